@@ -90,13 +90,12 @@ class Matrix:
         yield from self.interrupted("guest")
 
     def interrupted(self, user: str) -> Iterator[Row]:
-        place = self.root.check_out(user)
         for state, pattern in INTERRUPTIONS.items():
+            place = self.root.check_out(user)
             ended = self.root.run(*MAKE, "setup", user=user, until=place / pattern)
             yield self.row(user, state, "make setup", ended)
             yield self.make(user, f"after: {state}", "setup")
             yield self.works(user)
-            (place / ".venv/.ready").unlink()
 
     def works(self, user: str) -> Row:
         """What is there can be used."""

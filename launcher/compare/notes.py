@@ -185,7 +185,20 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
         return ()
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
     found = disagreement(slowest.exposed_comm_ms, interval, step_ms)
-    return (*full_memory(ranks), *([found] if found else []))
+    alone = [NEVER_COMMUNICATE] if never_communicate(measured, ranks) else []
+    return (*full_memory(ranks), *([found] if found else []), *alone)
+
+
+NEVER_COMMUNICATE = (
+    "its ranks don't communicate in the traced steps: to train one model together, wrap it in "
+    "DistributedDataParallel"
+)
+
+
+def never_communicate(measured: Measured, ranks: Sequence[RankFigures]) -> bool:
+    """Whether a program has several ranks, and the traces of all of them show no collective."""
+    shown = [(rank.wait_ms, rank.transfer_ms, rank.exposed_comm_ms.trace) for rank in ranks]
+    return measured.variant.kind.runs_program and len(ranks) > 1 and all(each == (0, 0, 0) for each in shown)
 
 
 def full_memory(ranks: Sequence[RankFigures]) -> Iterator[str]:

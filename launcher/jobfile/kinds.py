@@ -37,6 +37,8 @@ class JobKind:
     """What one of its variants is called where the fastest is named."""
     refusal: str
     """What to say of a key that it doesn't have."""
+    example: str
+    """A line of its job file that makes a second variant."""
 
 
 _OF_PROGRAMS = "applies to programs only (`script`, `module`)"
@@ -52,6 +54,7 @@ TRAINING = JobKind(
     has_time_limit=True,
     choice="split",
     refusal=_OF_PROGRAMS,
+    example='compare: {split: [even, "3:1"]}',
 )
 PROGRAM = JobKind(
     "program",
@@ -65,6 +68,7 @@ PROGRAM = JobKind(
     has_time_limit=False,
     choice="variant",
     refusal="applies to workloads only: a program sets this itself",
+    example='compare: {args: [[--batch, "64"], [--batch, "128"]]}',
 )
 MICRO_BENCHMARK = JobKind(
     "micro-benchmark",
@@ -78,6 +82,7 @@ MICRO_BENCHMARK = JobKind(
     has_time_limit=True,
     choice="variant",
     refusal=_OF_PROGRAMS,
+    example="compare: {precision: [fp32, bf16]}",
 )
 
 JOB_KINDS: Mapping[str, JobKind] = MappingProxyType(

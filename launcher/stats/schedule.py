@@ -24,9 +24,9 @@ windows it is so much that noise alone is as often (14 %) taken for a warm-up th
 
 ROUNDS = 3
 """Of a launch, while nothing is known of what launches and rounds scatter by: fewer say little about it."""
-MAX_KEPT_ROUNDS = 4000
+MAX_KEPT_ROUNDS = 2000
 """Of a program's launch on each rank; of more, a random sample, of about half as many at least. The standard
-error of the median round is then up to 2.8 % of the rounds' standard deviation (1.25 / √2000), for normal
+error of the median round is then up to 4 % of the rounds' standard deviation (1.25 / √1000), for normal
 noise."""
 
 TIMED_BEFORE_TRACE = 20

@@ -107,6 +107,7 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
         "facts": fact_lines(comparison) if comparison else [],
         "warnings": warning_lines(comparison.variants) if comparison else [],
         "knee": {"some": KNEE, "none": NO_KNEE},
+        "compare": comparison.variants[0].kind.example if comparison and comparison.variants else None,
         "bars": {
             "traced": TRACED_BARS,
             "timed": TIMED_BARS,

@@ -40,6 +40,8 @@ interface RunAnswer {
   facts: string[];
   warnings: string[];
   knee: KneeSentences;
+  /** A line of the job file that makes a second variant. */
+  compare: string | null;
   bars: BarSentences;
   metrics: Metric[];
   variants: PlannedVariant[];

@@ -48,9 +48,9 @@ def best_by_trying(
     return min((slowest(costs, split) for split in choices if sum(split) == batch), default=None)
 
 
-def test_no_split_beats_the_solvers_in_10_000_cases() -> None:
+def test_no_split_beats_the_solvers_in_3_000_cases() -> None:
     rng = random.Random(7)
-    for _ in range(10_000):
+    for _ in range(3_000):
         num_devices, batch = rng.randint(1, 3), rng.randint(1, 9)
         costs = rising_costs(rng, num_devices, batch)
         minima = [rng.choice([0, 1]) for _ in range(num_devices)]

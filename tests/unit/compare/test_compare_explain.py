@@ -1,6 +1,8 @@
 """Why a variant is slower: only what the figures of its ranks show."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,8 @@ from gpurun.launcher.compare.model import (
     TracedSteps,
     VariantResult,
 )
-from gpurun.launcher.compare.notes import disagreement
+from gpurun.launcher.compare.notes import disagreement, never_communicate
+from gpurun.launcher.jobfile.kinds import JOB_KINDS
 from tests.known import known
 from tests.unit.compare.test_compare_summary import result, sentence
 
@@ -364,3 +367,25 @@ def test_no_advice_to_balance_a_balanced_split(slow: RankFigures, advice: str) -
     said = sentence([replace(uneven, split_name="balanced")], {})
     assert said.endswith(f": {advice}")
     assert "split: balanced" not in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "comm_ms", "num", "said"),
+    [
+        ("program", (0.0, 0.0, 0.0), 2, True),
+        ("program", (0.0, 0.5, 0.0), 2, False),  # compute hides all of it
+        ("program", (None, None, 0.0), 2, False),
+        ("program", (0.0, 0.0, 0.0), 1, False),
+        ("training", (0.0, 0.0, 0.0), 2, False),
+    ],
+)
+def test_ranks_of_a_program_that_never_communicate_are_named(
+    kind: str, comm_ms: tuple[float | None, float | None, float], num: int, said: bool
+) -> None:
+    wait, transfer, exposed = comm_ms
+    comm = ExposedComm(trace=exposed)
+    ranks = [
+        replace(rank(i, 1, 9.0), wait_ms=wait, transfer_ms=transfer, exposed_comm_ms=comm) for i in range(num)
+    ]
+    measured: Any = SimpleNamespace(variant=SimpleNamespace(kind=JOB_KINDS[kind]))
+    assert never_communicate(measured, ranks) is said

@@ -25,8 +25,17 @@ class Module:
     """Relative to the repository."""
     name: str
     """Dotted, as it is imported: `gpurun.launcher.trace.diff`."""
-    text: str
-    tree: ast.Module
+    planted: str = ""
+    """The source of one that isn't in the repository."""
+
+    @cached_property
+    def text(self) -> str:
+        return self.planted or (ROOT / self.path).read_text()
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Parsed when it is asked for: all modules together take two seconds."""
+        return ast.parse(self.text)
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -69,8 +78,7 @@ def _module(path: Path) -> Module:
     relative = path.relative_to(ROOT)
     parts = relative.with_suffix("").parts
     name = ".".join(parts[1:] if parts[0] == "src" else ("gpurun", *parts)).removesuffix(".__init__")
-    text = path.read_text()
-    return Module(relative, name, text, ast.parse(text))
+    return Module(relative, name)
 
 
 def imports(module: Module) -> Iterator[Import]:
@@ -110,13 +118,13 @@ def _imported_by_name(node: ast.Call, importers: frozenset[str]) -> ast.expr | N
 def _attributes(module: Module) -> Iterator[Import]:
     """Modules used as attributes of an imported package: `import gpurun; gpurun.launcher.cli.main`."""
     packages = dict(_imported_packages(module))
-    for node in module.nodes:
+    for node in (node for node in module.nodes if isinstance(node, ast.Attribute)):
         name, *attributes = _chain(node)
-        if attributes and name in packages:
+        if name in packages:
             parts = [*packages[name].split("."), *attributes]
             used = next((end for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in modules()), 0)
             if used > packages[name].count(".") + 1:
-                yield Import(".".join(parts[:used]), getattr(node, "lineno", 0))
+                yield Import(".".join(parts[:used]), node.lineno)
 
 
 def _imported_packages(module: Module) -> Iterator[tuple[str, str]]:
@@ -168,7 +176,7 @@ def imported_by_variable(module: Module) -> list[int]:
 
 
 def planted(source: str) -> Module:
-    return Module(Path("launcher/x.py"), "gpurun.launcher.x", source, ast.parse(source))
+    return Module(Path("launcher/x.py"), "gpurun.launcher.x", source)
 
 
 def imported_by(source: str) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.kinds import JOB_KINDS, JobKind
 from gpurun.launcher.jobfile.load import load_job, load_text, program_job
 from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.plan.build import build_plan
@@ -179,3 +180,15 @@ def test_a_rank_that_there_will_not_be_can_not_be_shown(tmp_path: Path) -> None:
     Output().check(plan)
     with pytest.raises(SpecError, match="--only-rank 2: no variant has this rank; the ranks are 0 to 1"):
         Output(only_rank=2).check(plan)
+
+
+@pytest.mark.parametrize("kind", JOB_KINDS.values(), ids=list(JOB_KINDS))
+def test_what_is_proposed_to_compare_is_a_job(tmp_path: Path, kind: JobKind) -> None:
+    heads = {
+        "training": "workload: gpt\nglobal_batch: 8\ndevices: cpu:2",
+        "program": "script: train.py\ndevices: cpu:2",
+        "micro-benchmark": "workload: matmul\ndevices: cpu:1",
+    }
+    spec = load_job(job_file(tmp_path, f"{heads[kind.name]}\n{kind.example}\n"))
+    assert spec.kind == kind
+    assert len(build_plan(spec, Machine()).variants) == 2

@@ -15,7 +15,7 @@ from gpurun.launcher.worker import ORDER
 from gpurun.launcher.worker.accelerators import runtime
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
 from gpurun.launcher.worker.base.failure import is_out_of_memory
-from tests.unit.house.source import everything_imported, modules
+from tests.unit.house.source import imports, modules
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,8 +26,10 @@ def test_directories_of_the_worker_import_in_one_order() -> None:
     assert there == set(ORDER), "ORDER in launcher/worker/__init__.py must name what launcher/worker/ holds"
     above = [
         f"{module.path}:{imported.line}: imports {imported.module}"
-        for module, imported in everything_imported()
-        if module.name.startswith(room) and imported.module.startswith(room)
+        for module in modules().values()
+        if module.name.startswith(room)
+        for imported in imports(module)
+        if imported.module.startswith(room)
         if directory(module.name) in ORDER
         if ORDER.index(directory(module.name)) < ORDER.index(directory(imported.module))
     ]

@@ -89,7 +89,7 @@ def test_a_run_ends_when_all_is_decided(tmp_path: Path) -> None:
 
 
 def test_clear_losers_get_fewer_rounds_and_leave_when_that_is_established(tmp_path: Path) -> None:
-    case = with_budget(tmp_path, CLOSE).done()
+    case = with_budget(tmp_path, CLOSE, budget_s=70).done()
     first, *_, last = configs(case)
     assert [variant.rounds for variant in first.variants] == [None, None]
     dp = [config for config in configs(case) if config.strategy == "dp"]

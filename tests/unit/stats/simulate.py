@@ -22,6 +22,7 @@ from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.family import Family, bounded, holm, paired
 from gpurun.launcher.stats.launches import t_quantile
 from gpurun.launcher.stats.paired import hodges_lehmann, wilcoxon_interval
+from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.stats.sequential import ALPHA, detectable_percent, next_look, planned_looks
 from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
 from gpurun.launcher.units import Interval
@@ -193,7 +194,7 @@ def run_until_decided(model: Model, rng: np.random.Generator, budget_s: float) -
     values = model.values(rng, int(budget_s / model.seconds(2, 2)) + 2)
     family: dict[str, dict[int, float]] = {name: {} for name in names}
     looks: list[Look] = []
-    rounds, spent_s, launches = dict.fromkeys(names, model.rounds), 0.0, 0
+    rounds, spent_s, launches = dict.fromkeys(names, min(ROUNDS, model.rounds)), 0.0, 0
     while True:
         for name, number in rounds.items():
             family[name][launches] = float(values[launches, int(name), number - 1])

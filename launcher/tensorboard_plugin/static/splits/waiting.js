@@ -88,7 +88,7 @@ export function oneVariant(host, app) {
       'div',
       { class: 'state' },
       el('p', { class: 'muted' }, 'A second variant makes it a comparison; in the job file:'),
-      el('pre', {}, 'compare: {split: [even, "3:1"]}'),
+      el('pre', {}, app.run.answer.compare ?? ''),
     ),
     balancedPanels([variant]),
   );

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from gpurun.launcher.trace.analysis.collectives.call_records import (
     call_records,
     records_of_ranges,
 )
+from gpurun.launcher.trace.analysis.collectives.issuing_calls import Calls
 from gpurun.launcher.trace.analysis.steps import HostStep, Launched, step_at
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostKind, collective_kind
 from gpurun.launcher.trace.kineto.columns import HostRange, Trace
@@ -27,8 +27,6 @@ UNNAMED = "default"
 """The name of a group that the trace doesn't name."""
 BEGIN_NS = -(1 << 62)
 """Before every trace."""
-_COALESCED = ":coalesced"
-"""What torch calls the end of a group of calls."""
 DEFAULT_DESCRIPTION = "default_pg"
 """How torch describes the group of all ranks."""
 MAX_WORLD = 1 << 20
@@ -154,8 +152,6 @@ def _size(group: Mapping[str, Any], world: object) -> int | None:
 
 Message = tuple[str, int]
 """`send` or `recv`, and the other rank."""
-WHOLE_AND_SHARE = frozenset({"all_gather", "reduce_scatter"})
-"""Kinds with all data on one side and a rank's share of it on the other; the larger counts as their size."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +214,7 @@ def local_collectives(trace: Trace, work: Launched, steps: list[HostStep]) -> li
 
 def _on_gpu(trace: Trace, work: Launched, groups: ProcessGroups) -> list[LocalCollective]:
     gpu = trace.gpu
-    calls = _Calls(trace.of_kind(HostKind.COMM_CALL), groups)
+    calls = Calls(trace.of_kind(HostKind.COMM_CALL), groups.size)
     kernels = np.flatnonzero(gpu.kind == GpuKind.COMM).tolist()
     grouped = _grouped_calls(trace, work, calls, kernels)
     found = []
@@ -239,7 +235,7 @@ def _on_gpu(trace: Trace, work: Launched, groups: ProcessGroups) -> list[LocalCo
 
 
 def _grouped_calls(
-    trace: Trace, work: Launched, calls: _Calls, kernels: list[int]
+    trace: Trace, work: Launched, calls: Calls, kernels: list[int]
 ) -> dict[int, Sequence[CommFacts]]:
     """The calls that were grouped into one kernel, by its position.
 
@@ -294,7 +290,7 @@ def _of_group(
 def _on_cpu(trace: Trace, steps: list[HostStep], groups: ProcessGroups) -> list[LocalCollective]:
     ranges = trace.of_kind(HostKind.COMM)
     owners = step_at(steps, np.array([each.start for each in ranges], dtype=np.int64))
-    calls = _Calls(trace.of_kind(HostKind.COMM_CALL), groups)
+    calls = Calls(trace.of_kind(HostKind.COMM_CALL), groups.size)
     records = records_of_ranges(ranges, call_records(trace.header), trace.base_ns)
     return [
         _collective(_facts(each, record, calls), groups, (each.start, each.end, each.start), step, False)
@@ -302,7 +298,7 @@ def _on_cpu(trace: Trace, steps: list[HostStep], groups: ProcessGroups) -> list[
     ]
 
 
-def _facts(each: HostRange, record: CallRecord | None, calls: _Calls) -> CommFacts:
+def _facts(each: HostRange, record: CallRecord | None, calls: Calls) -> CommFacts:
     """What the recorded call says; else a message's peer, which may be among the call's arguments."""
     facts = CommFacts(collective_kind(each.name), each.num_bytes, None, None, None)
     if record is None:
@@ -328,93 +324,3 @@ def _collective(
         peer=groups.peer(facts),
         dtype=facts.dtype,
     )
-
-
-class _Calls:
-    """Finds the calls around a launch: they say what the kernel doesn't, as with RCCL and in older traces."""
-
-    def __init__(self, calls: list[HostRange], groups: ProcessGroups) -> None:
-        self.groups = groups
-        self.by_thread: dict[int, list[HostRange]] = {}
-        for call in sorted(calls, key=lambda call: call.start):
-            self.by_thread.setdefault(call.thread, []).append(call)
-
-    def complete(self, facts: CommFacts, thread: int, time_ns: int) -> CommFacts:
-        """The facts with what the calls around `time_ns` add to them."""
-        if facts.num_bytes is not None and facts.ranks is not None:
-            return facts
-        around = self._around(thread, time_ns)
-        for call in around:
-            if call.facts is not None:
-                facts = _filled(facts, call.facts)
-        return facts if facts.num_bytes is not None else self._sized(facts, around)
-
-    def named(self, thread: int, time_ns: int) -> bool:
-        """Whether a call that is more than the end of a group was open then."""
-        return any(not call.name.endswith(_COALESCED) for call in self._around(thread, time_ns))
-
-    def between(self, thread: int, first_ns: int, last_ns: int) -> list[CommFacts]:
-        """What the calls in between say; those that only name the kind of an inner one are left out."""
-        calls = [
-            call for call in self.by_thread.get(thread, []) if first_ns < call.start and call.end < last_ns
-        ]
-        facts = [call.facts for call in calls if call.facts is not None]
-        return [each for each in facts if each.group is not None] or facts
-
-    def peer_of(self, facts: CommFacts, each: HostRange) -> CommFacts:
-        """The facts on a send or receive on the CPU with its peer, which only the call has."""
-        if facts.kind not in POINT_TO_POINT:
-            return facts
-        calls = self._around(each.thread, each.start)
-        peers = [call.facts.group_peer for call in calls if call.facts and call.facts.kind == facts.kind]
-        return replace(facts, group_peer=peers[0]) if peers else facts
-
-    def _sized(self, facts: CommFacts, around: list[HostRange]) -> CommFacts:
-        """The facts with bytes and kind of the innermost call with known sizes, if there is one.
-
-        An outer call of an all-gather or a reduce-scatter may have both output and input.
-        """
-        around = [call for call in around if call.tensors]
-        if not around:
-            return facts
-        call = around[0]
-        kind = collective_kind(call.name)
-        if not call.name.startswith("nccl:") or kind == "other":
-            kind = facts.kind
-        facts = replace(facts, num_bytes=call.num_bytes, kind=kind)
-        if kind not in WHOLE_AND_SHARE:
-            return facts
-        pair = next((each.tensors for each in around if len(each.tensors) == 2), None)
-        if pair is not None:
-            return _from_pair(facts, pair)
-        return self._from_input(facts)
-
-    def _from_input(self, facts: CommFacts) -> CommFacts:
-        """Only the input is known: all of a reduce-scatter, but one rank's share of an all-gather."""
-        size = self.groups.size(facts)
-        if facts.kind != "all_gather" or facts.num_bytes is None:
-            return facts
-        return replace(facts, num_bytes=None if size is None else facts.num_bytes * size)
-
-    def _around(self, thread: int, time_ns: int) -> list[HostRange]:
-        """Calls around `time_ns`, the innermost first."""
-        calls = self.by_thread.get(thread, [])
-        last = bisect_right(calls, time_ns, key=lambda call: call.start)
-        near = reversed(calls[max(last - 8, 0) : last])
-        return [call for call in near if call.end >= time_ns]
-
-
-def _filled(facts: CommFacts, call: CommFacts) -> CommFacts:
-    """The facts, and what only the call has; a kernel's name says less than the name of its call."""
-    own = vars(facts)
-    missing = {name: value for name, value in vars(call).items() if own[name] is None}
-    is_vague = facts.kind in ("other", "send_recv") and call.kind != "other"
-    return replace(facts, **missing | ({"kind": call.kind} if is_vague else {}))
-
-
-def _from_pair(facts: CommFacts, pair: tuple[int, ...]) -> CommFacts:
-    """With the larger of output and input; its ratio to the smaller is the number of ranks."""
-    whole, share = max(pair), min(pair)
-    ratio = whole // share if whole % share == 0 else None
-    size = ratio if facts.group_size is None else facts.group_size
-    return replace(facts, num_bytes=whole, group_size=size)
