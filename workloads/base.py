@@ -5,8 +5,11 @@ write that down; any object with the same attributes will do, and those with a d
 
 The step that is measured is `loss(model(inputs), targets)`, its backward pass and the optimizer's step.
 `inputs` and `targets` may be tensors, tuples, lists, dicts and dataclasses of tensors, nested as you like;
-every tensor in them holds the samples along dimension 0. `model` is called with `inputs` as its only
-argument.
+every tensor in them holds the samples along dimension 0.
+
+`model` is called with `inputs` as its only argument, but a dict whose keys are all names of parameters of
+`forward` is passed as keyword arguments, and a tuple or list as positional arguments if `forward` can't be
+called with one.
 """
 
 import threading
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
-Batch = Callable[[int, "torch.Generator"], tuple[Any, Any]]
+Batch = Callable[[int, "torch.Generator"], Any]
 Loss = Callable[[Any, Any], "torch.Tensor"]
 
 
@@ -34,8 +37,12 @@ class Workload:
     All randomness must come from `generator`: then every rank draws the same batch, and takes its part of it.
     `None` where `dataset` is given.
     """
-    loss: Loss
-    """`loss(outputs, targets)` gives a scalar; on `dp` the outputs of all devices have been gathered."""
+    loss: Loss | None = None
+    """`loss(outputs, targets)` gives a scalar; on `dp` the outputs of all devices have been gathered.
+
+    `None` where the model computes it: as its only output, `outputs.loss` or `outputs["loss"]`. Then `batch`
+    and `dataset` give the inputs alone, and `count` gets those.
+    """
     optimizer: "Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None" = None
     """Makes the optimizer from the model's parameters. `None`: plain SGD with a learning rate of 0.001."""
     reduction: Literal["mean", "sum"] = "mean"

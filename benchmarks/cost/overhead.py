@@ -131,6 +131,9 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
             rank * half : (rank + 1) * half
         ].clone()
 
+    assert bare.loss is not None
+    loss_function = bare.loss
+
     def bare_ns(num_steps: int, first: int) -> float:
         batches = [draw(step) for step in range(first, first + num_steps)]
         with no_garbage_collection():
@@ -138,7 +141,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
             start = time.perf_counter_ns()
             for inputs, targets in batches:
                 optimizer.zero_grad()
-                loss = bare.loss(model(inputs), targets)
+                loss = loss_function(model(inputs), targets)
                 loss.backward()
                 optimizer.step()
             return (time.perf_counter_ns() - start) / num_steps

@@ -38,6 +38,8 @@ def rank_main(costs: Sequence[Sequence[float]], split: Sequence[int]) -> None:
     model = torch.nn.parallel.DistributedDataParallel(workload.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     assert workload.batch is not None
+    assert workload.loss is not None
+    loss_function = workload.loss
     inputs, targets = workload.batch(split[rank], torch.Generator().manual_seed(rank))
 
     def block_ms() -> float:
@@ -45,7 +47,7 @@ def rank_main(costs: Sequence[Sequence[float]], split: Sequence[int]) -> None:
         start = time.perf_counter()
         for _ in range(BLOCK_STEPS):
             optimizer.zero_grad()
-            workload.loss(model(inputs), targets).backward()
+            loss_function(model(inputs), targets).backward()
             optimizer.step()
         mean = torch.tensor((time.perf_counter() - start) / BLOCK_STEPS * 1000)
         dist.all_reduce(mean, op=dist.ReduceOp.MAX)

@@ -1,14 +1,17 @@
 """The command line: one table of commands. Only this package prints and exits."""
 
 import gc
+import os
 import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from gpurun.launcher import __version__
+from gpurun.launcher.cli.completion import VARIABLE, job_files, suggestions
 from gpurun.launcher.errors import GpurunError, Interrupted, SpecError
 
 
@@ -36,7 +39,9 @@ COMMANDS = {
     "capture": Entry("running", "capture", "Take profiler traces of a running job."),
     "logs": Entry("running", "logs", "Print what the ranks of a run have written."),
     "init": Entry("job_file", "init", "Write a commented job file to start from."),
+    "examples": Entry("job_file", "examples", "List, show or copy the examples that come with gpurun."),
     "schema": Entry("job_file", "schema", "Print the JSON Schema of job files, for editors."),
+    "completion": Entry("job_file", "completion", "Print what makes bash, zsh or fish complete commands."),
     "workloads": Entry("workloads", "workloads", "List the built-in workloads and their parameters."),
     "devices": Entry("workloads", "devices", "Show this machine's GPUs and CPU."),
     "selftest": Entry("selftest", "selftest", "Check that this machine's devices and links work."),
@@ -66,6 +71,12 @@ class Commands(click.Group):
         module = import_module(f"gpurun.launcher.cli.commands.{entry.module}")
         command = getattr(module, entry.function)
         return command if isinstance(command, click.Command) else None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands and, since `job` may be left out, job files."""
+        commands = super().shell_complete(ctx, incomplete)
+        files = job_files(ctx, self.params[0], incomplete)
+        return [*commands, *(file for file in files if file.type == "plain")] or files
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -136,6 +147,9 @@ def usage_message(error: click.ClickException) -> str:
 
 def main() -> None:
     """Runs the command; users' mistakes become a message and an exit code, ours keep their traceback."""
+    if request := os.environ.get(VARIABLE):
+        click.echo(suggestions(cli, request))
+        return
     gc.disable()  # imports make many objects and no garbage: looking for some is a tenth of the start-up
     try:
         code = cli.main(prog_name="gpurun", standalone_mode=False)

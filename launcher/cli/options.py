@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpurun.launcher.cli.completion import job_files, job_keys, run_directories
+
 if TYPE_CHECKING:
     from gpurun.launcher.nodes.rendezvous import NodeFlags
     from gpurun.launcher.trace.requested_tables import Table
@@ -36,8 +38,12 @@ class WholeNumber(click.ParamType[int]):
 
 JOB_METAVAR = "JOB.yaml"
 MISSING_JOB = f"missing argument {JOB_METAVAR}; `gpurun init` writes one"
-job_argument = click.argument("job", type=click.Path(path_type=Path), metavar=JOB_METAVAR)
-run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+job_argument = click.argument(
+    "job", type=click.Path(path_type=Path), metavar=JOB_METAVAR, shell_complete=job_files
+)
+run_argument = click.argument(
+    "run", type=click.Path(path_type=Path), metavar="RUN", shell_complete=run_directories
+)
 out_option = click.option(
     "--out", type=click.Path(path_type=Path), help="The run directory; default: runs/NAME/TIME."
 )
@@ -52,6 +58,7 @@ set_option = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=job_keys,
     help="Override a key of the job: steps.rounds=12.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout.")

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpurun.launcher.compare.figures.recorded import Measured
+from gpurun.launcher.compare.figures.recorded import Measured, steps_of_launches
 from gpurun.launcher.compare.figures.slowest import slowest_rank
-from gpurun.launcher.compare.figures.variant import ablation_interval_ms
+from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.plan.estimate import more_launches
@@ -40,6 +40,7 @@ def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tupl
     found += _few_launches(baseline, name, others, more)
     found += _within(within, baseline, others, more)
     found += _other_batches(baseline, others)
+    found += _within_launch(measured.values())
     return tuple(found)
 
 
@@ -149,6 +150,25 @@ def _within(within: int, baseline: Measured, others: list[Measured], more: str) 
     return [f"Verdicts hold for {these}; others may differ by more. To include that variation, set {more}."]
 
 
+def _within_launch(measured: Iterable[Measured]) -> list[str]:
+    """What the intervals of programs that ran once are made of."""
+    once = [one for one in measured if one.variant.kind.runs_program and one.counts and len(one.logs) == 1]
+    nums: dict[str, list[int]] = {}
+    for within in map(within_launch, once):
+        if len(within.parts_ms) > 1:
+            nums.setdefault(within.name, []).append(len(within.parts_ms))
+    if not nums:
+        return []
+    parts = [
+        plural(found[0], name) if len(set(found)) == 1 else f"{min(found)} to {plural(max(found), name)}"
+        for name, found in nums.items()
+    ]
+    return [
+        f"Intervals of step times have 95 % confidence within one launch ({' or '.join(parts)}); "
+        "other launches may differ by more."
+    ]
+
+
 def _other_batches(baseline: Measured, others: list[Measured]) -> list[str]:
     batch = baseline.variant.global_batch
     if all(one.variant.global_batch == batch for one in others):
@@ -181,12 +201,13 @@ APART_OF_STEP = 0.02
 def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float | None) -> tuple[str, ...]:
     """Findings about a variant, in addition to the warnings of its launches and traces."""
     slowest = slowest_rank(ranks)
+    launches = fewer_steps(measured)
     if slowest is None or step_ms is None:
-        return ()
+        return launches
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
     found = disagreement(slowest.exposed_comm_ms, interval, step_ms)
     alone = [NEVER_COMMUNICATE] if never_communicate(measured, ranks) else []
-    return (*full_memory(ranks), *([found] if found else []), *alone)
+    return (*launches, *full_memory(ranks), *([found] if found else []), *alone)
 
 
 NEVER_COMMUNICATE = (
@@ -199,6 +220,18 @@ def never_communicate(measured: Measured, ranks: Sequence[RankFigures]) -> bool:
     """Whether a program has several ranks, and the traces of all of them show no collective."""
     shown = [(rank.wait_ms, rank.transfer_ms, rank.exposed_comm_ms.trace) for rank in ranks]
     return measured.variant.kind.runs_program and len(ranks) > 1 and all(each == (0, 0, 0) for each in shown)
+
+
+def fewer_steps(measured: Measured) -> tuple[str, ...]:
+    """A finding where some launches of a program made less than half of the steps that others made."""
+    nums = [num for launch, num in steps_of_launches(measured.steps).items() if "~" not in launch]
+    nums += [0] * max(0, len(measured.wall_s) - len(nums))
+    if not measured.variant.kind.runs_program or 2 * min(nums, default=0) >= max(nums, default=0):
+        return ()
+    return (
+        f"its launches made {min(nums)} to {max(nums)} steps: if a later one goes on from what the first has "
+        "saved, give each its own directory: `{launch_dir}` in `args`, or $GPURUN_LAUNCH_DIR in the program",
+    )
 
 
 def full_memory(ranks: Sequence[RankFigures]) -> Iterator[str]:

@@ -60,7 +60,9 @@ def whole(least: int, most: int | None = None, *, below: int | None = None) -> K
     def parse(value: Any) -> int:
         if type(value) is not int:
             is_quoted = isinstance(value, str) and value.lstrip("+-").isdecimal()
-            raise expected("a whole number", value, "write it without quotes" if is_quoted else None)
+            is_float = isinstance(value, float) and value.is_integer()
+            hint = "write it without quotes" if is_quoted else f"write {value:.0f}" if is_float else None
+            raise expected("a whole number", value, hint)
         if value < least:
             raise expected(f"a whole number of at least {least}", value)
         if most is not None and value > most:
@@ -85,17 +87,26 @@ def number_of(*choices: int) -> Kind:
     return Kind(parse, {"type": "integer", "enum": list(choices)})
 
 
-def one_of(choices: Sequence[str], elsewhere: Mapping[str, str] = MappingProxyType({})) -> Kind:
+def one_of(
+    choices: Sequence[str],
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+    remedies: Mapping[str, str] = MappingProxyType({}),
+) -> Kind:
     """One of these words.
 
     Args:
+        choices: the words.
         elsewhere: the word for what others call by another name.
+        remedies: what to do instead, for words that look like a choice and are none.
     """
 
     def parse(value: Any) -> str:
         if isinstance(value, str) and value in choices:
             return value
-        hint = did_you_mean(elsewhere.get(value, value), choices) if isinstance(value, str) else None
+        hint = None
+        if isinstance(value, str):
+            near = did_you_mean(elsewhere.get(value, value), choices)
+            hint = remedies.get(value.lower(), near)
         raise expected(any_of(choices), value, hint)
 
     return Kind(parse, {"type": "string", "enum": list(choices)})

@@ -1,6 +1,7 @@
 """A job file in, a `JobSpec` out, or all of the file's mistakes at once."""
 
 import json
+import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -54,6 +55,9 @@ def _without_effect(source: Source, overrides: Sequence[str]) -> Iterator[Proble
 
 def _read(path: Path, overrides: Sequence[str]) -> Source:
     """The file; one that is no YAML doesn't hide the mistakes of the overrides."""
+    if path.suffix == ".py" and path.is_file():
+        program = shlex.quote(str(path))
+        raise SpecError(Problem(f"{path} is a program, not a job file", f"to run it: gpurun run {program}"))
     try:
         return read_source(path)
     except SpecError as error:

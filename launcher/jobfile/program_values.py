@@ -17,7 +17,7 @@ MAX_ARGS = 1000
 OWN_VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-        *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GPURUN_LAUNCH_DIR"),
         *(kind.visible_variable for kind in gpu_kinds() if kind.visible_variable is not None),
     }
 )
@@ -80,7 +80,9 @@ def parse_env(value: Any) -> dict[str, str]:
 
 def _variable(name: str, item: Any) -> str:
     if not name or "=" in name or "\x00" in name:
-        raise InvalidValue(f"expected the name of an environment variable, got {describe(name)}")
+        variable, equals, value = name.partition("=")
+        hint = f"write its name and its value apart: {variable}: {value}" if variable and equals else None
+        raise InvalidValue(f"expected the name of an environment variable, got {describe(name)}", hint)
     if name in OWN_VARIABLES:
         raise InvalidValue(
             f"{name} can't be set: gpurun sets it for every rank", "remove it; `devices` chooses the devices"

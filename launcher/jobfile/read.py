@@ -112,8 +112,7 @@ def _value(key: Key, value: Any, path: Path, mistakes: list[Mistake]) -> Any:
 
 def _several(kind: ListOf, value: Any, path: Path, mistakes: list[Mistake]) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        is_one = value is not None and not isinstance(value, dict)
-        hint = f"put what varies in brackets: [{shorten(str(value))}]" if is_one else None
+        hint = f"put what varies in brackets: [{shorten(flow_text(value))}]" if value is not None else None
         raise expected("a list", value, hint)
     if kind.check is not None:
         kind.check(value)

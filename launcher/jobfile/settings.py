@@ -26,6 +26,11 @@ _DTYPES = {"float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp3
     "half": "fp16",
 }
 """Precisions by torch's names."""
+_NOT_STRATEGIES = dict.fromkeys(
+    ("fsdp", "fsdp2", "zero", "deepspeed", "ddp2", "tp", "pp"),
+    "a program that uses it can be timed as it is: `gpurun run train.py`",
+)
+"""What is no choice, however near its name is to one."""
 SPLIT = Kind(
     values.parse_split,
     {
@@ -78,7 +83,7 @@ class Settings:
         None, kinds=frozenset({PROGRAM}), is_task=True
     )
     """Like `script`, by its module's name as for `python -m`: `package.train`."""
-    strategy: Annotated[str, one_of(IN_JOBS)] = setting(
+    strategy: Annotated[str, one_of(IN_JOBS, remedies=_NOT_STRATEGIES)] = setting(
         "ddp",
         compare=f"Strategies to compare: {', '.join(f'`{name}`' for name in IN_JOBS)}.",
         baseline="The baseline's strategy.",
@@ -231,7 +236,7 @@ class Settings:
         absent=(),
         check_list=program.check_args_list,
     )
-    """Arguments of the program: `[--epochs, "1"]`."""
+    """Arguments of the program: `[--epochs, "1"]`; `{launch_dir}` is replaced by its launch's directory."""
     env: Annotated[Mapping[str, str], ENV] = setting(
         {},
         compare="Environments of the program to compare: a list of mappings, each merged into the `env` at "

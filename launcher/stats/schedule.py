@@ -24,9 +24,9 @@ windows it is so much that noise alone is as often (14 %) taken for a warm-up th
 
 ROUNDS = 3
 """Of a launch, while nothing is known of what launches and rounds scatter by: fewer say little about it."""
-MAX_KEPT_ROUNDS = 4000
+MAX_KEPT_ROUNDS = 2000
 """Of a program's launch on each rank; of more, a random sample, of about half as many at least. The standard
-error of the median round is then up to 2.8 % of the rounds' standard deviation (1.25 / √2000), for normal
+error of the median round is then up to 4 % of the rounds' standard deviation (1.25 / √1000), for normal
 noise."""
 
 TIMED_BEFORE_TRACE = 20
@@ -75,10 +75,10 @@ def only_warmup_text(num_steps: int, warmup: int) -> str:
     return f"{many}, all warm-up; nothing was timed. Run more than {warmup_maximum(warmup)} steps."
 
 
-def not_steady_text(num_steps: int, shown: int) -> str:
-    """What to say of a program that ended before its steps were steady, and of which some are shown."""
-    which = f"the times are those of the last {shown}"
-    return f"only {num_steps} steps, which did not settle: {which}; run more steps"
+def short_text(num_steps: int, shown: int, has_settled: bool) -> str:
+    """What to say of a program that ended before or soon after its steps were steady: some are shown."""
+    how = "" if has_settled else ", which did not settle"
+    return f"only {num_steps} steps{how}: the times are those of the last {shown}; run more steps"
 
 
 def warmup_minimum(warmup: int, window: int = WINDOW_STEPS) -> int:

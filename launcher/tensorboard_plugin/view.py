@@ -107,7 +107,7 @@ def serve() -> None:
 
     from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
 
-    plugins = [each for each in default.get_plugins() if each is not GpurunPlugin]
+    plugins = [each for each in default.get_plugins() if not each.__module__.startswith("gpurun.")]
 
     def server(app: WsgiApp, flags: Any) -> Any:
         return program.create_port_scanning_werkzeug_server(with_fonts(app, flags.path_prefix), flags)

@@ -20,6 +20,8 @@ def test_every_table_fits_and_has_its_figures(open_tab: OpenTab, width: int, dar
         tab.find(f"[data-key='table:{kind}'][aria-pressed=true]").wait_for()
         tab.drawn("tables")
         assert tab.widths() == (width, width), "the page must not scroll sideways"
+        cut = "all => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)"
+        assert tab.find(".requested td.right").evaluate_all(cut) == []
         tab.watched.shoot(f"tables-{kind}-{width}-{'dark' if dark else 'light'}")
     expect(tab.find("main")).to_contain_text("Gains don't add up")
     expect(tab.find(".requested .total").first).to_contain_text("all, 12 steps")

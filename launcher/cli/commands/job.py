@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpurun.launcher.cli.completion import job_files
 from gpurun.launcher.cli.options import (
     JOB_METAVAR,
     MISSING_JOB,
@@ -30,7 +31,13 @@ MISSING_RUN = (
 
 
 @click.command("job")
-@click.argument("job_file", type=click.Path(path_type=Path), metavar="[JOB.yaml]", required=False)
+@click.argument(
+    "job_file",
+    type=click.Path(path_type=Path),
+    metavar="[JOB.yaml]",
+    required=False,
+    shell_complete=job_files,
+)
 @out_option
 @click.option(
     "--resume",

@@ -1,10 +1,13 @@
-"""`gpurun init` and `gpurun schema`: writing job files."""
+"""`gpurun init`, `examples`, `schema` and `completion`: what helps to write job files and commands."""
 
+import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from gpurun.launcher.cli.completion import SHELLS, completer
 from gpurun.launcher.cli.output import show_json
 from gpurun.launcher.errors import SpecError
 
@@ -17,8 +20,9 @@ def init(path: Path, force: bool) -> None:
 
     Example: gpurun init job.yaml
     """
-    from gpurun.launcher.jobfile.docs.template import job_template
-    from gpurun.launcher.rundir.files import no_directory, write_bytes
+    from gpurun.launcher.jobfile.docs.schema import job_schema
+    from gpurun.launcher.jobfile.docs.template import SCHEMA_FILE, job_template
+    from gpurun.launcher.rundir.files import no_directory, write_bytes, write_json
 
     if path.exists() and not force:
         raise SpecError(f"{path} exists; --force overwrites it")
@@ -26,7 +30,97 @@ def init(path: Path, force: bool) -> None:
         command = f"mkdir -p {shlex.quote(str(path.parent))}"
         raise SpecError(f"{no_directory(path.parent)} first: {command}")
     write_bytes(path, job_template().encode())
-    click.echo(f"wrote {path}; next: gpurun check {path}, then: gpurun {path}")
+    write_json(path.parent / SCHEMA_FILE, job_schema())
+    click.echo(
+        f"wrote {path}, and {path.parent / SCHEMA_FILE} for editors\n"
+        f"next: gpurun check {path}, then: gpurun {path}"
+    )
+
+
+@click.command()
+@click.argument("names", metavar="[NAME...]", nargs=-1, shell_complete=lambda *_: example_names())
+@click.option("--copy", type=click.Path(path_type=Path), metavar="DIR", help="Copy them to DIR instead.")
+def examples(names: tuple[str, ...], copy: Path | None) -> None:
+    """List the examples that come with gpurun, show some, or copy them.
+
+    A job file is copied with the programs that it names; without a NAME, all are copied.
+
+    Example: gpurun examples --copy examples
+    """
+    from gpurun.launcher.units import plural
+
+    found = [named_example(name) for name in names]
+    if copy is not None:
+        written = copy_examples(found or example_names(), copy)
+        click.echo(f"wrote {plural(len(written), 'file')}; next: gpurun {written[0]}")
+    elif names:
+        click.echo("\n\n".join((examples_directory() / name).read_text().rstrip() for name in found))
+    else:
+        width = max(map(len, example_names()))
+        click.echo("\n".join(f"{name:{width}}  {subject(name)}" for name in example_names()))
+        click.echo("\nTo show one: gpurun examples NAME; to copy all: gpurun examples --copy examples")
+
+
+def examples_directory() -> Path:
+    """Part of the package: in a checkout a link to `examples/`."""
+    import gpurun
+
+    return Path(gpurun.__file__).parent / "examples"
+
+
+def example_names() -> list[str]:
+    """Paths below the directory, job files first."""
+    root = examples_directory()
+    found = (
+        path for pattern in ("*.yaml", "*/*.yaml", "*.py", "*/*.py") for path in sorted(root.glob(pattern))
+    )
+    return [path.relative_to(root).as_posix() for path in found]
+
+
+def named_example(name: str) -> str:
+    """The example of that name, with or without directory and ending; job files come first.
+
+    Raises:
+        SpecError: there is none.
+    """
+    from gpurun.launcher.jobfile.yaml.describe import nearest
+
+    known = {key: one for one in reversed(example_names()) for key in (Path(one).stem, Path(one).name, one)}
+    if name not in known:
+        near = nearest(name, known)
+        hint = f"did you mean {near}?" if near else "`gpurun examples` lists them"
+        raise SpecError(f"there is no example {name!r}; {hint}")
+    return known[name]
+
+
+def subject(name: str) -> str:
+    """The first sentence of a job file's comment, or of a program's docstring."""
+    first = (examples_directory() / name).read_text().partition("\n")[0].strip('#" ')
+    return re.split(r"(?<=[.?])\s+(?=[A-Z])|:\s{2,}", first)[0].rstrip(":.")
+
+
+def copy_examples(names: Sequence[str], directory: Path) -> list[Path]:
+    """Copies examples and the programs that they name; the files that were written.
+
+    Raises:
+        SpecError: one of them is there already.
+        MachineError: the directory can't be written.
+    """
+    from gpurun.launcher.rundir.files import write_bytes
+
+    wanted = list(dict.fromkeys(file for name in names for file in (name, *programs_of(name))))
+    if existing := [directory / file for file in wanted if (directory / file).exists()]:
+        raise SpecError(f"{existing[0]} exists; choose another directory")
+    for file in wanted:
+        write_bytes(directory / file, (examples_directory() / file).read_bytes())
+    return [directory / file for file in wanted]
+
+
+def programs_of(name: str) -> list[str]:
+    """The examples next to a job file that it names as its program or workload."""
+    job = examples_directory() / name
+    named = re.findall(r"^(?:script|workload): (\w+\.py)", job.read_text(), re.MULTILINE)
+    return [Path(name).with_name(file).as_posix() for file in named if job.with_name(file).exists()]
 
 
 @click.command()
@@ -38,3 +132,16 @@ def schema() -> None:
     from gpurun.launcher.jobfile.docs.schema import job_schema
 
     show_json(job_schema())
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS), metavar="|".join(SHELLS))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the lines that make a shell complete commands, options, job files, runs and keys.
+
+    Those for zsh belong in ~/.zshrc, after compinit; for fish in ~/.config/fish/completions/gpurun.fish.
+
+    Example: gpurun completion bash >> ~/.bashrc
+    """
+    click.echo(completer(ctx.find_root().command, shell).source())

@@ -26,8 +26,10 @@ class ProgramCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            option = error.option_name
-            raise SpecError(f"gpurun run has no option {option}; the program's own go after `--`") from None
+            near = f"did you mean {error.possibilities[0]}? Else " if error.possibilities else ""
+            raise SpecError(
+                f"gpurun run has no option {error.option_name}; {near}the program's own options go after `--`"
+            ) from None
 
 
 @click.command("run", cls=ProgramCommand)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpurun.launcher.cli.completion import launch_ids
 from gpurun.launcher.cli.options import WholeNumber, json_option, parse_ranks, run_argument
 from gpurun.launcher.cli.output import show_json
 
@@ -71,7 +72,12 @@ def capture(run: Path, steps: int, ranks: tuple[int, ...] | None, timeout_s: flo
 @click.command()
 @run_argument
 @click.option("--rank", type=WholeNumber(0), help="Only this rank; default: all.")
-@click.option("--launch", metavar="ID", help="Which launch of the run; default: the newest.")
+@click.option(
+    "--launch",
+    metavar="ID",
+    help="Which launch of the run; default: the newest.",
+    shell_complete=launch_ids,
+)
 @click.option("--follow", "-f", is_flag=True, help="Print new lines as they appear, until the run ends.")
 def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
     """Print what the ranks of a run have written, each line with its rank.

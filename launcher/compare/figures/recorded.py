@@ -17,10 +17,17 @@ from gpurun.launcher.rundir.records import (
     elapsed_s,
 )
 from gpurun.launcher.stats.paired import round_step_ns
-from gpurun.launcher.stats.schedule import MAX_KEPT_ROUNDS, WINDOW_STEPS, not_steady_text, sampled_text
+from gpurun.launcher.stats.schedule import (
+    MAX_KEPT_ROUNDS,
+    WINDOW_STEPS,
+    sampled_text,
+    short_text,
+)
 
 LEAST_STEPS = 4
 """Half of fewer steps says nothing."""
+LEAST_TIMED = 6
+"""So many values give an interval of their median."""
 RoundKey = tuple[str, int]
 """Launch and round number."""
 
@@ -64,14 +71,19 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     status = run.read_status(variant.id)
     steps: Mapping[int, Sequence[StepRecord]] = run.read_steps(variant.id)
     timed = round_times(steps, world_size, "timed")
-    unsteady = None
-    if variant.kind.runs_program and not timed and status is not None:
-        steps, unsteady = last_half(steps)
+    unsteady: str | None = None
+    short: tuple[str, ...] = ()
+    if variant.kind.runs_program and status is not None:
+        was_timed, (steps, text) = bool(timed), last_half(steps)
         timed = round_times(steps, world_size, "timed")
+        if was_timed:
+            short = (text,) if text else ()
+        else:
+            unsteady = text
     damage = run.damage(variant.id)
     facts = run.read_facts(variant.id)
     sampled = sample_of_steps(steps) if variant.kind.runs_program else ()
-    facts = replace(facts, warnings=(*facts.warnings, *damage, *sampled))
+    facts = replace(facts, warnings=(*facts.warnings, *damage, *sampled, *short))
     balance = None if variant.split else run.read_balance(variant.id)
     if status is not None and status.status == "ok" and unsteady:
         status = VariantStatus("unsteady", unsteady)
@@ -100,19 +112,26 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
 def last_half(
     steps: Mapping[int, Sequence[StepRecord]],
 ) -> tuple[Mapping[int, Sequence[StepRecord]], str | None]:
-    """Of a program whose steps were all warm-up, the last half of each launch as timed steps; what to say.
+    """Of a program that ended in its warm-up or soon after, the last half of each launch as timed steps.
 
-    Most of the warm-up is over by then, but nothing shows that all of it is.
+    Most of the warm-up is over by then, but without timed steps nothing shows that all of it is. Also returns
+    what to say of it; `None` of a program that had enough timed steps in any launch.
     """
-    halves = {
-        launch: range(num // 2, num)
-        for launch, num in _steps_of_launches(steps).items()
-        if num >= LEAST_STEPS
-    }
+    nums = steps_of_launches(steps)
+    if any(num_timed(of_rank, launch) >= LEAST_TIMED for launch in nums for of_rank in steps.values()):
+        return steps, None
+    halves = {launch: range(num // 2, num) for launch, num in nums.items() if num >= LEAST_STEPS}
     found = {rank: [_timed_from(step, halves) for step in of_rank] for rank, of_rank in steps.items()}
-    shown = {step.step for of_rank in found.values() for step in of_rank if step.kind == "timed"}
-    num = max((step.step + 1 for of_rank in steps.values() for step in of_rank), default=0)
-    return found, not_steady_text(num, len(shown)) if shown else None
+    of_short = [step for of_rank in found.values() for step in of_rank if step.launch in halves]
+    shown = {step.step for step in of_short if step.kind == "timed"}
+    has_settled = any(step.kind == "timed" for of_rank in steps.values() for step in of_rank)
+    num = max((step.step + 1 for step in of_short), default=0)
+    return found, short_text(num, len(shown), has_settled) if shown else None
+
+
+def num_timed(steps: Iterable[StepRecord], launch: str) -> int:
+    """How many steps of one rank were timed in a launch."""
+    return sum(step.launch == launch and step.kind == "timed" for step in steps)
 
 
 def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
@@ -138,7 +157,7 @@ def _may_be_sample(steps: Sequence[StepRecord]) -> bool:
     return any(step.step >= MAX_KEPT_ROUNDS * WINDOW_STEPS for step in steps)
 
 
-def _steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, int]:
+def steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, int]:
     """How many steps all ranks have of each launch."""
     found: dict[str, int] = {}
     for of_rank in steps.values():

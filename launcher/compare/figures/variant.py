@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from types import MappingProxyType
 
@@ -26,7 +26,13 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
 from gpurun.launcher.stats.family import components
 from gpurun.launcher.stats.launches import t_interval
-from gpurun.launcher.stats.paired import hodges_lehmann, median_interval, round_differences, wilcoxon_interval
+from gpurun.launcher.stats.paired import (
+    hodges_lehmann,
+    median_interval,
+    order_rank,
+    round_differences,
+    wilcoxon_interval,
+)
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval
 from gpurun.launcher.strategies import STRATEGIES, Reach
 from gpurun.launcher.units import GIB, Interval
@@ -59,12 +65,35 @@ def _step_time(variant: str, differences: Differences) -> StepTime | None:
 
 
 def _step_interval(measured: Measured, values: Sequence[float], middle_ms: float) -> Interval | None:
-    """95 %: of the mean over launches, by their scatter; of a single launch's median round."""
+    """95 %: of the mean over launches, by their scatter; of a single launch by `within_launch`."""
     if len(values) > 1:
         low, high = t_interval([value - fmean(values) for value in values], CI_ALPHA) or (0.0, 0.0)
         return middle_ms * math.exp(low), middle_ms * math.exp(high)
-    rounds_ms = median_interval([time.step_ns / 1e6 for time in measured.timed], CI_ALPHA)
-    return rounds_ms and (min(rounds_ms[0], middle_ms), max(rounds_ms[1], middle_ms))
+    parts_ms = within_launch(measured).parts_ms
+    interval = median_interval(parts_ms, CI_ALPHA) or t_interval(parts_ms, CI_ALPHA)
+    return interval and (min(interval[0], middle_ms), max(interval[1], middle_ms))
+
+
+@dataclass(frozen=True)
+class WithinLaunch:
+    """What the interval of a step is made of where there is a single launch."""
+
+    parts_ms: tuple[float, ...]
+    name: str
+    """`round` or `step`."""
+
+
+def within_launch(measured: Measured) -> WithinLaunch:
+    """The rounds; of a program that is too short for an interval of their median, its steps."""
+    rounds_ms = tuple(time.step_ns / 1e6 for time in measured.timed)
+    if order_rank(len(rounds_ms), CI_ALPHA) or not measured.variant.kind.runs_program:
+        return WithinLaunch(rounds_ms, "round")
+    by_step: dict[tuple[str, int], list[int]] = {}
+    for rank in measured.steps:
+        for step in timed_steps(measured, rank):
+            by_step.setdefault((step.launch, step.step), []).append(step.step_ns)
+    whole = [times for times in by_step.values() if len(times) == len(measured.steps)]
+    return WithinLaunch(tuple(max(times) / 1e6 for times in whole), "step")
 
 
 def launch_ms(measured: Measured, differences: Differences) -> tuple[float, ...]:

@@ -2,24 +2,28 @@
 
 from gpurun.launcher.strategies import IN_JOBS
 
+SCHEMA_FILE = "gpurun.schema.json"
+"""What the first line names: a file next to the job file."""
+
 
 def job_template() -> str:
     """Text of a commented job file."""
-    return _TEMPLATE.replace("STRATEGIES", " | ".join(IN_JOBS))
+    return _TEMPLATE.replace("STRATEGIES", " | ".join(IN_JOBS)).replace("SCHEMA", SCHEMA_FILE)
 
 
 _TEMPLATE = """\
+# yaml-language-server: $schema=SCHEMA
 # A job for gpurun. `gpurun check FILE` prints its plan, `gpurun FILE` runs it.
-# All keys: docs/job-file.md, or `gpurun schema` for your editor.
+# An editor with support for YAML completes and explains all keys, by the schema in the first line.
 
 workload: gpt              # `gpurun workloads` lists more; your own: train.py:build or package.module:build
-params: {}                 # arguments of the workload's function, by name
+params: {layers: 2, width: 128}  # arguments of the workload's function, by name; {} is GPT-2 small
 devices: auto              # all GPUs, or two CPU devices; cpu:4 | cuda | [cuda:0, cuda:1]
 global_batch: 64           # samples per optimizer step, over all devices
 precision: fp32            # fp64 | fp32 | tf32 | bf16 | fp16
 
 compare:                   # every combination of these is measured
-  strategy: [ddp]          # STRATEGIES
+  strategy: [ddp, dp]      # STRATEGIES
   split:                   # samples per device
     - even                 # as torch.chunk cuts the batch
     # - [48, 16]           # one number per device; must add up to global_batch

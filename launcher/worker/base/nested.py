@@ -1,12 +1,12 @@
 """Nested inputs and outputs: cut along the samples, moved, and put together again.
 
-A tree is a tensor, or a tuple, list, dict, named tuple or dataclass of trees; anything else in it is passed
-on unchanged. The samples lie along dimension 0 of every tensor; a tensor without dimensions belongs to all.
+A tree is a tensor, or a tuple, list, mapping, named tuple or dataclass of trees; anything else in it is
+passed on unchanged. The samples lie along dimension 0 of every tensor; one without dimensions belongs to all.
 """
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
         return type(tree)(*(map_tensors(function, item) for item in tree))
     if isinstance(tree, tuple | list):
         return type(tree)(map_tensors(function, item) for item in tree)
-    if isinstance(tree, dict):
+    if isinstance(tree, MutableMapping):
         mapped = copy.copy(tree)  # keeps a subclass's own state, such as a default factory
         for key, item in tree.items():
             mapped[key] = map_tensors(function, item)

@@ -29,8 +29,10 @@ def watch_steps(recorder: StepRecorder) -> ExitStack:
     return hooks
 
 
-def keep_groups_alive() -> None:
+def keep_groups_alive() -> Callable[[], bool]:
     """Keeps gloo's process groups from being destructed before the process ends.
+
+    Returns whether there has been a group, as a function to call at the end.
 
     A DDP model that outlives `destroy_process_group` holds the last reference. Its end destructs the group
     with the GIL held, which joins a thread of gloo that may be waiting for the GIL: the rank hangs forever
@@ -47,6 +49,7 @@ def keep_groups_alive() -> None:
 
     for module in (distributed_c10d, torch.distributed):
         module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
+    return lambda: bool(kept) or distributed_c10d.is_initialized()
 
 
 def watch_skipped_steps(recorder: StepRecorder) -> Callable[[], None]:

@@ -3,8 +3,8 @@
 import os
 import random
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,6 +28,11 @@ NO_STEPS = (
     "in a loop without an optimizer, mark each step: `with gpurun.step():`"
 )
 
+NO_GROUP = (
+    "the ranks made no process group; unless they communicate without torch, each trained its own model. "
+    "Call `torch.distributed.init_process_group`, and wrap the model in `DistributedDataParallel`"
+)
+
 
 @dataclass
 class ProgramRank:
@@ -38,6 +43,8 @@ class ProgramRank:
     run: RunDir
     recorder: StepRecorder
     pid: int
+    has_had_group: Callable[[], bool]
+    """Whether the program has made a process group."""
 
     def execute(self) -> int:
         """Runs the program to its end, whatever that is; the exit code."""
@@ -84,6 +91,8 @@ class ProgramRank:
             warnings.append(
                 f"no trace: it covers steps {tracer.first + 1} to {last}, and the program must run one more"
             )
+        if steps.count and self.config.world_size > 1 and not self.has_had_group():
+            warnings.append(NO_GROUP)
         if steps.num_skipped:
             warnings.append(f"the GradScaler skipped {steps.num_skipped} of {steps.count} steps (not timed)")
         code = code_hashes(self.config.job_dir)
@@ -98,6 +107,7 @@ def main(argv: Sequence[str]) -> None:
     config, rank = read_json(Path(argv[0]), ProgramConfig), int(argv[1])
     run = RunDir(Path(config.run_dir))
     join_launch(config, run)
+    config = with_own_directory(config, run)
     set_threads()
     seed(config.seed)
     capture = StepCapture(run, config.launch, rank, open_block(run, config.launch, rank))
@@ -105,9 +115,9 @@ def main(argv: Sequence[str]) -> None:
     hooks = watch_steps(recorder)
     # DataLoader workers and other children aren't ranks; what they write would corrupt the rank's records.
     os.register_at_fork(after_in_child=recorder.abandon)
-    keep_groups_alive()
+    has_had_group = keep_groups_alive()
     recorder.report_progress()
-    program = ProgramRank(config, rank, run, recorder, os.getpid())
+    program = ProgramRank(config, rank, run, recorder, os.getpid(), has_had_group)
     code = program.execute()
     hooks.close()
     try:
@@ -124,6 +134,17 @@ def join_launch(config: ProgramConfig, run: RunDir) -> None:
     os.environ["MASTER_PORT"] = str(await_port(run.rendezvous(config.launch)))
     stay_on_this_machine()
     os.environ.pop("OPENBLAS_NUM_THREADS", None)  # meant for the server
+
+
+def with_own_directory(config: ProgramConfig, run: RunDir) -> ProgramConfig:
+    """The configuration with a directory for what the program saves, which no other launch finds there.
+
+    It is in the environment, and in place of `{launch_dir}` in the arguments.
+    """
+    directory = run.program_files(config.launch)
+    directory.mkdir(parents=True, exist_ok=True)
+    os.environ["GPURUN_LAUNCH_DIR"] = str(directory)
+    return replace(config, args=tuple(arg.replace("{launch_dir}", str(directory)) for arg in config.args))
 
 
 def set_threads() -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Sampler, default_collate
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.units import plural
+from gpurun.launcher.worker.base import nested
 from gpurun.launcher.worker.base.nested import Tree, join_rows, map_tensors, row_counts, take_rows, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
 from gpurun.launcher.worker.base.user_error import SourceLine, UserError, place_of, users_code
@@ -37,8 +38,13 @@ class MicroBatch:
     targets: Tree
     chunks: tuple[int, ...]
     """Samples per device of this process, in the order in which they lie; 0 for a device that has no more."""
-    count: int
-    """Over how many a mean loss of this micro-batch averages: its samples, or its valid targets."""
+    counts: tuple[int, ...]
+    """Over how many a mean loss on each chunk averages: its samples, or its valid targets."""
+
+    @property
+    def count(self) -> int:
+        """Over how many a mean loss of this micro-batch averages."""
+        return sum(self.counts)
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,7 @@ class BatchSource:
             self.micro_batch(inputs, targets, rows)
             for rows in micro_rows(variant.split, variant.accumulate, layout.devices)
         )
-        return LoadedStep(micro_batches, count_targets(self.workload, targets, sum(variant.split)))
+        return LoadedStep(micro_batches, count_targets(self.workload, inputs, targets, sum(variant.split)))
 
     def whole(self, num_samples: int, step: int) -> LoadedStep:
         inputs, targets = self.draw(num_samples, step)
@@ -175,7 +181,7 @@ class BatchSource:
         assert batch is not None
         with users_code(f"batch({size}, generator) failed", "(inputs, targets)", place_of(batch)):
             drawn = batch(size, step_generator(self.seed, step))
-        inputs, targets = checked_batch(drawn, size, "batch(size, generator)", place_of(batch))
+        inputs, targets = checked_batch(self.workload, drawn, size, "batch(size, generator)", place_of(batch))
         return self.layout.arranged(inputs), self.layout.arranged(targets)
 
     def micro_batch(self, inputs: Tree, targets: Tree, rows: Sequence[Rows]) -> MicroBatch:
@@ -184,9 +190,7 @@ class BatchSource:
         parts = [join_rows([take_rows(tree, *pair) for pair in used]) for tree in (inputs, targets)]
         if self.layout.pin:
             parts = [map_tensors(pinned, part) for part in parts]
-        chunks = tuple(stop - start for start, stop in rows)
-        count = count_targets(self.workload, parts[1], sum(chunks))
-        return MicroBatch(parts[0], parts[1], chunks, count)
+        return micro_batch(self.workload, parts[0], parts[1], tuple(stop - start for start, stop in rows))
 
 
 class IndexFeed(Sampler[list[int]]):
@@ -312,42 +316,64 @@ class DatasetSource:
 
     def micro_batch(self, batch: Any, chunks: tuple[int, ...]) -> MicroBatch:
         size = sum(chunks)
-        inputs, targets = checked_batch(batch, size, "a batch of the dataset", self.place)
-        return MicroBatch(inputs, targets, chunks, count_targets(self.workload, targets, size))
+        inputs, targets = checked_batch(self.workload, batch, size, "a batch of the dataset", self.place)
+        return micro_batch(self.workload, inputs, targets, chunks)
 
 
-def count_targets(workload: Workload, targets: Tree, num_samples: int) -> int:
-    """Over how many a mean loss on these targets averages.
+def micro_batch(workload: Workload, inputs: Tree, targets: Tree, chunks: tuple[int, ...]) -> MicroBatch:
+    """The samples of all chunks, with what the loss of each averages over."""
+    if workload.count is None:
+        return MicroBatch(inputs, targets, chunks, chunks)
+    parts = zip(*(nested.split_rows(tree, chunks) for tree in (inputs, targets)), chunks, strict=True)
+    counts = (count_targets(workload, *part) if part[-1] else 0 for part in parts)
+    return MicroBatch(inputs, targets, chunks, tuple(counts))
+
+
+def count_targets(workload: Workload, inputs: Tree, targets: Tree, num_samples: int) -> int:
+    """Over how many a mean loss on these samples averages; a model's own loss has its targets in the inputs.
 
     Raises:
         UserError: `count` raised, or gave no number.
     """
     if workload.count is None:
         return num_samples
-    place = partial(place_of, workload.count)  # looked up only on failure: it takes time
-    with users_code("count(targets) failed", "the number of valid targets", place):
-        return int(workload.count(targets))
+    with users_code(
+        "count(targets) failed", "the number of valid targets", partial(place_of, workload.count)
+    ):
+        return int(workload.count(inputs if workload.loss is None else targets))
 
 
-def checked_batch(batch: Any, size: int, what: str, place: SourceLine | None) -> tuple[Tree, Tree]:
+def checked_batch(
+    workload: Workload, batch: Any, size: int, what: str, place: SourceLine | None
+) -> tuple[Tree, Tree]:
     """`batch`, if it is a pair of trees of CPU tensors with `size` samples each.
+
+    Where the model computes its loss, the whole batch is the inputs, and there are no targets.
 
     Raises:
         UserError: it is something else.
     """
+    if workload.loss is None:
+        check_samples("inputs", batch, size, what, place)
+        return batch, None
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         got = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
         raise UserError(f"{what} must be a pair", expected="(inputs, targets)", got=got, place=place)
     for name, tree in zip(("inputs", "targets"), batch, strict=True):
-        if elsewhere := {str(tensor.device) for tensor in tensors_of(tree)} - {"cpu"}:
-            got = f"{name} on {', '.join(sorted(elsewhere))}"
-            raise UserError(f"{what} must be CPU tensors", expected="tensors on cpu", got=got, place=place)
-        if row_counts(tree) != {size}:
-            rows = " and ".join(map(str, sorted(row_counts(tree)))) or "no"
-            expected = f"{size} samples along dimension 0 of every tensor"
-            what_size = f"{what} has the wrong batch size"
-            raise UserError(what_size, expected=expected, got=f"{name} with {rows} rows", place=place)
+        check_samples(name, tree, size, what, place)
     return batch[0], batch[1]
+
+
+def check_samples(name: str, tree: Tree, size: int, what: str, place: SourceLine | None) -> None:
+    """Raises `UserError` unless all tensors of a tree are on the CPU and hold `size` samples."""
+    if elsewhere := {str(tensor.device) for tensor in tensors_of(tree)} - {"cpu"}:
+        got = f"{name} on {', '.join(sorted(elsewhere))}"
+        raise UserError(f"{what} must be CPU tensors", expected="tensors on cpu", got=got, place=place)
+    if row_counts(tree) != {size}:
+        rows = " and ".join(map(str, sorted(row_counts(tree)))) or "no"
+        expected = f"{size} samples along dimension 0 of every tensor"
+        what_size = f"{what} has the wrong batch size"
+        raise UserError(what_size, expected=expected, got=f"{name} with {rows} rows", place=place)
 
 
 def check_dataset_size(workload: Workload, num_samples: int) -> None:
@@ -366,5 +392,4 @@ def check_dataset_size(workload: Workload, num_samples: int) -> None:
             "`images` has too few, or `max_images` is too small"
         )
     expected, got = f"at least one global batch, {plural(num_samples, 'sample')}", plural(size, "sample")
-    place = place_of(workload.dataset)
-    raise UserError("the dataset is too small", expected=expected, got=got, place=place)
+    raise UserError("the dataset is too small", expected=expected, got=got, place=place_of(workload.dataset))

@@ -5,8 +5,9 @@ DDP averages over ranks: it gives (1/W)·Σᵢ gᵢ. The gradient of the loss ov
 W. One process that owns all devices has nothing averaged over ranks: W is 1 there.
 """
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,8 +41,10 @@ def loss_weight(reduction: str, count: int, total: int, world_size: int) -> floa
     return world_size * count / total if total else 0.0
 
 
-def weighted_loss(workload: Workload, outputs: Tree, targets: Tree, weight: float) -> Tensor:
-    """The micro-batch's share of the step's loss.
+def weighted_loss(
+    workload: Workload, outputs: Tree, targets: Tree, counts: Sequence[int], weight: float
+) -> Tensor:
+    """The micro-batch's share of the step's loss; `counts` are those of its chunks.
 
     With weight 0 (no valid target) a mean is 0/0: then it is a zero that still reaches every parameter, since
     DDP waits for a gradient of each.
@@ -49,8 +52,33 @@ def weighted_loss(workload: Workload, outputs: Tree, targets: Tree, weight: floa
     if weight == 0:
         zeros = [(tensor * 0).sum() for tensor in tensors_of(outputs) if tensor.requires_grad]
         return sum(zeros[1:], start=zeros[0])
-    loss = workload.loss(outputs, targets)
+    loss: Tensor = loss_of(workload, outputs, targets, counts)
     return loss if weight == 1 else loss * weight
+
+
+def loss_of(workload: Workload, outputs: Tree, targets: Tree, counts: Sequence[int]) -> Any:
+    """What the workload's loss function returns; without one, the loss that the model returns.
+
+    Of a model that computes its loss, `dp` gathers one per device that has samples: a vector, whose mean is
+    weighted by the `counts` of these devices. Those with samples but no valid target are left out.
+    """
+    if workload.loss is not None:
+        return workload.loss(outputs, targets)
+    losses = returned_loss(outputs)
+    if not isinstance(losses, Tensor) or losses.shape != (len(counts),):
+        return losses  # a scalar, else a mistake that is reported when the workload is tried out
+    if workload.reduction == "sum":
+        return losses.sum()
+    valid = [index for index, count in enumerate(counts) if count]
+    weights = losses.new_tensor([counts[index] / sum(counts) for index in valid])
+    return losses[valid] @ weights
+
+
+def returned_loss(outputs: Tree) -> Any:
+    """The loss among a model's outputs: its only output, `outputs["loss"]` or `outputs.loss`."""
+    if isinstance(outputs, Mapping):
+        return outputs.get("loss")
+    return getattr(outputs, "loss", outputs)
 
 
 def forward_backward(
@@ -78,7 +106,8 @@ def forward_backward(
         with communication(strategy, sync, micro is step.micro_batches[-1]):
             with precision.autocast(strategy.device):
                 outputs = strategy.forward(inputs, micro.chunks)
-                loss = weighted_loss(workload, outputs, targets, weight)
+                counts = [n for n, size in zip(micro.counts, micro.chunks, strict=True) if size]
+                loss = weighted_loss(workload, outputs, targets, counts, weight)
             clock.mark("forward")
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             clock.mark("backward")

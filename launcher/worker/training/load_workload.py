@@ -197,12 +197,16 @@ def requirements(workload: Workload) -> Iterable[tuple[str, str, bool]]:
     optional = "or nothing"
     yield "model", "a torch.nn.Module", isinstance(w.model, nn.Module)
     yield "model", "a model with at least one parameter that requires a gradient", trainable
-    yield "loss", "a function loss(outputs, targets) that returns a scalar", callable(w.loss)
+    scalar = (
+        "a function loss(outputs, targets) that returns a scalar, or nothing if the model returns its loss"
+    )
+    yield "loss", scalar, is_optional(w.loss)
     if w.dataset is None:
         yield "batch", "a function batch(size, generator), or a dataset instead", callable(w.batch)
     else:
         mapped = hasattr(w.dataset, "__getitem__") and hasattr(w.dataset, "__len__")
-        yield "dataset", "a map-style dataset, with __getitem__ and __len__", mapped
+        listed = "; of an iterable one, a list of its first samples"
+        yield "dataset", f"a map-style dataset, with __getitem__ and __len__{listed}", mapped
     yield "optimizer", f"a function from parameters to an optimizer {optional}", is_optional(w.optimizer)
     yield "reduction", "'mean' or 'sum'", w.reduction in ("mean", "sum")
     yield "count", f"a function count(targets) {optional}", is_optional(w.count)

@@ -2,7 +2,8 @@
 
 import copy
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,7 @@ class Trainer:
         device = torch.device(config.devices[rank])
         self.precision.prepare_model(self.model)
         runtime_of(device).set_convolution_search(config.cudnn_benchmark)
+        accept_several_inputs(self.model)
         self.model.to(device)
         if config.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -233,6 +235,39 @@ def make_optimizer(workload: Workload) -> torch.optim.Optimizer:
         what = "optimizer(parameters) must return an optimizer"
         raise UserError(what, expected=expected, got=type(optimizer).__name__, place=place)
     return optimizer
+
+
+def accept_several_inputs(model: nn.Module) -> None:
+    """Has `model(inputs)` pass a dict or a tuple on to the parameters of `forward`, as `Workload` states.
+
+    By a hook of the model itself, so that it holds under every strategy, whose wrappers call it.
+    """
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return  # compiled beforehand, for one: it is called as it is
+    takes_one = can_bind(signature, 1)
+
+    def unpack(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 1 or kwargs:
+            return None
+        if isinstance(args[0], Mapping) and args[0].keys() <= signature.parameters.keys():
+            return (), dict(args[0])
+        if not takes_one and isinstance(args[0], tuple | list):
+            return tuple(args[0]), {}
+        return None
+
+    if len(signature.parameters) > 1:
+        model.register_forward_pre_hook(unpack, with_kwargs=True)
+
+
+def can_bind(signature: inspect.Signature, num_args: int) -> bool:
+    """Whether a function of this signature can be called with so many positional arguments."""
+    try:
+        signature.bind(*(None,) * num_args)
+    except TypeError:
+        return False
+    return True
 
 
 def compile_in_place(model: nn.Module, num_variants: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,13 @@ from gpurun.launcher.worker.base.precision import Precision
 from gpurun.launcher.worker.base.user_error import SourceLine, UserError, place_of, users_code
 from gpurun.launcher.worker.meters.flops import Counting
 from gpurun.launcher.worker.training.batches import LoadedStep, MicroBatch, Source
+from gpurun.launcher.worker.training.forward_backward import returned_loss
 from gpurun.workloads.base import Workload, on_device
 
 NUM_SAMPLES = 2
 """Enough for batch normalisation, which refuses one."""
+EXPECTED_LOSS = "a tensor of shape ()"
+EXPECTED_OWN_LOSS = f'{EXPECTED_LOSS}, alone, as `outputs.loss` or as `outputs["loss"]`'
 NUM_REPEATED = 16
 """Samples that are drawn twice: enough that even coarse random numbers differ somewhere."""
 
@@ -73,7 +77,9 @@ def try_step(
     with preserved(workload.model, device), on_device(index), precision.autocast(device), counting:
         loss = first_loss(workload, micro, device)
         with users_code(
-            "the backward pass failed", "a loss that can be differentiated", place_of(workload.loss)
+            "the backward pass failed",
+            "a loss that can be differentiated",
+            place_of(workload.loss or workload.model),
         ):
             loss.backward()  # type: ignore[no-untyped-call]
         has_unused = any(p.requires_grad and p.grad is None for p in workload.model.parameters())
@@ -131,12 +137,17 @@ def first_loss(workload: Workload, micro: MicroBatch, device: torch.device) -> T
         map_tensors(lambda tensor: tensor.to(device), t) for t in (micro.inputs, micro.targets)
     )
     outputs = first_outputs(workload, inputs, device)
-    place = place_of(workload.loss, workload.batch, workload.dataset)
-    expected = f"a scalar tensor on {device}"
-    with users_code("loss(outputs, targets) failed", expected, place):
-        loss = workload.loss(outputs, targets)
-    check_loss(loss, device, place)
-    return loss
+    loss: Any
+    if workload.loss is None:
+        loss, place = returned_loss(outputs), place_of(workload.model, workload.batch, workload.dataset)
+        what, expected = "without `loss`, the model must return its loss", EXPECTED_OWN_LOSS
+    else:
+        what, expected = "loss(outputs, targets) must return a scalar", EXPECTED_LOSS
+        place = place_of(workload.loss, workload.batch, workload.dataset)
+        with users_code("loss(outputs, targets) failed", f"a scalar tensor on {device}", place):
+            loss = workload.loss(outputs, targets)
+    check_loss(what, expected, loss, device, place)
+    return cast(Tensor, loss)
 
 
 def first_outputs(workload: Workload, inputs: Tree, device: torch.device) -> Tree:
@@ -149,11 +160,20 @@ def first_outputs(workload: Workload, inputs: Tree, device: torch.device) -> Tre
     return outputs
 
 
-def check_loss(loss: object, device: torch.device, place: SourceLine | None) -> None:
-    """Raises `UserError` unless `loss` can be differentiated."""
+def check_loss(
+    what: str, expected: str, loss: object, device: torch.device, place: SourceLine | None
+) -> None:
+    """Raises `UserError` unless `loss` can be differentiated.
+
+    Args:
+        what: what is wrong with a loss that is no scalar.
+        expected: what it should be.
+        loss: of a few samples.
+        device: the model's.
+        place: where the loss is computed.
+    """
     if not isinstance(loss, Tensor) or loss.dim():
-        what = "loss(outputs, targets) must return a scalar"
-        raise UserError(what, expected="a tensor of shape ()", got=describe(loss), place=place)
+        raise UserError(what, expected=expected, got=describe(loss), place=place)
     check_devices("the loss", loss, device, place)
     if not loss.requires_grad:
         what = "the loss doesn't depend on the model's parameters"

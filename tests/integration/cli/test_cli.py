@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -71,7 +72,12 @@ def test_gpus_that_are_not_there_are_the_machines_fault(tmp_path: Path) -> None:
 
 def test_init_writes_a_job_that_check_accepts_and_never_overwrites(tmp_path: Path) -> None:
     assert gpurun(tmp_path, "init").code == 0
-    assert gpurun(tmp_path, "check", "job.yaml").code == 0
+    first = (tmp_path / "job.yaml").read_text().partition("\n")[0]
+    schema = (tmp_path / first.removeprefix("# yaml-language-server: $schema=")).read_text()
+    assert json.loads(schema)["properties"]["compare"]
+    checked = gpurun(tmp_path, "check", "job.yaml")
+    assert checked.code == 0
+    assert "2 variants" in checked.out  # it compares something
     (tmp_path / "job.yaml").write_text(JOB)
     again = gpurun(tmp_path, "init")
     assert again.code == 2
@@ -110,6 +116,31 @@ def in_shell(directory: Path, words: str) -> subprocess.CompletedProcess[str]:
     commands = {"python": sys.executable, "gpurun": f"{sys.executable} -m gpurun"}
     script = re.sub(r"\b(python|gpurun)\b(?!\.)", lambda word: commands[word[1]], words)
     return subprocess.run(["sh", "-c", script], cwd=directory, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["gpurun", "che"], ["check"]),
+        (["gpurun", "check", ""], ["job.yaml", "more/other.yaml"]),
+        (["gpurun", "mo"], ["more/other.yaml"]),
+        (["gpurun", "job.yaml", "--set", "steps.rou"], ["steps.rounds="]),
+        (["gpurun", "report", "runs/s"], ["runs/sleep/latest"]),
+    ],
+)
+def test_bash_completes(words: list[str], found: list[str], tmp_path: Path) -> None:
+    """A real bash, with the lines that `gpurun completion bash` prints."""
+    for name in ("job.yaml", "more/other.yaml", "runs/sleep/latest", "gpurun"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "gpurun").write_text(f'#!/bin/sh\nexec {sys.executable} -m gpurun "$@"\n')
+    (tmp_path / "gpurun").chmod(0o755)
+    script = (
+        f'PATH="$PWD:$PATH"; eval "$(gpurun completion bash)"; COMP_WORDS=({shlex.join(words)}); '
+        f'COMP_CWORD={len(words) - 1}; _gpurun_completion gpurun; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (found, "")
 
 
 def test_streams_that_are_closed_are_no_one_elses(tmp_path: Path) -> None:

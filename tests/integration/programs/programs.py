@@ -50,15 +50,6 @@ def no_destroy(args: argparse.Namespace) -> None:
     dist.barrier()
 
 
-def fsdp(args: argparse.Namespace) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    model = network()
-    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    train(model, [torch.randn(8, 4) for _ in range(15)])
-
-
 def loader(args: argparse.Namespace) -> None:
     for context in ("fork", "spawn"):
         data = torch.utils.data.DataLoader(

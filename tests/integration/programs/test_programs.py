@@ -12,7 +12,7 @@ from tests.integration.command import Result, gpurun, write
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 NAMES = (
-    *("ddp", "no_destroy", "fsdp", "loader", "children", "ending", "seeds", "threads", "chatty"),
+    *("ddp", "no_destroy", "loader", "children", "ending", "seeds", "threads", "chatty"),
     *("wrong_exit", "early"),
 )
 
@@ -80,10 +80,9 @@ def test_the_newest_output_is_kept(ran: Result) -> None:
     assert sum(file.stat().st_size for file in launch_of(ran, "chatty").glob("log/rank*")) <= 1 << 20
 
 
-def test_fsdp_and_data_loaders_have_their_steps_too(ran: Result) -> None:
-    for name in ("fsdp", "loader"):
-        lines = (ran.directory / f"run/variants/script-2-{name}/rank0.jsonl").read_text().splitlines()
-        assert len(lines) >= 13, name  # and not those of its workers
+def test_the_steps_of_a_program_with_data_loaders_are_not_those_of_its_workers(ran: Result) -> None:
+    lines = (ran.directory / "run/variants/script-2-loader/rank0.jsonl").read_text().splitlines()
+    assert len(lines) >= 13
 
 
 def test_a_program_without_steps_has_a_running_time_and_a_note(ran: Result) -> None:
@@ -111,7 +110,7 @@ def test_the_cause_of_a_failure_is_named(ran: Result) -> None:
     early = ran.variant("script-2-early")
     assert early["status"] == "failed"
     assert "rank 0 ended with exit code 0" in early["reason"]
-    assert "2 of 11 variants failed: script-2-wrong_exit, script-2-early" in ran.err
+    assert "2 of 10 variants failed: script-2-wrong_exit, script-2-early" in ran.err
 
 
 def test_the_store_is_gone_with_the_ranks_and_was_no_rank(ran: Result) -> None:

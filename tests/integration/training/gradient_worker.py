@@ -45,6 +45,26 @@ class Net(nn.Module):
         return scores
 
 
+class TwoInputs(Net):
+    """Takes the parts of a tuple as arguments."""
+
+    def forward(self, x: Tensor, factor: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward({"x": x, "more": [factor]})
+
+
+class OwnLoss(Net):
+    """Takes a dict as keyword arguments and returns its loss, as models of Hugging Face do."""
+
+    def __init__(self, reduction: str) -> None:
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, x: Tensor, factor: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:  # type: ignore[override]
+        scores = super().forward({"x": x, "more": [factor]})
+        assert labels is not None
+        return {"loss": F.cross_entropy(scores, labels, reduction=self.reduction), "logits": scores}
+
+
 class PartlyUsed(Net):
     """Has a layer that takes no part."""
 
@@ -65,6 +85,16 @@ def draw_masked(size: int, generator: torch.Generator) -> tuple[dict[str, Any], 
     targets[: size // 3] = -100
     targets[-1] = -100
     return inputs, targets
+
+
+def draw_tuple(size: int, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    inputs, targets = draw(size, generator)
+    return (inputs["x"], inputs["more"][0]), targets
+
+
+def draw_dict(size: int, generator: torch.Generator) -> dict[str, Tensor]:
+    inputs, labels = draw_masked(size, generator)
+    return {"x": inputs["x"], "factor": inputs["more"][0], "labels": labels}
 
 
 def count_valid(targets: Tensor) -> Tensor:
@@ -95,8 +125,16 @@ def workload(kind: str, num_workers: int = 0) -> Workload:
     torch.manual_seed(0)
     if kind == "sum":
         return Workload(Net(), draw, sum_loss, reduction="sum")
+    if kind == "masked-sum":
+        return Workload(Net(), draw_masked, sum_loss, reduction="sum")
     if kind == "masked":
         return Workload(Net(), draw_masked, F.cross_entropy, count=count_valid)
+    if kind == "two-inputs":
+        return Workload(TwoInputs(), draw_tuple, F.cross_entropy)
+    if kind == "own-loss":
+        return Workload(OwnLoss("mean"), draw_dict, count=lambda batch: count_valid(batch["labels"]))
+    if kind == "own-sum":
+        return Workload(OwnLoss("sum"), draw_dict, reduction="sum")
     if kind == "unused":
         return Workload(PartlyUsed(), draw, F.cross_entropy)
     if kind == "dataset":
@@ -106,7 +144,9 @@ def workload(kind: str, num_workers: int = 0) -> Workload:
     return Workload(Net(), draw, F.cross_entropy)
 
 
-KINDS = ("mean", "sum", "masked", "unused", "dataset", "masked-dataset")
+SAME = {"two-inputs": "mean", "own-loss": "masked", "own-sum": "masked-sum"}
+"""Kinds that compute what another does."""
+KINDS = ("mean", "sum", "masked", "unused", "dataset", "masked-dataset", *SAME)
 
 
 def config(strategy: str, world: int, variants: tuple[VariantConfig, ...]) -> LaunchConfig:
@@ -127,7 +167,7 @@ def variants_of(world: int) -> tuple[VariantConfig, ...]:
 
 def expected_gradient(kind: str) -> dict[str, Tensor]:
     """By plain autograd on the whole batch, without anything of ours but how step 0 is seeded."""
-    w = workload(kind)
+    w = workload(SAME.get(kind, kind))
     w.model.double()
     if w.dataset is not None:
         inputs, targets = w.dataset.inputs, w.dataset.targets
@@ -135,6 +175,7 @@ def expected_gradient(kind: str) -> dict[str, Tensor]:
         assert w.batch is not None
         inputs, targets = w.batch(GLOBAL_BATCH, step_generator(SEED, 0))
     inputs = {"x": inputs["x"].double(), "more": [inputs["more"][0].double()]}
+    assert w.loss is not None
     w.loss(w.model(inputs), targets).backward()
     return {name: p.grad for name, p in w.model.named_parameters() if p.grad is not None}
 
@@ -159,6 +200,7 @@ def weights_after_steps(strategy: str, world: int, rank: int) -> dict[str, float
     bare = workload("mean")
     bare.model.double()
     assert bare.batch is not None
+    assert bare.loss is not None
     optimizer = torch.optim.SGD(bare.model.parameters(), lr=1e-3)
     for number in range(3):
         trainer.step(trainer.prepare(variants[0], number), NoClock())

@@ -23,6 +23,8 @@ from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Scheduler
 from tests.known import known
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
 
 def help_of(*words: str) -> str:
     result = CliRunner().invoke(cli, [*words, "--help"], terminal_width=80)
@@ -104,11 +106,51 @@ def test_a_mistake_on_the_command_line_is_one_sentence_and_names_the_help(
     assert ended(monkeypatch, capsys, *words) == f"gpurun: {said}\n    see `gpurun {words[0]} --help`\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("run", "train.py", "--device", "cpu:2"),
+            "did you mean --devices? Else the program's own options go after",
+        ),
+        (("run", "train.py", "--epochs", "3"), "no option --epochs; the program's own options go after `--`"),
+        (("check", "train.py"), "train.py is a program, not a job file\n    to run it: gpurun run train.py"),
+    ],
+)
+def test_a_program_in_the_wrong_place_is_answered_with_the_right_command(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print()\n")
+    assert said in ended(monkeypatch, capsys, *words)
+
+
 def test_options_before_the_command_are_a_mistake_that_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = ended(monkeypatch, capsys, "--set", "seed=1", "check", "job.yaml")
     assert said.startswith("gpurun: options come after the command: gpurun check … --option\n")
+
+
+def test_examples_are_listed_shown_and_copied_with_the_programs_that_they_name(tmp_path: Path) -> None:
+    def output_of(*words: str) -> str:
+        result = CliRunner().invoke(cli, ["examples", *words])
+        assert result.exit_code == 0, result.exception
+        return result.output
+
+    assert "\nquickstart.yaml " in output_of()
+    assert output_of("script").startswith("# A program as it is")
+    assert output_of("script", "own_model", "--copy", str(tmp_path / "a")).startswith("wrote 3 files; next:")
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"script.yaml", "train.py", "own_model.py"}
+    output_of("--copy", str(tmp_path / "b"))
+    assert (tmp_path / "b" / "frameworks" / "hf_model.py").is_file()
+    assert (tmp_path / "b" / "quickstart.yaml").read_bytes() == (EXAMPLES / "quickstart.yaml").read_bytes()
+    again = CliRunner().invoke(cli, ["examples", "quickstar", "--copy", str(tmp_path / "b")])
+    assert "did you mean quickstart" in str(again.exception)
 
 
 def test_help_is_a_word_too_and_every_value_has_a_name() -> None:

@@ -320,6 +320,22 @@ def test_a_program_that_never_got_steady_shows_its_last_half(files: Files, ended
     assert [rank.step_ms for rank in found.ranks] == [50, 50]
 
 
+def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(files: Files) -> None:
+    program = Variant(
+        id="script-1", strategy="script", devices=("cpu:0",), split=(), split_name="-", varied={}
+    )
+    lines = [step_of(number, 50 + number % 2) for number in range(12)]
+    lines[10:] = [replace(line, kind="timed", round=3) for line in lines[10:]]
+    append_lines(files.run.steps(program.id, 0), lines)
+    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
+    files.close(program)
+    comparison = compare_run(files.run)
+    (found,) = comparison.variants
+    assert known(found.step_ms).ci == (50, 51)
+    assert "only 12 steps: the times are those of the last 6; run more steps" in found.warnings
+    assert "95 % confidence within one launch (6 steps); other launches may differ" in comparison.notes[0]
+
+
 def test_figures_of_a_long_program_are_those_of_a_sample(files: Files) -> None:
     program = Variant(
         id="script-1", strategy="script", devices=("cpu:0",), split=(), split_name="-", varied={}

@@ -105,7 +105,7 @@ def test_a_step_without_synchronization_issues_no_collective(monkeypatch: pytest
         dataset=[1],
         count=lambda targets: 3,
     )
-    micro = MicroBatch(torch.ones(4, 2), torch.ones(4), (4,), 3)
+    micro = MicroBatch(torch.ones(4, 2), torch.ones(4), (4,), (3,))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     step = LoadedStep((micro,), None)
     forward_backward(strategy, counted, PRECISIONS["fp32"], step, scaler, NoClock(), sync=False)

@@ -54,6 +54,6 @@ def test_the_template_is_a_job(tmp_path: Path) -> None:
     assert spec.timeout_s == 600.0
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_job(path: Path) -> None:
     load_job(path)

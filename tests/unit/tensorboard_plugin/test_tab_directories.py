@@ -4,12 +4,18 @@ import gzip
 import json
 import os
 import shutil
+import sys
+import tomllib
+import warnings
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
+from werkzeug.test import Client
 
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer, steps_answer, variant_ids
@@ -24,6 +30,7 @@ from gpurun.launcher.tensorboard_plugin.timeline import index_store
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, home_of, making
 
 COMPARISON = Path(__file__).resolve().parents[2] / "data" / "comparison.json"
+PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 SECRET = "a secret of the machine"
 
 
@@ -297,6 +304,45 @@ def test_what_a_window_may_not_ask_is_refused(key: str, value: str) -> None:
         query.stretch()
         query.whole("width_px", 16, 8192)
         query.lanes(5)
+
+
+def damage(logdir: Path) -> None:
+    """A run of which nothing can be read, and a link that leads to itself."""
+    for name in (
+        "comparison.json",
+        "plan.json",
+        "running.json",
+        "variants/a/rank0.jsonl",
+        "rank0.pt.trace.json.gz",
+    ):
+        path = logdir / "run" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\x1f\x8b{[\0\xff")
+    (logdir / "loop").symlink_to(logdir / "loop")
+
+
+@pytest.mark.parametrize("fails", ["nothing", "import", "exit", "start"])
+def test_tensorboard_starts_whatever_fails_in_the_plugin(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorBoard's own application, with what its entry point names."""
+    (entry,) = (one for one in tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"].values())
+    loader = EntryPoint("gpurun", entry["gpurun"], "tensorboard_plugins").load()
+    damage(tmp_path)
+    if fails == "import":
+        monkeypatch.setitem(sys.modules, GpurunPlugin.__module__, None)
+    elif fails != "nothing":
+        error = SystemExit("no") if fails == "exit" else RuntimeError("no")
+        monkeypatch.setattr(GpurunPlugin, "__init__", Mock(side_effect=error))
+    with warnings.catch_warnings(action="ignore"):
+        from tensorboard.backend.application import TensorBoardWSGIApp
+    flags = SimpleNamespace(logdir=str(tmp_path), samples_per_plugin={}, window_title="", path_prefix="")
+    app = TensorBoardWSGIApp(
+        flags, [loader], data_provider=Mock(**{"list_plugins.return_value": ()}), deprecated_multiplexer=None
+    )
+    answer = Client(app).get("/data/plugins_listing")
+    assert answer.status_code == 200
+    assert ("gpurun" in json.loads(answer.text)) == (fails == "nothing")
 
 
 def test_an_empty_directory_has_our_tab_and_one_with_other_things_to_show_has_not(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def test_a_step_of_a_classic_takes_the_published_operations(name: str) -> None:
     workload = on_meta(name)
     first = next(workload.model.parameters())
     assert workload.batch is not None
+    assert workload.loss is not None
     inputs, targets = workload.batch(2, torch.Generator().manual_seed(0))
     with Counting() as counting:
         workload.loss(workload.model(inputs.to(first.device)), targets.to(first.device)).backward()
@@ -63,6 +64,7 @@ def test_a_step_of_the_lstm_takes_the_published_operations() -> None:
     workload = load_workload("lstm", {}, Path())  # on the CPU, whose recurrent operator needs our formula
     assert isinstance(workload, Workload)
     assert workload.batch is not None
+    assert workload.loss is not None
     inputs, targets = workload.batch(2, torch.Generator().manual_seed(0))
     with Counting() as counting:
         workload.loss(workload.model(inputs), targets).backward()

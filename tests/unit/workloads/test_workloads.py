@@ -24,6 +24,7 @@ def test_every_builtin_trains(name: str, tmp_path: Path) -> None:
     workload = load_workload(name, SMALL.get(name, {}), tmp_path)
     assert isinstance(workload, Workload)
     assert workload.batch is not None
+    assert workload.loss is not None
     inputs, targets = workload.batch(5, torch.Generator().manual_seed(0))
     workload.loss(workload.model(inputs), targets).backward()
     gradients = [parameter.grad for parameter in workload.model.parameters()]

@@ -1,7 +1,7 @@
 // A table of the server's: names at left, figures at right, the rows of a tree below the one around them.
 
 import { sparkline } from '../devices/charts.js';
-import { el, replace } from '../shared/dom.js';
+import { el, replace, widest } from '../shared/dom.js';
 import { columnHead, compare } from '../shared/sorting.js';
 import { rowKeys, virtualRows } from '../shared/virtual.js';
 
@@ -11,6 +11,9 @@ const CURVE_PX = 58;
 const OPEN_DEPTH = 2;
 const LARGE_TREE = 60;
 const INDENT_PX = 16;
+const TEXT_PX = 13;
+const HEAD_PX = 12;
+const GAP_PX = 16;
 
 /**
  * Draws `table` into `host`.
@@ -52,13 +55,11 @@ export function drawTable(host, table, look) {
 
 /** @param {ShownTable} table @returns {TableColumn[]} */
 function columnsOf(table) {
-  const count = table.titles.length;
-  const percent = table.name_title ? Math.min(11, 60 / count) : 80 / count;
   const figures = table.titles.map((title, index) => ({
     key: String(index),
     title,
     className: 'right',
-    width: `${percent.toFixed(2)}%`,
+    width: `${figurePx(table, index)}px`,
     sort: (/** @type {TreeRow} */ row) => row.cells[index].value,
     cell: (/** @type {TreeRow} */ row) => row.cells[index].text,
   }));
@@ -77,6 +78,16 @@ function columnsOf(table) {
       sparkline(row.curve, Math.max(1, ...row.curve), null, table.curve_title, false),
   };
   return [...(table.name_title ? [name] : []), ...figures, ...(table.curve_title ? [curve] : [])];
+}
+
+/**
+ * Wide enough for the longest figure of a column, and for each word above it.
+ * @param {ShownTable} table
+ * @param {number} index
+ */
+function figurePx({ titles, rows }, index) {
+  const longest = rows.reduce((text, { cells }) => (cells[index].text.length > text.length ? cells[index].text : text), '');
+  return Math.ceil(Math.max(widest([longest], TEXT_PX), widest(titles[index].split(' '), HEAD_PX))) + GAP_PX;
 }
 
 /** @param {TreeRow} row */

@@ -1,7 +1,13 @@
-"""A Hugging Face Trainer that knows nothing of gpurun; trains on `torchrun`'s environment."""
+"""A Hugging Face Trainer, as it is:  gpurun run hf_trainer.py --devices cpu:2
+
+It knows nothing of gpurun. Steps are those of its optimizer; evaluation and saving between two steps
+belong to the first of them.
+"""
 
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+STEPS = 16
 
 
 def main() -> None:
@@ -13,12 +19,13 @@ def main() -> None:
         {"input_ids": torch.randint(50, (8,)), "attention_mask": torch.ones(8), "labels": index % 2}
         for index in range(200)
     ]
+    use_cpu = not torch.cuda.is_available()
     arguments = TrainingArguments(
         output_dir="out",
-        max_steps=16,
+        max_steps=STEPS,
         per_device_train_batch_size=4,
-        use_cpu=True,
-        ddp_backend="gloo",
+        use_cpu=use_cpu,
+        ddp_backend="gloo" if use_cpu else "nccl",
         report_to=[],
         save_strategy="no",
     )

@@ -1,0 +1,72 @@
+"""What the shell completes for a job file, a run or a key; click itself completes commands and options."""
+
+from glob import escape, iglob
+from itertools import islice
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
+
+from gpurun.launcher.errors import GpurunError
+
+VARIABLE = "_GPURUN_COMPLETE"
+"""Set by the lines that `gpurun completion` prints when they want to know how a command goes on."""
+SHELLS = ("bash", "zsh", "fish")
+MOST = 200
+"""Suggestions, so that a directory of thousands of runs is completed at once."""
+
+
+def completer(command: click.Command, shell: str) -> ShellComplete:
+    """What click has for that shell, one of `SHELLS`."""
+    found = get_completion_class(shell)
+    assert found is not None
+    return found(command, {}, "gpurun", VARIABLE)
+
+
+def suggestions(command: click.Command, request: str) -> str:
+    """What the shell asks for; click itself would write it as bytes, which our output refuses.
+
+    Args:
+        command: all of `gpurun`.
+        request: `bash_complete`, or the same of another shell.
+    """
+    shell = request.partition("_")[0]
+    try:
+        return completer(command, shell).complete() if shell in SHELLS else ""
+    except GpurunError:
+        return ""  # such as a run that isn't there: nothing is known of it
+
+
+def job_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Job files that begin with `incomplete`, or are in a directory that does."""
+    start = escape(incomplete)
+    return matching(incomplete, f"{start}*.yaml", f"{start}*.yml", f"{start}*/*.yaml")
+
+
+def run_directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Runs below `runs/`; `latest` is the newest of its name."""
+    return matching(incomplete, "runs/*/latest", "runs/*/*/")
+
+
+def launch_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Launches of the run that the command line names already."""
+    from gpurun.launcher.run.open import find_run
+
+    launches = find_run(ctx.params["run"]).path / "launches"
+    return [path.name for path in sorted(launches.glob(f"{escape(incomplete)}*"))]
+
+
+def job_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Keys of a job file, with the equals sign that `--set` wants."""
+    from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
+
+    within = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.keys]
+    keys = [key for key in JobSpec.keys if key not in SECTIONS]
+    return [f"{key}=" for key in (*keys, *within) if key.startswith(incomplete)]
+
+
+def matching(incomplete: str, *patterns: str) -> list[CompletionItem]:
+    """The paths of the patterns that begin with `incomplete`; where there is none, what the shell finds."""
+    found = (path for pattern in patterns for path in iglob(pattern) if path.startswith(incomplete))
+    return [CompletionItem(path) for path in sorted(set(islice(found, MOST)))] or [
+        CompletionItem(incomplete, type="file")
+    ]
