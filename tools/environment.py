@@ -105,10 +105,11 @@ class Environment:
         shutil.rmtree(discarded, ignore_errors=True)
         if not os.path.lexists(self.directory):
             return
-        is_ours = (self.directory / OURS).exists() or not any(self.directory.glob("*"))
+        marks = (OURS, READY)  # the second alone: made by an earlier version
+        is_ours = any((self.directory / mark).exists() for mark in marks) or not any(self.directory.glob("*"))
         if self.directory.is_symlink() or not is_ours:
             name = self.directory.name
-            raise SystemExit(f"gpurun: {name} was not made by this version of `make`: rm -r {name}")
+            raise SystemExit(f"gpurun: {name} was not made by `make`: rm -r {name}")
         self.directory.rename(discarded)
         shutil.rmtree(discarded)
 

@@ -129,6 +129,15 @@ def test_what_an_interrupted_command_has_left_is_removed(tmp_path: Path, ready: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_that_an_earlier_version_made_is_remade(tmp_path: Path) -> None:
+    old = tmp_path / ".venv"
+    old.mkdir()
+    (old / "pyvenv.cfg").touch()
+    (old / ".ready").touch()
+    Environment(old).remove()
+    assert not old.exists()
+
+
 @pytest.mark.parametrize("link", [False, True])
 def test_an_environment_of_somebody_elses_is_never_removed(tmp_path: Path, link: bool) -> None:
     theirs = tmp_path / "theirs"
@@ -136,7 +145,7 @@ def test_an_environment_of_somebody_elses_is_never_removed(tmp_path: Path, link:
     (theirs / "pyvenv.cfg").touch()
     place = tmp_path / ".venv"
     place.symlink_to(theirs) if link else theirs.rename(place)
-    with pytest.raises(SystemExit, match=r"\.venv was not made by this version of `make`: rm -r \.venv"):
+    with pytest.raises(SystemExit, match=r"\.venv was not made by `make`: rm -r \.venv"):
         Environment(place).begin()
     assert (place / "pyvenv.cfg").exists()
 

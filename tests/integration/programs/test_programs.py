@@ -130,7 +130,7 @@ MODULE = """
 
     assert gpurun.launcher.worker.__file__ != launcher.worker.__file__
     print("spec", __spec__.name, helper.NAME, sys.argv[1:], launcher.WHOSE, launcher.worker.WHOSE, mine.WHOSE)
-    for _ in range(60):
+    for _ in range(200):
         with gpurun.step():
             sum(range(1000))
 """
