@@ -22,6 +22,7 @@ import msgspec
 import psutil
 import pytest
 from click.testing import CliRunner
+from tensorboard.plugins.base_plugin import TBContext
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.report.tables_on_request import shown_table
@@ -121,11 +122,11 @@ def test_the_tab_is_there_without_any_setting(url: str) -> None:
     assert listed["loading_mechanism"]["module_path"] == f"{path}data/plugin/gpurun/static/index.js"
 
 
-def test_the_entry_point_names_the_plugin() -> None:
+def test_the_entry_point_names_the_plugin(tmp_path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["tensorboard_plugins"]["gpurun"].partition(":")
-    plugin = getattr(importlib.import_module(module), name)
-    assert plugin.plugin_name == "gpurun"
+    loader = getattr(importlib.import_module(module), name)()
+    assert loader.load(TBContext(logdir=str(tmp_path))).plugin_name == "gpurun"
 
 
 def test_runs_are_listed_with_what_they_are(url: str) -> None:
