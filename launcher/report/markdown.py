@@ -54,7 +54,8 @@ def _table(results: Sequence[VariantResult]) -> list[str]:
 
 def _verdict(variant: VariantResult) -> str:
     half = uncertainty_text(variant.vs_baseline).plain.strip()
-    return verdict_text(variant.vs_baseline).plain.strip() + (f" ± {half}" if half else "")
+    interval = f" ({half})" if " to " in half else f" ± {half}"
+    return verdict_text(variant.vs_baseline).plain.strip() + (interval if half else "")
 
 
 def _status(result: VariantResult) -> str:

@@ -122,9 +122,10 @@ def half_width(middle: float, interval: Interval) -> float:
 
 
 def is_lopsided(middle: float, interval: Interval) -> bool:
-    """Whether one side is so much longer than the other that ± would mislead."""
-    shorter = min(middle - interval[0], interval[1] - middle)
-    return half_width(middle, interval) > LOPSIDED * max(shorter, 0.0)
+    """Whether ± would mislead: one side is much longer, or the longer one, taken for both, would reach 0."""
+    half, shorter = half_width(middle, interval), min(middle - interval[0], interval[1] - middle)
+    reaches_zero = abs(middle) <= half and not interval[0] <= 0 <= interval[1]
+    return reaches_zero or half > LOPSIDED * max(shorter, 0.0)
 
 
 def _column(metric: Metric, results: Results) -> list[Figure | None]:

@@ -91,6 +91,13 @@ def test_the_factor_follows_the_percentage_where_there_is_room() -> None:
     assert "×" not in rows[1][:end]  # no difference is established
 
 
+def test_an_interval_without_zero_never_looks_like_one_with_it() -> None:
+    slower = replace(variant("ddp-2-40-24"), vs_baseline=Difference(18.9, (1.2, 40.1), "slower"))
+    both = with_variants(variant("ddp-2-even"), slower)
+    assert "+1.2 to +40.1" in shown(both, 160)  # 18.9 ± 21.2 would begin below 0
+    assert "| 18.9 % slower (+1.2 to +40.1) |" in summary_markdown(both)
+
+
 @pytest.mark.parametrize("width", [60, 72, *range(80, 121), 200])
 def test_the_table_never_wraps(width: int) -> None:
     lines = lines_of(shown(COMPARISON, width))
