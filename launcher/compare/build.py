@@ -197,7 +197,7 @@ def variant_result(
         probe=probe_result(
             measured.points, variant.workload, gpu_names(variant.devices, host)[0], variant.precision or ""
         ),
-        wall_s=median(measured.wall_s) if measured.wall_s else None,
+        wall_s=median(measured.ended_s.values()) if measured.ended_s else None,
         loss=facts.loss,
         code=facts.code,
         traced_steps=TracedSteps(len(traced.steps), traced.num_steps) if traced and traced.steps else None,

@@ -63,7 +63,7 @@ def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
 def loss_text(loss: Loss, variant: VariantResult) -> str:
     """The loss, and which steps it was seen in."""
     text, steps = str(loss), traced_steps(loss.span_ms, variant)
-    return f"{text[:-1]}; {steps})" if text.endswith(")") else f"{text} ({steps})"
+    return f"{text[:-1]}; {steps})" if text.endswith(" more)") else f"{text} ({steps})"
 
 
 def on_cpu(ranks: Sequence[RankFigures]) -> bool:

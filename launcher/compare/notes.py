@@ -11,7 +11,7 @@ from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, Va
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Look, Stage, stages_s
+from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, stages_s
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES
 from gpurun.launcher.units import Interval, format_ms, format_number, plural
 
@@ -76,7 +76,7 @@ SPENT_ON: dict[str, tuple[Stage, ...]] = {
 
 def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
     """What part of the budget the launches took, and for what; the rest is left, or lies between launches."""
-    logs = run.read_all_events()
+    logs = run.read_all_events().values()
     stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
     if plan.budget_s is None or not stages:
         return ()
@@ -206,7 +206,8 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
         return launches
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
     found = disagreement(slowest.exposed_comm_ms, interval, step_ms)
-    alone = [NEVER_COMMUNICATE] if never_communicate(measured, ranks) else []
+    has_group = NO_GROUP not in measured.facts.warnings
+    alone = [NEVER_COMMUNICATE] if has_group and never_communicate(measured, ranks) else []
     return (*launches, *full_memory(ranks), *([found] if found else []), *alone)
 
 
@@ -224,8 +225,8 @@ def never_communicate(measured: Measured, ranks: Sequence[RankFigures]) -> bool:
 
 def fewer_steps(measured: Measured) -> tuple[str, ...]:
     """A finding where some launches of a program made less than half of the steps that others made."""
-    nums = [num for launch, num in steps_of_launches(measured.steps).items() if "~" not in launch]
-    nums += [0] * max(0, len(measured.wall_s) - len(nums))
+    made = steps_of_launches(measured.steps)
+    nums = [made.get(launch, 0) for launch in measured.ended_s if "~" not in launch]  # others were restarted
     if not measured.variant.kind.runs_program or 2 * min(nums, default=0) >= max(nums, default=0):
         return ()
     return (

@@ -20,7 +20,7 @@ from gpurun.launcher.units import format_number
 MOST_AT_ONCE_BYTES = 1 << 18
 """The most that is shown of one rank at a time; of more, only the end is shown."""
 SHOWN_BYTES = 1 << 16
-REMOVED = b"gpurun: the output before this was removed; `logs: {keep: 4 GiB}` in the job keeps more\n"
+REMOVED = b"gpurun: the output before this was removed; a larger `keep` under `logs:` in the job keeps more\n"
 BAR_EVERY_S = 5.0
 """How often a moving progress bar is shown."""
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.nodes.messages import Chunk
 from gpurun.launcher.rundir.files import unwritable
-from gpurun.launcher.rundir.paths import is_name
+from gpurun.launcher.rundir.paths import is_name, is_of_program
 
 CHUNK_BYTES = 1 << 17
 """1 s at 1 Mbit/s: a slow connection still passes heartbeats in between."""
@@ -90,7 +90,8 @@ class Outbox:
     def _files(self) -> Iterator[Path]:
         for directory in RESULTS:
             for path in (self.root / directory).rglob("*"):
-                if path.is_file() and not path.name.startswith(".") and path.name not in OWN_COPIES:
+                is_ours = not any(map(is_of_program, path.relative_to(self.root).parents))
+                if is_ours and path.is_file() and path.name[0] != "." and path.name not in OWN_COPIES:
                     yield path
 
 

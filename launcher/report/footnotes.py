@@ -56,7 +56,7 @@ def interval_lines(comparison: Comparison) -> list[str]:
         lines.append("The ± of a time is the 95 % interval of its median over rounds.")
     known = [one for one in comparison.variants if one.step_ms and one.step_ms.ci]
     over = OVER_LAUNCHES if comparison.unit == "launch" else OVER_ROUNDS
-    if known:
+    if any(not one.kind.runs_program or len(one.launch_ms) > 1 for one in known):  # others have a note
         of_step = OVER_LAUNCHES if any(len(one.launch_ms) > 1 for one in known) else OVER_ROUNDS
         of_noise = f", that of the noise {over}" if comparison.noise.ci else ""
         lines.append(f"The ± of a step is its 95 % interval {of_step}{of_noise}.")

@@ -124,7 +124,7 @@ def run_variants(run: RunDir, attempt: str) -> set[str]:
 
 def spent_s(run: RunDir) -> float:
     """Seconds that the launches of a run have taken so far, from their ranks' first event to the last."""
-    return sum(map(elapsed_s, run.read_all_events()))
+    return sum(map(elapsed_s, run.read_all_events().values()))
 
 
 def record_outcomes(run: RunDir, plan: Plan, launch: Launch, attempt: str, settle: Settle) -> tuple[str, ...]:

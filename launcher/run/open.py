@@ -391,5 +391,5 @@ def _newest_first(job: str, runs: Path) -> Iterator[tuple[str, Path]]:
 
 def _launch_s(run: RunDir) -> float | None:
     """The median of the second half, in which only close rivals run, without interrupted ones."""
-    seconds = [elapsed_s(log) for log in run.read_all_events() if log and log[-1].stage == "done"]
+    seconds = [elapsed_s(log) for log in run.read_all_events().values() if log and log[-1].stage == "done"]
     return median(seconds[len(seconds) // 2 :]) if seconds else None

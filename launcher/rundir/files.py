@@ -107,10 +107,10 @@ class RunDir(RunPaths):
     def read_events(self, launch_id: str, rank: int = 0) -> list[Event]:
         return list(read_lines(self.events(launch_id, rank), Event))
 
-    def read_all_events(self) -> list[list[Event]]:
-        """Rank 0's of every attempt, in order."""
-        logs = sorted(self.path.glob("launches/*/events.jsonl"))
-        return [self.read_events(log.parent.name) for log in logs]
+    def read_all_events(self) -> dict[str, list[Event]]:
+        """Rank 0's by attempt, in order."""
+        names = [log.parent.name for log in sorted(self.path.glob("launches/*/events.jsonl"))]
+        return {name: self.read_events(name) for name in names}
 
 
 def open_regular(path: Path) -> BinaryIO:

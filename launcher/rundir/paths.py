@@ -11,6 +11,9 @@ from gpurun.launcher.errors import MachineError, SpecError
 
 OTHER_DIRECTORY = "or name another run directory: --out"
 CONTROL = "control"
+LAUNCHES = "launches"
+PROGRAM_FILES = "files"
+"""In the directory of a launch, for what its program saves."""
 _DEEPEST = 16
 """A run of gpurun has directories on fewer levels."""
 
@@ -75,11 +78,11 @@ class RunPaths:
         return self.path / "looks.jsonl"
 
     def launch(self, launch_id: str) -> Path:
-        return self.path / "launches" / self._named(launch_id)
+        return self.path / LAUNCHES / self._named(launch_id)
 
     def program_files(self, launch_id: str) -> Path:
         """Where a program may save; the same for all attempts at a launch, so that restarts go on from it."""
-        return self.launch(launch_id.partition("~")[0]) / "files"
+        return self.launch(launch_id.partition("~")[0]) / PROGRAM_FILES
 
     def launch_config(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "launch.json"
@@ -182,11 +185,16 @@ def older_part(log: Path) -> Path:
     return log.with_name(f"{log.name}.1")
 
 
+def is_of_program(directory: Path) -> bool:
+    """Whether it is `launches/ID/files`, or the same path relative to a run directory."""
+    return directory.name == PROGRAM_FILES and directory.parent.parent.name == LAUNCHES
+
+
 def refuse_links(directory: Path, depth: int = 0) -> None:
     """Returns if everything in a run directory is a directory, a file or a socket: gpurun makes nothing else.
 
     A link would have us read, or write, elsewhere; a pipe would have us wait. Whoever made the run may have
-    put them there.
+    put them there. What programs save for themselves is not looked at, since gpurun never opens it.
 
     Raises:
         SpecError: there is something else, or a directory that can't be read.
@@ -198,7 +206,8 @@ def refuse_links(directory: Path, depth: int = 0) -> None:
             for entry in entries:
                 mode = entry.stat(follow_symlinks=False).st_mode
                 if stat.S_ISDIR(mode):
-                    refuse_links(Path(entry.path), depth + 1)
+                    if not is_of_program(Path(entry.path)):
+                        refuse_links(Path(entry.path), depth + 1)
                 elif not stat.S_ISREG(mode) and not stat.S_ISSOCK(mode):
                     what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
                     raise SpecError(f"{entry.path} is {what}, which no run of gpurun contains; remove it")

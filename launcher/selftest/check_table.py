@@ -20,7 +20,7 @@ from gpurun.launcher.selftest.evidence import (
 )
 from gpurun.launcher.selftest.findings import Finding, failed, skipped
 
-BLOCKING = ("torch and driver", "visible devices", "whole GPUs", "free GPUs", "run directory")
+BLOCKING = ("torch and driver", "visible devices", "whole GPUs", "run directory")
 """If one of these fails, no rank is started."""
 
 

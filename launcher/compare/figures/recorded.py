@@ -55,8 +55,8 @@ class Measured:
     """How its samples were found, where the split is `balanced`."""
     points: Sequence[PointRecord] = ()
     """Of a micro-benchmark, which has no steps."""
-    wall_s: tuple[float, ...] = ()
-    """Of a program: how long each launch took that ended well."""
+    ended_s: Mapping[str, float] = field(default_factory=dict)
+    """Of a program: how long each attempt took that ended well."""
 
     @property
     def counts(self) -> bool:
@@ -105,7 +105,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         aa_logs=launch_logs(aa, repetitions),
         balance=balance,
         points=points,
-        wall_s=_wall_s(run, variant) if variant.kind.runs_program else (),
+        ended_s=_ended_s(run, variant) if variant.kind.runs_program else {},
     )
 
 
@@ -173,14 +173,18 @@ def _timed_from(step: StepRecord, halves: Mapping[str, range]) -> StepRecord:
     return replace(step, kind="timed", round=step.step // WINDOW_STEPS + 1)
 
 
-def _wall_s(run: RunDir, variant: Variant) -> tuple[float, ...]:
-    """From the moment when rank 0 runs the program, of the attempts that came to their end."""
-    logs = ([event for event in events if event.stage != "start"] for events in run.read_all_events())
-    return tuple(
-        elapsed_s(events)
-        for events in logs
+def _ended_s(run: RunDir, variant: Variant) -> dict[str, float]:
+    """From the moment when rank 0 runs the program, by attempt: of those that came to their end and count."""
+    logs = {
+        name: [event for event in events if event.stage != "start"]
+        for name, events in run.read_all_events().items()
+        if name not in run.read_replaced()
+    }
+    return {
+        name: elapsed_s(events)
+        for name, events in logs.items()
         if events and events[0].variant == variant.id and events[-1].stage == "done"
-    )
+    }
 
 
 def _effective_status(status: VariantStatus | None, facts: VariantFacts, has_rounds: bool) -> VariantStatus:

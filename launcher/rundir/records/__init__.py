@@ -17,6 +17,7 @@ from gpurun.launcher.rundir.records.config import (
     VariantRef,
 )
 from gpurun.launcher.rundir.records.measured import (
+    NO_GROUP,
     CodeVersion,
     DeviceFacts,
     GpuLoad,
@@ -42,6 +43,7 @@ from gpurun.launcher.rundir.records.outcome import (
 )
 
 __all__ = [
+    "NO_GROUP",
     "Attempt",
     "Balance",
     "BalanceConfig",

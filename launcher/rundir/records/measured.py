@@ -8,6 +8,11 @@ Kind = Literal["warmup", "timed", "aa", "ablation", "profile", "skipped"]
 """`aa`: the baseline's second block in a round. `skipped`: a step whose update a GradScaler left out."""
 LossOver = Literal["mean", "sum", "counted"]
 """How a workload's loss is reduced over its samples; `counted`: the mean over what `count` returns."""
+NO_GROUP = (
+    "the ranks made no process group; unless they communicate without torch, each trained its own model. "
+    "Call `torch.distributed.init_process_group`, and wrap the model in `DistributedDataParallel`"
+)
+"""A warning that ranks record of a program, and that reports don't repeat."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.frames import code_hashes
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.rundir.records import ProgramConfig, VariantFacts
+from gpurun.launcher.rundir.records import NO_GROUP, ProgramConfig, VariantFacts
 from gpurun.launcher.stats.schedule import first_traced_step, only_warmup_text
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
@@ -26,11 +26,6 @@ from gpurun.launcher.worker.program.runner import end_program, run_module, run_s
 NO_STEPS = (
     "no steps were recorded, only the running time: no optimizer stepped at least twice; "
     "in a loop without an optimizer, mark each step: `with gpurun.step():`"
-)
-
-NO_GROUP = (
-    "the ranks made no process group; unless they communicate without torch, each trained its own model. "
-    "Call `torch.distributed.init_process_group`, and wrap the model in `DistributedDataParallel`"
 )
 
 

@@ -339,8 +339,7 @@ def test_compute_that_grew_on_all_ranks_is_named_with_its_reason(more: dict[str,
     more = {"operators_ms": dict[str, float](), **more}  # type: ignore[dict-item]
     longer = tuple(replace(one, span_ms=60.0, compute_ms=60.0, **more) for one in ranks)  # type: ignore[arg-type]
     slow = variant("ddp-slow", (32, 32), 60.0, *longer)
-    end = f"{reason[:-1]}; in traced steps)" if reason.endswith(")") else f"{reason} {TRACED}"
-    assert why_slower(slow, fast) == f"rank 0 spends 60.0 of 60.0 ms (10.0 more) computing{end}"
+    assert why_slower(slow, fast) == f"rank 0 spends 60.0 of 60.0 ms (10.0 more) computing{reason} {TRACED}"
     assert why_slower(fast, slow) is None
 
 

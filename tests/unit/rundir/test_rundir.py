@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.errors import MachineError
+from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, read_lines, unwritable, write_json
+from gpurun.launcher.rundir.paths import refuse_links
 from gpurun.launcher.rundir.records import Event, VariantFacts, elapsed_s
 
 
@@ -78,3 +79,13 @@ def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
     with pytest.raises(MachineError) as caught:
         read_json(tmp_path / "plan.json", VariantFacts)
     assert str(caught.value) == f"can't read {tmp_path}/plan.json: No such file or directory"
+
+
+def test_links_are_refused_but_where_a_program_saves_for_itself(tmp_path: Path) -> None:
+    saved = tmp_path / "launches" / "01-script-2" / "files"
+    saved.mkdir(parents=True)
+    (saved / "last.ckpt").symlink_to("step-10.ckpt")
+    refuse_links(tmp_path)
+    (saved.parent / "launch.json").symlink_to("elsewhere")
+    with pytest.raises(SpecError, match="is a symbolic link"):
+        refuse_links(tmp_path)
