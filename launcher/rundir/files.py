@@ -163,10 +163,9 @@ def _read_bounded(path: Path, file: BinaryIO) -> bytes:
     Raises:
         MachineError: it is larger than any that gpurun writes.
     """
-    content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
+    if os.fstat(file.fileno()).st_size - file.tell() > MAX_BYTES:
         raise too_large(path)
-    return content
+    return file.read(MAX_BYTES)
 
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
