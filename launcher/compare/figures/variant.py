@@ -23,7 +23,7 @@ from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
+from gpurun.launcher.rundir.records import Balance, GpuLoad, Prediction, StepRecord
 from gpurun.launcher.stats.family import components
 from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.paired import (
@@ -201,7 +201,7 @@ def _one_rank(
     steps = measured.steps.get(rank, ())
     timed = timed_steps(measured, rank)
     loads = gpu_loads(measured, rank)
-    peaks = [one.peak_bytes for one in loads or timed if one.peak_bytes is not None]
+    memory = measured.memory.get(rank)
     trace = run.trace(measured.variant.id, rank)
     return RankFigures(
         rank=rank,
@@ -209,7 +209,7 @@ def _one_rank(
         local_batch=local_batch,
         step_ms=median(step.step_ns for step in timed) / 1e6 if timed else None,
         phases_ms=phase_medians_ms(timed),
-        peak_gib=max(peaks) / GIB if peaks else None,
+        peak_gib=memory.total / GIB if memory else _allocated_gib(measured, loads, timed),
         trace=trace.relative_to(run.path).as_posix() if trace.exists() else None,
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
         queue_percent=queue_percent(timed),
@@ -219,7 +219,19 @@ def _one_rank(
         power_w=mean_of(load.power_w for load in loads),
         alloc_retries=sum(load.alloc_retries for load in loads),
         host=host,
+        memory_gib={part: num_bytes / GIB for part, num_bytes in memory.parts.items()} if memory else {},
+        reserved_gib=memory.reserved / GIB if memory and memory.reserved is not None else None,
     )
+
+
+def _allocated_gib(measured: Measured, loads: Sequence[GpuLoad], timed: Sequence[StepRecord]) -> float | None:
+    """The peak in timed steps: of a GPU's allocated memory, or of a program's resident set.
+
+    A workload's resident set is left out: next to live tensors of other variants it would mislead.
+    """
+    records = loads or (timed if measured.variant.kind.runs_program else ())
+    peaks = [one.peak_bytes for one in records if one.peak_bytes is not None]
+    return max(peaks) / GIB if peaks else None
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
