@@ -26,7 +26,7 @@ LIMIT_S = 10
 LIMIT_BYTES = 1 << 30
 SHOWN = 5
 """Failures that are printed; of the others only their number."""
-_BLOCKS_PER_CORE = 16
+_BLOCKS_PER_CORE = 32
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _ONE_PATH = ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown")
 _TWO_PATHS = ("os.rename", "os.link", "os.symlink")
@@ -126,7 +126,10 @@ def run_all(name: str, case: Case, count: int, prepare: Callable[[], object] | N
         tempfile.TemporaryDirectory(prefix="gpurun-fuzz-") as base,
         ProcessPoolExecutor(cores, initializer=partial(_prepare, base, prepare)) as workers,
     ):
-        outcomes = list(workers.map(partial(try_block, case), blocks))
+        outcomes = []
+        for outcome in workers.map(partial(try_block, case), blocks):
+            outcomes.append(outcome)
+            _show_progress(name, outcomes, len(blocks))
     took_s = time.monotonic() - started_s
     failures = [failure for outcome in outcomes for failure in outcome.failures]
     if failures:
@@ -136,6 +139,13 @@ def run_all(name: str, case: Case, count: int, prepare: Callable[[], object] | N
         f"{max(outcome.slowest_s for outcome in outcomes):.1f} s each (limit {LIMIT_S}), "
         f"{max(outcome.peak_bytes for outcome in outcomes) >> 20} MB of memory (limit {LIMIT_BYTES >> 20})."
     )
+
+
+def _show_progress(name: str, outcomes: Sequence[Outcome], num_blocks: int) -> None:
+    """Shows how many blocks of inputs were tried; of those that failed also why, before the others end."""
+    failures = outcomes[-1].failures
+    why = f"\n{_listed(failures)}" if failures else ""
+    print(f"{name}: {len(outcomes)} of {num_blocks} blocks of inputs{why}", file=sys.stderr, flush=True)
 
 
 def _prepare(base: str, prepare: Callable[[], object] | None) -> None:
@@ -197,6 +207,11 @@ def try_one(case: Case, number: int) -> str:
 
 
 def _listed(failures: Sequence[Failure]) -> str:
-    shown = [f"--- input {failure.number}\n{failure.why.strip()[-2000:]}" for failure in failures[:SHOWN]]
-    more = [f"and {len(failures) - SHOWN} more"] if len(failures) > SHOWN else []
+    """Failures of different kinds, by where they were raised, and how many others there are."""
+    kinds: dict[tuple[str, ...], Failure] = {}
+    for failure in failures:
+        kinds.setdefault(tuple(failure.why.strip().splitlines()[-4:-1]), failure)
+    chosen = list(kinds.values())[:SHOWN]
+    shown = [f"--- input {failure.number}\n{failure.why.strip()[-2000:]}" for failure in chosen]
+    more = [f"and {len(failures) - len(chosen)} more"] if len(failures) > len(chosen) else []
     return "\n".join([*shown, *more])
