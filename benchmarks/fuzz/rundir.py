@@ -25,6 +25,7 @@ from tests.damage.content import damaged
 
 COUNT = 5000
 RECORDED = Path(__file__).resolve().parents[2] / "docs" / "runs" / "gpt-splits"
+LARGEST_BYTES = 1 << 24
 SECRET = b"what lies outside of the run"
 COMMANDS = (
     ("report", "run"),
@@ -113,13 +114,14 @@ def any_file(chance: random.Random, run: Path) -> Path:
 
 def damage_content(chance: random.Random, run: Path) -> None:
     path = any_file(chance, run)
-    path.write_bytes(damaged(path.read_bytes() or b"{}", chance))
+    if path.stat().st_size < LARGEST_BYTES:  # else it was made sparse before
+        path.write_bytes(damaged(path.read_bytes() or b"{}", chance))
 
 
 def damage_value(chance: random.Random, run: Path) -> None:
     """A value somewhere in a document of JSON is replaced."""
     path = chance.choice(
-        sorted(path for path in run.rglob("*.json") if path.is_file() and path.stat().st_size < 1 << 24)
+        sorted(path for path in run.rglob("*.json") if path.is_file() and path.stat().st_size < LARGEST_BYTES)
     )
     try:
         data = json.loads(path.read_bytes())
