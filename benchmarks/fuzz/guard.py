@@ -1,8 +1,8 @@
 """Runs a function on thousands of damaged inputs, and watches what it does to the machine.
 
 Each input is made from its number, so that one that fails can be repeated. An input fails by an exception, by
-taking more than `LIMIT_S` of a core or `HANG_S`, or more than `LIMIT_BYTES` of memory above what the process held before, or by a
-change outside the directory that it got.
+taking more than `LIMIT_S` of a core, `HANG_S` or `LIMIT_BYTES` of memory above what the process held before,
+or by a change outside the directory that it got.
 """
 
 import os
