@@ -48,10 +48,10 @@ class Times:
 
 def _between(points: Sequence[tuple[int, float]], record: StepRecord) -> float:
     """When a step began that so many steps came before; before the first point, by its own length."""
-    (first, first_s), *_ = points
-    if record.step < first:
-        return first_s - (first - record.step) * record.step_ns / 1e9
-    return float(np.interp(record.step, *zip(*points, strict=True)))
+    ended, times_s = zip(*points, strict=True)
+    if record.step < ended[0]:
+        return float(times_s[0] - (ended[0] - record.step) * record.step_ns / 1e9)
+    return float(np.interp(record.step, ended, times_s))
 
 
 @dataclass(frozen=True)
