@@ -161,6 +161,8 @@ def decoded(text: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(text, type=kind)
     except RecursionError as error:
         raise ValueError("this JSON is nested too deeply") from error
+    except msgspec.MsgspecError as error:  # no ValueError in older versions
+        raise ValueError(str(error)) from error
 
 
 def too_large(path: Path) -> MachineError:
