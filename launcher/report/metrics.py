@@ -186,7 +186,7 @@ def _fullest_gib(result: VariantResult, part: MemoryPart) -> float | None:
 
 
 def _memory_metric(part: MemoryPart, short: str, drop: int) -> Metric:
-    """A column where it tells variants apart: sharding saves other parts than a smaller batch."""
+    """A column where it differs enough: sharding saves other parts than a smaller batch does."""
     value = partial(_fullest_gib, part=part)
     return Metric(
         key=f"{part}_gib",

@@ -7,6 +7,7 @@ from statistics import fmean, median
 from types import MappingProxyType
 
 from gpurun.launcher.compare.figures.other_load import (
+    allocated_gib,
     cpu_ms,
     gpu_loads,
     queue_percent,
@@ -23,7 +24,7 @@ from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Balance, GpuLoad, Prediction, StepRecord
+from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
 from gpurun.launcher.stats.family import components
 from gpurun.launcher.stats.launches import t_interval
 from gpurun.launcher.stats.paired import (
@@ -209,7 +210,7 @@ def _one_rank(
         local_batch=local_batch,
         step_ms=median(step.step_ns for step in timed) / 1e6 if timed else None,
         phases_ms=phase_medians_ms(timed),
-        peak_gib=memory.total / GIB if memory else _allocated_gib(measured, loads, timed),
+        peak_gib=memory.total / GIB if memory else allocated_gib(measured, rank),
         trace=trace.relative_to(run.path).as_posix() if trace.exists() else None,
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
         queue_percent=queue_percent(timed),
@@ -222,16 +223,6 @@ def _one_rank(
         memory_gib={part: num_bytes / GIB for part, num_bytes in memory.parts.items()} if memory else {},
         reserved_gib=memory.reserved / GIB if memory and memory.reserved is not None else None,
     )
-
-
-def _allocated_gib(measured: Measured, loads: Sequence[GpuLoad], timed: Sequence[StepRecord]) -> float | None:
-    """The peak in timed steps: of a GPU's allocated memory, or of a program's resident set.
-
-    A workload's resident set is left out: next to live tensors of other variants it would mislead.
-    """
-    records = loads or (timed if measured.variant.kind.runs_program else ())
-    peaks = [one.peak_bytes for one in records if one.peak_bytes is not None]
-    return max(peaks) / GIB if peaks else None
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:

@@ -145,7 +145,7 @@ class MemoryLog:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells a log of every storage that an operator uses or makes."""
+    """Shows a log every storage that an operator uses or makes."""
 
     def __init__(self, log: MemoryLog) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -186,7 +186,7 @@ def in_this_thread() -> Iterator[None]:
 
 @contextmanager
 def watching(log: MemoryLog) -> Iterator[None]:
-    """Within it, the log is told what happens, also in threads that `run_replicas` starts."""
+    """Within it, the log sees what happens, also in threads that `run_replicas` starts."""
     _active.append(log)
     try:
         with resizes_noted(log), in_this_thread():

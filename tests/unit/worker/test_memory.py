@@ -98,9 +98,7 @@ def test_torch_counts_as_many_bytes() -> None:
     with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         model.step(log)
     made = [
-        event.nbytes()
-        for event in profiler.profiler.kineto_results.events()
-        if event.name() == "[memory]"
+        event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"
     ]
     held = most = 0
     for num_bytes in made:
