@@ -284,6 +284,14 @@ def num_bytes(path: Path) -> int:
         return 0
 
 
+def inode_of(path: Path) -> int:
+    """Which file has this name; 0 if there is none."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
 _REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "your quota is used up; free some space",
