@@ -43,7 +43,7 @@ def test_a_job_names_no_unknown_strategy(
     with pytest.raises(SpecError) as caught:
         load_job(path, overrides)
     assert place in str(caught.value)
-    assert f'`single`, `dp` or `ddp`, got the text "{UNKNOWN}"' in str(caught.value)
+    assert f'`single`, `dp`, `ddp` or `zero1`, got the text "{UNKNOWN}"' in str(caught.value)
 
 
 def test_a_job_names_no_strategy_of_programs(tmp_path: Path) -> None:

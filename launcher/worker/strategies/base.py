@@ -7,6 +7,7 @@ from typing import Protocol, Self, cast
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.strategies import strategy_named
@@ -28,11 +29,23 @@ class Strategy(Protocol):
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         """The model's outputs on `device`; the devices of this process get `chunks` samples each."""
 
+    def optimizer(self, whole: Optimizer) -> Optimizer:
+        """What updates the parameters: `whole`, or the part of it that is this rank's."""
+
+    def gathered(self) -> AbstractContextManager[bool]:
+        """Within it, if true, the model has all its parameters on this rank, which can run it by itself.
+
+        What is trained within it is lost. False where memory doesn't suffice. All ranks enter and leave it.
+        """
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All of a parameter or gradient of which this rank may have a part; all ranks call it."""
+
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         """Forward and backward within it leave their gradients on this rank, if `active`."""
 
     def alone(self) -> AbstractContextManager[object]:
-        """Forward and backward within it communicate with no other rank."""
+        """Forward, backward and the optimizer's step within it communicate with no other rank."""
 
     def skip(self) -> torch.Tensor:
         """What a rank without samples adds to the loss: zero."""

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import LaunchConfig
@@ -78,6 +79,15 @@ class Ddp:
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         with on_device(self.rank):
             return self.model(inputs)
+
+    def optimizer(self, whole: Optimizer) -> Optimizer:
+        return whole
+
+    def gathered(self) -> AbstractContextManager[bool]:
+        return nullcontext(True)
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         return self.model.no_sync() if active else nullcontext()

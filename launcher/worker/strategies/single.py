@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.base.nested import Tree
@@ -15,6 +16,15 @@ class OneProcess:
     """What all strategies of a single process share: there are no other ranks."""
 
     world_size = 1
+
+    def optimizer(self, whole: Optimizer) -> Optimizer:
+        return whole
+
+    def gathered(self) -> AbstractContextManager[bool]:
+        return nullcontext(True)
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         return nullcontext()

@@ -4,6 +4,7 @@ import copy
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,11 +77,11 @@ class Trainer:
         self.source = source_of(workload, config, rank, self.precision)
         global_batch = sum(config.variants[0].split)
         self.trial = try_out(workload, self.source, self.precision, device, rank, global_batch)
-        self.optimizer = make_optimizer(workload)
         self.batch_warning = batch_warning(workload, self.source, global_batch)
         if config.compile:
             compile_in_place(self.model, len(config.variants))
         self.strategy = strategy_of(self.model, config, rank, self.trial.has_unused)
+        self.optimizer = self.strategy.optimizer(make_optimizer(workload))
         self.scaler = new_scaler(device, self.precision)
 
     @property
@@ -106,8 +107,9 @@ class Trainer:
         loaded = step_input.load()
         if loaded is not step_input:
             clock.mark("data")
-        self.compute(self.strategy, loaded, self.scaler, clock, sync)
-        self.scaler.step(self.optimizer)
+        with nullcontext() if sync else self.strategy.alone():
+            self.compute(self.strategy, loaded, self.scaler, clock, sync)
+            self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         clock.mark("optimizer")
@@ -149,9 +151,34 @@ class Trainer:
         self.compute(strategy, loaded, scaler, NoClock())
         scale = scaler.get_scale()
         named = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
-        gradient = {name: torch.div(grad.cpu(), scale) for name, grad in named}
+        gradient = {name: torch.div(strategy.full(grad).cpu(), scale) for name, grad in named}
         self.model.zero_grad(set_to_none=True)
         return gradient
+
+    def weights_after(self, variant: VariantConfig, num_steps: int) -> dict[str, Tensor]:
+        """All parameters after the first steps under the strategy, on the CPU; all ranks call it.
+
+        The state is as before afterwards.
+        """
+        state = self.save_state()
+        for step in range(num_steps):
+            self.step(self.prepare(variant, step), NoClock())
+        weights = {name: on_cpu(self.strategy.full(p)) for name, p in self.model.named_parameters()}
+        self.restore_state(state)
+        return weights
+
+    def one_device_weights_after(self, num_samples: int, num_steps: int) -> dict[str, Tensor]:
+        """All parameters after the first steps on this rank's device alone, within `gathered`."""
+        state, alone = self.save_state(), Single(self.model, self.device)
+        optimizer, scaler = make_optimizer(self.workload), new_scaler(self.device, self.precision)
+        for step in range(num_steps):
+            self.compute(alone, self.source.whole(num_samples, step), scaler, NoClock())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+        weights = {name: on_cpu(p) for name, p in self.model.named_parameters()}
+        self.restore_state(state)
+        return weights
 
     def save_state(self) -> TrainerState:
         """A copy of weights, buffers and optimizer for `restore_state`."""

@@ -5,6 +5,7 @@ Results go to DIRECTORY/RANK.json: case → relative error, and findings.
 
 import gc
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 
 from gpurun import Workload
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
 from gpurun.launcher.worker.training import forward_backward
 from gpurun.launcher.worker.training.batches import step_generator
 from gpurun.launcher.worker.training.forward_backward import NoClock
@@ -24,6 +26,8 @@ from gpurun.launcher.worker.training.gradient_check import check_gradients, rela
 from gpurun.launcher.worker.training.trainer import Trainer
 
 SEED = 5
+NUM_STEPS = 5
+IN_PROCESSES = tuple(name for name in IN_JOBS if STRATEGIES[name].has_backend)
 GLOBAL_BATCH = 24
 SPLITS: dict[int, list[tuple[int, ...]]] = {
     1: [(24,)],
@@ -149,11 +153,17 @@ SAME = {"two-inputs": "mean", "own-loss": "masked", "own-sum": "masked-sum"}
 KINDS = ("mean", "sum", "masked", "unused", "dataset", "masked-dataset", *SAME)
 
 
+def kinds_of(strategy: str) -> tuple[str, ...]:
+    """Where a strategy doesn't reduce gradients by itself, but as `ddp` does, a few are enough."""
+    return ("mean", "masked", "unused") if STRATEGIES[strategy].shards_optimizer else KINDS
+
+
 def config(strategy: str, world: int, variants: tuple[VariantConfig, ...]) -> LaunchConfig:
     return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
-        devices=("cpu",) * world, backend="gloo" if strategy == "ddp" else None, precision="fp64", seed=SEED,
-        threads=1, variants=variants, baseline=variants[0].id, warmup=1, rounds=1,
+        devices=("cpu",) * world, backend="gloo" if STRATEGIES[strategy].has_backend else None,
+        precision="fp64", seed=SEED, threads=1, variants=variants, baseline=variants[0].id, warmup=1,
+        rounds=1,
     )  # fmt: skip
 
 
@@ -183,7 +193,7 @@ def expected_gradient(kind: str) -> dict[str, Tensor]:
 def gradient_errors(strategy: str, world: int, rank: int) -> dict[str, float]:
     errors = {}
     variants = variants_of(world)
-    for kind in KINDS:
+    for kind in kinds_of(strategy):
         job = workload(kind, num_workers=int(world == 2))
         trainer = Trainer(job, config(strategy, world, variants), rank)
         for variant in variants:
@@ -193,23 +203,41 @@ def gradient_errors(strategy: str, world: int, rank: int) -> dict[str, float]:
     return errors
 
 
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    """AdamW in two groups with options of their own."""
+    weights, biases = [], []
+    for parameter in parameters:
+        (weights if parameter.dim() > 1 else biases).append(parameter)
+    groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 5e-3}]
+    return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
+
+
 def weights_after_steps(strategy: str, world: int, rank: int) -> dict[str, float]:
-    """Relative difference of the weights after three optimizer steps to those of a bare loop."""
+    """Relative difference of the weights after some steps of AdamW to those of a bare loop.
+
+    Between the steps, others are made, alone too, and undone.
+    """
     variants = variants_of(world)[-1:]
-    trainer = Trainer(workload("mean"), config(strategy, world, variants), rank)
+    trainer = Trainer(replace(workload("mean"), optimizer=adam), config(strategy, world, variants), rank)
     bare = workload("mean")
     bare.model.double()
     assert bare.batch is not None
     assert bare.loss is not None
-    optimizer = torch.optim.SGD(bare.model.parameters(), lr=1e-3)
-    for number in range(3):
+    optimizer = adam(bare.model.parameters())
+    for number in range(NUM_STEPS):
+        if number == 2:
+            saved = trainer.save_state()
+            for sync in (True, False):
+                trainer.step(trainer.prepare(variants[0], number), NoClock(), sync)
+            trainer.restore_state(saved)
         trainer.step(trainer.prepare(variants[0], number), NoClock())
         inputs, targets = bare.batch(GLOBAL_BATCH, step_generator(SEED, number))
         inputs = {"x": inputs["x"].double(), "more": [inputs["more"][0].double()]}
         optimizer.zero_grad()
         bare.loss(bare.model(inputs), targets).backward()
         optimizer.step()
-    error = relative_error(dict(trainer.model.named_parameters()), dict(bare.model.named_parameters()))
+    found = {name: trainer.strategy.full(p) for name, p in trainer.model.named_parameters()}
+    error = relative_error(found, dict(bare.model.named_parameters()))
     trainer.close()
     return {f"{strategy} weights {variants[0].id}": error}
 
@@ -234,10 +262,24 @@ def checks(rank: int) -> dict[str, Any]:
     return found
 
 
-def ablation(rank: int) -> dict[str, Any]:
+def weight_checks(rank: int) -> dict[str, Any]:
+    """What the run's own check says of strategies whose ranks share the optimizer's work."""
+    variants = (VariantConfig("even", (32, 32), 1), VariantConfig("uneven", (48, 16), 3))
+    found: dict[str, Any] = {}
+    for strategy in (name for name in IN_PROCESSES if STRATEGIES[name].shards_optimizer):
+        launch = config(strategy, 2, variants)
+        trainer = Trainer(replace(workload("mean"), optimizer=adam), launch, rank)
+        found[strategy] = check_gradients(trainer, launch, rank)
+        with mock.patch.object(trainer.optimizer, "step"):
+            found[f"{strategy} without steps"] = check_gradients(trainer, launch, rank)
+        trainer.close()
+    return found
+
+
+def ablation(strategy: str, rank: int) -> dict[str, Any]:
     """Steps without communication let the ranks drift apart; the saved state brings them back."""
     variants = (VariantConfig("uneven", (18, 6), 1),)
-    trainer = Trainer(workload("mean"), config("ddp", 2, variants), rank)
+    trainer = Trainer(workload("mean"), config(strategy, 2, variants), rank)
     trainer.step(trainer.prepare(variants[0], 0), NoClock())
     saved, spread = trainer.save_state(), []
     for restore in (False, True):
@@ -263,9 +305,11 @@ def main(rank: int, directory: Path) -> None:
             continue
         store = FileStore(str(directory / f"store{world}"), world)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-        results |= gradient_errors("ddp", world, rank) | weights_after_steps("ddp", world, rank)
+        for strategy in IN_PROCESSES:
+            results |= gradient_errors(strategy, world, rank) | weights_after_steps(strategy, world, rank)
         if world == 2:
-            results |= {"checks": checks(rank), "ablation": ablation(rank)}
+            results |= {"checks": checks(rank), "weights": weight_checks(rank)}
+            results |= {f"ablation of {strategy}": ablation(strategy, rank) for strategy in IN_PROCESSES}
         dist.barrier()
         gc.collect()
         dist.destroy_process_group()
