@@ -136,7 +136,7 @@ def replace_by_other_kind(chance: random.Random, run: Path) -> None:
 
 
 def replace_directory(chance: random.Random, run: Path) -> None:
-    path = chance.choice(sorted(path for path in run.rglob("*") if path.is_dir()))
+    path = chance.choice(sorted(path for path in run.rglob("*") if path.is_dir() and not path.is_symlink()))
     shutil.rmtree(path)
     chance.choice((lambda: path.symlink_to(run.parent), path.touch, lambda: None))()
 

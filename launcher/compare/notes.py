@@ -1,9 +1,10 @@
 """What readers of the figures need to know, as whole sentences: of the run, and of single variants."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpurun.launcher.compare.figures.recorded import Measured, steps_of_launches
+from gpurun.launcher.compare.figures.recorded import Measured, planned_launch, steps_of_launches
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.label import variant_label, varied_texts
@@ -226,7 +227,9 @@ def never_communicate(measured: Measured, ranks: Sequence[RankFigures]) -> bool:
 def fewer_steps(measured: Measured) -> tuple[str, ...]:
     """A finding where some launches of a program made less than half of the steps that others made."""
     made = steps_of_launches(measured.steps)
-    nums = [made.get(launch, 0) for launch in measured.ended_s if "~" not in launch]  # others were restarted
+    attempts = Counter(map(planned_launch, made.keys() | measured.ended_s.keys()))
+    # The last of several attempts is a restart, which goes on from what was saved.
+    nums = [made.get(name, 0) for name in measured.ended_s if attempts[planned_launch(name)] == 1]
     if not measured.variant.kind.runs_program or 2 * min(nums, default=0) >= max(nums, default=0):
         return ()
     return (

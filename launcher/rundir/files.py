@@ -12,7 +12,7 @@ from typing import IO, Any, BinaryIO, TypeVar
 import msgspec
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.rundir.paths import RunPaths, rank_files, unreadable
+from gpurun.launcher.rundir.paths import PROGRAM_FILES, RunPaths, rank_files, unreadable
 from gpurun.launcher.rundir.records import (
     Balance,
     CodeVersion,
@@ -59,6 +59,16 @@ class RunDir(RunPaths):
     def read_replaced(self) -> frozenset[str]:
         """Attempts that don't count, since their launches were measured anew with other software."""
         return frozenset(read_json(self.replaced, list[str])) if self.replaced.exists() else frozenset()
+
+    def program_files(self, launch_id: str) -> Path:
+        """Where a program may save; the same for all attempts at a launch, so that restarts go on from it.
+
+        Attempts that were replaced don't count: what other software has saved is not gone on from.
+        """
+        launch, _, number = launch_id.partition("~")
+        attempts = (launch, *(f"{launch}~{later}" for later in range(2, int(number or 1))))
+        replaced = self.read_replaced()
+        return self.launch(next((one for one in attempts if one not in replaced), launch_id)) / PROGRAM_FILES
 
     def damage(self, variant_id: str) -> tuple[str, ...]:
         """What can't be read of a variant's step records; a last line that was cut off does not count."""
@@ -163,10 +173,9 @@ def _read_bounded(path: Path, file: BinaryIO) -> bytes:
     Raises:
         MachineError: it is larger than any that gpurun writes.
     """
-    content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
+    if os.fstat(file.fileno()).st_size - file.tell() > MAX_BYTES:
         raise too_large(path)
-    return content
+    return file.read(MAX_BYTES)
 
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
@@ -234,7 +243,7 @@ def append_lines(path: Path, values: Sequence[Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+", buffering=0) as file:
-            whole_bytes = _end_of_lines(file)
+            whole_bytes = end_of_lines(file)
             written = file.write(encoded)
             if written != len(encoded):
                 file.truncate(whole_bytes)
@@ -257,7 +266,7 @@ def keep_lines(path: Path, kind: type[T], keeps: Callable[[T], bool]) -> None:
     write_bytes(path, b"".join(line for line in whole_lines(path) if is_kept(line)))
 
 
-def _end_of_lines(file: IO[bytes]) -> int:
+def end_of_lines(file: IO[bytes]) -> int:
     """The size of an append-only file; a line that was cut off is ended, or the next would be part of it."""
     size = file.seek(0, os.SEEK_END)
     if size and os.pread(file.fileno(), 1, size - 1) != b"\n":

@@ -80,10 +80,6 @@ class RunPaths:
     def launch(self, launch_id: str) -> Path:
         return self.path / LAUNCHES / self._named(launch_id)
 
-    def program_files(self, launch_id: str) -> Path:
-        """Where a program may save; the same for all attempts at a launch, so that restarts go on from it."""
-        return self.launch(launch_id.partition("~")[0]) / PROGRAM_FILES
-
     def launch_config(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "launch.json"
 

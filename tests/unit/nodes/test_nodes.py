@@ -147,6 +147,42 @@ def test_what_a_resumed_run_has_of_a_file_is_kept(tmp_path: Path) -> None:
     assert (ours / name).read_text() == "of the first command\nof the second\nand more\n"
 
 
+def test_a_line_that_a_crash_of_node_0_cut_off_costs_no_other(tmp_path: Path) -> None:
+    name = "variants/a/rank1.jsonl"
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_bytes(b"whole\ncut o")
+    inbox = Inbox(tmp_path)
+    inbox.write(Chunk(1, name, 0, b"of the "))
+    inbox.write(Chunk(1, name, 7, b"next\n", is_last=True))
+    assert (tmp_path / name).read_bytes() == b"whole\ncut o\nof the next\n"
+
+
+@pytest.mark.parametrize("name", ["variants/a/rank1.jsonl", "variants/a/.rank1.pt.trace.json.gz.part"])
+def test_a_file_of_another_node_is_written_through_no_link(tmp_path: Path, name: str) -> None:
+    """A program may leave links in the run directory of its node."""
+    target = tmp_path / "elsewhere"
+    target.write_bytes(b"mine")
+    link = tmp_path / "run" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(target)
+    sent = name.replace("/.", "/").removesuffix(".part")
+    with pytest.raises(MachineError, match="can't write"):
+        Inbox(tmp_path / "run").write(Chunk(1, sent, 0, b"theirs\n"))
+    assert target.read_bytes() == b"mine"
+
+
+def test_what_a_program_saves_stays_on_its_node(tmp_path: Path) -> None:
+    """Checkpoints may be huge; also those that a restart, or other software, has saved."""
+    kept = ("launches/01-script-2/log/rank1.log", "variants/files/rank1.jsonl")
+    saved = ("launches/01-script-2/files/model.pt", "launches/01-script-2~3/files/below/rank1.log")
+    for name in (*kept, *saved):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x\n")
+    sent: list[Chunk] = []
+    Outbox(tmp_path, 1).send(sent.append, lambda: None)
+    assert sorted(chunk.path for chunk in sent) == sorted(kept)
+
+
 def test_a_file_that_was_replaced_is_sent_whole(tmp_path: Path) -> None:
     name = Path("variants/a/rank1.pt.trace.json.gz")
     theirs, ours = tmp_path / "theirs" / name, tmp_path / "ours" / name
