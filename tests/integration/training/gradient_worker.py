@@ -205,10 +205,10 @@ def gradient_errors(strategy: str, world: int, rank: int) -> dict[str, float]:
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
     """AdamW in two groups with options of their own."""
-    weights, biases = [], []
+    by_kind: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for parameter in parameters:
-        (weights if parameter.dim() > 1 else biases).append(parameter)
-    groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 5e-3}]
+        by_kind[parameter.dim() > 1].append(parameter)
+    groups = [{"params": by_kind[True], "weight_decay": 0.1}, {"params": by_kind[False], "lr": 5e-3}]
     return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
 
 
