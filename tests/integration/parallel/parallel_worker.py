@@ -57,6 +57,7 @@ class Mesh:
         began_s = time.perf_counter()
         call()
         self.took_s[name].append(time.perf_counter() - began_s)
+        self.took_s[f"{name} came"].append(began_s)
 
 
 def _own_group(rank: int, lists: list[list[int]], name: str) -> Any:

@@ -1,6 +1,8 @@
 """What the nodes of a job agree on and send each other: without a network."""
 
 import json
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.network import find_address, resolve
 from gpurun.launcher.nodes.cluster_pool import Timeline
 from gpurun.launcher.nodes.follower import Places
-from gpurun.launcher.nodes.join import disagreement, missing_nodes, program_sha256
+from gpurun.launcher.nodes.join import disagreement, find_place, missing_nodes, program_sha256
 from gpurun.launcher.nodes.messages import Chunk, Hello, decode, encode
+from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags
 from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
@@ -262,6 +265,30 @@ def test_host_names_and_interfaces_that_are_not_there() -> None:
         find_address("127.0.0.1", 1, "nope0", {})
     assert find_address("127.0.0.1", 1, None, {}).interface == "lo"
     assert find_address("127.0.0.1", 1, None, {"GLOO_SOCKET_IFNAME": "lo"}).address == "127.0.0.1"
+
+
+@pytest.mark.parametrize("resolves_late", [True, False])
+def test_a_name_that_resolves_late_is_waited_for(
+    resolves_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of another Pod does."""
+    real, asked, waited = socket.getaddrinfo, [], []
+
+    def later(host: str, *args: Any, **options: Any) -> Any:
+        asked.append(host)
+        if len(asked) < 4:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real("127.0.0.1", *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", later)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    facts = Facts(1, "demo-0.demo", 29400, resolves_late)
+    if resolves_late:
+        assert find_place(facts, NodeFlags(), lambda: waited.append(1)).rendezvous == "127.0.0.1"
+        assert waited == [1]
+    else:
+        with pytest.raises(MachineError, match=r"'demo-0\.demo' does not resolve"):
+            find_place(facts, NodeFlags(), lambda: waited.append(1))
 
 
 CPU_NODES = tuple(Node(f"n{i}", f"10.0.0.{i}", "eth0", 4, ()) for i in range(2))
