@@ -42,6 +42,8 @@ class Strategy:
     """Whether gradients have memory of their own all the time, as in DDP's buckets."""
     shards_optimizer: bool = False
     """Whether each process updates only a part of the parameters, and has the optimizer's state of that."""
+    shards_parameters: bool = False
+    """Whether each process has a part of the parameters only, so that all are needed in every step."""
     max_batch_refusal: str = ""
     """Why one device alone can't show the largest batch; empty where it can."""
     compile_refusal: str = ""
@@ -119,6 +121,19 @@ _ALL = (
         shards_optimizer=True,
         max_batch_refusal=_IN_PARTS,
         loop="DistributedDataParallel and ZeroRedundancyOptimizer",
+    ),
+    Strategy(
+        "fsdp",
+        "parameters, gradients and optimizer state are divided among processes, one per device (FSDP2)",
+        Reach.JOB,
+        "gpurun.launcher.worker.strategies.fsdp:Fsdp",
+        process_per_device=True,
+        has_backend=True,
+        shards_optimizer=True,
+        shards_parameters=True,
+        max_batch_refusal=_IN_PARTS,
+        loop="FSDP2",
+        compile_refusal="fsdp's collectives between the layers are not compiled",
     ),
     Strategy(
         PROGRAM,

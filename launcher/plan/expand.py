@@ -220,6 +220,9 @@ def check_room(wanted: Combination, least: int) -> None:
     Raises:
         ImpossibleError: it can't.
     """
+    if least == 0 and wanted.runs_as.shards_parameters:
+        reason = f"{wanted.strategy} needs every device in every step, so `balanced` can't leave one out"
+        raise ImpossibleError("split", f"{reason}: leave out `min_local_batch: 0`")
     if wanted.samples < least * wanted.device_count:
         samples = plural(wanted.samples, "sample")
         reason = f"{samples} can't give {wanted.device_count} devices at least {least} each"

@@ -34,15 +34,17 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
 
     def _sync_params(self) -> None:
         if self.communicates:
-            super()._sync_params()  # type: ignore[no-untyped-call]
+            super()._sync_params()  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
-        return self.optim.state_dict()
+        own: dict[str, Any] = self.optim.state_dict()
+        return own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.optim.load_state_dict(state_dict)
         self.state = self.optim.state
-        self._sync_param_groups(self.optim.param_groups, self.param_groups)
+        for shown, own in zip(self.param_groups, self.optim.param_groups, strict=True):
+            shown.update({name: value for name, value in own.items() if name != "params"})
 
 
 class Zero1(Ddp):

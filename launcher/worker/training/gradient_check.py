@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,12 +99,12 @@ def check_batch(
 def one_device_reference(trainer: Trainer, global_batch: int, rank: int) -> Reference:
     """The gradient of the whole batch on rank 0's device, if that device can hold it."""
     gradient, draws_random = None, False
-    with trainer.strategy.gathered() as has_room:
-        if rank == 0 and has_room:
-            runtime = runtime_of(trainer.device)
-            before = runtime.random_state(trainer.device)
-            gradient = if_it_fits(trainer, lambda: trainer.one_device_gradient(global_batch, CHECK_STEP))
-            draws_random = not torch.equal(before, runtime.random_state(trainer.device))
+    model = trainer.strategy.unwrapped()
+    if rank == 0 and model is not None:
+        runtime = runtime_of(trainer.device)
+        before = runtime.random_state(trainer.device)
+        gradient = if_it_fits(trainer, partial(trainer.one_device_gradient, model, global_batch, CHECK_STEP))
+        draws_random = not torch.equal(before, runtime.random_state(trainer.device))
     fits, random = trainer.strategy.share([float(gradient is not None), float(draws_random)])
     return Reference(ONE_DEVICE if fits else None, gradient, bool(random))
 
@@ -116,9 +117,10 @@ def weight_errors(
     Where ranks update parts of the weights, the gradient doesn't show whether these parts are put together.
     """
     alone = None
-    with trainer.strategy.gathered() as has_room:
-        if rank == 0 and has_room:
-            alone = if_it_fits(trainer, lambda: trainer.one_device_weights_after(global_batch, NUM_STEPS))
+    model = trainer.strategy.unwrapped()
+    if rank == 0 and model is not None:
+        steps = partial(trainer.one_device_weights_after, model, global_batch, NUM_STEPS)
+        alone = if_it_fits(trainer, steps)
     (fits,) = trainer.strategy.share([float(alone is not None)])
     return {
         variant.id: shared_error(trainer, trainer.weights_after(variant, NUM_STEPS), alone) if fits else None

@@ -23,9 +23,11 @@ from gpurun.launcher.worker.training import forward_backward
 from gpurun.launcher.worker.training.batches import step_generator
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.gradient_check import check_gradients, relative_error
-from gpurun.launcher.worker.training.trainer import Trainer
+from gpurun.launcher.worker.training.trainer import Trainer, own_part
 
 SEED = 5
+SMALLER = {"fp32": 1e-5, "bf16": 1e-1}
+"""Precisions, and how far rounding may bring a gradient from that in fp64."""
 NUM_STEPS = 5
 IN_PROCESSES = tuple(name for name in IN_JOBS if STRATEGIES[name].has_backend)
 GLOBAL_BATCH = 24
@@ -154,24 +156,28 @@ KINDS = ("mean", "sum", "masked", "unused", "dataset", "masked-dataset", *SAME)
 
 
 def kinds_of(strategy: str) -> tuple[str, ...]:
-    """Where a strategy doesn't reduce gradients by itself, but as `ddp` does, a few are enough."""
-    return ("mean", "masked", "unused") if STRATEGIES[strategy].shards_optimizer else KINDS
+    """Where samples come from, and how a loss is found in outputs, doesn't depend on what is sharded."""
+    return ("mean", "sum", "masked", "unused") if STRATEGIES[strategy].shards_optimizer else KINDS
 
 
-def config(strategy: str, world: int, variants: tuple[VariantConfig, ...]) -> LaunchConfig:
+def config(
+    strategy: str, world: int, variants: tuple[VariantConfig, ...], precision: str = "fp64"
+) -> LaunchConfig:
     return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
         devices=("cpu",) * world, backend="gloo" if STRATEGIES[strategy].has_backend else None,
-        precision="fp64", seed=SEED, threads=1, variants=variants, baseline=variants[0].id, warmup=1,
+        precision=precision, seed=SEED, threads=1, variants=variants, baseline=variants[0].id, warmup=1,
         rounds=1,
     )  # fmt: skip
 
 
-def variants_of(world: int) -> tuple[VariantConfig, ...]:
+def variants_of(world: int, strategy: str) -> tuple[VariantConfig, ...]:
     return tuple(
         VariantConfig("-".join(map(str, split)) + f"-acc{accumulate}", split, accumulate)
         for split in SPLITS[world]
         for accumulate in (1, 3)
+        # Where all ranks are needed for a micro-batch, each has as many; a plan refuses others anyway.
+        if min(split) >= accumulate or not STRATEGIES[strategy].shards_parameters
     )
 
 
@@ -192,7 +198,7 @@ def expected_gradient(kind: str) -> dict[str, Tensor]:
 
 def gradient_errors(strategy: str, world: int, rank: int) -> dict[str, float]:
     errors = {}
-    variants = variants_of(world)
+    variants = variants_of(world, strategy)
     for kind in kinds_of(strategy):
         job = workload(kind, num_workers=int(world == 2))
         trainer = Trainer(job, config(strategy, world, variants), rank)
@@ -201,6 +207,18 @@ def gradient_errors(strategy: str, world: int, rank: int) -> dict[str, float]:
             errors[f"{strategy} {kind} {variant.id}"] = relative_error(found, expected_gradient(kind))
         trainer.close()
     return errors
+
+
+def errors_in(precision: str, strategy: str, world: int, rank: int) -> dict[str, float]:
+    """Relative errors of gradients in a smaller precision, in which torch averages by another way."""
+    variants = variants_of(world, strategy)
+    trainer = Trainer(workload("mean"), config(strategy, world, variants, precision), rank)
+    found = {variant.id: trainer.gradient(variant, 0) for variant in variants}
+    trainer.close()
+    return {
+        f"{strategy} {precision} {name}": relative_error(gradient, expected_gradient("mean"))
+        for name, gradient in found.items()
+    }
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -213,12 +231,17 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 def weights_after_steps(strategy: str, world: int, rank: int) -> dict[str, float]:
-    """Relative difference of the weights after some steps of AdamW to those of a bare loop.
+    """Relative differences of the weights after some steps of AdamW to those of a bare loop."""
+    several = variants_of(world, strategy)
+    accumulating = [variant for variant in several if variant.accumulate > 1]
+    chosen = {variant.id: variant for variant in (accumulating[-1], several[-1])}
+    errors = {name: weight_error(strategy, world, rank, variant) for name, variant in chosen.items()}
+    return {f"{strategy} weights {name}": error for name, error in errors.items()}
 
-    Between the steps, others are made, alone too, and undone.
-    """
-    variants = variants_of(world)[-1:]
-    trainer = Trainer(replace(workload("mean"), optimizer=adam), config(strategy, world, variants), rank)
+
+def weight_error(strategy: str, world: int, rank: int, variant: VariantConfig) -> float:
+    """Between the steps, others are made, alone too, and undone."""
+    trainer = Trainer(replace(workload("mean"), optimizer=adam), config(strategy, world, (variant,)), rank)
     bare = workload("mean")
     bare.model.double()
     assert bare.batch is not None
@@ -228,18 +251,18 @@ def weights_after_steps(strategy: str, world: int, rank: int) -> dict[str, float
         if number == 2:
             saved = trainer.save_state()
             for sync in (True, False):
-                trainer.step(trainer.prepare(variants[0], number), NoClock(), sync)
+                trainer.step(trainer.prepare(variant, number), NoClock(), sync)
             trainer.restore_state(saved)
-        trainer.step(trainer.prepare(variants[0], number), NoClock())
+        trainer.step(trainer.prepare(variant, number), NoClock())
         inputs, targets = bare.batch(GLOBAL_BATCH, step_generator(SEED, number))
         inputs = {"x": inputs["x"].double(), "more": [inputs["more"][0].double()]}
         optimizer.zero_grad()
         bare.loss(bare.model(inputs), targets).backward()
         optimizer.step()
-    found = {name: trainer.strategy.full(p) for name, p in trainer.model.named_parameters()}
-    error = relative_error(found, dict(bare.model.named_parameters()))
+    found = {name: trainer.strategy.full(p).detach() for name, p in trainer.model.named_parameters()}
+    error = relative_error(found, {name: p.detach() for name, p in bare.model.named_parameters()})
     trainer.close()
-    return {f"{strategy} weights {variants[0].id}": error}
+    return error
 
 
 def checks(rank: int) -> dict[str, Any]:
@@ -277,21 +300,23 @@ def weight_checks(rank: int) -> dict[str, Any]:
 
 
 def ablation(strategy: str, rank: int) -> dict[str, Any]:
-    """Steps without communication let the ranks drift apart; the saved state brings them back."""
+    """Rank 0 makes a step without communication while the others do nothing; the saved state undoes it."""
     variants = (VariantConfig("uneven", (18, 6), 1),)
     trainer = Trainer(workload("mean"), config(strategy, 2, variants), rank)
+
+    def own_weights() -> Tensor:
+        return torch.cat([own_part(p).detach().flatten() for p in trainer.model.parameters()])
+
     trainer.step(trainer.prepare(variants[0], 0), NoClock())
-    saved, spread = trainer.save_state(), []
-    for restore in (False, True):
+    saved, before, apart = trainer.save_state(), own_weights(), 0.0
+    if rank == 0:
         trainer.step(trainer.prepare(variants[0], 1), NoClock(), sync=False)
-        if restore:
-            trainer.restore_state(saved)
-        mine = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-        others = [torch.empty_like(mine) for _ in range(2)]
-        dist.all_gather(others, mine)
-        spread.append(float((others[0] - others[1]).abs().max()))
+        apart = float((own_weights() - before).abs().max())
+    trainer.restore_state(saved)
+    restored = float((own_weights() - before).abs().max())
+    trainer.step(trainer.prepare(variants[0], 1), NoClock())  # as before, with all ranks
     trainer.close()
-    return {"apart": spread[0], "restored": spread[1]}
+    return {"apart": apart, "restored": restored}
 
 
 def main(rank: int, directory: Path) -> None:
@@ -307,6 +332,7 @@ def main(rank: int, directory: Path) -> None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         for strategy in IN_PROCESSES:
             results |= gradient_errors(strategy, world, rank) | weights_after_steps(strategy, world, rank)
+            results |= {k: v for p in SMALLER for k, v in errors_in(p, strategy, world, rank).items()}
         if world == 2:
             results |= {"checks": checks(rank), "weights": weight_checks(rank)}
             results |= {f"ablation of {strategy}": ablation(strategy, rank) for strategy in IN_PROCESSES}

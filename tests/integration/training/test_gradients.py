@@ -37,21 +37,23 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_every_gradient_is_that_of_the_whole_batch(results: list[dict[str, Any]]) -> None:
     errors = {f"{name} on {rank}": e for rank, found in enumerate(results) for name, e in found.items()}
-    errors = {name: error for name, error in errors.items() if isinstance(error, float)}
+    errors = {n: error for n, error in errors.items() if isinstance(error, float) and " weights " not in n}
     expected = {
         f"{strategy} {kind} {variant.id}"
         for strategy in IN_JOBS
         for world in ((1,) if strategy == "single" else (2, 3, 4))
         for kind in worker.kinds_of(strategy)
-        for variant in worker.variants_of(world)
+        for variant in worker.variants_of(world, strategy)
     }
     assert expected <= {name.rpartition(" on ")[0] for name in errors}
-    assert {name: error for name, error in errors.items() if not error <= 1e-12} == {}
+    most = {name: next((most for p, most in worker.SMALLER.items() if p in name), 1e-12) for name in errors}
+    assert {name: error for name, error in errors.items() if not error <= most[name]} == {}
 
 
 def test_steps_lead_to_the_weights_of_a_bare_loop(results: list[dict[str, Any]]) -> None:
     weights = [name for found in results for name in found if " weights " in name]
-    assert len(weights) == 3 + len(worker.IN_PROCESSES) * (2 + 3 + 4)
+    assert {name.split()[0] for name in weights} == set(IN_JOBS) - {"single"}
+    assert len(weights) >= 3 + len(worker.IN_PROCESSES) * (2 + 3 + 4)
     wrong = {name: e for found in results for name, e in found.items() if " weights " in name and e > 1e-10}
     assert wrong == {}
 
