@@ -46,6 +46,8 @@ class Strategy:
     """Whether each process has a part of the parameters only, so that all are needed in every step."""
     max_batch_refusal: str = ""
     """Why one device alone can't show the largest batch; empty where it can."""
+    transfer_advice: str = "try larger batches, gradient accumulation or another bucket size"
+    """What may shorten communication that nothing overlaps."""
     compile_refusal: str = ""
     """Why `torch.compile` can't be used with it; empty where it can."""
     loop: str = "DistributedDataParallel"
@@ -121,6 +123,7 @@ _ALL = (
         shards_optimizer=True,
         max_batch_refusal=_IN_PARTS,
         loop="DistributedDataParallel and ZeroRedundancyOptimizer",
+        transfer_advice="try larger batches, gradient accumulation or, if the memory suffices, `ddp`",
     ),
     Strategy(
         "fsdp",
@@ -133,6 +136,7 @@ _ALL = (
         shards_parameters=True,
         max_batch_refusal=_IN_PARTS,
         loop="FSDP2",
+        transfer_advice="try larger batches; if the memory suffices, `reshard: false` or `ddp`",
         compile_refusal="fsdp's collectives between the layers are not compiled",
     ),
     Strategy(
