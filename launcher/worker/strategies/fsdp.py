@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -21,6 +20,12 @@ from gpurun.launcher.worker.base.nested import Tree
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
 from gpurun.launcher.worker.strategies.base import Hints, Ranks
 from gpurun.workloads.base import on_device
+
+try:
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+except ImportError:
+    missing = f"`fsdp` needs torch 2.9 or later, but this is {torch.__version__}"
+    raise SpecError(f"{missing}: its collectives can't be left out for a while") from None
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
