@@ -161,6 +161,8 @@ def decoded(text: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(text, type=kind)
     except RecursionError as error:
         raise ValueError("this JSON is nested too deeply") from error
+    except msgspec.MsgspecError as error:  # no ValueError in older versions
+        raise ValueError(str(error)) from error
 
 
 def too_large(path: Path) -> MachineError:
@@ -278,6 +280,14 @@ def num_bytes(path: Path) -> int:
     """The size of a file; 0 if it does not exist."""
     try:
         return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def inode_of(path: Path) -> int:
+    """Which file has this name; 0 if there is none."""
+    try:
+        return path.stat().st_ino
     except OSError:
         return 0
 

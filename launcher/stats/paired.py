@@ -125,7 +125,7 @@ def order_rank(num_values: int, alpha: float) -> int:
     return rank
 
 
-def round_step_ns(step_ns_by_rank: Sequence[Sequence[int]]) -> float:
+def round_step_ns(step_ns_by_rank: Sequence[Sequence[float]]) -> float:
     """Step time of one block, in nanoseconds: the maximum over ranks of the mean step."""
     return max(fmean(steps) for steps in step_ns_by_rank)
 

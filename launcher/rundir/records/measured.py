@@ -62,6 +62,8 @@ class StepRecord:
     """Of each GPU of the rank, during the block; in the record of a block's first step only."""
     cpu_ns: int | None = None
     """CPU time of all threads of the rank, in the mean step of the block; `None` in older runs."""
+    block_ns: float | None = None
+    """The mean step of the block, where this is the only one of its steps that is recorded."""
 
 
 @dataclass(frozen=True)

@@ -279,6 +279,7 @@ def compile_in_place(model: nn.Module, num_variants: int) -> None:
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
-    dynamo.recompile_limit = max(dynamo.recompile_limit, SHAPES_PER_VARIANT * num_variants)
+    limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # before 2.7
+    setattr(dynamo, limit, max(getattr(dynamo, limit), SHAPES_PER_VARIANT * num_variants))
     inductor.compile_threads = 1
     model.compile(dynamic=False)
