@@ -5,18 +5,20 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.rundir.records import LaunchConfig, MemoryPeak, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
 from gpurun.launcher.worker.base.user_error import UserError, place_of, users_code
+from gpurun.launcher.worker.meters.memory import peak_of_step
 from gpurun.launcher.worker.strategies.base import Strategy, strategy_of
 from gpurun.launcher.worker.strategies.dp import Dp
 from gpurun.launcher.worker.strategies.single import Single
@@ -152,6 +154,12 @@ class Trainer:
         gradient = {name: torch.div(grad.cpu(), scale) for name, grad in named}
         self.model.zero_grad(set_to_none=True)
         return gradient
+
+    def memory_peak(self, variant: VariantConfig) -> MemoryPeak:
+        """What this rank's fullest device holds in an optimizer step; all ranks call it, weights change."""
+        step_input = self.prepare(variant, 0)
+        step = partial(self.step, step_input)
+        return peak_of_step(step, self.model, self.optimizer, self.device.type)
 
     def save_state(self) -> TrainerState:
         """A copy of weights, buffers and optimizer for `restore_state`."""
