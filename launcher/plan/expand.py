@@ -20,9 +20,10 @@ from gpurun.launcher.plan.combination import (
     ImpossibleError,
     choose_baseline,
     combinations,
+    make_unique,
+    variant_id,
 )
 from gpurun.launcher.plan.devices import MachineLike, gpu_of, is_part
-from gpurun.launcher.plan.ids import make_unique, variant_id
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.plan.spread import all_devices, cores_per_device, notes_on

@@ -144,7 +144,7 @@ TABLES = {"launcher/strategies.py", "launcher/jobfile/kinds.py", "workloads/regi
 
 # `script` is also a key of job files; these are about the key.
 ABOUT_THE_KEY = {
-    ("launcher/jobfile/checks/kind.py", "dict of script"): "what each key takes, in an example",
+    ("launcher/jobfile/checks/rules.py", "dict of script"): "what each key takes, in an example",
     ("launcher/jobfile/load.py", "dict of script"): "the key, added to a job of the command line",
 }
 
