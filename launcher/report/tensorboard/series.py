@@ -139,7 +139,8 @@ def _round_values(block: Mapping[int, Sequence[StepRecord]], phases: Sequence[st
 def _mean_ms(records: Sequence[StepRecord], phases: Sequence[str]) -> dict[str, float]:
     count = len(records) * NS_PER_MS
     means = {phase: sum(record.phases_ns.get(phase, 0) for record in records) / count for phase in phases}
-    return {"step": sum(record.step_ns for record in records) / count, **means}
+    times_ns = (record.step_ns if record.block_ns is None else record.block_ns for record in records)
+    return {"step": sum(times_ns) / count, **means}
 
 
 def _blocks(records: Sequence[StepRecord]) -> dict[tuple[str, int], list[StepRecord]]:
