@@ -17,6 +17,7 @@ from gpurun.launcher.rundir.records.config import (
     VariantRef,
 )
 from gpurun.launcher.rundir.records.measured import (
+    GRADIENT_DIFFERS,
     NO_GROUP,
     CodeVersion,
     DeviceFacts,
@@ -43,6 +44,7 @@ from gpurun.launcher.rundir.records.outcome import (
 )
 
 __all__ = [
+    "GRADIENT_DIFFERS",
     "NO_GROUP",
     "Attempt",
     "Balance",
