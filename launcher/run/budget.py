@@ -21,7 +21,7 @@ ASSUMED_PERCENT = 10.0
 AROUND_S = 1.0
 """What a launch takes before its ranks' first event, after the last one, and to be compared, until it is
 known."""
-ONCE = frozenset({"balance", "check", "profile"})
+ONCE = frozenset({"balance", "check", "profile", "memory"})
 """Stages that only the first launches have."""
 RECENT = 3
 """Launches of a group by which the next one is judged: it is taken to last as long as the longest of them."""

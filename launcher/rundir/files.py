@@ -21,6 +21,7 @@ from gpurun.launcher.rundir.records import (
     LaunchHead,
     Look,
     MaxBatch,
+    MemoryPeak,
     PointRecord,
     Restart,
     StepRecord,
@@ -98,6 +99,11 @@ class RunDir(RunPaths):
         """`None` if no devices have been measured for it, or not yet."""
         path = self.balance(variant_id)
         return read_json(path, Balance) if path.exists() else None
+
+    def read_memory(self, variant_id: str) -> dict[int, MemoryPeak]:
+        """By rank; empty where no step was looked at."""
+        files = rank_files(self.variant(variant_id), ".memory.json")
+        return {rank: read_json(file, MemoryPeak) for rank, file in files.items()}
 
     def read_status(self, variant_id: str) -> VariantStatus | None:
         path = self.status(variant_id)

@@ -9,6 +9,7 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
     Balance,
     Kind,
+    MemoryPeak,
     PointRecord,
     RoundTime,
     StepRecord,
@@ -51,6 +52,8 @@ class Measured:
     """ln(step time in ns) of its rounds, by repetition."""
     aa_logs: Mapping[int, Mapping[RoundKey, float]] = field(default_factory=dict)
     """The same of `aa`."""
+    memory: Mapping[int, MemoryPeak] = field(default_factory=dict)
+    """By rank."""
     balance: Balance | None = None
     """How its samples were found, where the split is `balanced`."""
     points: Sequence[PointRecord] = ()
@@ -103,6 +106,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         aa=aa,
         logs=launch_logs(timed, repetitions),
         aa_logs=launch_logs(aa, repetitions),
+        memory=run.read_memory(variant.id),
         balance=balance,
         points=points,
         ended_s=_ended_s(run, variant) if variant.kind.runs_program else {},

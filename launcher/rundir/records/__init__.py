@@ -18,6 +18,7 @@ from gpurun.launcher.rundir.records.config import (
 )
 from gpurun.launcher.rundir.records.measured import (
     GRADIENT_DIFFERS,
+    MEMORY_PARTS,
     NO_GROUP,
     CodeVersion,
     DeviceFacts,
@@ -25,6 +26,8 @@ from gpurun.launcher.rundir.records.measured import (
     Kind,
     Look,
     LossOver,
+    MemoryPart,
+    MemoryPeak,
     PairRate,
     PointRecord,
     ReduceRate,
@@ -45,6 +48,7 @@ from gpurun.launcher.rundir.records.outcome import (
 
 __all__ = [
     "GRADIENT_DIFFERS",
+    "MEMORY_PARTS",
     "NO_GROUP",
     "Attempt",
     "Balance",
@@ -63,6 +67,8 @@ __all__ = [
     "LossOver",
     "MaxBatch",
     "MaxBatchConfig",
+    "MemoryPart",
+    "MemoryPeak",
     "PairRate",
     "PointRecord",
     "Prediction",

@@ -13,6 +13,7 @@ from gpurun.launcher.rundir.records import (
     Event,
     Kind,
     LaunchConfig,
+    MemoryPeak,
     Stage,
     StepRecord,
     VariantFacts,
@@ -67,6 +68,10 @@ class Journal:
         """Keeps how a balanced split was found: later launches of the run take it from there."""
         if self.rank == 0:
             write_json(self.run.balance(variant), balance)
+
+    def add_memory(self, variant: str, peak: MemoryPeak) -> None:
+        """Keeps what this rank's memory held when it was fullest."""
+        write_json(self.run.memory(variant, self.rank), peak)
 
     def add_steps(
         self,

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.errors import ParamsError
-from gpurun.launcher.failures.restart import fails_everywhere, is_transient
 from gpurun.launcher.failures.root_cause import explain, root_cause, users_traceback, with_crash
 from gpurun.launcher.inspect.frames import OURS
 from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.run.decisions import fails_everywhere, is_transient
 from gpurun.launcher.run.job import outcome_error
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import FailureRecord
