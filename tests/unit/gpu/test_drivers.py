@@ -14,9 +14,10 @@ from gpurun.launcher.jobfile.read import read_spec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.machine import accelerators
 from gpurun.launcher.machine.accelerators import inspect_gpus, recorded_uuids
+from gpurun.launcher.machine.gpus import amd
 from gpurun.launcher.machine.gpus import nvml as driver
 from gpurun.launcher.machine.gpus.gpu import Gpus
-from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, sensors_of
+from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, inspect_sensors
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild, installed_torch, nvidia_problem, read_build
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
@@ -238,7 +239,7 @@ def measuring(parts: dict[str, str] | None = None, **changes: Any) -> Any:
 
 
 def test_sensors_are_those_of_the_ranks_own_gpus() -> None:
-    first, second = sensors_of([1, 0], "GPU-cccc-2,GPU-aaaa-0", measuring())
+    first, second = inspect_sensors([1, 0], {"CUDA_VISIBLE_DEVICES": "GPU-cccc-2,GPU-aaaa-0"}, measuring())
     assert (first.energy_mj(), second.energy_mj()) == (1000, 3000)
     assert first.hot_ns() == 7_000_000
     assert first.throttling() == "too hot (slowed down by its hardware)"
@@ -247,24 +248,24 @@ def test_sensors_are_those_of_the_ranks_own_gpus() -> None:
 
 
 def test_the_power_cap_is_normal_and_an_old_driver_has_another_name_for_the_reasons() -> None:
-    (capped,) = sensors_of([0], None, measuring(nvmlDeviceGetCurrentClocksEventReasons=lambda handle: 0x4))
+    (capped,) = inspect_sensors([0], {}, measuring(nvmlDeviceGetCurrentClocksEventReasons=lambda handle: 0x4))
     assert capped.throttling() is None
     older = measuring(nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x80)
     del older.nvmlDeviceGetCurrentClocksEventReasons
-    assert sensors_of([0], None, older)[0].throttling() == "power brake"
+    assert inspect_sensors([0], {}, older)[0].throttling() == "power brake"
 
 
 def test_sensors_that_the_driver_lacks_know_nothing() -> None:
-    (plain,) = sensors_of([0], None, fake())
+    (plain,) = inspect_sensors([0], {}, fake())
     assert (plain.energy_mj(), plain.hot_ns(), plain.throttling()) == (None, None, None)
     assert plain.mean_clock_mhz(0) == 1755.0  # the clock now
-    (beyond,) = sensors_of([7], None, fake())
+    (beyond,) = inspect_sensors([7], {}, fake())
     assert beyond.mean_clock_mhz(0) is beyond.power_w() is None
 
 
 def test_without_a_binding_sensors_know_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "load_nvml", lambda: None)
-    assert sensors_of([0], None)[0].energy_mj() is None
+    assert inspect_sensors([0], {})[0].energy_mj() is None
 
 
 def test_a_part_of_a_gpu_asks_the_whole_one_for_its_clock_and_has_no_energy() -> None:
@@ -277,7 +278,7 @@ def test_a_part_of_a_gpu_asks_the_whole_one_for_its_clock_and_has_no_energy() ->
         nvmlDeviceGetDeviceHandleFromMigDeviceHandle=lambda gpu: 1,
         nvmlDeviceGetViolationStatus=lambda gpu, policy: SimpleNamespace(violationTime={1: 5}[gpu]),
     )
-    (part,) = sensors_of([0], "MIG-1111", parent)
+    (part,) = inspect_sensors([0], {"CUDA_VISIBLE_DEVICES": "MIG-1111"}, parent)
     assert part.hot_ns() == 5
     assert part.pcie_link() is None
     assert part.energy_mj() is part.power_w() is None
@@ -354,19 +355,21 @@ def test_the_tab_calls_a_gpu_as_the_run_does(monkeypatch: pytest.MonkeyPatch) ->
     assert live.of({"hostname": "elsewhere"}) == []
 
 
-# 21: AMD
+# 21: AMD (`test_amd.py` has those that torch can use)
 
 
-def test_amd_gpus_are_not_passed_over_in_silence(tmp_path: Path) -> None:
+def test_amd_gpus_are_not_passed_over_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the kernel's amdkfd lists a CPU and two GPUs below /sys/class/kfd/kfd/topology."""
+    monkeypatch.setattr(accelerators, "installed_torch", lambda: CPU_ONLY)
     for number, gpu_id in enumerate((0, 51512, 51513)):
-        node = tmp_path / accelerators.AMD_NODES / str(number)
+        node = tmp_path / amd.NODES / str(number)
         node.mkdir(parents=True)
         (node / "gpu_id").write_text(f"{gpu_id}\n")
     found = inspect_gpus({}, tmp_path)
     assert found.gpus == ()
-    assert found.notes == (
-        "this machine has 2 AMD GPUs, which gpurun can't use yet: only NVIDIA's are measured",
+    (note,) = found.notes
+    assert note.startswith(
+        f"this machine has 2 AMD GPUs, but torch {CPU_ONLY.version} was not built for ROCm\n"
     )
 
 
