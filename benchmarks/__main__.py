@@ -24,6 +24,7 @@ MODULES = (
     "faults.long",
     "traces.trace",
     "traces.timeline",
+    "traces.bubble",
     "splitting.balanced",
     "shi2016",
 )

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from benchmarks.timing import BIN, machine_facts, record, table
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json
 from gpurun.launcher.rundir.records import Event, ProgramConfig, StepRecord
-from gpurun.launcher.stats.schedule import WINDOW_STEPS
+from gpurun.launcher.stats.schedule import WINDOW_STEPS, RoundSample
 from gpurun.launcher.worker.program.recorder import FLUSH_NS, PROGRESS_PARTS, StepRecorder
-from gpurun.launcher.worker.program.step_rules import RoundSample
 
 RANKS = 8
 DAYS = 10
@@ -118,7 +117,7 @@ def candidates(launch: str, num_rounds: int) -> Iterator[int]:
     sample = RoundSample(launch)
     for number in range(num_rounds):
         if sample.level_of(number) >= sample.level or number == num_rounds - 1:
-            sample.add(steps_of(launch, number, STEP_MS)[0])
+            sample.add(number)
             yield number
 
 

@@ -1,19 +1,21 @@
 """What readers of the figures need to know, as whole sentences: of the run, and of single variants."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpurun.launcher.compare.figures.recorded import Measured, steps_of_launches
+from gpurun.launcher.compare.figures.recorded import Measured, planned_launch, steps_of_launches
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
+from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, stages_s
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES
-from gpurun.launcher.units import Interval, format_ms, format_number, plural
+from gpurun.launcher.units import Interval, format_ms, format_number, least_decimals, plural
 
 MOST_OPEN = 3
 """Variants that are named."""
@@ -71,6 +73,7 @@ SPENT_ON: dict[str, tuple[Stage, ...]] = {
     "gradient checks": ("check",),
     "balanced splits": ("balance",),
     "traces": ("profile",),
+    "memory": ("memory",),
 }
 
 
@@ -88,6 +91,22 @@ def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
     total = format_number(100 * sum(seconds for _, seconds in stages) / plan.budget_s, 0)
     of = f"{plural(len(logs), 'launch')} took {total} % of the budget"
     return (f"{of}: {', '.join(parts)}." if len(parts) > 1 else f"{of}.",)
+
+
+def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:
+    """Which variants take less memory than all that are faster, where there is a choice."""
+    front = pareto_front(results)
+    if len(front) < 2:
+        return ()
+    named = [f"{variant_label(one)} ({_time_and_memory(one)})" for one in front]
+    others = sum(is_ranked(one) for one in results) - len(front)
+    rest = " Every other is slower than one of these, and not smaller." if others else ""
+    return (f"Less memory takes more time, by the estimates: {', '.join(named)}.{rest}",)
+
+
+def _time_and_memory(result: VariantResult) -> str:
+    step_ms, peak_gib = result.step_ms.estimate if result.step_ms else 0.0, result.peak_gib or 0.0
+    return f"{format_ms(step_ms)} ms, {format_number(peak_gib, least_decimals(peak_gib, 2))} GiB"
 
 
 def restart_notes(run: RunDir) -> tuple[str, ...]:
@@ -226,7 +245,9 @@ def never_communicate(measured: Measured, ranks: Sequence[RankFigures]) -> bool:
 def fewer_steps(measured: Measured) -> tuple[str, ...]:
     """A finding where some launches of a program made less than half of the steps that others made."""
     made = steps_of_launches(measured.steps)
-    nums = [made.get(launch, 0) for launch in measured.ended_s if "~" not in launch]  # others were restarted
+    attempts = Counter(map(planned_launch, made.keys() | measured.ended_s.keys()))
+    # The last of several attempts is a restart, which goes on from what was saved.
+    nums = [made.get(name, 0) for name in measured.ended_s if attempts[planned_launch(name)] == 1]
     if not measured.variant.kind.runs_program or 2 * min(nums, default=0) >= max(nums, default=0):
         return ()
     return (

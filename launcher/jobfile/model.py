@@ -150,8 +150,8 @@ class Logs(Section):
     shorthand = "keep"
     keep_bytes: Size = GIB
     """How much the logs of one launch may take on each node: `500 MiB`, `1 GiB` or a number of bytes. Each
-    rank has an equal share. A log that has reached half of its share is moved to `rankN.log.1`, and replaces
-    what is there, so that the newest output is kept. What a rank writes at that very moment may be lost."""
+    rank has an equal share. When its log is larger, the newest half is moved to `rankN.log.1`, and what came
+    before is removed. What a rank writes at that very moment may be lost."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ they die. The relay follows the logs.
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,9 +100,11 @@ class Relay:
             self._rotate(self.keep_bytes)
 
     def _rotate(self, keep_bytes: int) -> None:
-        part_bytes = keep_bytes // (2 * max(len(self._logs), 1))
-        for log in [log for log in self._logs - self._full if num_bytes(log) > part_bytes]:
-            if not rotate(log, part_bytes):
+        share_bytes = keep_bytes // max(len(self._logs), 1)
+        for log in self._logs - self._full:
+            if num_bytes(log) + num_bytes(older_part(log)) <= share_bytes:
+                continue
+            if not rotate(log, share_bytes // 2):
                 self._full.add(log)
                 continue
             for tail in self._tails:
@@ -130,22 +132,17 @@ class Relay:
         self._held.append(prefixed(tail.rank, bar, self.colour))
 
 
-def rotate(log: Path, part_bytes: int) -> bool:
-    """Moves the end of a log to its older part, and empties it; whether it could.
+def rotate(log: Path, keep_bytes: int) -> bool:
+    """Moves the newest output to the older part of a log, and empties it; whether it could.
 
     A rank has it open, and appends, so that it can't be renamed. What the rank writes between the copy and
     the truncation is lost, as with `copytruncate` of logrotate.
     """
     older, draft = older_part(log), log.with_name(f".{log.name}.part")
     try:
-        with open_regular(log) as file, draft.open("wb") as copy:
-            start = max(0, file.seek(0, os.SEEK_END) - part_bytes)
-            if start or older.exists():
-                copy.write(REMOVED)
-            file.seek(start)
-            if start:
-                file.readline(MAX_LINE_BYTES)  # the rest of a line
-            _copy(file, copy, 2 * part_bytes)
+        with draft.open("wb") as copy:
+            copy.write(REMOVED)
+            _copy_end((older, log), copy, keep_bytes)
         draft.replace(older)
         os.truncate(log, 0)
     except OSError:
@@ -155,7 +152,24 @@ def rotate(log: Path, part_bytes: int) -> bool:
     return True
 
 
-def _copy(source: BinaryIO, target: BinaryIO, most_bytes: int) -> None:
-    while portion := source.read(min(MOST_AT_ONCE_BYTES, most_bytes)):
-        target.write(portion)
-        most_bytes -= len(portion)
+def _copy_end(parts: Sequence[Path], copy: BinaryIO, most_bytes: int) -> None:
+    """Copies the last bytes of some files, from the start of a line on, and what is written meanwhile."""
+    left_out = max(0, sum(map(num_bytes, parts)) - most_bytes)
+    room_bytes = 2 * most_bytes  # a rank may write faster than it is copied
+    for part in parts:
+        size = num_bytes(part)
+        if left_out < size:
+            with open_regular(part) as file:
+                file.seek(left_out)
+                if left_out:
+                    file.readline(MAX_LINE_BYTES)  # the rest of a line
+                room_bytes -= _copy(file, copy, room_bytes)
+        left_out = max(0, left_out - size)
+
+
+def _copy(source: BinaryIO, target: BinaryIO, most_bytes: int) -> int:
+    """Copies up to the end, or so much; the number of bytes."""
+    copied = 0
+    while portion := source.read(min(MOST_AT_ONCE_BYTES, most_bytes - copied)):
+        copied += target.write(portion)
+    return copied

@@ -10,6 +10,10 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.machine.accelerators import CPU
 
 
+class UnknownHost(MachineError):
+    """The name of the rendezvous host doesn't resolve, or not yet."""
+
+
 @dataclass(frozen=True)
 class NodeAddress:
     """Where this node is in the network."""
@@ -29,7 +33,8 @@ def find_address(host: str, port: int, interface: str | None, environ: Mapping[s
         interface: the chosen one; else that of GLOO_SOCKET_IFNAME in `environ`.
 
     Raises:
-        MachineError: the host name doesn't resolve, or no interface leads there.
+        UnknownHost: the host name doesn't resolve.
+        MachineError: no interface leads there.
         SpecError: there is no interface of the chosen name.
     """
     rendezvous = resolve(host, port)
@@ -54,13 +59,13 @@ def resolve(host: str, port: int) -> str:
     """The host's first IP address.
 
     Raises:
-        MachineError: the name doesn't resolve.
+        UnknownHost: the name doesn't resolve.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise MachineError(
+        raise UnknownHost(
             f"the rendezvous host {host!r} does not resolve on {platform.node()}: {reason}\n"
             "    check the name, or give an IP address: --rendezvous 10.0.0.1:29400"
         ) from error

@@ -18,7 +18,7 @@ from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesE
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import MAX_NODES
 from gpurun.launcher.machine.host import Machine
-from gpurun.launcher.machine.network import NodeAddress, find_address, is_loopback, is_own
+from gpurun.launcher.machine.network import NodeAddress, UnknownHost, find_address, is_loopback, is_own
 from gpurun.launcher.nodes.messages import End, Hello, Welcome
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, facts_without_job, find_facts
@@ -28,6 +28,8 @@ from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.plan.spread import node_of
 from gpurun.launcher.units import format_duration, plural
 
+RESOLVE_EVERY_S = 0.5
+"""How often a node asks for a name that isn't known yet."""
 REFUSE_S = 10.0
 """How long a node that can't join tries to tell the others."""
 ANSWER_S = 5.0
@@ -96,7 +98,7 @@ def joined(
         MachineError: node 0 can't be reached, its port is taken, or nodes are missing.
     """
     facts = find_facts(spec.nodes, flags, os.environ)
-    place = find_address(facts.host, facts.port, flags.interface, os.environ)
+    place = find_place(facts, flags, lambda: say(f"waits until the name {facts.host} is known"))
     hello = introduce(spec, job_dir, facts, place, machine)
     say(waiting_text(facts, spec.nodes, flags))
     link = NodeLink(link_options(facts, place, flags, spec.nodes, spec.silence_limit_s))
@@ -110,6 +112,29 @@ def joined(
         raise
     finally:
         link.close()
+
+
+def find_place(facts: Facts, flags: NodeFlags, on_wait: Callable[[], None]) -> NodeAddress:
+    """This node's address towards node 0, whose name may exist only once node 0 does.
+
+    Args:
+        on_wait: called once, before it waits.
+
+    Raises:
+        MachineError: the name isn't known in time, or no interface leads there.
+    """
+    deadline = time.monotonic() + flags.join_timeout_s
+    is_first = True
+    while True:
+        try:
+            return find_address(facts.host, facts.port, flags.interface, os.environ)
+        except UnknownHost:
+            if not facts.resolves_late or time.monotonic() > deadline:
+                raise
+        if is_first:
+            on_wait()
+        is_first = False
+        time.sleep(RESOLVE_EVERY_S)
 
 
 def waiting_text(facts: Facts, num_nodes: int, flags: NodeFlags) -> str:

@@ -1,14 +1,10 @@
 """Which node this is and where the nodes meet: from flags, or from the environment of a scheduler."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
-from typing import TypeVar
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.schedulers import SCHEDULERS
-
-T = TypeVar("T")
+from gpurun.launcher.schedulers import SCHEDULERS, scheduler_here
 
 DEFAULT_PORT = 29400
 """That of torchrun: firewalls may be open for it."""
@@ -49,16 +45,18 @@ class Facts:
     host: str
     """The rendezvous host, which is node 0."""
     port: int
+    resolves_late: bool = False
+    """Whether the host's name may not be known yet."""
 
 
 def find_facts(num_nodes: int, flags: NodeFlags, environ: Mapping[str, str]) -> Facts:
-    """Flags have precedence over the schedulers' environments, for each fact by itself.
+    """Flags have precedence over the scheduler's environment, for each fact by itself.
 
     Raises:
         SpecError: a fact is missing, is not a number, or contradicts the job's number of nodes.
     """
-    rank, endpoint = _place(flags, environ)
-    if rank is None or endpoint is None:
+    rank, facts = _place(flags, environ)
+    if rank is None or facts is None:
         missing = "the rank of this node" if rank is None else "the rendezvous address"
         raise SpecError(f"the job has {num_nodes} nodes, but {missing} is not set\n    {_WAYS}")
     _check_count(num_nodes, flags, environ)
@@ -67,8 +65,7 @@ def find_facts(num_nodes: int, flags: NodeFlags, environ: Mapping[str, str]) -> 
             f"node rank {rank} is out of range: the job has `nodes: {num_nodes}`, so its ranks are 0 to "
             f"{num_nodes - 1}"
         )
-    host, port = parse_endpoint(endpoint)
-    return Facts(rank, host, port)
+    return facts
 
 
 def facts_without_job(flags: NodeFlags, environ: Mapping[str, str]) -> tuple[Facts, int | None] | None:
@@ -77,18 +74,23 @@ def facts_without_job(flags: NodeFlags, environ: Mapping[str, str]) -> tuple[Fac
     Raises:
         SpecError: a fact is not what it should be.
     """
-    rank, endpoint = _place(flags, environ)
-    counts = (each.num_nodes(environ) for each in SCHEDULERS.values())
-    num_nodes = None if flags.node_rank is not None else _first(None, counts)
-    if rank is None or endpoint is None or num_nodes == 1:
-        return None
-    return Facts(rank, *parse_endpoint(endpoint)), num_nodes
+    _, facts = _place(flags, environ)
+    scheduler = scheduler_here(environ) if flags.node_rank is None else None
+    num_nodes = scheduler.num_nodes(environ) if scheduler else None
+    return None if facts is None or num_nodes == 1 else (facts, num_nodes)
 
 
-def _place(flags: NodeFlags, environ: Mapping[str, str]) -> tuple[int | None, str | None]:
-    known = SCHEDULERS.values()
-    rank = _first(flags.node_rank, (each.node_rank(environ) for each in known))
-    return rank, _first(flags.rendezvous or None, (each.rendezvous(environ) for each in known))
+def _place(flags: NodeFlags, environ: Mapping[str, str]) -> tuple[int | None, Facts | None]:
+    """The rank of this node if it is known, and all facts if all are."""
+    scheduler = scheduler_here(environ)
+    rank, endpoint = flags.node_rank, flags.rendezvous
+    if scheduler is not None:
+        rank = scheduler.node_rank(environ) if rank is None else rank
+        endpoint = endpoint or scheduler.rendezvous(environ)
+    if rank is None or not endpoint:
+        return rank, None
+    late = scheduler is not None and scheduler.names_resolve_late
+    return rank, Facts(rank, *parse_endpoint(endpoint), late)
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
@@ -108,19 +110,12 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _first(flag: T | None, from_schedulers: Iterable[T | None]) -> T | None:
-    """What the flag says, or the first scheduler that says something; the others are not asked."""
-    return next((value for value in chain((flag,), from_schedulers) if value is not None), None)
-
-
 def _check_count(num_nodes: int, flags: NodeFlags, environ: Mapping[str, str]) -> None:
     """The environment may have been made for another number of nodes; flags say nothing about it."""
-    if flags.node_rank is not None:
-        return
-    for scheduler in SCHEDULERS.values():
-        given = scheduler.num_nodes(environ)
-        if given is not None and given != num_nodes:
-            raise SpecError(
-                f"the job has `nodes: {num_nodes}`, but {scheduler.name} specifies {given}\n"
-                f"    make them equal: --set nodes={given}, or start {num_nodes} nodes"
-            )
+    scheduler = scheduler_here(environ) if flags.node_rank is None else None
+    given = scheduler.num_nodes(environ) if scheduler else None
+    if scheduler is not None and given is not None and given != num_nodes:
+        raise SpecError(
+            f"the job has `nodes: {num_nodes}`, but {scheduler.name} specifies {given}\n"
+            f"    make them equal: --set nodes={given}, or start {num_nodes} nodes"
+        )

@@ -8,10 +8,11 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.nodes.messages import Chunk
-from gpurun.launcher.rundir.files import unwritable
+from gpurun.launcher.rundir.files import end_of_lines, open_regular, unwritable
 from gpurun.launcher.rundir.paths import is_name, is_of_program
 
 CHUNK_BYTES = 1 << 17
@@ -80,7 +81,7 @@ class Outbox:
             self.sent_states[name] = state
 
     def _parts(self, path: Path, name: str, offset: int) -> Iterator[Chunk]:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             file.seek(offset)
             while content := file.read(CHUNK_BYTES):
@@ -91,7 +92,8 @@ class Outbox:
         for directory in RESULTS:
             for path in (self.root / directory).rglob("*"):
                 is_ours = not any(map(is_of_program, path.relative_to(self.root).parents))
-                if is_ours and path.is_file() and path.name[0] != "." and path.name not in OWN_COPIES:
+                is_result = path.name[0] != "." and path.name not in OWN_COPIES
+                if is_ours and is_result and path.is_file() and not path.is_symlink():
                     yield path
 
 
@@ -101,7 +103,7 @@ class Inbox:
 
     root: Path
     had_bytes: dict[str, int] = field(default_factory=dict)
-    """Size of files that only grow, before their first chunk came."""
+    """Size of files that only grow, before their first chunk came; a line that was cut off is ended."""
 
     def write(self, chunk: Chunk) -> None:
         """Writes a chunk of a file.
@@ -113,15 +115,18 @@ class Inbox:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix in APPENDED:
-                had_bytes = self.had_bytes.setdefault(chunk.path, path.stat().st_size if path.exists() else 0)
-                _write_at(path, had_bytes + chunk.offset, chunk.content, path.exists())
+                self._append(path, chunk)
             else:
-                part = path.with_name(f".{path.name}.part")
-                _write_at(part, chunk.offset, chunk.content, chunk.offset > 0)
-                if chunk.is_last:
-                    part.replace(path)
+                _write_part(path, chunk)
         except OSError as error:
             raise unwritable(path, error) from error
+
+    def _append(self, path: Path, chunk: Chunk) -> None:
+        with _open_for_writing(path) as file:
+            if chunk.path not in self.had_bytes:
+                self.had_bytes[chunk.path] = end_of_lines(file)
+            file.seek(self.had_bytes[chunk.path] + chunk.offset)
+            file.write(chunk.content)
 
     def place(self, chunk: Chunk) -> Path:
         """The file that the chunk is a part of."""
@@ -134,7 +139,17 @@ class Inbox:
         return self.root / name
 
 
-def _write_at(path: Path, offset: int, content: bytes, goes_on: bool) -> None:
-    with path.open("r+b" if goes_on else "wb") as file:
-        file.seek(offset)
-        file.write(content)
+def _write_part(path: Path, chunk: Chunk) -> None:
+    """Writes next to the file, which the last chunk replaces."""
+    part = path.with_name(f".{path.name}.part")
+    with _open_for_writing(part, os.O_TRUNC if chunk.offset == 0 else 0) as file:
+        file.seek(chunk.offset)
+        file.write(chunk.content)
+    if chunk.is_last:
+        part.replace(path)
+
+
+def _open_for_writing(path: Path, flags: int = 0) -> BinaryIO:
+    """A file that may be new, but is no link: programs may leave links in a run directory."""
+    flags |= os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "r+b")

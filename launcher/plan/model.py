@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
@@ -175,6 +176,13 @@ class Plan:
 
     gate: GatePlan | None = None
     """Set where two versions of the code are compared; then every launch belongs to one of them."""
+
+    def __post_init__(self) -> None:
+        """Refuses ids of variants that there are not, in a plan that is read back too."""
+        pairs = self.gate.pairs if self.gate else ()
+        used = {self.baseline, *chain(*(launch.variants for launch in self.launches), *pairs)}
+        if unknown := used - {variant.id for variant in self.variants}:
+            raise ValueError(f"the plan has no variant {', '.join(map(repr, sorted(unknown)))}")
 
     def side_of(self, variant_id: str) -> Side | None:
         """The version of the code that a variant runs; `None`: there is only one."""

@@ -107,8 +107,8 @@ def rounds_done(run: RunDir, plan: Plan, launch: Launch, variants: Sequence[str]
     names = set(attempts(run, launch))
     counts = []
     for variant in variants:
-        times = variant_rounds(run, plan, variant)
-        counts.append(sum(time.launch in names for time in times))
+        newest = {time.launch: time.round for time in variant_rounds(run, plan, variant)}
+        counts.append(sum(round_ for name, round_ in newest.items() if name in names))
     return min(counts, default=0)
 
 

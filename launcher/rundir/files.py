@@ -12,7 +12,7 @@ from typing import IO, Any, BinaryIO, TypeVar
 import msgspec
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.rundir.paths import RunPaths, rank_files, unreadable
+from gpurun.launcher.rundir.paths import PROGRAM_FILES, RunPaths, rank_files, unreadable
 from gpurun.launcher.rundir.records import (
     Balance,
     CodeVersion,
@@ -21,6 +21,7 @@ from gpurun.launcher.rundir.records import (
     LaunchHead,
     Look,
     MaxBatch,
+    MemoryPeak,
     PointRecord,
     Restart,
     StepRecord,
@@ -60,6 +61,16 @@ class RunDir(RunPaths):
         """Attempts that don't count, since their launches were measured anew with other software."""
         return frozenset(read_json(self.replaced, list[str])) if self.replaced.exists() else frozenset()
 
+    def program_files(self, launch_id: str) -> Path:
+        """Where a program may save; the same for all attempts at a launch, so that restarts go on from it.
+
+        Attempts that were replaced don't count: what other software has saved is not gone on from.
+        """
+        launch, _, number = launch_id.partition("~")
+        attempts = (launch, *(f"{launch}~{later}" for later in range(2, int(number or 1))))
+        replaced = self.read_replaced()
+        return self.launch(next((one for one in attempts if one not in replaced), launch_id)) / PROGRAM_FILES
+
     def damage(self, variant_id: str) -> tuple[str, ...]:
         """What can't be read of a variant's step records; a last line that was cut off does not count."""
         found = []
@@ -88,6 +99,11 @@ class RunDir(RunPaths):
         """`None` if no devices have been measured for it, or not yet."""
         path = self.balance(variant_id)
         return read_json(path, Balance) if path.exists() else None
+
+    def read_memory(self, variant_id: str) -> dict[int, MemoryPeak]:
+        """By rank; empty where no step was looked at."""
+        files = rank_files(self.variant(variant_id), ".memory.json")
+        return {rank: read_json(file, MemoryPeak) for rank, file in files.items()}
 
     def read_status(self, variant_id: str) -> VariantStatus | None:
         path = self.status(variant_id)
@@ -151,6 +167,8 @@ def decoded(text: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(text, type=kind)
     except RecursionError as error:
         raise ValueError("this JSON is nested too deeply") from error
+    except msgspec.MsgspecError as error:  # no ValueError in older versions
+        raise ValueError(str(error)) from error
 
 
 def too_large(path: Path) -> MachineError:
@@ -163,10 +181,9 @@ def _read_bounded(path: Path, file: BinaryIO) -> bytes:
     Raises:
         MachineError: it is larger than any that gpurun writes.
     """
-    content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
+    if os.fstat(file.fileno()).st_size - file.tell() > MAX_BYTES:
         raise too_large(path)
-    return content
+    return file.read(MAX_BYTES)
 
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
@@ -234,7 +251,7 @@ def append_lines(path: Path, values: Sequence[Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+", buffering=0) as file:
-            whole_bytes = _end_of_lines(file)
+            whole_bytes = end_of_lines(file)
             written = file.write(encoded)
             if written != len(encoded):
                 file.truncate(whole_bytes)
@@ -257,7 +274,7 @@ def keep_lines(path: Path, kind: type[T], keeps: Callable[[T], bool]) -> None:
     write_bytes(path, b"".join(line for line in whole_lines(path) if is_kept(line)))
 
 
-def _end_of_lines(file: IO[bytes]) -> int:
+def end_of_lines(file: IO[bytes]) -> int:
     """The size of an append-only file; a line that was cut off is ended, or the next would be part of it."""
     size = file.seek(0, os.SEEK_END)
     if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
@@ -269,6 +286,14 @@ def num_bytes(path: Path) -> int:
     """The size of a file; 0 if it does not exist."""
     try:
         return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def inode_of(path: Path) -> int:
+    """Which file has this name; 0 if there is none."""
+    try:
+        return path.stat().st_ino
     except OSError:
         return 0
 

@@ -80,10 +80,6 @@ class RunPaths:
     def launch(self, launch_id: str) -> Path:
         return self.path / LAUNCHES / self._named(launch_id)
 
-    def program_files(self, launch_id: str) -> Path:
-        """Where a program may save; the same for all attempts at a launch, so that restarts go on from it."""
-        return self.launch(launch_id.partition("~")[0]) / PROGRAM_FILES
-
     def launch_config(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "launch.json"
 
@@ -146,6 +142,10 @@ class RunPaths:
     def memory_snapshot(self, variant_id: str, rank: int) -> Path:
         """Allocations of the traced steps, with their stacks; https://pytorch.org/memory_viz shows it."""
         return self.variant(variant_id) / f"rank{rank}.memory.pickle"
+
+    def memory(self, variant_id: str, rank: int) -> Path:
+        """What the rank's memory held when it was fullest."""
+        return self.variant(variant_id) / f"rank{rank}.memory.json"
 
     def traced(self, variant_id: str) -> Path:
         """The analysis of the traces of all ranks."""

@@ -1,11 +1,27 @@
 """Batch systems that gpurun runs under or submits to: one module and one line of the table each."""
 
-from gpurun.launcher.schedulers.base import Scheduler
+from gpurun.launcher.schedulers.base import Environ, Scheduler
+from gpurun.launcher.schedulers.kubernetes import KUBERNETES
+from gpurun.launcher.schedulers.mpi import MPI
+from gpurun.launcher.schedulers.skypilot import SKYPILOT
 from gpurun.launcher.schedulers.slurm import SLURM
 from gpurun.launcher.schedulers.torchelastic import TORCHELASTIC
 
 SCHEDULERS: dict[str, Scheduler] = {
     "torchelastic": TORCHELASTIC,
+    "mpi": MPI,  # before Slurm: below mpirun, Slurm's variables describe what mpirun itself has started
     "slurm": SLURM,
+    "skypilot": SKYPILOT,
+    "kubernetes": KUBERNETES,
 }
-"""By name: `gpurun submit --NAME`. Where several say which node this is, the first one counts."""
+"""By name. Where several number this node, the first one counts."""
+
+
+def scheduler_here(environ: Environ) -> Scheduler | None:
+    """The one that started this process as one of its nodes.
+
+    Raises:
+        SpecError: its variables are not what they should be.
+    """
+    known = SCHEDULERS.values()
+    return next((one for one in known if one.node_rank(environ) is not None), None)

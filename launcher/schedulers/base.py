@@ -70,6 +70,8 @@ class Scheduler:
     rendezvous: Callable[[Environ], str | None]
     """Where the nodes meet: HOST[:PORT], on node 0."""
     num_nodes: Callable[[Environ], int | None]
+    names_resolve_late: bool = False
+    """Whether the name of node 0 exists only once that node does, perhaps after this one."""
     queue: BatchQueue | None = None
     """`None`: gpurun does not submit to it."""
 
@@ -92,3 +94,10 @@ def number_if_plain(environ: Environ, key: str) -> int | None:
     """Likewise; `None` also for anything but a plain number, such as the range `1:4`."""
     text = environ.get(key, "")
     return int(text) if text.isdecimal() else None
+
+
+def several_on_one_node(starter: str, remedy: str) -> SpecError:
+    """The error that more than one gpurun was started on this node."""
+    return SpecError(
+        f"{starter} started several processes on this node; gpurun starts the ranks itself\n    {remedy}"
+    )

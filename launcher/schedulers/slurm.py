@@ -24,6 +24,7 @@ from gpurun.launcher.schedulers.base import (
     SubmitOptions,
     number,
     number_if_plain,
+    several_on_one_node,
 )
 
 FIRST_SLURM_PORT, NUM_SLURM_PORTS = 20_000, 10_000
@@ -100,10 +101,7 @@ def node_rank(environ: Environ) -> int | None:
     if not is_task(environ):
         return None
     if number(environ, "SLURM_LOCALID"):
-        raise SpecError(
-            "Slurm started several tasks on this node; gpurun starts the ranks itself: "
-            "srun --ntasks-per-node=1"
-        )
+        raise several_on_one_node("Slurm", "srun --ntasks-per-node=1")
     return number(environ, "SLURM_NODEID")
 
 

@@ -18,4 +18,5 @@ TORCHELASTIC = Scheduler(
     node_rank=lambda environ: number(environ, "PET_NODE_RANK"),
     rendezvous=rendezvous,
     num_nodes=lambda environ: number_if_plain(environ, "PET_NNODES"),
+    names_resolve_late=True,
 )

@@ -1,4 +1,4 @@
-"""Which group each collective of gloo belongs to, recorded at the call: its events in a trace don't say.
+"""What the events of a trace don't say: its clock, and the group of each collective of gloo, from its call.
 
 Torch's flight recorder has the collectives, also those that C++ issues as DDP does, but no messages.
 """
@@ -15,7 +15,8 @@ import msgspec
 import torch.distributed as dist
 from torch.profiler import profile
 
-from gpurun.launcher.trace.analysis.collectives.call_records import CALLS_KEY, CallRecord
+from gpurun.launcher.rundir.claim import boot_id
+from gpurun.launcher.trace.analysis.collectives.call_records import CALLS_KEY, CLOCK_KEY, CallRecord
 
 EARLIER_NS = 1_000_000_000
 """Collectives that were called this long before a trace may still be waiting when it begins."""
@@ -36,7 +37,7 @@ class _Dump(msgspec.Struct):
 
 
 class CallProfile(profile):
-    """A profiler whose traces also hold the calls of gloo's collectives, sends and receives."""
+    """A profiler whose traces also name their clock and hold the calls of gloo's collectives and messages."""
 
     def start_trace(self) -> None:
         self._messages: list[CallRecord] = []
@@ -50,6 +51,7 @@ class CallProfile(profile):
         calls = [*collective_calls(self._since_ns), *self._messages] if self._originals else []
         if calls:
             self.add_metadata_json(CALLS_KEY, json.dumps(calls))
+        self.add_metadata_json(CLOCK_KEY, json.dumps(boot_id()))
         super().stop_trace()
 
 

@@ -5,18 +5,20 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.rundir.records import LaunchConfig, MemoryPeak, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
 from gpurun.launcher.worker.base.user_error import UserError, place_of, users_code
+from gpurun.launcher.worker.meters.memory import peak_of_step
 from gpurun.launcher.worker.strategies.base import Strategy, strategy_of
 from gpurun.launcher.worker.strategies.dp import Dp
 from gpurun.launcher.worker.strategies.single import Single
@@ -153,6 +155,12 @@ class Trainer:
         self.model.zero_grad(set_to_none=True)
         return gradient
 
+    def memory_peak(self, variant: VariantConfig) -> MemoryPeak:
+        """What this rank's fullest device holds in an optimizer step; all ranks call it, weights change."""
+        step_input = self.prepare(variant, 0)
+        step = partial(self.step, step_input)
+        return peak_of_step(step, self.model, self.optimizer, self.device.type)
+
     def save_state(self) -> TrainerState:
         """A copy of weights, buffers and optimizer for `restore_state`."""
         # Not the model's state_dict: a user's may omit tensors, or refuse to be loaded again.
@@ -279,6 +287,7 @@ def compile_in_place(model: nn.Module, num_variants: int) -> None:
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
-    dynamo.recompile_limit = max(dynamo.recompile_limit, SHAPES_PER_VARIANT * num_variants)
+    limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # before 2.7
+    setattr(dynamo, limit, max(getattr(dynamo, limit), SHAPES_PER_VARIANT * num_variants))
     inductor.compile_threads = 1
     model.compile(dynamic=False)

@@ -15,7 +15,7 @@ from gpurun.launcher.compare.variant_difference import EARLY_ROUNDS_SHARE
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.records import RoundTime, StepRecord, VariantFacts
+from gpurun.launcher.rundir.records import Event, MemoryPeak, RoundTime, StepRecord, VariantFacts
 from gpurun.launcher.rundir.records.measured import Kind
 from gpurun.launcher.stats.paired import hodges_lehmann, median_interval, wilcoxon_interval
 from gpurun.launcher.stats.verdict import percent_interval
@@ -169,6 +169,7 @@ def test_figures_of_ranks(files: Files) -> None:
             )
     files.block(UNEVEN, "01-ddp-2", 0, (9e9, 9e9), "warmup", phases={"forward": 10**12}, peak=10**12)
     files.run.trace(UNEVEN.id, 1).write_bytes(b"")
+    write_json(files.run.memory(UNEVEN.id, 0), MemoryPeak(parameters=2**30, activations=3 * 2**30))
     result = by_id(compare_run(files.run))["ddp-2-48-16"]
     first, second = result.ranks
     assert known(result.step_ms).estimate == pytest.approx(20)  # the slowest rank
@@ -180,7 +181,9 @@ def test_figures_of_ranks(files: Files) -> None:
         pytest.approx(10),
     )
     assert first.phases_ms == {"forward": pytest.approx(4.0)}
-    assert first.peak_gib == 7
+    assert first.memory_gib["parameters"] == 1
+    assert first.peak_gib == result.peak_gib == 4  # of live tensors, not the process's 7
+    assert second.peak_gib is None
     assert (first.trace, second.trace) == (None, "variants/ddp-2-48-16/rank1.pt.trace.json.gz")
     assert second.span_ms is None  # the trace is an empty file
     assert any("rank1.pt.trace.json.gz: empty" in warning for warning in result.warnings)
@@ -352,6 +355,39 @@ def test_figures_of_a_long_program_are_those_of_a_sample(files: Files) -> None:
     assert [*step_numbers(lines + again)][21:] == [123_457 + number for number in numbers]
     assert [*step_numbers(lines[10:12])] == [50_000, 50_001]
     assert [*step_numbers([replace(line, step=line.step + 7) for line in lines[:3]])] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("steps", "replaced", "said"),
+    [
+        ({"01": 40, "02": 40}, (), None),
+        ({"01": 40, "02": 19}, (), "its launches made 19 to 40 steps"),
+        ({"01": 40, "02": 0}, (), "its launches made 0 to 40 steps"),
+        ({"01": 40, "02!": 30, "02~2": 10}, (), None),  # a restart goes on from what was saved
+        ({"01": 5, "01~2": 40, "02": 40}, ("01",), None),
+        ({"01": 40, "01~2": 40, "02": 5}, ("01",), "its launches made 5 to 40 steps"),
+    ],
+)
+def test_launches_that_go_on_from_another_are_a_finding(
+    files: Files, steps: dict[str, int], replaced: tuple[str, ...], said: str | None
+) -> None:
+    """By attempts, of which those with `!` failed."""
+    program = Variant(
+        id="script-1", strategy="script", devices=("cpu:0",), split=(), split_name="-", varied={}
+    )
+    for attempt, num in steps.items():
+        name = attempt.removesuffix("!")
+        records = [replace(step_of(step, 50), launch=name, round=1, kind="timed") for step in range(num)]
+        append_lines(files.run.steps(program.id, 0), records)
+        events = [Event(1, "run", program.id), Event(2, "done", program.id)]
+        append_lines(files.run.events(name), events[: 1 if attempt.endswith("!") else 2])
+    write_json(files.run.replaced, replaced)
+    launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(("01", "02"))]
+    write_json(files.run.plan, plan([program], launches, program.id))
+    files.close(program)
+    (found,) = compare_run(files.run).variants
+    made = [text.partition(":")[0] for text in found.warnings if "its launches made" in text]
+    assert made == ([said] if said else [])
 
 
 def step_of(number: int, ms: float) -> StepRecord:

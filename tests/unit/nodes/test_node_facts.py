@@ -19,6 +19,35 @@ SLURM = {
     "SLURM_STEP_NODELIST": "gpu[08-09]",
     "SLURM_STEP_NUM_NODES": "2",
 }
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "OMPI_COMM_WORLD_NODE_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "PMIX_RANK": "1",
+}
+"""Of Open MPI 4.1.4, as `mpirun --map-by ppr:1:node` sets them on the second node."""
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "8", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+"""Of MPICH 4.0.2, as `mpirun -ppn 1` sets them on the second node."""
+BELOW_SLURM = {**SLURM, "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "gpu09", "SLURM_STEP_NUM_NODES": "1"}
+"""Below mpirun: Slurm's variables describe the daemons that mpirun has started on the other nodes."""
+SKYPILOT = {
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8\n",
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_TASK_ID": "sky-2026-11-22-20-00-00-000000_demo_1",
+}
+POD = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "demo-1", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+"""In a Pod of an Indexed Job or a JobSet."""
+TRAINJOB = {
+    **POD,
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_PORT": "29400",
+    "PET_NPROC_PER_NODE": "auto",
+}
+TRAINJOB["PET_MASTER_ADDR"] = "demo-node-0-0.demo"
 PET = {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "head", "PET_MASTER_PORT": "1234", "PET_NNODES": "2"}
 
 
@@ -29,12 +58,24 @@ PET = {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "head", "PET_MASTER_PORT": "1234
         (NodeFlags(1, "a"), {}, Facts(1, "a", 29400)),
         (NodeFlags(0, "[fd00::1]:5"), {}, Facts(0, "fd00::1", 5)),
         (NodeFlags(0, "fd00::1"), {}, Facts(0, "fd00::1", 29400)),
-        (NodeFlags(), PET, Facts(1, "head", 1234)),
-        (NodeFlags(), {"PET_NODE_RANK": "0", "PET_RDZV_ENDPOINT": "h:7"}, Facts(0, "h", 7)),
+        (NodeFlags(), PET, Facts(1, "head", 1234, True)),
+        (NodeFlags(), {"PET_NODE_RANK": "0", "PET_RDZV_ENDPOINT": "h:7"}, Facts(0, "h", 7, True)),
         (NodeFlags(), SLURM, Facts(1, "gpu08", 23456)),
         (NodeFlags(0), SLURM, Facts(0, "gpu08", 23456)),
         (NodeFlags(None, "b:9"), SLURM, Facts(1, "b", 9)),
-        (NodeFlags(), {**SLURM, **PET}, Facts(1, "head", 1234)),
+        (NodeFlags(), {**SLURM, **PET}, Facts(1, "head", 1234, True)),
+        (
+            NodeFlags(),
+            {**SLURM, "PMI_RANK": "1", "PMI_SIZE": "2", "PMIX_RANK": "1"},
+            Facts(1, "gpu08", 23456),
+        ),
+        (NodeFlags(None, "a:5"), OPEN_MPI, Facts(1, "a", 5)),
+        (NodeFlags(None, "a:5"), HYDRA, Facts(1, "a", 5)),
+        (NodeFlags(None, "a:5"), {"PMIX_RANK": "1"}, Facts(1, "a", 5)),
+        (NodeFlags(None, "a:5"), {**BELOW_SLURM, **OPEN_MPI}, Facts(1, "a", 5)),
+        (NodeFlags(), SKYPILOT, Facts(1, "10.0.0.7", 29400)),
+        (NodeFlags(None, "demo-0.demo"), POD, Facts(1, "demo-0.demo", 29400, True)),
+        (NodeFlags(), TRAINJOB, Facts(1, "demo-node-0-0.demo", 29400, True)),
     ],
 )
 def test_facts(flags: NodeFlags, environ: Mapping[str, str], facts: Facts) -> None:
@@ -54,6 +95,12 @@ def test_facts(flags: NodeFlags, environ: Mapping[str, str], facts: Facts) -> No
         (NodeFlags(), {**SLURM, "SLURM_STEP_NUM_NODES": "4"}, "--set nodes=4"),
         (NodeFlags(), {**SLURM, "SLURM_LOCALID": "1"}, "--ntasks-per-node=1"),
         (NodeFlags(), {**SLURM, "SLURM_STEP_NODELIST": "gpu[8-"}, "can't be read"),
+        (NodeFlags(), {**BELOW_SLURM, **OPEN_MPI}, "the rendezvous address is not set"),
+        (NodeFlags(None, "a"), {**HYDRA, "PMI_SIZE": "3"}, "but mpirun specifies 3"),
+        (NodeFlags(None, "a"), {**HYDRA, "MPI_LOCALRANKID": "1"}, "several processes on this node"),
+        (NodeFlags(None, "a"), {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "--map-by ppr:1:node"),
+        (NodeFlags(), {**SKYPILOT, "SKYPILOT_NUM_NODES": "4"}, "but SkyPilot specifies 4"),
+        (NodeFlags(), POD, "the rendezvous address is not set"),
         (NodeFlags(), {key: SLURM[key] for key in ("SLURM_JOB_ID", "SLURM_NODEID")}, "the rank of this node"),
     ],
 )

@@ -1,6 +1,8 @@
 """What the nodes of a job agree on and send each other: without a network."""
 
 import json
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.network import find_address, resolve
 from gpurun.launcher.nodes.cluster_pool import Timeline
 from gpurun.launcher.nodes.follower import Places
-from gpurun.launcher.nodes.join import disagreement, missing_nodes, program_sha256
+from gpurun.launcher.nodes.join import disagreement, find_place, missing_nodes, program_sha256
 from gpurun.launcher.nodes.messages import Chunk, Hello, decode, encode
+from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags
 from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
@@ -147,6 +150,42 @@ def test_what_a_resumed_run_has_of_a_file_is_kept(tmp_path: Path) -> None:
     assert (ours / name).read_text() == "of the first command\nof the second\nand more\n"
 
 
+def test_a_line_that_a_crash_of_node_0_cut_off_costs_no_other(tmp_path: Path) -> None:
+    name = "variants/a/rank1.jsonl"
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_bytes(b"whole\ncut o")
+    inbox = Inbox(tmp_path)
+    inbox.write(Chunk(1, name, 0, b"of the "))
+    inbox.write(Chunk(1, name, 7, b"next\n", is_last=True))
+    assert (tmp_path / name).read_bytes() == b"whole\ncut o\nof the next\n"
+
+
+@pytest.mark.parametrize("name", ["variants/a/rank1.jsonl", "variants/a/.rank1.pt.trace.json.gz.part"])
+def test_a_file_of_another_node_is_written_through_no_link(tmp_path: Path, name: str) -> None:
+    """A program may leave links in the run directory of its node."""
+    target = tmp_path / "elsewhere"
+    target.write_bytes(b"mine")
+    link = tmp_path / "run" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(target)
+    sent = name.replace("/.", "/").removesuffix(".part")
+    with pytest.raises(MachineError, match="can't write"):
+        Inbox(tmp_path / "run").write(Chunk(1, sent, 0, b"theirs\n"))
+    assert target.read_bytes() == b"mine"
+
+
+def test_what_a_program_saves_stays_on_its_node(tmp_path: Path) -> None:
+    """Checkpoints may be huge; also those that a restart, or other software, has saved."""
+    kept = ("launches/01-script-2/log/rank1.log", "variants/files/rank1.jsonl")
+    saved = ("launches/01-script-2/files/model.pt", "launches/01-script-2~3/files/below/rank1.log")
+    for name in (*kept, *saved):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x\n")
+    sent: list[Chunk] = []
+    Outbox(tmp_path, 1).send(sent.append, lambda: None)
+    assert sorted(chunk.path for chunk in sent) == sorted(kept)
+
+
 def test_a_file_that_was_replaced_is_sent_whole(tmp_path: Path) -> None:
     name = Path("variants/a/rank1.pt.trace.json.gz")
     theirs, ours = tmp_path / "theirs" / name, tmp_path / "ours" / name
@@ -226,6 +265,30 @@ def test_host_names_and_interfaces_that_are_not_there() -> None:
         find_address("127.0.0.1", 1, "nope0", {})
     assert find_address("127.0.0.1", 1, None, {}).interface == "lo"
     assert find_address("127.0.0.1", 1, None, {"GLOO_SOCKET_IFNAME": "lo"}).address == "127.0.0.1"
+
+
+@pytest.mark.parametrize("resolves_late", [True, False])
+def test_a_name_that_resolves_late_is_waited_for(
+    resolves_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of another Pod does."""
+    real, asked, waited = socket.getaddrinfo, [], []
+
+    def later(host: str, *args: Any, **options: Any) -> Any:
+        asked.append(host)
+        if len(asked) < 4:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real("127.0.0.1", *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", later)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    facts = Facts(1, "demo-0.demo", 29400, resolves_late)
+    if resolves_late:
+        assert find_place(facts, NodeFlags(), lambda: waited.append(1)).rendezvous == "127.0.0.1"
+        assert waited == [1]
+    else:
+        with pytest.raises(MachineError, match=r"'demo-0\.demo' does not resolve"):
+            find_place(facts, NodeFlags(), lambda: waited.append(1))
 
 
 CPU_NODES = tuple(Node(f"n{i}", f"10.0.0.{i}", "eth0", 4, ()) for i in range(2))

@@ -264,6 +264,21 @@ def test_logs_stay_small_and_keep_the_newest_lines(tmp_path: Path) -> None:
         assert log_tail(log, 500).endswith("line 998 of the program\nline 999 of the program\n")
 
 
+def test_nothing_of_a_log_is_removed_while_it_fits(tmp_path: Path) -> None:
+    """Then half of it at most, however much comes between two looks."""
+    log = tmp_path / "rank0.log"
+    relay = Relay(print, keep_bytes=4000)
+    relay.follow({0: log})
+    lines = [f"line {number:4} of the program" for number in range(800)]
+    for begin, end in ((0, 130), (130, 150), (150, 160), (160, 290), (290, 800)):
+        with log.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines[begin:end])
+        relay.look()
+        kept = [line for line in log_lines(log) if line != REMOVED.decode().strip()]
+        assert kept == lines[end - len(kept) : end]
+        assert len(kept) >= (end if end < 150 else 75)
+
+
 def test_a_log_that_cannot_be_rotated_is_left_alone(tmp_path: Path) -> None:
     log = tmp_path / "rank0.log"
     (tmp_path / ".rank0.log.part").mkdir()

@@ -89,3 +89,13 @@ def test_links_are_refused_but_where_a_program_saves_for_itself(tmp_path: Path) 
     (saved.parent / "launch.json").symlink_to("elsewhere")
     with pytest.raises(SpecError, match="is a symbolic link"):
         refuse_links(tmp_path)
+
+
+def test_restarts_go_on_from_what_was_saved_but_not_by_other_software(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    saved = {name: run.program_files(name) for name in ("01-program-2", "01-program-2~2", "01-program-2~12")}
+    assert set(saved.values()) == {tmp_path / "launches/01-program-2/files"}
+    write_json(run.replaced, ["01-program-2", "01-program-2~2", "03-program-2"])
+    for name in ("01-program-2~3", "01-program-2~4"):
+        assert run.program_files(name) == tmp_path / "launches/01-program-2~3/files"
+    assert run.program_files("02-program-2~2") == tmp_path / "launches/02-program-2/files"

@@ -146,6 +146,44 @@ def test_gloo_on_cpu(tmp_path: Path) -> None:
     assert (report.collectives[0].bytes, report.collectives[0].last_rank) == (400, 1)
 
 
+LATE: dict[str, tuple[str, list[tuple[float, float]], list[float], float]] = {
+    "a waiting rank sees the end late": ("all_reduce", [(10, 60), (40, 53), (0, 53)], [30, 0, 40], 13),
+    "the last rank sees it late": ("all_reduce", [(10, 50), (40, 90), (0, 50)], [30, 0, 40], 10),
+    "all do": ("barrier", [(10, 52), (40, 90), (0, 75)], [30, 0, 40], 12),
+    "the root of a broadcast needn't wait": ("broadcast", [(0, 5), (40, 52), (20, 80)], [0, 0, 20], 5),
+}
+
+
+@pytest.mark.parametrize(("kind", "spans", "waits", "transfer"), LATE.values(), ids=LATE)
+def test_on_one_clock_no_rank_waits_after_the_last_has_come(
+    tmp_path: Path, kind: str, spans: list[tuple[float, float]], waits: list[float], transfer: float
+) -> None:
+    """Threads that wait for a core see the end late; that moves neither clocks nor waits."""
+    for rank, (start, end) in enumerate(spans):
+        events = [
+            step(1, 0, 100),
+            span("cpu_op", "aten::mm", 0, 1),
+            span("user_annotation", f"gloo:{kind}", start, end - start, "gloo"),
+        ]
+        write(tmp_path / f"{rank}.json", events, **rank_info(rank, 3), gpurunClock="the same boot")
+    report = analyse_paths([tmp_path], show=frozenset({"collectives"}))
+    assert set(report.clock_offsets_us.values()) == {0}
+    (found,) = report.collectives
+    took = [end - start for start, end in spans]
+    assert [part.wait_us for part in found.ranks] == waits
+    assert [part.transfer_us for part in found.ranks] == [
+        us - wait for us, wait in zip(took, waits, strict=True)
+    ]
+    (row,) = report.collective_totals or ()
+    assert (row.transfer_us, row.wait_us) == (transfer, sum(waits))
+    for mine, (start, end), wait in zip((rank.steps[0] for rank in report.ranks), spans, waits, strict=True):
+        hidden = max(1 - start, 0)
+        assert (mine.wait_us, mine.transfer_us) == (wait, end - start - wait)
+        assert mine.exposed_wait_us == max(wait - hidden, 0)
+        assert mine.exposed_wait_us + mine.exposed_transfer_us == end - start - hidden
+    assert sum(row.wait_caused_us for row in report.stragglers) == sum(waits)
+
+
 def test_a_step_owns_what_it_launched_wherever_that_ran(tmp_path: Path) -> None:
     events = [
         step(1, 0, 100),
