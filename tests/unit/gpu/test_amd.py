@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.errors import SpecError
+from gpurun.launcher.machine import accelerators
 from gpurun.launcher.machine.accelerators import (
     ACCELERATORS,
     CPU,
@@ -30,7 +31,7 @@ from gpurun.launcher.plan.devices import resolve_devices, visible_gpus
 from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.selftest.machine_checks import driver, identities
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
-from tests.unit.gpu.test_drivers import plan_and_backends
+from tests.unit.gpu.test_drivers import CPU_ONLY, plan_and_backends
 from tests.unit.selftest.healthy import evidence
 
 SERIALS = (0x7B91F0A1C2D3E4F5, 0x1234567890ABCDEF, 0x00000000DEADBEEF)
@@ -123,6 +124,19 @@ def test_the_build_of_torch_decides_which_gpus_are_meant() -> None:
     assert kinds_of(read_build(OF_TORCH)) == (CPU, ROCM)
     assert kinds_of(read_build("__version__ = '2.13.0'\ncuda = '13.0'\nhip = None\n")) == (CPU, CUDA)
     assert kinds_of(None) == (CPU, CUDA)
+
+
+def test_a_torch_that_cannot_use_them_does_not_pass_them_over_in_silence(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ACCELERATORS, "cuda", CUDA)
+    monkeypatch.setattr(accelerators, "installed_torch", lambda: CPU_ONLY)
+    found = inspect_gpus({}, root)
+    assert found.gpus == ()
+    (note,) = found.notes
+    assert note.startswith(
+        f"this machine has 3 AMD GPUs, but torch {CPU_ONLY.version} was not built for ROCm\n"
+    )
 
 
 def test_gpus_are_those_of_the_kernel_with_the_state_that_the_library_reports(root: Path) -> None:

@@ -14,16 +14,14 @@ from gpurun.launcher.jobfile.read import read_spec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.machine import accelerators
 from gpurun.launcher.machine.accelerators import inspect_gpus, recorded_uuids
-from gpurun.launcher.machine.gpus import amd
 from gpurun.launcher.machine.gpus import nvml as driver
 from gpurun.launcher.machine.gpus.gpu import Gpus
 from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, inspect_sensors
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild, installed_torch, nvidia_problem, read_build
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.devices import busy_notes, device_notes, resolve_devices
+from gpurun.launcher.plan.devices import MachineLike, busy_notes, device_notes, resolve_devices
 from gpurun.launcher.plan.launch_config import backend_for, launch_config_for
-from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.plan.spread import node_of
 from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.tensorboard_plugin.logdir import machine as tab
@@ -171,7 +169,7 @@ TWO_PARTS = FakeMachine(
 )
 
 
-def plan_and_backends(text: str, machine: FakeMachine | Node) -> tuple[list[str], list[str | None], str]:
+def plan_and_backends(text: str, machine: MachineLike) -> tuple[list[str], list[str | None], str]:
     spec = spec_of(text)
     plan = build_plan(spec, machine)
     backends = [backend_for(variant, (machine,)) for variant in plan.variants]
@@ -193,6 +191,20 @@ def test_dp_on_several_mig_instances_is_refused() -> None:
         plan_and_backends("devices: [cuda:0, cuda:1]\nstrategy: dp\n", TWO_PARTS)
     ids, _, _ = plan_and_backends("devices: [cuda:0, cuda:1]\ncompare: {strategy: [ddp, dp]}\n", TWO_PARTS)
     assert ids == ["ddp-2-even"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "is_warned"), [("[cuda:0, cuda:1]", True), ("[cuda:1, cuda:2]", True), ("[cuda:0]", False)]
+)
+def test_a_program_on_parts_of_gpus_is_warned_before_it_starts(devices: str, is_warned: bool) -> None:
+    """Also by `gpurun check`, which shows the plan's notes."""
+    text = f"name: t\nscript: t.py\ndevices: {devices}\n"
+    spec, _ = read_spec(parse_source(text.encode(), "j"))
+    warning = (
+        "each rank sees its own MIG instance alone, as cuda:0: a program that takes cuda:LOCAL_RANK fails"
+    )
+    for nodes in ((), (node_of(TWO_PARTS),)):
+        assert (warning in build_plan(spec, TWO_PARTS, nodes).notes) == is_warned
 
 
 def test_each_rank_of_a_program_sees_its_own_part_of_a_gpu() -> None:
@@ -353,24 +365,6 @@ def test_the_tab_calls_a_gpu_as_the_run_does(monkeypatch: pytest.MonkeyPatch) ->
     live = tab.LiveDevices()
     assert [device["device"] for device in live.of(host)] == [UUIDS[0][:12], "cuda:1", "cuda:0"]
     assert live.of({"hostname": "elsewhere"}) == []
-
-
-# 21: AMD (`test_amd.py` has those that torch can use)
-
-
-def test_amd_gpus_are_not_passed_over_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the kernel's amdkfd lists a CPU and two GPUs below /sys/class/kfd/kfd/topology."""
-    monkeypatch.setattr(accelerators, "installed_torch", lambda: CPU_ONLY)
-    for number, gpu_id in enumerate((0, 51512, 51513)):
-        node = tmp_path / amd.NODES / str(number)
-        node.mkdir(parents=True)
-        (node / "gpu_id").write_text(f"{gpu_id}\n")
-    found = inspect_gpus({}, tmp_path)
-    assert found.gpus == ()
-    (note,) = found.notes
-    assert note.startswith(
-        f"this machine has 2 AMD GPUs, but torch {CPU_ONLY.version} was not built for ROCm\n"
-    )
 
 
 # 22: a precision that older GPUs lack
