@@ -189,6 +189,7 @@ def variant_result(
         gradient_error=facts.gradient_error,
         gradient_reference=facts.gradient_reference,
         gradient_warning=facts.gradient_warning,
+        parameter_error=facts.parameter_error,
         exposed_comm_ms=exposed_comm(ranks),
         warnings=(*facts.warnings, *(traced.warnings if traced else ()), *found),
         ranks=ranks,

@@ -149,6 +149,9 @@ class VariantFacts:
     its content. Empty where there was none, and in older runs."""
     gradient_warning: str | None = None
     """That the gradient isn't the reference's, by how much, and the likely reason."""
+    parameter_error: float | None = None
+    """Relative difference of the parameters after 5 steps to those of one device; `None` where each rank
+    updates all of them, so that the gradient says it."""
 
 
 @dataclass(frozen=True)

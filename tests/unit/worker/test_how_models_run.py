@@ -24,7 +24,7 @@ from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantConfig, VariantStatus
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
-from gpurun.launcher.worker.profiling import profiler, recorded_calls
+from gpurun.launcher.worker.profiling import profiler
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
@@ -205,7 +205,7 @@ def allow_tf32() -> bool:
 
 
 def list_calls() -> bool:
-    return recorded_calls.collective_calls(0) == []
+    return profiler.collective_calls(0) == []
 
 
 @pytest.mark.parametrize(

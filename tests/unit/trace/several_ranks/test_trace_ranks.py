@@ -1,18 +1,13 @@
 """Several ranks: who is who, which collectives belong together, and clocks that differ."""
 
-import io
 import json
-import pickle
 import random
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpurun.launcher.trace import parallel
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import explain
 from gpurun.launcher.trace.kineto.classify import GpuKind, collective_kind, gpu_kind
@@ -401,14 +396,3 @@ def test_many_files_are_read_by_processes_of_their_own(
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     assert analyse_paths([tmp_path]) == here
     assert here.stragglers[0].rank == 4
-
-
-def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = io.BytesIO(pickle.dumps(parallel.Share((), None, frozenset())))
-    answer, yielded = io.BytesIO(), []
-    monkeypatch.setattr(parallel, "yield_to_others", lambda: yielded.append(order.tell()))
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=order))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=answer))
-    parallel.serve()
-    assert yielded == [0]
-    assert pickle.loads(answer.getvalue()) == []
