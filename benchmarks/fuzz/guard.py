@@ -1,8 +1,8 @@
 """Runs a function on thousands of damaged inputs, and watches what it does to the machine.
 
 Each input is made from its number, so that one that fails can be repeated. An input fails by an exception, by
-taking more than `LIMIT_S`, or more than `LIMIT_BYTES` of memory above what the process held before, or by a
-change outside the directory that it got.
+taking more than `LIMIT_S` of a core, `HANG_S` or `LIMIT_BYTES` of memory above what the process held before,
+or by a change outside the directory that it got.
 """
 
 import os
@@ -23,10 +23,12 @@ from types import FrameType
 from typing import Any
 
 LIMIT_S = 10
+"""Of a core, so that other load makes no difference."""
+HANG_S = 120
 LIMIT_BYTES = 1 << 30
 SHOWN = 5
 """Failures that are printed; of the others only their number."""
-_BLOCKS_PER_CORE = 16
+_BLOCKS_PER_CORE = 32
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _ONE_PATH = ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown")
 _TWO_PATHS = ("os.rename", "os.link", "os.symlink")
@@ -40,7 +42,7 @@ Case = Callable[[random.Random, Path], None]
 
 
 class TooSlow(BaseException):
-    """One input took longer than `LIMIT_S`."""
+    """One input took longer than `LIMIT_S` or `HANG_S`."""
 
 
 class Outside(BaseException):
@@ -126,16 +128,26 @@ def run_all(name: str, case: Case, count: int, prepare: Callable[[], object] | N
         tempfile.TemporaryDirectory(prefix="gpurun-fuzz-") as base,
         ProcessPoolExecutor(cores, initializer=partial(_prepare, base, prepare)) as workers,
     ):
-        outcomes = list(workers.map(partial(try_block, case), blocks))
+        outcomes = []
+        for outcome in workers.map(partial(try_block, case), blocks):
+            outcomes.append(outcome)
+            _show_progress(name, outcomes, len(blocks))
     took_s = time.monotonic() - started_s
     failures = [failure for outcome in outcomes for failure in outcome.failures]
     if failures:
         raise SystemExit(f"{name}: {len(failures)} of {count} inputs failed\n{_listed(failures)}")
     return (
         f"{count} inputs in {took_s:.0f} s: no traceback, nothing changed outside; at most "
-        f"{max(outcome.slowest_s for outcome in outcomes):.1f} s each (limit {LIMIT_S}), "
+        f"{max(outcome.slowest_s for outcome in outcomes):.1f} s of a core each (limit {LIMIT_S}), "
         f"{max(outcome.peak_bytes for outcome in outcomes) >> 20} MB of memory (limit {LIMIT_BYTES >> 20})."
     )
+
+
+def _show_progress(name: str, outcomes: Sequence[Outcome], num_blocks: int) -> None:
+    """Shows how many blocks of inputs were tried; of those that failed also why, before the others end."""
+    failures = outcomes[-1].failures
+    why = f"\n{_listed(failures)}" if failures else ""
+    print(f"{name}: {len(outcomes)} of {num_blocks} blocks of inputs{why}", file=sys.stderr, flush=True)
 
 
 def _prepare(base: str, prepare: Callable[[], object] | None) -> None:
@@ -153,22 +165,29 @@ def _prepare(base: str, prepare: Callable[[], object] | None) -> None:
     _guard.resident_bytes = _memory_bytes("VmHWM")
     limit_bytes = _memory_bytes("VmData") + LIMIT_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+    signal.signal(signal.SIGPROF, _stop)
     signal.signal(signal.SIGALRM, _stop)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise TooSlow(f"more than {LIMIT_S} s")
+    limit = f"{LIMIT_S} s of a core" if number == signal.SIGPROF else f"{HANG_S} s"
+    raise TooSlow(f"more than {limit}")
 
 
 def try_block(case: Case, numbers: Sequence[int]) -> Outcome:
     """Tries inputs one after the other."""
     failures, slowest_s = [], 0.0
     for number in numbers:
-        started_s = time.monotonic()
+        started_s = _core_s()
         if why := try_one(case, number):
             failures.append(Failure(number, why))
-        slowest_s = max(slowest_s, time.monotonic() - started_s)
+        slowest_s = max(slowest_s, _core_s() - started_s)
     return Outcome(tuple(failures), slowest_s, _memory_bytes("VmHWM") - _guard.resident_bytes)
+
+
+def _core_s() -> float:
+    """What this process and the children that it has waited for took of cores."""
+    return sum(os.times()[:4])
 
 
 def _memory_bytes(kind: str) -> int:
@@ -182,12 +201,14 @@ def try_one(case: Case, number: int) -> str:
     directory = Path.cwd()
     _guard.seen.clear()
     _guard.is_active = True
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+    signal.setitimer(signal.ITIMER_REAL, HANG_S)
     try:
         case(random.Random(number), directory)
     except (Exception, TooSlow, Outside):
         return traceback.format_exc()
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _guard.is_active = False
         shutil.rmtree(directory, ignore_errors=True)
@@ -197,6 +218,11 @@ def try_one(case: Case, number: int) -> str:
 
 
 def _listed(failures: Sequence[Failure]) -> str:
-    shown = [f"--- input {failure.number}\n{failure.why.strip()[-2000:]}" for failure in failures[:SHOWN]]
-    more = [f"and {len(failures) - SHOWN} more"] if len(failures) > SHOWN else []
+    """Failures of different kinds, by where they were raised, and how many others there are."""
+    kinds: dict[tuple[str, ...], Failure] = {}
+    for failure in failures:
+        kinds.setdefault(tuple(failure.why.strip().splitlines()[-4:-1]), failure)
+    chosen = list(kinds.values())[:SHOWN]
+    shown = [f"--- input {failure.number}\n{failure.why.strip()[-2000:]}" for failure in chosen]
+    more = [f"and {len(failures) - len(chosen)} more"] if len(failures) > len(chosen) else []
     return "\n".join([*shown, *more])

@@ -1,14 +1,15 @@
 """Speed and memory of `gpurun trace` on large traces, compared with HolisticTraceAnalysis on the same file.
 
-    python -m benchmarks.traces.trace [sizes] [hta] [ranks] [--source TRACE.json.gz] [--directory DIRECTORY]
+    python -m benchmarks.traces.trace [PART …] [--source TRACE.json.gz] [--directory DIRECTORY]
 
 makes large traces by repeating the real events of TRACE (later in time, with step numbers and correlation ids
 of their own), analyses each in a fresh process, and records time and memory:
     sizes: traces of 50, 500 and 2000 MB, in turn, several rounds
+    tables: one of 50 MB, without tables, with all but the critical path, and with all, in turn
     hta:   one of 500 MB, with gpurun and then with HTA (0.5 or newer, installed into an environment of its
            own): its temporal and communication-overlap breakdowns
     ranks: 64 ranks of 20 MB each
-Without a name, all three. HTA's environment is kept in DIRECTORY if one is given.
+Without a name, all of them. HTA's environment is kept in DIRECTORY if one is given.
 """
 
 import argparse
@@ -47,6 +48,16 @@ OURS = (
     "msgspec.json.encode(analyse_paths([Path(sys.argv[1])]))",
 )
 """What to import, and then to measure; `sys.argv[1]` is the file."""
+WITH_TABLES = (
+    f"{OURS[0]}\nfrom gpurun.launcher.trace.requested_tables import TABLES",
+    "msgspec.json.encode(analyse_paths([Path(sys.argv[1])], show=frozenset(TABLES) - {left_out}))",
+)
+SHOWN = {
+    "no tables": OURS,
+    "all but the critical path": (WITH_TABLES[0], WITH_TABLES[1].format(left_out="{'critical-path'}")),
+    "all tables": (WITH_TABLES[0], WITH_TABLES[1].format(left_out="set()")),
+}
+"""The same for each choice of tables."""
 HTA = (
     "from hta.trace_analysis import TraceAnalysis",
     "analysis = TraceAnalysis(trace_files={0: sys.argv[1]})\n"
@@ -188,6 +199,21 @@ def sizes(events: Repeated, directory: Path) -> None:
     record("Traces", text, facts)
 
 
+def tables(events: Repeated, directory: Path) -> None:
+    """Writes the section "Tables of a trace"."""
+    facts = machine_facts()
+    file = directory / f"trace{SIZES_MB[0]}.json"
+    events.write(file, SIZES_MB[0] * MB)
+    found: dict[str, list[Result]] = {name: [] for name in SHOWN}
+    for round_ in range(ROUNDS):
+        for name in SHOWN if round_ % 2 == 0 else reversed(SHOWN):
+            found[name].append(run(name, sys.executable, SHOWN[name], file))
+    file.unlink()
+    medians = _table([_median(each) for each in found.values()])
+    text = f"One trace, analysed without and with tables, in turn; medians of {ROUNDS} rounds.\n\n{medians}"
+    record("Tables of a trace", text, facts)
+
+
 def _median(rounds: Sequence[Result]) -> Result:
     """Of each time by itself; of memory the most."""
     return replace(
@@ -255,7 +281,7 @@ def _cores_given() -> float:
     return sum(float(loop.communicate()[0]) for loop in loops) / CONTROL_S
 
 
-PARTS = {"sizes": sizes, "hta": hta, "ranks": ranks}
+PARTS = {"sizes": sizes, "tables": tables, "hta": hta, "ranks": ranks}
 
 
 def _table(results: Sequence[Result]) -> str:

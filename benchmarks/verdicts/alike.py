@@ -1,9 +1,13 @@
 """Real jobs without any difference: the same split under two names, half of them next to a competing process.
 
-`python -m benchmarks.verdicts.alike [JOBS [BUDGET]]` sets the number of jobs (40) and their budget (45s).
+`python -m benchmarks.verdicts.alike --jobs 40 --budget 45s --minutes 15` sets the number of jobs, the budget
+of each, and the time by which the last one ends. Results are written after every job: an interruption loses
+that one.
 """
 
+import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -64,17 +68,22 @@ class Outcome:
         return self.verdict in ("faster", "slower")
 
 
-def main(jobs: int = JOBS, budget: str = BUDGET) -> None:
-    """Writes the section "Real jobs without a difference"."""
-    facts = machine_facts()
+def main(jobs: int = JOBS, budget: str = BUDGET, minutes: float = math.inf, seed: int = SEED) -> None:
+    """Writes the section "Real jobs without a difference"; all kinds of jobs take turns."""
+    facts, end_s = machine_facts(), time.monotonic() + 60 * minutes
     places = [(kind, is_loaded) for is_loaded in (False, True) for kind in KINDS]
-    found = [run_one(*places[number % len(places)], number, budget) for number in range(jobs)]
-    record("Real jobs without a difference", text(found, budget), facts)
+    found: list[Outcome] = []
+    for number in range(jobs):
+        longest_s = max((one.wall_s for one in found), default=0.0)
+        if time.monotonic() + longest_s > end_s:
+            break
+        found.append(run_one(*places[number % len(places)], seed + number, budget))
+        record("Real jobs without a difference", text(found, budget), facts)
 
 
 def run_one(kind: str, is_loaded: bool, number: int, budget: str) -> Outcome:
     """Runs a job in a command of its own."""
-    with tempfile.TemporaryDirectory() as name, other_load(is_loaded, SEED + number):
+    with tempfile.TemporaryDirectory() as name, other_load(is_loaded, number):
         directory, began_s = Path(name), time.monotonic()
         (directory / "job.yaml").write_text(f"{JOB}budget: {budget}\n{KINDS[kind]}seed: {number}\n")
         argv = [sys.executable, "-m", "benchmarks.verdicts.alike", "--job", str(directory)]
@@ -169,5 +178,9 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--job"]:
         run_job(Path(sys.argv[2]))
     else:
-        jobs, budget = (*sys.argv[1:3], *(str(JOBS), BUDGET)[len(sys.argv) - 1 :])
-        main(int(jobs), budget)
+        parser = argparse.ArgumentParser(description=__doc__)
+        parser.add_argument("--jobs", type=int, default=JOBS)
+        parser.add_argument("--budget", default=BUDGET)
+        parser.add_argument("--minutes", type=float, default=math.inf)
+        parser.add_argument("--seed", type=int, default=SEED)
+        main(**vars(parser.parse_args()))

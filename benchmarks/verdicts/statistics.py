@@ -1,6 +1,11 @@
-"""How often verdicts are wrong, and how often they find what is there, over simulated runs."""
+"""How often verdicts are wrong, and how often they find what is there, over simulated runs.
+
+`python -m benchmarks.verdicts.statistics [RUNS [PROCESSES]]` sets the simulated runs of a figure (2000) and
+how many processes simulate them (one a core).
+"""
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -25,18 +30,19 @@ RIVALS, SCATTERS, ICCS = (1, 3, 7), (0.02, 0.10, 0.18), (0.0, 0.25, 0.5)
 EIGHT = 8
 
 
-def main(runs: int = 2000) -> None:
+def main(runs: int = 2000, processes: int | None = None) -> None:
     """Writes the section "Statistics"."""
     facts = machine_facts()
-    with ProcessPoolExecutor(os.cpu_count()) as workers:
+    with ProcessPoolExecutor(processes or os.cpu_count()) as workers:
         simulated = partial(_simulated, runs, workers)
         text = "\n\n".join(
             (
                 f"{runs:,} simulated runs per figure. "
                 "Model: d(variant, launch, round) = δ + u(launch) + e(round) for the logarithm of a "
-                "variant's step over another's, ICC = var(u) / (var(u) + var(e)), at most 5 rounds a launch, "
-                f"6.5 s for a launch of all variants, budget {BUDGET_S} s. The decisions are the launcher's "
-                "own; nothing in it was chosen with these seeds.",
+                "variant's step over another's, ICC = var(u) / (var(u) + var(e)), 6.5 s for a launch of all "
+                f"variants with 5 rounds, of which 1.3 s don't depend on rounds, budget {BUDGET_S} s. "
+                "What is measured next (variants, rounds, when to look, when to end) and all verdicts are "
+                "decided by the launcher's own functions; nothing in it was chosen with these seeds.",
                 false_alarms(simulated),
                 false_fastest(simulated),
                 power(simulated),
@@ -196,4 +202,4 @@ def percent(share: float) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:3]))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class WholeNumber(click.ParamType[int]):
+class WholeNumber(click.types.IntParamType):  # in older versions of click `ParamType` is no generic
     """A whole number in a range."""
 
     name = "n"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from gpurun.launcher.compare.figures.throughput import Rates
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
-from gpurun.launcher.rundir.records import CodeVersion, LossOver
+from gpurun.launcher.rundir.records import CodeVersion, LossOver, MemoryPart
 from gpurun.launcher.stats.family import Outcome
 from gpurun.launcher.units import Interval
 
@@ -119,6 +119,8 @@ class RankFigures:
     step_ms: float | None
     phases_ms: Mapping[str, float]
     peak_gib: float | None
+    """Of live tensors in one step, where that was looked at. Else of a GPU's allocated memory, or of the
+    resident set of a program on the CPU."""
     trace: str | None
     span_ms: float | None = None
     compute_ms: float | None = None
@@ -151,6 +153,10 @@ class RankFigures:
     """How often timed steps waited because torch had to release cached memory first."""
     host: str | None = None
     """Name of the rank's node, where the job has several."""
+    memory_gib: Mapping[MemoryPart, float] = field(default_factory=dict)
+    """What `peak_gib` consists of; empty where no step was looked at."""
+    reserved_gib: float | None = None
+    """What torch's allocator held in that step, in use or not."""
     operators_ms: Mapping[str, float] = field(default_factory=dict)
     """Compute of a traced step by operator, on a GPU by kernel, longest first; the mean of all of them."""
 
@@ -194,6 +200,9 @@ class VariantResult(Rates):
     """How long a program runs, from its start to the end of its last rank: median over launches."""
     gradient_warning: str | None = None
     """That its gradient isn't that of the reference: it trains another model."""
+    parameter_error: float | None = None
+    """Relative difference of its parameters after 5 steps to those of one device; `None` where each rank
+    updates all of them, so that the gradient says it."""
     loss: LossOver | None = None
     """What the workload's loss is over its samples; `None` of a program, and in older runs."""
     code: Mapping[str, str] = field(default_factory=dict)
@@ -206,6 +215,11 @@ class VariantResult(Rates):
         """The kind of job that it belongs to."""
         return variant_kind(self.strategy, self.workload)
 
+    @property
+    def peak_gib(self) -> float | None:
+        """Of the rank whose peak is highest."""
+        return max((rank.peak_gib for rank in self.ranks if rank.peak_gib is not None), default=None)
+
     def without_figures(self) -> "VariantResult":
         """What it is and how it ended."""
         return replace(
@@ -217,6 +231,7 @@ class VariantResult(Rates):
             gradient_error=None,
             gradient_reference=None,
             gradient_warning=None,
+            parameter_error=None,
             exposed_comm_ms=ExposedComm(),
             warnings=(),
             ranks=(),
@@ -276,7 +291,7 @@ class Gate:
         return " ".join((self.headline, *self.details))
 
 
-CONCLUSIONS = 5
+CONCLUSIONS = 6
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

@@ -9,12 +9,14 @@ from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
+from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, stages_s
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES
-from gpurun.launcher.units import Interval, format_ms, format_number, plural
+from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.units import Interval, format_ms, format_number, least_decimals, plural
 
 MOST_OPEN = 3
 """Variants that are named."""
@@ -72,6 +74,7 @@ SPENT_ON: dict[str, tuple[Stage, ...]] = {
     "gradient checks": ("check",),
     "balanced splits": ("balance",),
     "traces": ("profile",),
+    "memory": ("memory",),
 }
 
 
@@ -89,6 +92,22 @@ def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
     total = format_number(100 * sum(seconds for _, seconds in stages) / plan.budget_s, 0)
     of = f"{plural(len(logs), 'launch')} took {total} % of the budget"
     return (f"{of}: {', '.join(parts)}." if len(parts) > 1 else f"{of}.",)
+
+
+def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:
+    """Which variants take less memory than all that are faster, where there is a choice."""
+    front = pareto_front(results)
+    if len(front) < 2:
+        return ()
+    named = [f"{variant_label(one)} ({_time_and_memory(one)})" for one in front]
+    others = sum(is_ranked(one) for one in results) - len(front)
+    rest = " Every other is slower than one of these, and not smaller." if others else ""
+    return (f"Less memory takes more time, by the estimates: {', '.join(named)}.{rest}",)
+
+
+def _time_and_memory(result: VariantResult) -> str:
+    step_ms, peak_gib = result.step_ms.estimate if result.step_ms else 0.0, result.peak_gib or 0.0
+    return f"{format_ms(step_ms)} ms, {format_number(peak_gib, least_decimals(peak_gib, 2))} GiB"
 
 
 def restart_notes(run: RunDir) -> tuple[str, ...]:
@@ -206,7 +225,8 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
     if slowest is None or step_ms is None:
         return launches
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
-    found = disagreement(slowest.exposed_comm_ms, interval, step_ms)
+    strategy = STRATEGIES[measured.variant.strategy]
+    found = disagreement(slowest.exposed_comm_ms, interval, step_ms, strategy.has_buckets)
     has_group = NO_GROUP not in measured.facts.warnings
     alone = [NEVER_COMMUNICATE] if has_group and never_communicate(measured, ranks) else []
     return (*launches, *full_memory(ranks), *([found] if found else []), *alone)
@@ -249,15 +269,18 @@ def full_memory(ranks: Sequence[RankFigures]) -> Iterator[str]:
             )
 
 
-def disagreement(exposed: ExposedComm, interval: Interval | None, step_ms: float) -> str | None:
+def disagreement(
+    exposed: ExposedComm, interval: Interval | None, step_ms: float, has_buckets: bool = True
+) -> str | None:
     """A finding where trace and ablation differ by more than 30 % of the ablation and 2 % of the step.
 
-    The ablation also holds what communication costs while compute goes on: contention and bucket copies.
+    The ablation also holds what communication costs while compute goes on: contention, and copies to buckets.
 
     Args:
         exposed: communication that nothing overlaps, in ms.
         interval: of the ablation; what lies within it is chance.
         step_ms: the variant's step.
+        has_buckets: whether gradients are averaged in buckets.
     """
     if exposed.trace is None or exposed.ablation is None:
         return None
@@ -269,7 +292,8 @@ def disagreement(exposed: ExposedComm, interval: Interval | None, step_ms: float
     figures = (
         f"{format_ms(exposed.trace)} ms in the trace, {format_ms(exposed.ablation)} ms by leaving it out"
     )
-    likely = "communication may also slow down compute (contention, bucket copies)"
+    how = "contention, bucket copies" if has_buckets else "contention"
+    likely = f"communication may also slow down compute ({how})"
     if exposed.ablation < exposed.trace:
         likely = "ranks that don't communicate may compete for the hardware instead"
     return f"exposed communication: {figures}; {likely}"

@@ -189,6 +189,28 @@ def _is_beaten(one: VariantResult, ranked: Sequence[VariantResult], pairwise: Pa
     )
 
 
+LEAST_SAVING = 0.01
+"""Share of the memory from which one variant is called smaller than another."""
+
+
+def pareto_front(results: Sequence[VariantResult]) -> list[VariantResult]:
+    """By the estimates, the variants than which no other is both as fast and as small; fastest first.
+
+    Of runs that compare batches, or where some peak isn't known: none.
+    """
+    ranked = fastest_first(results)
+    if len({result.global_batch for result in ranked}) > 1:
+        return []
+    front: list[VariantResult] = []
+    for result in ranked:
+        if result.peak_gib is None:
+            return []
+        least_gib = min((one.peak_gib or 0.0 for one in front), default=math.inf)
+        if result.peak_gib < (1 - LEAST_SAVING) * least_gib:
+            front.append(result)
+    return front
+
+
 def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantResult]]:
     """Variants with figures that count, the leader first, then the others fastest first; and the rest.
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from statistics import fmean
 
 from gpurun.launcher.compare.figures.other_load import is_throttled, waited_percents
 from gpurun.launcher.compare.figures.recorded import Measured
@@ -11,6 +11,7 @@ from gpurun.launcher.compare.model import Difference, Unit, Verdict
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.busy import waiting_bias
 from gpurun.launcher.stats.family import Family, IntervalAt, holm, launch_values
+from gpurun.launcher.stats.launches import squares
 from gpurun.launcher.stats.paired import round_differences, wilcoxon_interval
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
@@ -102,7 +103,7 @@ class Differences:
     def scatter(self, variant: str, other: str) -> float | None:
         """Standard deviation of ln(t / t of the other) over launches."""
         found = self.family.differences(variant, other)
-        return stdev(found) if len(found) > 1 else None
+        return math.sqrt(squares(found, fmean(found)) / (len(found) - 1)) if len(found) > 1 else None
 
     def values(self, variant: str) -> list[float]:
         """Its ln(time per sample in ns) of each launch."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from gpurun.launcher.jobfile.yaml.describe import any_of, describe, did_you_mean
+from gpurun.launcher.jobfile.yaml.describe import any_of, correction, describe, did_you_mean
 
 
 class InvalidValue(Exception):
@@ -51,7 +51,7 @@ class ListOf:
 
 def expected(what: str, value: Any, hint: str | None = None, at: int | None = None) -> InvalidValue:
     """What is to be said of a value that is something else."""
-    return InvalidValue(f"expected {what}, got {describe(value)}", hint, at)
+    return InvalidValue(f"expected {what}, got {describe(value)}", hint or correction(value), at)
 
 
 def whole(least: int, most: int | None = None, *, below: int | None = None) -> Kind:
@@ -59,10 +59,7 @@ def whole(least: int, most: int | None = None, *, below: int | None = None) -> K
 
     def parse(value: Any) -> int:
         if type(value) is not int:
-            is_quoted = isinstance(value, str) and value.lstrip("+-").isdecimal()
-            is_float = isinstance(value, float) and value.is_integer()
-            hint = "write it without quotes" if is_quoted else f"write {value:.0f}" if is_float else None
-            raise expected("a whole number", value, hint)
+            raise expected("a whole number", value, correction(value, int))
         if value < least:
             raise expected(f"a whole number of at least {least}", value)
         if most is not None and value > most:
@@ -115,7 +112,7 @@ def one_of(
 def _parse_truth(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    raise expected("true or false", value)
+    raise expected("true or false", value, correction(value, bool))
 
 
 TRUTH = Kind(_parse_truth, {"type": "boolean"})

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpurun.launcher.jobfile.yaml.describe import any_of, describe, did_you_mean, shorten
+from gpurun.launcher.jobfile.yaml.describe import any_of, correction, describe, did_you_mean, shorten
 
 TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "int": ("a whole number", (int,)),
@@ -81,8 +81,7 @@ def wrong_params(
         if param.name in given and not _is_allowed(given[param.name], param):
             value = given[param.name]
             message = f"`{place}.{param.name}`: expected {_expected(param)}, got {describe(value)}"
-            hint_or_none = did_you_mean(str(value), param.choices) if param.choices else None
-            yield WrongParam(param.name, message, hint_or_none, False)
+            yield WrongParam(param.name, message, _correction(value, param), False)
 
 
 def needs(workload: str, signature: Signature, missing: Iterable[str]) -> str:
@@ -108,6 +107,13 @@ def _near_or_all(name: str, signature: Signature) -> str:
 def refused(workload: str, reason: object) -> str:
     """The message for values that a built-in workload refuses, though each is of the right type."""
     return f"params of {workload}: {reason}"
+
+
+def _correction(value: Any, param: Param) -> str | None:
+    """How to write a value that a parameter doesn't take, where that can be guessed."""
+    if param.choices:
+        return did_you_mean(str(value), param.choices)
+    return correction(value, *(each for name in param.types for each in TYPES[name][1]))
 
 
 def _expected(param: Param) -> str:

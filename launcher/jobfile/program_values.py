@@ -4,8 +4,7 @@ import re
 from typing import Any
 
 from gpurun.launcher.jobfile.field_types import InvalidValue, expected
-from gpurun.launcher.jobfile.values import IN_QUOTES
-from gpurun.launcher.jobfile.yaml.describe import describe, shorten
+from gpurun.launcher.jobfile.yaml.describe import correction, describe, shorten
 from gpurun.launcher.machine.accelerators import gpu_kinds
 from gpurun.launcher.masking import is_secret, masked
 
@@ -58,7 +57,7 @@ def parse_args(value: Any) -> tuple[str, ...]:
 def _argument(item: Any, position: int) -> str:
     text = _text(item)
     if text is None:
-        raise expected("an argument", item, IN_QUOTES, position)
+        raise expected("an argument", item, correction(item, str), position)
     return text
 
 

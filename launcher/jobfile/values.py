@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpurun.launcher.jobfile.field_types import InvalidValue, expected, whole
-from gpurun.launcher.jobfile.yaml.describe import shorten
+from gpurun.launcher.jobfile.yaml.describe import correction, shorten
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.units import GIB
@@ -17,9 +17,8 @@ Split = str | tuple[int, ...]
 Devices = str | tuple[str, ...]
 
 AUTO = "auto"
-IN_QUOTES = "put it in quotes"
-WORKLOAD_NAME = "the name of a workload"
 """Lets the machine choose the devices."""
+WORKLOAD_NAME = "the name of a workload"
 
 MAX_DEVICES = 256
 MAX_NODES = 1024
@@ -63,7 +62,7 @@ _WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\
 def parse_name(value: Any) -> str:
     """A name that is safe as a directory: letters, digits, `_`, `.`, `+`, `-`, at most 100."""
     if not isinstance(value, str):
-        raise expected("a name", value, IN_QUOTES)
+        raise expected("a name", value, correction(value, str))
     if not _NAME.fullmatch(value):
         raise expected("a name that can be a directory", value, _safe_name_hint(value))
     return value
@@ -195,7 +194,7 @@ def _sample_list(items: list[Any]) -> tuple[int, ...]:
         raise InvalidValue(f"expected the samples of 1 to {MAX_DEVICES} devices, got {len(items)}")
     for position, item in enumerate(items):
         if type(item) is not int or not 1 <= item <= MAX_COUNT:
-            raise expected("a number of samples (at least 1)", item, None, position)
+            raise expected("a number of samples (at least 1)", item, correction(item, int), position)
     return tuple(items)
 
 

@@ -1,11 +1,14 @@
 """Limits of a process, a user or a machine that end a launch, and what to do about each.
 
-The system's own messages (`Resource temporarily unavailable`) don't say what to do.
+The system's own messages (`Resource temporarily unavailable`) don't say what to do, and that the kernel's OOM
+killer ended a process is shown by its own counters and the kernel's log only.
 """
 
 import errno
+import os
 import re
 import resource
+from pathlib import Path
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.units import plural
@@ -27,6 +30,7 @@ _SHARED_MEMORY = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """Words of torch's shared memory and DataLoader, and of NCCL."""
+_KMSG = Path("/dev/kmsg")
 
 
 def start_problem(number: int) -> str:
@@ -84,3 +88,68 @@ def _files() -> str:
 def _limit(which: int) -> str:
     soft, _ = resource.getrlimit(which)
     return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft}"
+
+
+def oom_kills(pid: str = "self") -> int | None:
+    """Processes that the OOM killer has ended in this process's memory cgroup; `None` if unknown.
+
+    Source: Documentation/admin-guide/cgroup-v2.rst (memory.events, oom_kill) and cgroup-v1/memory.rst.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for file in _counter_files(lines):
+        count = _read_counter(file)
+        if count is not None:
+            return count
+    return None
+
+
+def in_kernel_log(pid: int) -> bool:
+    """Whether the kernel's log says that this process was killed for memory; needs the right to read it."""
+    try:
+        fd = os.open(_KMSG, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return any(f"Killed process {pid} " in line for line in _records(fd))
+    finally:
+        os.close(fd)
+
+
+def _records(fd: int) -> list[str]:
+    """The kernel log; every read gives one record, a lost one gives EPIPE."""
+    found = []
+    while True:
+        try:
+            found.append(os.read(fd, 8192).decode("utf-8", "replace"))
+        except BrokenPipeError:
+            continue
+        except OSError:
+            return found
+
+
+def _counter_files(cgroup_lines: list[str]) -> list[Path]:
+    """Where the counter may be. A container often sees its own group as the root of the mount."""
+    files: list[Path] = []
+    for line in cgroup_lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+            name = "memory.events"
+        elif "memory" in controllers.split(","):
+            roots = [Path("/sys/fs/cgroup/memory")]
+            name = "memory.oom_control"
+        else:
+            continue
+        files += [directory / name for root in roots for directory in (root / path.lstrip("/"), root)]
+    return files
+
+
+def _read_counter(file: Path) -> int | None:
+    try:
+        fields = dict(line.split() for line in file.read_text().splitlines())
+        return int(fields["oom_kill"])
+    except (OSError, KeyError, ValueError):
+        return None

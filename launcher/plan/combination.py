@@ -1,7 +1,9 @@
-"""The product of what is under `compare`: the largest batch that all of it can hold, and its baseline."""
+"""The product of what is under `compare`: names, baseline, the largest batch that all can hold."""
 
 import itertools
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +15,12 @@ from gpurun.launcher.jobfile.model import Baseline, JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.splits import BALANCED, comes_to
-from gpurun.launcher.strategies import PROGRAM, Strategy, strategy_named
+from gpurun.launcher.strategies import PROGRAM, STRATEGIES, Strategy, strategy_named
 
 MAX_COMBINATIONS = 1000
 """More could not be measured in a day."""
+MAX_NAME_CHARS = 100
+"""Together with a path's other parts this stays far below the 255 bytes of a file name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,3 +194,36 @@ def _listed(variants: Sequence[Variant]) -> str:
 def allowed(most: int) -> str:
     """The end of a message about too many of something."""
     return f"at most {most:,} are allowed"
+
+
+def variant_id(strategy: str, num_devices: int, split_name: str, varied: Mapping[str, Any]) -> str:
+    """`strategy-count[-split][-key-value…]`: the split where the strategy has one, then what varies."""
+    split = [split_name] if STRATEGIES[strategy].has_split else []
+    return _name([strategy, str(num_devices), *split], varied)
+
+
+def group_id(strategy: str, num_devices: int, varied: Mapping[str, Any]) -> str:
+    """`strategy-count[-key-value…]` of the variants that share processes."""
+    shared = {key: varied[key] for key in varied if not SETTINGS[key].shares_processes}
+    return _name([strategy, str(num_devices)], shared)
+
+
+def make_unique(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, with `-2`, `-3`, … after those that occur twice."""
+    taken: Counter[str] = Counter()
+    unique: list[str] = []
+    for name in names:
+        candidate = name
+        while taken[candidate]:
+            taken[name] += 1
+            candidate = f"{name}-{taken[name]}"
+        taken[candidate] += 1
+        unique.append(candidate)
+    return tuple(unique)
+
+
+def _name(parts: list[str], varied: Mapping[str, Any]) -> str:
+    for key, value in varied.items():
+        setting = SETTINGS[key]
+        parts += [] if setting.names_variant else setting.shape.id_words(key, value)
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", "-".join(parts))[:MAX_NAME_CHARS]

@@ -20,9 +20,10 @@ from gpurun.launcher.plan.combination import (
     ImpossibleError,
     choose_baseline,
     combinations,
+    make_unique,
+    variant_id,
 )
 from gpurun.launcher.plan.devices import MachineLike, gpu_of, is_part
-from gpurun.launcher.plan.ids import make_unique, variant_id
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.plan.spread import all_devices, cores_per_device, notes_on
@@ -220,6 +221,9 @@ def check_room(wanted: Combination, least: int) -> None:
     Raises:
         ImpossibleError: it can't.
     """
+    if least == 0 and wanted.runs_as.shards_parameters:
+        reason = f"{wanted.strategy} needs every device in every step, so `balanced` can't leave one out"
+        raise ImpossibleError("split", f"{reason}: leave out `min_local_batch: 0`")
     if wanted.samples < least * wanted.device_count:
         samples = plural(wanted.samples, "sample")
         reason = f"{samples} can't give {wanted.device_count} devices at least {least} each"

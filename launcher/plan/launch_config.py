@@ -42,8 +42,8 @@ def launch_config_for(
 ) -> LaunchConfig:
     """Everything that the workers of `launch` need.
 
-    Gradients are checked, traces taken and steps timed without communication in the first launch of a group
-    only: later ones repeat its work.
+    Gradients are checked, traces taken, memory looked at and steps timed without communication in the first
+    launch of a group only: later ones repeat its work.
 
     Args:
         found: samples of balanced splits that an earlier launch has found, by variant.
@@ -73,6 +73,7 @@ def launch_config_for(
         rounds=launch.rounds,
         gradient_check=spec.gradient_check and is_first,
         profile=_profile(spec) if is_first else None,
+        memory=is_first and not first.compile,
         ablation_rounds=ablation_rounds(spec, launch),
         draw=str(run_dir),
         collective_timeout_s=spec.timeout_s + COLLECTIVE_MARGIN_S,

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Self
 from msgspec import structs
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.machine.oom_killer import in_kernel_log, oom_kills
 from gpurun.launcher.machine.process_tree import descendants, kill_descendants, send_signal
-from gpurun.launcher.machine.resource_limits import start_problem
+from gpurun.launcher.machine.resource_limits import in_kernel_log, oom_kills, start_problem
 from gpurun.launcher.masking import Secrets, revealed
 from gpurun.launcher.processes.channel import ServingProcess
 from gpurun.launcher.processes.guard import SUPERVISOR_KILLED, Guard, python_argv

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import floor, isfinite, log10
 from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.model import Comparison, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.rundir.records import MemoryPart
 from gpurun.launcher.units import Interval, format_number, format_rate, least_decimals, round_up
 
 LOPSIDED = 1.5
 """From this ratio of its sides on, an interval is written out: one ± for both would claim too much of one."""
+LEAST_DIFFERENCE = 0.05
+"""By how much of the highest peak a part of the memory must differ between variants to have a column."""
 Results = Sequence[VariantResult]
 
 
@@ -175,8 +179,33 @@ def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else factor * value
 
 
-def _peak_gib(result: VariantResult) -> float | None:
-    return max((rank.peak_gib for rank in result.ranks if rank.peak_gib is not None), default=None)
+def _fullest_gib(result: VariantResult, part: MemoryPart) -> float | None:
+    """A part of the memory of the rank whose peak is highest."""
+    known = [rank for rank in result.ranks if rank.memory_gib]
+    return max(known, key=lambda rank: rank.peak_gib or 0.0).memory_gib[part] if known else None
+
+
+def _memory_metric(part: MemoryPart, short: str, drop: int) -> Metric:
+    """A column where it differs enough: sharding saves other parts than a smaller batch does."""
+    value = partial(_fullest_gib, part=part)
+    return Metric(
+        key=f"{part}_gib",
+        title=f"peak memory, {part}",
+        short=f"{short} GiB",
+        unit="GiB",
+        value=value,
+        text=_at_least(2),
+        better="lower",
+        drop=drop,
+        applies=lambda results: _matters([value(result) for result in results], results),
+    )
+
+
+def _matters(values: Sequence[float | None], results: Results) -> bool:
+    """Whether a part of the memory makes the peaks of variants differ."""
+    known = [value for value in values if value is not None]
+    most = max((peak for result in results if (peak := result.peak_gib)), default=0.0)
+    return bool(known) and max(known) - min(known) > LEAST_DIFFERENCE * most
 
 
 def _slowest_clock_mhz(result: VariantResult) -> float | None:
@@ -283,11 +312,16 @@ METRICS: tuple[Metric, ...] = (
         title="peak memory",
         short="peak GiB",
         unit="GiB",
-        value=_peak_gib,
+        value=lambda result: result.peak_gib,
         text=_at_least(2),
         better="lower",
         drop=4,
     ),
+    _memory_metric("parameters", "params", 12),
+    _memory_metric("optimizer", "optim.", 13),
+    _memory_metric("gradients", "grads", 14),
+    _memory_metric("communication", "comm.", 15),
+    _memory_metric("activations", "activ.", 16),
     Metric(
         key="sm_clock_mhz",
         title="clock of the slowest GPU",

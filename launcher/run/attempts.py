@@ -107,8 +107,8 @@ def rounds_done(run: RunDir, plan: Plan, launch: Launch, variants: Sequence[str]
     names = set(attempts(run, launch))
     counts = []
     for variant in variants:
-        times = variant_rounds(run, plan, variant)
-        counts.append(sum(time.launch in names for time in times))
+        newest = {time.launch: time.round for time in variant_rounds(run, plan, variant)}
+        counts.append(sum(round_ for name, round_ in newest.items() if name in names))
     return min(counts, default=0)
 
 
@@ -165,6 +165,7 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
     return VariantFacts(
         gradient_error=checked.gradient_error,
         gradient_reference=checked.gradient_reference,
+        parameter_error=checked.parameter_error,
         gradient_warning=next((f.gradient_warning for f in known if f.gradient_warning is not None), None),
         warnings=tuple(dict.fromkeys(w for facts in known for w in facts.warnings)),
         unsteady=unsteady[0] if 2 * len(unsteady) > len(found) else None,

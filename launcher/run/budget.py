@@ -21,7 +21,7 @@ ASSUMED_PERCENT = 10.0
 AROUND_S = 1.0
 """What a launch takes before its ranks' first event, after the last one, and to be compared, until it is
 known."""
-ONCE = frozenset({"balance", "check", "profile"})
+ONCE = frozenset({"balance", "check", "profile", "memory"})
 """Stages that only the first launches have."""
 RECENT = 3
 """Launches of a group by which the next one is judged: it is taken to last as long as the longest of them."""
@@ -83,17 +83,25 @@ class Budget:
         None if all is decided, or no other repetition fits.
         """
         self.learn(repetitions - 1)
-        left_s = self.total_s - (self.reviewed_s - self.started_s)
-        shortest = dict.fromkeys(self.planned(), 1)
-        is_planned = any(launch.repetition >= repetitions for launch in self.plan.launches)
-        has_time = is_planned and self.costs(shortest).expected_s(shortest) <= left_s
-        look = due_look(self.run.read_looks(), repetitions, 1 - left_s / self.total_s, has_time)
+        outlook = self.outlook(repetitions)
+        look = outlook.due_look(self.run.read_looks())
         if look is not None:
             append_lines(self.run.looks, [look])
-        comparison = compare()
-        rounds = next_rounds(comparison, repetitions, self.costs, left_s) if has_time else {}
-        self.rounds = self.without_lone_baseline(rounds, comparison)
+        self.rounds = outlook.next_rounds(compare())
         return self.rounds
+
+    def outlook(self, repetitions: int) -> "Outlook":
+        """What is left after so many repetitions."""
+        return Outlook(
+            repetitions,
+            left_s=self.total_s - (self.reviewed_s - self.started_s),
+            total_s=self.total_s,
+            costs=self.costs,
+            planned=self.planned(),
+            baseline=self.plan.baseline,
+            groups=tuple(launch.variants for launch in self.plan.launches if launch.repetition == 0),
+            is_planned=any(launch.repetition >= repetitions for launch in self.plan.launches),
+        )
 
     def learn(self, repetition: int) -> None:
         """Keeps what the launches of a repetition took, the last comparison included."""
@@ -147,19 +155,56 @@ class Budget:
         """The variant that runs twice in a round."""
         return "" if self.plan.gate else self.plan.baseline
 
-    def without_lone_baseline(self, rounds: Mapping[str, int], comparison: Comparison) -> Mapping[str, int]:
-        """The baseline needs no launches of its own once it is shown to be slower than the leader."""
-        baseline = self.plan.baseline
-        rivals = {comparison.leader, *(one.variant for one in comparison.open)}
-        groups = (launch.variants for launch in self.plan.launches if baseline in launch.variants)
-        is_alone = not any(variant in rounds for variant in next(groups, ()) if variant != baseline)
-        if is_alone and baseline not in rivals and comparison.leader is not None:
-            return {variant: num for variant, num in rounds.items() if variant != baseline}
-        return rounds
-
     def planned(self) -> Mapping[str, int]:
         """Rounds of the last repetition."""
         return self.rounds or {v.id: self.plan.launches[0].rounds for v in self.plan.variants}
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is left of a run after some repetitions, and what is done with it: all that a review decides."""
+
+    repetitions: int
+    """So far."""
+    left_s: float
+    total_s: float
+    """Of the budget."""
+    costs: Callable[[Collection[str]], Costs]
+    """Of a repetition of some variants."""
+    planned: Mapping[str, int]
+    """Rounds of the last repetition."""
+    baseline: str
+    groups: Sequence[Sequence[str]]
+    """Variants that share their launches."""
+    is_planned: bool = True
+    """Whether there are launches left, however long they take."""
+
+    @property
+    def has_time(self) -> bool:
+        """Whether another repetition fits."""
+        shortest = dict.fromkeys(self.planned, 1)
+        return self.is_planned and self.costs(shortest).expected_s(shortest) <= self.left_s
+
+    def due_look(self, looks: Sequence[Look]) -> Look | None:
+        """The look to take now, after those taken so far; `None`: none is due."""
+        return due_look(looks, self.repetitions, 1 - self.left_s / self.total_s, self.has_time)
+
+    def next_rounds(self, comparison: Comparison) -> Mapping[str, int]:
+        """Of each variant from now on; empty if all is decided, or no other repetition fits."""
+        if not self.has_time:
+            return {}
+        rounds = next_rounds(comparison, self.repetitions, self.costs, self.left_s)
+        return self.without_lone_baseline(rounds, comparison)
+
+    def without_lone_baseline(self, rounds: Mapping[str, int], comparison: Comparison) -> Mapping[str, int]:
+        """The baseline needs no launches of its own once it is shown to be slower than the leader."""
+        baseline = self.baseline
+        rivals = {comparison.leader, *(one.variant for one in comparison.open)}
+        own = next(group for group in self.groups if baseline in group)
+        is_alone = not any(variant in rounds for variant in own if variant != baseline)
+        if is_alone and baseline not in rivals and comparison.leader is not None:
+            return {variant: num for variant, num in rounds.items() if variant != baseline}
+        return rounds
 
 
 def launch_time(events: Sequence[Event], is_first: bool = False) -> LaunchTime:
@@ -249,9 +294,9 @@ def _affordable(
     longest_s = costs.expected_s(rounds_if(most))
     round_s = longest_s - costs.expected_s(rounds_if(most - 1))
     best = best_rounds(longest_s - most * round_s, round_s, scatter.launch_percent, scatter.round_percent)
-    choices = [rounds_if(num) for num in range(best, 0, -1)]
-    fits = (rounds for num in (launches, 1) for rounds in choices if num * costs.expected_s(rounds) <= left_s)
-    return next(fits, choices[-1])
+    choices = ((num, rounds_if(most)) for num in (launches, 1) for most in range(best, 0, -1))
+    fits = (rounds for num, rounds in choices if num * costs.expected_s(rounds) <= left_s)
+    return next(fits, None) or rounds_if(1)
 
 
 def _fewest_rounds(comparison: Comparison, behind_percent: float, look: int, most: int) -> int:

@@ -26,6 +26,7 @@ STAGES = {
     "check": "checking gradients",
     "warmup": "warming up",
     "profile": "tracing",
+    "memory": "measuring memory",
     "done": "ending",
 }
 

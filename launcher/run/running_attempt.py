@@ -16,7 +16,7 @@ from gpurun.launcher.run.attempts import attempt_id, finished_variants
 from gpurun.launcher.run.start_requests import Starter, end_program, program_of
 from gpurun.launcher.rundir.claim import entered
 from gpurun.launcher.rundir.control import leave, read_states
-from gpurun.launcher.rundir.files import complete_lines, decoded_lines, num_bytes
+from gpurun.launcher.rundir.files import complete_lines, decoded_lines, inode_of, num_bytes
 from gpurun.launcher.rundir.records import Event
 
 POLL_S = 0.2
@@ -36,6 +36,10 @@ class RunningAttempt:
     """Shows what the ranks write."""
     events_read: int = 0
     """Bytes of the events so far."""
+    events_file: int = 0
+    """The inode of their file: a rank replaces it when it holds too many."""
+    newest_ns: int = 0
+    """When the newest of them was written, by `time.monotonic_ns()`."""
 
     def __post_init__(self) -> None:
         self.run = self.starter.run
@@ -70,11 +74,14 @@ class RunningAttempt:
     def new_events(self) -> tuple[Event, ...]:
         """Events that were written since the last call."""
         path = self.run.events(self.name)
-        if num_bytes(path) < self.events_read:
-            self.events_read = 0  # someone has removed it, and it was begun anew
+        inode, known_ns = inode_of(path), 0
+        if inode != self.events_file or num_bytes(path) < self.events_read:
+            self.events_file, self.events_read, known_ns = inode, 0, self.newest_ns
         text = complete_lines(path, self.events_read)
         self.events_read += len(text)
-        return tuple(decoded_lines(text.splitlines(), Event))
+        events = tuple(decoded_lines(text.splitlines(), Event))
+        self.newest_ns = max((self.newest_ns, *(event.monotonic_ns for event in events)))
+        return tuple(event for event in events if event.monotonic_ns > known_ns or not known_ns)
 
     def read_steps(self) -> tuple[int, ...]:
         """Completed steps of every rank, on all nodes."""

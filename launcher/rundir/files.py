@@ -21,6 +21,7 @@ from gpurun.launcher.rundir.records import (
     LaunchHead,
     Look,
     MaxBatch,
+    MemoryPeak,
     PointRecord,
     Restart,
     StepRecord,
@@ -99,6 +100,11 @@ class RunDir(RunPaths):
         path = self.balance(variant_id)
         return read_json(path, Balance) if path.exists() else None
 
+    def read_memory(self, variant_id: str) -> dict[int, MemoryPeak]:
+        """By rank; empty where no step was looked at."""
+        files = rank_files(self.variant(variant_id), ".memory.json")
+        return {rank: read_json(file, MemoryPeak) for rank, file in files.items()}
+
     def read_status(self, variant_id: str) -> VariantStatus | None:
         path = self.status(variant_id)
         return read_json(path, VariantStatus) if path.exists() else None
@@ -161,6 +167,8 @@ def decoded(text: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(text, type=kind)
     except RecursionError as error:
         raise ValueError("this JSON is nested too deeply") from error
+    except msgspec.MsgspecError as error:  # no ValueError in older versions
+        raise ValueError(str(error)) from error
 
 
 def too_large(path: Path) -> MachineError:
@@ -278,6 +286,14 @@ def num_bytes(path: Path) -> int:
     """The size of a file; 0 if it does not exist."""
     try:
         return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def inode_of(path: Path) -> int:
+    """Which file has this name; 0 if there is none."""
+    try:
+        return path.stat().st_ino
     except OSError:
         return 0
 

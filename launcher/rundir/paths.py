@@ -143,6 +143,10 @@ class RunPaths:
         """Allocations of the traced steps, with their stacks; https://pytorch.org/memory_viz shows it."""
         return self.variant(variant_id) / f"rank{rank}.memory.pickle"
 
+    def memory(self, variant_id: str, rank: int) -> Path:
+        """What the rank's memory held when it was fullest."""
+        return self.variant(variant_id) / f"rank{rank}.memory.json"
+
     def traced(self, variant_id: str) -> Path:
         """The analysis of the traces of all ranks."""
         return self.variant(variant_id) / "trace.json"

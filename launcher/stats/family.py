@@ -12,7 +12,7 @@ from statistics import fmean, median, stdev, variance
 from typing import Literal, TypeVar
 
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.launches import t_interval, t_quantile
+from gpurun.launcher.stats.launches import squares, t_interval, t_quantile
 from gpurun.launcher.stats.paired import hodges_lehmann
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES, POWER, level_at
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval
@@ -66,11 +66,12 @@ def components(launches: Sequence[Sequence[float]]) -> tuple[float | None, float
     """
     launches = [rounds for rounds in launches if rounds]
     degrees = sum(len(rounds) - 1 for rounds in launches)
-    squares = sum((len(rounds) - 1) * variance(rounds) for rounds in launches if len(rounds) > 1)
-    of_rounds = squares / degrees if degrees else None
+    means = [fmean(rounds) for rounds in launches]
+    within = sum(map(squares, launches, means))
+    of_rounds = within / degrees if degrees else None
     if len(launches) < 2:
         return None, None if of_rounds is None else math.sqrt(of_rounds)
-    of_means = variance([fmean(rounds) for rounds in launches])
+    of_means = squares(means, fmean(means)) / (len(means) - 1)
     added = (of_rounds or 0.0) * fmean(1 / len(rounds) for rounds in launches)
     return math.sqrt(max(0.0, of_means - added)), None if of_rounds is None else math.sqrt(of_rounds)
 
@@ -176,11 +177,11 @@ def unpaired(after: Sequence[float], before: Sequence[float]) -> Estimate | None
     centre, num = fmean(after) - fmean(before), min(len(after), len(before))
     if num < MIN_LAUNCHES:
         return Estimate(centre, num)
-    squares = (variance(after) / len(after), variance(before) / len(before))
-    error = math.sqrt(sum(squares))
+    of_means = (variance(after) / len(after), variance(before) / len(before))
+    error = math.sqrt(sum(of_means))
     if error == 0:
         return Estimate(centre, num, 0.0, 2 * num - 2)
-    shares = tuple(square / sum(squares) for square in squares)
+    shares = tuple(square / sum(of_means) for square in of_means)
     degrees = 1 / (shares[0] ** 2 / (len(after) - 1) + shares[1] ** 2 / (len(before) - 1))
     return Estimate(centre, num, error, degrees)
 

@@ -51,10 +51,17 @@ def walsh_at(differences: Sequence[float], ranks: Sequence[int]) -> list[float]:
     values = np.sort(np.asarray(differences, dtype=np.float64))
     if len(values) > EXACT_UP_TO:
         return [_select_average(values, rank) for rank in ranks]
-    rows, columns = np.triu_indices(len(values))
+    rows, columns = _pairs(len(values))
     # Halves are added, not sums halved: the average of a value with itself is then exactly that value.
     averages = np.sort(values[rows] / 2 + values[columns] / 2)
     return [float(averages[rank - 1]) for rank in ranks]
+
+
+@lru_cache(maxsize=64)
+def _pairs(num_values: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Positions i ≤ j of all pairs."""
+    rows, columns = np.triu_indices(num_values)
+    return rows, columns
 
 
 def _select_average(values: NDArray[np.float64], rank: int) -> float:
@@ -125,7 +132,7 @@ def order_rank(num_values: int, alpha: float) -> int:
     return rank
 
 
-def round_step_ns(step_ns_by_rank: Sequence[Sequence[int]]) -> float:
+def round_step_ns(step_ns_by_rank: Sequence[Sequence[float]]) -> float:
     """Step time of one block, in nanoseconds: the maximum over ranks of the mean step."""
     return max(fmean(steps) for steps in step_ns_by_rank)
 

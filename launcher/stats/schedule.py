@@ -1,8 +1,10 @@
 """The schedule of a launch: the end of its warm-up, the length of a block, the order of a round."""
 
+import hashlib
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
@@ -29,8 +31,54 @@ MAX_KEPT_ROUNDS = 2000
 error of the median round is then up to 4 % of the rounds' standard deviation (1.25 / √1000), for normal
 noise."""
 
+MAX_KEPT_STEPS = MAX_KEPT_ROUNDS * WINDOW_STEPS
+"""Of a variant, in a launch of a workload on each rank: of later blocks one step is kept, and the mean of
+all."""
+MAX_LATE_EVENTS = 10_000
+"""Of a rank of a workload: after so many more, those of rounds that aren't kept are removed."""
+
 TIMED_BEFORE_TRACE = 20
 """Timed steps that come before the traced ones even if the program ends then."""
+
+
+@dataclass
+class RoundSample:
+    """The rounds of a launch that are kept: all; once they are too many a random half, and so on.
+
+    Each round has a level k with probability 2^-(k+1), by a hash of its number, so that all ranks keep the
+    same rounds. Those below the present level are dropped: at any time, each round so far was kept with the
+    same probability. No period of the program, such as an evaluation every 1,000 steps, coincides with that.
+
+    Source: Flajolet, On adaptive sampling, Computing 43 (1990).
+    """
+
+    launch: str
+    most: int = MAX_KEPT_ROUNDS
+    level: int = 0
+    _newest: int = -1
+    _levels: list[int] = field(default_factory=list)
+    """Of the rounds that are kept."""
+
+    def add(self, number: int) -> None:
+        """Counts a round of this launch; it may be the one too many."""
+        if number == self._newest:
+            return
+        self._newest = number
+        if (level := self.level_of(number)) >= self.level:
+            self._levels.append(level)
+        while len(self._levels) > self.most:
+            self.level += 1
+            self._levels = [level for level in self._levels if level >= self.level]
+
+    def keeps(self, number: int) -> bool:
+        """Whether a round is kept."""
+        return self.level_of(number) >= self.level
+
+    def level_of(self, number: int) -> int:
+        """The number of zeros at the end of a random number."""
+        digest = hashlib.blake2b(f"{self.launch} {number}".encode(), digest_size=8).digest()
+        bits = int.from_bytes(digest)
+        return (bits & -bits).bit_length() - 1 if bits else 64
 
 
 def is_steady(step_ns: Sequence[int], minimum: int, window: int = WINDOW_STEPS) -> bool:
@@ -64,9 +112,11 @@ def unsteady_text(num_steps: int) -> str:
     return f"the step time did not settle within {num_steps} warm-up steps"
 
 
-def sampled_text(num_kept: int, num_steps: int) -> str:
-    """What to say of a program that was so long that its figures are those of a sample."""
-    return f"figures are of {num_kept:,} of {num_steps:,} steps: rounds of {WINDOW_STEPS}, chosen at random"
+def sampled_text(num_kept: int, num_steps: int, of_program: bool) -> str:
+    """What to say of a launch that was so long that figures are those of a sample."""
+    after = f"all of the first {MAX_KEPT_STEPS:,}, then one of a block, with the mean of the block"
+    which = f"rounds of {WINDOW_STEPS}, chosen at random" if of_program else after
+    return f"figures are of {num_kept:,} of {num_steps:,} steps: {which}"
 
 
 def only_warmup_text(num_steps: int, warmup: int) -> str:

@@ -24,11 +24,10 @@ from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, ste
 from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
 from gpurun.launcher.tensorboard_plugin.logdir.documents import read_host
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+from gpurun.launcher.tensorboard_plugin.timeline.answers import Window, meta_answer, window_answer
 from gpurun.launcher.tensorboard_plugin.timeline.bands import ENTRY_LANES
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Indexes
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
-from gpurun.launcher.tensorboard_plugin.timeline.meta import meta_answer
-from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_answer
 
 STATIC = Path(__file__).parent / "static"
 FILE_NAME = "report.html"

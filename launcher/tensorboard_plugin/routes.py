@@ -22,15 +22,18 @@ from gpurun.launcher.tensorboard_plugin.logdir.documents import version
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed, Listing
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
 from gpurun.launcher.tensorboard_plugin.query import MAX_NS, MAX_WIDTH_PX, MIN_WIDTH_PX, Query, Refused
+from gpurun.launcher.tensorboard_plugin.timeline.answers import (
+    Window,
+    meta_answer,
+    search_answer,
+    selection_answer,
+    window_answer,
+)
 from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header, Problem
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Broken, Indexes, Indexing, State
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
-from gpurun.launcher.tensorboard_plugin.timeline.meta import meta_answer
-from gpurun.launcher.tensorboard_plugin.timeline.search import search_answer
-from gpurun.launcher.tensorboard_plugin.timeline.selection import selection_answer
-from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_answer
 from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.trace.requested_tables import TABLES
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Any, Literal, TypeVar
 
+from gpurun.launcher.strategies import Strategy
 from gpurun.launcher.trace.model import Breakdown, HostWhileIdle, IdleCauses, RankTrace, TraceReport
 from gpurun.launcher.units import format_ms, format_percent
 
@@ -58,7 +59,7 @@ CAUSES: dict[Kind, Cause] = {
     "copies": Cause("pin the memory and copy with non_blocking=True", "on copies that nothing overlaps"),
     "host": Cause("try larger batches, torch.compile or CUDA graphs", "waiting for the CPU to launch work"),
     "transfer": Cause(
-        "try larger batches, gradient accumulation or another bucket size",
+        Strategy.transfer_advice,
         "on communication that nothing overlaps",
     ),
     "blocked": Cause(

@@ -70,7 +70,7 @@ class OperatorTotal:
     outside: GPU work that was launched outside of all modules and operators."""
     name: str
     count: int
-    """Calls; a replay of a CUDA graph is none. Of `outside`, pieces of work."""
+    """Calls; of those that a CUDA graph captured, its replays instead. Of `outside`, pieces of work."""
     total_us: float
     """Of the GPU work launched, or captured, within it; of operators, where the CPU is the device."""
     self_us: float

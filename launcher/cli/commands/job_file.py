@@ -20,8 +20,7 @@ def init(path: Path, force: bool) -> None:
 
     Example: gpurun init job.yaml
     """
-    from gpurun.launcher.jobfile.docs.schema import job_schema
-    from gpurun.launcher.jobfile.docs.template import SCHEMA_FILE, job_template
+    from gpurun.launcher.jobfile.docs.schema import SCHEMA_FILE, job_schema, job_template
     from gpurun.launcher.rundir.files import no_directory, write_bytes, write_json
 
     if path.exists() and not force:

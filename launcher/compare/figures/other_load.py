@@ -8,6 +8,7 @@ from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.rundir.records import GpuLoad, StepRecord
 from gpurun.launcher.stats.busy import waited_for_others_ns
 from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.units import GIB
 
 
 def queue_percent(timed: Sequence[StepRecord]) -> float | None:
@@ -65,3 +66,14 @@ def is_throttled(measured: Measured) -> bool:
         throttled(gpu_loads(measured, position) or timed_steps(measured, position)) is not None
         for position in range(len(measured.variant.devices))
     )
+
+
+def allocated_gib(measured: Measured, rank: int) -> float | None:
+    """The peak in timed steps: of a GPU's allocated memory, or of a program's resident set.
+
+    A workload's resident set is left out: next to live tensors of other variants it would mislead.
+    """
+    on_host = timed_steps(measured, rank) if measured.variant.kind.runs_program else ()
+    records = gpu_loads(measured, rank) or on_host
+    peaks = [one.peak_bytes for one in records if one.peak_bytes is not None]
+    return max(peaks) / GIB if peaks else None

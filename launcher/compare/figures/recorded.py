@@ -9,6 +9,7 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
     Balance,
     Kind,
+    MemoryPeak,
     PointRecord,
     RoundTime,
     StepRecord,
@@ -18,7 +19,7 @@ from gpurun.launcher.rundir.records import (
 )
 from gpurun.launcher.stats.paired import round_step_ns
 from gpurun.launcher.stats.schedule import (
-    MAX_KEPT_ROUNDS,
+    MAX_KEPT_STEPS,
     WINDOW_STEPS,
     sampled_text,
     short_text,
@@ -51,6 +52,8 @@ class Measured:
     """ln(step time in ns) of its rounds, by repetition."""
     aa_logs: Mapping[int, Mapping[RoundKey, float]] = field(default_factory=dict)
     """The same of `aa`."""
+    memory: Mapping[int, MemoryPeak] = field(default_factory=dict)
+    """By rank."""
     balance: Balance | None = None
     """How its samples were found, where the split is `balanced`."""
     points: Sequence[PointRecord] = ()
@@ -82,7 +85,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
             unsteady = text
     damage = run.damage(variant.id)
     facts = run.read_facts(variant.id)
-    sampled = sample_of_steps(steps) if variant.kind.runs_program else ()
+    sampled = sample_of_steps(steps, variant.kind.runs_program)
     facts = replace(facts, warnings=(*facts.warnings, *damage, *sampled, *short))
     balance = None if variant.split else run.read_balance(variant.id)
     if status is not None and status.status == "ok" and unsteady:
@@ -103,6 +106,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         aa=aa,
         logs=launch_logs(timed, repetitions),
         aa_logs=launch_logs(aa, repetitions),
+        memory=run.read_memory(variant.id),
         balance=balance,
         points=points,
         ended_s=_ended_s(run, variant) if variant.kind.runs_program else {},
@@ -134,12 +138,12 @@ def num_timed(steps: Iterable[StepRecord], launch: str) -> int:
     return sum(step.launch == launch and step.kind == "timed" for step in steps)
 
 
-def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
-    """What to say of a program of whose steps only a sample was kept; nothing where all were."""
+def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]], of_program: bool) -> tuple[str, ...]:
+    """What to say of a variant of whose steps only a sample was kept; nothing where all were."""
     of_rank = next(iter(steps.values()), ())
     total = sum({step.launch: step.step + 1 for step in of_rank}.values())
     is_sample = _may_be_sample(of_rank) and len(of_rank) < total
-    return (sampled_text(len(of_rank), total),) if is_sample else ()
+    return (sampled_text(len(of_rank), total, of_program),) if is_sample else ()
 
 
 def step_numbers(steps: Sequence[StepRecord]) -> Sequence[int]:
@@ -154,7 +158,7 @@ def step_numbers(steps: Sequence[StepRecord]) -> Sequence[int]:
 
 
 def _may_be_sample(steps: Sequence[StepRecord]) -> bool:
-    return any(step.step >= MAX_KEPT_ROUNDS * WINDOW_STEPS for step in steps)
+    return any(step.step >= MAX_KEPT_STEPS for step in steps)
 
 
 def steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, int]:
@@ -214,12 +218,13 @@ def round_times(
     return tuple(times)
 
 
-def round_blocks_ns(steps: Iterable[StepRecord], kind: Kind) -> dict[RoundKey, list[int]]:
-    """One rank's step times by round, in the order in which they were written."""
-    blocks: dict[RoundKey, list[int]] = {}
+def round_blocks_ns(steps: Iterable[StepRecord], kind: Kind) -> dict[RoundKey, list[float]]:
+    """One rank's step times by round, in the order in which they were written; or the means of blocks."""
+    blocks: dict[RoundKey, list[float]] = {}
     for step in steps:
         if step.kind == kind and step.round > 0:
-            blocks.setdefault((step.launch, step.round), []).append(step.step_ns)
+            time_ns = step.step_ns if step.block_ns is None else step.block_ns
+            blocks.setdefault((step.launch, step.round), []).append(time_ns)
     return blocks
 
 

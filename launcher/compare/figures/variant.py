@@ -7,6 +7,7 @@ from statistics import fmean, median
 from types import MappingProxyType
 
 from gpurun.launcher.compare.figures.other_load import (
+    allocated_gib,
     cpu_ms,
     gpu_loads,
     queue_percent,
@@ -201,7 +202,7 @@ def _one_rank(
     steps = measured.steps.get(rank, ())
     timed = timed_steps(measured, rank)
     loads = gpu_loads(measured, rank)
-    peaks = [one.peak_bytes for one in loads or timed if one.peak_bytes is not None]
+    memory = measured.memory.get(rank)
     trace = run.trace(measured.variant.id, rank)
     return RankFigures(
         rank=rank,
@@ -209,7 +210,7 @@ def _one_rank(
         local_batch=local_batch,
         step_ms=median(step.step_ns for step in timed) / 1e6 if timed else None,
         phases_ms=phase_medians_ms(timed),
-        peak_gib=max(peaks) / GIB if peaks else None,
+        peak_gib=memory.total / GIB if memory else allocated_gib(measured, rank),
         trace=trace.relative_to(run.path).as_posix() if trace.exists() else None,
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
         queue_percent=queue_percent(timed),
@@ -219,6 +220,8 @@ def _one_rank(
         power_w=mean_of(load.power_w for load in loads),
         alloc_retries=sum(load.alloc_retries for load in loads),
         host=host,
+        memory_gib={part: num_bytes / GIB for part, num_bytes in memory.parts.items()} if memory else {},
+        reserved_gib=memory.reserved / GIB if memory and memory.reserved is not None else None,
     )
 
 

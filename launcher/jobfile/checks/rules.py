@@ -1,4 +1,4 @@
-"""Mistakes that lie between the keys of a job and need no knowledge of the machine."""
+"""Mistakes that lie between the keys of a job, or in its kind, and need no knowledge of the machine."""
 
 import math
 from collections.abc import Iterator
@@ -7,16 +7,24 @@ from pathlib import Path
 from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.builtins import default_batch, is_workload
 from gpurun.launcher.jobfile.checks.device_checks import find_misfits, find_misplaced, named_devices
-from gpurun.launcher.jobfile.checks.kind import find_kind_mistakes
 from gpurun.launcher.jobfile.checks.program_file import find_program_mistakes
 from gpurun.launcher.jobfile.checks.workload import find_workload_mistakes
-from gpurun.launcher.jobfile.kinds import KIND_KEYS
-from gpurun.launcher.jobfile.model import SIZES, Baseline
+from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM_KEYS, JobKind
+from gpurun.launcher.jobfile.model import SIZES, Baseline, JobSpec, Steps, key_settings
+from gpurun.launcher.jobfile.program_values import MODULE_NAME, SCRIPT_PATH
 from gpurun.launcher.jobfile.read import Draft
-from gpurun.launcher.jobfile.section import ITEMS
+from gpurun.launcher.jobfile.section import ITEMS, Section, Setting
 from gpurun.launcher.jobfile.settings import SETTINGS
+from gpurun.launcher.jobfile.values import WORKLOAD_NAME
 from gpurun.launcher.jobfile.yaml.tree import REMOVE_ONE
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.splits import is_same_split
+from gpurun.launcher.strategies import strategy_named
+
+_HINTS = {
+    "workload": "add `workload: gpt` (built in), `workload: train.py:build` (a function of yours) or "
+    "`script: train.py` (a program)",
+}
 
 
 def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
@@ -28,6 +36,7 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
         *_no_effect(draft),
         *_missing_batch(draft),
         *_max_of_nodes(draft),
+        *_max_of_shards(draft),
         *_wrong_sums(draft),
         *_foreign_baseline(draft),
         *(find_misplaced(draft) if knows_devices else ()),
@@ -76,6 +85,15 @@ def _max_of_nodes(draft: Draft) -> Iterator[Problem]:
             f"find the maximum with --set nodes=1, then set `global_batch` to {draft.spec.nodes} times that"
         )
         yield draft.spec.problem(("global_batch",), message, hint)
+
+
+def _max_of_shards(draft: Draft) -> Iterator[Problem]:
+    """The largest batch is looked for on one device at a time."""
+    for path, name in draft.placed("strategy"):
+        reason = strategy_named(name).max_batch_refusal
+        if reason and "max" in (draft.values("global_batch") or ()):
+            message = f"`global_batch: max` can't be found for `{name}`: {reason}"
+            yield draft.spec.problem(path, message, "state a number, or leave out this strategy")
 
 
 def _wrong_sums(draft: Draft) -> Iterator[Problem]:
@@ -141,3 +159,71 @@ def _text(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_text, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def find_kind_mistakes(draft: Draft) -> Iterator[Problem]:
+    """None or several of `workload`, `script` and `module`, and keys that belong to another kind of job."""
+    spec = draft.spec
+    yield from _empty(draft)
+    stated = [key for key in KIND_KEYS if getattr(spec, key) is not None]
+    if not stated:
+        if all(draft.knows((key,)) and key not in spec.stated for key in KIND_KEYS):
+            yield spec.problem(("workload",), "missing key `workload`", _HINTS["workload"])
+    elif len(stated) > 1:
+        message = f"`{stated[1]}` and `{stated[0]}` are mutually exclusive: a job runs only one of them"
+        yield spec.key_problem((stated[1],), message, REMOVE_ONE)
+    if len({key in PROGRAM_KEYS for key in stated}) == 1:
+        yield from _foreign(spec, spec.kind)
+        if spec.kind.runs_program:
+            yield from _max_of_program(spec)
+            yield from _shared_gpu(draft)
+
+
+def _empty(draft: Draft) -> Iterator[Problem]:
+    """Keys without a value, which isn't the same as no key."""
+    expected = {
+        "workload": WORKLOAD_NAME,
+        "script": SCRIPT_PATH,
+        "module": MODULE_NAME,
+        "global_batch": "a whole number",
+    }
+    for key, what in expected.items():
+        if key in draft.spec.stated and getattr(draft.spec, key) is None and draft.knows((key,)):
+            yield draft.spec.problem((key,), f"`{key}`: expected {what}, got null")
+
+
+def _foreign(spec: JobSpec, kind: JobKind) -> Iterator[Problem]:
+    """Keys that the job states and that its kind doesn't have."""
+    for path, setting in _stated(spec):
+        is_compared = path[0] in ("compare", "baseline")
+        if kind not in setting.kinds or (is_compared and kind not in setting.varies_for):
+            yield spec.key_problem(path, f"`{'.'.join(path)}` {kind.refusal}", setting.instead or None)
+
+
+def _stated(spec: JobSpec) -> Iterator[tuple[tuple[str, ...], Setting]]:
+    """The places of keys that the job states and that not every kind of job has."""
+    sections: tuple[tuple[tuple[str, ...], Section | None, dict[str, Setting]], ...] = (
+        ((), spec, {key: one for key, one in key_settings(JobSpec).items() if key not in KIND_KEYS}),
+        (("compare",), spec.compare, dict(SETTINGS)),
+        (("baseline",), spec.baseline, dict(SETTINGS)),
+        (("steps",), spec.steps, key_settings(Steps)),
+    )
+    for place, section, settings in sections:
+        stated = section.stated if section else frozenset()
+        yield from (((*place, key), one) for key, one in settings.items() if key in stated)
+
+
+def _max_of_program(spec: JobSpec) -> Iterator[Problem]:
+    if spec.global_batch == "max":
+        message = "`global_batch: max` needs a workload: gpurun can't change a program's batch"
+        yield spec.problem(("global_batch",), message, "set a number, or remove the key")
+
+
+def _shared_gpu(draft: Draft) -> Iterator[Problem]:
+    """Rank r of a program takes the GPU `cuda:r` of those that it sees: there must be one of its own."""
+    devices = draft.spec.devices
+    if not isinstance(devices, tuple) or not draft.knows(("devices",)) or accelerator_of(devices[0]).is_host:
+        return
+    if twice := [name for name in dict.fromkeys(devices) if devices.count(name) > 1]:
+        message = f"{twice[0]} is listed twice, but each rank of a program needs its own GPU"
+        yield draft.spec.problem(("devices",), message, "list each GPU once")

@@ -4,8 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from gpurun.launcher.jobfile.docs.schema import job_schema
-from gpurun.launcher.jobfile.docs.template import job_template
+from gpurun.launcher.jobfile.docs.schema import job_schema, job_template
 from gpurun.launcher.jobfile.values import DEVICE_PATTERN, RATIO_PATTERN
 
 _HEAD = """\

@@ -12,6 +12,12 @@ _PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
 _NOT_TEXTS = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
 """Words that YAML takes for something else."""
 
+_TRUTHS = {
+    **dict.fromkeys(("yes", "on", "y", "1"), "true"),
+    **dict.fromkeys(("no", "off", "n", "0"), "false"),
+}
+"""What others write for `true` and `false`, YAML 1.1 among them."""
+
 
 def describe(value: Any) -> str:
     """What `value` is: `the text "64"`, `the number 3`, `a list`, `null`."""
@@ -24,6 +30,22 @@ def describe(value: Any) -> str:
     if isinstance(value, str):
         return f'the text "{shorten(value)}"'
     return "a list" if isinstance(value, list | tuple) else "a mapping"
+
+
+def correction(value: Any, *wanted: type) -> str | None:
+    """How to write a value that is of none of the types `wanted`, but was meant to be."""
+    if value is None:
+        return "write a value, or remove it"
+    number = value.lstrip("+-") if isinstance(value, str) else ""
+    if (number.isdecimal() and {int, float} & set(wanted)) or (value in ("true", "false") and bool in wanted):
+        return "write it without quotes"
+    if isinstance(value, float) and value.is_integer() and int in wanted:
+        return f"write {value:.0f}"
+    if bool in wanted and str(value).lower() in _TRUTHS:
+        return f"write {_TRUTHS[str(value).lower()]}"
+    if isinstance(value, bool | int | float) and str in wanted:
+        return "put it in quotes"
+    return None
 
 
 def shorten(text: str) -> str:

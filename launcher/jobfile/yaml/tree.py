@@ -304,17 +304,32 @@ def _syntax_problem(error: yaml.YAMLError, text: str, composer: _Composer) -> Pr
     mark = error.problem_mark or error.context_mark
     context = f" ({error.context})" if error.context and error.problem else ""
     message = f"invalid YAML: {error.problem or error.context}{context}"
-    return composer.mark(mark).problem(message, _syntax_hint(str(error.problem), mark, text))
+    begun = composer.mark(error.context_mark).line
+    return composer.mark(mark).problem(message, _syntax_hint(str(error.problem), mark, text, begun))
 
 
-def _syntax_hint(problem: str, mark: Any, text: str) -> str | None:
+_SYNTAX_HINTS = {
+    "',' or ']'": "close the `[`{begun}",
+    "',' or '}'": "close the `{{`{begun}",
+    "unexpected end of stream": "close the quote{begun}",
+    "node content": "check the brackets and commas",
+    "cannot start any token": "put the value in quotes",
+    "expected key": "check the indentation and the quotes",
+    "'-' indicator": "check the indentation",
+    "expected ':'": "write `key: value`",
+    "mapping values": "check indentation and the `: ` after each key; a value with `: ` in it needs quotes",
+}
+"""What to do, by a part of what libyaml says."""
+
+
+def _syntax_hint(problem: str, mark: Any, text: str, begun: int | None) -> str | None:
+    """What to do about a mistake at `mark`; what it's in began in line `begun`."""
     lines = text.splitlines()
     line = lines[mark.line] if mark and mark.line < len(lines) else ""
     if "\t" in line[: mark.column + 1 if mark else 0]:
         return "indent YAML with spaces, not tabs"
-    if "mapping values" in problem:
-        return "check the indentation; a value that contains `: ` needs quotes"
-    return None
+    hint = next((hint for part, hint in _SYNTAX_HINTS.items() if part in problem), None)
+    return hint and hint.format(begun=f" of line {begun}" if begun else "")
 
 
 def resolve_scalar(text: str) -> Scalar:

@@ -6,6 +6,7 @@ them. Every rendering replaces the files of the one before.
 
 import io
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.report.tensorboard import hparams
 from gpurun.launcher.report.tensorboard.series import (
     Point,
-    RoundStarts,
+    Times,
     curve_points,
     round_points,
     step_points,
@@ -71,14 +72,14 @@ def _over_batch(curve: BatchCurve) -> str:
 
 def _variant_events(variant: VariantResult, run: RunDir) -> list[EventProto]:
     ranks = run.read_steps(variant.id)
-    starts_s = _round_starts_s(run, {record.launch for records in ranks.values() for record in records})
-    times_s = list(starts_s.values()) or [time.time()]
+    times = _times(run, {record.launch for records in ranks.values() for record in records})
+    times_s = times.known or [time.time()]
     metrics = values_of(variant)
     values = [hparams.start_value(variant, _run_name(run), min(times_s)), *_scalars(metrics)]
     return [
         _event(0, min(times_s), values),
-        *map(_point_event, round_points(ranks, starts_s)),
-        *map(_point_event, step_points(ranks, starts_s)),
+        *map(_point_event, round_points(ranks, times)),
+        *map(_point_event, step_points(ranks, times)),
         *map(_point_event, curve_points(variant.probe, min(times_s))),
         _event(0, max(times_s), [hparams.end_value(variant, max(times_s))]),
     ]
@@ -89,13 +90,16 @@ def _run_name(run: RunDir) -> str:
     return "/".join(run.path.resolve().parts[-2:])
 
 
-def _round_starts_s(run: RunDir, launches: Iterable[str]) -> RoundStarts:
-    starts_s: dict[tuple[str, int], float] = {}
+def _times(run: RunDir, launches: Iterable[str]) -> Times:
+    rounds: dict[tuple[str, int], float] = {}
+    progress: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
     for launch in sorted(launches):
         for event in run.read_events(launch):
             if event.stage == "round":
-                starts_s.setdefault((launch, event.round), event.time_ns / 1e9)
-    return starts_s
+                rounds.setdefault((launch, event.round), event.time_ns / 1e9)
+            elif event.stage == "run":
+                progress[launch].append((event.round, event.time_ns / 1e9))
+    return Times(rounds, progress)
 
 
 def _point_event(point: Point) -> EventProto:

@@ -1,9 +1,11 @@
 """Step records as series of points for charts: per step and rank, and per round."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from math import isfinite
+
+import numpy as np
 
 from gpurun.launcher.compare.figures.recorded import step_numbers
 from gpurun.launcher.compare.figures.slowest import BEFORE_COMMUNICATION
@@ -12,8 +14,44 @@ from gpurun.launcher.rundir.records import StepRecord
 
 NS_PER_MS = 1e6
 
-RoundStarts = Mapping[tuple[str, int], float]
-"""Launch and round → when it began, in seconds since the epoch. Records carry durations only."""
+
+@dataclass(frozen=True)
+class Times:
+    """What happened when, in seconds since the epoch. Records carry durations only."""
+
+    rounds: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    """When each round of a launch began."""
+    progress: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    """Of each launch of a program: how many steps had ended when."""
+
+    @property
+    def known(self) -> list[float]:
+        """All of them."""
+        return [*self.rounds.values(), *(time_s for points in self.progress.values() for _, time_s in points)]
+
+    def began(self, records: Sequence[StepRecord]) -> list[float]:
+        """When each step began: its round's start, plus the steps of the block before it.
+
+        Of a program, whose records may be a sample, when the steps before it had ended.
+        """
+        times: list[float] = []
+        now_s, last = min(self.rounds.values(), default=0.0), None
+        for record in records:
+            if (record.launch, record.round) != last:
+                last = (record.launch, record.round)
+                now_s = self.rounds.get(last, now_s)
+            points = self.progress.get(record.launch)
+            times.append(_between(points, record) if points else now_s)
+            now_s += record.step_ns / 1e9
+        return times
+
+
+def _between(points: Sequence[tuple[int, float]], record: StepRecord) -> float:
+    """When a step began that so many steps came before; before the first point, by its own length."""
+    ended, times_s = zip(*points, strict=True)
+    if record.step < ended[0]:
+        return float(times_s[0] - (ended[0] - record.step) * record.step_ns / 1e9)
+    return float(np.interp(record.step, ended, times_s))
 
 
 @dataclass(frozen=True)
@@ -25,7 +63,7 @@ class Point:
     values: Mapping[str, float]
 
 
-def step_points(ranks: Mapping[int, Sequence[StepRecord]], starts_s: RoundStarts) -> list[Point]:
+def step_points(ranks: Mapping[int, Sequence[StepRecord]], times: Times) -> list[Point]:
     """A point per timed step: `step_ms/rank0`, `phases_ms/rank0/forward`.
 
     Steps count from 0 over all rounds and launches, those that a sample leaves out as well. A phase that is
@@ -37,12 +75,12 @@ def step_points(ranks: Mapping[int, Sequence[StepRecord]], starts_s: RoundStarts
     return [
         Point(number, time_s, _step_values(_at(timed, position), phases))
         for position, (number, time_s) in enumerate(
-            zip(step_numbers(longest), _times_s(longest, starts_s), strict=True)
+            zip(step_numbers(longest), times.began(longest), strict=True)
         )
     ]
 
 
-def round_points(ranks: Mapping[int, Sequence[StepRecord]], starts_s: RoundStarts) -> list[Point]:
+def round_points(ranks: Mapping[int, Sequence[StepRecord]], times: Times) -> list[Point]:
     """A point per round, from the means of its block of steps.
 
     `step_ms/round` is the maximum over ranks, `slowest_rank_ms/PHASE` what the slowest-computing rank does,
@@ -53,7 +91,7 @@ def round_points(ranks: Mapping[int, Sequence[StepRecord]], starts_s: RoundStart
     blocks = {rank: _blocks(records) for rank, records in ranks.items()}
     first = [block[0] for block in next(iter(blocks.values()), {}).values()]
     points = []
-    for number, (record, time_s) in enumerate(zip(first, _times_s(first, starts_s), strict=True), start=1):
+    for number, (record, time_s) in enumerate(zip(first, times.began(first), strict=True), start=1):
         key = (record.launch, record.round)
         block = {rank: found[key] for rank, found in blocks.items() if key in found}
         points.append(Point(number, time_s, _round_values(block, phases)))
@@ -101,7 +139,8 @@ def _round_values(block: Mapping[int, Sequence[StepRecord]], phases: Sequence[st
 def _mean_ms(records: Sequence[StepRecord], phases: Sequence[str]) -> dict[str, float]:
     count = len(records) * NS_PER_MS
     means = {phase: sum(record.phases_ns.get(phase, 0) for record in records) / count for phase in phases}
-    return {"step": sum(record.step_ns for record in records) / count, **means}
+    times_ns = (record.step_ns if record.block_ns is None else record.block_ns for record in records)
+    return {"step": sum(times_ns) / count, **means}
 
 
 def _blocks(records: Sequence[StepRecord]) -> dict[tuple[str, int], list[StepRecord]]:
@@ -128,16 +167,3 @@ def _used_phases(ranks: Mapping[int, Sequence[StepRecord]]) -> list[str]:
 def _finite(values: Mapping[str, float]) -> dict[str, float]:
     """Without NaN and infinity, which break the axes of a chart."""
     return {tag: value for tag, value in values.items() if isfinite(value)}
-
-
-def _times_s(records: Sequence[StepRecord], starts_s: RoundStarts) -> list[float]:
-    """When each step began: its round's start, plus the steps of the block before it."""
-    times: list[float] = []
-    now_s, last = min(starts_s.values(), default=0.0), None
-    for record in records:
-        if (record.launch, record.round) != last:
-            last = (record.launch, record.round)
-            now_s = starts_s.get(last, now_s)
-        times.append(now_s)
-        now_s += record.step_ns / 1e9
-    return times

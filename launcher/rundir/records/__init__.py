@@ -17,6 +17,7 @@ from gpurun.launcher.rundir.records.config import (
     VariantRef,
 )
 from gpurun.launcher.rundir.records.measured import (
+    MEMORY_PARTS,
     NO_GROUP,
     CodeVersion,
     DeviceFacts,
@@ -24,6 +25,8 @@ from gpurun.launcher.rundir.records.measured import (
     Kind,
     Look,
     LossOver,
+    MemoryPart,
+    MemoryPeak,
     PairRate,
     PointRecord,
     ReduceRate,
@@ -43,6 +46,7 @@ from gpurun.launcher.rundir.records.outcome import (
 )
 
 __all__ = [
+    "MEMORY_PARTS",
     "NO_GROUP",
     "Attempt",
     "Balance",
@@ -61,6 +65,8 @@ __all__ = [
     "LossOver",
     "MaxBatch",
     "MaxBatchConfig",
+    "MemoryPart",
+    "MemoryPeak",
     "PairRate",
     "PointRecord",
     "Prediction",

@@ -71,6 +71,8 @@ class LaunchConfig:
     rounds: int
     gradient_check: bool = True
     profile: ProfileConfig | None = None
+    memory: bool = False
+    """Whether a step of each variant is run to see what its memory holds."""
     block_ms: float = 200.0
     """A round runs a block of steps of one variant that lasts at least this long."""
     compile: bool = False

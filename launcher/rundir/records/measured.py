@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 Kind = Literal["warmup", "timed", "aa", "ablation", "profile", "skipped"]
 """`aa`: the baseline's second block in a round. `skipped`: a step whose update a GradScaler left out."""
 LossOver = Literal["mean", "sum", "counted"]
 """How a workload's loss is reduced over its samples; `counted`: the mean over what `count` returns."""
+MemoryPart = Literal["parameters", "optimizer", "gradients", "communication", "activations"]
+MEMORY_PARTS: tuple[MemoryPart, ...] = get_args(MemoryPart)
+"""A tensor with several parts counts as the first of them: DDP may keep gradients in its buckets."""
 NO_GROUP = (
     "the ranks made no process group; unless they communicate without torch, each trained its own model. "
     "Call `torch.distributed.init_process_group`, and wrap the model in `DistributedDataParallel`"
@@ -62,6 +65,36 @@ class StepRecord:
     """Of each GPU of the rank, during the block; in the record of a block's first step only."""
     cpu_ns: int | None = None
     """CPU time of all threads of the rank, in the mean step of the block; `None` in older runs."""
+    block_ns: float | None = None
+    """The mean step of the block, where this is the only one of its steps that is recorded."""
+
+
+@dataclass(frozen=True)
+class MemoryPeak:
+    """What one device of a rank held when live tensors had most bytes, in one untimed step;
+    `variants/ID/rankN.memory.json`. In bytes."""
+
+    parameters: int = 0
+    """Buffers of the model, gathered shards and the copies of `dp` included."""
+    gradients: int = 0
+    optimizer: int = 0
+    """Its state, and what it makes while it runs."""
+    activations: int = 0
+    """What forward and backward make and keep, inputs included."""
+    communication: int = 0
+    """Buffers of collectives that are nothing else, such as the buckets of `ddp`."""
+    reserved: int | None = None
+    """What the allocator held by then, in use or not; `None` on the CPU."""
+
+    @property
+    def parts(self) -> dict[MemoryPart, int]:
+        """Bytes by part."""
+        return {part: getattr(self, part) for part in MEMORY_PARTS}
+
+    @property
+    def total(self) -> int:
+        """Of all parts."""
+        return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -116,6 +149,9 @@ class VariantFacts:
     its content. Empty where there was none, and in older runs."""
     gradient_warning: str | None = None
     """That the gradient isn't the reference's, by how much, and the likely reason."""
+    parameter_error: float | None = None
+    """Relative difference of the parameters after 5 steps to those of one device; `None` where each rank
+    updates all of them, so that the gradient says it."""
 
 
 @dataclass(frozen=True)

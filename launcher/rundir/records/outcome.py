@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profile", "run", "done"]
+Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profile", "memory", "run", "done"]
 """`run`: a program is running."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,6 +14,10 @@ from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import BUILD_LIMIT_S, MAX_BUILDS
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
+from gpurun.launcher.trace.merge import merge_traces
+
+MERGED_FILE = "merged.pt.trace.json.gz"
+_UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Made:
@@ -77,3 +82,26 @@ def order() -> tuple[Path, list[str]]:
     die_with(int(parent))
     yield_to_others()
     return Path(out), arguments
+
+
+class Merges:
+    """A variant's ranks in one trace, for Perfetto."""
+
+    def __init__(self) -> None:
+        entry = "gpurun.launcher.tensorboard_plugin.answers.made:make_merged"
+        self._made = Made(entry, "the traces can't be merged")
+
+    def get(self, traces: Traces, index: Index) -> Path | str | None:
+        """The file, or why there is none, or `None` while it is being made."""
+        return self._made.get(traces, index, MERGED_FILE)
+
+
+def make_merged() -> None:
+    """The body of the process that makes it."""
+    out, traces = order()
+    merge_traces([Path(each) for each in traces], out)
+
+
+def file_name(variant: str) -> str:
+    """What the download is called; in a header, so without any character that means something there."""
+    return f"{_UNUSUAL.sub('-', variant)[:100] or 'trace'}.pt.trace.json.gz"

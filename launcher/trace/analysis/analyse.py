@@ -125,7 +125,7 @@ def _split(results: Iterable[Read]) -> tuple[list[Digest], list[str]]:
 def _collectives_of(rank: int, digest: Digest) -> RankCollectives:
     numbers = {scope.position: scope.step for scope in digest.steps}
     steps = {at: number for at, number in numbers.items() if at is not None and number is not None}
-    return RankCollectives(rank, digest.base_ns, digest.collectives, steps, digest.world_size)
+    return RankCollectives(rank, digest.base_ns, digest.collectives, steps, digest.world_size, digest.clock)
 
 
 def _doubts(ranked: Ranked, matched: Matched) -> list[str]:

@@ -104,6 +104,14 @@ def captured_calls(trace: Trace, launch: Int64, replayed: NDArray[np.bool_]) -> 
     return found
 
 
+def capture_begun(trace: Trace, calls: Int64) -> Int64:
+    """When the last capture began before each of these calls; before all time where none had."""
+    names = [i for i, name in enumerate(trace.launch_names) if _BEGIN.match(name)]
+    begins = np.append(np.iinfo(np.int64).min, trace.launches.start[_positions(trace, names)])
+    found: Int64 = begins[np.searchsorted(begins, trace.launches.start[calls], "right") - 1]
+    return found
+
+
 def _captures(trace: Trace, launch: Int64) -> Iterator[_Capture]:
     """The captures that the trace has from begin to end."""
     calls, names = trace.launches, trace.launch_names

@@ -12,6 +12,7 @@ import numpy as np
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.breakdown import LOST, Activity, Measure, Queue, Waits, joined, measure
+from gpurun.launcher.trace.analysis.collectives.call_records import clock_id
 from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, local_collectives
 from gpurun.launcher.trace.analysis.nesting import stretches
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, rank_tables
@@ -112,6 +113,8 @@ class Digest:
     """The steps that the file has, in words."""
     wraps_data_parallel: bool
     """Whether torch's DDP or FSDP is at work."""
+    clock: str | None = None
+    """Equal for CPU traces whose times come from one clock; `None`: unknown, or those of GPUs."""
     window: tuple[int, int] | None = None
     """If steps were selected: from the start of the first on the CPU to the end of the last one's work."""
     show: Set[Table] = frozenset()
@@ -173,6 +176,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         warnings=_warnings(trace, path, (host, work), chosen, kept),
         recorded=recorded_text(host),
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
+        clock=None if on_gpu else clock_id(trace.header),
         window=None if chosen is None else _window(host, all_steps, kept),
         show=show,
         tables=rank_tables(trace, work, host, kept, shown, in_steps, device, show),

@@ -47,13 +47,20 @@ class Nesting:
         cuts = np.searchsorted(self.depths[by_depth], np.arange(deepest + 2))
         return [by_depth[begin:end] for begin, end in pairwise(cuts)]
 
+    @cached_property
+    def outer(self) -> Int64:
+        """Position on the line of the range around each; −1 where there is none."""
+        found = np.full(len(self.starts), NONE, dtype=np.int64)
+        for outer, inner in pairwise(self.levels):
+            place = np.searchsorted(outer, inner) - 1
+            found[inner] = np.where(place >= 0, outer[place], NONE)
+        return found
+
     def self_ns(self) -> Int64:
         """Time of each range, in the order of its column, less that of the ranges directly inside."""
         own = self.lengths.copy()
-        for outer, inner in pairwise(self.levels):
-            parent = np.searchsorted(outer, inner) - 1
-            inner, parent = inner[parent >= 0], parent[parent >= 0]
-            np.subtract.at(own, outer[parent], self.lengths[inner])
+        inner = np.flatnonzero(self.outer >= 0)
+        np.subtract.at(own, self.outer[inner], self.lengths[inner])
         np.maximum(own, 0, out=own)
         result = np.empty_like(own)
         result[self.order] = own

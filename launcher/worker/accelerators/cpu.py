@@ -72,6 +72,9 @@ class CpuRuntime(Runtime):
                 return int(line.split()[1]) * 1024
         return None
 
+    def reserved_bytes(self, device: torch.device) -> int | None:
+        return None
+
     def alloc_retries(self, device: torch.device) -> int:
         return 0
 

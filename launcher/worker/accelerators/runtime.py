@@ -60,6 +60,10 @@ class Runtime(ABC):
         """Peak memory since `reset_peak`, in bytes; `None` where it can't be measured."""
 
     @abstractmethod
+    def reserved_bytes(self, device: torch.device) -> int | None:
+        """What torch's allocator holds now, in use or not; `None` where it keeps nothing."""
+
+    @abstractmethod
     def alloc_retries(self, device: torch.device) -> int:
         """How often so far an allocation succeeded only after cached memory was released, which waits."""
 
@@ -156,6 +160,9 @@ class StreamRuntime(Runtime):
     def peak_bytes(self, device: torch.device) -> int | None:
         """Memory that tensors had allocated at the peak."""
         return int(self.module.max_memory_allocated(device))
+
+    def reserved_bytes(self, device: torch.device) -> int | None:
+        return int(self.module.memory_reserved(device))
 
     def alloc_retries(self, device: torch.device) -> int:
         return int(self.module.memory_stats(device).get("num_alloc_retries", 0))

@@ -1,20 +1,24 @@
 """What one rank writes into the run directory while it works."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, write_json
 from gpurun.launcher.rundir.records import (
     Balance,
     Event,
     Kind,
     LaunchConfig,
+    MemoryPeak,
     Stage,
     StepRecord,
     VariantFacts,
 )
+from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, MAX_LATE_EVENTS, RoundSample
 from gpurun.launcher.worker.accelerators.clock import StepTiming
 from gpurun.launcher.worker.meters.cpu_time import QUIET, BlockNoise
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
@@ -29,7 +33,15 @@ class Journal:
     stage: Stage = "start"
     variant: str | None = None
     facts: dict[str, VariantFacts] = field(default_factory=dict)
-    steps_written: dict[str, int] = field(default_factory=dict)
+    steps_made: dict[str, int] = field(default_factory=dict)
+    levels: dict[Path, int] = field(default_factory=dict)
+    """Of the sample, when each file was last thinned out."""
+    late_events: int = 0
+    """Since those of rounds that aren't kept were removed."""
+    sample: RoundSample = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sample = RoundSample(self.config.launch)
 
     @property
     def run(self) -> RunDir:
@@ -39,8 +51,12 @@ class Journal:
         """Sets what this rank does from now on, and writes it down: a failure is attributed to it, also where
         the rank is left no time for a record."""
         self.stage, self.variant = stage, variant
-        event = Event.now(stage, variant, round_, self.config.rounds)
-        append_lines(self.run.events(self.config.launch, self.rank), [event])
+        path = self.run.events(self.config.launch, self.rank)
+        self.late_events += 1
+        if self.late_events > MAX_LATE_EVENTS:
+            keep_lines(path, Event, lambda event: event.stage != "round" or self.sample.keeps(event.round))
+            self.late_events = 0
+        append_lines(path, [Event.now(stage, variant, round_, self.config.rounds)])
 
     def add_facts(self, variant: str, **facts: Any) -> None:
         """Adds to what this launch found out about `variant`, and keeps it at once."""
@@ -53,6 +69,10 @@ class Journal:
         if self.rank == 0:
             write_json(self.run.balance(variant), balance)
 
+    def add_memory(self, variant: str, peak: MemoryPeak) -> None:
+        """Keeps what this rank's memory held when it was fullest."""
+        write_json(self.run.memory(variant, self.rank), peak)
+
     def add_steps(
         self,
         variant: str,
@@ -63,14 +83,17 @@ class Journal:
         noise: BlockNoise = QUIET,
         load: LoadMeter | None = None,
     ) -> None:
-        """Appends one line per step of a block; they share its energy."""
+        """Appends one line per step of a block; they share its energy. Of a long launch a sample is kept."""
         energy_mj = load.energy_mj() if load else None
         share_mj = energy_mj / len(timings) if energy_mj is not None and timings else None
         peak, gpus = (load.peak_bytes(), load.loads()) if load else (None, ())
         throttled = next((gpu.throttled for gpu in gpus if gpu.throttled), None)
-        first = self.steps_written.get(variant, 0)
-        self.steps_written[variant] = first + len(timings)
-        launch = self.config.launch
+        first = self.steps_made.get(variant, 0)
+        self.steps_made[variant] = first + len(timings)
+        launch, chosen, block_ns = self.config.launch, range(len(timings)), None
+        if round_ and first >= MAX_KEPT_STEPS:
+            place = random.Random(f"{launch}/{variant}/{first}").randrange(len(timings))
+            chosen, block_ns = range(place, place + 1), fmean(t.step_ns for t in timings)
         records = [
             StepRecord(
                 launch,
@@ -78,16 +101,31 @@ class Journal:
                 order,
                 first + i,
                 kind,
-                t.step_ns,
-                t.phases_ns,
+                timings[i].step_ns,
+                timings[i].phases_ns,
                 peak,
                 noise.queue_ns,
                 throttled,
                 share_mj,
                 noise.others_ns,
-                () if i else gpus,
+                gpus if i == chosen[0] else (),
                 noise.cpu_ns,
+                block_ns,
             )
-            for i, t in enumerate(timings)
+            for i in chosen
         ]
-        append_lines(self.run.steps(variant, self.rank), records)
+        self._keep(self.run.steps(variant, self.rank), records, round_)
+
+    def _keep(self, path: Path, records: Sequence[StepRecord], round_: int) -> None:
+        """Appends the records of a block, if its round is in the sample; others may have to leave it."""
+        if round_:
+            self.sample.add(round_)
+        if self.sample.level > self.levels.get(path, 0):
+            self.levels[path] = self.sample.level
+            keep_lines(path, StepRecord, self._is_kept)
+        append_lines(path, [one for one in records if self._is_kept(one)])
+
+    def _is_kept(self, step: StepRecord) -> bool:
+        """Whether a step's round is in the sample, or it is of another launch or of no round."""
+        is_own = step.launch == self.config.launch and step.round > 0
+        return not is_own or self.sample.keeps(step.round)

@@ -27,6 +27,9 @@ _POLL_S = 0.005
 _RENDEZVOUS_TIMEOUT_S = 120.0
 """Ranks start within milliseconds of each other; a minute may pass on a machine that swaps."""
 
+LIBUV_TAKES_SOCKETS = torch.__version__ >= "2.8"
+"""Whether torch's newer store can listen on a socket of ours.  Source: PyTorch's pull request 150215"""
+
 
 def init_group(config: LaunchConfig, rank: int) -> None:
     """Joins all ranks of the launch.
@@ -82,6 +85,7 @@ def open_store(port_file: Path, world_size: int, address: str = LOOPBACK) -> TCP
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
+        use_libuv=LIBUV_TAKES_SOCKETS,
     )
     write_bytes(port_file, str(port).encode())
     return store

@@ -95,9 +95,20 @@ def measure(journal: Journal, peers: Peers) -> None:
     requests = TraceRequests(config, rank, open_block(journal.run, config.launch, rank))
     TimedRounds(journal.config, trainer, clock, peers, journal, device, requests, load_of(config, rank)).run()
     profile(trainer, journal, peers)
+    measure_memory(trainer, journal, peers)
     add_code(journal)
     journal.enter("done")
     trainer.close()
+
+
+def measure_memory(trainer: Trainer, journal: Journal, peers: Peers) -> None:
+    """What memory holds in a step of each variant, after all timing: the step is slowed down many times."""
+    if not journal.config.memory:
+        return
+    for variant in journal.config.variants:
+        journal.enter("memory", variant.id)
+        journal.add_memory(variant.id, trainer.memory_peak(variant))
+        peers.barrier()
 
 
 def add_code(journal: Journal) -> None:

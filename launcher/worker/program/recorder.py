@@ -14,13 +14,14 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.accelerators import CPU, gpu_kinds
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines
 from gpurun.launcher.rundir.records import Event, Kind, ProgramConfig, StepRecord
+from gpurun.launcher.stats.schedule import WINDOW_STEPS, RoundSample
 from gpurun.launcher.worker.accelerators.clock import Stamps
 from gpurun.launcher.worker.accelerators.runtime import runtime_of, used_runtime
 from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling.on_request import StepCapture
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
-from gpurun.launcher.worker.program.step_rules import Classifier, RoundSample, StepBoundary
+from gpurun.launcher.worker.program.step_rules import Classifier, StepBoundary
 
 P = ParamSpec("P")
 
@@ -145,12 +146,17 @@ class StepRecorder:
         """Writes steps, as far as they are in the sample."""
         path, level = self.run.steps(self.config.variant, self.rank), self.sample.level
         for one in records:
-            self.sample.add(one)
+            self.sample.add(one.step // WINDOW_STEPS)
         if self.sample.level > level:
-            keep_lines(path, StepRecord, self.sample.keeps)
-        if kept := [one for one in records if self.sample.keeps(one)]:
+            keep_lines(path, StepRecord, self._is_kept)
+        if kept := [one for one in records if self._is_kept(one)]:
             append_lines(path, kept)
         self._last = records[-1]
+
+    def _is_kept(self, step: StepRecord) -> bool:
+        """Whether a step is in the sample, or of other launches or the warm-up, which are few."""
+        is_own = step.launch == self.config.launch and step.kind != "warmup"
+        return not is_own or self.sample.keeps(step.step // WINDOW_STEPS)
 
     def _with_noise(self, records: list[StepRecord]) -> list[StepRecord]:
         """The steps since the last flush, with what of their time the rank waited for a core."""
@@ -202,7 +208,7 @@ class StepRecorder:
         if wait and self.stamps is not None:
             self.stamps.wait()
         self.flush()
-        if self._last is not None and not self.sample.keeps(self._last):
+        if self._last is not None and not self._is_kept(self._last):
             append_lines(self.run.steps(self.config.variant, self.rank), [self._last])
         self.report_progress()
 

@@ -1,13 +1,11 @@
 """Which optimizer calls end a step of a program, and which of its steps count. Pure: no torch, no clock."""
 
-import hashlib
 import weakref
 from dataclasses import dataclass, field
 from typing import Literal
 
 from gpurun.launcher.rundir.records import Kind, StepRecord
 from gpurun.launcher.stats.schedule import (
-    MAX_KEPT_ROUNDS,
     WINDOW_STEPS,
     is_steady,
     unsteady_text,
@@ -91,45 +89,3 @@ class Classifier:
         self.is_warm = steady or count >= warmup_maximum(self.warmup)
         if self.is_warm and not steady:
             self.unsteady = unsteady_text(count)
-
-
-@dataclass
-class RoundSample:
-    """The rounds of a launch whose steps are kept: all; once they are too many a random half, and so on.
-
-    Each round has a level k with probability 2^-(k+1), by a hash of its number, so that all ranks keep the
-    same rounds. Those below the present level are dropped: at any time, each round so far was kept with the
-    same probability. No period of the program, such as an evaluation every 1,000 steps, coincides with that.
-
-    Source: Flajolet, On adaptive sampling, Computing 43 (1990).
-    """
-
-    launch: str
-    most: int = MAX_KEPT_ROUNDS
-    level: int = 0
-    _newest: int = -1
-    _levels: list[int] = field(default_factory=list)
-    """Of the rounds that are kept."""
-
-    def add(self, step: StepRecord) -> None:
-        """Counts a step of this launch; its round may be the one too many."""
-        number = step.step // WINDOW_STEPS
-        if number == self._newest:
-            return
-        self._newest = number
-        if (level := self.level_of(number)) >= self.level:
-            self._levels.append(level)
-        while len(self._levels) > self.most:
-            self.level += 1
-            self._levels = [level for level in self._levels if level >= self.level]
-
-    def keeps(self, step: StepRecord) -> bool:
-        """Whether a step is kept: also those of other launches, and of the warm-up, which are few."""
-        is_own = step.launch == self.launch and step.kind != "warmup"
-        return not is_own or self.level_of(step.step // WINDOW_STEPS) >= self.level
-
-    def level_of(self, number: int) -> int:
-        """The number of zeros at the end of a random number."""
-        digest = hashlib.blake2b(f"{self.launch} {number}".encode(), digest_size=8).digest()
-        bits = int.from_bytes(digest)
-        return (bits & -bits).bit_length() - 1 if bits else 64

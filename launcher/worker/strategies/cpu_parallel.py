@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gpurun.launcher.worker.base.nested import Tree, join_rows, split_rows, tensors_of, with_tensors
+from gpurun.launcher.worker.meters import memory
 from gpurun.launcher.worker.strategies.threads import run_replicas
 
 
@@ -42,7 +43,11 @@ class Replica:
             if output.requires_grad and grad is not None
         ]
         outputs, output_grads = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        return list(torch.autograd.grad(outputs, self.parameters, output_grads, allow_unused=True))
+        found: list[Tensor | None] = [
+            *torch.autograd.grad(outputs, self.parameters, output_grads, allow_unused=True)
+        ]
+        memory.label(found, "gradients")
+        return found
 
 
 class DataParallelReplicas(torch.autograd.Function):
@@ -134,6 +139,7 @@ def replica_tensors(
         p: own(p).requires_grad_(p.requires_grad) for p in network.parameters()
     }
     buffers = {buffer: buffer if index == 0 else own(buffer) for buffer in network.buffers()}
+    memory.label([*parameters.values(), *buffers.values()], "parameters")
     return parameters, buffers
 
 

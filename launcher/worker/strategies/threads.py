@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import torch
 
 from gpurun.launcher.machine.accelerators import ACCELERATORS
+from gpurun.launcher.worker.meters import memory
 from gpurun.launcher.worker.meters.cpu_time import note_end
 from gpurun.workloads.base import on_device
 
@@ -39,6 +40,7 @@ class ThreadState:
             for device, dtype in self.autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             stack.enter_context(on_device(index))
+            stack.enter_context(memory.in_this_thread())
             yield
 
 

@@ -25,7 +25,8 @@ from gpurun.launcher.worker.profiling.profiler import capture, export
 RANKS = 4
 STEPS = 1
 NAP_S = 0.2
-STAGE_NAP_S, CHUNK_NAP_S = 0.08, 0.06
+NAP_SCALE = float(os.environ.get("NAP_SCALE", "1"))
+STAGE_NAP_S, CHUNK_NAP_S = 0.08 * NAP_SCALE, 0.06 * NAP_SCALE
 """Of a forward pass, and of a backward pass."""
 MICRO_BATCHES = 4
 SIZE = 8
@@ -57,6 +58,7 @@ class Mesh:
         began_s = time.perf_counter()
         call()
         self.took_s[name].append(time.perf_counter() - began_s)
+        self.took_s[f"{name} came"].append(began_s)
 
 
 def _own_group(rank: int, lists: list[list[int]], name: str) -> Any:

@@ -28,7 +28,7 @@ from gpurun.launcher.cli.main import cli
 from gpurun.launcher.report.tables_on_request import shown_table
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.tensorboard_plugin.http import MIME_TYPES, STATIC, static_files
+from gpurun.launcher.tensorboard_plugin.plugin import MIME_TYPES, STATIC, static_files
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import ENTRY
 from gpurun.launcher.tensorboard_plugin.view import open_view
 from gpurun.launcher.trace.model import TraceReport

@@ -205,7 +205,7 @@ def test_wrong_names(name: str, params: dict[str, Any], got: str, tmp_path: Path
             "has no parameter `witdh`\n    did you mean `width`?",
         ),
         ("decorated", {"width": "2"}, ""),
-        ("made", {"width": "3"}, '`params.width`: expected a whole number, got the text "3"'),
+        ("made", {"width": "3"}, 'a whole number, got the text "3"\n    write it without quotes'),
         ("made", {}, "train.py:made needs `width` under `params`\n    its parameters are width"),
     ],
 )

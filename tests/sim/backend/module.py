@@ -75,6 +75,9 @@ class SimModule:
         memory = device_of(device).memory
         memory.peak_bytes = memory.allocated_bytes
 
+    def memory_reserved(self, device: torch.device | int | None = None) -> int:
+        return device_of(device).memory.allocated_bytes
+
     def memory_stats(self, device: torch.device | int | None = None) -> dict[str, int]:
         return {"num_alloc_retries": 0}
 

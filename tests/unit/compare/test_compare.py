@@ -15,7 +15,7 @@ from gpurun.launcher.compare.variant_difference import EARLY_ROUNDS_SHARE
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.records import Event, RoundTime, StepRecord, VariantFacts
+from gpurun.launcher.rundir.records import Event, MemoryPeak, RoundTime, StepRecord, VariantFacts
 from gpurun.launcher.rundir.records.measured import Kind
 from gpurun.launcher.stats.paired import hodges_lehmann, median_interval, wilcoxon_interval
 from gpurun.launcher.stats.verdict import percent_interval
@@ -169,6 +169,7 @@ def test_figures_of_ranks(files: Files) -> None:
             )
     files.block(UNEVEN, "01-ddp-2", 0, (9e9, 9e9), "warmup", phases={"forward": 10**12}, peak=10**12)
     files.run.trace(UNEVEN.id, 1).write_bytes(b"")
+    write_json(files.run.memory(UNEVEN.id, 0), MemoryPeak(parameters=2**30, activations=3 * 2**30))
     result = by_id(compare_run(files.run))["ddp-2-48-16"]
     first, second = result.ranks
     assert known(result.step_ms).estimate == pytest.approx(20)  # the slowest rank
@@ -180,7 +181,9 @@ def test_figures_of_ranks(files: Files) -> None:
         pytest.approx(10),
     )
     assert first.phases_ms == {"forward": pytest.approx(4.0)}
-    assert first.peak_gib == 7
+    assert first.memory_gib["parameters"] == 1
+    assert first.peak_gib == result.peak_gib == 4  # of live tensors, not the process's 7
+    assert second.peak_gib is None
     assert (first.trace, second.trace) == (None, "variants/ddp-2-48-16/rank1.pt.trace.json.gz")
     assert second.span_ms is None  # the trace is an empty file
     assert any("rank1.pt.trace.json.gz: empty" in warning for warning in result.warnings)

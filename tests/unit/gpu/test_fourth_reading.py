@@ -47,7 +47,9 @@ def test_a_driver_without_the_newest_functions_is_still_asked(monkeypatch: pytes
 
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", missing)
     nvml = fake()
-    nvml.NVMLError, nvml.NVMLLibraryMismatchError = pynvml.NVMLError, pynvml.NVMLLibraryMismatchError
+    nvml.NVMLError = pynvml.NVMLError
+    if hasattr(pynvml, "NVMLLibraryMismatchError"):  # not in older bindings, nor do they raise it
+        nvml.NVMLLibraryMismatchError = pynvml.NVMLLibraryMismatchError
     nvml.nvmlDeviceGetComputeRunningProcesses = pynvml.nvmlDeviceGetComputeRunningProcesses
     nvml.nvmlDeviceGetMigMode = pynvml.nvmlDeviceGetMigMode
     nvml.nvmlDeviceGetEnforcedPowerLimit = pynvml.nvmlDeviceGetEnforcedPowerLimit

@@ -14,7 +14,7 @@ from torch import nn
 import gpurun
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.worker.entry.zygote import ASK_THE_DRIVER, ForkServer
-from gpurun.launcher.worker.program.hooks import watch_steps
+from gpurun.launcher.worker.program.program_rank import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda  # noqa: F401 - a fixture
 from tests.unit.worker.test_program_steps import program_config

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.machine.oom_killer import _counter_files, _read_counter, oom_kills
+from gpurun.launcher.machine.resource_limits import _counter_files, _read_counter, oom_kills
 
 
 def test_both_versions_of_cgroups_are_looked_for() -> None:

@@ -162,6 +162,7 @@ def test_a_config_holds_all_that_workers_need() -> None:
         rounds=28,
         gradient_check=True,
         profile=ProfileConfig(3),
+        memory=True,
         ablation_rounds=6,
         draw="/run",
         options={"bucket_mb": 25, "gradient_as_bucket_view": False},
@@ -174,6 +175,7 @@ def test_checks_and_traces_belong_to_a_groups_first_launch() -> None:
     found = configs(spec_of(compare={"strategy": ["ddp", "dp"]}, until="fixed"), CPU)
     assert [config.gradient_check for config in found] == [True, True] + [False] * 10
     assert [config.profile is not None for config in found] == [True, True] + [False] * 10
+    assert [config.memory for config in found] == [True, True] + [False] * 10
     assert [one.ablation_rounds for one in found] == [5, 0, 0, 1] + [0] * 8  # six rounds, of `ddp` alone
 
 

@@ -12,8 +12,8 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import Compare, JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.plan.combination import make_unique
 from gpurun.launcher.plan.expand import Expansion, expand
-from gpurun.launcher.plan.ids import make_unique
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 
 

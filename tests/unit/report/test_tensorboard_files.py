@@ -18,7 +18,7 @@ from gpurun.launcher.report.markdown import escape, summary_markdown
 from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.report.tensorboard.hparams import hyperparameters
-from gpurun.launcher.report.tensorboard.series import Point, round_points, step_points
+from gpurun.launcher.report.tensorboard.series import Point, Times, round_points, step_points
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Event, Kind, StepRecord
 
@@ -107,6 +107,25 @@ def test_times_are_those_of_the_rounds(run: RunDir) -> None:
     assert times == pytest.approx([start_s + t for t in (1, 1.051, 2, 2.052, 3, 3.053)], abs=1e-3)
 
 
+def test_steps_of_a_sampled_program_are_when_they_were(tmp_path: Path) -> None:
+    """Steps of 50 ms; from the 4,000th on another 50 ms after each, which is no step's."""
+    run = RunDir(tmp_path / "run")
+    kept = [0, 2, 4_000, 30_000, 59_999]
+    records = [replace(step(1 + number // 5, 20), step=number) for number in kept]
+    append_lines(run.steps("ddp-2-even", 0), records)
+    ended = [(2, 0.1), (4_000, 200), (8_000, 600), (60_000, 5_800)]
+    append_lines(
+        run.events(LAUNCH), [Event(EPOCH_NS + round(s * 1e9), "run", None, number) for number, s in ended]
+    )
+    write_tensorboard(COMPARISON, run)
+    found = read(run.variant("ddp-2-even"))
+    points = [(each.step, each.wall_time - EPOCH_NS / 1e9) for each in found.Scalars("step_ms/rank0")]
+    assert [number for number, _ in points] == kept
+    assert [s for _, s in points] == pytest.approx([0, 0.1, 200, 2_800, 5_799.9], abs=1e-3)
+    rounds = [each.wall_time - EPOCH_NS / 1e9 for each in found.Scalars("step_ms/round")]
+    assert rounds == pytest.approx([0, 200, 2_800, 5_799.9], abs=1e-3)
+
+
 def test_hparams_table_has_the_split_as_text(run: RunDir) -> None:
     write_tensorboard(COMPARISON, run)
     experiment = hparams(read(run.path), "_hparams_/experiment").experiment
@@ -190,12 +209,12 @@ def tags_of(points: Iterable[Point]) -> set[str]:
 
 def test_one_rank_is_ahead_of_none() -> None:
     alone = {0: [step(1, 20), step(2, 20)]}
-    assert not any(tag.startswith("ahead_ms") for tag in tags_of(round_points(alone, {})))
+    assert not any(tag.startswith("ahead_ms") for tag in tags_of(round_points(alone, Times())))
 
 
 def test_a_rank_that_died_early_costs_only_its_own_points() -> None:
     ranks = two_ranks()
     ranks[1] = ranks[1][:-3]
-    assert len(step_points(ranks, {})) == 6
-    assert [len(point.values) for point in round_points(ranks, {})] == [5, 5, 3]
-    assert step_points({}, {}) == round_points({0: []}, {}) == []
+    assert len(step_points(ranks, Times())) == 6
+    assert [len(point.values) for point in round_points(ranks, Times())] == [5, 5, 3]
+    assert step_points({}, Times()) == round_points({0: []}, Times()) == []

@@ -12,8 +12,8 @@ from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.job import finish
 from gpurun.launcher.run.running_attempt import RunningAttempt
 from gpurun.launcher.run.watch import Limits
-from gpurun.launcher.rundir.files import append_lines
-from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.rundir.files import append_lines, keep_lines
+from gpurun.launcher.rundir.records import Event, StepRecord
 from tests.unit.run.fake_ranks import OfRank, Removed, Script
 from tests.unit.run.session_case import (
     CTRL_C,
@@ -93,6 +93,17 @@ def test_events_that_someone_removes_and_damaged_lines_end_no_run(tmp_path: Path
     path.write_bytes(b'{"time_ns": 1, "sta')
     append_lines(path, [stage("round", EVEN), stage("round", SPLIT)])
     assert [event.variant for event in attempt.new_events()] == [EVEN, SPLIT]
+
+
+def test_of_a_file_of_events_that_a_rank_has_thinned_out_only_the_new_ones_are_read(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [])
+    attempt = RunningAttempt(case.session.starter, case.plan.launches[0], 1, case.ranks, case.session.relay)
+    path = case.run.events(attempt.name)
+    append_lines(path, [Event.now("round", EVEN, number) for number in range(1, 9)])
+    assert len(attempt.new_events()) == 8
+    keep_lines(path, Event, lambda event: event.round % 2 == 0)
+    append_lines(path, [Event.now("round", SPLIT, number) for number in range(9, 19)])
+    assert [event.round for event in attempt.new_events()] == [*range(9, 19)]
 
 
 def test_what_only_later_ranks_need_is_imported_for_them(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from gpurun.launcher.selftest.run_checks import LATE_MS, NUM_STEPS
 from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
 from gpurun.launcher.worker.program import recorder as recorder_module
-from gpurun.launcher.worker.program.hooks import watch_steps
+from gpurun.launcher.worker.program.program_rank import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.selftest import device_program, link_rates, misbehaving_model, plain_programs
 from tests.unit.selftest.healthy import evidence

@@ -4,30 +4,35 @@ Steps behave like measured ones: each depends on the one before, all drift, some
 statistics are those of the launcher, not copies. `benchmarks/` prints the same figures.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import log
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from gpurun.launcher.compare.model import Difference
-from gpurun.launcher.compare.ranking import Standings, has_open_row, standings, with_lead
+from gpurun.launcher.compare.figures.variant import scatter, step_times
+from gpurun.launcher.compare.model import Difference, OpenPair, StepTime
+from gpurun.launcher.compare.ranking import Standings, open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences
+from gpurun.launcher.jobfile.kinds import TRAINING
+from gpurun.launcher.run.budget import Costs, Outlook
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.family import Family, bounded, holm, paired
+from gpurun.launcher.stats.family import Family, bounded, holm, launch_values, paired
 from gpurun.launcher.stats.launches import t_quantile
 from gpurun.launcher.stats.paired import hodges_lehmann, wilcoxon_interval
 from gpurun.launcher.stats.schedule import ROUNDS
-from gpurun.launcher.stats.sequential import ALPHA, detectable_percent, next_look, planned_looks
+from gpurun.launcher.stats.sequential import ALPHA, planned_looks
 from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
 from gpurun.launcher.units import Interval
 
 FALSE_ALARMS = ("faster", "slower")
+FULL_ROUNDS = 5
+"""Of the launches whose length a model states."""
 
 
 @dataclass(frozen=True)
@@ -115,42 +120,43 @@ class Model:
     """Share of launches in the variance of d."""
     times: float = 1.0
     """The last variant's d scatters by so much more."""
-    rounds: int = 5
     apart: bool = False
     """Whether every variant has launches of its own, which then scatter by `scatter` / √2 each."""
     launch_s: float = 6.5
-    """A launch with all variants; of each variant, where they are apart."""
+    """A launch with all variants and 5 rounds; so much for each variant, where they are apart."""
     shared: float = 0.2
-    """Of a launch, what doesn't depend on how many variants are in it."""
+    """Of a launch, what doesn't depend on its rounds."""
 
-    def values(self, rng: np.random.Generator, num_launches: int) -> NDArray[np.float64]:
-        """Launch values of ln(step) after 1, 2, … rounds, shape (launches, variants, rounds)."""
-        shape = (num_launches, len(self.effects_percent), self.rounds)
-        of_one = np.full(shape[1], self.scatter / np.sqrt(2))
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the variants; the first is the baseline."""
+        return tuple(map(str, range(len(self.effects_percent))))
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Variants that share their launches."""
+        return tuple((name,) for name in self.names) if self.apart else (self.names,)
+
+    def logs(self, rng: np.random.Generator, rounds: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
+        """ln(step) of each variant in the next launches, by round."""
+        deviation = self.scatter / np.sqrt(2)
         # The d of two such variants has the variance scatter²; the last one's has times² as much.
-        of_one[-1] *= np.sqrt(2 * self.times**2 - 1)
-        launches = rng.normal(size=(*shape[:2], 1)) * np.sqrt(self.icc)
-        rounds = rng.normal(size=shape) * np.sqrt(1 - self.icc)
-        logs = np.log1p(np.array(self.effects_percent) / 100)
-        means = rounds.cumsum(axis=2) / np.arange(1, self.rounds + 1)
-        values: NDArray[np.float64] = logs[:, None] + of_one[:, None] * (launches + means)
-        return values
+        last = {self.names[-1]: np.sqrt(2 * self.times**2 - 1)}
+        found = {}
+        for name, num in rounds.items():
+            launch, *each = rng.normal(size=1 + num)
+            noise = np.sqrt(self.icc) * launch + np.sqrt(1 - self.icc) * np.array(each)
+            found[name] = np.log1p(self.effects_percent[int(name)] / 100) + noise * deviation * last.get(
+                name, 1
+            )
+        return found
 
-    def seconds(self, num_rounds: int, num_active: int) -> float:
-        """What the next launches take, of so many variants with so many rounds in all."""
-        if self.apart:
-            return self.launch_s * num_active
-        share = num_rounds / (len(self.effects_percent) * self.rounds)
-        return self.launch_s * (self.shared + (1 - self.shared) * share)
-
-    def fewest_rounds(self, behind_percent: float, look: int) -> int:
-        """A variant far behind gets as many as show it to be slower at the next look."""
-        launch, of_rounds = 100 * self.scatter * self.icc**0.5, 100 * self.scatter * (1 - self.icc) ** 0.5
-        for rounds in range(1, self.rounds):
-            detected = detectable_percent((launch**2 + of_rounds**2 / rounds) ** 0.5, look)
-            if detected is not None and detected <= behind_percent:
-                return rounds
-        return self.rounds
+    def costs(self, variants: Collection[str]) -> Costs:
+        """Of launches of these variants; the baseline runs twice in a round."""
+        whole_s = self.launch_s * len(self.groups)
+        block_s = (1 - self.shared) * whole_s / FULL_ROUNDS / (len(self.names) + 1)
+        num_launches = sum(not {*group}.isdisjoint(variants) for group in self.groups)
+        return Costs(self.shared * self.launch_s * num_launches, block_s, self.names[0])
 
 
 @dataclass(frozen=True)
@@ -189,42 +195,89 @@ def runs_until_decided(
 
 
 def run_until_decided(model: Model, rng: np.random.Generator, budget_s: float) -> Ended:
-    """A run with a budget, ended by the launcher's own decisions; launch by launch as `run/` makes them."""
-    names = [str(number) for number in range(len(model.effects_percent))]
-    values = model.values(rng, int(budget_s / model.seconds(2, 2)) + 2)
-    family: dict[str, dict[int, float]] = {name: {} for name in names}
-    looks: list[Look] = []
-    rounds, spent_s, launches = dict.fromkeys(names, min(ROUNDS, model.rounds)), 0.0, 0
-    while True:
-        for name, number in rounds.items():
-            family[name][launches] = float(values[launches, int(name), number - 1])
-        launches += 1
-        spent_s += model.seconds(sum(rounds.values()), len(rounds))
-        rounds = next_rounds(model, family, list(rounds), next_look(launches))
-        is_over = spent_s + model.seconds(sum(rounds.values()), len(rounds)) > budget_s
-        if launches != next_look(launches - 1) and not is_over:
-            continue
-        # Shares in steps of 5 %, so that simulated runs have levels in common.
-        looks.append(Look(launches, 1.0 if is_over else np.floor(20 * spent_s / budget_s) / 20))
-        results, found = judge(family, tuple(looks))
-        left = [rival.result.id for rival in found.rivals if rival.behind.verdict not in ("slower", "same")]
-        if is_over or not left:
-            fastest = int(found.leader.id) if found.is_settled else None
-            verdicts = tuple(one.vs_baseline.verdict for one in results[1:])
-            wrong = is_false(model.effects_percent, fastest, verdicts)
-            return Ended(fastest, verdicts, spent_s, launches, wrong)
-        kept = {*left, "0", found.leader.id, *(one.id for one in results if has_open_row(one))}
-        active = [name for name in rounds if name in kept]
-        rounds = next_rounds(model, family, active, next_look(launches))
+    """A run with a budget, which decides by the functions of the launcher what to measure and when to end."""
+    run, spent_s, repetitions = SimulatedRun(model), 0.0, 0
+    rounds: Mapping[str, int] = dict.fromkeys(model.names, ROUNDS)
+    while rounds:
+        run.add(model.logs(rng, rounds), repetitions)
+        repetitions += 1
+        spent_s += model.costs(rounds).expected_s(rounds)
+        left_s = budget_s - spent_s
+        outlook = Outlook(repetitions, left_s, budget_s, model.costs, rounds, model.names[0], model.groups)
+        if look := outlook.due_look(run.looks):
+            # Shares in steps of 5 %, so that simulated runs have levels in common.
+            run.judge(replace(look, fraction=np.floor(20 * look.fraction) / 20))
+        rounds = outlook.next_rounds(run.comparison())
+    fastest, verdicts = run.conclusion()
+    wrong = is_false(model.effects_percent, fastest, verdicts)
+    return Ended(fastest, verdicts, spent_s, repetitions, wrong)
 
 
-def next_rounds(
-    model: Model, family: dict[str, dict[int, float]], active: list[str], look: int
-) -> dict[str, int]:
-    """Rounds of the next launch: fewer of those that are far behind by what is known so far."""
-    logs = {name: sum(family[name].values()) / len(family[name]) for name in active}
-    best = min(logs.values())
-    return {name: model.fewest_rounds(100 * (log_ - best), look) for name, log_ in logs.items()}
+@dataclass
+class SimulatedRun:
+    """What has been measured, and the comparison of it: by the launcher's functions, of values not files."""
+
+    model: Model
+    looks: tuple[Look, ...] = ()
+    results: tuple[Any, ...] = ()
+    """Rows and standings as of the last look; before it, what shows who is behind."""
+    found: Standings | None = None
+    open: tuple[OpenPair, ...] = ()
+
+    def __post_init__(self) -> None:
+        groups = {name: group for group in self.model.groups for name in group}
+        self.values: dict[str, dict[int, float]] = {name: {} for name in self.model.names}
+        self.measured: Any = {name: measured(name, groups[name]) for name in self.model.names}
+
+    def add(self, logs: Mapping[str, NDArray[np.float64]], repetition: int) -> None:
+        """What the launches of a repetition have measured."""
+        for group in self.model.groups:
+            rounds = {
+                name: {("", number): log for number, log in enumerate(logs[name].tolist())}
+                for name in group
+                if name in logs
+            }
+            for name, value in launch_values(rounds).items():
+                self.values[name][repetition] = value
+                self.measured[name].logs[repetition] = rounds[name]
+
+    @property
+    def differences(self) -> Differences:
+        return Differences(self.measured, "0", Remembering(self.values, self.looks), {}, "launch")
+
+    def judge(self, look: Look) -> None:
+        """A look at the evidence."""
+        self.looks = (*self.looks, look)
+        differences = self.differences
+        self.results, self.found = judge(differences)
+        self.open = open_pairs(self.found, differences)
+
+    def comparison(self) -> Any:
+        """What decides how a run goes on: verdicts of the last look, the scatter of all launches."""
+        differences = self.differences
+        results = self.results if self.looks else rows_of(differences)
+        leader = self.found.leader.id if self.found else None
+        return SimpleNamespace(
+            gate=None,
+            baseline="0",
+            variants=results,
+            leader=leader,
+            open=self.open,
+            scatter=scatter(differences),
+        )
+
+    def conclusion(self) -> tuple[int | None, tuple[str, ...]]:
+        """The variant that is named the fastest, and the verdicts on all but the baseline."""
+        if self.found is None:
+            raise ValueError("the budget is too small for a look")
+        fastest = int(self.found.leader.id) if self.found.is_settled else None
+        return fastest, tuple(one.vs_baseline.verdict for one in self.results[1:])
+
+
+def measured(name: str, group: Sequence[str]) -> Any:
+    """What differences read of a measured variant."""
+    variant = SimpleNamespace(id=name, global_batch=1, kind=TRAINING)
+    return SimpleNamespace(variant=variant, group=group, counts=True, logs={}, aa_logs={}, timed=())
 
 
 @dataclass(frozen=True)
@@ -252,18 +305,22 @@ class Row:
     """What the ranking reads of a variant's result."""
 
     id: str
-    vs_baseline: Difference
+    vs_baseline: Difference | None
+    step_ms: StepTime | None
     status: str = "ok"
-    step_ms: bool = True
+    global_batch: int = 1
 
 
-def judge(family: dict[str, dict[int, float]], looks: tuple[Look, ...]) -> tuple[tuple[Any, ...], Standings]:
-    """Rows and standings as the comparison makes them, of launch values instead of files."""
-    measured: Any = {name: SimpleNamespace(group="") for name in family}
-    differences = Differences(measured, "0", Remembering(family, looks), {}, "launch")
-    rows = differences.all_against("0", [name for name in family if name != "0"])
-    baseline = Difference(None, None, "baseline")
-    results: Any = [Row(name, rows.get(name, baseline)) for name in family]
+def rows_of(differences: Differences, rows: Mapping[str, Difference] = MappingProxyType({})) -> Any:
+    """The results of all variants, with these differences from the baseline."""
+    times = step_times(differences)
+    return tuple(Row(name, rows.get(name), times[name]) for name in differences.measured)
+
+
+def judge(differences: Differences) -> tuple[tuple[Any, ...], Standings]:
+    """Rows and standings as the comparison makes them."""
+    rows = differences.all_against("0", [name for name in differences.measured if name != "0"])
+    results = rows_of(differences, {"0": Difference(None, None, "baseline"), **rows})
     found = standings(results, differences)
     assert found is not None
     return with_lead(results, found), found
@@ -297,9 +354,9 @@ def gate_outcomes(
 def pooled_false_alarms(num_families: int, seed: int, launches: int = 27) -> float:
     """If all variants were taken to scatter alike: seven rivals, one of which scatters three times."""
     rng = np.random.default_rng(seed)
-    model = Model((0.0,) * 8, 0.10, 0.25, times=3)
-    rows = np.stack([model.values(rng, launches) for _ in range(num_families)])
-    differences = rows[:, :, 1:, -1] - rows[:, :, :1, -1]
+    deviations = np.array([1.0] * 7 + [np.sqrt(2 * 3**2 - 1)])
+    rows = rng.normal(size=(num_families, launches, 8)) * deviations
+    differences = rows[:, :, 1:] - rows[:, :, :1]
     deviation = np.sqrt(differences.var(axis=1, ddof=1).mean(axis=1))
     t = abs(differences.mean(axis=1)).max(axis=1) / deviation * np.sqrt(launches)
     return float((t > t_quantile(1 - 0.05 / 7 / 2, 7 * (launches - 1))).mean())

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from gpurun.launcher.tensorboard_plugin.timeline.meta import meta_answer
+from gpurun.launcher.tensorboard_plugin.timeline.answers import meta_answer
 from tests.unit.tensorboard_plugin.test_timeline_index import (
     TRANSFER,
     WAIT,

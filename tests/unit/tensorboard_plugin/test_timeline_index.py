@@ -10,14 +10,18 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.tensorboard_plugin.answers.operators import operators_answer
 from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
+from gpurun.launcher.tensorboard_plugin.timeline.answers import (
+    Window,
+    meta_answer,
+    search_answer,
+    selection_answer,
+    window_answer,
+    window_blocks,
+)
 from gpurun.launcher.tensorboard_plugin.timeline.blocks import MERGED
 from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import BrokenTraces, build, recorded_apart
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
-from gpurun.launcher.tensorboard_plugin.timeline.meta import meta_answer
-from gpurun.launcher.tensorboard_plugin.timeline.search import search_answer
-from gpurun.launcher.tensorboard_plugin.timeline.selection import selection_answer
-from gpurun.launcher.tensorboard_plugin.timeline.window import Window, window_answer, window_blocks
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, Part
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write

@@ -73,7 +73,11 @@ def test_replays_are_of_the_operators_that_were_captured(tmp_path: Path, numbere
     other = capture(600, 60, [8])  # another number of calls: not this graph's
     names = () if numbered else ("gemm0", "gemm1")
     launches = [replay(1010, 100, (10, 20), numbered), replay(3010, 101, (12, 24), numbered)]
-    report = report_of(tmp_path, steps, eager, capture(20, 1, (64, 32), names), other, *launches)
+    modules = [
+        span("python_function", f"nn.Module: {name}", start_us, length_us)
+        for name, start_us, length_us in (("Model_0", 18, 100), ("Block_0", 25, 60))
+    ]
+    report = report_of(tmp_path, steps, eager, modules, capture(20, 1, (64, 32), names), other, *launches)
     (rank,) = report.ranks
     assert not marked(report)
     assert {row.name: row.device_us for row in rank.ops} == {"aten::mm": 7 + 66 + 4, "graphed": 0}
@@ -83,6 +87,18 @@ def test_replays_are_of_the_operators_that_were_captured(tmp_path: Path, numbere
     found = {(row.name, row.graph): (row.op, row.count) for row in report.kernels_by_shape or ()}
     assert found["gemm1", True] == ("aten::mm", 2)
     assert found["gemm0", False] == ("aten::mm", 1)
+    tree = [(row.depth, row.name, row.count) for row in report.operators or ()]
+    assert tree == [
+        (0, "Model_0", 1),  # called once, to capture the graph
+        (1, "Block_0", 2),  # captured, so it runs with each replay
+        (2, "aten::mm", 4),
+        (3, "32×32, 32×32 float", 2),
+        (3, "64×64, 64×64 float", 2),
+        (0, "aten::mm", 2),  # one of them in the other capture, of which no replay is known
+        (1, "64×64, 64×64 float", 1),
+    ]
+    counts = {(row.depth, row.name): row.count for row in report.operators_in_steps or ()}
+    assert counts[2, "aten::mm"] == 4
     assert (report.launches or ())[0].slow_launches == 0
 
 

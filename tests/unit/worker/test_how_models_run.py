@@ -1,7 +1,9 @@
 """`compile`, `channels_last`, `threads` and several workloads: from the job to the model."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantConfig, VariantStatus
+from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
+from gpurun.launcher.worker.profiling import profiler
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
@@ -167,7 +171,60 @@ def test_channels_last_of_a_model_without_images_is_reported() -> None:
 def test_every_shape_is_compiled_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     said: dict[str, object] = {}
     monkeypatch.setattr(nn.Module, "compile", lambda self, **how: said.update(how))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+    monkeypatch.setattr(torch._dynamo.config, limit, 8)
     compile_in_place(nn.Linear(1, 1), 5)
     assert said == {"dynamic": False}
-    assert torch._dynamo.config.recompile_limit == 20
+    assert getattr(torch._dynamo.config, limit) == 20
+
+
+class Torch26Dynamo:
+    """`torch._dynamo.config` of torch 2.6, as far as it is used."""
+
+    cache_size_limit = 8
+
+
+class Torch26ProfilerConfig:
+    """`_ExperimentalConfig` of torch 2.6, by its signature."""
+
+    def __init__(self, verbose: bool = False, enable_cuda_sync_events: bool = False) -> None: ...
+
+
+def compile_five() -> bool:
+    compile_in_place(nn.Linear(1, 1), 5)
+    return Torch26Dynamo.cache_size_limit == 20
+
+
+def make_profiler_config() -> bool:
+    return isinstance(profiler._experimental_config(all_threads=True), Torch26ProfilerConfig)
+
+
+def allow_tf32() -> bool:
+    CudaRuntime().allow_tf32(True)
+    return bool(torch.backends.cuda.matmul.allow_tf32)
+
+
+def list_calls() -> bool:
+    return profiler.collective_calls(0) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "older", "works"),
+    [
+        ("torch._dynamo.config", Torch26Dynamo, compile_five),
+        (f"{profiler.__name__}._ExperimentalConfig", Torch26ProfilerConfig, make_profiler_config),
+        ("torch.backends.cuda.matmul", SimpleNamespace(allow_tf32=False), allow_tf32),
+        ("torch._C._distributed_c10d._dump_fr_trace_json", None, list_calls),
+    ],
+)
+def test_what_torch_26_lacks_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, name: str, older: object, works: Callable[[], bool]
+) -> None:
+    """All that torch 2.6 has otherwise, but for its store; found by running the tests of training with it."""
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **how: None)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # put back afterwards
+    if older is None:
+        monkeypatch.delattr(name, raising=False)
+    else:
+        monkeypatch.setattr(name, older)
+    assert works()

@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
 
+from gpurun.launcher.compare.figures.recorded import round_times
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantConfig
-from gpurun.launcher.worker.accelerators.clock import HostClock
+from gpurun.launcher.rundir.records import Kind, LaunchConfig, StepRecord, VariantConfig
+from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming
+from gpurun.launcher.worker.base import journal as journal_module
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
@@ -150,6 +153,41 @@ def test_a_variant_may_have_fewer_rounds_than_the_others(tmp_path: Path) -> None
         name: [record.round for record in records(tmp_path, name) if record.kind == "timed"] for name in "ab"
     }
     assert rounds == {"a": [1, 2, 3, 4, 5], "b": [1, 2]}
+
+
+def test_of_a_long_launch_all_ranks_keep_the_same_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All steps at first, then one of each block; the times of the rounds that are kept are exact."""
+    monkeypatch.setattr(journal_module, "MAX_KEPT_STEPS", 20)
+    monkeypatch.setattr(journal_module, "MAX_LATE_EVENTS", 50)
+    config = bench(tmp_path, {"a": 200.0, "b": 200.0})[0].config
+    run, times = RunDir(tmp_path), {}
+    journals = [Journal(config, rank) for rank in (0, 1)]
+    for journal in journals:
+        journal.sample.most = 16
+        journal.add_steps("a", "warmup", [StepTiming(7, {})] * 3)
+        for number in range(1, 401):
+            for order, name in enumerate(("a", "b", "a")):
+                kind: Kind = "aa" if order == 2 else "timed"
+                timings = [StepTiming(1000 * number + step * (journal.rank + 1), {}) for step in range(5)]
+                journal.enter("round", name, number)
+                journal.add_steps(name, kind, timings, number, order)
+            times[number] = 1000 * number + 4
+    found = {name: run.read_steps(name) for name in "ab"}
+    kept = {record.round for record in found["b"][1]}
+    assert 8 <= len(kept) <= 16
+    for steps in found.values():
+        keys = [[(one.round, one.order, one.step) for one in of_rank] for of_rank in steps.values()]
+        assert keys[0] == keys[1]
+        rounds = round_times(steps, 2, "timed")
+        assert {one.round: one.step_ns for one in rounds} == {number: times[number] for number in kept}
+    assert {one.round for one in round_times(found["a"], 2, "aa")} == kept
+    assert [one.kind for one in found["a"][0]].count("warmup") == 3
+    for rank in (0, 1):
+        events = run.read_events(config.launch, rank)
+        assert (events[-1].variant, events[-1].round) == ("a", 400)
+        assert len(events) <= 50 + 3 * 16
 
 
 def test_the_control_has_a_warm_up_and_inputs_of_its_own(tmp_path: Path) -> None:

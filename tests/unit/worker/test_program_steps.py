@@ -16,7 +16,7 @@ from gpurun.launcher.rundir.records import ProfileConfig, ProgramConfig, StepRec
 from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling.program_tracer import StepTracer
-from gpurun.launcher.worker.program.hooks import watch_steps
+from gpurun.launcher.worker.program.program_rank import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.program.step_rules import Classifier
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.stats.schedule import WINDOW_STEPS
-from gpurun.launcher.worker.program.step_rules import TAKEOVER_CALLS, RoundSample, StepBoundary
+from gpurun.launcher.stats.schedule import WINDOW_STEPS, RoundSample
+from gpurun.launcher.worker.program.step_rules import TAKEOVER_CALLS, StepBoundary
 
 
 class Optimizer:
@@ -63,19 +62,19 @@ def test_an_optimizer_that_no_longer_steps_loses_the_pace() -> None:
 
 @given(st.integers(0, 800), st.integers(1, 40), st.integers(1, 300))
 def test_ranks_keep_the_same_rounds_however_often_they_write(num_steps: int, most: int, at_once: int) -> None:
-    steps = [step(number) for number in range(num_steps)]
+    steps = range(num_steps)
     one, other = RoundSample("01", most), RoundSample("01", most)
     for begin in range(0, num_steps, at_once):
         for each in steps[begin : begin + at_once]:
-            one.add(each)
+            one.add(each // WINDOW_STEPS)
     for each in steps:
-        other.add(each)
-    kept = [each.step for each in steps if one.keeps(each)]
-    assert kept == [each.step for each in steps if other.keeps(each)]
+        other.add(each // WINDOW_STEPS)
+    kept = [each for each in steps if one.keeps(each // WINDOW_STEPS)]
+    assert kept == [each for each in steps if other.keeps(each // WINDOW_STEPS)]
     rounds = {number // WINDOW_STEPS for number in kept}
     assert len(rounds) <= most
     assert len(kept) == num_steps or one.level > 0
-    assert all(each.step in kept for each in steps if each.step // WINDOW_STEPS in rounds)  # whole rounds
+    assert all(each in kept for each in steps if each // WINDOW_STEPS in rounds)  # whole rounds
 
 
 @pytest.mark.parametrize("period", [16, 200, 1024])
@@ -87,14 +86,10 @@ def test_a_sample_has_the_median_and_the_mean_of_all_rounds(period: int) -> None
         for number in range(20_000)
     ]
     for number in range(len(rounds_ms)):
-        sample.add(step(number * WINDOW_STEPS))
-    kept_ms = [ms for number, ms in enumerate(rounds_ms) if sample.keeps(step(number * WINDOW_STEPS))]
+        sample.add(number)
+    kept_ms = [ms for number, ms in enumerate(rounds_ms) if sample.keeps(number)]
     assert 100 <= len(kept_ms) <= 400
     assert abs(fmean(kept_ms) - fmean(rounds_ms)) <= 3 * stdev(rounds_ms) / len(kept_ms) ** 0.5
     middle_ms = median(rounds_ms)
     below = sum(ms < middle_ms for ms in kept_ms)
     assert abs(below - len(kept_ms) / 2) <= 3 * len(kept_ms) ** 0.5 / 2
-
-
-def step(number: int) -> StepRecord:
-    return StepRecord("01", 1, 0, number, "timed", 1, {}, None)

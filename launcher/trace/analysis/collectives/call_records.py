@@ -1,4 +1,4 @@
-"""The calls of collectives that gpurun's own captures record, and which of gloo's ranges each of them is."""
+"""What gpurun's own captures add to a trace: its clock, and the calls of collectives of gloo."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from gpurun.launcher.trace.kineto.columns import HostRange
 
 CALLS_KEY = "gpurunCalls"
 """In the header of a trace."""
+CLOCK_KEY = "gpurunClock"
+"""Likewise: identifies the clock, equal for ranks whose times come from the same one."""
 CLOCK_NS = 20_000
 """By how much the profiler's clock and the system's may differ."""
 
@@ -35,6 +37,12 @@ def call_records(header: Mapping[str, Any]) -> list[CallRecord]:
         return msgspec.convert(header.get(CALLS_KEY, []), list[CallRecord])
     except msgspec.ValidationError:
         return []
+
+
+def clock_id(header: Mapping[str, Any]) -> str | None:
+    """Identifies the clock of a trace; `None` if its header doesn't."""
+    clock = header.get(CLOCK_KEY)
+    return clock if isinstance(clock, str) and clock else None
 
 
 def records_of_ranges(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -29,6 +29,24 @@ class Clocks:
     """By how much each clock gains per unit of time, from the start of its trace on; `None`: unknown."""
     bounds: Mapping[int, tuple[float, float] | None] = field(default_factory=dict)
     """Between which it certainly does; `None`: unknown."""
+    owners: Mapping[int, int] = field(default_factory=dict)
+    """The lowest rank with the same clock, of each rank."""
+
+    def are_one(self, ranks: Iterable[int]) -> bool:
+        """Whether these ranks have one clock, so that their times can be compared as they are."""
+        return len({self.owners.get(rank, rank) for rank in ranks}) == 1
+
+    def of_all(self, owners: Mapping[int, int]) -> Clocks:
+        """The clocks of all ranks, from those of the lowest ranks that have each."""
+        return replace(
+            self,
+            offsets={rank: self.offsets[owner] for rank, owner in owners.items()},
+            slack={rank: self.slack[owner] for rank, owner in owners.items() if owner in self.slack},
+            unlinked=tuple(
+                tuple(rank for rank, owner in owners.items() if owner in island) for island in self.unlinked
+            ),
+            owners=owners,
+        )
 
     def realigned(self, rank: int, base_ns: int, origin_ns: int) -> Realigned:
         """From times since a rank's `base_ns` to those since `origin_ns`, on the lowest rank's clock."""
@@ -55,6 +73,12 @@ class Realigned:
 def steady(local_ns: int, rate: float | None) -> int:
     """A time since the start of a rank's trace, without what its clock has gained since then."""
     return local_ns - round(local_ns * rate) if rate else local_ns
+
+
+def clock_owners(clocks: Mapping[int, str | None]) -> dict[int, int]:
+    """The lowest rank with the same clock, of each rank; of a clock that isn't known, the rank itself."""
+    lowest: dict[str | int, int] = {}
+    return {rank: lowest.setdefault(clocks[rank] or rank, rank) for rank in sorted(clocks)}
 
 
 def clock_offsets(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
-from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT
+from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SYNCHRONISING
 
 MAX_SLACK_NS = 5_000
 """Clocks that are known less well don't show how long a rank waited."""
@@ -37,7 +37,7 @@ class Collective:
     waits: Mapping[int, int]
     """How long each rank waited for the others, in ns, from its start on."""
     transfer_ns: int
-    """How long the data then moved."""
+    """How long the data then moved: on the rank that saw that for the shortest time."""
     dtype: str | None = None
 
     @property
@@ -58,8 +58,12 @@ class Collective:
         return [other for other in self.parts if other.rank in near]
 
     def transfer(self, part: Part) -> int:
-        """How long data then moved for this rank, in ns."""
-        return part.local.duration - self.waits[part.rank] if self.is_grouped else self.transfer_ns
+        """How long data then moved for this rank, in ns, and until its thread had a core to see the end.
+
+        Of a message on the CPU, how long the receiver took: the sender may ask any time whether it is done.
+        """
+        is_apart = part.local.kind in POINT_TO_POINT and not part.local.on_gpu
+        return self.transfer_ns if is_apart else part.local.duration - self.waits[part.rank]
 
     def waiting(self, part: Part) -> tuple[int, int]:
         """From when to when a rank waited, in its trace's time; empty if that isn't known."""
@@ -71,7 +75,7 @@ class Collective:
         if not self.matched:
             return part.local.start, part.local.end
         _, start_ns = self.waiting(part)
-        return start_ns, min(start_ns + self.transfer_ns, part.local.end)
+        return start_ns, min(start_ns + self.transfer(part), part.local.end)
 
 
 def waits_and_transfer(parts: Sequence[Part], clocks: Clocks) -> tuple[dict[int, int], int]:
@@ -79,7 +83,8 @@ def waits_and_transfer(parts: Sequence[Part], clocks: Clocks) -> tuple[dict[int,
 
     All leave a collective together, so whoever is in it for longer than the last rank to come has waited. The
     two ends of a message on the CPU don't: a rank may ask much later whether its own is done. There both wait
-    until the other has come, if their clocks are known to each other, and then the receiver gets it.
+    until the other has come, if their clocks are known to each other, and then the receiver gets it. And a
+    thread on the CPU may get a core late to see the end. On one clock, no rank waits after the last has come.
     """
     is_message = parts[0].local.kind in POINT_TO_POINT and not parts[0].local.on_gpu
     if is_message and len(parts) == 2 and all(clocks.slack.get(part.rank, 0) is not None for part in parts):
@@ -92,7 +97,14 @@ def waits_and_transfer(parts: Sequence[Part], clocks: Clocks) -> tuple[dict[int,
         waits = {part.rank: _until_all_came(part, parts, clocks) for part in parts}
         return waits, max(part.local.duration - waits[part.rank] for part in parts)
     shortest_ns = min(part.local.duration for part in parts)
-    return {part.rank: part.local.duration - shortest_ns for part in parts}, shortest_ns
+    waits = {part.rank: part.local.duration - shortest_ns for part in parts}
+    if not parts[0].local.on_gpu and clocks.are_one(waits):
+        latest_ns = max(part.start_ns for part in parts)
+        meets = parts[0].local.kind in SYNCHRONISING
+        for part in parts:
+            longest_ns = part.local.duration if meets else waits[part.rank]
+            waits[part.rank] = min(latest_ns - part.start_ns, longest_ns)
+    return waits, min(part.local.duration - waits[part.rank] for part in parts)
 
 
 def can_separate(parts: Sequence[Part], clocks: Clocks) -> bool:

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offsets, steady
+from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offsets, clock_owners, steady
 from gpurun.launcher.trace.analysis.collectives.collective import Collective, can_separate, waits_and_transfer
-from gpurun.launcher.trace.analysis.collectives.drift import bounds_of_rates, clock_rates
+from gpurun.launcher.trace.analysis.collectives.drift import Bounds, bounds_of_rates, clock_rates
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Group, LocalCollective, Part
 from gpurun.launcher.trace.analysis.collectives.unnamed import groups_found, named
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SEND_RECV, SYNCHRONISING
@@ -35,6 +35,8 @@ class RankCollectives:
     step_numbers: Mapping[int, int]
     """Number of a step by its position in the trace."""
     world_size: int | None
+    clock: str | None = None
+    """Equal for ranks whose times come from the same clock; `None`: unknown."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +81,16 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
     """
     ranks = _with_groups(ranks)
     found = _sorted(ranks, {})
-    numbers = [rank.rank for rank in ranks]
-    rates = clock_rates(list(found.collectives.values()), _pairs(found), numbers)
-    bounds = bounds_of_rates([parts for parts in found.collectives.values() if len(parts) > 1], numbers)
+    owners = clock_owners({rank.rank: rank.clock for rank in ranks})
+    rates, bounds = _drift(found, owners)
     if any(rates.values()):
         found = _sorted(ranks, rates)
-    clocks = _clocks(found, numbers)
+    clocks = _clocks(found, owners)
     doubtful = _not_one_group(found.collectives, clocks.offsets)
     if doubtful:
         for key in [key for key in found.collectives if key[0] in doubtful]:
             found.unknown_groups.extend(found.collectives.pop(key))
-        clocks = _clocks(found, numbers)
+        clocks = _clocks(found, owners)
     offsets = clocks.offsets
     good = [[part] for part in (*found.unknown_groups, *found.unknown_peers)]
     loose: list[Part] = []
@@ -138,8 +139,36 @@ def _sorted(ranks: Sequence[RankCollectives], rates: Mapping[int, float | None])
     return found
 
 
-def _clocks(found: _Sorted, ranks: Sequence[int]) -> Clocks:
-    return clock_offsets(list(found.collectives.values()), _pairs(found), ranks)
+def _clocks(found: _Sorted, owners: Mapping[int, int]) -> Clocks:
+    return clock_offsets(*_links(found, owners), sorted(set(owners.values()))).of_all(owners)
+
+
+def _drift(
+    found: _Sorted, owners: Mapping[int, int]
+) -> tuple[dict[int, float | None], dict[int, Bounds | None]]:
+    """The rate of each rank's clock, and its bounds."""
+    links, lowest = _links(found, owners), sorted(set(owners.values()))
+    rates = clock_rates(*links, lowest)
+    bounds = bounds_of_rates([parts for parts in links[0] if len(parts) > 1], lowest)
+    return {rank: rates[each] for rank, each in owners.items()}, {
+        rank: bounds[each] for rank, each in owners.items()
+    }
+
+
+def _links(found: _Sorted, owners: Mapping[int, int]) -> tuple[list[list[Part]], list[tuple[Part, Part]]]:
+    """What links clocks: collectives and messages, each part as one of the lowest rank with its clock."""
+    collectives, messages = list(found.collectives.values()), _pairs(found)
+    if all(rank == owner for rank, owner in owners.items()):
+        return collectives, messages
+
+    def owned(part: Part) -> Part:
+        return replace(part, rank=owners[part.rank])
+
+    apart = [
+        [owned(parts[0]), *(owned(part) for part in parts if owners[part.rank] != owners[parts[0].rank])]
+        for parts in collectives
+    ]
+    return apart, [(owned(sent), owned(got)) for sent, got in messages]
 
 
 def _pairs(found: _Sorted) -> list[tuple[Part, Part]]:

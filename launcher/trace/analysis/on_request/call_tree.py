@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gpurun.launcher.trace.analysis.cuda_graphs import capture_begun
 from gpurun.launcher.trace.analysis.nesting import Nesting, nest, stretches
 from gpurun.launcher.trace.analysis.on_request.shapes import own_host_ns, shapes_and_types
 from gpurun.launcher.trace.analysis.steps import Launched
@@ -50,6 +51,8 @@ class _Tree:
 
     A node comes after the one around it.
     """
+    captured: list[tuple[Int64, Int64]] = field(default_factory=list)
+    """Ranges that a CUDA graph captured, modules before operators, and calls within them that it replays."""
 
     def number(self, outer: Int64, names: Int64) -> Int64:
         """The nodes of ranges with these names, from the nodes around them."""
@@ -71,7 +74,21 @@ def call_trees(
     """
     tree = _tree(trace, work)
     own_ns = None if len(trace.gpu) else np.where(compute_ops(trace), own_host_ns(trace), 0)
-    return [_nodes(trace, tree, ops_of, own_ns, chosen) for chosen in choices]
+    runs = [_runs(trace, tree, work, chosen) for chosen in choices]
+    return [
+        _nodes(trace, tree, ops_of, own_ns, chosen, ran) for chosen, ran in zip(choices, runs, strict=True)
+    ]
+
+
+def _runs(trace: Trace, tree: _Tree, work: Launched, chosen: Chosen) -> Int64:
+    """How often each module, and then each operator, ran: as it was called, or captured and replayed."""
+    runs = np.concatenate([chosen.modules, chosen.ops]).astype(np.int64)
+    replays = np.bincount(work.captured[chosen.gpu & (work.captured >= 0)], minlength=len(trace.launches))
+    for ranges, _ in tree.captured:
+        runs[ranges] = 0
+    for ranges, calls in tree.captured:
+        np.maximum.at(runs, ranges, replays[calls])
+    return runs
 
 
 def _tree(trace: Trace, work: Launched) -> _Tree:
@@ -93,7 +110,26 @@ def _tree(trace: Trace, work: Launched) -> _Tree:
         asked = stretch.holds(times)
         place = nesting.innermost(threads[asked], times[asked])
         tree.of_work[known[asked]] = np.where(place >= 0, found[place], ROOT)
+        ranges = np.concatenate([modules, len(trace.modules) + ops])
+        replayed = np.flatnonzero((work.captured[known[asked]] >= 0) & (place >= 0))
+        first = replayed[np.unique(calls[asked][replayed], return_index=True)[1]]
+        for inside, held in _captured(trace, nesting, spans, place[first], calls[asked][first]):
+            tree.captured.append((ranges[inside], held))
     return tree
+
+
+def _captured(
+    trace: Trace, nesting: Nesting, spans: Spans, place: Int64, calls: Int64
+) -> Iterator[tuple[Int64, Int64]]:
+    """The ranges around these calls that began in the same capture, the innermost first, with the calls."""
+    on_line = np.empty_like(nesting.order)
+    on_line[nesting.order] = np.arange(len(on_line))
+    place, begun = on_line[place], capture_begun(trace, calls)
+    while len(place):
+        inside = (place >= 0) & (spans.start[nesting.order[place]] >= begun)
+        place, calls, begun = place[inside], calls[inside], begun[inside]
+        yield nesting.order[place], calls
+        place = nesting.outer[place]
 
 
 def _together(trace: Trace, modules: Int64, ops: Int64) -> Spans:
@@ -111,19 +147,17 @@ def _numbered(tree: _Tree, nesting: Nesting, names: Int64) -> Int64:
     """The node of each range, in the order of `names`."""
     on_line = np.full(len(names), ROOT, dtype=np.int64)
     names = names[nesting.order]
-    around = np.empty(0, dtype=np.int64)
     for depth, level in enumerate(nesting.levels):
-        place = np.searchsorted(around, level) - 1
-        outer = np.where(place >= 0, on_line[around[place]] if len(around) else ROOT, ROOT)
+        around = nesting.outer[level]
+        outer = np.where(around >= 0, on_line[around], ROOT)
         on_line[level] = tree.number(outer, names[level]) if depth < MAX_DEPTH else outer
-        around = level
     found = np.empty_like(on_line)
     found[nesting.order] = on_line
     return found
 
 
 def _nodes(
-    trace: Trace, tree: _Tree, ops_of: Int64, own_ns: Int64 | None, chosen: Chosen
+    trace: Trace, tree: _Tree, ops_of: Int64, own_ns: Int64 | None, chosen: Chosen, runs: Int64
 ) -> tuple[CallNode, ...]:
     """With `own_ns`, the time of each operator on the CPU; else the GPU's."""
     if own_ns is None:
@@ -134,14 +168,14 @@ def _nodes(
     else:
         ops = np.flatnonzero(chosen.ops & (tree.of_op >= 0))
         nodes, ns = tree.of_op[ops], own_ns[ops]
-    calls = np.concatenate([tree.of_module[chosen.modules], tree.of_op[chosen.ops]])
-    size = len(tree.nodes)
-    counts = np.bincount(calls[calls >= 0], minlength=size).tolist()
+    ranges, size = np.concatenate([tree.of_module, tree.of_op]), len(tree.nodes)
+    known = ranges >= 0
+    counts = np.bincount(ranges[known], weights=runs[known], minlength=size).astype(np.int64).tolist()
     own = np.bincount(nodes, weights=ns, minlength=size).astype(np.int64).tolist()
     kept = _longest(tree, own)
     paths = _paths(trace, tree, kept)
     found = [CallNode(paths[node], counts[node], own[node]) for node in kept]
-    found += _by_shapes(trace, tree, (ops, ns), chosen, paths)
+    found += _by_shapes(trace, tree, (ops, ns), runs[len(trace.modules) :], paths)
     return (*found, *_outside(trace, tree, chosen))
 
 
@@ -168,7 +202,7 @@ def _paths(trace: Trace, tree: _Tree, kept: Sequence[int]) -> dict[int, Path]:
 
 
 def _by_shapes(
-    trace: Trace, tree: _Tree, launched: tuple[Int64, Int64], chosen: Chosen, paths: dict[int, Path]
+    trace: Trace, tree: _Tree, launched: tuple[Int64, Int64], runs: Int64, paths: dict[int, Path]
 ) -> Iterator[CallNode]:
     """The operators' own time by the shapes and types of their arguments."""
     if trace.details is None:
@@ -183,13 +217,14 @@ def _by_shapes(
     known = (ops >= 0) & (arguments[ops] != NO_SHAPES)
     unique, place = np.unique(keys(ops[known]), return_inverse=True)
     own = np.bincount(place.reshape(-1), weights=ns[known], minlength=len(unique)).astype(np.int64)
-    called = np.flatnonzero(chosen.ops & (tree.of_op >= 0) & (arguments[:-1] != NO_SHAPES))
-    counts = dict(zip(*(each.tolist() for each in np.unique(keys(called), return_counts=True)), strict=True))
-    for key, self_ns in zip(unique.tolist(), own.tolist(), strict=True):
+    called = np.flatnonzero((tree.of_op >= 0) & np.isin(keys(np.arange(len(runs))), unique))
+    place = np.searchsorted(unique, keys(called))
+    counts = np.bincount(place, weights=runs[called], minlength=len(unique)).astype(np.int64)
+    for key, count, self_ns in zip(unique.tolist(), counts.tolist(), own.tolist(), strict=True):
         node, number = divmod(key, width)
         text = shapes_and_types(trace.details.op_arguments[number])
         if self_ns and text and node in paths:
-            yield CallNode((*paths[node], ("shapes", text)), counts.get(key, 0), self_ns)
+            yield CallNode((*paths[node], ("shapes", text)), count, self_ns)
 
 
 def _outside(trace: Trace, tree: _Tree, chosen: Chosen) -> Iterator[CallNode]:

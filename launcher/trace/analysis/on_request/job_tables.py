@@ -92,7 +92,7 @@ def _collective(same: Sequence[CollectiveReport], ranks: Set[int]) -> Collective
     matched = [each for each in same if each.ranks[0].transfer_us is not None]
     parts = [part for each in matched for part in each.ranks if part.rank in ranks]
     waits = [part.wait_us for part in parts if part.wait_us is not None]
-    transfers = [each.ranks[0].transfer_us for each in matched]
+    transfers = [min(part.transfer_us or 0.0 for part in each.ranks) for each in matched]
     return CollectiveTotal(
         group=first.group,
         group_ranks=first.group_ranks,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpurun.launcher.trace.analysis.critical.cpu_tasks import cpu_tasks
 from gpurun.launcher.trace.analysis.critical.gpu_tasks import gpu_tasks
-from gpurun.launcher.trace.analysis.critical.tasks import Tasks
+from gpurun.launcher.trace.analysis.critical.tasks import Tasks, cpu_tasks
 from gpurun.launcher.trace.analysis.on_request.call_tree import CallNode, call_trees
 from gpurun.launcher.trace.analysis.on_request.feeding import Copies, Launches, copies, launches
 from gpurun.launcher.trace.analysis.on_request.shapes import (

@@ -1,10 +1,15 @@
 """Which files are traces, which rank each is of, and which of them are one job."""
 
+import io
+import pickle
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpurun.launcher.errors import SpecError, TraceError
+from gpurun.launcher.trace import parallel
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import TraceReport
 from tests.unit.trace.trace_files import kernel, rank_info, step, write
@@ -109,3 +114,14 @@ def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path: Path) -> None:
     report = analyse_paths([tmp_path])
     assert [rank.total.compute_us for rank in report.ranks] == [2]
     assert any("old.json: same rank 0 as" in warning for warning in report.warnings)
+
+
+def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = io.BytesIO(pickle.dumps(parallel.Share((), None, frozenset())))
+    answer, yielded = io.BytesIO(), []
+    monkeypatch.setattr(parallel, "yield_to_others", lambda: yielded.append(order.tell()))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=order))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=answer))
+    parallel.serve()
+    assert yielded == [0]
+    assert pickle.loads(answer.getvalue()) == []

@@ -1,18 +1,13 @@
 """Several ranks: who is who, which collectives belong together, and clocks that differ."""
 
-import io
 import json
-import pickle
 import random
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpurun.launcher.trace import parallel
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import explain
 from gpurun.launcher.trace.kineto.classify import GpuKind, collective_kind, gpu_kind
@@ -144,6 +139,44 @@ def test_gloo_on_cpu(tmp_path: Path) -> None:
     assert report.ranks[0].steps[0].idle_by_cause_us.data == 10
     assert report.ranks[0].device == "CPU"
     assert (report.collectives[0].bytes, report.collectives[0].last_rank) == (400, 1)
+
+
+LATE: dict[str, tuple[str, list[tuple[float, float]], list[float], float]] = {
+    "a waiting rank sees the end late": ("all_reduce", [(10, 60), (40, 53), (0, 53)], [30, 0, 40], 13),
+    "the last rank sees it late": ("all_reduce", [(10, 50), (40, 90), (0, 50)], [30, 0, 40], 10),
+    "all do": ("barrier", [(10, 52), (40, 90), (0, 75)], [30, 0, 40], 12),
+    "the root of a broadcast needn't wait": ("broadcast", [(0, 5), (40, 52), (20, 80)], [0, 0, 20], 5),
+}
+
+
+@pytest.mark.parametrize(("kind", "spans", "waits", "transfer"), LATE.values(), ids=LATE)
+def test_on_one_clock_no_rank_waits_after_the_last_has_come(
+    tmp_path: Path, kind: str, spans: list[tuple[float, float]], waits: list[float], transfer: float
+) -> None:
+    """Threads that wait for a core see the end late; that moves neither clocks nor waits."""
+    for rank, (start, end) in enumerate(spans):
+        events = [
+            step(1, 0, 100),
+            span("cpu_op", "aten::mm", 0, 1),
+            span("user_annotation", f"gloo:{kind}", start, end - start, "gloo"),
+        ]
+        write(tmp_path / f"{rank}.json", events, **rank_info(rank, 3), gpurunClock="the same boot")
+    report = analyse_paths([tmp_path], show=frozenset({"collectives"}))
+    assert set(report.clock_offsets_us.values()) == {0}
+    (found,) = report.collectives
+    took = [end - start for start, end in spans]
+    assert [part.wait_us for part in found.ranks] == waits
+    assert [part.transfer_us for part in found.ranks] == [
+        us - wait for us, wait in zip(took, waits, strict=True)
+    ]
+    (row,) = report.collective_totals or ()
+    assert (row.transfer_us, row.wait_us) == (transfer, sum(waits))
+    for mine, (start, end), wait in zip((rank.steps[0] for rank in report.ranks), spans, waits, strict=True):
+        hidden = max(1 - start, 0)
+        assert (mine.wait_us, mine.transfer_us) == (wait, end - start - wait)
+        assert mine.exposed_wait_us == max(wait - hidden, 0)
+        assert mine.exposed_wait_us + mine.exposed_transfer_us == end - start - hidden
+    assert sum(row.wait_caused_us for row in report.stragglers) == sum(waits)
 
 
 def test_a_step_owns_what_it_launched_wherever_that_ran(tmp_path: Path) -> None:
@@ -363,14 +396,3 @@ def test_many_files_are_read_by_processes_of_their_own(
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     assert analyse_paths([tmp_path]) == here
     assert here.stragglers[0].rank == 4
-
-
-def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = io.BytesIO(pickle.dumps(parallel.Share((), None, frozenset())))
-    answer, yielded = io.BytesIO(), []
-    monkeypatch.setattr(parallel, "yield_to_others", lambda: yielded.append(order.tell()))
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=order))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=answer))
-    parallel.serve()
-    assert yielded == [0]
-    assert pickle.loads(answer.getvalue()) == []

@@ -1,0 +1,126 @@
+"""What memory holds when it is fullest: known answers, and torch's own counter of allocations."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.profiler import ProfilerActivity
+
+from gpurun.launcher.rundir.records import MEMORY_PARTS, MemoryPart
+from gpurun.launcher.worker.meters.memory import Change, MemoryLog, fullest, peak_of_step
+from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
+
+SAMPLES, FEATURES, HIDDEN, CLASSES = 32, 100, 200, 10
+WEIGHTS = 4 * (FEATURES * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES)
+"""Bytes of the parameters."""
+
+storages = st.lists(st.tuples(st.sampled_from(MEMORY_PARTS), st.integers(0, 100)), max_size=6)
+
+
+@given(storages, storages, st.randoms())
+def test_the_fullest_moment_is_the_largest_of_all(at_start, later, random) -> None:  # type: ignore[no-untyped-def]
+    parts = [part for part, _ in (*at_start, *later)]
+    changes = [Change(n, size) for n, (_, size) in enumerate(later, len(at_start))]
+    for change in list(changes):
+        freed = random.randrange(changes.index(change) + 1, len(changes) + 1)
+        changes.insert(freed, Change(change.storage, -change.num_bytes))
+    held: Counter[MemoryPart] = Counter()
+    for part, size in at_start:
+        held[part] += size
+    moments = [held.copy()]
+    for change in changes:
+        held[parts[change.storage]] += change.num_bytes
+        moments.append(held.copy())
+    best = max(moments, key=Counter.total)  # the first of equals
+    start = {number: size for number, (_, size) in enumerate(at_start)}
+    found = fullest(start, changes, parts.__getitem__)
+    assert Counter(found) == best
+
+
+class Model:
+    """Two layers, and the optimizer of which nothing is made in a step: SGD without momentum, in place."""
+
+    def __init__(self, momentum: float = 0.0) -> None:
+        self.network = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+        self.run: Callable[[torch.Tensor], torch.Tensor] = self.network
+        self.optimizer = torch.optim.SGD(self.network.parameters(), 0.1, momentum=momentum, foreach=False)
+        self.inputs = torch.randn(SAMPLES, FEATURES)
+
+    def step(self, log: MemoryLog) -> None:
+        loss = self.run(self.inputs).sum()
+        log.mark("forward")
+        loss.backward()
+        log.mark("backward")
+        del loss
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        log.mark("optimizer")
+
+
+def test_parts_of_two_layers() -> None:
+    model = Model(momentum=0.9)
+    model.step(MemoryLog("cpu", ()))
+    peak = peak_of_step(model.step, model.network, model.optimizer, "cpu")
+    assert peak.parameters == peak.gradients == peak.optimizer == WEIGHTS
+    # At the end of the backward pass: the inputs, and the gradient of the first layer's outputs twice, as
+    # it leaves and enters the ReLU, or once of the three; the outputs' own are small.
+    assert model.inputs.nbytes <= peak.activations <= model.inputs.nbytes + 3 * 4 * SAMPLES * HIDDEN
+    assert peak.communication == 0
+    assert peak.reserved is None
+
+
+def test_the_first_step_makes_the_optimizers_state() -> None:
+    model = Model(momentum=0.9)
+    peak = peak_of_step(model.step, model.network, model.optimizer, "cpu")
+    assert peak.optimizer == WEIGHTS
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+def test_replicas_hold_parameters_and_gradients_of_their_own(num_devices: int) -> None:
+    model = Model()
+    replicas = CpuDataParallel(model.network, num_devices)
+    chunks = [SAMPLES // num_devices] * num_devices
+    model.inputs = model.inputs[: sum(chunks)].clone()
+    model.run = lambda inputs: replicas(inputs, chunks)
+    peak = peak_of_step(model.step, model.network, model.optimizer, "cpu")
+    assert peak.parameters == num_devices * WEIGHTS
+    assert num_devices * WEIGHTS <= peak.gradients <= (num_devices + 1) * WEIGHTS
+
+
+def test_torch_counts_as_many_bytes() -> None:
+    model = Model(momentum=0.9)
+    model.step(MemoryLog("cpu", ()))
+    log = MemoryLog("cpu", ())
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        model.step(log)
+    made = [
+        event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
+    held = most = 0
+    for num_bytes in made:
+        held += num_bytes
+        most = max(most, held)
+    peak = peak_of_step(model.step, model.network, model.optimizer, "cpu")
+    at_start = 2 * WEIGHTS + model.inputs.nbytes
+    # Workspaces of libraries and scalars aren't tensors of the step.
+    assert peak.total == pytest.approx(at_start + most, rel=0.02)
+
+
+def test_a_storage_that_is_resized_counts_as_what_it_has() -> None:
+    model = Model()
+    gathered = torch.empty(1000)
+    gathered.untyped_storage().resize_(0)
+
+    def step(log: MemoryLog) -> None:
+        gathered.untyped_storage().resize_(4 << 20)
+        gathered.untyped_storage().resize_(0)
+        model.step(log)
+
+    resize = torch.UntypedStorage.resize_
+    peak = peak_of_step(step, model.network, model.optimizer, "cpu")
+    assert peak.total == WEIGHTS + model.inputs.nbytes + (4 << 20)
+    assert torch.UntypedStorage.resize_ is resize
