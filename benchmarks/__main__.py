@@ -39,12 +39,16 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; without one, all")
-    names = parser.parse_args().names
+    parser.add_argument("--times", type=int, help="how often `jobs` runs each of its jobs; it adds them up")
+    options = parser.parse_args()
+    names = options.names
+    if options.times is not None and names != ["jobs"]:
+        parser.error("--times is for `jobs` alone")
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
     for name in names or NAMES:
-        importlib.import_module(NAMES[name]).main()
+        importlib.import_module(NAMES[name]).main(*([] if options.times is None else [options.times]))
 
 
 if __name__ == "__main__":

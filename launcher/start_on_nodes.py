@@ -23,6 +23,7 @@ from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, carry_out, prepare, say_on_stderr
 from gpurun.launcher.run.progress_line import Progress
 from gpurun.launcher.rundir.files import write_bytes
+from gpurun.launcher.rundir.paths import LAUNCHES, PROGRAM_FILES
 
 _PRINTING_S = 0.5
 """How long node 0 takes to print its table after it has released the others."""
@@ -124,6 +125,8 @@ def await_run(link: NodeLink) -> Run:
 def scratch_directory(rank: int) -> Iterator[Path]:
     """This node's own copy of the run directory; removed when node 0 has all of it, kept if that failed.
 
+    Node 0 doesn't get what programs have saved on this node, so that stays here too.
+
     Raises:
         MachineError: it can't be created.
     """
@@ -143,5 +146,7 @@ def scratch_directory(rank: int) -> Iterator[Path]:
         kept = f"\n    the output of this node's ranks is kept in {directory}" if keep else ""
         raise type(error)(f"{error}{kept}") from error
     finally:
-        if not keep:
+        if saved := [path for path in directory.glob(f"{LAUNCHES}/*/{PROGRAM_FILES}") if any(path.iterdir())]:
+            say_on_stderr(f"what the program saved on this node is kept: {', '.join(map(str, saved))}")
+        elif not keep:
             shutil.rmtree(directory, ignore_errors=True)

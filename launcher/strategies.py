@@ -40,8 +40,18 @@ class Strategy:
     """Whether its processes communicate through a process group that gpurun makes."""
     keeps_gradients: bool = False
     """Whether gradients have memory of their own all the time, as in DDP's buckets."""
+    shards_optimizer: bool = False
+    """Whether each process updates only a part of the parameters, and has the optimizer's state of that."""
+    shards_parameters: bool = False
+    """Whether each process has a part of the parameters only, so that all are needed in every step."""
+    max_batch_refusal: str = ""
+    """Why one device alone can't show the largest batch; empty where it can."""
+    transfer_advice: str = "try larger batches, gradient accumulation or another bucket size"
+    """What may shorten communication that nothing overlaps."""
     compile_refusal: str = ""
     """Why `torch.compile` can't be used with it; empty where it can."""
+    loop: str = "DistributedDataParallel"
+    """What the training loop of one's own is called that trains like it."""
     snippet_refusal: str = ""
     """Why no training loop of one's own can use an uneven split with it; empty where one can."""
     in_jobs: bool = True
@@ -72,6 +82,8 @@ class Strategy:
 PROGRAM = "script"
 """The strategy of variants that are programs."""
 
+_IN_PARTS = "one device is tried at a time, and one alone would hold the whole state of the training"
+
 _ALL = (
     Strategy(
         "single",
@@ -98,6 +110,34 @@ _ALL = (
         has_buckets=True,
         has_backend=True,
         keeps_gradients=True,
+    ),
+    Strategy(
+        "zero1",
+        "`ddp` whose optimizer state is divided among the processes (ZeroRedundancyOptimizer)",
+        Reach.JOB,
+        "gpurun.launcher.worker.strategies.zero1:Zero1",
+        process_per_device=True,
+        has_buckets=True,
+        has_backend=True,
+        keeps_gradients=True,
+        shards_optimizer=True,
+        max_batch_refusal=_IN_PARTS,
+        loop="DistributedDataParallel and ZeroRedundancyOptimizer",
+        transfer_advice="try larger batches, gradient accumulation or, if the memory suffices, `ddp`",
+    ),
+    Strategy(
+        "fsdp",
+        "parameters, gradients and optimizer state are divided among processes, one per device (FSDP2)",
+        Reach.JOB,
+        "gpurun.launcher.worker.strategies.fsdp:Fsdp",
+        process_per_device=True,
+        has_backend=True,
+        shards_optimizer=True,
+        shards_parameters=True,
+        max_batch_refusal=_IN_PARTS,
+        loop="FSDP2",
+        transfer_advice="try larger batches; if the memory suffices, `reshard: false` or `ddp`",
+        compile_refusal="fsdp's collectives between the layers are not compiled",
     ),
     Strategy(
         PROGRAM,

@@ -1,20 +1,22 @@
 """How often whole jobs, workloads and scripts, report the right cause of a fault, and what they lose."""
 
+import datetime
 import json
 import os
 import subprocess
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.reliability import STATUS, TESTS
 from benchmarks.timing import BIN, machine_facts, record, table
+from gpurun.launcher.machine.git import commit_of
 from gpurun.launcher.machine.process_tree import become_subreaper, descendants
-from gpurun.launcher.units import plural
+from gpurun.launcher.rundir.files import append_lines, read_lines
 
 REASONS = {
     **{
@@ -36,6 +38,9 @@ REASONS = {
     "stopped": "no step completed for",
 }
 """What the reason of a variant must say, next to `rank 1`, by fault."""
+HERE = Path(__file__).parent
+KEPT = HERE / "jobs.jsonl"
+"""A line per job that was run, by any call."""
 HANG_S = 10
 FAULT_AT = 12
 """The step of the fault; of a workload the first pass of its model that fails, over all variants."""
@@ -88,16 +93,18 @@ MODEL = """
 COMMON = f"devices: cpu:2\nhang_timeout: {HANG_S}s\nprofile: {{steps: 0}}\n"
 
 
-@dataclass
-class Tally:
-    """What came of one kind of job."""
+@dataclass(frozen=True)
+class Tried:
+    """What came of one job; a line of `KEPT`."""
 
-    right: int = 0
-    tried: int = 0
-    wrong: list[str] = field(default_factory=list)
-    lost: int = 0
-    """Runs whose sound variant has no times, or that left a process behind."""
-    seconds: float = 0.0
+    kind: str
+    when: str
+    commit: str
+    seconds: float
+    is_lost: bool
+    """Whether its sound variant has no times, or it left a process behind."""
+    wrong: dict[str, str]
+    """What was reported of faults whose cause was not named, by fault."""
 
 
 def script_job(directory: Path, names: list[str]) -> None:
@@ -123,44 +130,66 @@ JOBS: dict[str, Callable[[Path, list[str]], None]] = {"workload": workload_job, 
 
 
 def main(times: int = 1) -> None:
-    """Writes the section "Faults of whole jobs"."""
+    """Runs each job so many times, and writes the section "Faults of whole jobs" of all runs so far."""
     facts = machine_facts()
     become_subreaper()  # what a command leaves behind comes to us
-    tallies = {kind: tally(write, times) for kind, write in JOBS.items()}
-    rows = [
-        [kind, f"{one.right} of {one.tried}", str(one.lost), f"{one.seconds:.0f}"]
-        for kind, one in tallies.items()
-    ]
-    wrong = [f"- {kind}, {text}" for kind, one in tallies.items() for text in one.wrong]
-    intro = (
-        f"{len(REASONS)} kinds of fault in rank 1 of 2, each in a variant of its own next to a sound one; "
-        f"{plural(times, 'run')} of each job. Right: the variant's reason names the rank and the fault. "
-        "Lost: runs whose sound variant has no times, or that left a process behind."
-    )
-    parts = [intro, table(["job", "right", "lost", "s"], rows), "\n".join(wrong)]
-    record("Faults of whole jobs", "\n\n".join(parts), facts)
-
-
-def tally(write: Callable[[Path, list[str]], None], times: int) -> Tally:
-    """Runs a job with all faults so many times."""
-    found = Tally()
-    names = ["none", *REASONS]
     for _ in range(times):
-        with tempfile.TemporaryDirectory() as name:
-            directory = Path(name)
-            write(directory, names)
-            started_s = time.monotonic()
-            variants = run_job(directory)
-            found.seconds += time.monotonic() - started_s
-            left = descendants(os.getpid())
-        found.lost += not variants or variants[0]["step_ms"] is None or bool(left)
-        for fault, variant in zip(names[1:], variants[1:], strict=True):
-            found.tried += 1
-            reason = f"{variant['status']}: {variant['reason']}"
-            is_right = "rank 1" in reason and REASONS[fault] in reason
-            found.right += is_right
-            found.wrong += [] if is_right else [f"{fault}: {reason}"]
-    return found
+        for kind in JOBS:
+            append_lines(KEPT, [try_job(kind)])
+    record("Faults of whole jobs", text_of(list(read_lines(KEPT, Tried))), facts)
+
+
+def text_of(tried: Sequence[Tried]) -> str:
+    """The section."""
+    rows = []
+    for kind in JOBS:
+        ones = [one for one in tried if one.kind == kind]
+        num, wrong = len(ones) * len(REASONS), sum(len(one.wrong) for one in ones)
+        lost, seconds = sum(one.is_lost for one in ones), sum(one.seconds for one in ones)
+        rows.append([kind, str(len(ones)), f"{num - wrong} of {num}", str(lost), f"{seconds:.0f}"])
+    wrong_ones = [
+        f"- {one.kind}, {fault}: {text}, {one.when} at {one.commit}"
+        for one in tried
+        for fault, text in one.wrong.items()
+    ]
+    commits = ", ".join(dict.fromkeys(one.commit for one in tried))
+    intro = (
+        f"{len(REASONS)} kinds of fault in rank 1 of 2, each in a variant of its own next to a sound one. "
+        "Right: the variant's reason names the rank and the fault. Lost: jobs whose sound variant has no "
+        f"times, or that left a process behind. `python -m benchmarks jobs --times N` adds to these; so far "
+        f"at {commits}."
+    )
+    header = ["job", "runs", "right", "lost", "s"]
+    return "\n\n".join([intro, table(header, rows), "\n".join(wrong_ones)])
+
+
+def try_job(kind: str) -> Tried:
+    """Runs a job with all faults."""
+    names = ["none", *REASONS]
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        JOBS[kind](directory, names)
+        started_s = time.monotonic()
+        variants = run_job(directory)
+        seconds = time.monotonic() - started_s
+        left = descendants(os.getpid())
+    sound, *faulty = variants
+    reasons = {
+        fault: f"{variant['status']}: {variant['reason']}"
+        for fault, variant in zip(REASONS, faulty, strict=True)
+    }
+    return Tried(
+        kind=kind,
+        when=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
+        commit=(commit_of(HERE) or "")[:7],
+        seconds=seconds,
+        is_lost=sound["step_ms"] is None or bool(left),
+        wrong={
+            fault: text
+            for fault, text in reasons.items()
+            if "rank 1" not in text or REASONS[fault] not in text
+        },
+    )
 
 
 def run_job(directory: Path) -> list[dict[str, Any]]:
@@ -174,7 +203,3 @@ def run_job(directory: Path) -> list[dict[str, Any]]:
     )
     found: list[dict[str, Any]] = json.loads((directory / "run/comparison.json").read_text())["variants"]
     return found
-
-
-if __name__ == "__main__":
-    main()

@@ -67,6 +67,8 @@ def compare_run(run: RunDir) -> Comparison:
     looks = run.read_looks()
     early_rounds = len(plan.launches) == 1 and stops_early(job)
     differences = differences_of(measured, plan.baseline, looks, early_rounds)
+    if plan.gate is not None:
+        differences = replace(differences, references={one: a for a, b in plan.gate.pairs for one in (a, b)})
     host = read_mapping(run.host)
     results = variant_results(run, differences, host, plan.nodes)
     interference = interference_in(results)
@@ -189,6 +191,7 @@ def variant_result(
         gradient_error=facts.gradient_error,
         gradient_reference=facts.gradient_reference,
         gradient_warning=facts.gradient_warning,
+        parameter_error=facts.parameter_error,
         exposed_comm_ms=exposed_comm(ranks),
         warnings=(*facts.warnings, *(traced.warnings if traced else ()), *found),
         ranks=ranks,

@@ -296,6 +296,8 @@ def remaining_loss(fastest: VariantResult, alone: bool = False) -> str | None:
 
 def advice(kind: Kind, variant: VariantResult) -> str:
     """What to do about a loss, other than what the variant does already."""
+    if kind == "transfer":
+        return STRATEGIES[variant.strategy].transfer_advice
     has_no_other_split = variant.split_name == "balanced" or variant.kind.runs_program
     return cause_named(kind, on_cpu(variant.ranks), has_no_other_split).advice
 

@@ -200,6 +200,9 @@ class VariantResult(Rates):
     """How long a program runs, from its start to the end of its last rank: median over launches."""
     gradient_warning: str | None = None
     """That its gradient isn't that of the reference: it trains another model."""
+    parameter_error: float | None = None
+    """Relative difference of its parameters after 5 steps to those of one device; `None` where each rank
+    updates all of them, so that the gradient says it."""
     loss: LossOver | None = None
     """What the workload's loss is over its samples; `None` of a program, and in older runs."""
     code: Mapping[str, str] = field(default_factory=dict)
@@ -228,6 +231,7 @@ class VariantResult(Rates):
             gradient_error=None,
             gradient_reference=None,
             gradient_warning=None,
+            parameter_error=None,
             exposed_comm_ms=ExposedComm(),
             warnings=(),
             ranks=(),

@@ -15,6 +15,7 @@ from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, stages_s
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import Interval, format_ms, format_number, least_decimals, plural
 
 MOST_OPEN = 3
@@ -224,7 +225,8 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
     if slowest is None or step_ms is None:
         return launches
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
-    found = disagreement(slowest.exposed_comm_ms, interval, step_ms)
+    strategy = STRATEGIES[measured.variant.strategy]
+    found = disagreement(slowest.exposed_comm_ms, interval, step_ms, strategy.has_buckets)
     has_group = NO_GROUP not in measured.facts.warnings
     alone = [NEVER_COMMUNICATE] if has_group and never_communicate(measured, ranks) else []
     return (*launches, *full_memory(ranks), *([found] if found else []), *alone)
@@ -267,15 +269,18 @@ def full_memory(ranks: Sequence[RankFigures]) -> Iterator[str]:
             )
 
 
-def disagreement(exposed: ExposedComm, interval: Interval | None, step_ms: float) -> str | None:
+def disagreement(
+    exposed: ExposedComm, interval: Interval | None, step_ms: float, has_buckets: bool = True
+) -> str | None:
     """A finding where trace and ablation differ by more than 30 % of the ablation and 2 % of the step.
 
-    The ablation also holds what communication costs while compute goes on: contention and bucket copies.
+    The ablation also holds what communication costs while compute goes on: contention, and copies to buckets.
 
     Args:
         exposed: communication that nothing overlaps, in ms.
         interval: of the ablation; what lies within it is chance.
         step_ms: the variant's step.
+        has_buckets: whether gradients are averaged in buckets.
     """
     if exposed.trace is None or exposed.ablation is None:
         return None
@@ -287,7 +292,8 @@ def disagreement(exposed: ExposedComm, interval: Interval | None, step_ms: float
     figures = (
         f"{format_ms(exposed.trace)} ms in the trace, {format_ms(exposed.ablation)} ms by leaving it out"
     )
-    likely = "communication may also slow down compute (contention, bucket copies)"
+    how = "contention, bucket copies" if has_buckets else "contention"
+    likely = f"communication may also slow down compute ({how})"
     if exposed.ablation < exposed.trace:
         likely = "ranks that don't communicate may compete for the hardware instead"
     return f"exposed communication: {figures}; {likely}"

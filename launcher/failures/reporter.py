@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 
 from gpurun.launcher.errors import Interrupted, MachineError
-from gpurun.launcher.failures.root_cause import Failure, explain, last_lines, with_crash
+from gpurun.launcher.failures.root_cause import Failure, explain, last_lines, what_to_do, with_crash
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.lines import plain
-from gpurun.launcher.machine.resource_limits import remedy
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.paths import older_part
 from gpurun.launcher.rundir.records import Restart, RootCause
@@ -109,7 +108,7 @@ def root_cause_record(run: RunDir, failure: Failure, attempt: str, log: str, hos
         victims=failure.victims,
         also=failure.also,
         secondary=failure.secondary,
-        hint=remedy(f"{failure.message}\n{log}"),
+        hint=what_to_do(failure, log),
     )
 
 

@@ -6,6 +6,7 @@ the earliest failure of another kind.
 
 import re
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -37,6 +38,28 @@ _RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
 """What torch writes before every line of a traceback once there is a process group."""
 _CAUGHT = re.compile(r"Caught (?P<type>\w+) in .+\.")
 """How torch begins an exception of a DataLoader worker or a replica; the traceback from there follows."""
+_REMEDIES = (
+    (
+        r"ModuleNotFoundError: No module named",
+        f"the ranks' Python is {sys.executable}: install the module there, or state where it is, "
+        "`env: {PYTHONPATH: …}` in a job",
+    ),
+    (
+        r"\w+: (Torch not compiled with CUDA|module 'torch._C' has no attribute '_cuda_"
+        r"|Found no NVIDIA driver|No CUDA GPUs are)",
+        "the program asks for a GPU, and torch finds none: `gpurun devices` says why; on CPU devices it must "
+        'take the device "cpu" and the backend "gloo"',
+    ),
+    (
+        r"EOFError: EOF when reading a line",
+        "the ranks' input is empty: pass what `input()` asks for as an argument after `--`",
+    ),
+    (
+        r"SystemExit: exit code 2\n(?s:.*)^usage: ",
+        "the program's arguments follow `--`: `gpurun run train.py -- --epochs 1`; in a job they are `args`",
+    ),
+)
+"""What to do about usual failures, by their type, message and log."""
 
 
 @dataclass(frozen=True)
@@ -189,11 +212,18 @@ def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host
         parts.append(f"{_ranks(failure.also)} failed as well, a moment later")
     if failure.victims:
         parts.append(f"because of that: {_ranks(failure.victims)} could not continue")
-    if hint := remedy(f"{failure.message}\n{log}"):
+    if hint := what_to_do(failure, log):
         parts.append(hint)
     whole = " (with the whole traceback)" if fatal or shown != failure.traceback else ""
     parts.append(f"log{whole}: {log_path}")
     return "\n".join(parts)
+
+
+def what_to_do(failure: Failure, log: str) -> str | None:
+    """The remedy for a failure, where it is a usual one or an exhausted limit."""
+    found = f"{failure.error}: {failure.message}\n{log}"
+    usual = (text for pattern, text in _REMEDIES if re.match(pattern, found, re.MULTILINE))
+    return next(usual, None) or remedy(found)
 
 
 def last_lines(log: str, failure: Failure, num_lines: int = 20) -> list[str]:

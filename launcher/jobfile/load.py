@@ -204,7 +204,7 @@ def _masked_override(override: str, resolved: Any) -> str:
         if not isinstance(value, dict) or step not in value:
             break
         value, key = value[step], f"{key}.{step}"
-    return f"{key}={json.dumps(value)}"
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def overrides_alone(overrides: Sequence[str]) -> Any:
@@ -214,5 +214,8 @@ def overrides_alone(overrides: Sequence[str]) -> Any:
 
 
 def job_text(job: Mapping[str, object]) -> str:
-    """A job as YAML. JSON is YAML, and spells a text in one way, that YAML takes for nothing else."""
-    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in job.items())
+    """A job as YAML. JSON is YAML, and spells a text in one way, that YAML takes for nothing else.
+
+    But for an emoji: JSON's escape for it is none of YAML's.
+    """
+    return "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in job.items())

@@ -27,7 +27,7 @@ _DTYPES = {"float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp3
 }
 """Precisions by torch's names."""
 _NOT_STRATEGIES = dict.fromkeys(
-    ("fsdp", "fsdp2", "zero", "deepspeed", "ddp2", "tp", "pp"),
+    ("zero2", "deepspeed", "tp", "pp"),
     "a program that uses it can be timed as it is: `gpurun run train.py`",
 )
 """What is no choice, however near its name is to one."""
@@ -200,9 +200,9 @@ class Settings:
         absent=0,
         option=True,
     )
-    """MiB of gradients that `ddp` averages in one all-reduce, as `bucket_cap_mb` of DistributedDataParallel:
-    smaller buckets overlap more of the backward pass, larger ones cost fewer collectives. 25 is torch's
-    default, with a first bucket of 1 MiB."""
+    """MiB of gradients that `ddp` and `zero1` average in one all-reduce, as `bucket_cap_mb` of
+    DistributedDataParallel: smaller buckets overlap more of the backward pass, larger ones cost fewer
+    collectives. 25 is torch's default, with a first bucket of 1 MiB."""
     gradient_as_bucket_view: bool = setting(
         False,
         compare="`[false, true]` compares gradients of their own with views into the buckets.",
@@ -212,8 +212,19 @@ class Settings:
         absent=False,
         option=True,
     )
-    """Whether gradients of `ddp` are views into its buckets, as the option of this name of
+    """Whether gradients of `ddp` and `zero1` are views into its buckets, as the option of this name of
     DistributedDataParallel: it saves a copy of all gradients. `false` is torch's default."""
+    reshard: bool = setting(
+        True,
+        compare="`[false, true]` compares parameters that stay after the forward with those that are freed.",
+        baseline="Whether the baseline frees parameters after the forward.",
+        for_training=True,
+        strategies=lambda strategy: strategy.shards_parameters,
+        absent=False,
+        option=True,
+    )
+    """Whether `fsdp` frees a block's parameters between its forward and its backward, for which it gathers
+    them again, as `reshard_after_forward` of `fully_shard`: that costs time and saves memory."""
     params: Annotated[Mapping[str, Any], MAPPING] = setting(
         {},
         compare="Parameters of the workload to compare: a list of mappings, each merged into the `params` at "

@@ -17,8 +17,11 @@ NOISE = "USDT:"
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
 """Source: ECMA-48, 5.4 (CSI sequences) and 5.6 (OSC strings)."""
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Also what makes a terminal show text in another order than it has."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Also what makes a terminal show text in another order or on other lines than it has.
+
+Source: Unicode Standard Annex #9, 2 (directional formatting characters).
+"""
 _PREFIX_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """SGR codes: cyan, yellow, green, magenta, blue, and their bright ones."""
 

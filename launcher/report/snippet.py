@@ -115,7 +115,8 @@ def _to_device(variant: VariantResult) -> str:
 
 def _head(uneven: VariantResult, devices: Sequence[str], comparison: Comparison) -> str:
     head = (
-        f"{_whose(uneven, comparison)} {variant_label(uneven)}, in a DistributedDataParallel loop of your own"
+        f"{_whose(uneven, comparison)} {variant_label(uneven)}, "
+        f"in a {STRATEGIES[uneven.strategy].loop} loop of your own"
     )
     if len(devices) == len(uneven.devices):
         return f"{head}:"

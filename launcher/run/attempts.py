@@ -165,6 +165,7 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
     return VariantFacts(
         gradient_error=checked.gradient_error,
         gradient_reference=checked.gradient_reference,
+        parameter_error=checked.parameter_error,
         gradient_warning=next((f.gradient_warning for f in known if f.gradient_warning is not None), None),
         warnings=tuple(dict.fromkeys(w for facts in known for w in facts.warnings)),
         unsteady=unsteady[0] if 2 * len(unsteady) > len(found) else None,

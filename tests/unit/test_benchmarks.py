@@ -4,12 +4,14 @@ import random
 import re
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import NAMES, main
+from benchmarks.faults.jobs import REASONS, Tried, text_of
 from benchmarks.fuzz import TARGETS, fuzz
 from benchmarks.fuzz.guard import LIMIT_BYTES, run_all
 
@@ -24,6 +26,13 @@ def test_help_and_unknown_names_are_answered(
     assert ended.value.code == code
     said = capsys.readouterr()
     assert "startup" in said.out + said.err
+
+
+def test_figures_of_jobs_add_up_over_calls() -> None:
+    first = Tried("script", "2026-01-01 10:00", "abc", 60.4, False, {})
+    text = text_of([first, replace(first, seconds=40.0, is_lost=True, wrong={"kill": "ok: None"})])
+    assert f"| script | 2 | {2 * len(REASONS) - 1} of {2 * len(REASONS)} | 1 | 100 |" in text
+    assert "- script, kill: ok: None, 2026-01-01 10:00 at abc" in text
 
 
 def test_every_name_is_a_module() -> None:

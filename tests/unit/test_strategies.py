@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.kinds import JOB_KINDS, workload_kind
@@ -16,7 +17,8 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES, strategy_named
-from gpurun.launcher.worker.strategies.base import strategy_of
+from gpurun.launcher.worker.strategies.base import Hints, strategy_of
+from gpurun.launcher.worker.strategies.fsdp import blocks_of
 from gpurun.workloads.registry import BUILTINS
 from tests.unit.plan.machines import FakeMachine
 
@@ -43,7 +45,7 @@ def test_a_job_names_no_unknown_strategy(
     with pytest.raises(SpecError) as caught:
         load_job(path, overrides)
     assert place in str(caught.value)
-    assert f'`single`, `dp` or `ddp`, got the text "{UNKNOWN}"' in str(caught.value)
+    assert f'`single`, `dp`, `ddp`, `zero1` or `fsdp`, got the text "{UNKNOWN}"' in str(caught.value)
 
 
 def test_a_job_names_no_strategy_of_programs(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_the_worker_refuses_an_unknown_strategy(tmp_path: Path) -> None:
         replace(config, strategy=UNKNOWN)
     object.__setattr__(config, "strategy", UNKNOWN)  # as if nothing had checked it
     with pytest.raises(ValueError, match=f"there is no strategy `{UNKNOWN}`"):
-        strategy_of(None, config, 0, False)  # type: ignore[arg-type]
+        strategy_of(None, config, 0, Hints())  # type: ignore[arg-type]
 
 
 def test_a_plan_has_no_unknown_strategy(tmp_path: Path) -> None:
@@ -107,6 +109,32 @@ def test_every_built_in_workload_is_of_a_known_kind() -> None:
     assert {builtin.kind for builtin in BUILTINS.values()} <= JOB_KINDS.keys()
     assert all(workload_kind(name).name == builtin.kind for name, builtin in BUILTINS.items())
     assert all(set(builtin.strategies) <= set(IN_JOBS) for builtin in BUILTINS.values())
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleList([nn.Embedding(2, 3), nn.Embedding(2, 3)])
+        self.layers = nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Sequential(Layer()), nn.ReLU())
+
+
+def test_what_repeats_is_sharded_layer_by_layer() -> None:
+    body = Body()
+    whole = nn.Sequential(nn.Linear(3, 3), nn.ModuleDict({"body": body}), nn.Linear(3, 1))
+    layers = [module for module in body.modules() if isinstance(module, Layer)]
+    assert blocks_of(body) == layers
+    assert blocks_of(nn.Sequential(body)) == layers  # one level further down
+    assert blocks_of(whole) == [whole[0], whole[2]]  # what is next to each other at the top
+    assert blocks_of(whole, [Layer]) == layers
+    assert blocks_of(nn.LSTM(2, 2)) == []
+    layers[0].one.weight = layers[1].one.weight
+    assert blocks_of(body) == []
 
 
 NAMES = {*STRATEGIES, *(kind for kind in JOB_KINDS if kind != "program")}

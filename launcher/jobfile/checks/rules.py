@@ -19,6 +19,7 @@ from gpurun.launcher.jobfile.values import WORKLOAD_NAME
 from gpurun.launcher.jobfile.yaml.tree import REMOVE_ONE
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.splits import is_same_split
+from gpurun.launcher.strategies import strategy_named
 
 _HINTS = {
     "workload": "add `workload: gpt` (built in), `workload: train.py:build` (a function of yours) or "
@@ -35,6 +36,7 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
         *_no_effect(draft),
         *_missing_batch(draft),
         *_max_of_nodes(draft),
+        *_max_of_shards(draft),
         *_wrong_sums(draft),
         *_foreign_baseline(draft),
         *(find_misplaced(draft) if knows_devices else ()),
@@ -83,6 +85,15 @@ def _max_of_nodes(draft: Draft) -> Iterator[Problem]:
             f"find the maximum with --set nodes=1, then set `global_batch` to {draft.spec.nodes} times that"
         )
         yield draft.spec.problem(("global_batch",), message, hint)
+
+
+def _max_of_shards(draft: Draft) -> Iterator[Problem]:
+    """The largest batch is looked for on one device at a time."""
+    for path, name in draft.placed("strategy"):
+        reason = strategy_named(name).max_batch_refusal
+        if reason and "max" in (draft.values("global_batch") or ()):
+            message = f"`global_batch: max` can't be found for `{name}`: {reason}"
+            yield draft.spec.problem(path, message, "state a number, or leave out this strategy")
 
 
 def _wrong_sums(draft: Draft) -> Iterator[Problem]:

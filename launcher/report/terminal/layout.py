@@ -15,7 +15,7 @@ from gpurun.launcher.units import format_number
 
 GAP = 2
 """Spaces between columns: `awk -F '  +'` can split a piped table."""
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def _reason_lines(variant: VariantResult, indent: int, page: Page) -> list[str]:
     ran = "no figures" if variant.wall_s is None else f"no steps; ran for {variant.wall_s:.1f} s"
     reason = " ".join((variant.reason or ran).split())
     if variant.step_ms:
-        reason = f"about {variant.step_ms.estimate:.3g} ms; {reason}"
+        reason = f"{reason}; its steps took about {variant.step_ms.estimate:.3g} ms"
     if page.plain:
         return [reason]
     room = max(page.width - indent, 20)

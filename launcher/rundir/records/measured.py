@@ -16,6 +16,8 @@ NO_GROUP = (
     "Call `torch.distributed.init_process_group`, and wrap the model in `DistributedDataParallel`"
 )
 """A warning that ranks record of a program, and that reports don't repeat."""
+GRADIENT_DIFFERS = "the gradient differs from that of "
+"""How a warning begins where an error is larger than the precision explains: gradients don't agree then."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,9 @@ class VariantFacts:
     its content. Empty where there was none, and in older runs."""
     gradient_warning: str | None = None
     """That the gradient isn't the reference's, by how much, and the likely reason."""
+    parameter_error: float | None = None
+    """Relative difference of the parameters after 5 steps to those of one device; `None` where each rank
+    updates all of them, so that the gradient says it."""
 
 
 @dataclass(frozen=True)

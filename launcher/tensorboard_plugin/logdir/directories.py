@@ -124,8 +124,9 @@ def _list(root: Path, path: Path, seen: set[tuple[int, int]]) -> tuple[tuple[str
         seen.add((status.st_dev, status.st_ino))
         with os.scandir(path) as listing:
             for number, entry in enumerate(listing):
-                if number >= MAX_ENTRIES or entry.name.startswith("."):
-                    continue
-                (directories if entry.is_dir() else files).append(entry.name)
+                if number >= MAX_ENTRIES:
+                    break
+                if not entry.name.startswith("."):
+                    (directories if entry.is_dir() else files).append(entry.name)
         return tuple(sorted(files)), sorted(directories)
     return None

@@ -3,14 +3,44 @@
 import importlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol, Self, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.worker.base.nested import Tree
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a strategy should know of a model."""
+
+    has_unused: bool = False
+    """Whether some parameters get no gradient."""
+    blocks: tuple[type[nn.Module], ...] = ()
+    """Classes of the layers to treat one by one, where the workload names them."""
+
+
+class Ranks:
+    """What strategies with a process per device share; the process group must be there already."""
+
+    def __init__(self, device: torch.device, rank: int) -> None:
+        self.device, self.rank, self.world_size = device, rank, dist.get_world_size()
+
+    def total(self, count: int) -> int:
+        tensor = torch.tensor(count, device=self.device)
+        dist.all_reduce(tensor)
+        return int(tensor)
+
+    def share(self, values: Sequence[float]) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.broadcast(tensor, src=0)
+        return [float(value) for value in tensor]
 
 
 class Strategy(Protocol):
@@ -22,17 +52,32 @@ class Strategy(Protocol):
     """Over how many ranks gradients are averaged."""
 
     @classmethod
-    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> Self:
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Self:
         """The model, on its device already, as a rank of the launch runs it."""
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         """The model's outputs on `device`; the devices of this process get `chunks` samples each."""
 
+    def optimizer(self, whole: Optimizer) -> Optimizer:
+        """What updates the parameters: `whole`, or the part of it that is this rank's."""
+
+    def unwrapped(self) -> nn.Module | None:
+        """The model with all its parameters, on rank 0 at least; `None` where there is no room for it.
+
+        All ranks call it.
+        """
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All of a parameter or gradient of which this rank may have a part; all ranks call it."""
+
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         """Forward and backward within it leave their gradients on this rank, if `active`."""
 
+    def abandon(self) -> None:
+        """Drops what a forward or backward that failed has left."""
+
     def alone(self) -> AbstractContextManager[object]:
-        """Forward and backward within it communicate with no other rank."""
+        """Forward, backward and the optimizer's step within it communicate with no other rank."""
 
     def skip(self) -> torch.Tensor:
         """What a rank without samples adds to the loss: zero."""
@@ -44,18 +89,18 @@ class Strategy(Protocol):
         """Rank 0's values, on every rank."""
 
 
-def strategy_of(model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> Strategy:
+def strategy_of(model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Strategy:
     """The model, on its device already, under the launch's strategy.
 
     Args:
         model: what is trained.
         config: of the launch.
         rank: of this process.
-        find_unused: some parameters get no gradient.
+        hints: on the model.
 
     Raises:
         ValueError: there is no such strategy.
     """
     module, _, name = strategy_named(config.strategy).worker.partition(":")
     strategy = cast("type[Strategy]", getattr(importlib.import_module(module), name))
-    return strategy.of(model, config, rank, find_unused)
+    return strategy.of(model, config, rank, hints)

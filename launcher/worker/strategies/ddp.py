@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Self
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.base.nested import Tree
+from gpurun.launcher.worker.strategies.base import Hints, Ranks
 from gpurun.workloads.base import on_device
 
 
@@ -34,8 +36,8 @@ Source: torch/nn/parallel/distributed.py, `bucket_bytes_cap_default`.
 """
 
 
-class Ddp:
-    """One rank's replica; the process group must be there already."""
+class Ddp(Ranks):
+    """One rank's replica."""
 
     def __init__(
         self,
@@ -59,7 +61,8 @@ class Ddp:
                 bucket holds 1 MiB.
             gradient_as_bucket_view: gradients are views into the buckets, not copied from them.
         """
-        self.device, self.rank, self.world_size = device, rank, dist.get_world_size()
+        super().__init__(device, rank)
+        self.network = model
         self.model = DistributedDataParallel(
             Skippable(model) if skippable else model,
             device_ids=None if accelerator_of(device.type).is_host else [device],
@@ -69,18 +72,30 @@ class Ddp:
         )
 
     @classmethod
-    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> "Ddp":
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Self:
         """The model as a rank of the launch runs it."""
         skippable = any(0 in v.split or (v.balance and v.balance.minimum == 0) for v in config.variants)
         device = torch.device(config.devices[rank])
-        return cls(model, device, rank, find_unused, skippable, **config.options)
+        return cls(model, device, rank, hints.has_unused, skippable, **config.options)
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         with on_device(self.rank):
             return self.model(inputs)
 
+    def optimizer(self, whole: Optimizer) -> Optimizer:
+        return whole
+
+    def unwrapped(self) -> nn.Module:
+        return self.network
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         return self.model.no_sync() if active else nullcontext()
+
+    def abandon(self) -> None:
+        return
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -96,13 +111,3 @@ class Ddp:
     def skip(self) -> torch.Tensor:
         zero: torch.Tensor = self.model(None)
         return zero
-
-    def total(self, count: int) -> int:
-        tensor = torch.tensor(count, device=self.device)
-        dist.all_reduce(tensor)
-        return int(tensor)
-
-    def share(self, values: Sequence[float]) -> list[float]:
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.broadcast(tensor, src=0)
-        return [float(value) for value in tensor]

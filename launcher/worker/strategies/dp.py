@@ -24,6 +24,7 @@ from gpurun.launcher.worker.base.nested import (
     tensors_of,
     with_tensors,
 )
+from gpurun.launcher.worker.strategies.base import Hints
 from gpurun.launcher.worker.strategies.cpu_parallel import (
     CpuDataParallel,
     Replica,
@@ -104,7 +105,7 @@ class Dp(OneProcess):
         )
 
     @classmethod
-    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, find_unused: bool) -> "Dp":
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> "Dp":
         """The model on all devices of the launch."""
         return cls(model, [torch.device(device) for device in config.devices], **config.options)
 

@@ -6,7 +6,6 @@ W. One process that owns all devices has nothing averaged over ranks: W is 1 the
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -92,18 +91,17 @@ def forward_backward(
 ) -> None:
     """Adds the gradient of this rank's part of the step to the parameters' `grad`.
 
-    Ranks synchronize in the backward pass of the last micro-batch, once however many each has; with `sync`
-    false they don't. A rank without samples contributes a zero.
+    Ranks synchronize in the backward pass of the last micro-batch, once however many each has. A rank
+    without samples contributes a zero. `sync` is false within the strategy's `alone`.
     """
     total = total_count(strategy, step, sync)
     if not step.micro_batches:
-        with communication(strategy, sync, is_last=True):
-            scaler.scale(strategy.skip()).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(strategy.skip()).backward()  # type: ignore[no-untyped-call]
         clock.mark("backward")
     for micro in step.micro_batches:
         weight = loss_weight(workload.reduction, micro.count, total, strategy.world_size)
         inputs, targets = to_device(micro, strategy.device, clock)
-        with communication(strategy, sync, micro is step.micro_batches[-1]):
+        with strategy.accumulating(sync and micro is not step.micro_batches[-1]):
             with precision.autocast(strategy.device):
                 outputs = strategy.forward(inputs, micro.chunks)
                 counts = [n for n, size in zip(micro.counts, micro.chunks, strict=True) if size]
@@ -119,11 +117,6 @@ def total_count(strategy: Strategy, step: LoadedStep, sync: bool) -> int:
         return step.total
     own = sum(micro.count for micro in step.micro_batches)
     return strategy.total(own) if sync else strategy.world_size * own
-
-
-def communication(strategy: Strategy, sync: bool, is_last: bool) -> AbstractContextManager[object]:
-    """How a micro-batch's forward and backward communicate: all ranks average in the last one of a step."""
-    return strategy.accumulating(not is_last) if sync else strategy.alone()
 
 
 def to_device(micro: MicroBatch, device: torch.device, clock: PhaseClock) -> tuple[Tree, Tree]:

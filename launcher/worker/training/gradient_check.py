@@ -3,13 +3,15 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, LaunchConfig, VariantConfig
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.training.trainer import Trainer
@@ -18,6 +20,8 @@ from gpurun.launcher.worker.training.try_out import has_batch_norm, preserved
 CHECK_STEP = 0
 """The step whose batch is used, for all variants alike."""
 ONE_DEVICE = "one device"
+NUM_STEPS = 5
+"""After which weights are compared, where the ranks share the optimizer's work."""
 BATCH_NORM = (
     "the model has BatchNorm, whose statistics are those of each device's own samples: "
     "its gradient depends on the split"
@@ -65,6 +69,9 @@ def check_gradients(
     with preserved(trainer.model, trainer.device):
         for global_batch, members in by_batch.items():
             found |= check_batch(trainer, global_batch, members, rank, enter)
+            if STRATEGIES[config.strategy].shards_optimizer:
+                for variant_id, error in weight_errors(trainer, global_batch, members, rank).items():
+                    found[variant_id] |= weight_facts(trainer, error, found[variant_id])
     return found
 
 
@@ -92,19 +99,50 @@ def check_batch(
 def one_device_reference(trainer: Trainer, global_batch: int, rank: int) -> Reference:
     """The gradient of the whole batch on rank 0's device, if that device can hold it."""
     gradient, draws_random = None, False
-    if rank == 0:
+    model = trainer.strategy.unwrapped()
+    if rank == 0 and model is not None:
         runtime = runtime_of(trainer.device)
         before = runtime.random_state(trainer.device)
-        gradient = gradient_if_it_fits(trainer, global_batch)
+        gradient = if_it_fits(trainer, partial(trainer.one_device_gradient, model, global_batch, CHECK_STEP))
         draws_random = not torch.equal(before, runtime.random_state(trainer.device))
     fits, random = trainer.strategy.share([float(gradient is not None), float(draws_random)])
     return Reference(ONE_DEVICE if fits else None, gradient, bool(random))
 
 
-def gradient_if_it_fits(trainer: Trainer, num_samples: int) -> Gradient | None:
-    """The one-device gradient, or `None` when memory runs out on the way."""
+def weight_errors(
+    trainer: Trainer, global_batch: int, variants: Sequence[VariantConfig], rank: int
+) -> dict[str, float | None]:
+    """How much the weights after some steps differ from those of one device, relatively; `None`: not known.
+
+    Where ranks update parts of the weights, the gradient doesn't show whether these parts are put together.
+    """
+    alone = None
+    model = trainer.strategy.unwrapped()
+    if rank == 0 and model is not None:
+        steps = partial(trainer.one_device_weights_after, model, global_batch, NUM_STEPS)
+        alone = if_it_fits(trainer, steps)
+    (fits,) = trainer.strategy.share([float(alone is not None)])
+    return {
+        variant.id: shared_error(trainer, trainer.weights_after(variant, NUM_STEPS), alone) if fits else None
+        for variant in variants
+    }
+
+
+def weight_facts(trainer: Trainer, error: float | None, gradient: Mapping[str, Any]) -> dict[str, Any]:
+    """What `weight_errors` says about a variant; where its gradient differs too, that says why."""
+    limit = trainer.precision.max_gradient_error
+    gradient_error = gradient["gradient_error"]
+    found = {"parameter_error": error if error is not None and math.isfinite(error) else None}
+    if error is None or error <= limit or gradient_error is None or gradient_error > limit:
+        return found
+    text = f"weights after {NUM_STEPS} steps differ from those of one device by {error:.2g} (relative)"
+    return found | {"gradient_warning": f"{text}, more than {trainer.precision.name} explains ({limit:.2g})"}
+
+
+def if_it_fits(trainer: Trainer, compute: Callable[[], Gradient]) -> Gradient | None:
+    """What `compute` returns, or `None` when memory runs out on the way."""
     try:
-        return trainer.one_device_gradient(num_samples, CHECK_STEP)
+        return compute()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -154,7 +192,7 @@ def warnings(trainer: Trainer, error: float | None, reference: Reference) -> dic
         return {"gradient_warning": None, "warnings": tuple(found)}
     reason = likely_reason(trainer, error, reference)
     text = (
-        f"the gradient differs from that of {reference.name} by {error:.2g} (relative), more than "
+        f"{GRADIENT_DIFFERS}{reference.name} by {error:.2g} (relative), more than "
         f"{trainer.precision.name} explains ({limit:.2g}); likely reason: {reason}"
     )
     if reason in OF_THE_MODEL:

@@ -210,6 +210,7 @@ def requirements(workload: Workload) -> Iterable[tuple[str, str, bool]]:
     yield "optimizer", f"a function from parameters to an optimizer {optional}", is_optional(w.optimizer)
     yield "reduction", "'mean' or 'sum'", w.reduction in ("mean", "sum")
     yield "count", f"a function count(targets) {optional}", is_optional(w.count)
+    yield "blocks", "a tuple of classes of modules", is_classes(w.blocks)
     yield "num_workers", "a number of processes, at least 0", is_count(w.num_workers)
     yield "notes", "a tuple of sentences", is_sentences(w.notes)
 
@@ -220,6 +221,12 @@ def is_optional(value: Any) -> bool:
 
 def is_sentences(value: Any) -> bool:
     return isinstance(value, tuple | list) and all(isinstance(item, str) for item in value)
+
+
+def is_classes(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(
+        isinstance(item, type) and issubclass(item, nn.Module) for item in value
+    )
 
 
 def is_count(value: Any) -> bool:

@@ -4,6 +4,7 @@ import copy
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
 from gpurun.launcher.worker.base.user_error import UserError, place_of, users_code
 from gpurun.launcher.worker.meters.memory import peak_of_step
-from gpurun.launcher.worker.strategies.base import Strategy, strategy_of
+from gpurun.launcher.worker.strategies.base import Hints, Strategy, strategy_of
 from gpurun.launcher.worker.strategies.dp import Dp
 from gpurun.launcher.worker.strategies.single import Single
 from gpurun.launcher.worker.training.batches import (
@@ -78,11 +79,11 @@ class Trainer:
         self.source = source_of(workload, config, rank, self.precision)
         global_batch = sum(config.variants[0].split)
         self.trial = try_out(workload, self.source, self.precision, device, rank, global_batch)
-        self.optimizer = make_optimizer(workload)
         self.batch_warning = batch_warning(workload, self.source, global_batch)
         if config.compile:
             compile_in_place(self.model, len(config.variants))
-        self.strategy = strategy_of(self.model, config, rank, self.trial.has_unused)
+        self.strategy = strategy_of(self.model, config, rank, Hints(self.trial.has_unused, workload.blocks))
+        self.optimizer = self.strategy.optimizer(make_optimizer(workload, self.model))
         self.scaler = new_scaler(device, self.precision)
 
     @property
@@ -108,8 +109,9 @@ class Trainer:
         loaded = step_input.load()
         if loaded is not step_input:
             clock.mark("data")
-        self.compute(self.strategy, loaded, self.scaler, clock, sync)
-        self.scaler.step(self.optimizer)
+        with nullcontext() if sync else self.strategy.alone():
+            self.compute(self.strategy, loaded, self.scaler, clock, sync)
+            self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         clock.mark("optimizer")
@@ -137,23 +139,50 @@ class Trainer:
 
     def gradient(self, variant: VariantConfig, step: int) -> dict[str, Tensor]:
         """The gradient of a step under the strategy, by parameter; all ranks call it, weights stay."""
-        return self.collect(self.strategy, self.source.prepare(variant, step).load())
+        return self.collect(self.strategy, self.model, self.source.prepare(variant, step).load())
 
-    def one_device_gradient(self, num_samples: int, step: int) -> dict[str, Tensor]:
-        """The gradient of the whole global batch on this rank's device alone, by parameter."""
-        alone = Single(self.model, self.device)
-        return self.collect(alone, self.source.whole(num_samples, step))
+    def one_device_gradient(self, model: nn.Module, num_samples: int, step: int) -> dict[str, Tensor]:
+        """The gradient of the whole global batch on this rank's device alone, by parameter of `unwrapped`."""
+        alone = Single(model, self.device)
+        return self.collect(alone, model, self.source.whole(num_samples, step))
 
-    def collect(self, strategy: Strategy, loaded: LoadedStep) -> dict[str, Tensor]:
+    def collect(self, strategy: Strategy, model: nn.Module, loaded: LoadedStep) -> dict[str, Tensor]:
         """Gradients on the CPU, so that a device needn't hold them twice; `grad` is empty afterwards."""
         enabled = self.precision.scales_loss
         scaler = torch.amp.GradScaler(self.device.type, init_scale=CHECK_LOSS_SCALE, enabled=enabled)
         self.compute(strategy, loaded, scaler, NoClock())
         scale = scaler.get_scale()
-        named = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
-        gradient = {name: torch.div(grad.cpu(), scale) for name, grad in named}
-        self.model.zero_grad(set_to_none=True)
+        named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+        gradient = {name: torch.div(strategy.full(grad).cpu(), scale) for name, grad in named}
+        model.zero_grad(set_to_none=True)
         return gradient
+
+    def weights_after(self, variant: VariantConfig, num_steps: int) -> dict[str, Tensor]:
+        """All parameters after the first steps under the strategy, on the CPU; all ranks call it.
+
+        The state is as before afterwards.
+        """
+        state = self.save_state()
+        for step in range(num_steps):
+            self.step(self.prepare(variant, step), NoClock())
+        weights = {name: on_cpu(self.strategy.full(p)) for name, p in self.model.named_parameters()}
+        self.restore_state(state)
+        return weights
+
+    def one_device_weights_after(
+        self, model: nn.Module, num_samples: int, num_steps: int
+    ) -> dict[str, Tensor]:
+        """All parameters of `unwrapped` after the first steps on this rank's device alone."""
+        state, alone = self.save_state(), Single(model, self.device)
+        optimizer, scaler = make_optimizer(self.workload, model), new_scaler(self.device, self.precision)
+        for step in range(num_steps):
+            self.compute(alone, self.source.whole(num_samples, step), scaler, NoClock())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+        weights = {name: on_cpu(p) for name, p in model.named_parameters()}
+        self.restore_state(state)
+        return weights
 
     def memory_peak(self, variant: VariantConfig) -> MemoryPeak:
         """What this rank's fullest device holds in an optimizer step; all ranks call it, weights change."""
@@ -164,7 +193,7 @@ class Trainer:
     def save_state(self) -> TrainerState:
         """A copy of weights, buffers and optimizer for `restore_state`."""
         # Not the model's state_dict: a user's may omit tensors, or refuse to be loaded again.
-        tensors = (*self.model.parameters(), *self.model.buffers())
+        tensors = [own_part(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())]
         return TrainerState(
             model=tuple((tensor, on_cpu(tensor)) for tensor in tensors),
             optimizer=on_cpu(self.optimizer.state_dict()),
@@ -189,6 +218,7 @@ class Trainer:
         and a scaler doesn't unscale gradients twice in one. Source: torch/optim/adam.py, `Adam._init_group`;
         torch/amp/grad_scaler.py, `GradScaler.step`.
         """
+        self.strategy.abandon()
         self.model.zero_grad(set_to_none=True)
         self.optimizer.state.clear()
         before, self.scaler = self.scaler, new_scaler(self.device, self.precision)
@@ -202,6 +232,12 @@ class Trainer:
 def new_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScaler:
     """Scales losses where gradients would underflow, else does nothing."""
     return torch.amp.GradScaler(device.type, enabled=precision.scales_loss)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor that may be sharded, in the same memory."""
+    to_local = getattr(tensor.detach(), "to_local", None)
+    return to_local() if to_local else tensor
 
 
 def on_cpu(value: Any) -> Any:
@@ -224,15 +260,15 @@ def source_of(workload: Workload, config: LaunchConfig, rank: int, precision: Pr
     return source(workload, config.seed, layout)
 
 
-def make_optimizer(workload: Workload) -> torch.optim.Optimizer:
-    """The workload's optimizer; without one, plain SGD.
+def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
+    """The workload's optimizer for `model`; without one, plain SGD.
 
     Raises:
         UserError: the workload's function raised, or gave something else.
     """
     with no_garbage_collection():
         importlib.import_module("torch._dynamo")  # which the first optimizer would import
-    parameters = [parameter for parameter in workload.model.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if workload.optimizer is None:
         return torch.optim.SGD(parameters, lr=DEFAULT_LEARNING_RATE)
     place = place_of(workload.optimizer)

@@ -5,6 +5,7 @@ Results go to DIRECTORY/RANK.json: case → relative error, and findings.
 
 import gc
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,13 +18,18 @@ from torch.nn import functional as F
 
 from gpurun import Workload
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
 from gpurun.launcher.worker.training import forward_backward
 from gpurun.launcher.worker.training.batches import step_generator
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.gradient_check import check_gradients, relative_error
-from gpurun.launcher.worker.training.trainer import Trainer
+from gpurun.launcher.worker.training.trainer import Trainer, own_part
 
 SEED = 5
+SMALLER = {"fp32": 1e-5, "bf16": 1e-1}
+"""Precisions, and how far rounding may bring a gradient from that in fp64."""
+NUM_STEPS = 5
+IN_PROCESSES = tuple(name for name in IN_JOBS if STRATEGIES[name].has_backend)
 GLOBAL_BATCH = 24
 SPLITS: dict[int, list[tuple[int, ...]]] = {
     1: [(24,)],
@@ -149,19 +155,29 @@ SAME = {"two-inputs": "mean", "own-loss": "masked", "own-sum": "masked-sum"}
 KINDS = ("mean", "sum", "masked", "unused", "dataset", "masked-dataset", *SAME)
 
 
-def config(strategy: str, world: int, variants: tuple[VariantConfig, ...]) -> LaunchConfig:
+def kinds_of(strategy: str) -> tuple[str, ...]:
+    """Where samples come from, and how a loss is found in outputs, doesn't depend on what is sharded."""
+    return ("mean", "sum", "masked", "unused") if STRATEGIES[strategy].shards_optimizer else KINDS
+
+
+def config(
+    strategy: str, world: int, variants: tuple[VariantConfig, ...], precision: str = "fp64"
+) -> LaunchConfig:
     return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
-        devices=("cpu",) * world, backend="gloo" if strategy == "ddp" else None, precision="fp64", seed=SEED,
-        threads=1, variants=variants, baseline=variants[0].id, warmup=1, rounds=1,
+        devices=("cpu",) * world, backend="gloo" if STRATEGIES[strategy].has_backend else None,
+        precision=precision, seed=SEED, threads=1, variants=variants, baseline=variants[0].id, warmup=1,
+        rounds=1,
     )  # fmt: skip
 
 
-def variants_of(world: int) -> tuple[VariantConfig, ...]:
+def variants_of(world: int, strategy: str) -> tuple[VariantConfig, ...]:
     return tuple(
         VariantConfig("-".join(map(str, split)) + f"-acc{accumulate}", split, accumulate)
         for split in SPLITS[world]
         for accumulate in (1, 3)
+        # Where all ranks are needed for a micro-batch, each has as many; a plan refuses others anyway.
+        if min(split) >= accumulate or not STRATEGIES[strategy].shards_parameters
     )
 
 
@@ -182,8 +198,8 @@ def expected_gradient(kind: str) -> dict[str, Tensor]:
 
 def gradient_errors(strategy: str, world: int, rank: int) -> dict[str, float]:
     errors = {}
-    variants = variants_of(world)
-    for kind in KINDS:
+    variants = variants_of(world, strategy)
+    for kind in kinds_of(strategy):
         job = workload(kind, num_workers=int(world == 2))
         trainer = Trainer(job, config(strategy, world, variants), rank)
         for variant in variants:
@@ -193,25 +209,60 @@ def gradient_errors(strategy: str, world: int, rank: int) -> dict[str, float]:
     return errors
 
 
+def errors_in(precision: str, strategy: str, world: int, rank: int) -> dict[str, float]:
+    """Relative errors of gradients in a smaller precision, in which torch averages by another way."""
+    variants = variants_of(world, strategy)
+    trainer = Trainer(workload("mean"), config(strategy, world, variants, precision), rank)
+    found = {variant.id: trainer.gradient(variant, 0) for variant in variants}
+    trainer.close()
+    return {
+        f"{strategy} {precision} {name}": relative_error(gradient, expected_gradient("mean"))
+        for name, gradient in found.items()
+    }
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    """AdamW in two groups with options of their own."""
+    by_kind: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for parameter in parameters:
+        by_kind[parameter.dim() > 1].append(parameter)
+    groups = [{"params": by_kind[True], "weight_decay": 0.1}, {"params": by_kind[False], "lr": 5e-3}]
+    return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0)
+
+
 def weights_after_steps(strategy: str, world: int, rank: int) -> dict[str, float]:
-    """Relative difference of the weights after three optimizer steps to those of a bare loop."""
-    variants = variants_of(world)[-1:]
-    trainer = Trainer(workload("mean"), config(strategy, world, variants), rank)
+    """Relative differences of the weights after some steps of AdamW to those of a bare loop."""
+    several = variants_of(world, strategy)
+    accumulating = [variant for variant in several if variant.accumulate > 1]
+    chosen = {variant.id: variant for variant in (accumulating[-1], several[-1])}
+    errors = {name: weight_error(strategy, world, rank, variant) for name, variant in chosen.items()}
+    return {f"{strategy} weights {name}": error for name, error in errors.items()}
+
+
+def weight_error(strategy: str, world: int, rank: int, variant: VariantConfig) -> float:
+    """Between the steps, others are made, alone too, and undone."""
+    trainer = Trainer(replace(workload("mean"), optimizer=adam), config(strategy, world, (variant,)), rank)
     bare = workload("mean")
     bare.model.double()
     assert bare.batch is not None
     assert bare.loss is not None
-    optimizer = torch.optim.SGD(bare.model.parameters(), lr=1e-3)
-    for number in range(3):
-        trainer.step(trainer.prepare(variants[0], number), NoClock())
+    optimizer = adam(bare.model.parameters())
+    for number in range(NUM_STEPS):
+        if number == 2:
+            saved = trainer.save_state()
+            for sync in (True, False):
+                trainer.step(trainer.prepare(variant, number), NoClock(), sync)
+            trainer.restore_state(saved)
+        trainer.step(trainer.prepare(variant, number), NoClock())
         inputs, targets = bare.batch(GLOBAL_BATCH, step_generator(SEED, number))
         inputs = {"x": inputs["x"].double(), "more": [inputs["more"][0].double()]}
         optimizer.zero_grad()
         bare.loss(bare.model(inputs), targets).backward()
         optimizer.step()
-    error = relative_error(dict(trainer.model.named_parameters()), dict(bare.model.named_parameters()))
+    found = {name: trainer.strategy.full(p).detach() for name, p in trainer.model.named_parameters()}
+    error = relative_error(found, {name: p.detach() for name, p in bare.model.named_parameters()})
     trainer.close()
-    return {f"{strategy} weights {variants[0].id}": error}
+    return error
 
 
 def checks(rank: int) -> dict[str, Any]:
@@ -234,22 +285,38 @@ def checks(rank: int) -> dict[str, Any]:
     return found
 
 
-def ablation(rank: int) -> dict[str, Any]:
-    """Steps without communication let the ranks drift apart; the saved state brings them back."""
+def weight_checks(rank: int) -> dict[str, Any]:
+    """What the run's own check says of strategies whose ranks share the optimizer's work."""
+    variants = (VariantConfig("even", (32, 32), 1), VariantConfig("uneven", (48, 16), 3))
+    found: dict[str, Any] = {}
+    for strategy in (name for name in IN_PROCESSES if STRATEGIES[name].shards_optimizer):
+        launch = config(strategy, 2, variants)
+        trainer = Trainer(replace(workload("mean"), optimizer=adam), launch, rank)
+        found[strategy] = check_gradients(trainer, launch, rank)
+        with mock.patch.object(trainer.optimizer, "step"):
+            found[f"{strategy} without steps"] = check_gradients(trainer, launch, rank)
+        trainer.close()
+    return found
+
+
+def ablation(strategy: str, rank: int) -> dict[str, Any]:
+    """Rank 0 makes a step without communication while the others do nothing; the saved state undoes it."""
     variants = (VariantConfig("uneven", (18, 6), 1),)
-    trainer = Trainer(workload("mean"), config("ddp", 2, variants), rank)
+    trainer = Trainer(workload("mean"), config(strategy, 2, variants), rank)
+
+    def own_weights() -> Tensor:
+        return torch.cat([own_part(p).detach().flatten() for p in trainer.model.parameters()])
+
     trainer.step(trainer.prepare(variants[0], 0), NoClock())
-    saved, spread = trainer.save_state(), []
-    for restore in (False, True):
+    saved, before, apart = trainer.save_state(), own_weights(), 0.0
+    if rank == 0:
         trainer.step(trainer.prepare(variants[0], 1), NoClock(), sync=False)
-        if restore:
-            trainer.restore_state(saved)
-        mine = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-        others = [torch.empty_like(mine) for _ in range(2)]
-        dist.all_gather(others, mine)
-        spread.append(float((others[0] - others[1]).abs().max()))
+        apart = float((own_weights() - before).abs().max())
+    trainer.restore_state(saved)
+    restored = float((own_weights() - before).abs().max())
+    trainer.step(trainer.prepare(variants[0], 1), NoClock())  # as before, with all ranks
     trainer.close()
-    return {"apart": spread[0], "restored": spread[1]}
+    return {"apart": apart, "restored": restored}
 
 
 def main(rank: int, directory: Path) -> None:
@@ -263,9 +330,12 @@ def main(rank: int, directory: Path) -> None:
             continue
         store = FileStore(str(directory / f"store{world}"), world)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-        results |= gradient_errors("ddp", world, rank) | weights_after_steps("ddp", world, rank)
+        for strategy in IN_PROCESSES:
+            results |= gradient_errors(strategy, world, rank) | weights_after_steps(strategy, world, rank)
+            results |= {k: v for p in SMALLER for k, v in errors_in(p, strategy, world, rank).items()}
         if world == 2:
-            results |= {"checks": checks(rank), "ablation": ablation(rank)}
+            results |= {"checks": checks(rank), "weights": weight_checks(rank)}
+            results |= {f"ablation of {strategy}": ablation(strategy, rank) for strategy in IN_PROCESSES}
         dist.barrier()
         gc.collect()
         dist.destroy_process_group()

@@ -208,7 +208,7 @@ def test_only_text_and_colours_reach_the_terminal() -> None:
     stream = Cleaned(shown, is_needed=True)
     stream.write("\x1b[32mgreen\x1b[0m \x1b]0;title\x07\x1b[2J\x9b1Ma\tb\r\n")
     stream.write("\x1b")
-    stream.write("]52;c;Y3VybA==\x07\u202egnp.exe")
+    stream.write("]52;c;Y3VybA==\x07\u202egnp.exe\u061c\u200e\u200f\u2028\u2067")
     assert shown.getvalue() == "\x1b[32mgreen\x1b[0m 1Ma\tb\n]52;c;Y3VybA==gnp.exe"
 
 

@@ -1,6 +1,7 @@
 """Who is to blame: by made-up exits and records."""
 
 import signal
+import sys
 import sysconfig
 import textwrap
 from dataclasses import replace
@@ -14,7 +15,13 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.errors import ParamsError
-from gpurun.launcher.failures.root_cause import explain, root_cause, users_traceback, with_crash
+from gpurun.launcher.failures.root_cause import (
+    explain,
+    root_cause,
+    users_traceback,
+    what_to_do,
+    with_crash,
+)
 from gpurun.launcher.inspect.frames import OURS
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.decisions import fails_everywhere, is_transient
@@ -157,6 +164,24 @@ def test_the_explanation_shows_everything_once() -> None:
     assert "step 2" in text
     assert text.endswith("log: runs/x/rank2.log")
     assert "during round of ddp-2-even" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "log", "words"),
+    [
+        ("ModuleNotFoundError", "No module named 'einops'", "", f"Python is {sys.executable}: install"),
+        ("AssertionError", "Torch not compiled with CUDA enabled", "", "`gpurun devices` says why"),
+        ("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", "", "torch finds none"),
+        ("RuntimeError", "No CUDA GPUs are available", "", "torch finds none"),
+        ("EOFError", "EOF when reading a line", "run name? ", "what `input()` asks for"),
+        ("SystemExit", "exit code 2", "x\nusage: a.py [-h]\na.py: error: --data", "arguments follow `--`"),
+        ("SystemExit", "exit code 2", "OSError: Too many open files", "ulimit -n"),
+        ("ValueError", "no use for EOFError: EOF when reading a line", "usage: none", None),
+    ],
+)
+def test_usual_mistakes_have_a_remedy(error: str, message: str, log: str, words: str | None) -> None:
+    made = replace(root_cause([], [record(0, 1)], None), error=error, message=message)
+    assert (words or "None") in str(what_to_do(made, log))
 
 
 def test_a_users_mistake_is_shown_whole_and_once() -> None:

@@ -159,10 +159,10 @@ def test_the_resolved_job_is_the_same_job(tmp_path: Path) -> None:
 
 def test_gpurun_run_means_a_job_that_can_be_written_down(tmp_path: Path) -> None:
     job_file(tmp_path, "")
-    text = program_job("train.py", None, ["--epochs", "1", "yes: #"], "cpu:2")
+    text = program_job("train.py", None, ["--epochs", "1", "yes: #", "ü 🚀"], "cpu:2")
     spec = load_text(text, "", ["steps.warmup=3"], tmp_path)
     assert (spec.name, spec.script, spec.devices) == ("train", "train.py", "cpu:2")
-    assert spec.args == ("--epochs", "1", "yes: #")
+    assert spec.args == ("--epochs", "1", "yes: #", "ü 🚀")
     assert spec.steps.warmup == 3
     listed = load_text(program_job(None, "json.tool", [], "cuda:0, cuda:1"), "", [], tmp_path)
     assert (listed.module, listed.devices) == ("json.tool", ("cuda:0", "cuda:1"))

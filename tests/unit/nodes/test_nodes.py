@@ -1,6 +1,7 @@
 """What the nodes of a job agree on and send each other: without a network."""
 
 import json
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -25,8 +26,9 @@ from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Ou
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
 from gpurun.launcher.processes.protocol import Exit
-from gpurun.launcher.rundir.files import write_bytes
+from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.rundir.records import FailureRecord
+from gpurun.launcher.start_on_nodes import scratch_directory
 
 JOB = {"nodes": 2, "global_batch": 8, "workload": "train.py:build"}
 FIRST = Hello("1", 0, Node("a", "10.0.0.1", "eth0", 4, ()), "10.0.0.1", JOB, "abc", "f00")
@@ -184,6 +186,20 @@ def test_what_a_program_saves_stays_on_its_node(tmp_path: Path) -> None:
     sent: list[Chunk] = []
     Outbox(tmp_path, 1).send(sent.append, lambda: None)
     assert sorted(chunk.path for chunk in sent) == sorted(kept)
+
+
+def test_what_a_program_saves_on_a_node_outlives_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank's part of a checkpoint is nowhere else."""
+    with scratch_directory(1) as empty:
+        RunDir(empty).program_files("01-script-2").mkdir(parents=True)
+    assert not empty.exists()
+    with scratch_directory(1) as scratch:
+        saved = RunDir(scratch).program_files("01-script-2")
+        saved.mkdir(parents=True)
+        (saved / "rank1.pt").write_bytes(b"weights")
+    assert (saved / "rank1.pt").read_bytes() == b"weights"
+    assert f"what the program saved on this node is kept: {saved}" in capsys.readouterr().err
+    shutil.rmtree(scratch)
 
 
 def test_a_file_that_was_replaced_is_sent_whole(tmp_path: Path) -> None:

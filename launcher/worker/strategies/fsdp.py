@@ -1,0 +1,245 @@
+"""Fully sharded data parallel (FSDP2): each rank has a part of parameters, gradients and optimizer state."""
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.rundir.records import LaunchConfig
+from gpurun.launcher.worker.base.failure import is_out_of_memory
+from gpurun.launcher.worker.base.nested import Tree
+from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
+from gpurun.launcher.worker.strategies.base import Hints, Ranks
+from gpurun.workloads.base import on_device
+
+try:
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+except ImportError:
+    missing = f"`fsdp` needs torch 2.9 or later, but this is {torch.__version__}"
+    raise SpecError(f"{missing}: its collectives can't be left out for a while") from None
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+class OwnGather(DefaultAllGather):
+    """An all-gather in which a rank repeats its own part, instead of asking the others for theirs."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        for rank, part in enumerate(output_tensor.chunk(group.size())):
+            if rank != group.rank():  # its own part lies there already: the input is a view of it
+                part.copy_(input_tensor)
+
+
+class OwnScatter(DefaultReduceScatter):
+    """A reduce-scatter in which a rank keeps its part of its own gradient."""
+
+    def __call__(  # type: ignore[override]
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: object,
+        async_op: bool = False,
+    ) -> None:
+        output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()].view_as(output_tensor))
+
+
+class Fsdp(Ranks):
+    """One rank's part of a model, each of whose blocks is put together while it computes."""
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, rank: int, precision: Precision, hints: Hints,
+        *, keeps_plan: bool = True, reshard: bool = True,
+    ) -> None:  # fmt: skip
+        """Keeps this rank's part of rank 0's weights.
+
+        Args:
+            model: on `device` already; sharded in place.
+            device: this rank's.
+            rank: position of the device in the split.
+            precision: of the job; what computes in a smaller type is communicated in it, too.
+            hints: on the model.
+            keeps_plan: whether `unwrapped` will be asked for.
+            reshard: whether a block's parameters are freed between its forward and its backward.
+
+        Raises:
+            SpecError: torch's reduce-scatter doesn't average on this backend.
+        """
+        super().__init__(device, rank)
+        check_averages(device)
+        self.plan = plan_of(model) if keeps_plan else None
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        self.model, self.units = model, [*blocks_of(model, hints.blocks), model]
+        for unit in self.units:
+            fully_shard(
+                unit,
+                mesh=self.mesh(),
+                # The last of a forward is needed first in the backward.
+                reshard_after_forward=reshard and unit is not model,
+                mp_policy=mixed_precision(precision),
+            )
+
+    @classmethod
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> "Fsdp":
+        """The model as a rank of the launch runs it."""
+        device, precision = torch.device(config.devices[rank]), PRECISIONS[config.precision]
+        return cls(model, device, rank, precision, hints, keeps_plan=config.gradient_check, **config.options)
+
+    def mesh(self) -> DeviceMesh:
+        """The ranks over which parameters are divided."""
+        assert dist.group.WORLD is not None
+        return DeviceMesh.from_group(dist.group.WORLD, self.device.type)
+
+    def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
+        with on_device(self.rank):
+            return self.model(inputs)
+
+    def optimizer(self, whole: Optimizer) -> Optimizer:
+        return whole
+
+    def unwrapped(self) -> nn.Module | None:
+        """A copy on rank 0, if it fits there; the others help to fill it."""
+        assert self.plan is not None
+        copied = self.room_for_copy(self.plan) if self.rank == 0 else None
+        (fits,) = self.share([float(copied is not None)])
+        targets = dict(copied.named_parameters()) if copied else {}
+        for name, part in self.model.named_parameters() if fits else ():
+            whole = self.full(part.detach())
+            if name in targets:
+                targets[name].data.copy_(whole)
+        return copied
+
+    def room_for_copy(self, plan: nn.Module) -> nn.Module | None:
+        """The plan with memory for all parameters, and the model's buffers; `None` where there isn't any."""
+        try:
+            real: dict[int, object] = {
+                id(p): nn.Parameter(torch.empty_like(p, device=self.device), p.requires_grad)
+                for p in plan.parameters()
+            }
+            copied = copy.deepcopy(plan, real)
+            for mine, current in zip(copied.buffers(), self.model.buffers(), strict=True):
+                mine.copy_(current)
+            return copied
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                return None
+            raise
+
+    def full(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    @contextmanager
+    def accumulating(self, active: bool) -> Iterator[None]:
+        self.root.set_requires_gradient_sync(not active)
+        yield
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        self.communicate_by(OwnGather(), OwnScatter())
+        try:
+            yield
+        finally:
+            self.communicate_by(DefaultAllGather(), DefaultReduceScatter())
+
+    def communicate_by(self, gather: DefaultAllGather, scatter: DefaultReduceScatter) -> None:
+        for unit in self.units:
+            assert isinstance(unit, FSDPModule)
+            unit.set_custom_all_gather(gather)
+            unit.set_custom_reduce_scatter(scatter)
+
+    def skip(self) -> Tensor:
+        raise AssertionError("every rank has samples, since each is needed for its part of the parameters")
+
+    def abandon(self) -> None:
+        self.root.reset_iter_state()
+
+    @property
+    def root(self) -> FSDPModule:
+        assert isinstance(self.model, FSDPModule)
+        return self.model
+
+
+def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
+    """Weights in the type that autocast computes in, gradients added up in their own."""
+    if precision.autocast_dtype is None:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=precision.autocast_dtype, reduce_dtype=precision.weights)
+
+
+def check_averages(device: torch.device) -> None:
+    """Raises `SpecError` where a reduce-scatter of averages gives something else.
+
+    Older versions of gloo's ignore that they are to average. Source: pytorch issue 162338.
+    """
+    size = dist.get_world_size()
+    sent, found = torch.arange(size, dtype=torch.float32, device=device), torch.zeros(1, device=device)
+    assert dist.group.WORLD is not None
+    DefaultReduceScatter()(found, sent, dist.group.WORLD, dist.ReduceOp.AVG)
+    if float(found) != dist.get_rank():
+        raise SpecError(
+            f"torch {torch.__version__} doesn't average in a reduce-scatter on {device.type} devices, "
+            "so FSDP's gradients would be wrong: use a newer torch, or another strategy"
+        )
+
+
+def plan_of(model: nn.Module) -> nn.Module:
+    """A copy of the modules without memory for parameters."""
+    shapes: dict[int, object] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()
+    }
+    return copy.deepcopy(model, shapes)
+
+
+def blocks_of(model: nn.Module, named: Sequence[type[nn.Module]] = ()) -> list[nn.Module]:
+    """The modules that are sharded one by one: those of the classes `named`, else the layers that repeat.
+
+    Among modules next to each other, nearest to the top, those of one class count that have most parameters.
+    None where parameters of a block are used elsewhere, too.
+    """
+    if named:
+        blocks = [module for module in model.modules() if isinstance(module, tuple(named))]
+    else:
+        level, blocks = [model], []
+        while level and not blocks:
+            groups = [layers_of(module) for module in level]
+            blocks = max((repeated(layers) for layers in groups), key=num_parameters, default=[])
+            level = [layer for layers in groups for layer in layers]
+    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    own = Counter(id(p) for b in blocks for m in b.modules() for p in m._parameters.values() if p is not None)
+    seen = Counter(id(p) for block in blocks for p in block.parameters())
+    is_shared = any(uses[p] != count for p, count in own.items()) or any(n > 1 for n in seen.values())
+    return [] if is_shared else blocks
+
+
+def layers_of(module: nn.Module) -> list[nn.Module]:
+    """Its modules, in place of lists and sequences those in them."""
+    return [
+        layer
+        for child in module.children()
+        for layer in (layers_of(child) if type(child) in CONTAINERS else [child])
+    ]
+
+
+def repeated(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """Those of the class with most parameters among those that there are several of."""
+    by_class: dict[type, list[nn.Module]] = {}
+    for layer in layers:
+        by_class.setdefault(type(layer), []).append(layer)
+    several = (found for found in by_class.values() if len(found) > 1 and num_parameters(found))
+    return max(several, key=num_parameters, default=[])
+
+
+def num_parameters(modules: Sequence[nn.Module]) -> int:
+    return sum(p.numel() for module in modules for p in module.parameters())
