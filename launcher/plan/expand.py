@@ -26,6 +26,7 @@ from gpurun.launcher.plan.combination import (
 from gpurun.launcher.plan.devices import MachineLike, gpu_of, is_part
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
+from gpurun.launcher.plan.program_processes import part_notes
 from gpurun.launcher.plan.spread import all_devices, cores_per_device, notes_on
 from gpurun.launcher.splits import Split, resolve_split
 from gpurun.launcher.strategies import STRATEGIES, Reach
@@ -64,6 +65,7 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
         baseline=choose_baseline(spec, candidates),
         notes=(
             *notes_on(spec.devices, devices, machine, nodes),
+            *(part_notes(devices, nodes or (machine,)) if spec.program else ()),
             *_unused(spec, built),
             *_chunk_notes(candidates),
             *_repeat_notes(spec),
