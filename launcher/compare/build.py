@@ -67,6 +67,8 @@ def compare_run(run: RunDir) -> Comparison:
     looks = run.read_looks()
     early_rounds = len(plan.launches) == 1 and stops_early(job)
     differences = differences_of(measured, plan.baseline, looks, early_rounds)
+    if plan.gate is not None:
+        differences = replace(differences, references={one: a for a, b in plan.gate.pairs for one in (a, b)})
     host = read_mapping(run.host)
     results = variant_results(run, differences, host, plan.nodes)
     interference = interference_in(results)

@@ -214,11 +214,21 @@ def _variant_diff(variant: str, runs: tuple[Comparison, Comparison], alpha: floa
     return VariantDiff(
         id=a.id,
         label=variant_label(b),
-        a_ms=a.step_ms.estimate if a.step_ms else None,
-        b_ms=b.step_ms.estimate if b.step_ms else None,
+        a_ms=_mean_ms(a),
+        b_ms=_mean_ms(b),
         difference=difference,
         note=", ".join(lost) if lost else _few_launches(variant, *runs),
     )
+
+
+def _mean_ms(one: VariantResult) -> float | None:
+    """The geometric mean over launches, of which the difference is the ratio.
+
+    That of the run's own table may be of other launches, since the baseline has more than those that leave.
+    """
+    if not one.launch_ms:
+        return one.step_ms.estimate if one.step_ms else None
+    return math.exp(fmean(map(math.log, one.launch_ms)))
 
 
 def _difference(a: VariantResult, b: VariantResult, alpha: float) -> Difference:

@@ -41,6 +41,8 @@ class Differences:
     """Of a comparison's level, at each look within a launch."""
     waited: Mapping[str, float] = field(default_factory=dict)
     """By how much ln(time) of a variant may be longer since its ranks waited for a core; 0 if accepted."""
+    references: Mapping[str, str] = field(default_factory=dict)
+    """Of a gate, the version before: the step of a variant follows from its, not from the baseline's."""
     is_throttled: bool = False
     """Whether clocks were low: then times of this run are not those of its splits, and decide nothing."""
 

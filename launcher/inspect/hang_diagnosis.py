@@ -50,7 +50,7 @@ class Hang:
 def diagnose(snapshots: Sequence[RankSnapshot]) -> Hang:
     """Which ranks wait, and for which."""
     activities = {snapshot.rank: activity(snapshot.threads) for snapshot in snapshots}
-    histories = {snapshot.rank: snapshot.history for snapshot in snapshots if snapshot.history}
+    histories = {each.rank: each.history for each in snapshots if each.history is not None}
     gap = find_gap(histories)
     views = tuple(
         _view(snapshot, doing_text(snapshot.rank, activities[snapshot.rank], gap)) for snapshot in snapshots
@@ -128,7 +128,7 @@ def _others(activities: Mapping[int, Activity | None], waiting: Sequence[int]) -
 
 def _view(snapshot: RankSnapshot, doing: str) -> RankView:
     threads = tuple(sorted(snapshot.threads, key=lambda thread: thread is not main_thread(snapshot.threads)))
-    newest = tuple(last_ones(snapshot.history))
+    newest = tuple(last_ones(snapshot.history or ()))
     return RankView(snapshot.rank, snapshot.pid, snapshot.steps, doing, newest, threads)
 
 

@@ -33,8 +33,8 @@ class RankSnapshot:
     steps: int
     threads: tuple[Thread, ...]
     """Empty if the rank wrote no stack."""
-    history: History
-    """Empty if the rank did not answer."""
+    history: History | None
+    """Empty if the rank has called no collective; `None` if it did not answer."""
 
 
 def observe(directory: Path) -> tuple[RankSnapshot, ...]:
@@ -52,7 +52,7 @@ def observe_in(control: ControlDir) -> tuple[RankSnapshot, ...]:
     threads = ask_stacks(control, states)
     histories = ask_histories(control, states)
     return tuple(
-        RankSnapshot(rank, state.pid, state.steps, threads[rank], histories.get(rank, ()))
+        RankSnapshot(rank, state.pid, state.steps, threads[rank], histories.get(rank))
         for rank, state in states.items()
     )
 
@@ -92,32 +92,44 @@ _PEER = struct.Struct("=3i")
 """Process, user and group at the other end of a socket. Source: unix(7), SO_PEERCRED."""
 
 
-def ask_histories(control: ControlDir, states: Mapping[int, RankState]) -> dict[int, History]:
-    """The histories of the ranks that answer: those that use torch.distributed, of a recent torch."""
+def ask_histories(control: ControlDir, states: Mapping[int, RankState]) -> dict[int, History | None]:
+    """The history of each rank."""
     if not states:
         return {}
     with ThreadPoolExecutor(min(_AT_ONCE, len(states))) as pool:
         answers = pool.map(lambda state: ask_history(control, state), states.values())
-        return {rank: history for rank, history in zip(states, answers, strict=True) if history}
+        return dict(zip(states, answers, strict=True))
 
 
-def ask_history(control: ControlDir, state: RankState) -> History:
-    """One rank's collectives, of each backend in turn; none if it does not answer in time."""
+def ask_history(control: ControlDir, state: RankState) -> History | None:
+    """One rank's collectives, of each backend in turn.
+
+    `None` if it does not answer in time, or its torch is too old to: what it has called isn't known then.
+    """
     deadline_s = time.monotonic() + TIMEOUT_S
-    histories = (_ask_recorder(control, state, handler, deadline_s) for handler in _HANDLERS)
-    return tuple(collective for history in histories for collective in history)
-
-
-def _ask_recorder(control: ControlDir, state: RankState, handler: str, deadline_s: float) -> History:
     try:
-        with _connected(control, state, deadline_s) as connection:
-            connection.sendall(f"POST {handler} HTTP/1.1\r\n{_HEADERS}\r\n\r\n".encode())
-            answer = _read_all(connection, deadline_s)
+        answers = [_ask_recorder(control, state, handler, deadline_s) for handler in _HANDLERS]
+    except OSError:
+        return None
+    known = [history for history in answers if history is not None]
+    return tuple(collective for history in known for collective in history) if known else None
+
+
+def _ask_recorder(control: ControlDir, state: RankState, handler: str, deadline_s: float) -> History | None:
+    """`None` if torch has no such recorder.
+
+    Raises:
+        OSError: the rank does not answer in time.
+    """
+    with _connected(control, state, deadline_s) as connection:
+        connection.sendall(f"POST {handler} HTTP/1.1\r\n{_HEADERS}\r\n\r\n".encode())
+        answer = _read_all(connection, deadline_s)
+    try:
         response = http.client.HTTPResponse(_Received(answer))  # type: ignore[arg-type]
         response.begin()
         return parse_history(response.read())
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError):
-        return ()
+    except (http.client.HTTPException, msgspec.MsgspecError, ValueError):
+        return None
 
 
 def _connected(control: ControlDir, state: RankState, deadline_s: float) -> socket.socket:

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
+from gpurun.launcher.machine.gpus import amd, nvml
+from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus, Sensors
 from gpurun.launcher.machine.gpus.health import GpuHealth, inspect_health
-from gpurun.launcher.machine.gpus.nvml import MIG_PREFIX, VISIBLE, inspect_nvidia_gpus
-from gpurun.launcher.machine.gpus.peaks import NVIDIA_PEAKS, Peak, peak_of
-from gpurun.launcher.machine.gpus.torch_build import installed_torch, nvidia_problem
+from gpurun.launcher.machine.gpus.peaks import AMD_PEAKS, NVIDIA_PEAKS, Peak, peak_of
+from gpurun.launcher.machine.gpus.torch_build import TorchBuild, installed_torch, nvidia_problem
 
 Inspect = Callable[[Mapping[str, str], Path, Any], Gpus]
-Health = Callable[[Sequence[int], Mapping[str, str], Any], tuple[GpuHealth, ...]]
+Health = Callable[[Sequence[int], Mapping[str, str]], tuple[GpuHealth, ...]]
+AskSensors = Callable[[Sequence[int], Mapping[str, str]], tuple[Sensors, ...]]
 
 TERA = 1e12
-AMD_NODES = "sys/class/kfd/kfd/topology/nodes"
-"""Source: the kernel's amdkfd driver; torch's ROCm build looks there too, through the ROCm runtime."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,8 @@ class Accelerator:
     """`module:class` of its `worker.accelerators.runtime.Runtime`; only ranks import it."""
     visible_variable: str | None = None
     """Environment variable with the UUIDs of the devices that a process sees."""
+    sees_none: str = field(default="", kw_only=True)
+    """Its value where a process may see none."""
     uuid_prefixes: tuple[str, ...] = ()
     """How UUIDs begin that name its devices in a job file."""
     part_prefix: str | None = None
@@ -66,23 +67,38 @@ class Accelerator:
     """Peak FLOP rates of its models."""
     inspect: Inspect = field(default=lambda environ, root, binding: Gpus())
     """Finds its devices here; takes the environment, the root of `proc` and a stand-in binding."""
-    health: Health = field(default=lambda indices, environ, binding: ())
-    """Asks about the GPUs of these indices; takes also the environment and a stand-in binding."""
+    health: Health = field(default=lambda indices, environ: ())
+    """Asks about the GPUs of these indices, numbers in a process with this environment."""
+    sensors: AskSensors = field(default=lambda indices, environ: tuple(Sensors() for _ in indices))
+    """What drivers can be asked about them while they work."""
 
     def device(self, index: int) -> str:
         """`cuda:INDEX`."""
         return f"{self.name}:{index}"
 
+    def driver_text(self, driver: str | None, newest: str | None) -> str:
+        """`NVIDIA driver 580.95, CUDA up to 13.0`; empty for a kind without a driver of its own."""
+        return self.driver.format(driver=driver or "unknown", newest=newest or "unknown")
+
 
 def inspect_cuda_gpus(environ: Mapping[str, str], root: Path, binding: Any) -> Gpus:
-    """NVIDIA's GPUs, and whether the installed torch can use them; AMD's where there are none."""
-    found = inspect_nvidia_gpus(environ, root, binding)
+    """NVIDIA's GPUs, and whether the installed torch can use them; else that there are others."""
+    found, build = nvml.inspect_nvidia_gpus(environ, root, binding), installed_torch()
     if not found.gpus:
-        return replace(found, notes=(*found.notes, *amd_notes(root)))
-    build = installed_torch()
+        others = amd.amd_notes(root, build.version) if build else ()
+        return replace(found, notes=(*found.notes, *others))
     problems = [nvidia_problem(build, found, gpu, CUDA.name) for gpu in found.gpus]
     pairs = zip(found.gpus, problems, strict=True)
     return replace(found, gpus=tuple(replace(gpu, unusable=problem) for gpu, problem in pairs))
+
+
+def inspect_rocm_gpus(environ: Mapping[str, str], root: Path, binding: Any) -> Gpus:
+    """AMD's GPUs; that there are others where it has none. `binding` would be NVIDIA's."""
+    found = amd.inspect_amd_gpus(environ, root)
+    if found.gpus or not nvml.has_module(root):
+        return found
+    note = "this machine has NVIDIA's driver, but the installed torch was built for ROCm"
+    return replace(found, notes=(*found.notes, note))
 
 
 CPU = Accelerator(
@@ -101,7 +117,7 @@ CPU = Accelerator(
     ),
 )
 CUDA = Accelerator(
-    name="cuda",  # also what torch calls AMD's GPUs under ROCm, whose RCCL goes by NCCL's name
+    name="cuda",
     title="CUDA",
     noun="NVIDIA GPU",
     driver="NVIDIA driver {driver}, CUDA up to {newest}",
@@ -112,9 +128,9 @@ CUDA = Accelerator(
     interface_variable="NCCL_SOCKET_IFNAME",
     start_s=8.0,
     runtime="gpurun.launcher.worker.accelerators.cuda:CudaRuntime",
-    visible_variable=VISIBLE,
-    uuid_prefixes=("GPU-", MIG_PREFIX),
-    part_prefix=MIG_PREFIX,
+    visible_variable=nvml.VISIBLE,
+    uuid_prefixes=("GPU-", nvml.MIG_PREFIX),
+    part_prefix=nvml.MIG_PREFIX,
     only_here={"tf32": "tf32 needs an NVIDIA GPU"},
     least_capability={"tf32": (8, 0)},  # Ampere
     # Words of the driver, of cuBLAS, cuSPARSE and cuSOLVER, and of cuDNN since version 9.
@@ -123,8 +139,34 @@ CUDA = Accelerator(
     block_ms=1000.0,  # energy counters and clocks advance every few tens of milliseconds
     inspect=inspect_cuda_gpus,
     health=inspect_health,
+    sensors=nvml.inspect_sensors,
 )
-ACCELERATORS: dict[str, Accelerator] = {row.name: row for row in (CPU, CUDA)}
+ROCM = replace(  # torch's names for AMD's GPUs are the same, and RCCL goes by NCCL's name
+    CUDA,
+    title="ROCm",
+    noun="AMD GPU",
+    driver="AMD driver {driver}",
+    visible_variable=amd.VISIBLE,
+    sees_none="-1",  # to HIP an empty variable is none
+    uuid_prefixes=("GPU-",),
+    part_prefix=None,
+    only_here={},
+    least_capability={},
+    # Words of rocBLAS and of MIOpen; hipBLAS has NVIDIA's.
+    memory_errors=(r"ALLOC(ATION)?_FAILED", "rocblas_status_memory_error", "miopenStatusAllocFailed"),
+    peaks=AMD_PEAKS,
+    inspect=inspect_rocm_gpus,
+    health=amd.amd_health,
+    sensors=amd.amd_sensors,
+)
+
+
+def kinds_of(build: TorchBuild | None) -> tuple[Accelerator, ...]:
+    """The kinds of device of a torch: which GPUs it calls `cuda` is a matter of its build."""
+    return CPU, ROCM if build and "hip" in build.built_for else CUDA
+
+
+ACCELERATORS: dict[str, Accelerator] = {row.name: row for row in kinds_of(installed_torch())}
 """By name. `devices: auto` tries those that aren't the host's in this order."""
 
 
@@ -158,7 +200,7 @@ def precision_problem(
         kind: of all the devices.
         capabilities: of those whose model is known.
     """
-    others = (row for row in ACCELERATORS.values() if row is not kind)
+    others = (row for row in (*ACCELERATORS.values(), CUDA) if row is not kind)
     least, known = kind.least_capability.get(precision), [one for one in capabilities if one]
     if least and known and min(known) < least:
         has, needs = (".".join(map(str, pair)) for pair in (min(known), least))
@@ -181,23 +223,6 @@ def inspect_gpus(environ: Mapping[str, str], root: Path = Path("/"), binding: An
         gpus=tuple(replace(gpu, kind=kind) for kind, each in found for gpu in each.gpus),
         notes=tuple(note for _, each in found for note in each.notes),
     )
-
-
-def amd_notes(root: Path = Path("/")) -> tuple[str, ...]:
-    """That there are AMD GPUs, and that they aren't used."""
-    count = sum(_is_gpu(directory) for directory in (root / AMD_NODES).glob("*"))
-    if not count:
-        return ()
-    gpus = "an AMD GPU" if count == 1 else f"{count} AMD GPUs"
-    return (f"this machine has {gpus}, which gpurun can't use yet: only NVIDIA's are measured",)
-
-
-def _is_gpu(directory: Path) -> bool:
-    """A node of the topology with an id is a GPU; the others are CPUs."""
-    try:
-        return int((directory / "gpu_id").read_text()) != 0
-    except (OSError, ValueError):
-        return False
 
 
 def gpu_device(gpu: Gpu) -> str:
@@ -236,7 +261,8 @@ def peak_gb_per_s(gpu_name: str) -> float | None:
 
 
 def _peak(gpu_name: str) -> Peak | None:
-    return peak_of([peak for row in ACCELERATORS.values() for peak in row.peaks], gpu_name)
+    rows = (*ACCELERATORS.values(), CUDA, ROCM)  # what was measured with another torch may be shown here
+    return peak_of([peak for row in rows for peak in row.peaks], gpu_name)
 
 
 def total_peak_flop_per_s(gpu_names: Sequence[str | None], precision: str) -> float | None:

@@ -207,6 +207,7 @@ def visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str,
         kind.visible_variable: ",".join(
             gpu_of(name, machine).uuid for name in dict.fromkeys(devices) if accelerator_of(name) is kind
         )
+        or kind.sees_none
         for kind in gpu_kinds()
         if kind.visible_variable is not None
     }

@@ -36,7 +36,7 @@ def ablation_rounds(spec: JobSpec, launch: Launch) -> int:
 
 
 def estimate_s(plan: Plan, spec: JobSpec) -> float:
-    """Seconds that the run takes at the most if its steps are short.
+    """Seconds that the run takes at the most, if its steps are short where nothing is known of them.
 
     0 for a program, of which nothing can be said.
     """
@@ -131,4 +131,5 @@ def _launch_s(plan: Plan, spec: JobSpec, launch: Launch) -> float:
     blocks = launch.rounds * (num_variants + has_baseline) + ablation_rounds(spec, launch) * num_variants / 2
     extra_steps = spec.profile.steps + spec.gradient_check if launch.repetition == 0 else 0
     steps = num_variants * (max(spec.steps.warmup, _STEADY_STEPS) + extra_steps)
-    return kind.start_s + blocks * _BLOCK_OVERHEAD * kind.block_ms / 1e3 + steps * _STEP_S
+    block_s = max(_BLOCK_OVERHEAD * kind.block_ms / 1e3, plan.step_s)
+    return kind.start_s + blocks * block_s + steps * max(_STEP_S, plan.step_s)

@@ -26,6 +26,7 @@ from gpurun.launcher.plan.combination import (
 from gpurun.launcher.plan.devices import MachineLike, gpu_of, is_part
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
+from gpurun.launcher.plan.program_processes import part_notes
 from gpurun.launcher.plan.spread import all_devices, cores_per_device, notes_on
 from gpurun.launcher.splits import Split, resolve_split
 from gpurun.launcher.strategies import STRATEGIES, Reach
@@ -64,6 +65,7 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
         baseline=choose_baseline(spec, candidates),
         notes=(
             *notes_on(spec.devices, devices, machine, nodes),
+            *(part_notes(devices, nodes or (machine,)) if spec.program else ()),
             *_unused(spec, built),
             *_chunk_notes(candidates),
             *_repeat_notes(spec),
@@ -148,6 +150,8 @@ def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None
     kind = accelerator_of(devices[0])
     if wanted.has("precision") and (problem := precision_problem(wanted.precision, kind)):
         raise ImpossibleError("precision", problem)
+    if refusal := strategy.precision_refusals.get(wanted.precision):
+        raise ImpossibleError("precision", f"{strategy.name} has no {wanted.precision}: {refusal}")
     if wanted.has("threads") and wanted.threads != "auto" and not kind.is_host:
         raise ImpossibleError("threads", "`threads` applies to CPU devices only")
     if wanted.compile and strategy.compile_refusal:

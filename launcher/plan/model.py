@@ -174,6 +174,8 @@ class Plan:
     """Launches are repeated until all is decided, or for so long; `launches` are those that there can be.
     `None`: all are run."""
 
+    step_s: float = 0.0
+    """What a step takes, where the search for the largest batch has shown it; 0: not known."""
     gate: GatePlan | None = None
     """Set where two versions of the code are compared; then every launch belongs to one of them."""
 

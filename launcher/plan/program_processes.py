@@ -76,6 +76,18 @@ def _part_env(device: str, variant: Variant, machines: Sequence[MachineLike]) ->
     return visible_gpus((device_of_node(device),), machines[node_of_device(device)])
 
 
+def part_notes(devices: Sequence[str], machines: Sequence[MachineLike]) -> tuple[str, ...]:
+    """That ranks which get parts of GPUs see one GPU each, whatever their LOCAL_RANK."""
+    kind, has_several = accelerator_of(devices[0]), False
+    for node, machine in enumerate(machines if not kind.is_host else ()):
+        own = [device_of_node(name) for name in devices if node_of_device(name) == node]
+        has_several |= len(own) > 1 and any(is_part(name, machine) for name in own)
+    if not has_several:
+        return ()
+    own_rank, first = f"{kind.name}:LOCAL_RANK", kind.device(0)
+    return (f"each rank sees its own MIG instance alone, as {first}: a program that takes {own_rank} fails",)
+
+
 def threads_per_rank(local_world_size: int, machine: MachineLike) -> int:
     """A rank's fair share of the cores, not 1: a lone rank may use them all."""
     return max(1, machine.cpu_cores // local_world_size)

@@ -7,6 +7,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
 from gpurun.launcher.compare.notes import named_once
 from gpurun.launcher.report.terminal.cells import interval_text
+from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
 from gpurun.launcher.units import format_number
 
 DISAGREEMENT = 0.05
@@ -75,10 +76,11 @@ def confidence_text(together: float, each: float | None = None, over: str = OVER
 
 
 def gradient_lines(variants: tuple[VariantResult, ...]) -> list[str]:
-    """One sentence per reference that gradients agree with; those that don't are alerts."""
+    """One sentence per reference that gradients agree with; those that don't are alerts or have a warning."""
     by_reference: dict[str, list[VariantResult]] = {}
     for variant in variants:
-        if variant.gradient_error is not None and variant.gradient_warning is None:
+        differs = any(warning.startswith(GRADIENT_DIFFERS) for warning in variant.warnings)
+        if variant.gradient_error is not None and variant.gradient_warning is None and not differs:
             by_reference.setdefault(variant.gradient_reference or "one device", []).append(variant)
     names = {variant.id: variant_label(variant) for variant in variants}
     return [_agreement(found, reference, names) for reference, found in by_reference.items()]

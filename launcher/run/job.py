@@ -5,7 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.launcher.compare.label import variant_label
@@ -132,6 +132,7 @@ def prepare(
         found = found or find_max_batch(spec, machine, pool, job.job_dir, say_on_stderr)
         spec = with_batch(spec, found)
     plan = build_plan(spec, machine, nodes, gate)
+    plan = replace(plan, step_s=found.step_s) if found else plan
     job.output.check(plan)
     check_open_files(max(variant.world_size for variant in plan.variants))
     if resume is None:

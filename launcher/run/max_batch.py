@@ -53,18 +53,19 @@ def find_max_batch(
     devices = job_devices(spec, machine)
     pool.preload(OPTIMIZING)  # processes that run out of memory are started again and again
     say(f"global_batch: max: trying batches on {' '.join(devices)}")
-    rooms = [Room(1 << 60)] * len(devices)
+    rooms, step_s = [Room(1 << 60)] * len(devices), 0.0
     with tempfile.TemporaryDirectory() as name:
         for number, (precision, params) in enumerate(_kinds(spec)):
             for together in _ways(spec, devices):
                 directory = Path(name) / f"{number}-{together:d}"
                 search = Search(spec, machine, pool, job_dir, directory, devices, precision, params, together)
                 rooms = [min(room, found) for room, found in zip(rooms, search.run(), strict=True)]
+                step_s = max(step_s, search.step_s)
     caps = [room.samples for room in rooms]
     batch = max_batch(replace(spec, global_batch=1), caps)
     held = ", ".join(f"{room} on {device}" for room, device in zip(rooms, devices, strict=True))
     say(f"global_batch: max is {format_count(batch)}: there is room for {held}{in_micro_batches(spec)}")
-    return MaxBatch(batch, tuple(caps))
+    return MaxBatch(batch, tuple(caps), step_s)
 
 
 @dataclass(frozen=True, order=True)
@@ -154,6 +155,11 @@ class Search:
             self.pool.stop(0.0)
         found = [self.found(index) for index in range(self.num_processes)]
         return found * len(self.devices) if self.together else found
+
+    @property
+    def step_s(self) -> float:
+        """A step of the largest batch that fits, on the slowest device."""
+        return max(largest_step_s(self.attempts(index)) for index in range(self.num_processes))
 
     def wait(self, num_ranks: int, deadline: float) -> None:
         """Waits until all processes have ended, in whatever way."""
@@ -262,6 +268,12 @@ def bounds(attempts: Sequence[Attempt]) -> tuple[int, int | None]:
     ended = {one.batch for one in attempts if one.outcome == "fits"}
     fails = [one.batch for one in attempts if one.outcome in ("begins", "fails") and one.batch not in ended]
     return fits, min(fails, default=None)
+
+
+def largest_step_s(attempts: Sequence[Attempt]) -> float:
+    """What a step of the largest batch that fits took; 0 where none does."""
+    fits = [one for one in attempts if one.outcome == "fits"]
+    return max(fits, key=lambda one: one.batch).step_s if fits else 0.0
 
 
 def with_margin(fits: int) -> int:

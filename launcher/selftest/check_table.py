@@ -3,10 +3,11 @@
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM, Accelerator
 from gpurun.launcher.selftest import link_checks, machine_checks, run_checks
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
@@ -34,6 +35,8 @@ class Check:
     judge: Callable[[Evidence], Finding]
     remedy: str
     """What to do where it fails, unless the judge knows better."""
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """By the noun of a kind of device, what to do it with there."""
     only_gpus: bool = False
     least_devices: int = 1
 
@@ -42,26 +45,31 @@ _FORKED = re.compile(r"re-initialize \w+ in forked subprocess")
 """Words of torch/cuda/__init__.py, `_lazy_init`."""
 _MAKE_SPACE = "free some space, or name another one: --out"
 _NO_SPACE = os.strerror(errno.ENOSPC)
-_REMEDIES = (
-    (re.compile(re.escape(_NO_SPACE)), _MAKE_SPACE),
-    (
-        re.compile("no step completed for"),
-        "if NCCL hangs: turn ACS off, or the IOMMU (iommu=pt); try NCCL_P2P_DISABLE=1",
-    ),
-)
-"""What to do about causes that any job may end by."""
+_OF_HANGS = {
+    CPU.backend: "see all ranks' stacks in that launch's hang.json; gloo speaks through the interface lo",
+    CUDA.backend: "if NCCL hangs: turn ACS off, or the IOMMU (iommu=pt); try NCCL_P2P_DISABLE=1",
+}
+"""By backend."""
+_OF_CPU, _OF_NVIDIA, _OF_AMD = CPU.noun, CUDA.noun, ROCM.noun
 _BUG = "gpurun is wrong here: please report it, with the directory of this self-test"
 _CLOCK = "don't believe step times of this device; `gpurun run` on another one"
 _REPORT = "report it with that rank's log"
 
 CHECKS = (
-    Check("torch and driver", MACHINE, machine_checks.driver, "install or restart the driver: nvidia-smi"),
+    Check(
+        "torch and driver",
+        MACHINE,
+        machine_checks.driver,
+        "install or restart the driver",
+        tools={_OF_NVIDIA: "nvidia-smi", _OF_AMD: "amd-smi"},
+    ),
     Check("visible devices", MACHINE, machine_checks.visible_devices, "see `gpurun devices`"),
     Check(
         "whole GPUs",
         MACHINE,
         machine_checks.whole_gpus,
-        "name one instance of each GPU in --devices, or: nvidia-smi -mig 0",
+        "name one part of each GPU in --devices, or undo the division",
+        tools={_OF_NVIDIA: "nvidia-smi -mig 0", _OF_AMD: "amd-smi set -C SPX"},
         only_gpus=True,
     ),
     Check(
@@ -76,7 +84,8 @@ CHECKS = (
         "memory errors",
         MACHINE,
         machine_checks.memory_errors,
-        "reset the GPU (nvidia-smi -r) or restart the machine; if it comes back, replace the GPU",
+        "replace the GPU unless a restart or a reset helps",
+        tools={_OF_NVIDIA: "nvidia-smi -r", _OF_AMD: "amd-smi reset -G"},
         only_gpus=True,
     ),
     Check("NUMA nodes", MACHINE, machine_checks.numa, "", only_gpus=True),
@@ -93,7 +102,8 @@ CHECKS = (
         "device speed",
         MEASURING,
         machine_checks.device_speed,
-        "look for other processes, heat and power limits: nvidia-smi -q -d PERFORMANCE",
+        "look for other processes, heat and power limits",
+        tools={_OF_NVIDIA: "nvidia-smi -q -d PERFORMANCE", _OF_AMD: "amd-smi metric"},
         least_devices=2,
     ),
     Check(
@@ -106,7 +116,11 @@ CHECKS = (
         "clock rates",
         MEASURING,
         machine_checks.clock_rates,
-        "improve the cooling, or end limits of the clock (nvidia-smi -rgc); see nvidia-smi -q -d PERFORMANCE",
+        "improve the cooling, or end limits of the clock",
+        tools={
+            _OF_NVIDIA: "nvidia-smi -rgc; see nvidia-smi -q -d PERFORMANCE",
+            _OF_AMD: "amd-smi reset -d; see amd-smi metric",
+        },
         only_gpus=True,
     ),
     Check("energy", MEASURING, machine_checks.energy, "", only_gpus=True),
@@ -114,21 +128,27 @@ CHECKS = (
         "all-reduce sums",
         MEASURING,
         link_checks.sums,
-        "don't train on these links; test them one by one (nccl-tests), then replace what fails",
+        "don't train here: test each link, then replace what fails",
+        tools={_OF_CPU: "memtest86+", _OF_NVIDIA: "nccl-tests", _OF_AMD: "rccl-tests"},
         least_devices=2,
     ),
     Check(
         "all-reduce rate",
         MEASURING,
         link_checks.reduce_bandwidth,
-        "see which way NCCL takes: NCCL_DEBUG=INFO",
+        "see which way collectives take",
+        tools=dict.fromkeys((_OF_NVIDIA, _OF_AMD), "NCCL_DEBUG=INFO"),
         least_devices=2,
     ),
     Check(
         "pairs of devices",
         MEASURING,
         link_checks.peer_pairs,
-        "see nvidia-smi topo -m and nvidia-smi nvlink -e; turn ACS off; reseat the card or bridge",
+        "turn ACS off, and reseat the card or bridge",
+        tools={
+            _OF_NVIDIA: "nvidia-smi topo -m, nvidia-smi nvlink -e",
+            _OF_AMD: "amd-smi topology, amd-smi xgmi",
+        },
         least_devices=2,
     ),
     Check(
@@ -167,8 +187,18 @@ def findings(seen: Evidence, parts: Iterable[str]) -> Iterator[Finding]:
 def finding(check: Check, seen: Evidence) -> Finding:
     """The result of one check."""
     found = judge(check, seen)
-    known = (remedy for words, remedy in _REMEDIES if check.part != FAULTS and words.search(found.found))
-    return replace(found, remedy=next(known, found.remedy)).named(check.name, check.remedy)
+    causes = () if check.part == FAULTS else _remedies(seen.kind)
+    known = (remedy for words, remedy in causes if words.search(found.found))
+    tool = check.tools.get(seen.kind.noun)
+    usual = f"{check.remedy}: {tool}" if tool else check.remedy
+    return replace(found, remedy=next(known, found.remedy)).named(check.name, usual)
+
+
+def _remedies(kind: Accelerator) -> Iterator[tuple[re.Pattern[str], str]]:
+    """What to do about causes that any job may end by."""
+    yield re.compile(re.escape(_NO_SPACE)), _MAKE_SPACE
+    if kind.backend in _OF_HANGS:
+        yield re.compile("no step completed for"), _OF_HANGS[kind.backend]
 
 
 def judge(check: Check, seen: Evidence) -> Finding:

@@ -39,6 +39,10 @@ def is_nvlink(way: str) -> bool:
     return _NVLINKS.fullmatch(way) is not None
 
 
+def is_pcie(way: str) -> bool:
+    return way.startswith("PCIe")
+
+
 def link_gb_per_s(seen: Evidence, low: int, high: int) -> float | None:
     """What the link of two devices carries in one direction; `None` where it isn't known."""
     if not seen.health:
@@ -46,6 +50,8 @@ def link_gb_per_s(seen: Evidence, low: int, high: int) -> float | None:
     if found := _NVLINKS.fullmatch(transport(seen, low, high)):
         rates = [seen.health[rank].nvlink_gb_per_s for rank in (low, high)]
         return min(rate * int(found[1]) for rate in rates if rate) if all(rates) else None
+    if not is_pcie(transport(seen, low, high)):
+        return None
     lanes = [seen.health[rank].pcie_gb_per_s for rank in (low, high)]
     return min(rate for rate in lanes if rate) if all(lanes) else None
 
@@ -58,10 +64,11 @@ def peer_pairs(seen: Evidence) -> Finding:
         rates = ", ".join(_by_transport(pairs, seen))
         alone = "" if _can_judge(pairs, seen) else "; what this link should carry is unknown"
         return ok(f"{plural(len(pairs), 'pair')}: {rates}{alone}")
+    remedy = "look for other processes" if seen.kind.is_host else None
     if (rank := common_rank(slow, len(seen.devices))) is not None:
         slowest = min(slow, key=lambda pair: pair.gb_per_s)
-        return failed(f"all links of {seen.devices[rank]} are slow: {why_slow(slowest, pairs, seen)}")
-    return failed("; ".join(f"{_ends(pair, seen)}: {why_slow(pair, pairs, seen)}" for pair in slow))
+        return failed(f"all links of {seen.devices[rank]} are slow: {why_slow(slowest, pairs, seen)}", remedy)
+    return failed("; ".join(f"{_ends(pair, seen)}: {why_slow(pair, pairs, seen)}" for pair in slow), remedy)
 
 
 def _rate(pair: PairRate) -> float:

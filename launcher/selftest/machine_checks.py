@@ -1,5 +1,7 @@
 """What is wrong with a machine's driver, its GPUs and its disk. Pure."""
 
+import re
+from contextlib import suppress
 from math import isfinite
 
 from gpurun.launcher.machine.accelerators import peak_tflop_per_s
@@ -19,6 +21,7 @@ from gpurun.launcher.units import (
     round_up,
 )
 
+_SERIAL = re.compile("[0-9a-f]{16}")
 CLOCK_OFF = 0.05
 """Share by which a device's clock may differ from the host's over half a second."""
 LEAST_CLOCK = 0.6
@@ -47,9 +50,7 @@ def driver(seen: Evidence) -> Finding:
         return failed(why, remedy.strip() or None)
     if not machine.driver:
         return failed("; ".join(["no driver is installed, or it can't be reached from here", *machine.notes]))
-    return ok(
-        f"driver {machine.driver}, CUDA up to {machine.cuda_driver_version or 'unknown'}; torch {seen.torch}"
-    )
+    return ok(f"{seen.kind.driver_text(machine.driver, machine.cuda_driver_version)}; torch {seen.torch}")
 
 
 def visible_devices(seen: Evidence) -> Finding:
@@ -73,12 +74,14 @@ def visible_devices(seen: Evidence) -> Finding:
 
 
 def whole_gpus(seen: Evidence) -> Finding:
-    """Devices that NCCL can't connect."""
+    """Devices that their backend can't connect."""
     shared = shared_gpus(seen.devices, seen.machine)
     parts = [gpu for gpu in seen.gpus if _is_part(gpu, seen)]
     if shared:
-        return failed(f"{', '.join(shared)} are instances (MIG) of one GPU, which NCCL doesn't connect")
-    return ok(plural(len(parts), "MIG instance") if parts else "no GPU is divided into instances (MIG)")
+        what = "instances (MIG)" if parts else "parts"
+        backend = seen.kind.backend.upper()
+        return failed(f"{', '.join(shared)} are {what} of one GPU, which {backend} doesn't connect")
+    return ok(plural(len(parts), "MIG instance") if parts else "no GPU is divided")
 
 
 def free_gpus(seen: Evidence) -> Finding:
@@ -100,14 +103,22 @@ def identities(seen: Evidence) -> Finding:
     wrong = [
         f"rank {facts.rank} uses {facts.uuid}, but {device} is {gpu.uuid}"
         for facts, gpu, device in zip(seen.facts, seen.gpus, seen.devices, strict=False)
-        if not _is_part(gpu, seen) and _bare(facts.uuid or "") != _bare(gpu.uuid)
+        if not _is_part(gpu, seen) and not gpu.uuid.isdecimal() and _bare(facts.uuid or "") != _bare(gpu.uuid)
     ]
     return judged(wrong, f"{plural(len(seen.facts), 'rank')} on the GPUs that the driver names")
 
 
 def _bare(uuid: str) -> str:
-    """torch leaves out `GPU-`."""
-    return uuid.lower().removeprefix("gpu-")
+    """torch leaves out `GPU-`, and writes the letters of AMD's as bytes.
+
+    Source: torch/csrc/cuda/Module.cpp, `uuid_to_string`; HIP's `hipDeviceGetUuid` copies text.
+    """
+    bare = uuid.lower().removeprefix("gpu-")
+    digits = bare.replace("-", "")
+    with suppress(ValueError):
+        letters = bytes.fromhex(digits).decode("ascii")
+        return letters if _SERIAL.fullmatch(letters) else bare
+    return bare
 
 
 def clocks_agree(seen: Evidence) -> Finding:

@@ -195,7 +195,7 @@ def begin_evidence(wish: str, directory: Path) -> Evidence:
         earlier_busy=busy,
         earlier_notes=notes,
     )
-    return replace(seen, health=kind.health([gpu.index for gpu in seen.gpus], os.environ, None))
+    return replace(seen, health=kind.health([gpu.index for gpu in seen.gpus], os.environ))
 
 
 def wished_devices(wish: str, machine: Machine) -> tuple[Accelerator, tuple[str, ...]]:

@@ -41,8 +41,10 @@ def throttled(timed: Sequence[StepRecord | GpuLoad]) -> str | None:
 
 
 def timed_steps(measured: Measured, rank: int) -> list[StepRecord]:
-    """The rank's steps that count."""
-    return [step for step in measured.steps.get(rank, ()) if step.kind == "timed"]
+    """The rank's steps that count: those of rounds that all ranks have."""
+    rounds = {(time.launch, time.round) for time in measured.timed}
+    steps = measured.steps.get(rank, ())
+    return [step for step in steps if step.kind == "timed" and (step.launch, step.round) in rounds]
 
 
 def gpu_loads(measured: Measured, position: int) -> list[GpuLoad]:

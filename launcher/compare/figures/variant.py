@@ -55,11 +55,12 @@ def _step_time(variant: str, differences: Differences) -> StepTime | None:
     values = differences.values(variant)
     if not values:
         return None
-    behind = differences.estimate(variant, differences.baseline)
-    if behind is None or not differences.measured[differences.baseline].counts:
+    reference = differences.references.get(variant, differences.baseline)
+    behind = differences.estimate(variant, reference)
+    if behind is None or not differences.measured[reference].counts:
         middle = fmean(values)
     else:
-        middle = fmean(differences.values(differences.baseline)) + behind
+        middle = fmean(differences.values(reference)) + behind
     scale = (measured.variant.global_batch or 1) / 1e6
     middle_ms = math.exp(middle) * scale
     return StepTime(middle_ms, _step_interval(measured, values, middle_ms))

@@ -8,6 +8,8 @@ BUSY_GIB = 1.0
 BUSY_PERCENT = 10
 BUSY_SHARE = 0.1
 """Of a GPU's memory: in a container the processes that hold it may not be listed."""
+HOT_BY_HARDWARE = "too hot (slowed down by its hardware)"
+HOT_BY_DRIVER = "too hot (slowed down by the driver)"
 
 
 @dataclass(frozen=True)

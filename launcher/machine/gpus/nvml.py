@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.machine.gpus.gpu import Gpu, GpuProcess, Gpus, Sensors
+from gpurun.launcher.machine.gpus.gpu import HOT_BY_DRIVER, HOT_BY_HARDWARE, Gpu, GpuProcess, Gpus, Sensors
 from gpurun.launcher.units import GIB
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -32,9 +32,9 @@ LINK_TO_SWITCH = 2
 """Source: `nvmlIntNvLinkDeviceType_t` of the NVML API reference."""
 
 THROTTLING = {
-    0x40: "too hot (slowed down by its hardware)",
+    0x40: HOT_BY_HARDWARE,
     0x80: "power brake",
-    0x20: "too hot (slowed down by the driver)",
+    0x20: HOT_BY_DRIVER,
     0x08: "slowed down by its hardware (power or heat)",
 }
 """Reasons for a low clock that come and go, what says most first: 0x08 is set along with 0x40 and with 0x80.
@@ -315,19 +315,21 @@ def _version(number: int | None) -> str | None:
     return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
 
 
-def sensors_of(indices: Sequence[int], visible: str | None, binding: Any = None) -> tuple[Sensors, ...]:
+def inspect_sensors(
+    indices: Sequence[int], environ: Mapping[str, str], binding: Any = None
+) -> tuple[Sensors, ...]:
     """The sensors of the visible GPUs at `indices`; where NVML doesn't answer, ones that know nothing.
 
     Args:
         indices: CUDA's ordinals in this process.
-        visible: CUDA_VISIBLE_DEVICES of this process.
+        environ: of this process.
         binding: an object with pynvml's functions; by default pynvml itself.
     """
     nvml = binding or load_nvml()
     try:
         if nvml is not None:
             nvml.nvmlInit()
-        handles = visible_handles(nvml, visible) if nvml is not None else []
+        handles = visible_handles(nvml, environ.get(VISIBLE)) if nvml is not None else []
     except nvml.NVMLError:
         handles = []
     return tuple(_sensors(nvml, handles[i]) if i < len(handles) else Sensors() for i in indices)

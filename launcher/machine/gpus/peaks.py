@@ -1,7 +1,8 @@
 """The highest rates that GPUs are sold with: what the utilisation of a model or an operator is a share of.
 
 Dense rates in TFLOP/s (10¹² per second), without sparsity, with float32 accumulation where that matters.
-`fp32` and `fp64` are what torch computes in those precisions: `fp32` without tensor cores.
+`fp32` and `fp64` are what torch computes in those precisions: `fp32` on NVIDIA's GPUs without tensor cores,
+on AMD's with matrix cores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,23 @@ class Peak:
     """Of its memory, in 10⁹ bytes per second."""
 
 
-USUAL = frozenset({"NVIDIA", "Tesla", "GeForce", "SXM4", "PCIE", "PCIe", "16GB", "32GB", "40GB", "80GB"})
+USUAL = frozenset(
+    {
+        "NVIDIA",
+        "AMD",
+        "Instinct",
+        "OAM",
+        "Tesla",
+        "GeForce",
+        "SXM4",
+        "PCIE",
+        "PCIe",
+        "16GB",
+        "32GB",
+        "40GB",
+        "80GB",
+    }
+)
 """Words of a name that leave the rates as they are; others may not: `D`, `Ti`, `Laptop`, `MIG`, `24Q`."""
 
 A100_RATES = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5, "fp64": 19.5}
@@ -71,6 +88,18 @@ NVIDIA_PEAKS = (
     # Source: NVIDIA Ampere GA102 GPU Architecture white paper, V2, appendix A: float32 accumulation.
     # https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf
     Peak(("RTX", "3090"), {"bf16": 71.0, "fp16": 71.0, "tf32": 35.6, "fp32": 35.6}, 936.0),
+)
+
+AMD_PEAKS = (
+    # Source: AMD Instinct MI325X and MI300X data sheets: they differ in memory alone.
+    # https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf
+    Peak(("MI325X",), {"bf16": 1307.4, "fp16": 1307.4, "fp32": 163.4, "fp64": 163.4}, 6000.0),
+    Peak(("MI300X",), {"bf16": 1307.4, "fp16": 1307.4, "fp32": 163.4, "fp64": 163.4}, 5300.0),
+    # Source: AMD Instinct MI200 series data sheet; of MI250X and MI250 a half, since torch sees two GPUs.
+    # https://www.amd.com/system/files/documents/amd-instinct-mi200-datasheet.pdf
+    Peak(("MI250X",), {"bf16": 191.5, "fp16": 191.5, "fp32": 47.85, "fp64": 47.85}, 1638.4),
+    Peak(("MI250",), {"bf16": 181.05, "fp16": 181.05, "fp32": 45.25, "fp64": 45.25}, 1638.4),
+    Peak(("MI210",), {"bf16": 181.0, "fp16": 181.0, "fp32": 45.3, "fp64": 45.3}, 1638.4),
 )
 
 

@@ -46,8 +46,8 @@ def _machine_line(machine: Machine) -> str:
 def _driver_lines(machine: Machine) -> list[str]:
     """One line per kind of GPU that has a driver of its own."""
     kinds = dict.fromkeys(gpu.kind for gpu in machine.gpus)
-    versions = {"driver": machine.driver or "unknown", "newest": machine.cuda_driver_version or "unknown"}
-    return [text.format(**versions) for kind in kinds if (text := ACCELERATORS[kind].driver)]
+    texts = (ACCELERATORS[kind].driver_text(machine.driver, machine.cuda_driver_version) for kind in kinds)
+    return [text for text in texts if text]
 
 
 def _gpu_lines(machine: Machine, width: int) -> list[str]:

@@ -19,6 +19,9 @@ from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
 from gpurun.launcher.stats.schedule import first_traced_step, warmup_minimum
 from gpurun.launcher.units import format_count, format_duration, plural
 
+LONG_STEP_S = 0.1
+"""Shorter ones don't make the blocks of a launch longer."""
+
 
 def render_plan(
     plan: Plan, spec: JobSpec, width: int, plain: bool = False, earlier: Earlier | None = None
@@ -116,7 +119,9 @@ def _size(plan: Plan, spec: JobSpec) -> str:
     launches = plural(len(plan.launches), "launch")
     if not spec.kind.has_rounds:
         return f"{variants} in {launches}"
-    return f"{variants} in {launches}, about {format_duration(estimate_s(plan, spec))} if steps are short"
+    is_long = plan.step_s >= LONG_STEP_S
+    steps = f"with steps of {format_duration(plan.step_s)}" if is_long else "if steps are short"
+    return f"{variants} in {launches}, about {format_duration(estimate_s(plan, spec))} {steps}"
 
 
 def _limits(plan: Plan, spec: JobSpec) -> list[str]:

@@ -17,6 +17,7 @@ from gpurun.launcher.rundir.records.config import (
     VariantRef,
 )
 from gpurun.launcher.rundir.records.measured import (
+    GRADIENT_DIFFERS,
     MEMORY_PARTS,
     NO_GROUP,
     CodeVersion,
@@ -46,6 +47,7 @@ from gpurun.launcher.rundir.records.outcome import (
 )
 
 __all__ = [
+    "GRADIENT_DIFFERS",
     "MEMORY_PARTS",
     "NO_GROUP",
     "Attempt",

@@ -58,6 +58,8 @@ class Attempt:
     outcome: str
     batch: int
     message: str = ""
+    step_s: float = 0.0
+    """Of a batch that fits: what a step took, without communication."""
 
 
 @dataclass(frozen=True)
@@ -67,3 +69,5 @@ class MaxBatch:
     global_batch: int
     caps: tuple[int, ...]
     """The most samples of each device of the job, with a margin."""
+    step_s: float = 0.0
+    """What a step of the largest batches that were tried took; 0 in older runs."""

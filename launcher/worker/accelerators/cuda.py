@@ -1,19 +1,16 @@
 """GPUs that torch calls `cuda`: NVIDIA's, and AMD's under ROCm."""
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpurun.launcher.machine.gpus.gpu import Sensors
-from gpurun.launcher.machine.gpus.nvml import VISIBLE, sensors_of
 from gpurun.launcher.worker.accelerators.runtime import StreamRuntime, Write
 
 
 class CudaRuntime(StreamRuntime):
-    """`torch.cuda`; energy, clocks and throttling by NVML."""
+    """`torch.cuda`."""
 
     kind = "cuda"
     activities = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
@@ -50,6 +47,3 @@ class CudaRuntime(StreamRuntime):
 
     def set_convolution_search(self, searches: bool) -> None:
         torch.backends.cudnn.benchmark = searches
-
-    def sensors(self, devices: Sequence[torch.device]) -> Sequence[Sensors]:
-        return sensors_of([device.index or 0 for device in devices], os.environ.get(VISIBLE))

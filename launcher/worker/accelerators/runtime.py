@@ -1,5 +1,6 @@
 """The interface to a kind of device, and which class implements it: the table is `machine.accelerators`."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -180,6 +181,9 @@ class StreamRuntime(Runtime):
 
     def set_convolution_search(self, searches: bool) -> None:
         return
+
+    def sensors(self, devices: Sequence[torch.device]) -> Sequence[Sensors]:
+        return accelerator_of(self.kind).sensors([device.index or 0 for device in devices], os.environ)
 
 
 @cache

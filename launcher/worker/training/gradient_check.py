@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, LaunchConfig, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
@@ -213,7 +213,7 @@ def warnings(trainer: Trainer, error: float | None, reference: Reference) -> dic
         return {"gradient_warning": None, "warnings": tuple(found)}
     reason = likely_reason(trainer, error, reference)
     text = (
-        f"the gradient differs from that of {reference.name} by {error:.2g} (relative), more than "
+        f"{GRADIENT_DIFFERS}{reference.name} by {error:.2g} (relative), more than "
         f"{trainer.precision.name} explains ({limit:.2g}); likely reason: {reason}"
     )
     if reason in OF_THE_MODEL:

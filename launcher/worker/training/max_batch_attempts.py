@@ -77,8 +77,9 @@ def search(config: MaxBatchConfig) -> None:
             return
         if has_room:
             fits = batch
-            note(config, "fits", batch)
-            if time.monotonic() - start > NUM_STEPS * MAX_STEP_S:
+            step_s = (time.monotonic() - start) / NUM_STEPS
+            note(config, "fits", batch, step_s=step_s)
+            if step_s > MAX_STEP_S:
                 note(
                     config,
                     "done",
@@ -189,5 +190,7 @@ def limit_memory(limit_bytes: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted if hard < 0 else min(wanted, hard), hard))
 
 
-def note(config: MaxBatchConfig, outcome: str, batch: int = 0, message: str = "") -> None:
-    append_lines(Path(config.attempts), [Attempt(outcome, batch, message)])
+def note(
+    config: MaxBatchConfig, outcome: str, batch: int = 0, message: str = "", step_s: float = 0.0
+) -> None:
+    append_lines(Path(config.attempts), [Attempt(outcome, batch, message, step_s)])

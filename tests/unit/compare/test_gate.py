@@ -87,6 +87,20 @@ def test_one_slower_variant_is_enough(tmp_path: Path) -> None:
     assert "slower than at main" in gate.headline
 
 
+def test_steps_of_both_versions_differ_by_what_is_said_of_them(tmp_path: Path) -> None:
+    """The first variant has left after 6 pairs; the machine was faster then."""
+    files = measured(tmp_path, (EVEN, 1.0), (DP, 1.03), repetitions=12)
+    a, b = versions(EVEN)
+    for version in (a, b):
+        for rank in range(2):
+            path = files.run.steps(version.id, rank)
+            path.write_text("".join(path.read_text().splitlines(True)[: 6 * 3 * 2]))
+    steps = files.run.steps(versions(DP)[1].id, 0)
+    steps.write_text("".join(line for line in steps.read_text().splitlines(True) if '"3-' not in line))
+    for row in gate_of(files).rows:
+        assert known(row.b_ms) / known(row.a_ms) - 1 == pytest.approx(known(row.percent) / 100)
+
+
 def test_what_is_undecided_is_launched_again_in_both_versions(tmp_path: Path) -> None:
     files = measured(tmp_path, (EVEN, 1.0), (DP, 1.03), spent=0.2)
     found, costs = compare_run(files.run), (lambda _: Costs(start_s=2.0, block_s=0.2))

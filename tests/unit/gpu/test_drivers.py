@@ -16,13 +16,12 @@ from gpurun.launcher.machine import accelerators
 from gpurun.launcher.machine.accelerators import inspect_gpus, recorded_uuids
 from gpurun.launcher.machine.gpus import nvml as driver
 from gpurun.launcher.machine.gpus.gpu import Gpus
-from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, sensors_of
+from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, inspect_sensors
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild, installed_torch, nvidia_problem, read_build
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.devices import busy_notes, device_notes, resolve_devices
+from gpurun.launcher.plan.devices import MachineLike, busy_notes, device_notes, resolve_devices
 from gpurun.launcher.plan.launch_config import backend_for, launch_config_for
-from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.plan.spread import node_of
 from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.tensorboard_plugin.logdir import machine as tab
@@ -170,7 +169,7 @@ TWO_PARTS = FakeMachine(
 )
 
 
-def plan_and_backends(text: str, machine: FakeMachine | Node) -> tuple[list[str], list[str | None], str]:
+def plan_and_backends(text: str, machine: MachineLike) -> tuple[list[str], list[str | None], str]:
     spec = spec_of(text)
     plan = build_plan(spec, machine)
     backends = [backend_for(variant, (machine,)) for variant in plan.variants]
@@ -192,6 +191,20 @@ def test_dp_on_several_mig_instances_is_refused() -> None:
         plan_and_backends("devices: [cuda:0, cuda:1]\nstrategy: dp\n", TWO_PARTS)
     ids, _, _ = plan_and_backends("devices: [cuda:0, cuda:1]\ncompare: {strategy: [ddp, dp]}\n", TWO_PARTS)
     assert ids == ["ddp-2-even"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "is_warned"), [("[cuda:0, cuda:1]", True), ("[cuda:1, cuda:2]", True), ("[cuda:0]", False)]
+)
+def test_a_program_on_parts_of_gpus_is_warned_before_it_starts(devices: str, is_warned: bool) -> None:
+    """Also by `gpurun check`, which shows the plan's notes."""
+    text = f"name: t\nscript: t.py\ndevices: {devices}\n"
+    spec, _ = read_spec(parse_source(text.encode(), "j"))
+    warning = (
+        "each rank sees its own MIG instance alone, as cuda:0: a program that takes cuda:LOCAL_RANK fails"
+    )
+    for nodes in ((), (node_of(TWO_PARTS),)):
+        assert (warning in build_plan(spec, TWO_PARTS, nodes).notes) == is_warned
 
 
 def test_each_rank_of_a_program_sees_its_own_part_of_a_gpu() -> None:
@@ -238,7 +251,7 @@ def measuring(parts: dict[str, str] | None = None, **changes: Any) -> Any:
 
 
 def test_sensors_are_those_of_the_ranks_own_gpus() -> None:
-    first, second = sensors_of([1, 0], "GPU-cccc-2,GPU-aaaa-0", measuring())
+    first, second = inspect_sensors([1, 0], {"CUDA_VISIBLE_DEVICES": "GPU-cccc-2,GPU-aaaa-0"}, measuring())
     assert (first.energy_mj(), second.energy_mj()) == (1000, 3000)
     assert first.hot_ns() == 7_000_000
     assert first.throttling() == "too hot (slowed down by its hardware)"
@@ -247,24 +260,24 @@ def test_sensors_are_those_of_the_ranks_own_gpus() -> None:
 
 
 def test_the_power_cap_is_normal_and_an_old_driver_has_another_name_for_the_reasons() -> None:
-    (capped,) = sensors_of([0], None, measuring(nvmlDeviceGetCurrentClocksEventReasons=lambda handle: 0x4))
+    (capped,) = inspect_sensors([0], {}, measuring(nvmlDeviceGetCurrentClocksEventReasons=lambda handle: 0x4))
     assert capped.throttling() is None
     older = measuring(nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x80)
     del older.nvmlDeviceGetCurrentClocksEventReasons
-    assert sensors_of([0], None, older)[0].throttling() == "power brake"
+    assert inspect_sensors([0], {}, older)[0].throttling() == "power brake"
 
 
 def test_sensors_that_the_driver_lacks_know_nothing() -> None:
-    (plain,) = sensors_of([0], None, fake())
+    (plain,) = inspect_sensors([0], {}, fake())
     assert (plain.energy_mj(), plain.hot_ns(), plain.throttling()) == (None, None, None)
     assert plain.mean_clock_mhz(0) == 1755.0  # the clock now
-    (beyond,) = sensors_of([7], None, fake())
+    (beyond,) = inspect_sensors([7], {}, fake())
     assert beyond.mean_clock_mhz(0) is beyond.power_w() is None
 
 
 def test_without_a_binding_sensors_know_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "load_nvml", lambda: None)
-    assert sensors_of([0], None)[0].energy_mj() is None
+    assert inspect_sensors([0], {})[0].energy_mj() is None
 
 
 def test_a_part_of_a_gpu_asks_the_whole_one_for_its_clock_and_has_no_energy() -> None:
@@ -277,7 +290,7 @@ def test_a_part_of_a_gpu_asks_the_whole_one_for_its_clock_and_has_no_energy() ->
         nvmlDeviceGetDeviceHandleFromMigDeviceHandle=lambda gpu: 1,
         nvmlDeviceGetViolationStatus=lambda gpu, policy: SimpleNamespace(violationTime={1: 5}[gpu]),
     )
-    (part,) = sensors_of([0], "MIG-1111", parent)
+    (part,) = inspect_sensors([0], {"CUDA_VISIBLE_DEVICES": "MIG-1111"}, parent)
     assert part.hot_ns() == 5
     assert part.pcie_link() is None
     assert part.energy_mj() is part.power_w() is None
@@ -352,22 +365,6 @@ def test_the_tab_calls_a_gpu_as_the_run_does(monkeypatch: pytest.MonkeyPatch) ->
     live = tab.LiveDevices()
     assert [device["device"] for device in live.of(host)] == [UUIDS[0][:12], "cuda:1", "cuda:0"]
     assert live.of({"hostname": "elsewhere"}) == []
-
-
-# 21: AMD
-
-
-def test_amd_gpus_are_not_passed_over_in_silence(tmp_path: Path) -> None:
-    """As the kernel's amdkfd lists a CPU and two GPUs below /sys/class/kfd/kfd/topology."""
-    for number, gpu_id in enumerate((0, 51512, 51513)):
-        node = tmp_path / accelerators.AMD_NODES / str(number)
-        node.mkdir(parents=True)
-        (node / "gpu_id").write_text(f"{gpu_id}\n")
-    found = inspect_gpus({}, tmp_path)
-    assert found.gpus == ()
-    assert found.notes == (
-        "this machine has 2 AMD GPUs, which gpurun can't use yet: only NVIDIA's are measured",
-    )
 
 
 # 22: a precision that older GPUs lack

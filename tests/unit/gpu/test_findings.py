@@ -79,7 +79,7 @@ FINDINGS = {
     ],
     "19: ordinals on mixed machines": ["test_on_unlike_gpus_the_order_is_noted"],
     "20: the tab shows ranks next to the wrong GPUs": ["test_the_tab_calls_a_gpu_as_the_run_does"],
-    "21: ROCm": ["test_amd_gpus_are_not_passed_over_in_silence"],
+    "21: ROCm": ["test_a_torch_that_cannot_use_them_does_not_pass_them_over_in_silence"],
     "22: TF32 before Ampere, dp's advice, cuDNN's search, DDP's options": [
         "test_tf32_is_refused_on_gpus_before_ampere",
         "test_dp_on_unlike_gpus_prints_no_advice",

@@ -1,14 +1,16 @@
 """Who is missing in which collective, by torch's own counts."""
 
 import json
+import sysconfig
 from typing import Any
 
 import msgspec
 import pytest
 
 from gpurun.launcher.inspect.collectives import CalledCollective, Gap, find_gap, last_ones, parse_history
-from gpurun.launcher.inspect.hang_diagnosis import find_hang, ranks_text
-from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, Activity, Frame
+from gpurun.launcher.inspect.hang_diagnosis import diagnose, find_hang, ranks_text
+from gpurun.launcher.inspect.snapshot import RankSnapshot
+from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, Activity, Frame, Thread
 
 
 def history(*called: tuple[str, int, str]) -> tuple[CalledCollective, ...]:
@@ -52,6 +54,22 @@ def test_the_collective_is_the_first_one_that_is_missing_not_the_newest() -> Non
     gap = find_gap({0: ahead, 1: REDUCED_ONCE})
     assert gap is not None
     assert str(gap.collective) == "all_reduce #118"
+
+
+SLEEPS = (Thread(True, (Frame("/home/me/train.py", "5", "nap"),)),)
+IN_TORCH = Frame(f"{sysconfig.get_path('purelib')}/torch/distributed/c10d_logger.py", "83", "wrapper")
+IN_BARRIER = (Thread(True, (IN_TORCH,)),)
+
+
+@pytest.mark.parametrize(("history_of_1", "words"), [((), "waits in barrier #1"), (None, "rank 0 waits")])
+def test_a_rank_that_has_called_none_yet_is_missing_in_the_first(history_of_1: Any, words: str) -> None:
+    """Unlike one that doesn't answer, of which nothing is known."""
+    barrier = history(("0", 1, "barrier"))
+    found = diagnose(
+        [RankSnapshot(0, 7, 0, IN_BARRIER, barrier), RankSnapshot(1, 8, 0, SLEEPS, history_of_1)]
+    )
+    assert found.headline.startswith("rank 1 is in `nap` (train.py:5); ")
+    assert found.headline.endswith(words)
 
 
 def test_a_group_concerns_its_members_only() -> None:

@@ -47,12 +47,15 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "bucket_mb": (10, 50),
     "cudnn_benchmark": (False, True),
     "gradient_as_bucket_view": (False, True),
+    "reshard": (False, True),
     "params": ({"layers": 1}, {"layers": 2}),
     "args": (["--one"], ["--two"]),
     "env": ({"LEVEL": "1"}, {"LEVEL": "2"}),
     "seed": (1, 2),
 }
 """Two values of every setting; a new field needs a line here."""
+STRATEGY = {"reshard": "fsdp"}
+"""Of settings that the default strategy doesn't have."""
 
 OTHER_WORK = (
     "script",
@@ -73,7 +76,7 @@ def job_of(tmp_path: Path, name: str, changes: dict[str, Any]) -> JobSpec:
     for program in ("one.py", "two.py"):
         (tmp_path / program).touch()
     kind = TRAINING if TRAINING in SETTINGS[name].kinds else PROGRAM
-    job = {**JOBS[kind], **changes}
+    job = {**JOBS[kind], **({"strategy": STRATEGY[name]} if name in STRATEGY else {}), **changes}
     if "module" in changes:
         del job["script"]
     path = tmp_path / "job.yaml"

@@ -19,6 +19,7 @@ from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.build import build_plan, estimate_s
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.rundir.records import LaunchConfig, ProfileConfig, VariantConfig
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 
@@ -263,3 +264,12 @@ def test_longer_runs_are_estimated_longer() -> None:
     assert 10 < estimate_s(plan, spec) < 120
     longer = replace(plan, launches=plan.launches * 2)
     assert estimate_s(longer, spec) == 2 * estimate_s(plan, spec)
+
+
+def test_a_step_that_is_known_to_be_long_is_in_the_estimate() -> None:
+    """The search for the largest batch has made such steps."""
+    spec = spec_of(compare={"split": ["even", [48, 16]]}, until="fixed")
+    plan = replace(build_plan(spec, CPU), step_s=10.0)
+    assert estimate_s(plan, spec) > 10.0 * sum(launch.rounds for launch in plan.launches)
+    assert headlines(plan, spec)[1].endswith(" with steps of 10 s")
+    assert headlines(replace(plan, step_s=0.002), spec)[1].endswith(" if steps are short")

@@ -28,6 +28,7 @@ from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.bar import Part, draw
 from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
 from gpurun.launcher.units import format_rate
 
 COMPARISON = msgspec.json.decode(
@@ -193,6 +194,14 @@ def test_a_gradient_that_differs_is_not_said_to_agree() -> None:
     assert "Gradients of ddp 32/32 differ from those of one device by 0.58" in shown(with_variants(off), 120)
     exact = replace(off, gradient_error=0.0, gradient_reference="ddp-2-even")
     assert "Gradients agree with ddp 32/32 exactly." in shown(with_variants(exact))
+
+
+def test_a_gradient_that_differs_as_the_model_is_is_not_said_to_agree() -> None:
+    """Of dropout or BatchNorm, whose gradients no two ways to run the model share."""
+    warning = f"{GRADIENT_DIFFERS}one device by 0.03 (relative), more than fp32 explains"
+    text = shown(with_variants(replace(variant("ddp-2-even"), gradient_error=0.03, warnings=(warning,))), 120)
+    assert "the gradient differs" in text
+    assert "Gradients" not in text
 
 
 @given(st.floats(1e-17, 0.05))

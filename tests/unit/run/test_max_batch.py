@@ -19,7 +19,7 @@ from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.combination import max_batch
 from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.report.terminal.curves import KNEE, batch_curve_lines
-from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches, with_margin
+from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches, largest_step_s, with_margin
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
 from gpurun.launcher.worker.training import max_batch_attempts
@@ -53,6 +53,12 @@ def test_an_attempt_that_never_ended_failed() -> None:
     ]
     assert bounds([Attempt(*one) for one in attempts]) == (2, 3)
     assert bounds([]) == (0, None)
+
+
+def test_a_step_of_the_largest_batch_that_fits_is_known() -> None:
+    fits = [Attempt("fits", batch, step_s=batch / 10) for batch in (1, 2, 4)]
+    assert largest_step_s([*fits, Attempt("fails", 8), Attempt("fits", 6, step_s=0.7)]) == 0.7
+    assert largest_step_s([Attempt("begins", 1)]) == 0.0
 
 
 def job(text: str) -> JobSpec:

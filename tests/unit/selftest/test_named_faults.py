@@ -1,17 +1,19 @@
 """Faults are put into what a self-test finds on a healthy machine: each is named, and nothing else."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM
 from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.machine.gpus.health import GpuHealth
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild, nvidia_problem
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.selftest.check_jobs import FAULTY
-from gpurun.launcher.selftest.check_table import CHECKS, findings, is_blocked
+from gpurun.launcher.selftest.check_table import CHECKS, finding, findings, is_blocked
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
     GRADIENTS,
@@ -288,6 +290,12 @@ def test_every_check_has_a_fault_of_its_own() -> None:
     assert {check for _, check, _ in INJECTED.values()} == {check.name for check in CHECKS}
 
 
+def test_no_remedy_for_one_kind_of_device_needs_the_tool_of_another() -> None:
+    for noun, foreign in ((CPU.noun, "nvidia-smi|amd-smi|nccl"), (CUDA.noun, "amd-"), (ROCM.noun, "nvidia")):
+        remedies = [f"{check.remedy} {check.tools.get(noun)}" for check in CHECKS]
+        assert not [text for text in remedies if re.search(foreign, text, re.IGNORECASE)]
+
+
 @pytest.mark.parametrize("fault", INJECTED)
 def test_a_fault_is_named_by_its_check_alone(fault: str) -> None:
     change, check, words = INJECTED[fault]
@@ -322,11 +330,15 @@ FAILURES: dict[str, tuple[Any, str, str]] = {
 def test_why_measuring_ended_is_said_with_what_to_do(fault: str) -> None:
     """After a hang, which would come again, nothing else is started."""
     status, reason, remedy = FAILURES[fault]
+    names = [check.name for check in CHECKS]
     job = RanJob((replace(variant(), status=status),), problem=reason, log="/run/rank1.log")
     seen = replace(evidence(), facts=(), jobs={**evidence().jobs, MEASURING: job})
     found = not_ok(seen)
     assert found["measuring"].found == f"“devices and links” ended early: {reason}"
     assert remedy in (found["measuring"].remedy or "")
+    of_host = finding(CHECKS[names.index("measuring")], replace(seen, kind=CPU)).remedy or ""
+    assert ("gloo speaks" in of_host) == (fault == "hang")
+    assert "NCCL" not in of_host
     assert is_blocked(seen) == (fault == "hang")
     assert ("not run" in judged(seen)["strategies"].found) == (fault == "hang")
 
