@@ -21,9 +21,9 @@ from gpurun.launcher.stats.family import (
     launches_to_decide,
     paired,
 )
-from gpurun.launcher.stats.sequential import MIN_LAUNCHES
+from gpurun.launcher.stats.sequential import MIN_LAUNCHES, POWER
 from gpurun.launcher.stats.verdict import verdict_of
-from gpurun.launcher.units import format_number, format_percent, format_percent_interval, plural
+from gpurun.launcher.units import format_number, format_percent, format_percent_interval, plural, round_up
 
 SLOWER: Outcome = "slower"
 NOT_SLOWER: Outcome = "not slower"
@@ -114,7 +114,8 @@ def _visible(gate: Gate) -> tuple[str, ...]:
     seen = [row.seen_percent for row in gate.of(UNDECIDED) if row.seen_percent is not None]
     if not seen:
         return ()
-    return (f"It would have seen a difference of {format_number(max(seen), 1)} %.",)
+    least = format_number(round_up(max(seen), 1), 1)
+    return (f"The smallest difference it would have seen, with {100 * POWER:.0f} % chance, is {least} %.",)
 
 
 def _figure(row: GateRow) -> str:
