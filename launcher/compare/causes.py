@@ -61,9 +61,9 @@ def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
 
 
 def loss_text(loss: Loss, variant: VariantResult) -> str:
-    """The loss, and which steps it was seen in."""
+    """The loss, and which steps it was seen in: in the parentheses of a figure that ends it, if one does."""
     text, steps = str(loss), traced_steps(loss.span_ms, variant)
-    return f"{text[:-1]}; {steps})" if text.endswith(" more)") else f"{text} ({steps})"
+    return f"{text[:-1]}; {steps})" if text.endswith(")") else f"{text} ({steps})"
 
 
 def on_cpu(ranks: Sequence[RankFigures]) -> bool:
@@ -156,7 +156,7 @@ def _why_compute_grew(one: RankFigures, other: RankFigures) -> str:
     if one.sm_clock_mhz and other.sm_clock_mhz and one.sm_clock_mhz < LOWER_CLOCK * other.sm_clock_mhz:
         reasons.append(f"at {one.sm_clock_mhz:.0f} instead of {other.sm_clock_mhz:.0f} MHz")
     if one.alloc_retries > other.alloc_retries:
-        reasons.append(f"its memory nearly full (torch released cached memory {one.alloc_retries} times)")
+        reasons.append(f"its memory so full that torch released cached memory {one.alloc_retries} times")
     if (one.local_batch or 0) > (other.local_batch or 0):
         reasons.append(f"{one.local_batch} samples instead of {other.local_batch}")
     return f", {', '.join(reasons)}" if reasons else ""

@@ -324,7 +324,10 @@ def _sentences(path: CriticalPath) -> list[str]:
             "the traces don't record them as cuda_sync events."
         )
     if path.contradictions:
-        found.append(f"{plural(path.contradictions, 'wait')} contradict others, and were left out.")
+        found.append(
+            "Left out, since they contradict others or the recorded times: "
+            f"{plural(path.contradictions, 'wait')}."
+        )
     return found
 
 

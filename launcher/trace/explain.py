@@ -8,7 +8,14 @@ from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 from gpurun.launcher.strategies import Strategy
-from gpurun.launcher.trace.model import Breakdown, HostWhileIdle, IdleCauses, RankTrace, TraceReport
+from gpurun.launcher.trace.model import (
+    Breakdown,
+    HostWhileIdle,
+    IdleCauses,
+    RankTrace,
+    StragglerReport,
+    TraceReport,
+)
 from gpurun.launcher.units import format_ms, format_percent
 
 MENTION_FROM = 0.05
@@ -174,7 +181,7 @@ def _sentence(report: TraceReport, loss: Loss) -> str:
     spent = cause.spent or (_bubble(report) if loss.kind == "bubble" else _waiting(report))
     if loss.kind == "transfer" and _is_waiting_unknown(report):
         spent = TRANSFER_OR_WAIT
-    advice = "" if loss.kind == "straggler" and not report.stragglers else f": {cause.advice}"
+    advice = "" if loss.kind == "straggler" and _last(report) is None else f": {cause.advice}"
     return f"{loss.percent} of {_time(report)} is spent {spent}{advice}."
 
 
@@ -192,10 +199,17 @@ def _bubble(report: TraceReport) -> str:
     return f"waiting for other stages; stage {most.stage} waits {waits} for stage {awaited} (pipeline bubble)"
 
 
+def _last(report: TraceReport) -> StragglerReport | None:
+    """The rank that the others waited for most, if they waited for one."""
+    return next((each for each in report.stragglers if each.wait_caused_us), None)
+
+
 def _waiting(report: TraceReport) -> str:
-    if not report.stragglers:
-        return "waiting for collectives"
-    last = report.stragglers[0]
+    last = _last(report)
+    if last is None:
+        return (
+            f"waiting for other ranks{_in_kind(report)}" if report.stragglers else "waiting for collectives"
+        )
     matched = sum(each.last_rank is not None for each in report.collectives)
     times = f"{last.last_arrivals} of {matched} times"
     return (

@@ -169,4 +169,4 @@ class CriticalPath:
     guessed_waits: int
     """Waits for GPU work that the traces don't record, but that their times show."""
     contradictions: int
-    """Waits that contradict others, and were left out."""
+    """Waits that contradict others or the recorded times, and were left out."""

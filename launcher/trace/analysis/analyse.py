@@ -144,7 +144,9 @@ def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
         named = "; ".join(f"rank {rank}: {_step_range(digest)}" for rank, digest in ranked.digests)
         found.append(f"the ranks recorded different steps ({named})")
     unknown = matched.unknown_groups + matched.unknown_peers
-    alone = sum(not each.matched for each in matched.collectives) - unknown
+    open_waits = [each for each in matched.collectives if not each.matched]
+    alone = sum(len(each.parts) == 1 for each in open_waits) - unknown
+    loose = sum(len(each.parts) > 1 for each in open_waits)
     if matched.unknown_groups and len(ranks) > 1:
         found.append(
             f"between which ranks {plural(matched.unknown_groups, 'collective')} ran isn't recorded: "
@@ -159,6 +161,11 @@ def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
         found.append(
             f"{alone} of {len(matched.collectives)} collectives are seen on one rank only: "
             "their waiting is counted as transfer"
+        )
+    if loose:
+        found.append(
+            f"who waited in {plural(loose, 'exchange')} of several ranks isn't known, as their clocks aren't "
+            "known well enough: their waiting is counted as transfer"
         )
     return found
 

@@ -149,10 +149,15 @@ def _earlier_work_done_ns(trace: Trace, steps: list[HostStep], work: Launched) -
 def before_capture(trace: Trace, work: Launched) -> NDArray[np.bool_]:
     """Work that was launched before the capture: without a launch, and before all other work of its stream.
 
-    Streams are queues; work without a launch that follows other work has lost its launch.
+    Streams are queues; work without a launch that follows other work has lost its launch. Of a stream that
+    has no work with a launch, what begins after the first such work of other streams has: some versions of
+    Kineto lack the calls that launch communication. Where no launch is recorded, nothing is known.
     """
     gpu, known = trace.gpu, work.is_known
-    first = np.full(len(trace.streams), np.iinfo(np.int64).max, dtype=np.int64)
+    if not known.any():
+        return np.zeros(len(gpu), dtype=np.bool_)
+    first = np.full(len(trace.streams), gpu.start[known].min(), dtype=np.int64)
+    first[np.unique(gpu.thread[known])] = np.iinfo(np.int64).max
     np.minimum.at(first, gpu.thread[known], gpu.start[known])
     return np.asarray(~known & (gpu.start < first[gpu.thread]), dtype=np.bool_)
 

@@ -9,6 +9,7 @@ from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import explain
 from tests.unit.trace.several_ranks.generated_job import Job
+from tests.unit.trace.several_ranks.test_trace_groups import grouped
 from tests.unit.trace.trace_files import Event, kernel, launch, span, step, write
 
 
@@ -25,6 +26,18 @@ def test_the_sentence_is_about_the_steps_that_the_table_shows(tmp_path: Path, st
     assert mean[:2] == ["mean", "0.100"]
     assert mean[-5:-2] == ["0.075", "0.075", "-"]  # idle, all of it the host's
     assert "75 % of the steps' time is spent waiting for the CPU to launch work" in text
+
+
+def test_where_ranks_wait_in_a_ring_no_rank_is_blamed(tmp_path: Path) -> None:
+    """Each rank waits for its own neighbours, so none is the last."""
+    job = Job(4)
+    job.all_reduce("0", [0, 1, 2, 3], [3_100] * 4, 3_110)
+    for rank in range(4):
+        messages = [("send", (rank + 1) % 4), ("recv", (rank - 1) % 4)]
+        grouped(job, rank, messages, 1_000 + 600 * rank, 3_000)
+    text = explain(job.report(tmp_path))
+    assert "spent waiting for other ranks." in text
+    assert "rank 0" not in text
 
 
 def test_without_steps_the_sentence_is_about_the_total(tmp_path: Path) -> None:

@@ -52,6 +52,23 @@ def test_the_first_step_begins_when_earlier_work_is_done(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["one stream's launches", "no launch"])
+def test_work_whose_launch_is_not_recorded_does_not_move_steps(tmp_path: Path, known: bool) -> None:
+    """As with NCCL's launches through the driver, which older versions of Kineto don't record."""
+    events = [kernel("later", 400, 30)]
+    for number in range(3):
+        begin = 100 * number
+        events += [step(number, begin, 100), kernel("own", begin + 10, 60, number + 1)]
+        events += [launch(begin + 5, 1, number + 1)] * known
+        events += [kernel(RING, begin + 50, 30, stream=20)]
+    found = steps_of(write(tmp_path / "rank0.json", events))
+    assert [(each.start_us, each.span_us, each.compute_us) for each in found] == [
+        (0, 100, 60),
+        (100, 100, 60),
+        (200, 100, 60),
+    ]
+
+
 def test_who_is_behind_is_not_blamed_on_the_cpu(tmp_path: Path) -> None:
     report = analyse_paths([write(tmp_path / "rank0.json", behind(30))])
     assert explain(report) == "Compute fills the steps' time: no other cause takes more than 0.0 % of it."

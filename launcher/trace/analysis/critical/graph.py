@@ -123,9 +123,13 @@ def _name(collective: Collective) -> str:
 
 def _ordered(joined: _Joined, named: Mapping[int, int], num_guessed: int) -> Graph:
     edges = np.concatenate(joined.edges) if joined.edges else np.empty((0, 2), dtype=np.int64)
+    ends, known = np.concatenate(joined.ends), np.concatenate(joined.known)
+    num_edges = len(edges)
+    edges = edges[
+        ends[edges[:, 0]] <= ends[edges[:, 1]]
+    ]  # some kernels overlap the one before on their stream
     order, kept = _in_order(joined.count, edges)
     edges = edges[kept]
-    ends, known = np.concatenate(joined.ends), np.concatenate(joined.known)
     label = np.concatenate(joined.label)
     for task, number in named.items():
         label[task] = number
@@ -134,7 +138,7 @@ def _ordered(joined: _Joined, named: Mapping[int, int], num_guessed: int) -> Gra
     costs = _costs(np.maximum(ends - ready, 0), known, np.concatenate(joined.main))
     return _binary(
         order, edges, costs, ends, np.concatenate(joined.rank), label, tuple(joined.labels),
-        (num_guessed, int(len(kept) - kept.sum())),
+        (num_guessed, num_edges - len(edges)),
     )  # fmt: skip
 
 
