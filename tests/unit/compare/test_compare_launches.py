@@ -33,6 +33,7 @@ from tests.unit.compare.hand_made import (
     plan,
     splits_plan,
     variant,
+    write_splits,
 )
 
 files = hand_made.files
@@ -261,3 +262,12 @@ def test_the_budget_that_is_proposed_is_larger_than_the_one_that_was_spent() -> 
     pair = OpenPair(UNEVEN.id, 5.0, (-0.1, 10.4), 8)
     (note,) = open_notes(splits_plan(budget_s=300.0), [pair], [Look(12, 1.0)])
     assert note.endswith("To decide it takes about 7 minutes: set `budget: 7m`.")
+
+
+def test_figures_of_ranks_are_of_the_same_steps(files: Files) -> None:
+    """Rounds of which a rank was killed before it had written its own."""
+    write_splits(files)
+    for number in range(29, 69):
+        files.block(EVEN, "01-ddp-2", number, 900e6, ranks=1)
+    even = by_id(compare_run(files.run))[EVEN.id]
+    assert len({rank.step_ms for rank in even.ranks}) == 1

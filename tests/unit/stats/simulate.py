@@ -362,7 +362,7 @@ def diff_outcomes(
     runs = rng.normal(0, scatter, (num_diffs, 2, launches))
     shift = log(1 + effect_percent / 100)
     found = [bounded(unpaired((after + shift).tolist(), before.tolist()), 5.0) for before, after in runs]
-    outcomes = [one.outcome for one in found]
+    outcomes: list[str] = [one.outcome for one in found]
     return {name: outcomes.count(name) / num_diffs for name in OUTCOMES}
 
 
