@@ -372,7 +372,7 @@ class NvmlSensors:
         """The driver keeps samples of the last seconds; where it doesn't, this is the clock now."""
         _, samples = ask(self.nvml, "nvmlDeviceGetSamples", self.handle, CLOCK_SAMPLES, since_us) or (0, ())
         if clocks := [sample.sampleValue.uiVal for sample in samples if sample.timeStamp >= since_us]:
-            return sum(clocks) / len(clocks)
+            return float(sum(clocks) / len(clocks))
         now = ask(self.nvml, "nvmlDeviceGetClockInfo", self.handle, self.nvml.NVML_CLOCK_SM)
         return None if now is None else float(now)
 
