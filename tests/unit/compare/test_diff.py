@@ -23,6 +23,7 @@ from gpurun.launcher.compare.model import (
     StepTime,
     VariantResult,
 )
+from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.errors import GateError, UndecidedError
 from gpurun.launcher.rundir.records import CodeVersion
 from tests.known import known
@@ -112,6 +113,13 @@ def test_what_is_undecided_says_what_it_could_have_seen() -> None:
     least = "The smallest difference it would have seen, with 80 % chance, is 11.3 %."
     assert found.details[0] == least
     assert "gpurun gate" in found.details[-1]
+
+
+def test_an_interval_that_reaches_minus_100_percent_has_an_opposite() -> None:
+    """Of an early look at launches that scatter by much: −40 of logarithms is −100 % as a float."""
+    found = opposite(Difference(-50.0, (-100.0, 100.0), "inconclusive"))
+    assert (found.percent, known(found.ci)[0]) == (100.0, -50.0)
+    assert 1e12 < known(found.ci)[1] < math.inf
 
 
 def test_a_gate_has_no_step_where_waiting_begins_to_be_refused() -> None:
