@@ -128,6 +128,9 @@ def _collectives_of(rank: int, digest: Digest) -> RankCollectives:
     return RankCollectives(rank, digest.base_ns, digest.collectives, steps, digest.world_size, digest.clock)
 
 
+AS_TRANSFER = "their waiting is counted as transfer"
+
+
 def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
     """Notes that a reader needs to interpret the figures."""
     ranks = [rank for rank, _ in ranked.digests]
@@ -159,13 +162,12 @@ def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
         )
     if alone and len(ranks) > 1:
         found.append(
-            f"{alone} of {len(matched.collectives)} collectives are seen on one rank only: "
-            "their waiting is counted as transfer"
+            f"{alone} of {len(matched.collectives)} collectives are seen on one rank only: {AS_TRANSFER}"
         )
     if loose:
         found.append(
             f"who waited in {plural(loose, 'exchange')} of several ranks isn't known, as their clocks aren't "
-            "known well enough: their waiting is counted as transfer"
+            f"known well enough: {AS_TRANSFER}"
         )
     return found
 
