@@ -28,7 +28,7 @@ EVALUATION_ROUNDS = 200
 """One round in so many takes ten times as long."""
 AT_ONCE = 10
 """Rounds that are written at once, as in half a second."""
-REPORTS = 5
+REPORTS = 3
 PROGRAM = """
 import torch
 layer = torch.nn.Linear(4, 4)

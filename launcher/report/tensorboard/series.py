@@ -1,11 +1,10 @@
 """Step records as series of points for charts: per step and rank, and per round."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import isfinite
-
-import numpy as np
 
 from gpurun.launcher.compare.figures.recorded import step_numbers
 from gpurun.launcher.compare.figures.slowest import BEFORE_COMMUNICATION
@@ -35,23 +34,35 @@ class Times:
         Of a program, whose records may be a sample, when the steps before it had ended.
         """
         times: list[float] = []
+        ended = {launch: [num for num, _ in points] for launch, points in self.progress.items() if points}
+        ended_s = {launch: [time_s for _, time_s in self.progress[launch]] for launch in ended}
         now_s, last = min(self.rounds.values(), default=0.0), None
         for record in records:
             if (record.launch, record.round) != last:
                 last = (record.launch, record.round)
                 now_s = self.rounds.get(last, now_s)
-            points = self.progress.get(record.launch)
-            times.append(_between(points, record) if points else now_s)
+            if record.launch in ended:
+                times.append(_between(ended[record.launch], ended_s[record.launch], record))
+            else:
+                times.append(now_s)
             now_s += record.step_ns / 1e9
         return times
 
 
-def _between(points: Sequence[tuple[int, float]], record: StepRecord) -> float:
-    """When a step began that so many steps came before; before the first point, by its own length."""
-    ended, times_s = zip(*points, strict=True)
-    if record.step < ended[0]:
-        return float(times_s[0] - (ended[0] - record.step) * record.step_ns / 1e9)
-    return float(np.interp(record.step, ended, times_s))
+def _between(ended: Sequence[int], times_s: Sequence[float], record: StepRecord) -> float:
+    """When a step began that so many steps came before; before the first point, by its own length.
+
+    Args:
+        ended: how many steps had ended at some points, in rising order.
+        times_s: when that was.
+    """
+    after = bisect_right(ended, record.step)
+    if after == 0:
+        return times_s[0] - (ended[0] - record.step) * record.step_ns / 1e9
+    if after == len(ended):
+        return times_s[-1]
+    share = (record.step - ended[after - 1]) / (ended[after] - ended[after - 1])
+    return times_s[after - 1] + share * (times_s[after] - times_s[after - 1])
 
 
 @dataclass(frozen=True)
