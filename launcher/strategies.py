@@ -5,7 +5,7 @@ looks up a property here and never compares names.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
@@ -52,6 +52,8 @@ class Strategy:
     """Why `torch.compile` can't be used with it; empty where it can."""
     loop: str = "DistributedDataParallel"
     """What the training loop of one's own is called that trains like it."""
+    precision_refusals: Mapping[str, str] = field(default_factory=dict)
+    """Why a precision can't be used with it, of those that can't."""
     snippet_refusal: str = ""
     """Why no training loop of one's own can use an uneven split with it; empty where one can."""
     in_jobs: bool = True
@@ -137,7 +139,10 @@ _ALL = (
         max_batch_refusal=_IN_PARTS,
         loop="FSDP2",
         transfer_advice="try larger batches; if the memory suffices, `reshard: false` or `ddp`",
-        compile_refusal="fsdp's collectives between the layers are not compiled",
+        compile_refusal="gpurun compiles the whole model, but fsdp needs its blocks compiled one by one",
+        precision_refusals={
+            "fp16": "scaled losses need communication in every step, also in those that are to have none"
+        },
     ),
     Strategy(
         PROGRAM,

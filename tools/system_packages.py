@@ -14,10 +14,12 @@ PROGRAMS = {
     "iproute2": ("ip", "tc"),
     "slurm-wlm": ("sbatch", "slurmctld"),
     "munge": ("munged",),
+    "openmpi-bin": ("mpirun.openmpi",),
+    "mpich": ("mpirun.mpich",),
 }
 """Debian's package → the programs that tests start from it."""
-FOR_ROOT = {"iproute2", "slurm-wlm", "munge"}
-"""What only root's tests need: two hosts in network namespaces, a Slurm of two nodes."""
+FOR_ROOT = {"iproute2", "slurm-wlm", "munge", "openmpi-bin", "mpich"}
+"""What only root's tests need: two hosts in network namespaces, a Slurm of two nodes, `mpirun`."""
 FONTS = "fonts-dejavu-core"
 """Chromium draws with it."""
 ALL_TESTS = "GPURUN_ALL_TESTS"

@@ -54,14 +54,14 @@ class Matrix:
         end = "killed" if ended.code is None else "ok" if ended.code == 0 else f"exit {ended.code}"
         said = ended.last.replace("|", "\\|")
         suite = SUITES[self.root.suite]
-        return (suite, self.python, user, state, f"`{command}`", end, f"{ended.seconds:.0f}", said)
+        row = (suite, self.python, user, state, f"`{command}`", end, f"{ended.seconds:.0f}", said)
+        print(" · ".join(row), flush=True)
+        return row
 
     def make(self, user: str, state: str, *arguments: str) -> Row:
         """A row for `make ARGUMENTS` in the user's checkout."""
         ended = self.root.run(*MAKE, *arguments, user=user)
-        row = self.row(user, state, f"make {' '.join(arguments)}", ended)
-        print(" · ".join(row), flush=True)
-        return row
+        return self.row(user, state, f"make {' '.join(arguments)}", ended)
 
     def install(self, *packages: str) -> None:
         self.root.install(*packages)
@@ -133,7 +133,9 @@ def main() -> None:
         Path(name).chmod(0o755)
         for suite in suites:
             rows += try_suite(suite, Path(name))
-    record("Setting up on bare machines", table(HEADER, rows), facts)
+            record(
+                "Setting up on bare machines", table(HEADER, rows), facts
+            )  # what follows may be interrupted
 
 
 if __name__ == "__main__":

@@ -179,9 +179,10 @@ def parse_wait(ctx: click.Context, param: click.Parameter, value: str | None) ->
     """`90s`, `10m`, `1h` or plain seconds, in seconds."""
     if value is None:
         return None
+    from gpurun.launcher.jobfile.field_types import InvalidValue
     from gpurun.launcher.jobfile.values import parse_duration
 
     try:
         return parse_duration(float(value) if value.isdecimal() else value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    except InvalidValue as wrong:
+        raise click.BadParameter(str(wrong)) from None

@@ -150,6 +150,8 @@ def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None
     kind = accelerator_of(devices[0])
     if wanted.has("precision") and (problem := precision_problem(wanted.precision, kind)):
         raise ImpossibleError("precision", problem)
+    if refusal := strategy.precision_refusals.get(wanted.precision):
+        raise ImpossibleError("precision", f"{strategy.name} has no {wanted.precision}: {refusal}")
     if wanted.has("threads") and wanted.threads != "auto" and not kind.is_host:
         raise ImpossibleError("threads", "`threads` applies to CPU devices only")
     if wanted.compile and strategy.compile_refusal:

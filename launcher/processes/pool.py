@@ -207,6 +207,8 @@ class WorkerPool:
         try:
             self._server.channel.send(request)
         except OSError:
+            while self._receive(0.0):  # it may have said why it ends
+                pass
             self._server_ended()
 
     def _receive(self, timeout_s: float) -> bool:

@@ -1,11 +1,14 @@
-"""Batch systems that gpurun runs under or submits to: one module and one line of the table each."""
+"""What starts gpurun on several nodes, or takes jobs for them: one module and one line of the table each."""
 
 from gpurun.launcher.schedulers.base import Environ, Scheduler
+from gpurun.launcher.schedulers.jobset import JOBSET
 from gpurun.launcher.schedulers.kubernetes import KUBERNETES
 from gpurun.launcher.schedulers.mpi import MPI
+from gpurun.launcher.schedulers.ray import RAY
 from gpurun.launcher.schedulers.skypilot import SKYPILOT
 from gpurun.launcher.schedulers.slurm import SLURM
 from gpurun.launcher.schedulers.torchelastic import TORCHELASTIC
+from gpurun.launcher.schedulers.trainjob import TRAINJOB
 
 SCHEDULERS: dict[str, Scheduler] = {
     "torchelastic": TORCHELASTIC,
@@ -13,8 +16,11 @@ SCHEDULERS: dict[str, Scheduler] = {
     "slurm": SLURM,
     "skypilot": SKYPILOT,
     "kubernetes": KUBERNETES,
+    "jobset": JOBSET,
+    "trainjob": TRAINJOB,
+    "ray": RAY,
 }
-"""By name. Where several number this node, the first one counts."""
+"""By name: `gpurun submit --to NAME`. Where several number this node, the first one counts."""
 
 
 def scheduler_here(environ: Environ) -> Scheduler | None:

@@ -1,18 +1,24 @@
-"""What gpurun asks a batch system: which node this is, where the nodes meet, and how to submit a job."""
+"""What gpurun asks a scheduler: which node this is, where the nodes meet, and how to submit a job."""
 
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpurun.launcher.errors import SpecError
+from gpurun.launcher import __version__
+from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS
+from gpurun.launcher.machine.accelerators import accelerator_of
 
 Environ = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """What the command line asks of the batch system; `None` leaves it to the cluster's default."""
+    """What the command line asks of the scheduler; `None` leaves it to the cluster's default."""
 
     nodes: int | None = None
     time: str | None = None
@@ -20,8 +26,13 @@ class SubmitOptions:
     account: str | None = None
     gpus_per_node: int | None = None
     cpus_per_task: int | None = None
+    image: str | None = None
+    gpu: str | None = None
+    """The kind of GPU: `H100`."""
+    volume: str | None = None
+    """The PersistentVolumeClaim that keeps run directories."""
     further: tuple[str, ...] = ()
-    """Other options of the batch system as they are: `--constraint=a100`."""
+    """Other options of the command that submits, as they are: `--constraint=a100`."""
 
 
 @dataclass(frozen=True)
@@ -36,30 +47,100 @@ class Submission:
     overrides: tuple[str, ...]
     gpurun: tuple[str, ...]
     """How this gpurun is called: absolute, since a batch script has an environment of its own."""
+    label: str = "job-0"
+    """Of this submission alone, `gpt-splits-1a2b3c`: lower-case letters, digits and `-`, a letter first."""
+
+    def num_nodes(self, options: SubmitOptions) -> int:
+        return options.nodes or self.spec.nodes
+
+    def command(self, options: SubmitOptions) -> list[str]:
+        """What starts the job on a node that shares this machine's file system, at the same paths."""
+        return [*self.gpurun, str(self.job_file), *self._overrides(options)]
+
+    def command_in_image(self, options: SubmitOptions) -> list[str]:
+        """What starts it in a working directory that has the same files as `directory`.
+
+        Raises:
+            SpecError: the job file isn't in `directory`.
+        """
+        if not self.job_file.is_relative_to(self.directory):
+            raise SpecError(
+                f"{self.job_file} is not in {self.directory}, whose files the image has to hold\n"
+                "    submit from a directory that holds the job file"
+            )
+        return ["gpurun", str(self.job_file.relative_to(self.directory)), *self._overrides(options)]
+
+    def _overrides(self, options: SubmitOptions) -> list[str]:
+        nodes = self.num_nodes(options)
+        changed = [f"nodes={nodes}"] if nodes != self.spec.nodes else []
+        return [word for one in (*self.overrides, *changed) for word in ("--set", one)]
+
+    def num_gpus(self, options: SubmitOptions) -> int | None:
+        """How many GPUs a node needs at least; `None` if it can't be seen from here."""
+        devices = self.spec.devices
+        if options.gpus_per_node:
+            return options.gpus_per_node
+        if devices == AUTO or devices in GPU_KINDS:
+            return None
+        if isinstance(devices, str) or accelerator_of(devices[0]).is_host:
+            return 0
+        names = [name.partition("@")[0] for name in devices]
+        indices = [int(name.partition(":")[2]) for name in names if ":" in name]  # others are UUIDs
+        return 1 + max(indices) if len(indices) == len(devices) else None
+
+    def stated_gpus(self, options: SubmitOptions) -> int:
+        """The GPUs of a node, for schedulers that give none unless asked.
+
+        Raises:
+            SpecError: the number can't be seen from here.
+        """
+        number = self.num_gpus(options)
+        if number is None:
+            raise SpecError(
+                f"`devices: {self.spec.devices}` leaves open how many GPUs a node has\n"
+                "    add --gpus-per-node 8, or --set devices=cpu:2"
+            )
+        return number
 
 
 @dataclass(frozen=True)
-class BatchQueue:
-    """How a batch system takes a job."""
+class Call:
+    """A command that hands a job over."""
+
+    argv: tuple[str, ...]
+    stdin: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Beyond this process's own."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """How a scheduler takes a job."""
 
     command: str
     """What submits a script; `--COMMAND` passes on any of its options."""
     option_example: str
-    time_example: str
-    """A time limit, as the batch system writes it."""
     script_name: str
     """Of the script in `runs/NAME/`."""
+    takes: frozenset[str]
+    """Those of `SubmitOptions` that it obeys, besides `nodes` and `further`."""
     script: Callable[[Submission, SubmitOptions], str]
-    """The batch script."""
-    submit: Callable[[Path], int]
-    """Hands the script over; the job's id."""
-    next_commands: Callable[[int, Path], str]
-    """How to look after the job, by the batch system's own commands."""
+    """The batch script or manifest, the same for the same arguments; it holds no secret."""
+    call: Callable[[Submission, SubmitOptions, Path, str], Call]
+    """Hands the script at this path over, with a new secret for those whose script can't make one."""
+    next_commands: Callable[[Submission, SubmitOptions, str], Mapping[str, str]]
+    """How to look after the job of this id; keys are `state`, `logs`, `results`, `cancel`."""
+    job_id: Callable[[Submission, str], str | None] = lambda submission, output: submission.label
+    """Its id, from what the command prints; `None`: that is no id."""
+    time_example: str = ""
+    """A time limit, as the scheduler writes it."""
+    is_foreground: bool = False
+    """Whether the command lasts as long as the job, and shows its output."""
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A batch system. Its functions read the environment of a process; `None`: it says nothing there."""
+    """What starts one gpurun per node. Its functions read the environment of a process; `None`: not known."""
 
     name: str
     """As messages call it."""
@@ -70,10 +151,54 @@ class Scheduler:
     rendezvous: Callable[[Environ], str | None]
     """Where the nodes meet: HOST[:PORT], on node 0."""
     num_nodes: Callable[[Environ], int | None]
+    preemption: str
+    """How a node learns that it is taken away, and what happens to the job."""
     names_resolve_late: bool = False
     """Whether the name of node 0 exists only once that node does, perhaps after this one."""
-    queue: BatchQueue | None = None
+    queue: Queue | None = None
     """`None`: gpurun does not submit to it."""
+
+
+WRITTEN_BY = f"Written by gpurun {__version__}"
+"""How a script begins."""
+REASON_LINES = 3
+"""How much is shown of what a command says that refuses a job."""
+
+
+def submit(queue: Queue, call: Call, path: Path, submission: Submission) -> str:
+    """Hands the script at `path` over; the job's id.
+
+    Raises:
+        MachineError: the command isn't installed here, or the scheduler refuses the job.
+    """
+    require(call.argv[0])
+    done = subprocess.run(
+        call.argv,
+        input=call.stdin,
+        env={**os.environ, **call.env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    job_id = queue.job_id(submission, done.stdout.strip()) if done.returncode == 0 else None
+    if job_id is None:
+        last = "\n".join(done.stderr.strip().splitlines()[-REASON_LINES:])  # a traceback ends with the reason
+        reason = last or f"it answered {done.stdout.strip()!r}"
+        raise MachineError(f"{call.argv[0]} rejected the job: {reason}\n    the script is {path}")
+    return job_id
+
+
+def require(command: str) -> None:
+    """Returns if the command is installed here.
+
+    Raises:
+        MachineError: it isn't.
+    """
+    if shutil.which(command) is None:
+        raise MachineError(
+            f"{command} was not found; submit from a machine that has it\n"
+            "    --dry-run prints the script, which you can copy there"
+        )
 
 
 def number(environ: Environ, key: str) -> int | None:

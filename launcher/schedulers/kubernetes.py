@@ -1,15 +1,256 @@
 """Kubernetes: the Pods of an Indexed Job are the nodes, and its headless Service gives them names.
 
-Source: kubernetes.io, "Job with Pod-to-Pod Communication".
+Source: kubernetes.io, "Job with Pod-to-Pod Communication", "Pod failure policy", "Define a Command and
+Arguments for a Container".
 """
 
-from gpurun.launcher.schedulers.base import Scheduler, number
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpurun.launcher.errors import Interrupted, SpecError
+from gpurun.launcher.jobfile.field_types import InvalidValue
+from gpurun.launcher.jobfile.values import parse_duration
+from gpurun.launcher.processes.guard import SECRET_VARIABLE
+from gpurun.launcher.schedulers.base import (
+    WRITTEN_BY,
+    Call,
+    Queue,
+    Scheduler,
+    Submission,
+    SubmitOptions,
+    number,
+)
+
+Manifest = dict[str, Any]
+PORT = 29400
+"""On node 0. A Pod has addresses of its own, so that no other job can take it."""
+RUNS = "/runs"
+"""Where Pods see the volume for run directories."""
+DEFAULT_CLAIM = "gpurun-runs"
+GRACE_S = 60
+"""Between SIGTERM and SIGKILL: what was measured is on disk already, so this is for the report."""
+TAKES = frozenset({"time", "gpus_per_node", "cpus_per_task", "image", "volume"})
+CONTAINER = "gpurun"
+_TIME = re.compile(r"(?:(\d{1,3})-)?(\d{1,4}):(\d{2}):(\d{2})", re.ASCII)
+
+
+def script(wanted: Submission, options: SubmitOptions) -> str:
+    """The manifests of the Service and of the Job."""
+    name = wanted.label
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"batch.kubernetes.io/job-name": name},
+        },
+    }
+    pod = pod_spec(wanted, options, f"{name}-0.{name}:{PORT}", {"batch.kubernetes.io/job-name": name})
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": job_spec(wanted, options, {**pod, "subdomain": name}, "Ignore"),
+    }
+    return manifest(wanted, (service, job))
+
+
+def job_spec(wanted: Submission, options: SubmitOptions, pod: Manifest, when_preempted: str) -> Manifest:
+    """An Indexed Job of one Pod a node, which fails as a whole unless it was preempted.
+
+    All gpuruns of a job end as interrupted if one of them gets SIGTERM: each Pod is seen as preempted.
+    """
+    nodes = wanted.num_nodes(options)
+    rules = (
+        {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {
+            "onExitCodes": {
+                "containerName": CONTAINER,
+                "operator": "In",
+                "values": [Interrupted.exit_code],
+            }
+        },
+    )
+    return {
+        "completions": nodes,
+        "parallelism": nodes,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [{"action": when_preempted, **rule} for rule in rules]},
+        **deadline(options),
+        "template": {"spec": pod},
+    }
+
+
+def deadline(options: SubmitOptions) -> Manifest:
+    """The time limit, if there is one."""
+    return {"activeDeadlineSeconds": seconds(options.time)} if options.time else {}
+
+
+def pod_spec(
+    wanted: Submission, options: SubmitOptions, rendezvous: str, labels: Mapping[str, str]
+) -> Manifest:
+    """One node: a Pod that shares its machine with no other Pod of these labels."""
+    apart = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
+    place = ["--rendezvous", rendezvous] if wanted.num_nodes(options) > 1 else []
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_S,
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": image(options),
+                "command": command(wanted, options, place),
+                "env": environment(wanted),
+                "resources": resources(wanted, options),
+                "volumeMounts": mounts(),
+            }
+        ],
+        "volumes": volumes(options),
+    }
+
+
+def image(options: SubmitOptions) -> str:
+    """The container image.
+
+    Raises:
+        SpecError: there is none.
+    """
+    if options.image is None:
+        raise SpecError(
+            "missing option --image: a container image that holds gpurun and, in its working directory, "
+            "the files of this one"
+        )
+    return options.image
+
+
+def command(wanted: Submission, options: SubmitOptions, place: Sequence[str] = ()) -> list[str]:
+    """The words of the container's command. Kubernetes replaces `$(POD_NAME)`; `$$` is a `$`.
+
+    A Pod that is started again has another name, and so a run directory of its own.
+    """
+    words = [*wanted.command_in_image(options), *place]
+    return [*(word.replace("$", "$$") for word in words), "--out", f"{RUNS}/$(POD_NAME)"]
+
+
+def environment(wanted: Submission) -> list[Manifest]:
+    """The Pod's name, and the secret by which the nodes know each other."""
+    return [
+        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {
+            "name": SECRET_VARIABLE,
+            "valueFrom": {"secretKeyRef": {"name": wanted.label, "key": "secret"}},
+        },
+    ]
+
+
+def resources(wanted: Submission, options: SubmitOptions) -> Manifest:
+    """What a node needs; GPUs are NVIDIA's."""
+    gpus, cores = wanted.stated_gpus(options), options.cpus_per_task
+    wants = {
+        "requests": {"cpu": str(cores)} if cores else {},
+        "limits": {"nvidia.com/gpu": gpus} if gpus else {},
+    }
+    return {key: value for key, value in wants.items() if value}
+
+
+def mounts() -> list[Manifest]:
+    return [{"name": "runs", "mountPath": RUNS}, {"name": "shm", "mountPath": "/dev/shm"}]
+
+
+def volumes(options: SubmitOptions) -> list[Manifest]:
+    """The volume for run directories, and shared memory, of which a container has 64 MB otherwise."""
+    return [
+        {"name": "runs", "persistentVolumeClaim": {"claimName": claim(options)}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+
+
+def seconds(time: str) -> int:
+    """`2:00:00`, `1-12:00:00`, `90m` or `3600` in seconds.
+
+    Raises:
+        SpecError: it is something else.
+    """
+    match = _TIME.fullmatch(time)
+    if match:
+        days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    try:
+        return round(parse_duration(float(time) if time.isdecimal() else time))
+    except InvalidValue as wrong:
+        raise SpecError(f"--time: {wrong}") from None
+
+
+def manifest(wanted: Submission, documents: Sequence[Manifest]) -> str:
+    """The documents as YAML, which quotes whatever a job is called."""
+    name = wanted.label
+    head = f"""\
+# {WRITTEN_BY}. The Secret is in no file; to make it and submit this again:
+#   openssl rand -base64 32 | kubectl create secret generic {name} --from-file=secret=/dev/stdin
+#   kubectl create -f THIS_FILE
+"""
+    texts = (yaml.safe_dump(one, sort_keys=False, allow_unicode=True, width=110) for one in documents)
+    return head + "---\n".join(texts)
+
+
+def call(wanted: Submission, options: SubmitOptions, path: Path, secret: str) -> Call:
+    """Creates what the manifest has, and the Secret."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": wanted.label},
+        "stringData": {"secret": secret},
+    }
+    text = f"{path.read_text()}---\n{yaml.safe_dump(document, sort_keys=False)}"
+    return Call(("kubectl", *options.further, "create", "-f", "-"), text)
+
+
+def next_commands(wanted: Submission, options: SubmitOptions, kinds: str, label: str) -> Mapping[str, str]:
+    """How to look after what a manifest made: objects of these kinds, and Pods with this label."""
+    kubectl, pods = shlex.join(("kubectl", *options.further)), f"-l {label}={wanted.label}"
+    most = max(5, wanted.num_nodes(options))
+    return {
+        "state": f"{kubectl} get pods {pods}",
+        "logs": f"{kubectl} logs -f --prefix --tail=-1 --max-log-requests={most} {pods}",
+        "results": f"in the volume of the claim {claim(options)}, below the name of node 0's Pod",
+        "cancel": f"{kubectl} delete {kinds} {wanted.label}",
+    }
+
+
+def claim(options: SubmitOptions) -> str:
+    """The PersistentVolumeClaim for run directories."""
+    return options.volume or DEFAULT_CLAIM
+
+
+QUEUE = Queue(
+    command="kubectl",
+    option_example="--namespace=ml",
+    script_name="submit-kubernetes.yaml",
+    takes=TAKES,
+    script=script,
+    call=call,
+    next_commands=lambda wanted, options, job_id: next_commands(
+        wanted, options, "job,service,secret", "batch.kubernetes.io/job-name"
+    ),
+    time_example="2:00:00",
+)
 
 KUBERNETES = Scheduler(
     name="the Indexed Job",
-    start_hint="an Indexed Job on Kubernetes, with --rendezvous JOB-0.SERVICE:29400",
+    start_hint="an Indexed Job on Kubernetes: gpurun submit JOB.yaml --to kubernetes",
     node_rank=lambda environ: number(environ, "JOB_COMPLETION_INDEX"),
     rendezvous=lambda environ: None,
     num_nodes=lambda environ: None,
+    preemption=f"SIGTERM, {GRACE_S} s before SIGKILL; all Pods of the Job are then started again",
     names_resolve_late=True,
+    queue=QUEUE,
 )

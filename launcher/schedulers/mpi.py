@@ -4,7 +4,21 @@ Sources: Open MPI's documentation, "Environment variables set for MPI applicatio
 Hydra, the launcher of MPICH and Intel MPI, what its version 4.0.2 sets.
 """
 
-from gpurun.launcher.schedulers.base import Environ, Scheduler, number, several_on_one_node
+import shlex
+
+from gpurun.launcher.processes.guard import SECRET_VARIABLE
+from gpurun.launcher.schedulers.base import (
+    WRITTEN_BY,
+    Call,
+    Environ,
+    Queue,
+    Scheduler,
+    Submission,
+    SubmitOptions,
+    number,
+    several_on_one_node,
+)
+from gpurun.launcher.schedulers.slurm import MAKE_SECRET
 
 OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
 HYDRA = ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE")
@@ -38,10 +52,52 @@ def _names(environ: Environ) -> tuple[str, str, str] | None:
     return next((names for names in known if names[0] in environ and names[1] in environ), None)
 
 
+def script(wanted: Submission, options: SubmitOptions) -> str:
+    """The script that calls `mpirun`, of whichever MPI there is."""
+    nodes = wanted.num_nodes(options)
+    lines = [
+        "#!/bin/bash",
+        f"# {WRITTEN_BY}; to run it again: bash THIS_FILE [OPTIONS OF mpirun]",
+        "set -eu",
+        f"cd {shlex.quote(str(wanted.directory))}",
+        f'out="runs/{wanted.spec.name}/mpi-$(date +%Y%m%d-%H%M%S)"',
+        *([f'set -- {shlex.join(options.further)} "$@"'] if options.further else []),
+        "",
+        *MAKE_SECRET,
+        *_OPTIONS,
+        *(_NODE_0 if nodes > 1 else ()),
+        f'exec mpirun "$@" -np {nodes} \\',
+        f'    {shlex.join(wanted.command(options))}{_PLACE if nodes > 1 else ""} --out "$out"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_OPTIONS = (
+    "# Open MPI by itself binds gpurun, and all of its ranks, to one core, and hands no variable on.",
+    'case "$(mpirun --version)" in',
+    f'    *"Open MPI"* | *OpenRTE*) set -- "$@" --map-by ppr:1:node --bind-to none -x {SECRET_VARIABLE} ;;',
+    '    *) set -- "$@" -ppn 1 ;;',
+    "esac",
+    "",
+)
+_NODE_0 = ("# Rank 0 runs on the first host, where the nodes meet.", 'node0="$(mpirun "$@" -np 1 hostname)"')
+_PLACE = ' --rendezvous "$node0"'
+
 MPI = Scheduler(
     name="mpirun",
     start_hint="mpirun … gpurun JOB.yaml --rendezvous HOST:PORT, with one process per node",
     node_rank=node_rank,
     rendezvous=lambda environ: None,
     num_nodes=num_nodes,
+    preemption="by what has given the hosts, such as Slurm or PBS; mpirun starts nothing again",
+    queue=Queue(
+        command="mpirun",
+        option_example="--hostfile=hosts",
+        script_name="submit-mpi.sh",
+        takes=frozenset(),
+        script=script,
+        call=lambda wanted, options, path, secret: Call(("bash", str(path))),
+        next_commands=lambda wanted, options, job_id: {},
+        is_foreground=True,
+    ),
 )

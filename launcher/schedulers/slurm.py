@@ -6,19 +6,15 @@ The script starts one `gpurun` per node, which starts the ranks there itself.
 import itertools
 import re
 import shlex
-import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
-from gpurun.launcher import __version__
-from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.errors import SpecError
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
-    BatchQueue,
+    WRITTEN_BY,
+    Call,
     Environ,
+    Queue,
     Scheduler,
     Submission,
     SubmitOptions,
@@ -118,7 +114,7 @@ _VALUE = re.compile(r"[\w.,:;@/%+=\[\]()*&|!-]+", re.ASCII)
 """What options of sbatch may contain; no space or quote, which would begin something else in the script."""
 
 
-_SECRET = (
+MAKE_SECRET = (
     "# The nodes accept only each other: they know a secret, which is made when the job runs.",
     f'export {SECRET_VARIABLE}="$(head -c 32 /dev/urandom | base64 -w 0)"',
     "",
@@ -131,23 +127,21 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
     Raises:
         SpecError: an option's value can't stand in a script.
     """
-    nodes = options.nodes or wanted.spec.nodes
-    overrides = [*wanted.overrides, *([f"nodes={nodes}"] if nodes != wanted.spec.nodes else [])]
-    command = [*wanted.gpurun, str(wanted.job_file), *(word for o in overrides for word in ("--set", o))]
+    nodes, command = wanted.num_nodes(options), wanted.command(options)
     srun = ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
     if options.cpus_per_task:
         srun.append(f"--cpus-per-task={options.cpus_per_task}")  # srun doesn't take it over from sbatch
     lines = [
         "#!/bin/bash",
-        f"# Written by gpurun {__version__}; to submit it again: sbatch THIS_FILE",
-        *(f"#SBATCH {option}" for option in _directives(wanted.spec, nodes, options)),
+        f"# {WRITTEN_BY}; to submit it again: sbatch THIS_FILE",
+        *(f"#SBATCH {option}" for option in _directives(wanted, options)),
         "set -eu",
         f"cd {shlex.quote(str(wanted.directory))}",
         "",
         "# A preempted job starts again, possibly on other nodes, and writes to a run directory of its own.",
         f'out="runs/{wanted.spec.name}/slurm-$SLURM_JOB_ID${{SLURM_RESTART_COUNT:+-restart$SLURM_RESTART_COUNT}}"',
         "",
-        *(_SECRET if nodes > 1 else ()),
+        *(MAKE_SECRET if nodes > 1 else ()),
         "# One gpurun per node starts all ranks there. The nodes meet on the first one, at port",
         f"# {FIRST_SLURM_PORT} + job id % {NUM_SLURM_PORTS}.",
         f'exec {shlex.join(srun)} \\\n    {shlex.join(command)} --out "$out"',
@@ -155,49 +149,30 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
     return "\n".join(lines) + "\n"
 
 
-def submit(script: Path, runner: Sequence[str] = ("sbatch",)) -> int:
-    """Hands the script to Slurm; the job's id.
-
-    Raises:
-        MachineError: there is no Slurm here, or it refuses the job.
-    """
-    if shutil.which(runner[0]) is None:
-        raise MachineError(
-            f"{runner[0]} was not found; submit from a machine of the Slurm cluster\n"
-            "    --dry-run prints the script, which you can copy there"
-        )
-    done = subprocess.run(
-        [*runner, "--parsable", str(script)],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    job_id = done.stdout.strip().partition(";")[0]
-    if done.returncode != 0 or not job_id.isdecimal():
-        reason = done.stderr.strip() or f"it answered {done.stdout.strip()!r}"
-        raise MachineError(f"Slurm rejected the job: {reason}\n    the script is {script}")
-    return int(job_id)
-
-
-def next_commands(job_id: int, directory: Path) -> str:
+def next_commands(wanted: Submission, options: SubmitOptions, job_id: str) -> Mapping[str, str]:
     """How to look after the job, by Slurm's own commands."""
-    return (
-        f"status:  squeue --job {job_id}\n"
-        f"output:  tail -F {shlex.quote(str(directory / f'slurm-{job_id}.out'))}\n"
-        f"cancel:  scancel {job_id}"
-    )
+    return {
+        "state": f"squeue --job {job_id}",
+        "logs": f"tail -F {shlex.quote(str(wanted.directory / f'slurm-{job_id}.out'))}",
+        "results": f"gpurun report runs/{wanted.spec.name}/slurm-{job_id}",
+        "cancel": f"scancel {job_id}",
+    }
 
 
-def _directives(spec: JobSpec, nodes: int, options: SubmitOptions) -> list[str]:
+def job_id_in(wanted: Submission, output: str) -> str | None:
+    """The id in `42;cluster`, as `sbatch --parsable` prints it."""
+    job_id = output.partition(";")[0]
+    return job_id if job_id.isdecimal() else None
+
+
+def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
     """Options of sbatch, as lines of the script."""
-    gpus = options.gpus_per_node or _named_gpus(spec)
     values = {
-        "job-name": spec.name,
-        "nodes": nodes,
+        "job-name": wanted.spec.name,
+        "nodes": wanted.num_nodes(options),
         "ntasks-per-node": 1,
         "cpus-per-task": options.cpus_per_task,
-        "gpus-per-node": gpus,
+        "gpus-per-node": wanted.num_gpus(options) or None,
         "time": options.time,
         "partition": options.partition,
         "account": options.account,
@@ -214,15 +189,6 @@ def _directives(spec: JobSpec, nodes: int, options: SubmitOptions) -> list[str]:
     return [*lines, "--requeue"]
 
 
-def _named_gpus(spec: JobSpec) -> int | None:
-    """How many GPUs a node needs at least, where the job names them."""
-    if not isinstance(spec.devices, tuple) or accelerator_of(spec.devices[0]).is_host:
-        return None
-    names = [name.partition("@")[0] for name in spec.devices]
-    indices = [int(name.partition(":")[2]) for name in names if ":" in name]  # others are UUIDs
-    return 1 + max(indices) if len(indices) == len(spec.devices) else None
-
-
 def _checked(key: str, value: str) -> str:
     if not _VALUE.fullmatch(value):
         raise SpecError(f"--{key}: {value!r} is not allowed in a batch script")
@@ -231,11 +197,20 @@ def _checked(key: str, value: str) -> str:
 
 SLURM = Scheduler(
     name="Slurm",
-    start_hint="one task per node under Slurm: gpurun submit JOB.yaml --slurm",
+    start_hint="one task per node under Slurm: gpurun submit JOB.yaml --to slurm",
     node_rank=node_rank,
     rendezvous=rendezvous,
     num_nodes=lambda environ: number_if_plain(environ, "SLURM_STEP_NUM_NODES"),
-    queue=BatchQueue(
-        "sbatch", "--exclusive", "2:00:00", "submit.sbatch", batch_script, submit, next_commands
+    preemption="what `--sbatch=--signal=USR1@120` asks for, then SIGTERM; Slurm queues the job again",
+    queue=Queue(
+        command="sbatch",
+        option_example="--exclusive",
+        script_name="submit.sbatch",
+        takes=frozenset({"time", "partition", "account", "gpus_per_node", "cpus_per_task"}),
+        script=batch_script,
+        call=lambda wanted, options, path, secret: Call(("sbatch", "--parsable", str(path))),
+        next_commands=next_commands,
+        job_id=job_id_in,
+        time_example="2:00:00",
     ),
 )

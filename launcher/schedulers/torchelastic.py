@@ -18,5 +18,6 @@ TORCHELASTIC = Scheduler(
     node_rank=lambda environ: number(environ, "PET_NODE_RANK"),
     rendezvous=rendezvous,
     num_nodes=lambda environ: number_if_plain(environ, "PET_NNODES"),
+    preemption="as the operator does it",
     names_resolve_late=True,
 )

@@ -1,7 +1,12 @@
-"""`gpurun submit`: a job for a batch system."""
+"""`gpurun submit`: a job for a scheduler."""
 
+import os
+import re
+import secrets
+import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,73 +15,110 @@ import click
 from gpurun.launcher.cli.options import WholeNumber, job_argument, set_option
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.schedulers import SCHEDULERS
-from gpurun.launcher.schedulers.base import BatchQueue, SubmitOptions
+from gpurun.launcher.schedulers.base import Call, Queue, Submission, SubmitOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
-QUEUES = {name: scheduler.queue for name, scheduler in SCHEDULERS.items() if scheduler.queue}
+QUEUES = {name: one.queue for name, one in SCHEDULERS.items() if one.queue}
+COMMANDS = {queue.command: queue.option_example for queue in QUEUES.values()}
+"""What submits → an option of it."""
+TIMES = list(dict.fromkeys(queue.time_example for queue in QUEUES.values() if queue.time_example))
+MAX_LABEL = 36
+"""Characters that a scheduler's name for a job may take of the job's own: Pods append to it, up to 63."""
 
 
-TIMES = " or ".join(f"{queue.time_example} ({SCHEDULERS[name].name})" for name, queue in QUEUES.items())
-SCRIPTS = " or ".join(f"runs/NAME/{queue.script_name}" for queue in QUEUES.values())
-
-
-def queue_options(command: F) -> F:
-    """For every batch system that takes jobs: a flag, and an option for any other of its options."""
-    for name, queue in QUEUES.items():
-        text = f"Any other option of {queue.command}: --{queue.command}={queue.option_example}."
-        command = click.option(f"--{queue.command}", multiple=True, metavar="OPTION", help=text)(command)
-        text = f"Submit to {SCHEDULERS[name].name}."
-        command = click.option(f"--{name}", "queue", flag_value=name, help=text)(command)
+def further_options(command: F) -> F:
+    """For whatever submits: an option for any other of its options."""
+    for name, example in reversed(COMMANDS.items()):
+        text = f"Any other option of {name}: --{name}={example}."
+        command = click.option(f"--{name}", multiple=True, metavar="OPTION", help=text)(command)
     return command
+
+
+def taken_by(field: str) -> str:
+    """` (slurm, kubernetes)`: the schedulers that obey an option."""
+    return f"({', '.join(name for name, queue in QUEUES.items() if field in queue.takes)})"
+
+
+def show_list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Prints where jobs can be submitted to."""
+    if not value or ctx.resilient_parsing:
+        return
+    for name, queue in QUEUES.items():
+        found = shutil.which(queue.command) or f"{queue.command} is not on PATH"
+        click.echo(f"{name:<12}{found}\n{'':<12}preemption: {SCHEDULERS[name].preemption}")
+    ctx.exit()
 
 
 @click.command()
 @job_argument
-@queue_options
+@click.option("--to", type=click.Choice(list(QUEUES)), metavar="NAME", help=f"{', '.join(QUEUES)}.")
+@click.option("--slurm", is_flag=True, help="The same as --to slurm.")
+@click.option(
+    "--list", is_flag=True, is_eager=True, expose_value=False, callback=show_list, help="List the schedulers."
+)
 @click.option("--nodes", type=WholeNumber(1), help="Number of nodes; default: the job's `nodes`.")
-@click.option("--time", metavar="H:MM:SS", help=f"Time limit, such as {TIMES}.")
-@click.option("--partition", metavar="NAME", help="Partition of the cluster.")
-@click.option("--account", metavar="NAME", help="Account to charge.")
+@click.option("--time", metavar="TIME", help=f"Time limit, such as {' or '.join(TIMES)} {taken_by('time')}.")
+@click.option(
+    "--image", metavar="IMAGE", help=f"Container image with gpurun and the job {taken_by('image')}."
+)
+@click.option("--volume", metavar="CLAIM", help=f"Claim for run directories {taken_by('volume')}.")
+@click.option("--gpu", metavar="KIND", help=f"Kind of GPU, such as H100 {taken_by('gpu')}.")
 @click.option("--gpus-per-node", type=WholeNumber(1), help="GPUs to request on every node.")
 @click.option("--cpus-per-task", type=WholeNumber(1), help="Cores to request on every node.")
+@click.option("--partition", metavar="NAME", help=f"Partition of the cluster {taken_by('partition')}.")
+@click.option("--account", metavar="NAME", help=f"Account to charge {taken_by('account')}.")
+@further_options
 @click.option(
     "--script",
     type=click.Path(path_type=Path, dir_okay=False),
-    help=f"Where to write the script; default: {SCRIPTS}.",
+    help="Where to write the script; default: in runs/NAME/.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the script; write and submit nothing.")
 @set_option
 def submit(
     job: Path,
-    queue: str | None,
+    to: str | None,
+    slurm: bool,
     script: Path | None,
     dry_run: bool,
     overrides: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Write a plain batch script for JOB.yaml and submit it: one gpurun per node.
+    """Write a batch script or manifest for JOB.yaml, and submit it: one gpurun per node.
 
-    Example: gpurun submit job.yaml --slurm --nodes 2 --time 1:00:00 --dry-run
+    Example: gpurun submit job.yaml --to slurm --nodes 2 --time 1:00:00 --dry-run
 
-    Exit codes: 0 submitted, 2 the job file or the command line is wrong, 3 the batch system is not installed
-    here or rejects the job.
+    Exit codes: 0 submitted, 2 the job file or the command line is wrong, 3 what submits is not installed here
+    or rejects the job.
     """
     from gpurun.launcher.jobfile.load import load_job
-    from gpurun.launcher.schedulers.base import Submission
 
-    chosen = QUEUES[required(queue)]
-    wanted = submit_options(chosen, options)
+    name = scheduler_name(to, slurm)
+    wanted = submit_options(name, options)
     load_job(job, (*overrides, *([f"nodes={wanted.nodes}"] if wanted.nodes else [])))
     spec = load_job(job, overrides)
     refuse_secrets(overrides)
-    submission = Submission(spec, job.absolute(), Path.cwd(), overrides, own_command())
-    text = chosen.script(submission, wanted)
+    label = label_for(spec.name)
+    submission = Submission(spec, job.absolute(), Path.cwd(), overrides, own_command(), label)
+    text = QUEUES[name].script(submission, wanted)
     if dry_run:
         click.echo(text, nl=False)
-    else:
-        hand_over(
-            chosen, text, (script or Path("runs") / spec.name / chosen.script_name).absolute(), spec.name
-        )
+        return
+    path = (script or Path("runs") / spec.name / QUEUES[name].script_name).absolute()
+    hand_over(QUEUES[name], submission, wanted, text, path)
+
+
+def scheduler_name(to: str | None, slurm: bool) -> str:
+    """Where the job goes.
+
+    Raises:
+        SpecError: that isn't said, or said twice.
+    """
+    if slurm and to not in (None, "slurm"):
+        raise SpecError(f"--slurm and --to {to}: choose one")
+    if not slurm and to is None:
+        raise SpecError(f"missing option --to: one of {', '.join(QUEUES)}")
+    return to or "slurm"
 
 
 def refuse_secrets(overrides: tuple[str, ...]) -> None:
@@ -95,41 +137,57 @@ def refuse_secrets(overrides: tuple[str, ...]) -> None:
         )
 
 
-def submit_options(chosen: BatchQueue, options: dict[str, Any]) -> SubmitOptions:
-    """What the command line asks of the chosen batch system; options of another one are an error.
+def submit_options(name: str, options: dict[str, Any]) -> SubmitOptions:
+    """What the command line asks of the chosen scheduler; options that it doesn't take are an error.
 
     Raises:
         SpecError: there are some.
     """
-    further = {queue.command: options.pop(queue.command) for queue in QUEUES.values()}
-    mine = further.pop(chosen.command)
-    if others := [f"--{command}" for command, given in further.items() if given]:
-        raise SpecError(f"{others[0]} is for another batch system; here it is --{chosen.command}")
+    queue = QUEUES[name]
+    further = {command: options.pop(command) for command in COMMANDS}
+    mine = further.pop(queue.command)
+    known = {field.name for field in fields(SubmitOptions)} & options.keys()
+    unused = [one for one in known - queue.takes - {"nodes"} if options[one] is not None]
+    for option in sorted([*unused, *(command for command, given in further.items() if given)]):
+        taken = [f"--{one.replace('_', '-')}" for one in sorted(queue.takes)]
+        raise SpecError(
+            f"--{option.replace('_', '-')} is not for {name}\n"
+            f"    it takes {', '.join(['--nodes', *taken, f'--{queue.command}=OPTION'])}"
+        )
     return SubmitOptions(**options, further=mine)
 
 
-def required(queue: str | None) -> str:
-    """The name of the batch system.
-
-    Raises:
-        SpecError: there is none.
-    """
-    if queue is None:
-        flags = " or ".join(f"--{name}" for name in QUEUES)
-        raise SpecError(
-            f"missing option {flags}: the batch system to submit to; for Kubernetes see docs/clusters.md"
-        )
-    return queue
+def label_for(name: str) -> str:
+    """A name for one submission that every scheduler accepts, as Kubernetes wants those of Services."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:MAX_LABEL].strip("-")
+    return f"{plain if plain[:1].isalpha() else f'job-{plain}'.strip('-')}-{secrets.token_hex(3)}"
 
 
-def hand_over(queue: BatchQueue, text: str, path: Path, name: str) -> None:
+def hand_over(queue: Queue, submission: Submission, options: SubmitOptions, text: str, path: Path) -> None:
     """Writes the script and submits it."""
     from gpurun.launcher.rundir.files import write_bytes
+    from gpurun.launcher.schedulers.base import submit as submit_to
 
     write_bytes(path, text.encode())
-    job_id = queue.submit(path)
-    click.echo(f"submitted {name} as job {job_id}; its script is {path}")
-    click.echo(queue.next_commands(job_id, Path.cwd()))
+    call = queue.call(submission, options, path, secrets.token_urlsafe(32))
+    if queue.is_foreground:
+        become(queue, call)
+    job_id = submit_to(queue, call, path, submission)
+    click.echo(f"submitted {submission.spec.name} as job {job_id}; its script is {path}")
+    for purpose, command in queue.next_commands(submission, options, job_id).items():
+        click.echo(f"{purpose + ':':<9}{command}")
+
+
+def become(queue: Queue, call: Call) -> None:
+    """Replaces this process by one that lasts as long as the job; Ctrl-C and exit codes are its own.
+
+    Raises:
+        MachineError: what it starts isn't installed here.
+    """
+    from gpurun.launcher.schedulers.base import require
+
+    require(queue.command)
+    os.execvpe(call.argv[0], call.argv, {**os.environ, **call.env})
 
 
 def own_command() -> tuple[str, ...]:

@@ -1,13 +1,14 @@
 """Whether every variant computes the gradient that one device would: the run's check of its own premise."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, LaunchConfig, VariantConfig
@@ -28,6 +29,9 @@ BATCH_NORM = (
 )
 OF_THE_MODEL = ("BatchNorm", "dropout or another layer that draws random numbers")
 """Reasons why no two ways to run the model have one gradient, an even split and one device included."""
+
+DROPOUT = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
+"""Layers whose `training` decides about nothing but dropout."""
 
 Gradient = Mapping[str, Tensor]
 
@@ -66,13 +70,30 @@ def check_gradients(
     for variant in variants:
         by_batch.setdefault(sum(variant.split), []).append(variant)
     found: dict[str, dict[str, Any]] = {}
-    with preserved(trainer.model, trainer.device):
+    with preserved(trainer.model, trainer.device), without_dropout(trainer.model):
         for global_batch, members in by_batch.items():
             found |= check_batch(trainer, global_batch, members, rank, enter)
             if STRATEGIES[config.strategy].shards_optimizer:
                 for variant_id, error in weight_errors(trainer, global_batch, members, rank).items():
                     found[variant_id] |= weight_facts(trainer, error, found[variant_id])
     return found
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Dropout layers change nothing within it: with them, no two passes would have one gradient.
+
+    A compiled model stays as it is: it would be compiled once more. Nor can functional dropout be left out.
+    """
+    layers = [m for m in model.modules() if isinstance(m, DROPOUT) and m.training]
+    layers = [] if model._compiled_call_impl is not None else layers
+    for layer in layers:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = True
 
 
 def check_batch(

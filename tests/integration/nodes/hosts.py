@@ -50,17 +50,17 @@ class Hosts:
         self.directories = tuple(directory / name for name in NAMES)
         self.temporary = tuple(directory / f"tmp-{name}" for name in NAMES)
         tag = os.getpid()
-        self._spaces = [f"gpurun-{tag}-{index}" for index in range(2)]
+        self.spaces = [f"gpurun-{tag}-{index}" for index in range(2)]
         self._commands: list[Command] = []
 
     def __enter__(self) -> Self:
         for path in (self.work, *self.directories, *self.temporary):
             path.mkdir(parents=True, exist_ok=True)
-        for space in self._spaces:
+        for space in self.spaces:
             _ip("netns", "add", space)
-        _ip("link", "add", "cable", "netns", self._spaces[0],
-            "type", "veth", "peer", "name", "cable", "netns", self._spaces[1])  # fmt: skip
-        for space, address in zip(self._spaces, ADDRESSES, strict=True):
+        _ip("link", "add", "cable", "netns", self.spaces[0],
+            "type", "veth", "peer", "name", "cable", "netns", self.spaces[1])  # fmt: skip
+        for space, address in zip(self.spaces, ADDRESSES, strict=True):
             _ip("-n", space, "addr", "add", f"{address}/24", "dev", "cable")
             _ip("-n", space, "link", "set", "lo", "up")
             _ip("-n", space, "link", "set", "cable", "up")
@@ -73,12 +73,12 @@ class Hosts:
             if command.process.poll() is None:
                 command.kill()
             command.process.communicate()
-        for space in self._spaces:
+        for space in self.spaces:
             _ip("netns", "del", space)
 
     def start(self, host: int, *args: str, env: dict[str, str] | None = None) -> Command:
         """`gpurun ARGS` on a host."""
-        argv = ["ip", "netns", "exec", self._spaces[host], "unshare", "--uts", "--mount", "sh", "-c", _ENTER]
+        argv = ["ip", "netns", "exec", self.spaces[host], "unshare", "--uts", "--mount", "sh", "-c", _ENTER]
         argv += [
             "sh",
             NAMES[host],
@@ -114,22 +114,22 @@ class Hosts:
     @contextmanager
     def cut(self) -> Iterator[None]:
         """The cable is out; no side is notified."""
-        _ip("-n", self._spaces[1], "link", "set", "cable", "down")
+        _ip("-n", self.spaces[1], "link", "set", "cable", "down")
         try:
             yield
         finally:
-            _ip("-n", self._spaces[1], "link", "set", "cable", "up")
+            _ip("-n", self.spaces[1], "link", "set", "cable", "up")
 
     @contextmanager
     def slowed(self, mbit_per_s: int, latency_ms: int) -> Iterator[None]:
         """The cable takes no more than this, in either direction; what it can't take at once has to wait."""
         limit = ("rate", f"{mbit_per_s}mbit", "burst", "16k", "latency", f"{latency_ms}ms")
-        for space in self._spaces:
+        for space in self.spaces:
             _ip("netns", "exec", space, "tc", "qdisc", "add", "dev", "cable", "root", "tbf", *limit)
         try:
             yield
         finally:
-            for space in self._spaces:
+            for space in self.spaces:
                 _ip("netns", "exec", space, "tc", "qdisc", "del", "dev", "cable", "root")
 
 

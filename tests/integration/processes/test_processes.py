@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import LaunchConfig
+from tests.known import known
 
 ROOT = Path(__file__).resolve().parents[3]
 BODIES = {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'src'}"}
@@ -250,6 +252,15 @@ def test_a_missing_module_is_named(guard: Guard) -> None:
         pytest.raises(MachineError, match="no_such_torch can't be imp"),
     ):
         pool.poll(30.0)
+
+
+def test_why_the_server_has_ended_is_read_before_it_is_asked_for_more(guard: Guard) -> None:
+    with WorkerPool(guard, ("no_such_torch",)) as pool:
+        server = os.pidfd_open(known(pool._server).pid)
+        select.select([server], [], [])  # it has ended
+        os.close(server)
+        with pytest.raises(MachineError, match="no_such_torch can't be imp"):
+            pool.preload(("torch",))
 
 
 def test_stop_does_not_wait_for_an_import(guard: Guard, tmp_path: Path) -> None:

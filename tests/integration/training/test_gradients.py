@@ -142,8 +142,11 @@ def test_each_precision_explains_its_own_rounding(precision: str) -> None:
 
 
 @pytest.mark.usefixtures("_deterministic")
-def test_dropout_is_named() -> None:
-    (warning,) = check(perceptron(nn.Dropout(0.5)))["warnings"]
+def test_dropout_layers_are_left_out_and_other_random_numbers_named() -> None:
+    dropout = nn.Dropout(0.5)
+    facts = check(perceptron(dropout))
+    assert (facts["gradient_error"] < 1e-9, facts["warnings"], dropout.training) == (True, (), True)
+    (warning,) = check(perceptron(nn.RReLU()))["warnings"]
     assert "likely reason: dropout" in warning
 
 

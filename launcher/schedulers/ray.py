@@ -1,0 +1,118 @@
+"""Ray: a driver places one actor on each of several nodes, and each actor starts one gpurun.
+
+Source: docs.ray.io, "Placement Groups" (STRICT_SPREAD), "Ray Jobs CLI".
+"""
+
+import shlex
+from collections.abc import Mapping
+
+from gpurun.launcher.processes.guard import SECRET_VARIABLE
+from gpurun.launcher.schedulers.base import (
+    WRITTEN_BY,
+    Call,
+    Queue,
+    Scheduler,
+    Submission,
+    SubmitOptions,
+)
+
+_DRIVER = '''\
+import ctypes
+import os
+import secrets
+import signal
+import subprocess
+import sys
+
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+
+def end_with_the_actor():
+    """The kernel sends SIGTERM to gpurun when its actor ends, whatever ended it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+@ray.remote(max_restarts=0)
+class Node:
+    def address(self):
+        return ray.util.get_node_ip_address()
+
+    def run(self, words, secret):
+        env = {**os.environ, SECRET: secret}
+        command = COMMAND + words
+        return subprocess.run(command, cwd=DIRECTORY, env=env, preexec_fn=end_with_the_actor).returncode
+
+
+ray.init()
+group = placement_group([PER_NODE] * NODES, strategy="STRICT_SPREAD")
+print(f"waiting until {NODES} nodes have {PER_NODE} free", flush=True)
+ray.get(group.ready())
+nodes = [
+    Node.options(
+        num_cpus=PER_NODE["CPU"],
+        num_gpus=PER_NODE.get("GPU", 0),
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+    ).remote()
+    for index in range(NODES)
+]
+address = ray.get(nodes[0].address.remote())
+places = [["--rendezvous", address, "--node-rank", str(rank)] for rank in range(NODES)] if NODES > 1 else [[]]
+secret = secrets.token_urlsafe(32)
+started = [node.run.remote(place, secret) for node, place in zip(nodes, places)]
+ray.wait(started, num_returns=NODES)  # each gpurun says by itself what became of the others
+sys.exit(max(ray.get(started)))
+'''
+
+
+def script(wanted: Submission, options: SubmitOptions) -> str:
+    """The driver, a Python program."""
+    gpus = wanted.stated_gpus(options)
+    per_node = {"CPU": options.cpus_per_task or 1, **({"GPU": gpus} if gpus else {})}
+    command = [*wanted.command(options), "--out", f"runs/{wanted.spec.name}/{wanted.label}"]
+    values: Mapping[str, object] = {
+        "COMMAND": command,
+        "DIRECTORY": str(wanted.directory),
+        "NODES": wanted.num_nodes(options),
+        "PER_NODE": per_node,
+        "SECRET": SECRET_VARIABLE,
+    }
+    lines = "".join(f"{name} = {value!r}\n" for name, value in values.items())
+    head = f"# {WRITTEN_BY}: one gpurun on each of several nodes, which share this directory."
+    return f"{head}\n{lines}\n{_DRIVER}"
+
+
+def next_commands(wanted: Submission, options: SubmitOptions, job_id: str) -> Mapping[str, str]:
+    """How to look after the job, by Ray's own commands."""
+    job = shlex.join((*options.further, job_id))
+    return {
+        "state": f"ray job status {job}",
+        "logs": f"ray job logs --follow {job}",
+        "results": f"gpurun report runs/{wanted.spec.name}/{job_id}",
+        "cancel": f"ray job stop {job}",
+    }
+
+
+RAY = Scheduler(
+    name="Ray",
+    start_hint="a job of a Ray cluster: gpurun submit JOB.yaml --to ray",
+    node_rank=lambda environ: None,  # the driver gives flags
+    rendezvous=lambda environ: None,
+    num_nodes=lambda environ: None,
+    preemption="none; a node that goes is lost, and Ray doesn't start the job again",
+    queue=Queue(
+        command="ray",
+        option_example="--address=http://head:8265",
+        script_name="submit-ray.py",
+        takes=frozenset({"gpus_per_node", "cpus_per_task"}),
+        script=script,
+        call=lambda wanted, options, path, secret: Call(
+            (
+                *("ray", "job", "submit", *options.further, "--no-wait"),
+                *("--submission-id", wanted.label, "--", "python3", str(path)),
+            )
+        ),
+        next_commands=next_commands,
+    ),
+)

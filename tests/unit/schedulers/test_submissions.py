@@ -1,0 +1,264 @@
+"""What `gpurun submit` writes for every scheduler, read back by what will read it."""
+
+import ast
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun import __version__
+from gpurun.launcher.cli.commands.submit import QUEUES, label_for
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.errors import GpurunError, MachineError, SpecError
+from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.schedulers import SCHEDULERS
+from gpurun.launcher.schedulers.base import Call, Submission, SubmitOptions, submit
+from gpurun.launcher.schedulers.kubernetes import seconds
+
+HOME = Path("/home/me/my jobs")
+OPTIONS = SubmitOptions(
+    nodes=2, gpus_per_node=8, cpus_per_task=64, time="2:00:00", image="reg/me:1", gpu="H100"
+)
+HOSTILE = (
+    "params.text=$(touch here) `touch here` ' \" \\ \n- $HOME $(POD_NAME) $$ # {{x}} &\u2028é\U0001f600",
+    "params.list=[a, 'b: c']",
+    "-x=--y",
+)
+"""What some shell, YAML, Kubernetes or Python would take for something else."""
+MODELS = {
+    "Service": "io_k8s_api_core_v1_service.IoK8sApiCoreV1Service",
+    "Job": "io_k8s_api_batch_v1_job_spec.IoK8sApiBatchV1JobSpec",
+    "JobSet": "jobset_v1alpha2_job_set.JobsetV1alpha2JobSet",
+    "TrainJob": "trainer_v1alpha1_train_job.TrainerV1alpha1TrainJob",
+}
+
+
+def submission(*overrides: str, label: str = "gpt-splits-1a2b3c", **job: Any) -> Submission:
+    text = json.dumps({"name": "gpt-splits", "workload": "gpt", "global_batch": 64, **job})
+    spec = load_text(text, "job.yaml", (), Path())
+    return Submission(spec, HOME / "a job.yaml", HOME, overrides, ("/opt/gpurun",), label)
+
+
+def script(name: str, wanted: Submission, options: SubmitOptions = OPTIONS) -> str:
+    return QUEUES[name].script(wanted, options)
+
+
+def test_they_are_as_they_were_reviewed(snapshot: Callable[[str, str], None]) -> None:
+    texts = [f"--- {name}\n{script(name, submission('seed=3'))}" for name in QUEUES if name != "slurm"]
+    snapshot("submissions.txt", "\n".join(texts).replace(__version__, "VERSION"))
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "jobset", "trainjob"])
+@pytest.mark.parametrize("options", [OPTIONS, SubmitOptions(image="reg/me:1", gpus_per_node=1)])
+def test_manifests_are_what_the_published_models_know(name: str, options: SubmitOptions) -> None:
+    """A field that a model doesn't know, or one of another type, doesn't come back."""
+    for document in yaml.safe_load_all(script(name, submission(*HOSTILE), options)):
+        module, _, model = MODELS[document["kind"]].partition(".")
+        part = document["spec"] if document["kind"] == "Job" else document
+        read = getattr(import_module(f"kubeflow_trainer_api.models.{module}"), model).from_dict(part)
+        assert without_empty(read.to_dict()) == part
+
+
+def without_empty(part: Any) -> Any:
+    """Without what a model adds: empty lists and mappings."""
+    if isinstance(part, dict):
+        kept = {key: without_empty(value) for key, value in part.items()}
+        return {key: value for key, value in kept.items() if value not in ({}, [])}
+    return [without_empty(one) for one in part] if isinstance(part, list) else part
+
+
+STAND_IN = """\
+#!/bin/sh
+case "$*" in
+    --version) echo "mpirun (Open MPI) 4.1.4" ;;
+    *hostname) echo node0 ;;
+    *) for word; do printf '%s\\0' "$word"; done ;;
+esac
+"""
+"""Prints the words that it is called with."""
+
+
+def words_of(directory: Path, text: str) -> list[str]:
+    """What bash, running this, calls `gpurun` with: `srun`, `mpirun` and `gpurun` print that."""
+    for command in ("srun", "mpirun", "gpurun"):
+        (directory / command).write_text(STAND_IN)
+        (directory / command).chmod(0o755)
+    text = re.sub(r"(?m)^cd .*$", "", text)  # that directory doesn't exist
+    env = {"PATH": f"{directory}:/usr/bin:/bin", "SLURM_JOB_ID": "42", "SKYPILOT_TASK_ID": "sky-1"}
+    done = subprocess.run(["bash", "-c", text], capture_output=True, cwd=directory, env=env, check=True)
+    assert not (directory / "here").exists()
+    return done.stdout.decode().split("\0")[:-1]
+
+
+def kubernetes_words(command: list[str]) -> list[str]:
+    """As Kubernetes expands them: `$$` is a `$`, `$(POD_NAME)` its value."""
+    values = {"$$": "$", "$(POD_NAME)": "pod"}
+    return [re.sub(r"\$\$|\$\(POD_NAME\)", lambda found: values[found[0]], word) for word in command]
+
+
+def commands_in(name: str, text: str, directory: Path) -> list[str]:
+    """The words of the command that a script has the scheduler start."""
+    if name in ("slurm", "mpi"):
+        return words_of(directory, text)
+    if name == "ray":
+        first = next(node for node in ast.parse(text).body if isinstance(node, ast.Assign))
+        return list(ast.literal_eval(first.value))
+    document = list(yaml.safe_load_all(text))[-1]
+    if name == "skypilot":
+        return words_of(directory, document["run"])
+    return kubernetes_words(next(found_in(document, "command")))
+
+
+def found_in(part: Any, key: str) -> Iterator[Any]:
+    """The values of a key, at any depth."""
+    if isinstance(part, dict):
+        yield from (value for name, value in part.items() if name == key)
+    for one in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from found_in(one, key)
+
+
+@pytest.mark.parametrize("name", QUEUES)
+def test_whatever_a_job_is_called_gpurun_gets_it_letter_by_letter(name: str, tmp_path: Path) -> None:
+    odd = HOME / 'it\'s "a" $(touch here) `job`: \n- .yaml'
+    wanted = replace(submission(*HOSTILE), job_file=odd)
+    words = commands_in(name, script(name, wanted), tmp_path)
+    job = str(odd) if str(odd) in words else odd.name
+    expected = [job, *(word for one in (*HOSTILE, "nodes=2") for word in ("--set", one))]
+    begin = words.index(job)
+    assert words[begin : begin + len(expected)] == expected
+    assert words[begin - 1] in ("gpurun", "/opt/gpurun") or name == "skypilot"
+
+
+def test_a_hostile_image_is_only_an_image() -> None:
+    odd = replace(OPTIONS, image='reg/x:1\n  env: [{"name": "A"}] # "', volume="a: b")
+    for name in ("kubernetes", "jobset", "trainjob", "skypilot"):
+        document = list(yaml.safe_load_all(script(name, submission(), odd)))[-1]
+        key = "image_id" if name == "skypilot" else "image"
+        assert next(found_in(document, key)).removeprefix("docker:") == odd.image
+
+
+@pytest.mark.parametrize("name", QUEUES)
+def test_no_script_holds_the_secret(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the job can't make one itself, it goes to the command that submits, not into a file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPURUN_SECRET", "sesame")
+    Path("job.yaml").write_text("workload: gpt\nglobal_batch: 64\ndevices: cpu:2\nnodes: 2\n")
+    image = ("--image", "x") if "image" in QUEUES[name].takes else ()
+    shown = CliRunner().invoke(cli, ["submit", "job.yaml", "--to", name, *image, "--dry-run"])
+    assert shown.exit_code == 0, shown.exception
+    assert "sesame" not in shown.output
+    assert list(tmp_path.iterdir()) == [tmp_path / "job.yaml"]
+    path = tmp_path / "script"
+    path.write_text(shown.output)
+    call = QUEUES[name].call(submission(), OPTIONS, path, "sesame")
+    assert "sesame" not in " ".join(call.argv)
+    is_handed_over = "sesame" in call.stdin or "sesame" in call.env.values()
+    assert is_handed_over == (name in ("kubernetes", "jobset", "trainjob", "skypilot"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "job", "words"),
+    [
+        ("kubernetes", replace(OPTIONS, image=None), {}, "missing option --image"),
+        ("skypilot", replace(OPTIONS, gpu=None), {}, "missing option --gpu"),
+        ("jobset", replace(OPTIONS, gpus_per_node=None), {"devices": "cuda"}, "how many GPUs a node has"),
+        ("trainjob", replace(OPTIONS, time="soon"), {}, "--time: "),
+    ],
+)
+def test_what_is_missing_is_named(name: str, options: SubmitOptions, job: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        script(name, submission(**job), options)
+    with pytest.raises(SpecError, match="is not in /home/me/my jobs"):
+        script(name, replace(submission(), job_file=Path("/elsewhere/job.yaml")))
+
+
+def test_gpus_are_requested_where_the_job_has_some() -> None:
+    def gpus(options: SubmitOptions, **job: Any) -> list[Any]:
+        texts = yaml.safe_load_all(script("kubernetes", submission(**job), options))
+        return [one for document in texts for one in found_in(document, "nvidia.com/gpu")]
+
+    assert gpus(OPTIONS) == [8]
+    assert gpus(replace(OPTIONS, gpus_per_node=None), devices=["cuda:0", "cuda:3"]) == [4]
+    assert gpus(replace(OPTIONS, gpus_per_node=None), devices="cpu:2") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("2:00:00", 7200), ("1-00:00:30", 86430), ("90m", 5400), ("60", 60), ("1:00", None)]
+)
+def test_time_limits(text: str, value: int | None) -> None:
+    if value is None:
+        with pytest.raises(SpecError, match="--time"):
+            seconds(text)
+    else:
+        assert seconds(text) == value
+
+
+@given(st.text(max_size=150))
+def test_every_name_becomes_one_that_kubernetes_takes(name: str) -> None:
+    label = label_for(name)
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", label)
+    assert len(f"{label}-node-0-999999") <= 63
+    assert label != label_for(name)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--to", "ray", "--partition", "gpu"],
+            "--partition is not for ray\n    it takes --nodes, --cpus-per",
+        ),
+        (["--to", "mpi", "--sbatch=--x"], "--sbatch is not for mpi"),
+        (["--slurm", "--to", "ray"], "--slurm and --to ray: choose one"),
+        ([], "missing option --to: one of mpi, slurm, skypilot, kubernetes, jobset, trainjob, ray"),
+    ],
+)
+def test_mistakes_on_the_command_line(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(cli, ["submit", "job.yaml", *words])
+    assert isinstance(result.exception, GpurunError)
+    assert said in str(result.exception)
+
+
+def test_the_list_names_all_and_how_each_announces_a_preemption() -> None:
+    shown = CliRunner().invoke(cli, ["submit", "--list"])
+    assert shown.exit_code == 0
+    for name in QUEUES:
+        assert re.search(rf"(?m)^{name} ", shown.output)
+        assert SCHEDULERS[name].preemption in shown.output
+
+
+@pytest.mark.parametrize("name", [name for name, queue in QUEUES.items() if not queue.is_foreground])
+def test_it_says_how_to_look_after_the_job(name: str) -> None:
+    options = replace(OPTIONS, further=("--namespace=it's",))
+    said = QUEUES[name].next_commands(submission(), options, "42")
+    assert list(said) == ["state", "logs", "results", "cancel"]
+    assert not any("it's" in command for command in said.values())  # quoted, where it is repeated
+
+
+def test_a_command_that_is_missing_and_one_that_refuses(tmp_path: Path) -> None:
+    def answer(*argv: str, queue: str = "slurm") -> str:
+        return submit(QUEUES[queue], Call(argv, "standard input"), tmp_path / "x", submission())
+
+    with pytest.raises(MachineError, match="no-such-sbatch was not found"):
+        answer("no-such-sbatch")
+    with pytest.raises(MachineError, match="sh rejected the job: invalid partition"):
+        answer("sh", "-c", "echo invalid partition >&2; exit 1")
+    with pytest.raises(MachineError, match="it answered 'hello'"):
+        answer("sh", "-c", "echo hello")
+    assert answer("sh", "-c", "echo '42;cluster'") == "42"
+    assert answer("grep", "standard input", queue="ray") == submission().label
+
+
+def test_the_docs_have_a_row_for_each() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text()
+    assert [name for name in QUEUES if not re.search(rf"(?m)^\| `{name}`", page)] == []
