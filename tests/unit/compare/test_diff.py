@@ -26,6 +26,7 @@ from gpurun.launcher.compare.model import (
 from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.errors import GateError, UndecidedError
 from gpurun.launcher.rundir.records import CodeVersion
+from gpurun.launcher.stats.verdict import percent_from_log
 from tests.known import known
 
 
@@ -120,6 +121,7 @@ def test_an_interval_that_reaches_minus_100_percent_has_an_opposite() -> None:
     found = opposite(Difference(-50.0, (-100.0, 100.0), "inconclusive"))
     assert (found.percent, known(found.ci)[0]) == (100.0, -50.0)
     assert 1e12 < known(found.ci)[1] < math.inf
+    assert percent_from_log(1000.0) < math.inf
 
 
 def test_a_gate_has_no_step_where_waiting_begins_to_be_refused() -> None:
