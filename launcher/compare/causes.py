@@ -117,6 +117,9 @@ def grown_compute(slower: VariantResult, faster: VariantResult) -> Loss | None:
     if longer_ms <= 0 or more_ms < max(MOST * longer_ms, MENTION_FROM * span_ms):
         return None
     spent = cause_named("compute", on_cpu(slower.ranks)).spent
+    # Operators of replicas in one process aren't compared with those of ranks: on a CPU their time includes
+    # waits for the interpreter's lock and for cores that replicas share, and `dp` has operators of its own
+    # (scatter, replicate, gather). What grew would be the strategy, under the name of an operator.
     is_alike = STRATEGIES[slower.strategy].has_replicas == STRATEGIES[faster.strategy].has_replicas
     which = grown_operators(one, other, more_ms) if is_alike else ""
     text = f"rank {one.rank} spends {{ms}} {spent}{which}{_why_compute_grew(one, other)}"

@@ -15,6 +15,7 @@ from gpurun.launcher.jobfile.settings import SETTINGS, resolved_setting
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.splits import BALANCED
+from gpurun.launcher.stats.busy import waiting_bias
 from gpurun.launcher.stats.family import UNKNOWN, bounded, unpaired
 from gpurun.launcher.stats.launches import welch_interval
 from gpurun.launcher.stats.sequential import ALPHA
@@ -171,7 +172,9 @@ def _gate_row(
 ) -> GateRow:
     lost = f"{b.status} in run B" if not is_ranked(b) else None
     logs_a, logs_b = ([math.log(ms) for ms in run.launch_ms] for run in (a, b))
-    found = UNKNOWN if lost else bounded(unpaired(logs_b, logs_a), percent, num_variants=num)
+    # Either run may have waited when the other didn't. From 5 % of a step on they are refused: no step there.
+    bias = max(waiting_bias(rank.queue_percent for rank in run.ranks) for run in (a, b))
+    found = UNKNOWN if lost else bounded(unpaired(logs_b, logs_a), percent, num_variants=num, bias=bias)
     launches = min(len(logs_a), len(logs_b))
     why = lost or (refused if found.ci else None)  # too few launches is what to mend first
     return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, why, "run")

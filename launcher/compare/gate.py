@@ -21,9 +21,9 @@ from gpurun.launcher.stats.family import (
     launches_to_decide,
     paired,
 )
-from gpurun.launcher.stats.sequential import MIN_LAUNCHES
+from gpurun.launcher.stats.sequential import MIN_LAUNCHES, POWER, next_look
 from gpurun.launcher.stats.verdict import verdict_of
-from gpurun.launcher.units import format_number, format_percent, format_percent_interval, plural
+from gpurun.launcher.units import format_number, format_percent, format_percent_interval, plural, round_up
 
 SLOWER: Outcome = "slower"
 NOT_SLOWER: Outcome = "not slower"
@@ -82,7 +82,7 @@ def _passing_headline(gate: Gate) -> str:
     """`ddp 32/32 is not slower than at main by more than 3 %: +0.4 % (−0.6 to 1.4).`"""
     if len(gate.rows) > 1:
         worst = max(gate.rows, key=lambda row: row.ci[1] if row.ci else 0.0)
-        most = format_number(worst.ci[1], 1, signed=True) if worst.ci else "?"
+        most = format_number(round_up(worst.ci[1], 1), 1, signed=True) if worst.ci else "?"
         return (
             f"None of {len(gate.rows)} variants is slower than {gate.before} by more than "
             f"{percent_text(gate)}; {worst.label} by {most} % at the most."
@@ -114,7 +114,8 @@ def _visible(gate: Gate) -> tuple[str, ...]:
     seen = [row.seen_percent for row in gate.of(UNDECIDED) if row.seen_percent is not None]
     if not seen:
         return ()
-    return (f"It would have seen a difference of {format_number(max(seen), 1)} %.",)
+    least = format_number(round_up(max(seen), 1), 1)
+    return (f"The smallest difference it would have seen, with {100 * POWER:.0f} % chance, is {least} %.",)
 
 
 def _figure(row: GateRow) -> str:
@@ -259,7 +260,8 @@ class _Pair:
         if estimate is None or estimate.error is None:
             return "Use a larger --budget, or a job whose launches are shorter."
         launches = launches_to_decide(estimate, threshold, self.bias)
-        s = budget_s * launches / estimate.launches if launches else math.inf
+        least = next_look(estimate.launches)  # those that there were haven't decided it
+        s = budget_s * max(launches, least) / estimate.launches if launches else math.inf
         if s > MOST_BUDGET_S:
             return f"That is too close to {threshold:g} % to be decided in an hour."
         return f"Deciding it takes about {plural(math.ceil(s / 60), 'minute')}: use a larger --budget."

@@ -14,7 +14,7 @@ from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, stages_s
-from gpurun.launcher.stats.sequential import MIN_LAUNCHES
+from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import Interval, format_ms, format_number, least_decimals, plural
 
@@ -59,7 +59,8 @@ def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look])
     launches = [one.launches for one in undecided if one.launches is not None]
     if not launches:
         return (f"{found}.",)
-    s = plan.budget_s * max(launches) / looks[-1].launches
+    least = next_look(looks[-1].launches)  # those that there were haven't decided it
+    s = plan.budget_s * max(least, *launches) / looks[-1].launches
     if len(launches) < len(undecided) or s > MOST_BUDGET_S:
         return (f"{found}: they differ by too little to decide that in an hour.",)
     minutes = math.ceil(s / 60)

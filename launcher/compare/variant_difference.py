@@ -203,4 +203,5 @@ def samples_ratio(measured: Measured, other: Measured) -> float:
 
 
 def _inverse(percent: float) -> float:
-    return -100 * percent / (100 + percent)
+    # The end of an early look's interval can be −100 % but for less than a float shows.
+    return -100 * percent / max(100 + percent, 1e-9)

@@ -3,7 +3,6 @@
 import errno
 import os
 import stat
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -285,7 +284,9 @@ def check_writable(directory: Path) -> None:
     try:
         if not nearest.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        tempfile.TemporaryFile(dir=nearest).close()
+        from tempfile import TemporaryFile  # 10 ms, which reading a job doesn't need
+
+        TemporaryFile(dir=nearest).close()
     except OSError as error:
         from gpurun.launcher.rundir.files import (
             unwritable,  # not before: a fork comes next, which copies what is there

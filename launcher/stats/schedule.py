@@ -1,11 +1,11 @@
-"""The schedule of a launch: the end of its warm-up, the length of a block, the order of a round."""
+"""The schedule of a launch: the end of its warm-up, the length of a block, the order of a round.
 
-import hashlib
+A plan needs its numbers only, so what ranks compute with is imported by the functions.
+"""
+
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -76,6 +76,8 @@ class RoundSample:
 
     def level_of(self, number: int) -> int:
         """The number of zeros at the end of a random number."""
+        import hashlib
+
         digest = hashlib.blake2b(f"{self.launch} {number}".encode(), digest_size=8).digest()
         bits = int.from_bytes(digest)
         return (bits & -bits).bit_length() - 1 if bits else 64
@@ -89,6 +91,8 @@ def is_steady(step_ns: Sequence[int], minimum: int, window: int = WINDOW_STEPS) 
     """
     if len(step_ns) < max(minimum, 2 * window):
         return False
+    from statistics import median
+
     before, last = step_ns[-2 * window : -window], step_ns[-window:]
     median_before, median_last = median(before), median(last)
     deviations = [abs(step - median_before) for step in before] + [abs(step - median_last) for step in last]
@@ -98,6 +102,8 @@ def is_steady(step_ns: Sequence[int], minimum: int, window: int = WINDOW_STEPS) 
 
 def block_steps(step_ns: Sequence[int], block_ms: float) -> int:
     """Steps of a block that lasts at least `block_ms`, judged by the median of the last 5 warm-up steps."""
+    from statistics import median
+
     typical_ns = median(step_ns[-WINDOW_STEPS:])
     return max(1, math.ceil(block_ms * 1e6 / max(typical_ns, 1)))
 
@@ -153,4 +159,6 @@ def shuffled(variants: Sequence[T], seed: str) -> tuple[T, ...]:
         seed: names the round, in a run and launch; the order depends on nothing else.
     """
     # A text seeds by its hash (SHA-512), which is the same in every process, unlike `hash()`.
-    return tuple(random.Random(seed).sample(variants, len(variants)))
+    from random import Random
+
+    return tuple(Random(seed).sample(variants, len(variants)))

@@ -13,7 +13,7 @@ RELEVANT_PERCENT = 1.0
 
 def percent_from_log(log_ratio: float) -> float:
     """100·(t / t_baseline − 1) from ln(t / t_baseline): positive is slower."""
-    return 100 * math.expm1(log_ratio)
+    return 100 * math.expm1(min(log_ratio, 700.0))  # an early look's interval may be beyond what floats hold
 
 
 def percent_interval(log_interval: Interval | None) -> Interval | None:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.machine.gpus.gpu import HOT_BY_DRIVER, HOT_BY_HARDWARE, Gpu, GpuProcess, Gpus, Sensors
@@ -373,7 +372,7 @@ class NvmlSensors:
         """The driver keeps samples of the last seconds; where it doesn't, this is the clock now."""
         _, samples = ask(self.nvml, "nvmlDeviceGetSamples", self.handle, CLOCK_SAMPLES, since_us) or (0, ())
         if clocks := [sample.sampleValue.uiVal for sample in samples if sample.timeStamp >= since_us]:
-            return fmean(clocks)
+            return float(sum(clocks) / len(clocks))
         now = ask(self.nvml, "nvmlDeviceGetClockInfo", self.handle, self.nvml.NVML_CLOCK_SM)
         return None if now is None else float(now)
 

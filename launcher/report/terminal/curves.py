@@ -90,9 +90,12 @@ NO_LINE = "–"
 def balanced_lines(variants: Sequence[VariantResult]) -> list[str]:
     """A paragraph per balanced variant, and what their symbols are."""
     lines = [line for variant in variants if variant.balanced for line in _lines(variant, variants)]
+    found = [one.balanced for one in variants if one.balanced]
     legend = "T*: computing of the slowest device by these costs."
-    if any(one.balanced.optimum_over_measured is not None for one in variants if one.balanced):
+    if any(one.optimum_over_measured is not None for one in found):
         legend += " T: the measured step."
+    if any(device.straight and device.alpha_ci for one in found for device in one.devices):
+        legend += " Ranges are 95 % intervals over rounds."
     return [*lines, f"  {legend}"] if lines else []
 
 

@@ -31,6 +31,7 @@ from gpurun.launcher.units import plural
 MENTION_SLACK_NS = 10_000
 """From here on it is said how well a clock is known."""
 MAX_RANKS_SHOWN = 8
+_AS_TRANSFER = "their waiting is counted as transfer"
 MAX_UNIX_NS = 1 << 63
 """Later times, after the year 2262, aren't Unix times; then only differences count."""
 
@@ -159,13 +160,12 @@ def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
         )
     if alone and len(ranks) > 1:
         found.append(
-            f"{alone} of {len(matched.collectives)} collectives are seen on one rank only: "
-            "their waiting is counted as transfer"
+            f"{alone} of {len(matched.collectives)} collectives are seen on one rank only: {_AS_TRANSFER}"
         )
     if loose:
         found.append(
             f"who waited in {plural(loose, 'exchange')} of several ranks isn't known, as their clocks aren't "
-            "known well enough: their waiting is counted as transfer"
+            f"known well enough: {_AS_TRANSFER}"
         )
     return found
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,6 +27,17 @@ from gpurun.launcher.worker.accelerators.runtime import runtime_of
 
 COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
 """Namespaces of operators whose arguments are buffers of communication, unless they are something else."""
+
+GATHERED: Mapping[str, tuple[str, MemoryPart]] = MappingProxyType(
+    {
+        "fsdp::split_with_sizes_copy": ("out", "parameters"),
+        "fsdp::chunk_cat": ("tensors", "gradients"),
+    }
+)
+"""Operators of FSDP, with an argument and what it is: whole parameters after their shards were gathered,
+whole gradients before they are scattered.
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+"""
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,9 @@ class MemoryLog:
     parts: dict[int, MemoryPart] = field(default_factory=dict)
     of_optimizer: set[int] = field(default_factory=set)
     """Storages that only the optimizer has used so far."""
+    is_optimizing: bool = False
+    """Whether the last backward pass has ended: what is first used then was there before.
+    What is first used in the model appears then. Gloo makes tensors that no operator is seen to make."""
     phase_begins: int = 0
     """Number of the first storage that was first seen in the phase that runs now."""
     alive: dict[int, tuple[int, object]] = field(default_factory=dict)
@@ -87,6 +102,7 @@ class MemoryLog:
         if phase == "optimizer":
             self.of_optimizer.update(range(self.phase_begins, len(self.sizes)))
         self.phase_begins = len(self.sizes)
+        self.is_optimizing = phase == "backward"
 
     def label(self, tensors: Any, part: MemoryPart) -> None:
         """What the storages of a tree of tensors are for; those not seen yet were there before the step."""
@@ -155,10 +171,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         used = (args, kwargs or {})
-        for storage in storages_of(used):
-            self.log.number(storage, is_new=False)
         if func.namespace in COLLECTIVES:
             self.log.label(used, "communication")
+        for storage in storages_of(used):
+            self.log.number(storage, is_new=not self.log.is_optimizing)
+        if func.name() in GATHERED:
+            name, part = GATHERED[func.name()]
+            self.log.label(kwargs[name] if kwargs and name in kwargs else args[0], part)
         result = func(*args, **(kwargs or {}))
         for storage in storages_of(result):
             self.log.number(storage, is_new=True)

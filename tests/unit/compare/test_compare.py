@@ -39,15 +39,6 @@ from tests.unit.compare.hand_made import (
 files = hand_made.files
 
 
-def test_figures_of_ranks_are_of_the_same_steps(files: Files) -> None:
-    """Rounds of which a rank was killed before it had written its own."""
-    write_splits(files)
-    for number in range(29, 69):
-        files.block(EVEN, "01-ddp-2", number, 900e6, ranks=1)
-    even = by_id(compare_run(files.run))[EVEN.id]
-    assert len({rank.step_ms for rank in even.ranks}) == 1
-
-
 def test_figures_of_two_splits_in_one_launch(files: Files) -> None:
     write_splits(files)
     comparison = compare_run(files.run)

@@ -11,7 +11,8 @@ import pytest
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.recorded import launch_logs
-from gpurun.launcher.compare.model import Status
+from gpurun.launcher.compare.model import OpenPair, Status
+from gpurun.launcher.compare.notes import open_notes
 from gpurun.launcher.compare.ranking import Following, following
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.rundir.files import append_lines, write_json
@@ -32,6 +33,7 @@ from tests.unit.compare.hand_made import (
     plan,
     splits_plan,
     variant,
+    write_splits,
 )
 
 files = hand_made.files
@@ -253,3 +255,19 @@ def test_rounds_of_launches_are_by_repetition() -> None:
         0: {("01-a", 1): 0.0, ("01-a~2", 1): math.log(3.0)},
         1: {("02-b", 1): math.log(5.0)},
     }
+
+
+def test_the_budget_that_is_proposed_is_larger_than_the_one_that_was_spent() -> None:
+    """By chance a difference may be open after as many launches as mostly decide one of its size."""
+    pair = OpenPair(UNEVEN.id, 5.0, (-0.1, 10.4), 8)
+    (note,) = open_notes(splits_plan(budget_s=300.0), [pair], [Look(12, 1.0)])
+    assert note.endswith("To decide it takes about 7 minutes: set `budget: 7m`.")
+
+
+def test_figures_of_ranks_are_of_the_same_steps(files: Files) -> None:
+    """Rounds of which a rank was killed before it had written its own."""
+    write_splits(files)
+    for number in range(29, 69):
+        files.block(EVEN, "01-ddp-2", number, 900e6, ranks=1)
+    even = by_id(compare_run(files.run))[EVEN.id]
+    assert len({rank.step_ms for rank in even.ranks}) == 1

@@ -18,12 +18,15 @@ from gpurun.launcher.compare.model import (
     ExposedComm,
     Gate,
     Noise,
+    RankFigures,
     Status,
     StepTime,
     VariantResult,
 )
+from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.errors import GateError, UndecidedError
 from gpurun.launcher.rundir.records import CodeVersion
+from gpurun.launcher.stats.verdict import percent_from_log
 from tests.known import known
 
 
@@ -108,8 +111,30 @@ def test_what_is_undecided_says_what_it_could_have_seen() -> None:
     assert found.headline == (
         "Whether ddp 32/32 is slower than in run A by more than 9.8 % is undecided: +9.8 % (8.9 to 10.8)."
     )
-    assert found.details[0] == "It would have seen a difference of 11.2 %."
+    least = "The smallest difference it would have seen, with 80 % chance, is 11.3 %."
+    assert found.details[0] == least
     assert "gpurun gate" in found.details[-1]
+
+
+def test_an_interval_that_reaches_minus_100_percent_has_an_opposite() -> None:
+    """Of an early look at launches that scatter by much: −40 of logarithms is −100 % as a float."""
+    found = opposite(Difference(-50.0, (-100.0, 100.0), "inconclusive"))
+    assert (found.percent, known(found.ci)[0]) == (100.0, -50.0)
+    assert 1e12 < known(found.ci)[1] < math.inf
+    assert percent_from_log(1000.0) < math.inf
+
+
+def test_a_gate_has_no_step_where_waiting_begins_to_be_refused() -> None:
+    """Bounds get wider with it, by 5 % where runs are refused."""
+    widths = []
+    for percent in (0.0, 2.0, 4.9):
+        ranks = (RankFigures(0, "cpu:0", 32, 100.0, {}, None, None, queue_percent=percent),)
+        (row,) = gate(run(result("v", A)), run(replace(result("v", B), ranks=ranks))).rows
+        low, high = known(row.ci)
+        widths.append(high - low)
+    assert widths == sorted(widths)
+    assert widths[1] - widths[0] < 2.5
+    assert widths[2] - widths[0] > 9
 
 
 def test_a_wide_interval_no_longer_passes() -> None:

@@ -155,7 +155,7 @@ def test_check_and_devices_start_without_rich_tensorboard_and_torch() -> None:
         "import gpurun.launcher.machine.host\n"
         "gpurun.launcher.machine.host.inspect_machine()\n"
         "heavy = {'rich', 'tensorboard', 'torch', 'numpy', 'psutil', 'msgspec'}\n"
-        "heavy |= {'gpurun.launcher.rundir.records'}\n"
+        "heavy |= {'tempfile', 'statistics', 'random', 'gpurun.launcher.rundir.records'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -74,7 +74,17 @@ def endless_line(run: RunDir) -> None:
     sparse(variant(run) / "rank0.jsonl", MAX_LINES_BYTES // 4)
 
 
+def unknown_baseline(run: RunDir) -> None:
+    run.plan.write_bytes(run.plan.read_bytes().replace(b'"baseline":', b'"baseline": "even", "was":'))
+
+
+def unknown_variant(run: RunDir) -> None:
+    run.plan.write_bytes(run.plan.read_bytes().replace(b'"id": "ddp-2-even"', b'"id": "even"', 1))
+
+
 DAMAGES: dict[Plant, str] = {
+    unknown_baseline: "the plan has no variant 'even'",
+    unknown_variant: "the plan has no variant 'ddp-2-even'",
     nested_status: "nested too deeply",
     nested_plan: "nested too deeply",
     endless_plan: "larger than any file that gpurun writes there; remove it",

@@ -22,7 +22,7 @@ from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.jobfile.kinds import TRAINING
 from gpurun.launcher.run.budget import Costs, Outlook
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.family import Family, bounded, holm, launch_values, paired
+from gpurun.launcher.stats.family import Family, bounded, holm, launch_values, paired, unpaired
 from gpurun.launcher.stats.launches import t_quantile
 from gpurun.launcher.stats.paired import hodges_lehmann, wilcoxon_interval
 from gpurun.launcher.stats.schedule import ROUNDS
@@ -349,6 +349,21 @@ def gate_outcomes(
         )
         outcomes.append(next((outcome for outcome in found if outcome != "undecided"), "undecided"))
     return {name: outcomes.count(name) / num_gates for name in OUTCOMES}
+
+
+def diff_outcomes(
+    num_diffs: int, effect_percent: float, seed: int, scatter: float = 0.01, launches: int = 12
+) -> dict[str, float]:
+    """Shares of the outcomes of `diff --fail-slower 5%` on one variant of two runs.
+
+    The machine is the same in both: what differs between sessions, no such comparison can see.
+    """
+    rng = np.random.default_rng(seed)
+    runs = rng.normal(0, scatter, (num_diffs, 2, launches))
+    shift = log(1 + effect_percent / 100)
+    found = [bounded(unpaired((after + shift).tolist(), before.tolist()), 5.0) for before, after in runs]
+    outcomes: list[str] = [one.outcome for one in found]
+    return {name: outcomes.count(name) / num_diffs for name in OUTCOMES}
 
 
 def pooled_false_alarms(num_families: int, seed: int, launches: int = 27) -> float:

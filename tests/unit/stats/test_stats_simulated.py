@@ -69,6 +69,21 @@ def test_a_gate_is_rarely_wrong(effect_percent: float, wrong: str) -> None:
     assert outcomes[wrong] <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
 
 
+@pytest.mark.parametrize(
+    ("effect_percent", "outcome", "least", "most"),
+    [
+        (4.0, "slower", 0.0, 0.01),
+        (5.0, "slower", 0.02, 0.08),
+        (5.0, "not slower", 0.02, 0.08),
+        (6.2, "slower", 0.78, 0.90),  # the smallest difference that such runs see, by the sentence
+    ],
+)
+def test_a_diff_is_sharp_at_its_threshold(
+    effect_percent: float, outcome: str, least: float, most: float
+) -> None:
+    assert least <= simulate.diff_outcomes(400, effect_percent, seed=26)[outcome] <= most
+
+
 def test_a_gate_is_mostly_decided_where_nothing_or_much_changed() -> None:
     assert simulate.gate_outcomes(200, 0.0, seed=24)["undecided"] <= 0.2
     assert simulate.gate_outcomes(200, 10.0, seed=25)["slower"] >= 0.8
