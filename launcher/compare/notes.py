@@ -102,7 +102,7 @@ def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:
         return ()
     named = [f"{variant_label(one)} ({_time_and_memory(one)})" for one in front]
     others = sum(is_ranked(one) for one in results) - len(front)
-    rest = " Every other is slower than one of these, and not smaller." if others else ""
+    rest = " Every other is slower than one of these and not clearly smaller." if others else ""
     return (f"Less memory takes more time, by the estimates: {', '.join(named)}.{rest}",)
 
 

@@ -191,6 +191,8 @@ def _is_beaten(one: VariantResult, ranked: Sequence[VariantResult], pairwise: Pa
 
 LEAST_SAVING = 0.01
 """Share of the memory from which one variant is called smaller than another."""
+LEAST_GIB = 1 / 1024
+"""Less than that matters to no one."""
 
 
 def pareto_front(results: Sequence[VariantResult]) -> list[VariantResult]:
@@ -206,7 +208,7 @@ def pareto_front(results: Sequence[VariantResult]) -> list[VariantResult]:
         if result.peak_gib is None:
             return []
         least_gib = min((one.peak_gib or 0.0 for one in front), default=math.inf)
-        if result.peak_gib < (1 - LEAST_SAVING) * least_gib:
+        if not front or result.peak_gib < least_gib - max(LEAST_SAVING * least_gib, LEAST_GIB):
             front.append(result)
     return front
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.model import Comparison, RankFigures, VariantResult
-from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.compare.ranking import LEAST_GIB, is_ranked
 from gpurun.launcher.rundir.records import MemoryPart
 from gpurun.launcher.units import Interval, format_number, format_rate, least_decimals, round_up
 
@@ -205,7 +205,7 @@ def _matters(values: Sequence[float | None], results: Results) -> bool:
     """Whether a part of the memory makes the peaks of variants differ."""
     known = [value for value in values if value is not None]
     most = max((peak for result in results if (peak := result.peak_gib)), default=0.0)
-    return bool(known) and max(known) - min(known) > LEAST_DIFFERENCE * most
+    return bool(known) and max(known) - min(known) > max(LEAST_DIFFERENCE * most, LEAST_GIB)
 
 
 def _slowest_clock_mhz(result: VariantResult) -> float | None:
@@ -316,6 +316,7 @@ METRICS: tuple[Metric, ...] = (
         text=_at_least(2),
         better="lower",
         drop=4,
+        applies=lambda results: any((result.peak_gib or 0.0) >= LEAST_GIB for result in results),
     ),
     _memory_metric("parameters", "params", 12),
     _memory_metric("optimizer", "optim.", 13),
