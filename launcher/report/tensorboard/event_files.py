@@ -43,8 +43,9 @@ def write_tensorboard(comparison: Comparison, run: RunDir) -> None:
     Raises:
         MachineError: a directory can't be written; the old files are kept.
     """
+    values = values_of(comparison.variants)
     for variant in comparison.variants:
-        _replace(run.variant(variant.id), _variant_events(variant, run))
+        _replace(run.variant(variant.id), _variant_events(variant, run, values[variant.id]))
     _replace(run.path, _root_events(comparison))
 
 
@@ -70,11 +71,10 @@ def _over_batch(curve: BatchCurve) -> str:
     return f"samples_per_s_over_batch/{curve.label.replace(' ', '_')}"
 
 
-def _variant_events(variant: VariantResult, run: RunDir) -> list[EventProto]:
+def _variant_events(variant: VariantResult, run: RunDir, metrics: Mapping[str, float]) -> list[EventProto]:
     ranks = run.read_steps(variant.id)
     times = _times(run, {record.launch for records in ranks.values() for record in records})
     times_s = times.known or [time.time()]
-    metrics = values_of(variant)
     values = [hparams.start_value(variant, _run_name(run), min(times_s)), *_scalars(metrics)]
     return [
         _event(0, min(times_s), values),

@@ -15,14 +15,14 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, Sessi
 from gpurun.launcher.compare.label import split_label, value_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.jobfile.settings import SETTINGS
-from gpurun.launcher.report.metrics import METRICS, values_of
+from gpurun.launcher.report.metrics import METRICS, figures_of
 
 
 def experiment_value(comparison: Comparison) -> Summary.Value:
     """The columns of the table; belongs to the root run."""
     rows = [hyperparameters(variant) for variant in comparison.variants]
     names = dict.fromkeys(name for row in rows for name in row)
-    known = {key for variant in comparison.variants for key in values_of(variant)}
+    known = {metric.key for metric in figures_of(comparison.variants)}
     experiment = api_pb2.Experiment(
         description=" ".join((*(f"! {alert}." for alert in comparison.alerts), comparison.summary)),
         hparam_infos=[_column(name, [row[name] for row in rows if name in row]) for name in names],

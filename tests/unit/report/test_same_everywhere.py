@@ -231,8 +231,9 @@ def assert_same(report: Report, comparison: Comparison, run: RunDir) -> None:
     headline, found = report(comparison, run)
     assert headline == comparison.headline
     short = {metric.key: metric.short for metric in METRICS}
+    values = values_of(comparison.variants)
     for one in comparison.variants:
-        expected = {short[key]: value for key, value in values_of(one).items()}
+        expected = {short[key]: value for key, value in values[one.id].items()}
         assert found[variant_label(one)] == pytest.approx(expected, rel=0.02, abs=0.006)
 
 
