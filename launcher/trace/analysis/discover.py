@@ -27,6 +27,8 @@ OWN_FILES = frozenset(
     }
 )
 """JSON files of a run directory; skipped without a note, unless they are traces of these names."""
+OWN_SUFFIX = ".memory.json"
+"""Likewise, after the rank."""
 HEAD_BYTES = 1 << 20
 MAX_LISTED = 10
 _RANK = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,9})(?!\d)", re.IGNORECASE)
@@ -88,7 +90,7 @@ def _look_into(directory: Path, files: list[Path], warnings: list[str]) -> None:
 
 def _is_own(path: Path) -> bool:
     """Whether this is a file of a run directory; a trace may well be called `trace.json`."""
-    if path.name not in OWN_FILES:
+    if path.name not in OWN_FILES and not path.name.endswith(OWN_SUFFIX):
         return False
     try:
         with open_source(path) as source:

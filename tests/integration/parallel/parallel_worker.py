@@ -50,7 +50,7 @@ class Mesh:
             self.timed(name, partial(dist.all_reduce, ones, group=self.groups.get(name)))
         if self.rank == 0:
             time.sleep(NAP_S)
-            dist.send(ones, 3)
+            self.timed("message", partial(dist.send, ones, 3))
         if self.rank == 3:
             self.timed("message", partial(dist.recv, ones, 0))
 

@@ -98,7 +98,7 @@ def threads(args: argparse.Namespace) -> None:
 
 def chatty(args: argparse.Namespace) -> None:
     for burst in range(3):
-        print(*(f"{burst}: line {number}" for number in range(20_000)), sep="\n", flush=True)
+        print(*(f"{burst}: line {number}" for number in range(40_000)), sep="\n", flush=True)
         while os.fstat(1).st_size > 100_000:  # until gpurun has moved it away
             time.sleep(0.01)
 

@@ -76,7 +76,7 @@ def test_the_newest_output_is_kept(ran: Result) -> None:
     read = gpurun(ran.directory, "logs", "run", "--rank", "1", "--launch", launch_of(ran, "chatty").name)
     first, *lines = read.out.splitlines()
     assert first.startswith("[rank 1] gpurun: the output before this was removed")
-    assert lines == [f"[rank 1] 2: line {number}" for number in range(20_000 - len(lines), 20_000)]
+    assert lines == [f"[rank 1] 2: line {number}" for number in range(40_000 - len(lines), 40_000)]
     assert sum(file.stat().st_size for file in launch_of(ran, "chatty").glob("log/rank*")) <= 1 << 20
 
 

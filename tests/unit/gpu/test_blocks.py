@@ -27,6 +27,7 @@ from gpurun.launcher.rundir.records import (
     Attempt,
     GpuLoad,
     MaxBatchConfig,
+    RoundTime,
     StepRecord,
     VariantConfig,
     VariantFacts,
@@ -168,7 +169,8 @@ def recorded(strategy: str, devices: tuple[str, ...], loads: Mapping[int, tuple[
         ]
         for rank, own in loads.items()
     }
-    return Measured(variant, "g", VariantStatus("ok"), True, VariantFacts(), steps, (), (), {})
+    timed = (RoundTime("l", 1, 1_000_000),)
+    return Measured(variant, "g", VariantStatus("ok"), True, VariantFacts(), steps, timed, (), {})
 
 
 def test_each_gpu_of_dp_has_its_own_figures(tmp_path: Path) -> None:

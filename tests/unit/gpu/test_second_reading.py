@@ -108,7 +108,8 @@ def test_a_step_without_synchronization_issues_no_collective(monkeypatch: pytest
     micro = MicroBatch(torch.ones(4, 2), torch.ones(4), (4,), (3,))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     step = LoadedStep((micro,), None)
-    forward_backward(strategy, counted, PRECISIONS["fp32"], step, scaler, NoClock(), sync=False)
+    with strategy.alone():  # as `Trainer.step` does
+        forward_backward(strategy, counted, PRECISIONS["fp32"], step, scaler, NoClock(), sync=False)
     assert asked == []
     assert layer.weight.grad is not None
     torch.testing.assert_close(layer.weight.grad, torch.ones(1, 2))  # W·n/N is 1 where N = W·n
