@@ -65,10 +65,7 @@ def compare_run(run: RunDir) -> Comparison:
     job = read_mapping(run.spec)
     measured = {variant.id: read_measured(run, plan, variant) for variant in plan.variants}
     looks = run.read_looks()
-    early_rounds = len(plan.launches) == 1 and stops_early(job)
-    differences = differences_of(measured, plan.baseline, looks, early_rounds)
-    if plan.gate is not None:
-        differences = replace(differences, references={one: a for a, b in plan.gate.pairs for one in (a, b)})
+    differences = _differences(plan, job, measured, looks)
     host = read_mapping(run.host)
     results = variant_results(run, differences, host, plan.nodes)
     interference = interference_in(results)
@@ -116,6 +113,17 @@ def compare_run(run: RunDir) -> Comparison:
         alerts=tuple(alerts(results)),
         conclusions=CONCLUSIONS,
     )
+
+
+def _differences(
+    plan: Plan, job: Mapping[str, Any], measured: Mapping[str, Measured], looks: Sequence[Look]
+) -> Differences:
+    """How variants differ; in a gate from their own version before, not from one baseline."""
+    early_rounds = len(plan.launches) == 1 and stops_early(job)
+    found = differences_of(measured, plan.baseline, looks, early_rounds)
+    if plan.gate is None:
+        return found
+    return replace(found, references={one: a for a, b in plan.gate.pairs for one in (a, b)})
 
 
 def diagnosis(directory: Path) -> str | None:
