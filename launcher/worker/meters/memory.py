@@ -9,10 +9,11 @@ without what libraries allocate for themselves. A compiled model's kernels pass 
 known about them.
 """
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -94,6 +95,8 @@ class MemoryLog:
     """Number of the first storage that was first seen in the phase that runs now."""
     alive: dict[int, tuple[int, object]] = field(default_factory=dict)
     """Number of each live storage by its address, with what calls `freed`."""
+    lock: AbstractContextManager[bool] = field(default_factory=threading.RLock)
+    """Replicas of `dp` run in threads; one that numbers a storage may be the one that sees another freed."""
 
     def mark(self, phase: str) -> None:
         """A phase of the step ends, as in `PhaseClock`."""
@@ -116,6 +119,10 @@ class MemoryLog:
         """The storage's number; `None` on other devices. One not seen yet appears now, if `is_new`."""
         if storage.device.type != self.device_type:
             return None
+        with self.lock:
+            return self._number(storage, is_new)
+
+    def _number(self, storage: torch.UntypedStorage, is_new: bool) -> int:
         address = storage._cdata
         if address in self.alive:
             return self.alive[address][0]

@@ -1,5 +1,7 @@
 """What memory holds when it is fullest: known answers, and torch's own counter of allocations."""
 
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 
@@ -124,3 +126,18 @@ def test_a_storage_that_is_resized_counts_as_what_it_has() -> None:
     peak = peak_of_step(step, model.network, model.optimizer, "cpu")
     assert peak.total == WEIGHTS + (4 << 20)  # inputs come later
     assert torch.UntypedStorage.resize_ is resize
+
+
+def test_threads_number_no_two_storages_alike() -> None:
+    log, interval = MemoryLog("cpu", ()), sys.getswitchinterval()
+    made = [[torch.empty(1) for _ in range(2_000)] for _ in range(4)]
+    calls = [threading.Thread(target=log.label, args=(tensors, "gradients")) for tensors in made]
+    sys.setswitchinterval(1e-6)
+    try:
+        for call in calls:
+            call.start()
+        for call in calls:
+            call.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(number for number, _ in log.alive.values()) == list(range(8_000))
