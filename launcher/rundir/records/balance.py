@@ -2,22 +2,24 @@
 
 from dataclasses import dataclass
 
+from gpurun.launcher.rundir.records.measured import Count, Number
+
 
 @dataclass(frozen=True)
 class Curve:
     """The time of a step on one device over its samples, without communication, in milliseconds."""
 
-    alpha_ms: float
+    alpha_ms: Number
     """The constant part of a step."""
-    alpha_ci: tuple[float, float] | None
-    beta_ms: float
+    alpha_ci: tuple[Number, Number] | None
+    beta_ms: Number
     """The time of each sample."""
-    beta_ci: tuple[float, float] | None
+    beta_ci: tuple[Number, Number] | None
     straight: bool
     """Whether the line α + β·b fits the measured points; else the curve goes through them."""
-    points: tuple[tuple[int, float], ...]
+    points: tuple[tuple[Count, Number], ...]
     """Samples and their measured time, both increasing."""
-    cap: int | None
+    cap: Count | None
     """The most samples that its memory holds, if the batch has more."""
 
 
@@ -26,7 +28,7 @@ class Prediction:
     """What the curves predict for a split."""
 
     split: tuple[int, ...]
-    compute_ms: float
+    compute_ms: Number
     """The time of its slowest device."""
 
 
@@ -42,7 +44,7 @@ class Balance:
     """`None` if it does not fit."""
     proportional: Prediction | None
     """In proportion to speed, 1/β: best only if all α are equal. `None` if a curve is not straight."""
-    overhead_ms: float
+    overhead_ms: Number
     """What a step of the best split takes in addition to its slowest device: communication, measured."""
 
     @property
@@ -56,9 +58,9 @@ class Attempt:
     """A line of a search: a batch begins, fits or fails; or the search is done, or has failed."""
 
     outcome: str
-    batch: int
+    batch: Count
     message: str = ""
-    step_s: float = 0.0
+    step_s: Number = 0.0
     """Of a batch that fits: what a step took, without communication."""
 
 
@@ -66,8 +68,8 @@ class Attempt:
 class MaxBatch:
     """The result of `global_batch: max`; `max_batch.json`."""
 
-    global_batch: int
+    global_batch: Count
     caps: tuple[int, ...]
     """The most samples of each device of the job, with a margin."""
-    step_s: float = 0.0
+    step_s: Number = 0.0
     """What a step of the largest batches that were tried took; 0 in older runs."""
