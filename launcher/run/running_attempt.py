@@ -16,7 +16,7 @@ from gpurun.launcher.run.attempts import attempt_id, finished_variants
 from gpurun.launcher.run.start_requests import Starter, end_program, program_of
 from gpurun.launcher.rundir.claim import entered
 from gpurun.launcher.rundir.control import leave, read_states
-from gpurun.launcher.rundir.files import complete_lines, decoded_lines, inode_of, num_bytes
+from gpurun.launcher.rundir.files import complete_lines, decoded_portion, inode_of, num_bytes
 from gpurun.launcher.rundir.records import Event
 
 POLL_S = 0.2
@@ -79,7 +79,7 @@ class RunningAttempt:
             self.events_file, self.events_read, known_ns = inode, 0, self.newest_ns
         text = complete_lines(path, self.events_read)
         self.events_read += len(text)
-        events = tuple(decoded_lines(text.splitlines(), Event))
+        events = tuple(decoded_portion(text, Event))
         self.newest_ns = max((self.newest_ns, *(event.monotonic_ns for event in events)))
         return tuple(event for event in events if event.monotonic_ns > known_ns or not known_ns)
 
