@@ -4,6 +4,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose
 from gpurun.launcher.logs.relay import Relay
@@ -79,7 +81,7 @@ class RunningAttempt:
             self.events_file, self.events_read, known_ns = inode, 0, self.newest_ns
         text = complete_lines(path, self.events_read)
         self.events_read += len(text)
-        events = tuple(decoded_portion(text, Event))
+        events = tuple(decoded_portion(text, msgspec.json.Decoder(Event)))
         self.newest_ns = max((self.newest_ns, *(event.monotonic_ns for event in events)))
         return tuple(event for event in events if event.monotonic_ns > known_ns or not known_ns)
 

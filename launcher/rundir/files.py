@@ -6,7 +6,6 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
@@ -58,12 +57,13 @@ class RunDir(RunPaths):
     def read_steps_and_damage(self, variant_id: str) -> tuple[dict[int, list[StepRecord]], tuple[str, ...]]:
         """`read_steps`, and what can't be read; a last line that was cut off does not count."""
         steps, damage, replaced = {}, [], self.read_replaced()
+        decoder = msgspec.json.Decoder(StepRecord)
         for rank, file in rank_files(self.variant(variant_id), ".jsonl").items():
             found: list[StepRecord] = []
             lines = 0
             for portion in whole_portions(file):
                 lines += portion.count(b"\n")
-                found += decoded_portion(portion, StepRecord)
+                found += decoded_portion(portion, decoder)
             if (lost := lines - len(found)) > 0:
                 damage.append(f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are ignored")
             steps[rank] = [step for step in found if step.launch not in replaced] if replaced else found
@@ -194,8 +194,9 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
     Raises:
         MachineError: the file can't be read.
     """
+    decoder = msgspec.json.Decoder(kind)
     for portion in whole_portions(path):
-        yield from decoded_portion(portion, kind)
+        yield from decoded_portion(portion, decoder)
 
 
 def whole_portions(path: Path) -> Iterator[bytes]:
@@ -222,19 +223,13 @@ def whole_portions(path: Path) -> Iterator[bytes]:
         raise too_large(path)
 
 
-def decoded_portion(portion: bytes, kind: type[T]) -> list[T]:
+def decoded_portion(portion: bytes, decoder: "msgspec.json.Decoder[T]") -> list[T]:
     """Whole lines of JSON without damaged ones: a full disk leaves a part of a line, to which the next is
     glued."""
-    decoder: msgspec.json.Decoder[T] = _decoder(kind)
     try:
         return decoder.decode_lines(portion)
     except _UNREADABLE:
         return list(_decoded_one_by_one(portion.split(b"\n"), decoder))
-
-
-@cache
-def _decoder(kind: Any) -> Any:
-    return msgspec.json.Decoder(kind)
 
 
 def _decoded_one_by_one(lines: Iterable[bytes], decoder: "msgspec.json.Decoder[T]") -> Iterator[T]:
@@ -287,8 +282,10 @@ def keep_lines(path: Path, kind: type[T], keeps: Callable[[T], bool]) -> None:
         MachineError: it can't be read, or not be written; then it is unchanged.
     """
 
+    decoder = msgspec.json.Decoder(kind)
+
     def is_kept(line: bytes) -> bool:
-        return all(keeps(value) for value in decoded_portion(line, kind))
+        return all(keeps(value) for value in decoded_portion(line, decoder))
 
     lines = (line for portion in whole_portions(path) for line in portion.splitlines(keepends=True))
     write_bytes(path, b"".join(line for line in lines if is_kept(line)))
