@@ -6,7 +6,7 @@ from typing import Any
 
 from gpurun.launcher.jobfile.field_types import InvalidValue, expected, whole
 from gpurun.launcher.jobfile.yaml.describe import correction, describe, shorten
-from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds
+from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds, sold_memory_gb
 from gpurun.launcher.masking import is_secret, masked
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.units import GIB
@@ -235,6 +235,19 @@ def parse_size(value: Any) -> int:
     if size_bytes < _UNIT_BYTES["MiB"]:
         raise expected("a size of at least 1 MiB", value)
     return size_bytes
+
+
+def parse_memory(value: Any) -> int:
+    """Bytes, from a size or the name of a GPU: `20 GiB`, `H100 80GB`."""
+    if not isinstance(value, str) or _SIZE.fullmatch(value):
+        return parse_size(value)
+    sizes = sold_memory_gb(value)
+    if not sizes:
+        raise expected("a size or a GPU", value, "use 20 GiB, or the name of a GPU such as H100 80GB")
+    if len(sizes) > 1:
+        listed = " or ".join(f"`{value} {size}GB`" for size in sizes)
+        raise InvalidValue(f"GPUs of the name {value} have memories of several sizes", f"write {listed}")
+    return sizes[0] * 10**9
 
 
 def parse_threads(value: Any) -> int | str:
