@@ -11,8 +11,17 @@ from typing import Any
 import numpy as np
 
 from gpurun.launcher.errors import TraceError
-from gpurun.launcher.trace.analysis.breakdown import LOST, Activity, Measure, Queue, Waits, joined, measure
-from gpurun.launcher.trace.analysis.collectives.call_records import clock_id
+from gpurun.launcher.trace.analysis.breakdown import (
+    LOST,
+    Activity,
+    Devices,
+    Measure,
+    Queue,
+    Waits,
+    joined,
+    measure,
+)
+from gpurun.launcher.trace.analysis.collectives.calls import clock_id
 from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, local_collectives
 from gpurun.launcher.trace.analysis.nesting import stretches
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, rank_tables
@@ -39,7 +48,6 @@ from gpurun.launcher.trace.analysis.tables import (
     kernel_times,
     op_times,
 )
-from gpurun.launcher.trace.analysis.work_by_device import Devices
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
