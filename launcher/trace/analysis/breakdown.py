@@ -14,7 +14,8 @@ from dataclasses import astuple, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals
+from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
+from gpurun.launcher.trace.kineto.classify import GpuKind
 from gpurun.launcher.trace.kineto.columns import Trace
 
 
@@ -38,6 +39,17 @@ class Activity:
     @property
     def busy(self) -> Intervals:
         return self.compute.join(self.comm).join(self.copies)
+
+
+def gpu_activity(start: Int64, end: Int64, kind: NDArray[np.int8], busy: Intervals) -> Activity:
+    """The activity of GPU work of these kinds; `busy` is all that ran on the device."""
+
+    def of(*kinds: GpuKind) -> Intervals:
+        chosen = np.isin(kind, kinds)
+        return union(start[chosen], end[chosen])
+
+    copies = of(GpuKind.MEMCPY, GpuKind.MEMSET)
+    return Activity(of(GpuKind.COMPUTE), of(GpuKind.COMM), copies, of(GpuKind.MEMSET), busy)
 
 
 @dataclass(frozen=True, eq=False)

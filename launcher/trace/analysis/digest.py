@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from gpurun.launcher.trace.analysis.breakdown import (
     Measure,
     Queue,
     Waits,
+    gpu_activity,
     joined,
     measure,
 )
@@ -293,7 +293,7 @@ class _GpuPicture:
             if first_ns < last_ns or not parts:
                 mine = stretch.holds(work.start)
                 start, kind = work.start[mine], self.trace.gpu.kind[chosen[mine]]
-                activity = _activity(start, start + work.duration[mine], kind, busy)
+                activity = gpu_activity(start, start + work.duration[mine], kind, busy)
                 parts.append(measure(activity, first_ns, last_ns, self.waits, queue))
         return joined(parts)
 
@@ -303,17 +303,6 @@ class _GpuPicture:
             return None
         delays = self.trace.gpu.start[known] - self.work.start[known]
         return LaunchDelay(int(np.median(delays)), int(delays.max()))
-
-
-def _activity(
-    start: Int64, end: Int64, kind: np.ndarray[Any, np.dtype[np.int8]], busy: Intervals
-) -> Activity:
-    def of(*kinds: GpuKind) -> Intervals:
-        chosen = np.isin(kind, kinds)
-        return union(start[chosen], end[chosen])
-
-    copies = of(GpuKind.MEMCPY, GpuKind.MEMSET)
-    return Activity(of(GpuKind.COMPUTE), of(GpuKind.COMM), copies, of(GpuKind.MEMSET), busy)
 
 
 class _CpuPicture:
