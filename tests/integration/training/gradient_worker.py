@@ -171,7 +171,7 @@ def config(
     )  # fmt: skip
 
 
-def variants_of(world: int, strategy: str) -> tuple[VariantConfig, ...]:
+def variants_of(world: int, strategy: str, kind: str = "mean") -> tuple[VariantConfig, ...]:
     found = (
         VariantConfig(name_of(split, accumulate), split, accumulate)
         for split in SPLITS[world]
@@ -179,18 +179,19 @@ def variants_of(world: int, strategy: str) -> tuple[VariantConfig, ...]:
         # Where all ranks are needed for a micro-batch, each has as many; a plan refuses others anyway.
         if min(split) >= accumulate or not STRATEGIES[strategy].shards_parameters
     )
-    often = [replace(v, id=f"{v.id}-every{n}", sync_every=n) for v in few_of(world) for n in (1, 2)]
-    return (*found, *(often if STRATEGIES[strategy].has_backend else ()))
+    often = STRATEGIES[strategy].has_backend and kind == "mean"
+    several = few_of(world)
+    return (*found, *(replace(several, id=f"{several.id}-every{n}", sync_every=n) for n in (1, 2) if often))
 
 
 def name_of(split: tuple[int, ...], accumulate: int) -> str:
     return "-".join(map(str, split)) + f"-acc{accumulate}"
 
 
-def few_of(world: int) -> list[VariantConfig]:
-    """An uneven split for settings that don't depend on it, in three micro-batches."""
+def few_of(world: int) -> VariantConfig:
+    """An uneven split in three micro-batches, for settings that don't depend on it."""
     split = {1: (24,), 2: (18, 6), 3: (12, 8, 4), 4: (6, 9, 3, 6)}[world]
-    return [VariantConfig(name_of(split, 3), split, 3)]
+    return VariantConfig(name_of(split, 3), split, 3)
 
 
 def expected_gradient(kind: str) -> dict[str, Tensor]:
@@ -210,8 +211,8 @@ def expected_gradient(kind: str) -> dict[str, Tensor]:
 
 def gradient_errors(strategy: str, world: int, rank: int) -> dict[str, float]:
     errors = {}
-    variants = variants_of(world, strategy)
     for kind in kinds_of(strategy):
+        variants = variants_of(world, strategy, kind)
         job = workload(kind, num_workers=int(world == 2))
         trainer = Trainer(job, config(strategy, world, variants), rank)
         for variant in variants:
@@ -315,7 +316,7 @@ def collectives(rank: int) -> dict[str, int]:
     """How often ranks communicate in one step of each strategy, with some settings."""
     group, found = dist.group.WORLD, {}
     assert group is not None
-    (variant,) = few_of(2)
+    variant = few_of(2)
     cases: list[tuple[str, dict[str, Any], int | None]] = [
         *((strategy, {}, sync_every) for strategy in IN_PROCESSES for sync_every in (1, 2, None)),
         ("fsdp", {"reshard": False}, None),

@@ -43,7 +43,7 @@ def test_every_gradient_is_that_of_the_whole_batch(results: list[dict[str, Any]]
         for strategy in IN_JOBS
         for world in ((1,) if strategy == "single" else (2, 3, 4))
         for kind in worker.kinds_of(strategy)
-        for variant in worker.variants_of(world, strategy)
+        for variant in worker.variants_of(world, strategy, kind)
     }
     assert expected <= {name.rpartition(" on ")[0] for name in errors}
     most = {name: next((most for p, most in worker.SMALLER.items() if p in name), 1e-12) for name in errors}
