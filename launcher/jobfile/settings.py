@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from gpurun.launcher.jobfile import program_values as program
 from gpurun.launcher.jobfile import values
 from gpurun.launcher.jobfile.field_types import MAPPING, Kind, one_of, whole
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS
@@ -47,8 +46,8 @@ THREADS = Kind(
     values.parse_threads,
     {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": values.MAX_THREADS}]},
 )
-ARGS = Kind(program.parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
-ENV = Kind(program.parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
+ARGS = Kind(values.parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
+ENV = Kind(values.parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
 TEXT = {"type": "string"}
 
 
@@ -74,12 +73,12 @@ class Settings:
     )
     """What to train: a built-in (`gpt`), a function in a file next to the job (`train.py:build`), or one in a
     module (`package.module:build`). A job has this, a `script` or a `module`."""
-    script: Annotated[str, Kind(program.parse_script, TEXT)] | None = setting(
+    script: Annotated[str, Kind(values.parse_script, TEXT)] | None = setting(
         None, kinds=frozenset({PROGRAM}), is_task=True
     )
     """A program to run unchanged, once per device, with the environment that `torchrun` gives: `train.py`.
     Its steps are those of its optimizer."""
-    module: Annotated[str, Kind(program.parse_module, TEXT)] | None = setting(
+    module: Annotated[str, Kind(values.parse_module, TEXT)] | None = setting(
         None, kinds=frozenset({PROGRAM}), is_task=True
     )
     """Like `script`, by its module's name as for `python -m`: `package.train`."""
@@ -258,7 +257,7 @@ class Settings:
         instead=_OF_WORKLOADS,
         shape=WORDS,
         absent=(),
-        check_list=program.check_args_list,
+        check_list=values.check_args_list,
     )
     """Arguments of the program: `[--epochs, "1"]`; `{launch_dir}` is replaced by its launch's directory."""
     env: Annotated[Mapping[str, str], ENV] = setting(

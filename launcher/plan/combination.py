@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.builtins import default_batch
-from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
+from gpurun.launcher.jobfile.kinds import JobKind, default_batch, variant_kind
 from gpurun.launcher.jobfile.model import Baseline, JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.plan.model import Variant

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.jobfile.builtins import builtin_named
 from gpurun.launcher.jobfile.checks.device_checks import find_misfits
+from gpurun.launcher.jobfile.kinds import builtin_named
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.settings import SETTINGS, settings_of

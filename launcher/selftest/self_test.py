@@ -29,7 +29,6 @@ from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
 from gpurun.launcher.rundir.records import DeviceFacts, StepRecord
-from gpurun.launcher.selftest.check_jobs import job_of
 from gpurun.launcher.selftest.check_table import findings, is_blocked
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
@@ -40,10 +39,11 @@ from gpurun.launcher.selftest.evidence import (
     DeviceRate,
     EarlierRate,
     Evidence,
+    Finding,
     RanJob,
 )
-from gpurun.launcher.selftest.findings import Finding
 from gpurun.launcher.selftest.machine_checks import comparable, rates_of
+from gpurun.launcher.selftest.run_checks import job_of
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.units import GIB
 

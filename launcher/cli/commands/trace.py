@@ -67,7 +67,7 @@ def trace(
         show_json(report)
         return
     if show:
-        from gpurun.launcher.report.terminal.trace_tables import render_tables
+        from gpurun.launcher.report.terminal.trace import render_tables
 
         click.echo(render_tables(report, show, width()), nl=False)
         return

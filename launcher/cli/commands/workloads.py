@@ -34,7 +34,7 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
     Raises:
         SpecError: one is not.
     """
-    from gpurun.launcher.jobfile.builtins import builtin_workloads, no_such_builtin
+    from gpurun.launcher.jobfile.kinds import builtin_workloads, no_such_builtin
 
     for name in names:
         if name not in builtin_workloads():

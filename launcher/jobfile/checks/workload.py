@@ -10,12 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
-from gpurun.launcher.jobfile.builtins import builtin_workloads, no_such_builtin
 from gpurun.launcher.jobfile.checks.program_file import INSTALL_IT, no_file, no_module
-from gpurun.launcher.jobfile.checks.signature import names_of, read_module, signature_of, signature_of_builtin
-from gpurun.launcher.jobfile.kinds import workload_kind
+from gpurun.launcher.jobfile.kinds import builtin_workloads, no_such_builtin, workload_kind
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.params import Param, Signature, needs, refused, takes, wrong_params
+from gpurun.launcher.jobfile.params import (
+    Param,
+    Signature,
+    names_of,
+    needs,
+    read_module,
+    refused,
+    signature_of,
+    signature_of_builtin,
+    takes,
+    wrong_params,
+)
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, shorten

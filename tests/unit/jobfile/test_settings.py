@@ -12,8 +12,7 @@ from gpurun.launcher.compare.diff import diff_runs
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, ExposedComm, Noise, VariantResult
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.docs.reference import job_reference
-from gpurun.launcher.jobfile.docs.schema import job_schema
+from gpurun.launcher.jobfile.docs.schema import job_reference, job_schema
 from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM, TRAINING, JobKind
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.jobfile.model import JobSpec

@@ -8,8 +8,7 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, NodesError, SpecError
 from gpurun.launcher.inspect.capture import refuse_on_nodes
-from gpurun.launcher.inspect.remote_inspection import answer, take_request, take_snapshots
-from gpurun.launcher.inspect.snapshot import RankSnapshot
+from gpurun.launcher.inspect.snapshot import RankSnapshot, answer, take_request, take_snapshots
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.nodes.join import await_welcome, gather, waiting_text

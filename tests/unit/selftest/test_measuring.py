@@ -19,7 +19,7 @@ from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import DeviceFacts
-from gpurun.launcher.selftest import check_jobs, link_checks, machine_checks, run_checks
+from gpurun.launcher.selftest import link_checks, machine_checks, run_checks
 from gpurun.launcher.selftest.run_checks import LATE_MS, NUM_STEPS
 from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
@@ -219,7 +219,7 @@ def test_an_all_reduce_is_as_fast_as_its_slowest_rank_and_fastest_repetition(mon
 
 
 def misbehaving(fault: str) -> misbehaving_model.Misbehaving:
-    model = misbehaving_model.build(0, check_jobs.FAULTY).model
+    model = misbehaving_model.build(0, run_checks.FAULTY).model
     assert isinstance(model, misbehaving_model.Misbehaving)
     assert fault in model.fault_of.values()
     return model
@@ -230,9 +230,9 @@ def test_a_rank_sleeps_with_its_size_of_batch_alone(fault: str, seconds: float, 
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     model = misbehaving(fault)
-    model(torch.ones(check_jobs.SOUND, 256))
+    model(torch.ones(run_checks.SOUND, 256))
     assert not slept
-    model(torch.ones(check_jobs.FAULTY[fault], 256))
+    model(torch.ones(run_checks.FAULTY[fault], 256))
     assert slept == [seconds]
 
 
@@ -247,18 +247,18 @@ def test_a_rank_kills_itself(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(os, "kill", kill)
     with pytest.raises(Killed):
-        misbehaving("killed")(torch.ones(check_jobs.FAULTY["killed"], 256))
+        misbehaving("killed")(torch.ones(run_checks.FAULTY["killed"], 256))
 
 
 def test_memory_that_runs_out_is_torchs_own_error() -> None:
     with pytest.raises(RuntimeError, match="(?i)" + CPU.memory_errors[0]):
-        misbehaving("oom")(torch.ones(check_jobs.FAULTY["oom"], 256))
+        misbehaving("oom")(torch.ones(run_checks.FAULTY["oom"], 256))
 
 
 def test_another_rank_does_not_misbehave(monkeypatch: Patch) -> None:
     monkeypatch.setattr(misbehaving_model, "device_index", lambda: 1)
     model = misbehaving("killed")
-    assert all(len(model(torch.ones(size, 256))) == size for size in check_jobs.FAULTY.values())
+    assert all(len(model(torch.ones(size, 256))) == size for size in run_checks.FAULTY.values())
 
 
 # Programs
@@ -301,4 +301,4 @@ def test_of_a_program_as_many_steps_are_recorded_as_its_check_expects(
 
 def test_the_loaders_program_has_as_many_steps_as_are_expected() -> None:
     assert NUM_STEPS["loader-workers"] == plain_programs.EPOCHS * plain_programs.BATCHES - 1
-    assert {*plain_programs.PROGRAMS} == {*check_jobs.PROGRAM_NAMES, check_jobs.GRAPH}
+    assert {*plain_programs.PROGRAMS} == {*run_checks.PROGRAM_NAMES, run_checks.GRAPH}
