@@ -314,8 +314,8 @@ def weight_checks(rank: int) -> dict[str, Any]:
 
 def collectives(rank: int) -> dict[str, int]:
     """How often ranks communicate in one step of each strategy, with some settings."""
-    group, found = dist.group.WORLD, {}
-    assert group is not None
+    group: Any = dist.group.WORLD
+    found = {}
     variant = few_of(2)
     cases: list[tuple[str, dict[str, Any], int | None]] = [
         *((strategy, {}, sync_every) for strategy in IN_PROCESSES for sync_every in (1, 2, None)),
