@@ -14,7 +14,6 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.process_tree import descendants, kill_descendants, send_signal
 from gpurun.launcher.machine.resource_limits import in_kernel_log, oom_kills, start_problem
 from gpurun.launcher.masking import Secrets, revealed
-from gpurun.launcher.processes.channel import ServingProcess
 from gpurun.launcher.processes.guard import SUPERVISOR_KILLED, Guard, python_argv
 from gpurun.launcher.processes.protocol import (
     SERVICE_RANK,
@@ -24,6 +23,7 @@ from gpurun.launcher.processes.protocol import (
     Preload,
     Report,
     Request,
+    ServingProcess,
     Signal,
     Started,
     StartFailed,

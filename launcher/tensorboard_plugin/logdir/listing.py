@@ -15,8 +15,7 @@ from typing import Literal
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.logdir.directories import Directory, inside, walk
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
-from gpurun.launcher.trace.analysis.discover import rank_in_name
-from gpurun.launcher.trace.merged_file import is_merged
+from gpurun.launcher.trace.analysis.discover import is_merged, rank_in_name
 
 MAX_RUNS = 2000
 FRESH_S = 2.0

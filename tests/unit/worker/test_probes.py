@@ -15,7 +15,7 @@ from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.report.tensorboard.series import curve_points
+from gpurun.launcher.report.tensorboard.event_files import curve_points
 from gpurun.launcher.report.terminal.curves import curve_lines
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantConfig
