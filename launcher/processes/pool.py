@@ -114,7 +114,9 @@ class WorkerPool:
         deadline = time.monotonic() + timeout_s
         while True:
             while self._forwarded:
-                self._send(Signal(self._forwarded.pop(0)))
+                number = self._forwarded.pop(0)
+                if self._server is not None:  # else no rank is left that could get it
+                    self._send(Signal(number))
             remaining_s = 0.0 if self._exits else max(0.0, deadline - time.monotonic())
             if not self._receive(remaining_s) and (self._exits or time.monotonic() >= deadline):
                 exits, self._exits = self._exits, []
