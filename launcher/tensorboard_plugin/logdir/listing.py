@@ -136,6 +136,14 @@ def is_text(name: str) -> bool:
     return True
 
 
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether it is one, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, for one
+        return False
+
+
 def _list(root: Path, path: Path, seen: set[tuple[int, int]]) -> tuple[tuple[str, ...], list[str]] | None:
     """Names of the files and of the directories; `None` for one that isn't readable, or known."""
     files: list[str] = []
@@ -150,7 +158,7 @@ def _list(root: Path, path: Path, seen: set[tuple[int, int]]) -> tuple[tuple[str
                 if number >= MAX_ENTRIES:
                     break
                 if not entry.name.startswith(".") and is_text(entry.name):
-                    (directories if entry.is_dir() else files).append(entry.name)
+                    (directories if _is_directory(entry) else files).append(entry.name)
         return tuple(sorted(files)), sorted(directories)
     return None
 
