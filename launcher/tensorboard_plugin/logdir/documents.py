@@ -21,8 +21,7 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import Running
 from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.tensorboard_plugin.logdir.directories import inside, read_end, read_inside
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed, inside, read_end, read_inside
 
 T = TypeVar("T")
 Stamp = tuple[int, int]

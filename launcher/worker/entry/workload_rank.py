@@ -26,7 +26,7 @@ from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of
 from gpurun.launcher.worker.training.traces import TraceRequests, profile
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
-from gpurun.workloads.probes.base import Probe
+from gpurun.workloads.micro_benchmarks import Probe
 
 
 def main(argv: Sequence[str]) -> None:

@@ -163,10 +163,6 @@ def main() -> NoReturn:
         os._exit(code)
 
 
-if __name__ == "__main__":
-    main()
-
-
 FLIGHT_RECORDER_ENTRIES = "2000"
 """Collectives that torch remembers per rank; what NCCL's recorder has by default, 1 MB as JSON."""
 
@@ -331,3 +327,7 @@ def quiet_stderr() -> Iterator[None]:
         os.dup2(saved, 2)
         os.close(saved)
         os.close(null)
+
+
+if __name__ == "__main__":
+    main()

@@ -24,7 +24,7 @@ from gpurun.launcher.worker.accelerators.clock import Clock
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter, load_meter
-from gpurun.workloads.probes.base import KIB, MIB, powers
+from gpurun.workloads.micro_benchmarks import KIB, MIB, powers
 
 SUMMED = (1, 1023, 1 << 18)
 """Elements; odd numbers don't divide evenly into what each rank reduces."""
@@ -57,7 +57,7 @@ def reduce_rates(device: torch.device, is_host: bool) -> tuple[ReduceRate, ...]:
     """All-reduces of float32, by size; the same on all ranks."""
     sizes = REDUCED_BYTES[is_host]
     world_size, buffer = dist.get_world_size(), torch.zeros(sizes[-1] // 4, device=device)
-    factor = 2 * (world_size - 1) / world_size  # as in `gpurun.workloads.probes.allreduce`
+    factor = 2 * (world_size - 1) / world_size  # as in `gpurun.workloads.micro_benchmarks.allreduce`
     times_ns = []
     for size in sizes:
         with marked_step():

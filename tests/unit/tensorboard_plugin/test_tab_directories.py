@@ -19,9 +19,15 @@ from werkzeug.test import Client
 
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer, steps_answer, variant_ids
-from gpurun.launcher.tensorboard_plugin.logdir.directories import inside, read_end, read_inside
 from gpurun.launcher.tensorboard_plugin.logdir.documents import choose, status
-from gpurun.launcher.tensorboard_plugin.logdir.listing import TRACES, Listed, Listing
+from gpurun.launcher.tensorboard_plugin.logdir.listing import (
+    TRACES,
+    Listed,
+    Listing,
+    inside,
+    read_end,
+    read_inside,
+)
 from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
 from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, Refused, Server
 from gpurun.launcher.tensorboard_plugin.timeline import index_store
