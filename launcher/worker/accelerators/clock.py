@@ -150,7 +150,9 @@ class EventStamps:
         return event
 
     def elapsed_ns(self, start: Event, end: Event) -> int | None:
-        return round(start.elapsed_time(end) * 1e6) if end.query() else None
+        # The first event may be on another stream, and be late: torch raises unless both are done.
+        # Source: torch/include/c10/cuda/CUDAEvent.h, `elapsed_time`.
+        return round(start.elapsed_time(end) * 1e6) if start.query() and end.query() else None
 
     def wait(self) -> None:
         self._synchronize()
