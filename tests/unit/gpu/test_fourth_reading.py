@@ -22,7 +22,7 @@ from gpurun.launcher.worker.training.trainer import Trainer, new_scaler
 from tests.gpu import machine, test_drivers_here
 from tests.known import known
 from tests.unit.inspect.test_stacks import USER, stack
-from tests.unit.machine.test_host import UUIDS, NVMLError, fake
+from tests.unit.machine.fake_driver import UUIDS, NVMLError, fake
 from tests.unit.plan.machines import FakeGpu
 from tests.unit.selftest.healthy import evidence, health
 
