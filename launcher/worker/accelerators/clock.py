@@ -152,7 +152,9 @@ class EventStamps:
     def elapsed_ns(self, start: Event, end: Event) -> int | None:
         # The first event may be on another stream, and be late: torch raises unless both are done.
         # Source: torch/include/c10/cuda/CUDAEvent.h, `elapsed_time`.
-        return round(start.elapsed_time(end) * 1e6) if start.query() and end.query() else None
+        if not (start.query() and end.query()):
+            return None
+        return max(1, round(start.elapsed_time(end) * 1e6))  # 0 where nothing was submitted between them
 
     def wait(self) -> None:
         self._synchronize()

@@ -41,6 +41,8 @@ def test_a_rank_whose_torch_sees_no_gpu_fails_with_torchs_reason(monkeypatch: py
 class LateEvent:
     """c10/cuda/CUDAEvent.h, `elapsed_time`: both events have to be done."""
 
+    elapsed_ms = 0.0
+
     def __init__(self, is_done: bool) -> None:
         self.is_done = is_done
 
@@ -50,14 +52,21 @@ class LateEvent:
     def elapsed_time(self, end: "LateEvent") -> float:
         if not (self.is_done and end.is_done):
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
-        return 2.0
+        return self.elapsed_ms
 
 
-@pytest.mark.parametrize(("done", "step_ns"), [((True, True), 2_000_000), ((False, True), None)])
+@pytest.mark.parametrize(
+    ("done", "elapsed_ms", "step_ns"),
+    [((True, True), 2.0, 2_000_000), ((False, True), 2.0, None), ((True, True), 0.0, 1)],
+)
 def test_a_step_that_began_on_another_stream_is_waited_for(
-    done: tuple[bool, bool], step_ns: int | None
+    done: tuple[bool, bool], elapsed_ms: float, step_ns: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program may begin a step on a stream of its own and end it on the default one, which doesn't wait."""
+    """A program may begin a step on a stream of its own and end it on the default one, which doesn't wait.
+
+    Where it has submitted nothing in between, torch says 0, and a step of no time has no rate.
+    """
+    monkeypatch.setattr(LateEvent, "elapsed_ms", elapsed_ms)
     stamps = EventStamps(torch.device("cuda", 0), LateEvent, lambda event: None, lambda: None)  # type: ignore[arg-type]
     start, end = map(LateEvent, done)
     assert stamps.elapsed_ns(start, end) == step_ns
