@@ -19,9 +19,11 @@ MATRIX = """
     compare:
       strategy: {strategies}
       split: {splits}
-    steps: {{rounds: 2, launches: 1, warmup: 0}}
-    profile: {{steps: 2}}
+    steps: {{rounds: 1, launches: 1, warmup: 0}}
+    profile: {{steps: 1}}
 """
+FEW = ("single", "ddp", "dp")
+"""Strategies on fewer than all devices."""
 LARGEST = """
     workload: gpt
     params: {{layers: 2, width: 256, heads: 4, context: 256}}
@@ -33,19 +35,21 @@ LARGEST = """
 """
 
 
-def splits_of(count: int) -> list[str]:
-    """Even, twice as much on the first as on any other, and what the devices themselves come to."""
-    return ["even"] if count == 1 else ["even", ":".join(["2", *["1"] * (count - 1)]), "balanced"]
+def splits_of(count: int, is_all: bool) -> list[str]:
+    """Even, twice as much on the first as on any other; on all devices also what they themselves come to."""
+    uneven = [":".join(["2", *["1"] * (count - 1)])] if count > 1 else []
+    return ["even", *uneven, *(["balanced"] if is_all and count > 1 else [])]
 
 
 def matrix_job(devices: Devices, count: int, precision: str) -> str:
-    """Every strategy that computes in this precision, with every split, on the first devices."""
+    """On the first devices; on all of them every strategy that computes in this precision."""
+    is_all = count == devices.count
     able = [name for name in IN_JOBS if precision not in STRATEGIES[name].precision_refusals]
     return MATRIX.format(
         devices=devices.first(count),
         precision=precision,
-        strategies=json.dumps(able),
-        splits=json.dumps(splits_of(count)),
+        strategies=json.dumps([name for name in able if is_all or name in FEW]),
+        splits=json.dumps(splits_of(count, is_all)),
     )
 
 
