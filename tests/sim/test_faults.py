@@ -28,8 +28,7 @@ from gpurun.launcher.machine.gpus import nvml
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild
 from gpurun.launcher.processes import guard, pool_per_env
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.selftest.evidence import FAULTS, MEASURING, PROGRAMS, RanJob
-from gpurun.launcher.selftest.findings import NOT_REPORTED
+from gpurun.launcher.selftest.evidence import FAULTS, MEASURING, NOT_REPORTED, PROGRAMS, RanJob
 from gpurun.launcher.selftest.self_test import SelfTest
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
 from gpurun.launcher.worker.base.failure import message_of

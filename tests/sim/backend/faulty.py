@@ -22,7 +22,7 @@ from gpurun.launcher.machine.gpus.nvml import VISIBLE
 from gpurun.launcher.worker.accelerators.clock import Clock, HostClock, Stamps
 from gpurun.launcher.worker.accelerators.cpu import CpuStamps
 from gpurun.launcher.worker.accelerators.runtime import StreamRuntime
-from gpurun.launcher.worker.selftest import link_rates
+from gpurun.workloads import micro_benchmarks
 from tests.sim.backend import collectives
 from tests.sim.backend.module import SimModule
 from tests.sim.backend.runtime import SimRuntime
@@ -128,8 +128,8 @@ def refuse(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def register() -> None:
-    link_rates.REDUCED_BYTES = {False: (1 << 12, 1 << 16)}
-    link_rates.SENT_BYTES = {False: 1 << 12}
+    micro_benchmarks.MIB = 1 << 10  # a thousandth of the bytes, which ranks measure by this module's words
+    micro_benchmarks.powers = lambda first, last, factor: (1 << 12, 1 << 16)  # type: ignore[assignment]
     torch.mm = product(torch.mm)  # type: ignore[assignment]
     SimModule.get_device_properties = properties  # type: ignore[attr-defined]
     collectives.CARRIED["allreduce_"] = reduce(collectives.CARRIED["allreduce_"])
