@@ -38,8 +38,8 @@ def injected(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
 def install(faults: Collection[str]) -> None:
     """To be called when a process starts: the simulated devices pass for NVIDIA's."""
     sys.modules["pynvml"] = driver(faults)
-    nvml.has_driver = lambda root=None: True  # type: ignore[assignment]
-    host.inspect_topology = lambda root: TWO_NODES  # type: ignore[assignment]
+    setattr(nvml, "has_driver", lambda root=None: True)  # noqa: B010  # as a test's monkeypatch does
+    setattr(host, "inspect_topology", lambda root: TWO_NODES)  # noqa: B010
     ACCELERATORS.pop(CUDA.name, None)
     ACCELERATORS[KIND] = replace(
         CUDA,

@@ -154,7 +154,8 @@ class EventStamps:
         # Source: torch/include/c10/cuda/CUDAEvent.h, `elapsed_time`.
         if not (start.query() and end.query()):
             return None
-        return max(1, round(start.elapsed_time(end) * 1e6))  # 0 where nothing was submitted between them
+        elapsed_ms: float = start.elapsed_time(end)
+        return max(1, round(elapsed_ms * 1e6))  # 0 where nothing was submitted between them
 
     def wait(self) -> None:
         self._synchronize()

@@ -129,8 +129,8 @@ def refuse(original: Callable[..., None]) -> Callable[..., None]:
 
 def register() -> None:
     micro_benchmarks.MIB = 1 << 10  # a thousandth of the bytes, which ranks measure by this module's words
-    micro_benchmarks.powers = lambda first, last, factor: (1 << 12, 1 << 16)  # type: ignore[assignment]
-    torch.mm = product(torch.mm)  # type: ignore[assignment]
+    micro_benchmarks.powers = lambda first, last, factor: (1 << 12, 1 << 16)
+    torch.mm = product(torch.mm)
     SimModule.get_device_properties = properties  # type: ignore[attr-defined]
     collectives.CARRIED["allreduce_"] = reduce(collectives.CARRIED["allreduce_"])
     dist.init_process_group = with_cpu(dist.init_process_group)
