@@ -32,6 +32,7 @@ COMMANDS = {
     "run": Entry("run", "run", "Run a training script unchanged; time and trace its steps."),
     "report": Entry("report", "report", "Show the results of a run again; runs nothing."),
     "view": Entry("report", "view", "Open a run, or a directory of runs or traces, in TensorBoard."),
+    "tune": Entry("tune", "tune", "Find the fastest of hundreds of combinations, in minutes."),
     "gate": Entry("gate", "gate", "Is the code slower than at another commit? For CI."),
     "diff": Entry("diff", "diff", "Compare two runs, or two directories of traces."),
     "trace": Entry("trace", "trace", "Show where the time goes in Kineto traces."),
