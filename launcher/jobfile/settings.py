@@ -192,6 +192,19 @@ class Settings:
         shares_processes=True,
     )
     """Micro-batches per optimizer step: every device cuts its samples into this many, to save memory."""
+    sync_every: Annotated[int, whole(1, 4096)] | None = setting(
+        None,
+        compare="Numbers of micro-batches between two averages of the gradients.",
+        baseline="The baseline's number of micro-batches between two averages of the gradients.",
+        for_training=True,
+        strategies=lambda strategy: strategy.has_backend,
+        matters=lambda settings: (settings.accumulate or 1) > 1,
+        needs="`accumulate`",
+        shares_processes=True,
+    )
+    """With `accumulate`, after how many micro-batches processes average gradients, and after the last one. By
+    default only then, so all others run under `no_sync`. `1` costs a communication for each micro-batch; with
+    `fsdp` it saves the memory of whole gradients."""
     bucket_mb: Annotated[int, whole(1, 100_000)] = setting(
         25,
         compare="Bucket sizes to compare, in MiB.",
