@@ -102,7 +102,7 @@ def levels_of(variants: Sequence[Variant]) -> Levels:
     """A row per variant, a column per key that varies: the number of its value."""
     rows = [dict(_values(variant)) for variant in variants]
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    columns = [_numbered([row.get(key, "") for row in rows]) for key in keys]
+    columns = [_numbered([row.get(key) for row in rows]) for key in keys]
     varied = [column for column in columns if max(column) > 0]
     return np.array(varied or [[0] * len(rows)], dtype=np.int64).T
 
@@ -136,8 +136,8 @@ def _options(args: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
-def _numbered(values: Sequence[str]) -> list[int]:
-    """Each value's number, by its first occurrence."""
+def _numbered(values: Sequence[str | None]) -> list[int]:
+    """Each value's number, by its first occurrence; `None` where there is none."""
     numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
     return [numbers[value] for value in values]
 

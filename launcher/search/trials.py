@@ -21,8 +21,7 @@ from gpurun.launcher.processes.pool_per_env import Pools, Ranks
 from gpurun.launcher.processes.protocol import TRIAL_ENTRY, Exit, StartRequest
 from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.attempts import attempt_id
-from gpurun.launcher.run.running_attempt import RunningAttempt
-from gpurun.launcher.run.start_requests import Starter
+from gpurun.launcher.run.running_attempt import RunningAttempt, Starter
 from gpurun.launcher.run.watch import Tick, Watch, limits_of, located
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import TrialConfig, TrialRecord, TrialTimes

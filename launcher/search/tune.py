@@ -30,7 +30,7 @@ from gpurun.launcher.run.open import (
     read_invocation,
 )
 from gpurun.launcher.run.progress_line import Progress, Status
-from gpurun.launcher.run.start_requests import Starter
+from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.rundir.claim import claimed, refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.paths import check_owner
