@@ -115,7 +115,7 @@ def real_run(directory: Path) -> str:
     """A run that is long enough to be sampled, next to the times that the program itself has taken of all."""
     (directory / "train.py").write_text(MEASURED)
     (directory / "job.yaml").write_text(JOB)
-    argv = [BIN / "gpurun", "job.yaml", "--set", "devices=cpu:2", "--out", "real"]
+    argv = [str(BIN / "gpurun"), "job.yaml", "--set", "devices=cpu:2", "--out", "real"]
     subprocess.run(argv, cwd=directory, check=True, capture_output=True)
     run = RunDir(directory / "real")
     (variant,) = msgspec.json.decode(run.plan.read_bytes())["variants"]
