@@ -203,6 +203,8 @@ class VariantResult(Rates):
     parameter_error: float | None = None
     """Relative difference of its parameters after 5 steps to those of one device; `None` where each rank
     updates all of them, so that the gradient says it."""
+    compression: str = ""
+    """How its gradients are compressed, so that they aren't those of one device; empty where they aren't."""
     loss: LossOver | None = None
     """What the workload's loss is over its samples; `None` of a program, and in older runs."""
     code: Mapping[str, str] = field(default_factory=dict)

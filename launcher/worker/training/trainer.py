@@ -33,7 +33,7 @@ from gpurun.launcher.worker.training.batches import (
     check_dataset_size,
 )
 from gpurun.launcher.worker.training.forward_backward import NoClock, PhaseClock, forward_backward
-from gpurun.launcher.worker.training.try_out import batch_warning, try_out
+from gpurun.launcher.worker.training.try_out import batch_warning, preserved, try_out
 from gpurun.workloads.base import Workload
 
 DEFAULT_LEARNING_RATE = 1e-3
@@ -85,6 +85,9 @@ class Trainer:
         self.strategy = strategy_of(self.model, config, rank, Hints(self.trial.has_unused, workload.blocks))
         self.optimizer = self.strategy.optimizer(make_optimizer(workload, self.model))
         self.scaler = new_scaler(device, self.precision)
+        with preserved(self.model, device):
+            for _ in range(self.strategy.first_passes):
+                self.gradient(config.variants[0], 0)
 
     @property
     def device(self) -> torch.device:

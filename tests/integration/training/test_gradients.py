@@ -17,6 +17,7 @@ from gpurun.launcher.worker.training.gradient_check import check_gradients
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.integration.ranks import run_ranks
 from tests.integration.training import gradient_worker as worker
+from tests.integration.training import settings_worker
 from tests.known import known
 
 NUM_PROCESSES = 4
@@ -124,6 +125,30 @@ def test_ranks_communicate_as_often_as_the_settings_say(results: list[dict[str, 
             "fsdp {'reshard': False}": gathers + scatters,
         }
     ] * 2
+
+
+def test_ddp_has_the_options_that_the_settings_say(results: list[dict[str, Any]]) -> None:
+    found = results[0]["ddp"]
+    assert found.keys() == {json.dumps(options) for options in settings_worker.DDP_OPTIONS}
+    assert {name: one["sizes"] for name, one in found.items() if "_mb" in name} == {
+        '{"bucket_mb": 2}': [2, 2, 2, 2],
+        '{"bucket_mb": 4, "first_bucket_mb": 2}': [2, 4, 2],
+        '{"bucket_mb": 25, "first_bucket_mb": 25}': [8],
+        '{"comm_hook": "powersgd", "bucket_mb": 100}': [8],
+    }
+    for name, one in found.items():
+        assert bool(one["static_graph"]) == ("static_graph" in name)
+        assert bool(one["gradient_as_bucket_view"]) == ("view" in name)
+        assert "_mb" in name or one["sizes"] == [1, 7]
+
+
+def test_compressed_gradients_have_an_error_that_is_no_warning(results: list[dict[str, Any]]) -> None:
+    at_least = {"fp16": 1e-4, "bf16": 1e-3, "powersgd": 1e-2}
+    for name, one in results[0]["ddp"].items():
+        hook = json.loads(name).get("comm_hook")
+        assert one["gradient_warning"] is None
+        assert bool(one["comm_hook"]) == (hook is not None)
+        assert (one["gradient_error"] > at_least[hook]) if hook else (one["gradient_error"] < 1e-5)
 
 
 def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
