@@ -17,7 +17,7 @@ from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, MemoryPeak, RoundTime, StepRecord, VariantFacts
 from gpurun.launcher.rundir.records.measured import Kind
-from gpurun.launcher.stats.paired import hodges_lehmann, median_interval, wilcoxon_interval
+from gpurun.launcher.stats.estimates import hodges_lehmann, median_interval, wilcoxon_interval
 from gpurun.launcher.stats.verdict import percent_interval
 from tests.known import known
 from tests.unit.compare import hand_made
