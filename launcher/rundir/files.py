@@ -24,7 +24,9 @@ from gpurun.launcher.rundir.records import (
     MemoryPeak,
     PointRecord,
     Restart,
+    SearchRecord,
     StepRecord,
+    TrialRecord,
     VariantFacts,
     VariantStatus,
 )
@@ -96,6 +98,12 @@ class RunDir(RunPaths):
 
     def read_max_batch(self) -> MaxBatch | None:
         return read_json(self.max_batch, MaxBatch) if self.max_batch.exists() else None
+
+    def read_search(self) -> SearchRecord | None:
+        return read_json(self.search, SearchRecord) if self.search.exists() else None
+
+    def read_trials(self) -> tuple[TrialRecord, ...]:
+        return tuple(read_lines(self.trials, TrialRecord))
 
     def read_balance(self, variant_id: str) -> Balance | None:
         """`None` if no devices have been measured for it, or not yet."""
