@@ -154,7 +154,7 @@ def node_options(command: F) -> F:
         click.option(
             "--insecure",
             is_flag=True,
-            help="Do without a secret: whoever reaches the port of node 0 can run code as you.",
+            help="Use no secret: anyone who reaches the port of node 0 can run code as you.",
         ),
     )
     for option in reversed(options):

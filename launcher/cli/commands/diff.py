@@ -53,8 +53,8 @@ def diff(
 
     Example: gpurun diff traces/before traces/after --show operators
 
-    Exit codes: 0 ok (with --fail-slower: no variant is slower by more than that), 2 the command line is
-    wrong, 5 a variant is slower than --fail-slower allows, 6 --fail-slower is undecided.
+    Exit codes: 0 ok, 2 the command line is wrong; with --fail-slower: 5 a variant is slower than it allows, 6
+    undecided.
     """
     from gpurun.launcher.run.open import are_runs
 

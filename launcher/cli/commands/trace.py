@@ -42,9 +42,9 @@ def trace(
 
     PATH is a trace (*.json, *.json.gz), or a directory with the traces of all ranks of one job.
 
-    Example: gpurun trace runs/gpt/latest/variants/ddp-2-even --show critical-path
+    Example: gpurun trace traces/before --show critical-path
 
-    Example: gpurun trace runs/gpt/latest/variants/ddp-2-even --show operators --steps 8
+    Example: gpurun trace traces/before --show operators --steps 8
     """
     from gpurun.launcher.run.open import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
