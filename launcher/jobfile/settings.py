@@ -46,6 +46,10 @@ THREADS = Kind(
     values.parse_threads,
     {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": values.MAX_THREADS}]},
 )
+CHECKPOINTING = Kind(
+    values.parse_checkpointing,
+    {"anyOf": [{"enum": ["none", "full"]}, {"type": "integer", "minimum": 2, "maximum": values.MAX_EVERY}]},
+)
 ARGS = Kind(values.parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
 ENV = Kind(values.parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
 TEXT = {"type": "string"}
@@ -156,6 +160,24 @@ class Settings:
         absent=False,
     )
     """Whether `torch.compile` compiles the model, for each split anew; not with `dp`, which copies it."""
+    checkpointing: Annotated[int | Literal["none", "full"], CHECKPOINTING] = setting(
+        "none",
+        compare="Which layers compute their activations again, to compare.",
+        baseline="Which of the baseline's layers compute their activations again.",
+        for_training=True,
+        absent="none",
+    )
+    """Which of the layers that repeat, or that the workload names as `blocks`, drop their activations and
+    compute them again in the backward pass (`torch.utils.checkpoint`). `full`: all, `2`: every second one."""
+    optimizer: Literal["default", "foreach", "fused"] = setting(
+        "default",
+        compare="Implementations of the optimizer to compare.",
+        baseline="The implementation of the baseline's optimizer.",
+        for_training=True,
+        absent="default",
+    )
+    """Implementation of torch's optimizers: for several parameters at once (`foreach`), or also in one kernel
+    (`fused`). `default`: as the workload's own optimizer chooses."""
     channels_last: bool = setting(
         False,
         compare="Memory layouts of images to compare.",

@@ -167,6 +167,8 @@ def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None
         raise ImpossibleError("threads", "`threads` applies to CPU devices only")
     if wanted.compile and strategy.compile_refusal:
         raise ImpossibleError("compile", strategy.compile_refusal)
+    if wanted.checkpointing != Settings.checkpointing and strategy.checkpointing_refusal:
+        raise ImpossibleError("checkpointing", strategy.checkpointing_refusal)
     if wanted.first_bucket_mb and wanted.first_bucket_mb > wanted.bucket_mb:
         sizes = f"the first bucket of {wanted.first_bucket_mb} MiB is larger than {wanted.bucket_mb} MiB"
         reason = f"{sizes}, the size of the others"

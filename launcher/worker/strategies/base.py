@@ -22,8 +22,8 @@ class Hints:
 
     has_unused: bool = False
     """Whether some parameters get no gradient."""
-    blocks: tuple[type[nn.Module], ...] = ()
-    """Classes of the layers to treat one by one, where the workload names them."""
+    blocks: tuple[nn.Module, ...] = ()
+    """The layers to treat one by one."""
 
 
 class Ranks:

@@ -226,7 +226,7 @@ def warnings(trainer: Trainer, error: float | None, reference: Reference) -> dic
 def model_warnings(trainer: Trainer) -> list[str]:
     """What model and batch say by themselves, whether or not gradients are checked."""
     found = [*trainer.workload.notes, *([BATCH_NORM] if has_batch_norm(trainer.model) else [])]
-    found += channels_last_notes(trainer) + cudnn_notes(trainer)
+    found += channels_last_notes(trainer) + cudnn_notes(trainer) + checkpointing_notes(trainer)
     return found + ([trainer.batch_warning] if trainer.batch_warning else [])
 
 
@@ -235,6 +235,15 @@ def channels_last_notes(trainer: Trainer) -> list[str]:
     if not trainer.channels_last or any(p.dim() == 4 for p in trainer.model.parameters()):
         return []
     return ["channels_last changes nothing: the model has no two-dimensional convolution"]
+
+
+def checkpointing_notes(trainer: Trainer) -> list[str]:
+    """What to say where `checkpointing` changes nothing."""
+    if not trainer.lacks_blocks:
+        return []
+    return [
+        "checkpointing changes nothing: no layers of the model repeat; the workload can name its `blocks`"
+    ]
 
 
 def cudnn_notes(trainer: Trainer) -> list[str]:

@@ -333,7 +333,7 @@ def ablation(strategy: str, rank: int) -> dict[str, Any]:
 
 
 def main(rank: int, directory: Path) -> None:
-    from tests.integration.training.settings_worker import collectives, ddp_settings  # they use this module
+    from tests.integration.training.settings_worker import SETTINGS  # they use this module
 
     results: dict[str, Any] = {}
     if rank == 3:  # it has least to do among the groups
@@ -350,7 +350,7 @@ def main(rank: int, directory: Path) -> None:
             results |= {k: v for p in SMALLER for k, v in errors_in(p, strategy, world, rank).items()}
         if world == 2:
             results |= {"checks": checks(rank), "weights": weight_checks(rank)}
-            results |= {"collectives": collectives(rank), "ddp": ddp_settings(rank)}
+            results |= {name: find(rank) for name, find in SETTINGS.items()}
             results |= {f"ablation of {strategy}": ablation(strategy, rank) for strategy in IN_PROCESSES}
         dist.barrier()
         gc.collect()

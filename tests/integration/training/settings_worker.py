@@ -1,13 +1,16 @@
 """What settings of strategies do, in the first two processes of `gradient_worker.py`."""
 
+import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpurun import Workload
 from gpurun.launcher.rundir.records import VariantConfig
@@ -15,7 +18,7 @@ from gpurun.launcher.worker.strategies.ddp import Ddp
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.gradient_check import check_gradients
 from gpurun.launcher.worker.training.trainer import Trainer
-from tests.integration.training.gradient_worker import IN_PROCESSES, config, few_of, workload
+from tests.integration.training.gradient_worker import IN_PROCESSES, adam, config, few_of, workload
 
 DDP_OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -76,3 +79,64 @@ def wide() -> Workload:
     return Workload(
         model, lambda size, generator: (torch.randn(size, 512, generator=generator),) * 2, F.mse_loss
     )
+
+
+class Block(nn.Module):
+    """Two layers, between which activations are kept unless they are computed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.other(torch.tanh(self.one(x)))
+        return y
+
+
+def blocks() -> Workload:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(4)))
+    return Workload(
+        model, lambda size, generator: (torch.randn(size, 32, generator=generator),) * 2, F.mse_loss, adam
+    )
+
+
+def layers_and_optimizers(rank: int) -> dict[str, dict[str, Any]]:
+    """What the check finds, what activations take, and which operators update the weights."""
+    found = {}
+    variant = VariantConfig("uneven", (192, 64), 1)
+    changes: list[dict[str, Any]] = [
+        *({"checkpointing": which} for which in ("none", 2, "full")),
+        *({"optimizer": name} for name in ("foreach", "fused")),
+    ]
+    for strategy, change in itertools.product(IN_PROCESSES, changes):
+        launch = replace(config(strategy, 2, (variant,)), **change)
+        trainer = Trainer(blocks(), launch, rank)
+        (facts,) = check_gradients(trainer, launch, rank).values()
+        peak = trainer.memory_peak(variant)
+        names = Names()
+        with names:
+            trainer.step(trainer.prepare(variant, 1), NoClock())
+        found[f"{strategy} {change}"] = facts | {"activations": peak.activations, "names": sorted(names.seen)}
+        trainer.close()
+    return found
+
+
+class Names(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Names of the operators that run within it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func._overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+SETTINGS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "collectives": collectives,
+    "ddp": ddp_settings,
+    "layers": layers_and_optimizers,
+}
+"""What `gradient_worker.py` runs."""

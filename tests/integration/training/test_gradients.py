@@ -151,6 +151,27 @@ def test_compressed_gradients_have_an_error_that_is_no_warning(results: list[dic
         assert (one["gradient_error"] > at_least[hook]) if hook else (one["gradient_error"] < 1e-5)
 
 
+def test_layers_that_compute_again_keep_less_and_train_alike(results: list[dict[str, Any]]) -> None:
+    found = results[0]["layers"]
+    assert len(found) == 5 * len(worker.IN_PROCESSES)
+    for one in found.values():
+        assert (one["gradient_warning"], one["warnings"], one["gradient_error"] <= 1e-12) == (None, [], True)
+        assert one.get("parameter_error", 0.0) <= 1e-10
+    for strategy in worker.IN_PROCESSES:
+        every = [
+            found[f"{strategy} {{'checkpointing': {n}}}"]["activations"] for n in ("'none'", 2, "'full'")
+        ]
+        assert every[0] > 1.1 * every[1] > 1.1**2 * every[2]
+
+
+def test_the_optimizer_is_the_implementation_that_the_job_names(results: list[dict[str, Any]]) -> None:
+    operators = {"foreach": "_foreach_addcdiv_", "fused": "_fused_adamw_"}
+    for name, one in results[0]["layers"].items():
+        assert {key for key in operators if key in name} == {
+            key for key, operator in operators.items() if operator in one["names"]
+        }
+
+
 def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     x = torch.randn(size, 16, generator=generator)
     return x, x[:, :4].argmax(1)

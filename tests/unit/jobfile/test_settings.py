@@ -40,6 +40,8 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "global_batch": (8, 4),
     "precision": ("fp32", "bf16"),
     "compile": (False, True),
+    "checkpointing": ("full", 2),
+    "optimizer": ("foreach", "fused"),
     "channels_last": (False, True),
     "threads": (1, 2),
     "accumulate": (1, 2),
