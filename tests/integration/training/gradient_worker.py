@@ -333,8 +333,6 @@ def ablation(strategy: str, rank: int) -> dict[str, Any]:
 
 
 def main(rank: int, directory: Path) -> None:
-    from tests.integration.training.settings_worker import SETTINGS  # they use this module
-
     results: dict[str, Any] = {}
     if rank == 3:  # it has least to do among the groups
         results |= gradient_errors("single", 1, 0)
@@ -350,7 +348,6 @@ def main(rank: int, directory: Path) -> None:
             results |= {k: v for p in SMALLER for k, v in errors_in(p, strategy, world, rank).items()}
         if world == 2:
             results |= {"checks": checks(rank), "weights": weight_checks(rank)}
-            results |= {name: find(rank) for name, find in SETTINGS.items()}
             results |= {f"ablation of {strategy}": ablation(strategy, rank) for strategy in IN_PROCESSES}
         dist.barrier()
         gc.collect()

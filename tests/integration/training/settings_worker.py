@@ -1,14 +1,19 @@
-"""What settings of strategies do, in the first two processes of `gradient_worker.py`."""
+"""One of two processes that show what settings of strategies do; run by `test_gradients.py`.
 
+Results go to DIRECTORY/RANK.json.
+"""
+
+import gc
 import itertools
 import json
-from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -106,8 +111,9 @@ def layers_and_optimizers(rank: int) -> dict[str, dict[str, Any]]:
     found = {}
     variant = VariantConfig("uneven", (192, 64), 1)
     changes: list[dict[str, Any]] = [
-        *({"checkpointing": which} for which in ("none", 2, "full")),
-        *({"optimizer": name} for name in ("foreach", "fused")),
+        {"checkpointing": "none", "optimizer": "default"},
+        {"checkpointing": 2, "optimizer": "foreach"},
+        {"checkpointing": "full", "optimizer": "fused"},
     ]
     for strategy, change in itertools.product(IN_PROCESSES, changes):
         launch = replace(config(strategy, 2, (variant,)), **change)
@@ -134,9 +140,15 @@ class Names(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-SETTINGS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "collectives": collectives,
-    "ddp": ddp_settings,
-    "layers": layers_and_optimizers,
-}
-"""What `gradient_worker.py` runs."""
+def main(rank: int, directory: Path) -> None:
+    store = FileStore(str(directory / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    results = {
+        "collectives": collectives(rank),
+        "ddp": ddp_settings(rank),
+        "layers": layers_and_optimizers(rank),
+    }
+    dist.barrier()
+    gc.collect()
+    dist.destroy_process_group()
+    (directory / f"{rank}.json").write_text(json.dumps(results))
