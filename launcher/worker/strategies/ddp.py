@@ -156,9 +156,12 @@ def bucket_sizes(bucket_mb: int, first_mb: int | None) -> dict[str, Any]:
     return {"bucket_cap_mb_list": [first_mb, bucket_mb]}
 
 
-def average_in_bf16(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def average_in_bf16(
+    group: dist.ProcessGroup,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
     """torch's hook by another name: by its own, it is refused for all backends but newer ones of NCCL."""
-    return default_hooks.bf16_compress_hook(dist.group.WORLD, bucket)
+    return default_hooks.bf16_compress_hook(group, bucket)
 
 
 def use_powersgd(model: DistributedDataParallel) -> None:
@@ -171,7 +174,7 @@ def use_powersgd(model: DistributedDataParallel) -> None:
 COMM_HOOKS: Mapping[str, tuple[int, Callable[[DistributedDataParallel], None]]] = MappingProxyType(
     {
         "fp16": (0, lambda model: model.register_comm_hook(None, default_hooks.fp16_compress_hook)),
-        "bf16": (0, lambda model: model.register_comm_hook(None, average_in_bf16)),
+        "bf16": (0, lambda model: model.register_comm_hook(dist.group.WORLD, average_in_bf16)),
         "powersgd": (POWERSGD_BEGINS, use_powersgd),
     }
 )

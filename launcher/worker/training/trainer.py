@@ -312,8 +312,8 @@ def with_implementation(
         {name: value for name, value in group.items() if name in options | {"params"}} | chosen
         for group in optimizer.param_groups
     ]
-    defaults = {name: value for name, value in optimizer.defaults.items() if name in options}
-    return kind(groups, **{**defaults, **chosen})
+    arguments: dict[str, Any] = {n: value for n, value in optimizer.defaults.items() if n in options}
+    return kind(groups, **(arguments | chosen))
 
 
 def accept_several_inputs(model: nn.Module) -> None:

@@ -128,11 +128,11 @@ def layers_and_optimizers(rank: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-class Names(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Names(TorchDispatchMode):
     """Names of the operators that run within it."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
