@@ -307,7 +307,9 @@ def with_implementation(
         raise UserError(
             what, expected=f"an optimizer with `{implementation}`", got=kind.__name__, place=place
         )
-    chosen = {name: name == implementation for name in ("foreach", "fused") if name in options}
+    chosen: dict[str, Any] = {
+        name: name == implementation for name in ("foreach", "fused") if name in options
+    }
     groups = [
         {name: value for name, value in group.items() if name in options | {"params"}} | chosen
         for group in optimizer.param_groups
