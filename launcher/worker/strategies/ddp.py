@@ -48,6 +48,8 @@ Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, `start_pow
 class Ddp(Ranks):
     """One rank's replica."""
 
+    is_static = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -90,7 +92,7 @@ class Ddp(Ranks):
             **bucket_sizes(bucket_mb, first_bucket_mb),
         )
         # A pass of the model without DDP would count as part of a static graph that isn't known yet.
-        self.first_passes = int(static_graph)
+        self.is_static, self.first_passes = static_graph, int(static_graph)
         if comm_hook in COMM_HOOKS:
             self.compression, (passes, register) = comm_hook, COMM_HOOKS[comm_hook]
             self.first_passes = max(self.first_passes, passes)
@@ -118,7 +120,7 @@ class Ddp(Ranks):
 
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         # torch fails if the pass that finds out about a static graph isn't synchronized.
-        is_first = self.model.static_graph and not self.model._static_graph_delay_allreduce_enqueued
+        is_first = self.is_static and not self.model._static_graph_delay_allreduce_enqueued
         return self.model.no_sync() if active and not is_first else nullcontext()
 
     def abandon(self) -> None:
