@@ -39,12 +39,13 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
     if is_dir:
         yield spec.problem(("script",), f"{shorten(script)} is a directory", "name a Python file in it")
     elif not is_file:
-        yield spec.problem(("script",), no_file(script), _near(path, job_dir))
+        yield spec.problem(("script",), no_file(script), near_file(path, job_dir))
     else:
         yield from _not_python(spec, "script", path, script)
 
 
-def _near(path: Path, job_dir: Path) -> str:
+def near_file(path: Path, job_dir: Path) -> str:
+    """What to say where a Python file isn't there: a name that is near, or where relative paths start."""
     try:
         stems = [file.stem for file in path.parent.glob("*.py")]
     except OSError:
