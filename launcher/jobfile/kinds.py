@@ -1,4 +1,8 @@
-"""@/tmp/doc_kinds"""
+"""The kinds of job: one table of what each has and does; and what is known of the built-in workloads.
+
+A job trains a workload, runs a program as it is, or measures a micro-benchmark. Whatever depends on that
+looks up a property here. Nothing here imports torch.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,9 @@
-"""@/tmp/doc_params"""
+"""What a workload's function takes, and the rule by which a job's `params` are checked against it.
+
+A job is checked before anything runs, as far as the source shows. Reading the source runs none of a user's
+code and loads no torch. But Python code can define a function in ways that only running it shows. Wherever
+the source leaves a doubt, the answer is "not known"; the worker, which does run the code, reads the function.
+"""
 
 import ast
 import inspect

@@ -1,4 +1,7 @@
-"""@/tmp/doc_values"""
+"""Values of a job file that are more than a number or a word: devices, splits, durations, names, arguments.
+
+Each function takes the value in the YAML and returns what a `JobSpec` holds, or raises `InvalidValue`.
+"""
 
 import re
 from collections.abc import Iterable

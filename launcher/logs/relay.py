@@ -1,4 +1,8 @@
-"""@/tmp/doc_relay"""
+"""The output of ranks, line by line, from their logs: shown while a job runs, and read for `gpurun logs`.
+
+Ranks write to their logs directly, without a pipe: they never wait for a reader, and nothing is lost when
+they die. The relay follows the logs, and keeps them from filling the disk.
+"""
 
 import os
 import time

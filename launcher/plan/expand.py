@@ -23,11 +23,10 @@ from gpurun.launcher.plan.combination import (
     make_unique,
     variant_id,
 )
-from gpurun.launcher.plan.devices import MachineLike, gpu_of, is_part
+from gpurun.launcher.plan.devices import MachineLike, all_devices, cores_per_device, gpu_of, is_part, notes_on
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.plan.program_processes import part_notes
-from gpurun.launcher.plan.spread import all_devices, cores_per_device, notes_on
 from gpurun.launcher.splits import Split, resolve_split
 from gpurun.launcher.strategies import STRATEGIES, Reach
 from gpurun.launcher.units import plural
@@ -43,8 +42,12 @@ class Expansion:
     notes: tuple[str, ...]
 
 
-def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> Expansion:
+def expand(
+    spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = (), with_own: bool = False
+) -> Expansion:
     """The variants of a job on this machine, which of them is the baseline, and what a person should know.
+
+    With `with_own` the job's own setting is one of them, and the baseline unless the job names another one.
 
     Raises:
         SpecError: no combination can be, there are too many, or the baseline is not one variant.
@@ -55,14 +58,14 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
     misfits = find_misfits(Draft(spec), devices)
     if misfits:
         raise SpecError(*misfits)
-    built, refused = _build_all(spec, devices, machine, nodes)
+    built, refused = _build_all(spec, devices, machine, nodes, with_own)
     if not built:
         raise _nothing_left(spec, refused)
     candidates = _named(_merge(built))
     return Expansion(
         variants=tuple(candidate.variant for candidate in candidates),
         left_out=_left_out(refused),
-        baseline=choose_baseline(spec, candidates),
+        baseline=choose_baseline(spec, candidates, with_own),
         notes=(
             *notes_on(spec.devices, devices, machine, nodes),
             *(part_notes(devices, nodes or (machine,)) if spec.program else ()),
@@ -75,13 +78,13 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
 
 
 def _build_all(
-    spec: JobSpec, devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node]
+    spec: JobSpec, devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node], with_own: bool
 ) -> tuple[list[tuple[Combination, Variant]], list[tuple[Combination, ImpossibleError]]]:
     built: list[tuple[Combination, Variant]] = []
     refused: list[tuple[Combination, ImpossibleError]] = []
     share, machines = cores_per_device(devices, machine, nodes), nodes or (machine,)
     num_local = sum(node_of_device(device) == 0 for device in devices)
-    for wanted in combinations(spec, len(devices), num_local):
+    for wanted in combinations(spec, len(devices), num_local, with_own):
         try:
             variant = _variant(wanted, devices, share, spec.min_local_batch)
             _refuse_gpus(variant, machines)

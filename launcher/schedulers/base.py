@@ -144,8 +144,6 @@ class Scheduler:
 
     name: str
     """As messages call it."""
-    start_hint: str
-    """How to start one gpurun per node with it."""
     node_rank: Callable[[Environ], int | None]
     """Which node this is, from 0."""
     rendezvous: Callable[[Environ], str | None]

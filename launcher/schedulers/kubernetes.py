@@ -246,7 +246,6 @@ QUEUE = Queue(
 
 KUBERNETES = Scheduler(
     name="the Indexed Job",
-    start_hint="an Indexed Job on Kubernetes: gpurun submit JOB.yaml --to kubernetes",
     node_rank=lambda environ: number(environ, "JOB_COMPLETION_INDEX"),
     rendezvous=lambda environ: None,
     num_nodes=lambda environ: None,

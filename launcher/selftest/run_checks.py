@@ -1,4 +1,7 @@
-"""@/tmp/doc_runchecks"""
+"""The jobs of a self-test as YAML, of known outcome, and what is wrong with what they come to. Pure.
+
+The jobs are small, and each serves several checks: strategies, gradients, traces, failures, programs.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite

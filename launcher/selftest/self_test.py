@@ -24,8 +24,8 @@ from gpurun.launcher.processes.pool import OPTIMIZING
 from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, Prepared, finish, prepare
 from gpurun.launcher.run.open import Invocation, check_free, load_invocation, new_directory
+from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
-from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
 from gpurun.launcher.rundir.records import DeviceFacts, StepRecord

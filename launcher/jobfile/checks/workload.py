@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
-from gpurun.launcher.jobfile.checks.program_file import INSTALL_IT, no_file, no_module
+from gpurun.launcher.jobfile.checks.program_file import INSTALL_IT, near_file, no_file, no_module
 from gpurun.launcher.jobfile.kinds import builtin_workloads, no_such_builtin, workload_kind
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.params import (
@@ -30,9 +30,8 @@ from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, shorten
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.jobfile.yaml.tree import Unreadable
-from gpurun.workloads.data import files
 from gpurun.workloads.gpt_shape import shape_of
-from gpurun.workloads.limits import refusal
+from gpurun.workloads.limits import not_there, path_of, refusal
 from gpurun.workloads.registry import BUILTINS, Builtin
 
 _GPT_SIZES = ("layers", "width", "heads", "context", "vocabulary")
@@ -65,8 +64,7 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
     elif not source.endswith(".py"):
         yield from _missing_module(spec, job_dir, source.partition(".")[0], place)
     elif not _is_file(job_dir / source):
-        hint = "the path is relative to the job file's directory"
-        yield spec.problem(place, no_file(source), hint)
+        yield spec.problem(place, no_file(source), near_file(job_dir / source, job_dir))
     else:
         module = read_module(job_dir / source)
         yield from _missing_function(spec, module, function, place)
@@ -165,8 +163,8 @@ def _missing_files(given: Mapping[str, Any], job_dir: Path) -> Iterator[tuple[st
     """Parameters that name a file or directory that is not there, each with what to say of it."""
     for name, what in _FILES.items():
         place = given.get(name)
-        if isinstance(place, str) and place and not os.path.exists(job_dir / files.path_of(place)):
-            yield name, files.not_there(what, files.path_of(place))
+        if isinstance(place, str) and place and not os.path.exists(job_dir / path_of(place)):
+            yield name, not_there(what, path_of(place))
 
 
 def given_params(draft: Draft) -> list[tuple[KeyPath, Mapping[str, Any]]]:

@@ -1,4 +1,7 @@
-"""@/dev/fd/63"""
+"""A job file's keys: their JSON Schema for editors, the file that `gpurun init` writes, and their reference.
+
+The descriptions in the schema are the docstrings of the model's fields.
+"""
 
 import ast
 import inspect

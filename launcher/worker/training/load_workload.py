@@ -19,7 +19,7 @@ from gpurun.launcher.jobfile.params import needs, refused, signature_of_function
 from gpurun.launcher.jobfile.yaml.describe import nearest
 from gpurun.launcher.worker.base.user_error import SourceLine, UserError, place_of, users_code
 from gpurun.workloads.base import Workload
-from gpurun.workloads.probes.base import Probe
+from gpurun.workloads.micro_benchmarks import Probe
 from gpurun.workloads.registry import BUILTINS
 
 __all__ = ["UserError", "load_workload"]

@@ -3,10 +3,13 @@
 import json
 import os
 import select
+import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -254,6 +257,18 @@ def test_a_missing_module_is_named(guard: Guard) -> None:
         pool.poll(30.0)
 
 
+@pytest.mark.parametrize(("length", "error"), [(100_000, None), (200_000, "longer than Linux allows")])
+def test_an_environment_may_be_as_large_as_the_kernel_allows(
+    guard: Guard, length: int, error: str | None
+) -> None:
+    with socket.socket() as stream, expected(error):
+        guard.spawn(["/bin/true"], dict.fromkeys("ABCD", length * "x"), stream, stream.fileno())
+
+
+def expected(error: str | None) -> AbstractContextManager[object]:
+    return pytest.raises(MachineError, match=error) if error else nullcontext()
+
+
 def test_why_the_server_has_ended_is_read_before_it_is_asked_for_more(guard: Guard) -> None:
     with WorkerPool(guard, ("no_such_torch",)) as pool:
         server = os.pidfd_open(known(pool._server).pid)
@@ -264,11 +279,12 @@ def test_why_the_server_has_ended_is_read_before_it_is_asked_for_more(guard: Gua
 
 
 def test_stop_does_not_wait_for_an_import(guard: Guard, tmp_path: Path) -> None:
-    """Ranks that were asked for while the server still imports never come."""
+    """Ranks that were asked for while the server still imports never come; they get no signals either."""
     (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(600)\n")
     with WorkerPool(guard, ("slow_module",), {"PYTHONPATH": str(tmp_path)}) as pool:
         pool.start([request(tmp_path, 0, "end_with", "none")])
         pool.stop(5.0)
+        pool.forward(signal.SIGUSR1)
         assert pool.poll(0) == []
 
 

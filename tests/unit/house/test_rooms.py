@@ -20,7 +20,6 @@ SAME_NAME = {
     "base": "what all strategies, all workloads, all micro-benchmarks have in common",
     "build": "makes what its package is named after: a Comparison, a Plan, an index",
     "diff": "two runs, two traces, and the report and the command for both",
-    "files": "of the run directory, and those that a job names",
     "model": "the dataclasses that its package is about",
     "uneven": "users import it from `gpurun`; the code is the worker's",
 }

@@ -16,7 +16,7 @@ from gpurun.launcher.nodes.messages import Hello
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
-from gpurun.launcher.run.start_requests import Starter
+from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.rundir.files import RunDir, write_json
 
 FOUR = Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,)))
