@@ -11,7 +11,7 @@ from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.searched import search_result
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
-from gpurun.launcher.compare.figures.traced import read_traced
+from gpurun.launcher.compare.figures.traced import of_devices, read_traced
 from gpurun.launcher.compare.figures.variant import (
     balanced,
     batch_curves,
@@ -186,7 +186,7 @@ def variant_result(
     """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
     variant, status, facts = measured.variant, measured.status, measured.facts
     step_ms = times[variant.id]
-    traced = read_traced(run, variant.id)
+    traced = of_devices(read_traced(run, variant.id), variant.devices)
     ranks = rank_figures(run, measured, traced, nodes)
     middle_ms = step_ms.estimate if step_ms else None
     found = findings(measured, ranks, middle_ms)
