@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.builtins import builtin_named
+from gpurun.launcher.jobfile.kinds import builtin_named
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import SHORT, checked_out, commit_of, is_changed, top_directory
 from gpurun.launcher.machine.host import inspect_machine

@@ -1,10 +1,12 @@
-"""Which numbers the built-in workloads refuse.
+"""Which numbers and files the built-in workloads refuse.
 
 It needs no torch: a job is checked by the same rules before anything runs.
 """
 
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 RANGES: Mapping[str, tuple[int, int]] = {"num_workers": (0, 256)}
 """Counts that may be 0, or have a limit: more processes per device than that take minutes to start."""
@@ -39,3 +41,38 @@ def check(**values: float) -> None:
     for name, value in values.items():
         if reason := refusal(name, value):
             raise ValueError(f"{name} {reason}")
+
+
+NAMED_FILES = 5
+"""Of those that are skipped."""
+
+
+def path_of(name: str) -> Path:
+    """The path that a job means; `~` is a home directory, as in a shell."""
+    return Path(os.path.expanduser(name))
+
+
+def not_there(what: str, path: Path) -> str:
+    """What to say of a path that a job names, where nothing is."""
+    where = "" if path.is_absolute() else "; relative paths start at the job file's directory"
+    return f"the {what} {path} does not exist{where}"
+
+
+def why_no_file(path: Path) -> str | None:
+    """Why there is nothing to read at a path, though a directory lists it; `None` if there is.
+
+    Reading would end in an error that says less, or wait forever: for the writer of a pipe.
+    """
+    if path.is_file():
+        return None
+    return "not a regular file" if path.exists() else "a link to nothing" if path.is_symlink() else "gone"
+
+
+def name_in(directory: Path, path: Path) -> str:
+    """What to call a file of the directory, or `directory` itself where that is the file."""
+    return path.name if path == directory else str(path.relative_to(directory))
+
+
+def listed(named: list[str]) -> str:
+    """The first of them, in words."""
+    return ", ".join([*named[:NAMED_FILES], *(["…"] if len(named) > NAMED_FILES else [])])

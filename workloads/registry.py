@@ -47,10 +47,16 @@ def _classic(family: str, name: str, batch: int, bound_by: str, summary: str) ->
 
 def _probe(name: str, strategies: tuple[str, ...], bound_by: str, summary: str, **more: Any) -> Builtin:
     """A micro-benchmark: it has no batch, and its devices are used by one of these strategies."""
-    module = f"gpurun.workloads.probes.{name}"
     defaults = {"strategy": strategies[0]}
     return Builtin(
-        module, summary, bound_by, name, "micro-benchmark", defaults, strategies=strategies, **more
+        "gpurun.workloads.micro_benchmarks",
+        summary,
+        bound_by,
+        name,
+        "micro-benchmark",
+        defaults,
+        strategies=strategies,
+        **more,
     )
 
 
@@ -92,7 +98,7 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
             "alexnet", "alexnet_r", 1024, _CONVOLUTIONS, "AlexNet-R for 32² images, 85,000 parameters"
         ),
         "resnet56": _classic(
-            "resnet_cifar",
+            "resnet",
             "resnet56",
             128,
             "many small convolutions and norms: memory, and launching them",

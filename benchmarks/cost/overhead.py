@@ -50,7 +50,7 @@ def row(workload: str, rounds: list[list[float]]) -> list[str]:
     import math
     import statistics
 
-    from gpurun.launcher.stats.paired import hodges_lehmann, wilcoxon_interval
+    from gpurun.launcher.stats.estimates import hodges_lehmann, wilcoxon_interval
 
     differences = [math.log(ours / bare) for bare, ours in rounds]
     centre, interval = hodges_lehmann(differences), wilcoxon_interval(differences, 0.05)

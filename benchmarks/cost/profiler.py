@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.timing import machine_facts, record, table
-from gpurun.launcher.stats.paired import hodges_lehmann, wilcoxon_interval
+from gpurun.launcher.stats.estimates import hodges_lehmann, wilcoxon_interval
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUPS = 10

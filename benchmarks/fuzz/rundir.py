@@ -19,8 +19,7 @@ from werkzeug.datastructures import MultiDict
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
-from gpurun.launcher.tensorboard_plugin.query import Query, Refused
-from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Server
+from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, Refused, Server
 from tests.damage.content import damaged
 
 COUNT = 5000

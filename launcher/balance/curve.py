@@ -7,7 +7,7 @@ from math import sqrt
 from statistics import median
 
 from gpurun.launcher.rundir.records import Curve
-from gpurun.launcher.stats.paired import median_interval
+from gpurun.launcher.stats.estimates import median_interval
 from gpurun.launcher.units import Interval
 
 STRAIGHT_WITHIN = 0.02

@@ -29,9 +29,10 @@ class Entry:
 COMMANDS = {
     "job": Entry("job", "job", "Run a job file; the word `job` may be left out."),
     "check": Entry("job", "check", "Check a job file and print its plan; runs nothing."),
-    "run": Entry("run", "run", "Run a training script unchanged; time and trace its steps."),
+    "run": Entry("job", "run", "Run a training script unchanged; time and trace its steps."),
     "report": Entry("report", "report", "Show the results of a run again; runs nothing."),
     "view": Entry("report", "view", "Open a run, or a directory of runs or traces, in TensorBoard."),
+    "metrics": Entry("report", "metrics", "Serve the live figures of a run to Prometheus."),
     "gate": Entry("gate", "gate", "Is the code slower than at another commit? For CI."),
     "diff": Entry("diff", "diff", "Compare two runs, or two directories of traces."),
     "trace": Entry("trace", "trace", "Show where the time goes in Kineto traces."),
@@ -42,8 +43,8 @@ COMMANDS = {
     "examples": Entry("job_file", "examples", "List, show or copy the examples that come with gpurun."),
     "schema": Entry("job_file", "schema", "Print the JSON Schema of job files, for editors."),
     "completion": Entry("job_file", "completion", "Print what makes bash, zsh or fish complete commands."),
-    "workloads": Entry("workloads", "workloads", "List the built-in workloads and their parameters."),
-    "devices": Entry("workloads", "devices", "Show this machine's GPUs and CPU."),
+    "workloads": Entry("job_file", "workloads", "List the built-in workloads and their parameters."),
+    "devices": Entry("job_file", "devices", "Show this machine's GPUs and CPU."),
     "selftest": Entry("selftest", "selftest", "Check that this machine's devices and links work."),
     "submit": Entry("submit", "submit", "Write a batch script for a job file, and submit it."),
 }

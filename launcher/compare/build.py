@@ -23,7 +23,7 @@ from gpurun.launcher.compare.figures.variant import (
     step_times,
 )
 from gpurun.launcher.compare.gate import gate_of_run, rows_of_gate, still_open
-from gpurun.launcher.compare.headline import conclude, is_one_task
+from gpurun.launcher.compare.headline import conclude, fitting_in, is_one_task
 from gpurun.launcher.compare.interference import interference_in
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
@@ -45,6 +45,7 @@ from gpurun.launcher.compare.notes import (
 )
 from gpurun.launcher.compare.ranking import open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.files import RunDir, read_json
@@ -78,6 +79,11 @@ def compare_run(run: RunDir) -> Comparison:
     left = still_open(gate) if gate else undecided
     complete = all(is_complete(one, plan) for one in measured.values()) and has_ended(plan, looks, left)
     conclusion = conclude(plan, results, ranking, interference, complete, differences.within, gate)
+    fitting = None
+    if job.get("memory") and ranking and not differences.is_throttled:
+        fitting = fitting_in(
+            job["memory"], results, differences, accelerator_of(results[0].devices[0]).is_host
+        )
     return Comparison(
         schema=SCHEMA,
         name=plan.name,
@@ -91,7 +97,7 @@ def compare_run(run: RunDir) -> Comparison:
         if ranking and ranking.is_settled and not differences.is_throttled
         else None,
         headline=conclusion.headline,
-        summary=conclusion.summary,
+        summary=" ".join((conclusion.summary, *([fitting.summary] if fitting else ()))),
         notes=(
             *notes(plan, measured, differences.within),
             *(budget_notes(run, plan) if complete else ()),
@@ -109,6 +115,7 @@ def compare_run(run: RunDir) -> Comparison:
         open=undecided,
         scatter=scatter(differences),
         code=run.read_code(),
+        fitting=fitting,
         gate=gate,
         alerts=tuple(alerts(results)),
         conclusions=CONCLUSIONS,

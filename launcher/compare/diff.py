@@ -16,8 +16,8 @@ from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.stats.busy import waiting_bias
+from gpurun.launcher.stats.estimates import welch_interval
 from gpurun.launcher.stats.family import UNKNOWN, bounded, unpaired
-from gpurun.launcher.stats.launches import welch_interval
 from gpurun.launcher.stats.sequential import ALPHA
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
 

@@ -10,10 +10,26 @@ from gpurun.launcher.compare.causes import remaining_loss, why_slower
 from gpurun.launcher.compare.figures.probes import probe_summary
 from gpurun.launcher.compare.interference import COOL_DOWN, is_hot, named, waiting_sentences
 from gpurun.launcher.compare.label import variant_label, varied_texts
-from gpurun.launcher.compare.model import Difference, Gate, VariantResult
-from gpurun.launcher.compare.ranking import Rival, Standings, time_per_sample
+from gpurun.launcher.compare.model import Difference, Fitting, Gate, VariantResult
+from gpurun.launcher.compare.ranking import (
+    Pairwise,
+    Rival,
+    Standings,
+    fastest_first,
+    standings,
+    time_per_sample,
+)
 from gpurun.launcher.plan.model import Plan
-from gpurun.launcher.units import Interval, format_ms, format_percent, format_percent_interval, plural
+from gpurun.launcher.units import (
+    GIB,
+    Interval,
+    format_ms,
+    format_number,
+    format_percent,
+    format_percent_interval,
+    least_decimals,
+    plural,
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,58 @@ def conclude(
         return _not_ranked(interference)
     found = ranking_conclusion(standings, plan.baseline, complete, within)
     return replace(found, details=(*found.details, *waiting_sentences(results, interference)))
+
+
+def fitting_in(
+    memory_bytes: int, results: Sequence[VariantResult], pairwise: Pairwise, is_on_host: bool
+) -> Fitting | None:
+    """Which variants fit in so much memory; `None` where no peak is known.
+
+    Args:
+        memory_bytes: of a device.
+        results: of all variants.
+        pairwise: says whether the lead of the fastest is sure.
+        is_on_host: whether the devices are CPUs.
+    """
+    memory_gib = memory_bytes / GIB
+    ranked = fastest_first(results)
+    known = [(result, result.peak_gib) for result in ranked if result.peak_gib is not None]
+    if not known:
+        return None
+    fit = [result for result, peak_gib in known if peak_gib <= memory_gib]
+    found = standings(fit, pairwise)
+    smallest = min(known, key=lambda one: one[1])[0]
+    parts = [_fastest_that_fits(found, memory_gib) if found else _none_fits(smallest, memory_gib)]
+    if len(known) < len(ranked):
+        parts.append(f"The peak of {plural(len(ranked) - len(known), 'other')} isn't known.")
+    if is_on_host and not smallest.kind.runs_program:
+        parts.append("On CPU devices that is the peak of live tensors.")
+    order = (found.leader, *(rival.result for rival in found.rivals)) if found else ()
+    return Fitting(
+        memory_gib, found.leader.id if found else None, tuple(x.id for x in order), " ".join(parts)
+    )
+
+
+def _fastest_that_fits(found: Standings, memory_gib: float) -> str:
+    how = "Fastest" if found.is_settled else "Fastest on average"
+    named = f"{variant_label(found.leader)} ({time_and_memory(found.leader)})"
+    return f"{how} that fits in {memory_text(memory_gib)}: {named}."
+
+
+def _none_fits(smallest: VariantResult, memory_gib: float) -> str:
+    name, peak = variant_label(smallest), memory_text(smallest.peak_gib or 0.0)
+    return f"No variant fits in {memory_text(memory_gib)}: even {name} takes {peak}."
+
+
+def time_and_memory(result: VariantResult) -> str:
+    """`12.1 ms, 3.45 GiB`."""
+    step_ms = result.step_ms.estimate if result.step_ms else 0.0
+    return f"{format_ms(step_ms)} ms, {memory_text(result.peak_gib or 0.0)}"
+
+
+def memory_text(gib: float) -> str:
+    """`3.45 GiB`; of little memory two digits."""
+    return f"{format_number(gib, least_decimals(gib, 2))} GiB"
 
 
 def is_one_task(plan: Plan) -> bool:

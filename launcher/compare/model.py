@@ -291,7 +291,19 @@ class Gate:
         return " ".join((self.headline, *self.details))
 
 
-CONCLUSIONS = 6
+@dataclass(frozen=True)
+class Fitting:
+    """Which variants fit in the memory that the job states."""
+
+    memory_gib: float
+    fastest: str | None
+    """The fastest of those that fit, however sure its lead is; `None`: none fits."""
+    variants: tuple[str, ...]
+    """All that fit, fastest first."""
+    summary: str
+
+
+CONCLUSIONS = 7
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 
@@ -330,6 +342,8 @@ class Comparison:
     scatter: Scatter = Scatter()
     code: CodeVersion | None = None
     """The commit that the run was started from; `None` outside of git, and in older runs."""
+    fitting: Fitting | None = None
+    """Where the job states `memory`."""
     gate: Gate | None = None
     """The answer of `gpurun gate`; `None` of other runs."""
     headline: str = ""
@@ -361,6 +375,7 @@ class Comparison:
             batch_curves=(),
             interference=(),
             open=(),
+            fitting=None,
             gate=None,
         )
 

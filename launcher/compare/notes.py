@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpurun.launcher.compare.figures.recorded import Measured, planned_launch, steps_of_launches
 from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
+from gpurun.launcher.compare.headline import time_and_memory
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
@@ -16,7 +17,7 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, stages_s
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.units import Interval, format_ms, format_number, least_decimals, plural
+from gpurun.launcher.units import Interval, format_ms, format_number, plural
 
 MOST_OPEN = 3
 """Variants that are named."""
@@ -100,15 +101,10 @@ def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:
     front = pareto_front(results)
     if len(front) < 2:
         return ()
-    named = [f"{variant_label(one)} ({_time_and_memory(one)})" for one in front]
+    named = [f"{variant_label(one)} ({time_and_memory(one)})" for one in front]
     others = sum(is_ranked(one) for one in results) - len(front)
     rest = " Every other is slower than one of these and not clearly smaller." if others else ""
     return (f"Less memory takes more time, by the estimates: {', '.join(named)}.{rest}",)
-
-
-def _time_and_memory(result: VariantResult) -> str:
-    step_ms, peak_gib = result.step_ms.estimate if result.step_ms else 0.0, result.peak_gib or 0.0
-    return f"{format_ms(step_ms)} ms, {format_number(peak_gib, least_decimals(peak_gib, 2))} GiB"
 
 
 def restart_notes(run: RunDir) -> tuple[str, ...]:

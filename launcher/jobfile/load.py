@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
-from gpurun.launcher.jobfile.builtins import default_strategy
 from gpurun.launcher.jobfile.checks.rules import find_conflicts
+from gpurun.launcher.jobfile.kinds import default_strategy
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, secrets_in
 from gpurun.launcher.jobfile.read import Mistake, UnknownKey, draft_of, key_meant, read_spec
 from gpurun.launcher.jobfile.section import Section

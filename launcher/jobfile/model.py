@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from gpurun.launcher.jobfile import values
 from gpurun.launcher.jobfile.field_types import Kind, ListOf, number_of, whole
-from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, JobKind, workload_kind
+from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, TRAINING, JobKind, workload_kind
 from gpurun.launcher.jobfile.section import Derived, Section, Setting, key_of, plain, setting
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.masking import masked
@@ -49,6 +49,10 @@ Size = Annotated[
             ]
         },
     ),
+]
+
+Memory = Annotated[
+    int, Kind(values.parse_memory, {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1 << 20}]})
 ]
 
 
@@ -186,6 +190,11 @@ class JobSpec(Settings, Section):
     budget_s: Duration = 180.0
     """The most time to decide in, from the first launch on. Every variant is launched once, however long that
     takes; a launch begins only if it is likely to end in time."""
+    memory_bytes: Memory | None = setting(None, kinds=frozenset({TRAINING, PROGRAM}), instead="")
+    """What a device has for a variant: `20 GiB`, a number of bytes, or the name of a GPU, `H100 80GB` or
+    `RTX 4090` (its memory as it is sold, in 10⁹ bytes). The report then also names the fastest variant whose
+    peak memory is not above that. What a GPU needs besides tensors, such as CUDA's context and what torch
+    keeps free, is not in that peak: leave a margin."""
     profile: Profile = Profile()
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
     logs: Logs = Logs()

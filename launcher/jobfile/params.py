@@ -1,13 +1,23 @@
-"""The rule by which a workload's `params` are checked: names, required ones, and types against a signature.
+"""What a workload's function takes, and the rule by which a job's `params` are checked against it.
 
-A job is checked by it before anything runs, as far as the source shows (`signature.signature_of`), and in the
-worker for what only running the code shows (`signature.signature_of_function`).
+A job is checked before anything runs, as far as the source shows. Reading the source runs none of a user's
+code and loads no torch. But Python code can define a function in ways that only running it shows. Wherever
+the source leaves a doubt, the answer is "not known"; the worker, which does run the code, reads the function.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import ast
+import inspect
+import types
+import typing
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from gpurun.launcher.jobfile.kinds import builtin_file, builtin_function
 from gpurun.launcher.jobfile.yaml.describe import any_of, correction, describe, did_you_mean, shorten
 
 TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
@@ -130,3 +140,198 @@ def _is_allowed(value: Any, param: Param) -> bool:
     if param.choices and isinstance(value, str):
         return value in param.choices
     return any(type(value) in TYPES[name][1] for name in param.types)
+
+
+MAX_BYTES = 500_000
+"""Parsing takes about 0.1 s for a file of this size."""
+
+SIMPLE_TYPES = frozenset({"int", "float", "str", "bool"})
+
+_DYNAMIC = frozenset({"globals", "locals", "vars", "exec", "eval", "setattr"})
+"""Functions by which a module may bind names that don't appear in it."""
+
+
+@dataclass(frozen=True)
+class TopLevelNames:
+    """The names that a module's source binds at its top level."""
+
+    functions: tuple[str, ...]
+    bound: Counter[str]
+    """How often each name is bound."""
+    is_complete: bool
+    """Whether there can be no others, and none is bound again in a roundabout way."""
+
+
+def read_module(path: Path) -> ast.Module | None:
+    """The file's syntax tree; `None` where it can't be read or isn't Python of this version."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as of invalid escapes: the run will show them
+            return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def names_of(module: ast.Module) -> TopLevelNames:
+    """What the module binds."""
+    functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+    bound = Counter(name for node in _top_level(module) for name in _bound_by(node))
+    is_dynamic = "__getattr__" in bound
+    for node in ast.walk(module):
+        bound.update(node.names if isinstance(node, ast.Global) else ())
+        is_dynamic = is_dynamic or _is_dynamic(node)
+    return TopLevelNames(tuple(functions), bound, not is_dynamic)
+
+
+def signature_of(module: ast.Module, function: str) -> Signature | None:
+    """The function's signature; `None` where the source leaves a doubt."""
+    names = names_of(module)
+    found = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    if not names.is_complete or names.bound[function] != 1 or not found:
+        return None
+    node = found[0]
+    if node.decorator_list or node.args.posonlyargs:
+        return None
+    known = SIMPLE_TYPES - names.bound.keys()
+    if names.bound["Literal"] == 1 and any(map(_imports_literal, module.body)):
+        known |= {"Literal"}
+    return Signature(tuple(_params(node.args, known)), node.args.kwarg is not None)
+
+
+@cache
+def signature_of_builtin(name: str) -> Signature | None:
+    """What a built-in workload takes, by its source."""
+    module = read_module(builtin_file(name))
+    return signature_of(module, builtin_function(name)) if module else None
+
+
+def signature_of_function(function: Callable[..., Any]) -> Signature:
+    """The signature of a function, or of anything else that can be called.
+
+    Types are left out behind a decorator, which may convert what it passes on; so is everything where Python
+    knows no signature.
+    """
+    try:
+        found = inspect.signature(function, eval_str=True)
+    except Exception:  # an annotation in quotes may raise anything
+        try:
+            found = inspect.signature(function)
+        except (TypeError, ValueError):
+            return Signature((), is_open=True)
+    is_wrapped = hasattr(function, "__wrapped__")
+    known = SIMPLE_TYPES | {"Literal"}
+    params = [
+        _param(
+            param.name,
+            None if is_wrapped else _as_source(param.annotation),
+            None if param.default is param.empty else ast.Constant(None if param.default is None else ...),
+            known,
+        )
+        for param in found.parameters.values()
+        if param.kind in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY)
+    ]
+    return Signature(tuple(params), any(p.kind is p.VAR_KEYWORD for p in found.parameters.values()))
+
+
+def _as_source(annotation: Any) -> ast.expr | None:
+    """An annotation as source would have it, so that it is judged alike; `None` where there is no source."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    parts = typing.get_args(annotation) if is_union else (annotation,)
+    texts = ("None" if part is types.NoneType else inspect.formatannotation(part) for part in parts)
+    try:
+        return ast.parse(" | ".join(texts), mode="eval").body
+    except SyntaxError:
+        return None
+
+
+def _imports_literal(node: ast.stmt) -> bool:
+    match node:
+        case ast.ImportFrom(module="typing" | "typing_extensions", names=names):
+            return any(alias.name == "Literal" and alias.asname is None for alias in names)
+    return False
+
+
+def _params(args: ast.arguments, known: frozenset[str]) -> Iterator[Param]:
+    num_required = len(args.args) - len(args.defaults)
+    defaults = [*[None] * num_required, *args.defaults, *args.kw_defaults]
+    for arg, default in zip([*args.args, *args.kwonlyargs], defaults, strict=True):
+        yield _param(arg.arg, arg.annotation, default, known)
+
+
+def _param(name: str, annotation: ast.expr | None, default: ast.expr | None, known: frozenset[str]) -> Param:
+    allowed = _types(annotation, known)
+    if allowed and default is not None and _is_none(default):
+        allowed |= {"None"}
+    return Param(
+        name=name,
+        is_required=default is None,
+        types=allowed,
+        default=ast.unparse(default) if default else None,
+        choices=_choices(annotation) if allowed else (),
+        is_per_device=isinstance(annotation, ast.Name) and annotation.id == "PerDevice",
+    )
+
+
+def _types(annotation: ast.expr | None, known: frozenset[str]) -> frozenset[str]:
+    """The simple types that an annotation allows, `int` or `int | None`; empty where there are others."""
+    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
+        left, right = _types(annotation.left, known), _types(annotation.right, known)
+        return left | right if left and right else frozenset()
+    if isinstance(annotation, ast.Name) and annotation.id in known:
+        return frozenset({annotation.id})
+    if "Literal" in known and _choices(annotation):
+        return frozenset({"str"})
+    return frozenset({"None"}) if annotation is not None and _is_none(annotation) else frozenset()
+
+
+def _choices(annotation: ast.expr | None) -> tuple[str, ...]:
+    """The texts of a `Literal` that has nothing but texts, or of several; empty where any text will do."""
+    match annotation:
+        case ast.BinOp(left=left, right=right):
+            sides = [side for side in (left, right) if not _is_none(side)]
+            found = [_choices(side) for side in sides]
+            return tuple(text for texts in found for text in texts) if all(found) else ()
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
+            values = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            texts = [value.value for value in values if isinstance(value, ast.Constant)]
+            is_all = len(texts) == len(values) and all(isinstance(text, str) for text in texts)
+            return tuple(map(str, texts)) if is_all else ()
+    return ()
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _top_level(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes that run when the module is imported; functions and classes, but not their bodies."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from _top_level(child)
+
+
+def _bound_by(node: ast.AST) -> tuple[str, ...]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return (name,)
+        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+            return (name,)
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return tuple(alias.asname or alias.name.partition(".")[0] for alias in names)
+        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            return (name,)
+        case ast.MatchMapping(rest=str(name)):
+            return (name,)
+    return ()
+
+
+def _is_dynamic(node: ast.AST) -> bool:
+    match node:
+        case ast.alias(name="*") | ast.Attribute(value=ast.Name(id="sys"), attr="modules"):
+            return True
+        case ast.Name(id=name):
+            return name in _DYNAMIC
+    return False

@@ -84,8 +84,12 @@ class Setting:
     """Whether it says how training steps are made, so that a micro-benchmark refuses it."""
     strategies: Callable[[Strategy], bool] = lambda strategy: True
     """Which strategies have it."""
+    matters: Callable[[Any], bool] = lambda settings: True
+    """Whether it means anything next to the values that a combination or a variant has for other settings."""
+    needs: str = ""
+    """What it needs so that it means something, in a few words."""
     absent: Any = None
-    """A variant's value where its kind of job or its strategy doesn't have it."""
+    """A variant's value where it means nothing to its kind of job, its strategy or next to other settings."""
     shares_processes: bool = False
     """Whether variants that differ in it can run in the same processes, where their rounds are paired."""
     builds_model: bool = False

@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from gpurun.launcher.jobfile import program_values as program
 from gpurun.launcher.jobfile import values
 from gpurun.launcher.jobfile.field_types import MAPPING, Kind, one_of, whole
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS
@@ -47,8 +46,8 @@ THREADS = Kind(
     values.parse_threads,
     {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": values.MAX_THREADS}]},
 )
-ARGS = Kind(program.parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
-ENV = Kind(program.parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
+ARGS = Kind(values.parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
+ENV = Kind(values.parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
 TEXT = {"type": "string"}
 
 
@@ -74,12 +73,12 @@ class Settings:
     )
     """What to train: a built-in (`gpt`), a function in a file next to the job (`train.py:build`), or one in a
     module (`package.module:build`). A job has this, a `script` or a `module`."""
-    script: Annotated[str, Kind(program.parse_script, TEXT)] | None = setting(
+    script: Annotated[str, Kind(values.parse_script, TEXT)] | None = setting(
         None, kinds=frozenset({PROGRAM}), is_task=True
     )
     """A program to run unchanged, once per device, with the environment that `torchrun` gives: `train.py`.
     Its steps are those of its optimizer."""
-    module: Annotated[str, Kind(program.parse_module, TEXT)] | None = setting(
+    module: Annotated[str, Kind(values.parse_module, TEXT)] | None = setting(
         None, kinds=frozenset({PROGRAM}), is_task=True
     )
     """Like `script`, by its module's name as for `python -m`: `package.train`."""
@@ -191,6 +190,19 @@ class Settings:
         shares_processes=True,
     )
     """Micro-batches per optimizer step: every device cuts its samples into this many, to save memory."""
+    sync_every: Annotated[int, whole(1, 4096)] | None = setting(
+        None,
+        compare="Numbers of micro-batches between two averages of the gradients.",
+        baseline="The baseline's number of micro-batches between two averages of the gradients.",
+        for_training=True,
+        strategies=lambda strategy: strategy.has_backend,
+        matters=lambda settings: (settings.accumulate or 1) > 1,
+        needs="`accumulate`",
+        shares_processes=True,
+    )
+    """With `accumulate`, after how many micro-batches processes average gradients, and after the last one. By
+    default only then, so all others run under `no_sync`. `1` costs a communication for each micro-batch; with
+    `fsdp` it saves the memory of whole gradients."""
     bucket_mb: Annotated[int, whole(1, 100_000)] = setting(
         25,
         compare="Bucket sizes to compare, in MiB.",
@@ -245,7 +257,7 @@ class Settings:
         instead=_OF_WORKLOADS,
         shape=WORDS,
         absent=(),
-        check_list=program.check_args_list,
+        check_list=values.check_args_list,
     )
     """Arguments of the program: `[--epochs, "1"]`; `{launch_dir}` is replaced by its launch's directory."""
     env: Annotated[Mapping[str, str], ENV] = setting(

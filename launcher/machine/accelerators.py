@@ -13,7 +13,7 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.gpus import amd, nvml
 from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus, Sensors
 from gpurun.launcher.machine.gpus.health import GpuHealth, inspect_health
-from gpurun.launcher.machine.gpus.peaks import AMD_PEAKS, NVIDIA_PEAKS, Peak, peak_of
+from gpurun.launcher.machine.gpus.peaks import AMD_PEAKS, NVIDIA_PEAKS, Peak, memory_sizes_gb, peak_of
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild, installed_torch, nvidia_problem
 
 Inspect = Callable[[Mapping[str, str], Path, Any], Gpus]
@@ -260,9 +260,18 @@ def peak_gb_per_s(gpu_name: str) -> float | None:
     return None if peak is None else peak.gb_per_s
 
 
+def sold_memory_gb(gpu_name: str) -> tuple[int, ...]:
+    """The memory, in 10⁹ bytes, of the GPUs that a person may call so; several where that leaves it open."""
+    return memory_sizes_gb(_peaks(), gpu_name)
+
+
 def _peak(gpu_name: str) -> Peak | None:
+    return peak_of(_peaks(), gpu_name)
+
+
+def _peaks() -> list[Peak]:
     rows = (*ACCELERATORS.values(), CUDA, ROCM)  # what was measured with another torch may be shown here
-    return peak_of([peak for row in rows for peak in row.peaks], gpu_name)
+    return [peak for row in rows for peak in row.peaks]
 
 
 def total_peak_flop_per_s(gpu_names: Sequence[str | None], precision: str) -> float | None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.errors import NodesError
-from gpurun.launcher.inspect.remote_inspection import answer, take_request
-from gpurun.launcher.inspect.snapshot import STACKS_S, RankSnapshot
+from gpurun.launcher.inspect.snapshot import STACKS_S, RankSnapshot, answer, take_request
 from gpurun.launcher.nodes.messages import (
     Ack,
     Chunk,

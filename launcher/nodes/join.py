@@ -24,8 +24,8 @@ from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, facts_without_job, find_facts
 from gpurun.launcher.nodes.transport.credentials import find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
+from gpurun.launcher.plan.devices import node_of
 from gpurun.launcher.plan.nodes import Node
-from gpurun.launcher.plan.spread import node_of
 from gpurun.launcher.units import format_duration, plural
 
 RESOLVE_EVERY_S = 0.5

@@ -9,13 +9,12 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.combination import allowed, group_id, make_unique
-from gpurun.launcher.plan.devices import MachineLike, gpu_of, visible_gpus
+from gpurun.launcher.plan.devices import MachineLike, all_devices, gpu_of, interface_env, visible_gpus
 from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, estimate_s
 from gpurun.launcher.plan.expand import expand, processes_of
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan, Process, SideName, Variant
 from gpurun.launcher.plan.nodes import Node, RankPlace, bind_ranks, device_of_node, node_of_device, places
 from gpurun.launcher.plan.program_processes import program_processes
-from gpurun.launcher.plan.spread import all_devices, interface_env
 from gpurun.launcher.rundir.paths import RunPaths
 from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.strategies import STRATEGIES

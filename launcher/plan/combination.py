@@ -5,12 +5,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.builtins import default_batch
-from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
+from gpurun.launcher.jobfile.kinds import JobKind, default_batch, variant_kind
 from gpurun.launcher.jobfile.model import Baseline, JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.plan.model import Variant
@@ -45,7 +44,7 @@ class Combination(Settings):
 
     def has(self, name: str) -> bool:
         """Whether the setting means anything for it."""
-        return SETTINGS[name].holds(self.kind, self.strategy)
+        return SETTINGS[name].holds(self.kind, self.strategy) and SETTINGS[name].matters(self)
 
     @property
     def samples(self) -> int:
@@ -102,7 +101,9 @@ def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int, num_lo
         else stated["device_count"],
         "global_batch": values["global_batch"] or (default_batch(workload) or 1 if kind.has_batch else None),
     }
-    return Combination(stated=stated, **values)
+    found = Combination(stated=stated, **values)
+    held = {name: one for name, one in SETTINGS.items() if one.holds(kind, strategy)}
+    return replace(found, **{name: one.absent for name, one in held.items() if not one.matters(found)})
 
 
 def _value(spec: JobSpec, name: str, stated: Mapping[str, Any], kind: JobKind, strategy: str) -> Any:

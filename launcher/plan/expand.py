@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.jobfile.builtins import builtin_named
 from gpurun.launcher.jobfile.checks.device_checks import find_misfits
+from gpurun.launcher.jobfile.kinds import builtin_named
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.settings import SETTINGS, settings_of
@@ -23,11 +23,10 @@ from gpurun.launcher.plan.combination import (
     make_unique,
     variant_id,
 )
-from gpurun.launcher.plan.devices import MachineLike, gpu_of, is_part
+from gpurun.launcher.plan.devices import MachineLike, all_devices, cores_per_device, gpu_of, is_part, notes_on
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.plan.program_processes import part_notes
-from gpurun.launcher.plan.spread import all_devices, cores_per_device, notes_on
 from gpurun.launcher.splits import Split, resolve_split
 from gpurun.launcher.strategies import STRATEGIES, Reach
 from gpurun.launcher.units import plural
@@ -123,6 +122,7 @@ def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: i
         "split": split.samples,
         "global_batch": sum(split.samples) or wanted.global_batch,
         "threads": share if wanted.threads == "auto" else wanted.threads,
+        "sync_every": wanted.sync_every or (wanted.accumulate if wanted.has("sync_every") else None),
     }
     return Variant(id="", devices=own, split_name=split.name, varied=_varied(wanted), **values)
 
@@ -186,6 +186,9 @@ def _check_micro_batches(wanted: Combination, split: Split) -> None:
         fewest = plural(fewest_samples, "sample")
         reason = f"{fewest} on a device can't be divided into {plural(wanted.accumulate, 'micro-batch')}"
         raise ImpossibleError("accumulate", reason)
+    if wanted.sync_every and wanted.sync_every > wanted.accumulate:
+        reason = f"a step has {plural(wanted.accumulate, 'micro-batch')}, fewer than {wanted.sync_every}"
+        raise ImpossibleError("sync_every", reason)
 
 
 def _check_count(wanted: Combination, num_devices: int) -> None:
@@ -303,15 +306,21 @@ def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[Cand
 
 
 def _unused(spec: JobSpec, built: list[tuple[Combination, Variant]]) -> list[str]:
-    """Values that the job gives a setting that none of its strategies has."""
+    """Values that the job gives a setting that none of its strategies has, or that need another one."""
     names = " and ".join(dict.fromkeys(variant.strategy for _, variant in built))
     return [
-        f"{names} has no `{key}`: {_shown(value)} is not used"
+        f"{_why_unused(key, names, built)}: {_shown(value)} is not used"
         for key, setting in SETTINGS.items()
         if spec.kind in setting.kinds and not any(wanted.has(key) for wanted, _ in built)
         for value in dict.fromkeys(spec.compare.lists().get(key, (getattr(spec, key),)))
         if value != getattr(JobSpec, key)
     ]
+
+
+def _why_unused(key: str, names: str, built: list[tuple[Combination, Variant]]) -> str:
+    setting = SETTINGS[key]
+    is_held = any(setting.holds(wanted.kind, wanted.strategy) for wanted, _ in built)
+    return f"`{key}` needs {setting.needs}" if is_held else f"{names} has no `{key}`"
 
 
 def _shown(value: Any) -> str:

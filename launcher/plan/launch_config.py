@@ -89,7 +89,7 @@ def strategy_options(variant: Variant) -> dict[str, Any]:
     return {
         name: getattr(variant, name)
         for name, setting in SETTINGS.items()
-        if setting.option and setting.holds(variant.kind, variant.strategy)
+        if setting.option and variant.has(name)
     }
 
 
@@ -118,12 +118,13 @@ def variant_config(
     """The variant with its samples; a balanced split that is not found yet begins at the even one."""
     accumulate = variant.accumulate or 1
     if variant.split or found:
-        return VariantConfig(variant.id, variant.split or found or (), accumulate)
+        samples = variant.split or found or ()
+        return VariantConfig(variant.id, samples, accumulate, sync_every=variant.sync_every)
     num_devices = len(variant.devices)
     start = split_near_even(variant.global_batch or 1, num_devices)
     minimum = max(spec.min_local_batch, accumulate if accumulate > 1 else 0)
     balance = BalanceConfig(minimum, caps[:num_devices] or (MAX_COUNT,) * num_devices)
-    return VariantConfig(variant.id, start, accumulate, balance)
+    return VariantConfig(variant.id, start, accumulate, balance, sync_every=variant.sync_every)
 
 
 def worker_devices(variant: Variant) -> tuple[str, ...]:

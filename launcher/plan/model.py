@@ -57,7 +57,7 @@ class Variant(Settings):
 
     def has(self, name: str) -> bool:
         """Whether the setting means anything for it."""
-        return SETTINGS[name].holds(self.kind, self.strategy)
+        return SETTINGS[name].holds(self.kind, self.strategy) and SETTINGS[name].matters(self)
 
     def same_task(self, other: "Variant") -> bool:
         """Whether both do the same task, so that one can be faster than the other."""

@@ -6,10 +6,9 @@ from pathlib import Path
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.plan.devices import MachineLike, is_part, visible_gpus
+from gpurun.launcher.plan.devices import MachineLike, interface_env, is_part, visible_gpus
 from gpurun.launcher.plan.model import Process, Variant
 from gpurun.launcher.plan.nodes import Node, RankPlace, device_of_node, node_of_device, places
-from gpurun.launcher.plan.spread import interface_env
 from gpurun.launcher.rundir.paths import RunPaths
 
 _HERE = RunPaths(Path())

@@ -17,16 +17,20 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
     """Raises `Interrupted` in the main thread at the first signal.
 
-    A second signal, during the clean-up, kills the workers at once; a third one ends the command like any
-    other program. A signal that was ignored (`nohup`) stays ignored. The terminal's settings are restored.
+    Ctrl-C during the clean-up kills the workers at once; the next signal ends the command like any other
+    program. Other signals don't hurry the clean-up: Slurm sends SIGTERM to all processes, and srun passes it
+    on once more. A signal that was ignored (`nohup`) stays ignored. The terminal's settings are restored.
+    SIGUSR1, which announces a preemption, ends nothing, as long as there is no one to pass it on to.
     """
-    count = 0
+    is_ending = False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal count
-        count += 1
-        if count == 1:
+        nonlocal is_ending
+        if not is_ending:
+            is_ending = True
             raise Interrupted(_name(number))
+        if number != signal.SIGINT:
+            return
         for other in replaced:
             signal.signal(other, signal.SIG_DFL)
         kill_workers()
@@ -34,7 +38,7 @@ def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
     replaced = {
         number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) != signal.SIG_IGN
     }
-    with _terminal_kept():
+    with _terminal_kept(), forwarded(lambda number: None):
         for number in replaced:
             signal.signal(number, on_signal)
         try:

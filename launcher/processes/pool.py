@@ -14,7 +14,6 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.process_tree import descendants, kill_descendants, send_signal
 from gpurun.launcher.machine.resource_limits import in_kernel_log, oom_kills, start_problem
 from gpurun.launcher.masking import Secrets, revealed
-from gpurun.launcher.processes.channel import ServingProcess
 from gpurun.launcher.processes.guard import SUPERVISOR_KILLED, Guard, python_argv
 from gpurun.launcher.processes.protocol import (
     SERVICE_RANK,
@@ -24,6 +23,7 @@ from gpurun.launcher.processes.protocol import (
     Preload,
     Report,
     Request,
+    ServingProcess,
     Signal,
     Started,
     StartFailed,
@@ -114,7 +114,9 @@ class WorkerPool:
         deadline = time.monotonic() + timeout_s
         while True:
             while self._forwarded:
-                self._send(Signal(self._forwarded.pop(0)))
+                number = self._forwarded.pop(0)
+                if self._server is not None:  # else no rank is left that could get it
+                    self._send(Signal(number))
             remaining_s = 0.0 if self._exits else max(0.0, deadline - time.monotonic())
             if not self._receive(remaining_s) and (self._exits or time.monotonic() >= deadline):
                 exits, self._exits = self._exits, []

@@ -6,7 +6,7 @@ from math import ceil, floor, log10
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
 from gpurun.launcher.compare.notes import named_once
-from gpurun.launcher.report.terminal.cells import interval_text
+from gpurun.launcher.report.terminal.layout import interval_text
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
 from gpurun.launcher.units import format_number
 

@@ -10,9 +10,9 @@ from gpurun.launcher.compare.model import Comparison, Gate, GateRow, VariantResu
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import figures_of
-from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.changes import BOUNDS, GATE_HEADER, gate_cells
 from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines
+from gpurun.launcher.report.terminal.layout import uncertainty_text, verdict_text
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 """TensorBoard's Markdown knows no escape of these."""

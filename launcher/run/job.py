@@ -30,8 +30,8 @@ from gpurun.launcher.run.attempts import replace_other_software, spent_s
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import Invocation, find_earlier, find_run, open_run, resume_run
 from gpurun.launcher.run.progress_line import Progress, Status
+from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
-from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Event

@@ -1,23 +1,171 @@
-"""The ranks of the attempt that runs now: started, followed and ended."""
+"""An attempt of a launch: what it is started with, and its ranks while they run.
 
+It is started with the file that its ranks read, and one request per rank.
+"""
+
+import os
 import platform
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose
+from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import Relay
-from gpurun.launcher.plan.model import Launch
+from gpurun.launcher.plan.devices import MachineLike
+from gpurun.launcher.plan.launch_config import launch_config_for, program_config
+from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.processes.pool import OPTIMIZING
 from gpurun.launcher.processes.pool_per_env import Ranks
-from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, SERVICE_RANK, WORKER_ENTRY, Exit, StartRequest
 from gpurun.launcher.run import effects as do
-from gpurun.launcher.run.attempts import attempt_id, finished_variants
-from gpurun.launcher.run.start_requests import Starter, end_program, program_of
+from gpurun.launcher.run.attempts import attempt_id, finished_variants, num_restarts
 from gpurun.launcher.rundir.claim import entered
 from gpurun.launcher.rundir.control import leave, read_states
-from gpurun.launcher.rundir.files import complete_lines, decoded_lines, inode_of, num_bytes
+from gpurun.launcher.rundir.files import (
+    RunDir,
+    append_lines,
+    complete_lines,
+    decoded_lines,
+    inode_of,
+    num_bytes,
+    write_json,
+)
 from gpurun.launcher.rundir.records import Event
+
+STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
+
+
+@dataclass(frozen=True)
+class Starter:
+    """Prepares the attempts of a run's launches."""
+
+    plan: Plan
+    spec: JobSpec
+    run: RunDir
+    job_dir: Path
+    machine: MachineLike
+    software: Mapping[str, str] = field(default_factory=dict)
+    """Versions that the launches are started with."""
+
+    def code_dir(self, launch: Launch) -> Path:
+        """Where relative file names of the job start: in the version of the code that the launch runs."""
+        side = self.plan.side_of(launch.variants[0])
+        return self.job_dir if side is None else Path(side.job_dir)
+
+    def moved(self, launch: Launch) -> tuple[str, str] | None:
+        """From where to where imports are redirected: a gate's first version must not load the second."""
+        gate = self.plan.gate
+        side = self.plan.side_of(launch.variants[0])
+        return (gate.b.root, gate.a.root) if gate is not None and side == gate.a else None
+
+    def prepare(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> tuple[StartRequest, ...]:
+        """Writes what the ranks read; what to start.
+
+        Args:
+            name: of the attempt: `03-ddp-2~2`.
+            rounds: to be run, of each variant that is to be measured.
+        """
+        program = program_of(self.plan, launch)
+        write_json(self.run.software(name), self.software)
+        if program is None:
+            self.write_config(launch, name, rounds)
+            return self.rank_requests(launch, name, None)
+        self.begin_program(launch, name, program)
+        return (self.store_request(launch, name, program), *self.rank_requests(launch, name, program))
+
+    def write_config(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> None:
+        """The one file that the workers of an attempt read."""
+        config = launch_config_for(
+            self.plan,
+            self.spec,
+            launch,
+            run_dir=self.run.path.resolve(),
+            job_dir=self.code_dir(launch),
+            machine=self.machine,
+            found=self.found_splits(launch),
+            caps=found.caps if (found := self.run.read_max_batch()) else (),
+        )
+        most = max(rounds.values())
+        variants = tuple(
+            replace(variant, rounds=num if num < most else None)
+            for variant in config.variants
+            if (num := rounds.get(variant.id))
+        )
+        baseline = config.baseline if config.baseline in rounds else None
+        attempt = replace(config, launch=name, variants=variants, rounds=most, baseline=baseline)
+        write_json(self.run.launch_config(name), attempt)
+
+    def found_splits(self, launch: Launch) -> Mapping[str, tuple[int, ...]]:
+        """Balanced splits of this launch whose samples an earlier launch or attempt has found."""
+        balances = {variant: self.run.read_balance(variant) for variant in launch.variants}
+        return {variant: balance.best.split for variant, balance in balances.items() if balance}
+
+    def begin_program(self, launch: Launch, name: str, program: Variant) -> None:
+        """Writes what the ranks of a program's attempt read, and the event that it begins."""
+        run_dir, is_first = self.run.path.resolve(), launch.repetition == 0
+        config = program_config(
+            self.spec, program, name, run_dir=run_dir, job_dir=self.code_dir(launch), is_first=is_first
+        )
+        write_json(self.run.launch_config(name), config)
+        append_lines(self.run.events(name), [Event.now("start", program.id)])
+
+    def store_request(self, launch: Launch, name: str, program: Variant) -> StartRequest:
+        """The store through which the ranks of a program find each other."""
+        log = self.run.log(name, 0).with_name("store.log")
+        return StartRequest(
+            rank=SERVICE_RANK,
+            args=(str(self.run.rendezvous(name).resolve()), str(program.world_size), self.plan.address),
+            env={},
+            log=str(log.resolve()),
+            cwd=str(self.code_dir(launch)),
+            entry=STORE_ENTRY,
+        )
+
+    def rank_requests(self, launch: Launch, name: str, program: Variant | None) -> tuple[StartRequest, ...]:
+        """The ranks of an attempt, with its own file names."""
+        config = str(self.run.launch_config(name).resolve())
+        return tuple(
+            StartRequest(
+                rank=process.rank,
+                args=(config, str(process.rank)),
+                env=self.rank_env(launch, process, program),
+                log=str(self.run.log(name, process.rank).resolve()),
+                cwd=str(self.code_dir(launch)),
+                entry=PROGRAM_ENTRY if program else WORKER_ENTRY,
+                control=str(self.run.control(name).resolve()),
+                cpus=process.cpus,
+                moved=self.moved(launch),
+            )
+            for process in launch.processes
+        )
+
+    def rank_env(self, launch: Launch, process: Process, program: Variant | None) -> dict[str, str]:
+        """What is added to the environment of a rank."""
+        if program is None:
+            return dict(process.env)
+        restarts = {"TORCHELASTIC_RESTART_COUNT": str(num_restarts(self.run, launch))}
+        return program_env({**process.env, **restarts}, program.env)
+
+
+def program_of(plan: Plan, launch: Launch) -> Variant | None:
+    """The variant of a launch that runs a program; `None` for a workload's."""
+    first = plan.variant(launch.variants[0])
+    return first if first.kind.runs_program else None
+
+
+def program_env(planned: Mapping[str, str], stated: Mapping[str, str]) -> dict[str, str]:
+    """The planned environment. A number of threads that the shell has set stays, unless the job says one."""
+    is_theirs = "OMP_NUM_THREADS" in os.environ and "OMP_NUM_THREADS" not in stated
+    return {key: value for key, value in planned.items() if not (is_theirs and key == "OMP_NUM_THREADS")}
+
+
+def end_program(run: RunDir, program: Variant, name: str, exits: Sequence[Exit]) -> None:
+    """Writes that an attempt is done if every rank has ended well: no rank can know that of the others."""
+    if sum(exit_.returncode == 0 for exit_ in exits) == program.world_size:
+        append_lines(run.events(name), [Event.now("done", program.id)])
+
 
 POLL_S = 0.2
 """How soon logs and progress are shown, at most; that a rank has ended is seen at once."""

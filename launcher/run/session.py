@@ -17,8 +17,7 @@ from gpurun.launcher.run import decisions
 from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.attempts import record_outcomes, remaining
 from gpurun.launcher.run.budget import Budget
-from gpurun.launcher.run.running_attempt import RunningAttempt
-from gpurun.launcher.run.start_requests import Starter
+from gpurun.launcher.run.running_attempt import RunningAttempt, Starter
 from gpurun.launcher.run.watch import Tick, limits_of
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import Event, Restart

@@ -1,14 +1,12 @@
-"""What starts gpurun on several nodes, or takes jobs for them: one module and one line of the table each."""
+"""What starts gpurun on several nodes, or takes jobs for them: a line of the table for each."""
 
 from gpurun.launcher.schedulers.base import Environ, Scheduler
-from gpurun.launcher.schedulers.jobset import JOBSET
 from gpurun.launcher.schedulers.kubernetes import KUBERNETES
 from gpurun.launcher.schedulers.mpi import MPI
+from gpurun.launcher.schedulers.operators import JOBSET, TORCHELASTIC, TRAINJOB
 from gpurun.launcher.schedulers.ray import RAY
 from gpurun.launcher.schedulers.skypilot import SKYPILOT
 from gpurun.launcher.schedulers.slurm import SLURM
-from gpurun.launcher.schedulers.torchelastic import TORCHELASTIC
-from gpurun.launcher.schedulers.trainjob import TRAINJOB
 
 SCHEDULERS: dict[str, Scheduler] = {
     "torchelastic": TORCHELASTIC,

@@ -26,6 +26,8 @@ from gpurun.launcher.schedulers.base import (
 FIRST_SLURM_PORT, NUM_SLURM_PORTS = 20_000, 10_000
 """Below Linux's range of ports for outgoing connections, 32768 and up."""
 MAX_HOSTS = 100_000
+NOTICE_S = 120
+"""How long before the time limit ranks get SIGUSR1; Slurm may send it up to a minute earlier."""
 _PART = re.compile(r"\[([^\][]*)\]|([^\][]+)")
 _RANGE = re.compile(r"^(\d{1,18})(?:-(\d{1,18}))?$")
 
@@ -114,6 +116,21 @@ _VALUE = re.compile(r"[\w.,:;@/%+=\[\]()*&|!-]+", re.ASCII)
 """What options of sbatch may contain; no space or quote, which would begin something else in the script."""
 
 
+CHOOSE_RUN = """\
+# Queued again, after a preemption, the job continues its run; on other nodes, whose times would be mixed with
+# those that it has, it begins another one.
+id="${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_}}${{SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}}"
+out="runs/{name}/slurm-$id" resume=
+if [ -n "${{SLURM_RESTART_COUNT:-}}" ]; then
+    if [ -f "$out/plan.json" ] && [ "$(cat "$out.nodes")" = "$SLURM_JOB_NODELIST" ]; then
+        resume=--resume
+    else
+        out="$out-restart$SLURM_RESTART_COUNT"
+    fi
+fi
+mkdir -p "runs/{name}"
+echo "$SLURM_JOB_NODELIST" > "$out.nodes"
+"""
 MAKE_SECRET = (
     "# The nodes accept only each other: they know a secret, which is made when the job runs.",
     f'export {SECRET_VARIABLE}="$(head -c 32 /dev/urandom | base64 -w 0)"',
@@ -138,23 +155,22 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
         "set -eu",
         f"cd {shlex.quote(str(wanted.directory))}",
         "",
-        "# A preempted job starts again, possibly on other nodes, and writes to a run directory of its own.",
-        f'out="runs/{wanted.spec.name}/slurm-$SLURM_JOB_ID${{SLURM_RESTART_COUNT:+-restart$SLURM_RESTART_COUNT}}"',
-        "",
+        CHOOSE_RUN.format(name=wanted.spec.name),
         *(MAKE_SECRET if nodes > 1 else ()),
         "# One gpurun per node starts all ranks there. The nodes meet on the first one, at port",
         f"# {FIRST_SLURM_PORT} + job id % {NUM_SLURM_PORTS}.",
-        f'exec {shlex.join(srun)} \\\n    {shlex.join(command)} --out "$out"',
+        f'exec {shlex.join(srun)} \\\n    {shlex.join(command)} --out "$out" $resume',
     ]
     return "\n".join(lines) + "\n"
 
 
 def next_commands(wanted: Submission, options: SubmitOptions, job_id: str) -> Mapping[str, str]:
     """How to look after the job, by Slurm's own commands."""
+    runs, name = f"runs/{wanted.spec.name}", f"slurm-{job_id}"
     return {
         "state": f"squeue --job {job_id}",
-        "logs": f"tail -F {shlex.quote(str(wanted.directory / f'slurm-{job_id}.out'))}",
-        "results": f"gpurun report runs/{wanted.spec.name}/slurm-{job_id}",
+        "logs": f"tail -F {shlex.quote(str(wanted.directory))}/{name}{'_*' if is_array(options) else ''}.out",
+        "results": f"gpurun view {runs}" if is_array(options) else f"gpurun report {runs}/{name}",
         "cancel": f"scancel {job_id}",
     }
 
@@ -176,7 +192,8 @@ def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
         "time": options.time,
         "partition": options.partition,
         "account": options.account,
-        "output": "slurm-%j.out",
+        "signal": f"USR1@{NOTICE_S}" if options.time else None,
+        "output": f"slurm-{'%A_%a' if is_array(options) else '%j'}.out",
         "open-mode": "append",
     }
     lines = [f"--{key}={_checked(key, str(value))}" for key, value in values.items() if value is not None]
@@ -187,6 +204,11 @@ def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
             )
         lines.append(_checked("sbatch", option))
     return [*lines, "--requeue"]
+
+
+def is_array(options: SubmitOptions) -> bool:
+    """Whether the job is an array: every element is a run."""
+    return any(option.startswith(("--array=", "-a")) for option in options.further)
 
 
 def _checked(key: str, value: str) -> str:
@@ -201,7 +223,7 @@ SLURM = Scheduler(
     node_rank=node_rank,
     rendezvous=rendezvous,
     num_nodes=lambda environ: number_if_plain(environ, "SLURM_STEP_NUM_NODES"),
-    preemption="what `--sbatch=--signal=USR1@120` asks for, then SIGTERM; Slurm queues the job again",
+    preemption=f"SIGUSR1 {NOTICE_S} s before --time is up, then SIGTERM; queued again, it continues its run",
     queue=Queue(
         command="sbatch",
         option_example="--exclusive",

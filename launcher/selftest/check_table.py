@@ -18,8 +18,10 @@ from gpurun.launcher.selftest.evidence import (
     PROGRAMS,
     TRAINING,
     Evidence,
+    Finding,
+    failed,
+    skipped,
 )
-from gpurun.launcher.selftest.findings import Finding, failed, skipped
 
 BLOCKING = ("torch and driver", "visible devices", "whole GPUs", "run directory")
 """If one of these fails, no rank is started."""

@@ -1,7 +1,8 @@
-"""What a self-test has found out about a machine, before it is judged; plain data."""
+"""What a self-test has found out about a machine, and how each check ended; plain data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.machine.accelerators import Accelerator
@@ -105,3 +106,39 @@ class Evidence:
             self.kind.device(gpu.index): gpu for gpu in self.machine.gpus if gpu.kind == self.kind.name
         }
         return tuple(by_name[name] for name in self.devices if name in by_name)
+
+
+Status = Literal["ok", "failed", "skipped"]
+NOT_REPORTED = "not reported by this driver"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check, as `selftest.json` keeps it."""
+
+    name: str
+    status: Status
+    found: str
+    remedy: str | None = None
+    """What to do about it; of a check that failed."""
+
+    def named(self, name: str, remedy: str) -> "Finding":
+        """The finding of this check, with its remedy where it failed and has none of its own."""
+        return replace(self, name=name, remedy=(self.remedy or remedy) if self.status == "failed" else None)
+
+
+def ok(found: str) -> Finding:
+    return Finding("", "ok", found)
+
+
+def failed(found: str, remedy: str | None = None) -> Finding:
+    return Finding("", "failed", found, remedy)
+
+
+def skipped(why: str) -> Finding:
+    return Finding("", "skipped", why)
+
+
+def judged(wrong: list[str], right: str) -> Finding:
+    """Failed with all that is wrong; ok with `right` where nothing is."""
+    return failed("; ".join(wrong)) if wrong else ok(right)

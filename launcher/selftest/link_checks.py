@@ -5,8 +5,7 @@ from collections import Counter
 from math import isfinite
 
 from gpurun.launcher.rundir.records import PairRate
-from gpurun.launcher.selftest.evidence import Evidence
-from gpurun.launcher.selftest.findings import NOT_REPORTED, Finding, failed, judged, ok, skipped
+from gpurun.launcher.selftest.evidence import NOT_REPORTED, Evidence, Finding, failed, judged, ok, skipped
 from gpurun.launcher.units import format_number, format_rate, plural, size_text
 
 LEAST_SENT = {True: 0.3, False: 0.2}

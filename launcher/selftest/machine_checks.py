@@ -8,8 +8,16 @@ from gpurun.launcher.machine.accelerators import peak_tflop_per_s
 from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.plan.devices import shared_gpus
 from gpurun.launcher.rundir.records import DeviceFacts
-from gpurun.launcher.selftest.evidence import DeviceRate, Evidence
-from gpurun.launcher.selftest.findings import NOT_REPORTED, Finding, failed, judged, ok, skipped
+from gpurun.launcher.selftest.evidence import (
+    NOT_REPORTED,
+    DeviceRate,
+    Evidence,
+    Finding,
+    failed,
+    judged,
+    ok,
+    skipped,
+)
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.units import (
     format_count,

@@ -24,12 +24,11 @@ from gpurun.launcher.processes.pool import OPTIMIZING
 from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, Prepared, finish, prepare
 from gpurun.launcher.run.open import Invocation, check_free, load_invocation, new_directory
+from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
-from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
 from gpurun.launcher.rundir.records import DeviceFacts, StepRecord
-from gpurun.launcher.selftest.check_jobs import job_of
 from gpurun.launcher.selftest.check_table import findings, is_blocked
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
@@ -40,10 +39,11 @@ from gpurun.launcher.selftest.evidence import (
     DeviceRate,
     EarlierRate,
     Evidence,
+    Finding,
     RanJob,
 )
-from gpurun.launcher.selftest.findings import Finding
 from gpurun.launcher.selftest.machine_checks import comparable, rates_of
+from gpurun.launcher.selftest.run_checks import job_of
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.units import GIB
 

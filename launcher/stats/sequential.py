@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.launches import t_quantile
+from gpurun.launcher.stats.estimates import t_quantile
 from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.stats.verdict import percent_from_log
 

@@ -13,10 +13,9 @@ from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
-from gpurun.launcher.tensorboard_plugin.answers.made import Merges, file_name
+from gpurun.launcher.tensorboard_plugin.answers.requested import Merges, file_name
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
-from gpurun.launcher.tensorboard_plugin.query import Query, Refused
-from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Answer, Server, state_answer
+from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Answer, Query, Refused, Server, state_answer
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 
 logger = logging.getLogger(__name__)

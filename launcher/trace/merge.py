@@ -20,12 +20,11 @@ from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
 from gpurun.launcher.trace.analysis.digest import Digest
-from gpurun.launcher.trace.analysis.discover import find_traces
+from gpurun.launcher.trace.analysis.discover import MARK, find_traces, place_for
 from gpurun.launcher.trace.kineto.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
 from gpurun.launcher.trace.kineto.events import time_texts
 from gpurun.launcher.trace.kineto.file_blocks import TraceFile
 from gpurun.launcher.trace.kineto.trace_file import open_source
-from gpurun.launcher.trace.merged_file import MARK, place_for
 
 RawEvent = dict[str, Any]
 

@@ -21,7 +21,7 @@ from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.base.user_error import users_code
 from gpurun.launcher.worker.meters.cpu_time import BlockNoise, NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
-from gpurun.workloads.probes.base import Case, Probe, Site
+from gpurun.workloads.micro_benchmarks import Case, Probe, Site
 
 BLOCK_MS = 10.0
 """A block repeats its case for at least this long; a case that is longer runs once."""

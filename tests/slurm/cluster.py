@@ -99,12 +99,12 @@ class SlurmCluster:
         assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
         return done.stdout.strip()
 
-    def state_of(self, job_id: int) -> str:
+    def state_of(self, job_id: int | str) -> str:
         """COMPLETED, FAILED, CANCELLED, RUNNING, …"""
         shown = self.run("scontrol", "show", "job", str(job_id))
         return shown.partition("JobState=")[2].split()[0]
 
-    def await_state(self, job_id: int, wanted: str, timeout_s: float) -> None:
+    def await_state(self, job_id: int | str, wanted: str, timeout_s: float) -> None:
         """Returns when the job is in this state; fails if it ends in another one."""
         deadline = time.monotonic() + timeout_s
         while (state := self.state_of(job_id)) != wanted:

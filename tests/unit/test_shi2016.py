@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from benchmarks.shi2016.__main__ import main, show
 from benchmarks.shi2016.published import NETWORKS, fastest, scaling, table7
 from benchmarks.shi2016.report import Ours, ours_of, render_published
-from gpurun.launcher.jobfile.builtins import default_batch
+from gpurun.launcher.jobfile.kinds import default_batch
 
 
 def test_the_table_is_complete_and_as_sure_as_its_source() -> None:

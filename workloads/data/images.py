@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpurun.workloads.base import Workload
-from gpurun.workloads.data.files import listed, name_in, not_there, path_of, why_no_file
 from gpurun.workloads.data.synthetic import classified
-from gpurun.workloads.limits import check
+from gpurun.workloads.limits import check, listed, name_in, not_there, path_of, why_no_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image

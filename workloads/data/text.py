@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from gpurun.workloads.data.files import listed, name_in, not_there, path_of, why_no_file
+from gpurun.workloads.limits import listed, name_in, not_there, path_of, why_no_file
 
 MAX_BYTES = 4 << 20
 

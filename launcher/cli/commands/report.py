@@ -1,4 +1,4 @@
-"""`gpurun report` and `gpurun view`: the results of a run, in several formats and in TensorBoard."""
+"""`gpurun report`, `view`, `metrics`: a run in several formats, in TensorBoard, and for Prometheus."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -102,9 +102,14 @@ def report(run: Path, formats: str, as_json: bool, with_host: bool) -> None:
         writers[name](comparison, found)
 
 
+port_option = click.option(
+    "--port", type=WholeNumber(0, 65535), default=0, help="Port on 127.0.0.1; default: a free one."
+)
+
+
 @click.command()
 @run_argument
-@click.option("--port", type=WholeNumber(0, 65535), default=0, help="Port on 127.0.0.1; default: a free one.")
+@port_option
 def view(run: Path, port: int) -> None:
     """Open TensorBoard for a run, or a directory of runs or Kineto traces, on 127.0.0.1 until Ctrl-C.
 
@@ -115,3 +120,20 @@ def view(run: Path, port: int) -> None:
     with open_view(run, port=port) as server:
         click.echo(f"TensorBoard: {server.tab}  (Ctrl-C ends it)")
         server.wait()
+
+
+@click.command()
+@run_argument
+@port_option
+def metrics(run: Path, port: int) -> None:
+    """Serve the live figures of a run as OpenMetrics, for Prometheus, on 127.0.0.1 until Ctrl-C.
+
+    Of runs/NAME/latest, each scrape gets the newest run.
+
+    Example: gpurun metrics runs/gpt-splits/latest --port 9400
+    """
+    from gpurun.launcher.tensorboard_plugin.openmetrics import PATH, metrics_server
+
+    with metrics_server(run, port) as server:
+        click.echo(f"OpenMetrics: http://127.0.0.1:{server.server_port}{PATH}  (Ctrl-C ends it)")
+        server.serve_forever()

@@ -29,7 +29,7 @@ def stacks(run: Path, as_json: bool) -> None:
     Example: gpurun stacks runs/gpt-splits/latest
     """
     from gpurun.launcher.inspect.hang_diagnosis import diagnose
-    from gpurun.launcher.inspect.remote_inspection import take_snapshots
+    from gpurun.launcher.inspect.snapshot import take_snapshots
     from gpurun.launcher.run.open import find_run
     from gpurun.launcher.rundir.claim import running_launch
 
@@ -88,7 +88,7 @@ def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
 
     from gpurun.launcher.cli.streams import is_reader_gone
     from gpurun.launcher.logs.lines import has_colour
-    from gpurun.launcher.logs.reader import all_lines, newest_lines
+    from gpurun.launcher.logs.relay import all_lines, newest_lines
     from gpurun.launcher.run.open import find_run
 
     found = find_run(run)

@@ -52,8 +52,7 @@ def trace(
 
     files = [found for path in paths for found in traces_of(path)]
     if merge is not None:
-        from gpurun.launcher.trace.analysis.discover import find_traces
-        from gpurun.launcher.trace.merged_file import place_for
+        from gpurun.launcher.trace.analysis.discover import find_traces, place_for
 
         place_for(merge, find_traces(files).files)  # before the traces are read, which may take minutes
     tables = show or (TABLES if as_json else ())
@@ -67,7 +66,7 @@ def trace(
         show_json(report)
         return
     if show:
-        from gpurun.launcher.report.terminal.trace_tables import render_tables
+        from gpurun.launcher.report.terminal.trace import render_tables
 
         click.echo(render_tables(report, show, width()), nl=False)
         return

@@ -7,7 +7,7 @@ from statistics import median
 from gpurun.launcher.compare.size_curves import Curve, CurvePoint, ProbeResult
 from gpurun.launcher.machine.accelerators import total_peak_flop_per_s
 from gpurun.launcher.rundir.records import PointRecord
-from gpurun.launcher.stats.paired import median_interval
+from gpurun.launcher.stats.estimates import median_interval
 from gpurun.launcher.units import format_ms, format_rate, size_text
 
 MIN_FIT_POINTS = 3

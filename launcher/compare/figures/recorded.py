@@ -17,7 +17,7 @@ from gpurun.launcher.rundir.records import (
     VariantStatus,
     elapsed_s,
 )
-from gpurun.launcher.stats.paired import round_step_ns
+from gpurun.launcher.stats.estimates import round_step_ns
 from gpurun.launcher.stats.schedule import (
     MAX_KEPT_STEPS,
     WINDOW_STEPS,

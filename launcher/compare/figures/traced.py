@@ -111,7 +111,7 @@ def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -
     # Imports numpy; with the outcome at hand no report needs it.
     from gpurun.launcher.errors import TraceError
     from gpurun.launcher.trace.analysis.analyse import analyse
-    from gpurun.launcher.trace.analysis.work_by_device import SEVERAL
+    from gpurun.launcher.trace.analysis.breakdown import SEVERAL
 
     try:
         analysis = analyse(traces)

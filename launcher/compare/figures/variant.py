@@ -25,15 +25,15 @@ from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
-from gpurun.launcher.stats.family import components
-from gpurun.launcher.stats.launches import t_interval
-from gpurun.launcher.stats.paired import (
+from gpurun.launcher.stats.estimates import (
     hodges_lehmann,
     median_interval,
     order_rank,
     round_differences,
+    t_interval,
     wilcoxon_interval,
 )
+from gpurun.launcher.stats.family import components
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval
 from gpurun.launcher.strategies import STRATEGIES, Reach
 from gpurun.launcher.units import GIB, Interval

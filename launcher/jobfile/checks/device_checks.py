@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpurun.launcher.errors import Problem
-from gpurun.launcher.jobfile.builtins import builtin_workloads
-from gpurun.launcher.jobfile.checks.signature import signature_of_builtin
 from gpurun.launcher.jobfile.checks.workload import given_params
+from gpurun.launcher.jobfile.kinds import builtin_workloads
+from gpurun.launcher.jobfile.params import signature_of_builtin
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.values import Devices, nodes_named
 from gpurun.launcher.jobfile.yaml.tree import Path

@@ -10,20 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
-from gpurun.launcher.jobfile.builtins import builtin_workloads, no_such_builtin
 from gpurun.launcher.jobfile.checks.program_file import INSTALL_IT, no_file, no_module
-from gpurun.launcher.jobfile.checks.signature import names_of, read_module, signature_of, signature_of_builtin
-from gpurun.launcher.jobfile.kinds import workload_kind
+from gpurun.launcher.jobfile.kinds import builtin_workloads, no_such_builtin, workload_kind
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.params import Param, Signature, needs, refused, takes, wrong_params
+from gpurun.launcher.jobfile.params import (
+    Param,
+    Signature,
+    names_of,
+    needs,
+    read_module,
+    refused,
+    signature_of,
+    signature_of_builtin,
+    takes,
+    wrong_params,
+)
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, shorten
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.jobfile.yaml.tree import Unreadable
-from gpurun.workloads.data import files
 from gpurun.workloads.gpt_shape import shape_of
-from gpurun.workloads.limits import refusal
+from gpurun.workloads.limits import not_there, path_of, refusal
 from gpurun.workloads.registry import BUILTINS, Builtin
 
 _GPT_SIZES = ("layers", "width", "heads", "context", "vocabulary")
@@ -156,8 +164,8 @@ def _missing_files(given: Mapping[str, Any], job_dir: Path) -> Iterator[tuple[st
     """Parameters that name a file or directory that is not there, each with what to say of it."""
     for name, what in _FILES.items():
         place = given.get(name)
-        if isinstance(place, str) and place and not os.path.exists(job_dir / files.path_of(place)):
-            yield name, files.not_there(what, files.path_of(place))
+        if isinstance(place, str) and place and not os.path.exists(job_dir / path_of(place)):
+            yield name, not_there(what, path_of(place))
 
 
 def given_params(draft: Draft) -> list[tuple[KeyPath, Mapping[str, Any]]]:

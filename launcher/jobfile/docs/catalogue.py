@@ -6,10 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpurun.launcher.jobfile.builtins import builtin_file, default_batch
-from gpurun.launcher.jobfile.checks.signature import read_module, signature_of_builtin
-from gpurun.launcher.jobfile.kinds import JobKind, workload_kind
-from gpurun.launcher.jobfile.params import Param
+from gpurun.launcher.jobfile.kinds import JobKind, builtin_file, default_batch, workload_kind
+from gpurun.launcher.jobfile.params import Param, read_module, signature_of_builtin
 from gpurun.workloads.registry import BUILTINS
 
 

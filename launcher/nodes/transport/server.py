@@ -1,14 +1,25 @@
-"""Node 0's end of the streams."""
+"""Node 0's end of the streams, and its port.
+
+Of those who connect and prove nothing, it keeps few, and not for long: gRPC accepts whoever comes, until the
+process has no file descriptor left. So it listens on a socket without a name, and gets each connection from
+here, as the bytes that come: TLS is between gRPC and the other node.
+"""
 
 import asyncio
+import contextlib
 import errno
+import os
+import socket
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.nodes.messages import End, Message
 from gpurun.launcher.nodes.transport.exchange import (
     HANDSHAKE_S,
@@ -24,7 +35,149 @@ from gpurun.launcher.nodes.transport.exchange import (
     carry,
     grpc_options,
 )
-from gpurun.launcher.nodes.transport.listener import Listener
+
+MAX_STRANGERS = 64
+"""So many connections may prove nothing, besides one of each node that is yet to come; one more ends the
+oldest, since a node proves who it is within milliseconds. With three descriptors for each connection, 256
+nodes stay below the usual limit of 1,024.
+"""
+_ACCEPT_AGAIN_S = 0.1
+_BACKLOG = 1024
+_PORTION_BYTES = 1 << 18
+
+
+class Listener:
+    """The connections of node 0, from the port to gRPC."""
+
+    def __init__(self, address: str, port: int, num_nodes: int, handshake_s: float) -> None:
+        """Opens the port.
+
+        Args:
+            address: to listen on.
+            num_nodes: how many nodes connect.
+            handshake_s: how long a stranger may stay.
+
+        Raises:
+            OSError: the port is taken, or the address is another machine's.
+        """
+        self._limit = MAX_STRANGERS + num_nodes
+        self._handshake_s = handshake_s
+        self._socket = socket.create_server(
+            (address, port), family=family_of(address), backlog=_BACKLOG, dualstack_ipv6=address == "::"
+        )
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        self._connections: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], asyncio.TimerHandle] = {}
+        """Those that have proved nothing, and what will end them; the oldest is the first."""
+        self._by_name: dict[str, asyncio.Task[None]] = {}
+        """By the name under which gRPC knows a connection."""
+        self._directory = Path(tempfile.mkdtemp(prefix="gpurun-"))
+        self._directory_fd = os.open(self._directory, os.O_PATH | os.O_CLOEXEC)
+        self._inner = self._directory_fd
+
+    @property
+    def inner_place(self) -> str:
+        """Where gRPC has to listen; by way of /proc, since the path of a socket may have 107 bytes only."""
+        return f"unix:/proc/self/fd/{self._directory_fd}/grpc"
+
+    async def run(self) -> None:
+        """Accepts connections until it is cancelled; gRPC listens already."""
+        self._hide_inner()
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._socket)
+            except OSError:  # no descriptor left, for one
+                self._end_oldest()
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            self._begin(connection)
+
+    def _hide_inner(self) -> None:
+        """Removes the socket's name: no one else can connect to it, and nothing stays behind."""
+        self._inner = os.open(self._directory / "grpc", os.O_PATH | os.O_CLOEXEC)
+        (self._directory / "grpc").unlink()
+        self._directory.rmdir()
+
+    def admit(self, name: str) -> None:
+        """The other end of the connection with this name has proved that it is a node."""
+        if name in self._by_name:
+            self._forget(self._by_name[name])
+
+    async def close(self) -> None:
+        """Ends all connections, and closes the port."""
+        self._socket.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        for fd in {self._directory_fd, self._inner}:
+            os.close(fd)
+
+    def _begin(self, outer: socket.socket) -> None:
+        connection = asyncio.create_task(self._carry(outer))
+        connection.add_done_callback(self._connections.discard)
+        connection.add_done_callback(self._forget)
+        connection.add_done_callback(lambda _: outer.close())  # which may be cancelled before it begins
+        self._connections.add(connection)
+        end_it = asyncio.get_running_loop().call_later(self._handshake_s, connection.cancel)
+        self._strangers[connection] = end_it
+        num_nodes_here = len(self._connections) - len(self._strangers)
+        if len(self._strangers) > self._limit - num_nodes_here:
+            self._end_oldest()
+
+    def _forget(self, connection: asyncio.Task[None]) -> None:
+        """This is no stranger, or no longer there."""
+        if end_it := self._strangers.pop(connection, None):
+            end_it.cancel()
+
+    def _end_oldest(self) -> None:
+        for stranger in list(self._strangers)[:1]:
+            self._forget(stranger)
+            stranger.cancel()
+
+    async def _carry(self, outer: socket.socket) -> None:
+        """Carries bytes both ways until either end closes the connection."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            outer.setblocking(False)
+            outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            first = await loop.sock_recv(outer, _PORTION_BYTES)
+            with socket.socket(socket.AF_UNIX) as inner:
+                name = await self._connect(inner)
+                try:
+                    await loop.sock_sendall(inner, first)
+                    await _first_of(_copy(outer, inner), _copy(inner, outer))
+                finally:
+                    del self._by_name[name]
+
+    async def _connect(self, inner: socket.socket) -> str:
+        """Connects to gRPC; the name under which it knows the connection."""
+        inner.setblocking(False)
+        inner.bind("")  # the kernel gives it a name of its own. Source: unix(7), autobind feature
+        await asyncio.get_running_loop().sock_connect(inner, f"/proc/self/fd/{self._inner}")
+        name = f"unix-abstract:{inner.getsockname()[1:].decode()}"
+        task = asyncio.current_task()
+        assert task is not None
+        self._by_name[name] = task
+        return name
+
+
+async def _copy(source: socket.socket, target: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    while content := await loop.sock_recv(source, _PORTION_BYTES):
+        await loop.sock_sendall(target, content)
+
+
+async def _first_of(*copies: Coroutine[None, None, None]) -> None:
+    """Returns when one has ended, and ends the other."""
+    tasks = [asyncio.create_task(copy) for copy in copies]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Server(Streams):

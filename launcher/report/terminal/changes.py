@@ -10,11 +10,17 @@ from gpurun.launcher.compare.diff import Diff, Unpaired, VariantDiff
 from gpurun.launcher.compare.model import Gate, GateRow
 from gpurun.launcher.report.footnotes import confidence_text
 from gpurun.launcher.report.tables_on_request import Cell, Shown, ShownRow, ShownTable
-from gpurun.launcher.report.terminal.cells import uncertainty_text, verdict_text
 from gpurun.launcher.report.terminal.grid import cut, grid
-from gpurun.launcher.report.terminal.layout import clean, ms_text, plain, table_of, text_of
-from gpurun.launcher.report.terminal.trace import MAX_NAMES, warning_lines
-from gpurun.launcher.report.terminal.trace_tables import INDENT, MAX_ROWS
+from gpurun.launcher.report.terminal.layout import (
+    clean,
+    ms_text,
+    plain,
+    table_of,
+    text_of,
+    uncertainty_text,
+    verdict_text,
+)
+from gpurun.launcher.report.terminal.trace import INDENT, MAX_NAMES, MAX_ROWS, warning_lines
 from gpurun.launcher.stats.sequential import ALPHA
 from gpurun.launcher.trace.diff import Change, OperatorChange, TraceDiff
 from gpurun.launcher.units import format_count, format_ms, format_number, plural

@@ -5,33 +5,121 @@ one line per variant and per sentence.
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
 
+from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
-from gpurun.launcher.report.metrics import Figure, figures_of
-from gpurun.launcher.report.terminal import bar
-from gpurun.launcher.report.terminal.cells import (
-    factor_text,
-    uncertainty_text,
-    verdict_text,
-)
+from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms
 from gpurun.launcher.report.terminal.changes import gate_table
 from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines, curve_lines
 from gpurun.launcher.report.terminal.layout import (
     GAP,
     Column,
     Page,
+    factor_text,
     fit,
     header_line,
     row_line,
     to_string,
     total_width,
+    uncertainty_text,
+    verdict_text,
 )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a bar. Glyphs separate the parts where there is no colour."""
+
+    label: str
+    ms: float
+    glyph: str
+    ascii_glyph: str
+    style: str
+
+
+PHASES = (
+    ("data", "·", ".", "bright_black"),
+    ("h2d", "░", "-", "cyan"),
+    ("forward", "▇", "=", "blue"),
+    ("backward", "▒", "#", "yellow"),
+    ("optimizer", "▪", "+", "green"),
+)
+"""In the order in which they happen: name, glyph, glyph without box drawing, colour."""
+
+TRACED = {
+    "compute": ("▇", "=", "blue"),
+    "transfer": ("▒", "#", "yellow"),
+    "wait": ("░", "-", "red"),
+    "copy": ("▪", "+", "cyan"),
+    "input": ("◦", "o", "magenta"),
+    "other_steps": ("▫", "*", "green"),
+    "idle": ("·", ".", "bright_black"),
+}
+"""Glyph, glyph without box drawing, and colour of the parts of a traced step (`PARTS`)."""
+
+
+def parts_of(variants: Sequence[VariantResult]) -> list[tuple[Part, ...]]:
+    """A bar for each variant, of its slowest rank; all of one kind, so that a glyph means one thing.
+
+    What the trace shows where every variant that was timed has one, else the phases.
+    """
+    traced = [_traced_parts(variant) for variant in variants]
+    timed = [phase_parts(variant) for variant in variants]
+    has_all = all(parts or not phases for parts, phases in zip(traced, timed, strict=True))
+    return traced if has_all else timed
+
+
+def phase_parts(variant: VariantResult) -> tuple[Part, ...]:
+    """The phases of the variant's slowest rank; empty where none was measured."""
+    rank = slowest_rank(variant.ranks)
+    if rank is None:
+        return ()
+    parts = (Part(name, rank.phases_ms.get(name, 0.0), *look) for name, *look in PHASES)
+    return tuple(part for part in parts if part.ms > 0)
+
+
+def _traced_parts(variant: VariantResult) -> tuple[Part, ...]:
+    """The traced step of the slowest rank, in proportion to the variant's step.
+
+    A traced step is slower than a timed one, and there are only a few: its shares are what is to be seen.
+    """
+    rank = slowest_rank(variant.ranks)
+    if rank is None or not rank.span_ms or variant.step_ms is None:
+        return ()
+    scale = variant.step_ms.estimate / rank.span_ms
+    parts = (Part(name, scale * ms, *TRACED[name]) for name, ms in parts_ms(rank).items())
+    return tuple(part for part in parts if part.ms > 0)
+
+
+def draw_bar(parts: Iterable[Part], cells: int, full_ms: float, plain: bool) -> Text:
+    """The bar, `cells` wide for `full_ms`. Rounds the edges, not the parts, so lengths stay comparable."""
+    bar, end_ms, drawn = Text(), 0.0, 0
+    for part in parts:
+        end_ms += part.ms
+        edge = min(cells, round(cells * end_ms / full_ms)) if full_ms > 0 else 0
+        bar.append((part.ascii_glyph if plain else part.glyph) * (edge - drawn), part.style)
+        drawn = edge
+    return bar
+
+
+def bar_legend(bars: Iterable[Sequence[Part]], plain: bool) -> Text:
+    """Every label that occurs in the bars, once, with its glyph in its colour."""
+    first = {part.label: part for parts in bars for part in parts}
+    order = [name for name, *_ in PHASES] + list(TRACED)
+    parts = sorted(first.values(), key=lambda part: order.index(part.label) if part.label in order else 0)
+    items = (
+        Text.assemble(f"{part.label} ", (part.ascii_glyph if plain else part.glyph, part.style))
+        for part in parts
+    )
+    return Text("  ").join(items)
+
 
 BAR_HEADER = "slowest rank"
 BAR_CELLS = (len(BAR_HEADER), 40)
@@ -62,7 +150,7 @@ def _body(comparison: Comparison, page: Page) -> list[Text]:
     ranked, unranked = by_rank(comparison)
     names = _name_columns([*ranked, *unranked])
     figures = _figure_columns(ranked)
-    bars = bar.parts_of(ranked)
+    bars = parts_of(ranked)
     wanted = figures
     figures = wanted if plain else _fitting(names, wanted, width, any(bars))
     drawn = _bar_column(bars, width - total_width(names + figures), plain)
@@ -72,7 +160,7 @@ def _body(comparison: Comparison, page: Page) -> list[Text]:
         lines += _unranked_lines(variant, row_line(names, row), names, figures, page)
     lines.append(Text())
     if drawn:
-        lines.append(Text.assemble(("Bars: ", "dim"), bar.legend(bars, plain)))
+        lines.append(Text.assemble(("Bars: ", "dim"), bar_legend(bars, plain)))
     lines += [Text(f"{column.header}: {column.legend}", "dim") for column in figures if column.legend]
     lines += _hidden_line([column.header for column in wanted if column not in figures])
     return [*lines, *footer(comparison, page)]
@@ -126,13 +214,13 @@ def _fitting(names: list[Column], figures: list[Column], width: int, bars: bool)
     return fit(figures, room)
 
 
-def _bar_column(bars: Sequence[Sequence[bar.Part]], room: int, plain: bool) -> list[Column]:
+def _bar_column(bars: Sequence[Sequence[Part]], room: int, plain: bool) -> list[Column]:
     """The bars, all on one scale from 0 ms; none where the room is short or nothing was measured."""
     full_ms = max((sum(part.ms for part in parts) for parts in bars), default=0.0)
     if full_ms == 0 or (room < BAR_CELLS[0] and not plain):
         return []
     cells = min(max(room, BAR_CELLS[0]), BAR_CELLS[1])
-    return [Column(BAR_HEADER, tuple(bar.draw(parts, cells, full_ms, plain) for parts in bars))]
+    return [Column(BAR_HEADER, tuple(draw_bar(parts, cells, full_ms, plain) for parts in bars))]
 
 
 def _hidden_line(headers: Sequence[str]) -> list[Text]:

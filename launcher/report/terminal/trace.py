@@ -1,4 +1,4 @@
-"""`gpurun trace` as tables for a person."""
+"""`gpurun trace` as tables for a person; those of `--show` too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from rich.console import Group, RenderableType
 
+from gpurun.launcher.report.tables_on_request import Shown, ShownRow, ShownTable, shown_table
 from gpurun.launcher.report.terminal.layout import clean, ms_text, plain, table_of, text_of
 from gpurun.launcher.trace.explain import explain, explained_stretches, mean_stretch, steps_add_detail
 from gpurun.launcher.trace.model import (
@@ -19,6 +20,7 @@ from gpurun.launcher.trace.model import (
     RankTrace,
     TraceReport,
 )
+from gpurun.launcher.trace.requested_tables import Table
 from gpurun.launcher.units import format_count, format_number, format_percent, plural
 
 MAX_STEPS = 20
@@ -271,3 +273,64 @@ def ranges_text(ranks: Sequence[int]) -> str:
     breaks = [0, *(i for i, (a, b) in enumerate(pairwise(ordered), 1) if b != a + 1), len(ordered)]
     runs = [ordered[first:last] for first, last in pairwise(breaks)]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs if run)
+
+
+MAX_ROWS = 30
+_BARS = " ▁▂▃▄▅▆▇█"
+CURVE_WIDTH = 60
+
+
+INDENT = "  "
+
+
+def render_tables(report: TraceReport, show: Sequence[Table], width: int) -> str:
+    """The tables in `show`, in that order, `width` columns wide."""
+    parts: list[RenderableType] = [headline(report)]
+    for name in show:
+        parts += _parts(shown_table(report, name))
+    parts += warning_lines(report.warnings)
+    return text_of(Group(*map(plain, parts)), width)
+
+
+def _parts(shown: Shown) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for table in shown.tables:
+        parts += ["", *_lines(table, MAX_NAMES if parts else MAX_ROWS)]
+    parts += [*([] if len(shown.tables) == 1 else [""]), *shown.notes]
+    return parts + [line for table in shown.tables if table.curve_title for line in _curves(table)]
+
+
+def _lines(shown: ShownTable, most: int) -> list[RenderableType]:
+    table = table_of(shown.titles, expand=bool(shown.name_title))
+    if shown.name_title:
+        table.add_column(shown.name_title, no_wrap=True, overflow="ellipsis", ratio=1)
+    rows = longest(shown.rows, most)
+    for row in rows:
+        name = [INDENT * row.depth + clean(row.name)] if shown.name_title else []
+        table.add_row(*(cell.text for cell in row.cells), *name)
+    more = len(shown.rows) - len(rows)
+    return [table, *([f"… and {more} more; --json has all"] if more > 0 else [])]
+
+
+def longest(rows: Sequence[ShownRow], most: int) -> list[ShownRow]:
+    """The first rows; of a tree those with most time, none without what is around it. Totals always."""
+    if any(row.depth for row in rows):
+        order = sorted(range(len(rows)), key=lambda i: (-(rows[i].cells[0].value or 0.0), i))
+    else:
+        order = list(range(len(rows)))
+    kept = {*order[:most], *(i for i in order if rows[i].is_total)}
+    return [row for i, row in enumerate(rows) if i in kept]
+
+
+def _curves(table: ShownTable) -> list[str]:
+    rows = table.rows[:MAX_NAMES]
+    return ["", table.curve_title, *(f"{row.cells[0].text:>4}  {_curve(row.curve)}" for row in rows)]
+
+
+def _curve(lengths: Sequence[int]) -> str:
+    """The queue's length over time, as bars."""
+    width = min(CURVE_WIDTH, len(lengths))
+    cuts = [len(lengths) * i // width for i in range(width + 1)]
+    tallest = max(*lengths, 1)
+    parts = [max(lengths[a:b]) for a, b in pairwise(cuts)]
+    return "".join(_BARS[-(-part * (len(_BARS) - 1) // tallest)] for part in parts)

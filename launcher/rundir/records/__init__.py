@@ -4,7 +4,6 @@ The run directory is the only channel back from a worker. `LaunchConfig` goes in
 JSON, encoded and checked by msgspec.
 """
 
-from gpurun.launcher.rundir.records.balance import Attempt, Balance, Curve, MaxBatch, Prediction
 from gpurun.launcher.rundir.records.config import (
     BalanceConfig,
     CaptureRequest,
@@ -20,16 +19,21 @@ from gpurun.launcher.rundir.records.measured import (
     GRADIENT_DIFFERS,
     MEMORY_PARTS,
     NO_GROUP,
+    Attempt,
+    Balance,
     CodeVersion,
+    Curve,
     DeviceFacts,
     GpuLoad,
     Kind,
     Look,
     LossOver,
+    MaxBatch,
     MemoryPart,
     MemoryPeak,
     PairRate,
     PointRecord,
+    Prediction,
     ReduceRate,
     RoundTime,
     StepRecord,

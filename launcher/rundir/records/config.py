@@ -29,6 +29,8 @@ class VariantConfig:
     """If set, `split` is only the start: the launch measures the devices, and finds the best split."""
     rounds: int | None = None
     """Rounds that it takes part in, the launch's first ones; `None`: all."""
+    sync_every: int | None = None
+    """Micro-batches between two averages of the gradients; `None`: only the last one is followed by one."""
 
 
 @dataclass(frozen=True)

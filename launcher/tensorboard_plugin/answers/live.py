@@ -17,9 +17,11 @@ from gpurun.launcher.run.progress_line import stage_text
 from gpurun.launcher.rundir.paths import is_name, rank_files
 from gpurun.launcher.rundir.records import Event
 from gpurun.launcher.tensorboard_plugin.answers.sentences import NOT_RANKED_YET, RANKED_LATER
-from gpurun.launcher.tensorboard_plugin.logdir.directories import inside, read_end
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (
+    MAX_BYTES,
+    MAX_RANKS,
     Kept,
+    decode,
     read_comparison,
     read_host,
     read_plan,
@@ -27,9 +29,8 @@ from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     status,
     version,
 )
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed, inside, read_end
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
-from gpurun.launcher.tensorboard_plugin.logdir.step_times import MAX_BYTES, MAX_RANKS, decode
 from gpurun.launcher.units import GIB
 
 MAX_STEPS = 240

@@ -35,10 +35,10 @@ from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     read_host,
     read_plan,
     status,
+    variant_steps,
     version,
 )
 from gpurun.launcher.tensorboard_plugin.logdir.listing import TRACES, Listed, Listing
-from gpurun.launcher.tensorboard_plugin.logdir.step_times import variant_steps
 from gpurun.launcher.tensorboard_plugin.timeline.format import Problem
 
 RELOAD_S = 5

@@ -15,13 +15,12 @@ from gpurun.launcher.trace.analysis.collectives.collective import (
     last_rank,
     stragglers,
 )
-from gpurun.launcher.trace.analysis.collectives.group_kinds import GroupKinds, group_kinds
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
 from gpurun.launcher.trace.analysis.collectives.match import Matched, RankCollectives, match
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.discover import Ranked, assign_ranks, find_traces, of_one_job
 from gpurun.launcher.trace.analysis.on_request.job_tables import with_tables
-from gpurun.launcher.trace.analysis.parallelism import parallel_kinds, pipeline
+from gpurun.launcher.trace.analysis.parallelism import GroupKinds, group_kinds, parallel_kinds, pipeline
 from gpurun.launcher.trace.analysis.rank_trace import RankView, rank_trace
 from gpurun.launcher.trace.model import CollectivePart, CollectiveReport, StragglerReport, TraceReport
 from gpurun.launcher.trace.parallel import Read, read_all

@@ -6,13 +6,22 @@ import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gpurun.launcher.errors import TraceError
-from gpurun.launcher.trace.analysis.breakdown import LOST, Activity, Measure, Queue, Waits, joined, measure
-from gpurun.launcher.trace.analysis.collectives.call_records import clock_id
+from gpurun.launcher.trace.analysis.breakdown import (
+    LOST,
+    Activity,
+    Devices,
+    Measure,
+    Queue,
+    Waits,
+    gpu_activity,
+    joined,
+    measure,
+)
+from gpurun.launcher.trace.analysis.collectives.calls import clock_id
 from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, local_collectives
 from gpurun.launcher.trace.analysis.nesting import stretches
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, rank_tables
@@ -39,7 +48,6 @@ from gpurun.launcher.trace.analysis.tables import (
     kernel_times,
     op_times,
 )
-from gpurun.launcher.trace.analysis.work_by_device import Devices
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
@@ -285,7 +293,7 @@ class _GpuPicture:
             if first_ns < last_ns or not parts:
                 mine = stretch.holds(work.start)
                 start, kind = work.start[mine], self.trace.gpu.kind[chosen[mine]]
-                activity = _activity(start, start + work.duration[mine], kind, busy)
+                activity = gpu_activity(start, start + work.duration[mine], kind, busy)
                 parts.append(measure(activity, first_ns, last_ns, self.waits, queue))
         return joined(parts)
 
@@ -295,17 +303,6 @@ class _GpuPicture:
             return None
         delays = self.trace.gpu.start[known] - self.work.start[known]
         return LaunchDelay(int(np.median(delays)), int(delays.max()))
-
-
-def _activity(
-    start: Int64, end: Int64, kind: np.ndarray[Any, np.dtype[np.int8]], busy: Intervals
-) -> Activity:
-    def of(*kinds: GpuKind) -> Intervals:
-        chosen = np.isin(kind, kinds)
-        return union(start[chosen], end[chosen])
-
-    copies = of(GpuKind.MEMCPY, GpuKind.MEMSET)
-    return Activity(of(GpuKind.COMPUTE), of(GpuKind.COMM), copies, of(GpuKind.MEMSET), busy)
 
 
 class _CpuPicture:

@@ -1,18 +1,206 @@
-"""What each kind of parallelism costs, and the bubble of a pipeline."""
+"""What each kind of parallelism costs, and the bubble of a pipeline.
+
+A group of ranks is for data, tensor, pipeline, expert or context parallelism: by what the program calls the
+group, else by what it does, else by its place in the mesh of ranks. What none of these decides is `other`.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
-from gpurun.launcher.trace.analysis.collectives.group_kinds import GroupKinds
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
 from gpurun.launcher.trace.analysis.digest import Scope
 from gpurun.launcher.trace.analysis.rank_trace import Parts, RankView, spans_of, transfers
 from gpurun.launcher.trace.intervals import EMPTY, Intervals
 from gpurun.launcher.trace.model import MessageWaits, ParallelKind, ParallelRank, PipelineStage
+
+OTHER = "other"
+WORDS: Mapping[str, Set[str]] = {
+    "data": frozenset({"dp", "ddp", "fsdp", "hsdp", "zero", "data", "replicate", "shard"}),
+    "tensor": frozenset({"tp", "tensor"}),
+    "pipeline": frozenset({"pp", "pipe", "pipeline"}),
+    "expert": frozenset({"ep", "expert", "moe"}),
+    "context": frozenset({"cp", "sp", "context", "sequence", "ulysses"}),
+}
+"""Words in the names of groups. Source: `DeviceMesh` of torch, `parallel_state.py` of Megatron-LM."""
+_WORD = re.compile(r"[a-z]+")
+_REDUCTIONS = frozenset({"all_reduce", "reduce", "broadcast"})
+Ranks = tuple[int, ...]
+Links = Mapping[int, Set[int]]
+
+
+@dataclass(frozen=True)
+class GroupKinds:
+    """The kind of each group's collectives, and of its messages."""
+
+    of_groups: Mapping[str, str]
+    """Of those whose kind is known, by the group's name in `Collective`."""
+    of_messages: Mapping[str, str]
+    stages: Mapping[int, int]
+    """The stage of each rank of a pipeline; empty if there is none."""
+
+    def of(self, each: Collective) -> str:
+        """`data`, `tensor`, `pipeline`, `expert`, `context` or `other`."""
+        return (self.of_messages if each.is_message else self.of_groups).get(each.group, OTHER)
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A group, and the operations in it."""
+
+    name: str
+    ranks: Ranks | None
+    kind: str | None
+    """By what it is called."""
+    ops: Counter[str]
+
+
+def group_kinds(
+    collectives: Sequence[Collective], num_ranks: int | None, wraps_data_parallel: bool
+) -> GroupKinds:
+    """The kinds of all groups.
+
+    Args:
+        collectives: of all ranks.
+        num_ranks: of the job; `None` if unknown.
+        wraps_data_parallel: whether the traces show torch's DDP or FSDP at work.
+    """
+    uses = _uses(each for each in collectives if not each.is_message)
+    found = {use.name: use.kind for use in uses if use.kind is not None}
+    found |= {use.name: "expert" for use in uses if use.name not in found and _is_expert(use, num_ranks)}
+    left = [use for use in uses if use.name not in found and use.ranks is not None and len(use.ranks) > 1]
+    found |= _by_mesh(left, num_ranks, wraps_data_parallel, set(found.values()))
+    messages = [each for each in collectives if each.is_message]
+    called = {use.name: use.kind for use in _uses(messages) if use.kind is not None}
+    stages = pipeline_stages([each for each in messages if called.get(each.group, "pipeline") == "pipeline"])
+    if stages:
+        called |= {each.group: "pipeline" for each in messages if each.group not in called}
+    return GroupKinds(found, called, stages)
+
+
+def kind_of_name(text: str) -> str | None:
+    """The kind that this text names; `None` if it names none, or several dimensions of the mesh at once.
+
+    Groups of data parallel ranks among those of one expert, or of one context, are of the former.
+    """
+    words = set(_WORD.findall(text.lower()))
+    named = {kind for kind, known in WORDS.items() if words & known}
+    if len(named) == 2 and named in ({"data", "expert"}, {"data", "context"}):
+        return "data"
+    if named == {"tensor", "expert"}:
+        return "tensor"
+    return named.pop() if len(named) == 1 else None
+
+
+def _uses(collectives: Iterable[Collective]) -> list[_Use]:
+    ops: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    first: dict[str, Collective] = {}
+    for each in collectives:
+        ops[each.group][each.kind] += 1
+        first.setdefault(each.group, each)
+    return [
+        _Use(name, each.group_ranks, kind_of_name(each.description or "") or kind_of_name(name), ops[name])
+        for name, each in first.items()
+    ]
+
+
+def _is_expert(use: _Use, num_ranks: int | None) -> bool:
+    """Whether a group of some of the ranks mainly exchanges what each has for each other."""
+    some = use.ranks is not None and num_ranks is not None and 1 < len(use.ranks) < num_ranks
+    return some and 2 * use.ops["all_to_all"] > use.ops.total()
+
+
+def _by_mesh(
+    uses: Sequence[_Use], num_ranks: int | None, wraps_data_parallel: bool, known: Set[str]
+) -> dict[str, str]:
+    """Of two dimensions that reduce, the inner one is tensor parallel, the outer one data parallel.
+
+    A model's shards exchange more than its replicas, so their ranks are next to each other. That holds only
+    where the inner one reduces: one that gathers and scatters may hold the shards of a replica's parameters.
+    """
+    dimensions: defaultdict[tuple[int, int], list[_Use]] = defaultdict(list)
+    for use in uses:
+        shape = _size_and_stride(use.ranks or ())
+        if shape is None:
+            return {}
+        if use.ranks is not None and (len(use.ranks) != num_ranks or len(uses) == 1):
+            dimensions[shape].append(use)
+    ordered = sorted(dimensions.items(), key=lambda item: item[0][1])
+    if len(ordered) == 1 and wraps_data_parallel and "data" not in known:
+        return {use.name: "data" for use in ordered[0][1]}
+    if len(ordered) != 2 or known & {"data", "tensor"}:
+        return {}
+    ((size, stride), inner), ((_, outer_stride), outer) = ordered
+    if outer_stride < size * stride or not all(set(use.ops) <= _REDUCTIONS for use in inner):
+        return {}
+    return {use.name: "tensor" for use in inner} | {use.name: "data" for use in outer}
+
+
+def _size_and_stride(ranks: Ranks) -> tuple[int, int] | None:
+    """Number of ranks and the distance between them; `None` if they aren't evenly spaced."""
+    distances = {after - before for before, after in pairwise(ranks)}
+    return (len(ranks), distances.pop()) if len(distances) == 1 else None
+
+
+def pipeline_stages(messages: Iterable[Collective]) -> dict[int, int]:
+    """The stage of each rank, from 0 within its pipeline; empty if the messages aren't those of pipelines.
+
+    A pipeline's ranks, in order, send to the next one and maybe back; the last may also send to the first, as
+    in an interleaved schedule. All pipelines have the same number of stages.
+    """
+    there: defaultdict[int, set[int]] = defaultdict(set)
+    for source, target in _ways(messages):
+        there[source].add(target)
+    chains = list(_chains(there))
+    if not chains or len({len(chain) for chain in chains}) > 1:
+        return {}
+    if not all(_is_pipeline(chain, there) for chain in chains):
+        return {}
+    return {rank: stage for chain in chains for stage, rank in enumerate(chain)}
+
+
+def _ways(messages: Iterable[Collective]) -> Iterator[tuple[int, int]]:
+    """Sender and receiver of each message."""
+    for each in messages:
+        for part in each.parts:
+            for kind, peer in part.local.sent_and_received:
+                if peer != part.rank:
+                    yield (part.rank, peer) if kind == "send" else (peer, part.rank)
+
+
+def _chains(there: Links) -> Iterator[Sequence[int]]:
+    """The ranks that messages link, in order."""
+    near: defaultdict[int, set[int]] = defaultdict(set)
+    for source, targets in there.items():
+        for target in targets:
+            near[source].add(target)
+            near[target].add(source)
+    left = set(near)
+    while left:
+        chain, todo = set[int](), [min(left)]
+        while todo:
+            rank = todo.pop()
+            if rank not in chain:
+                chain.add(rank)
+                todo += near[rank]
+        left -= chain
+        yield sorted(chain)
+
+
+def _is_pipeline(chain: Sequence[int], there: Links) -> bool:
+    """Whether each rank sends to its neighbours only. A ring that runs one way is attention over a ring."""
+    steps = set(pairwise(chain))
+    both = steps | {(after, before) for before, after in steps}
+    wrap = {(chain[-1], chain[0]), (chain[0], chain[-1])}
+    used = {(source, target) for source in chain for target in there.get(source, ())}
+    is_ring = len(chain) > 2 and used == steps | {(chain[-1], chain[0])}
+    return steps <= used <= both | wrap and not is_ring
+
 
 MAX_MESSAGES = 256
 """Of one direction in a step; those after it count in the totals only."""

@@ -31,6 +31,8 @@ from gpurun.launcher.trace.kineto.classify import (
 from gpurun.launcher.trace.kineto.columns import (
     NO_NAME,
     Columns,
+    DetailedEvent,
+    DetailsReader,
     GpuWork,
     HostRange,
     Int32,
@@ -41,7 +43,6 @@ from gpurun.launcher.trace.kineto.columns import (
     Threads,
     Trace,
 )
-from gpurun.launcher.trace.kineto.details import DetailedEvent, DetailsReader
 from gpurun.launcher.trace.kineto.events import (
     MAX_BYTES,
     MAX_NS,

@@ -18,7 +18,7 @@ from gpurun.launcher.worker.base.process_group import Alone, Group, Peers, close
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import load_meter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds, site_of
-from gpurun.launcher.worker.profiling.on_request import open_block
+from gpurun.launcher.worker.profiling.step_traces import open_block
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load_workload import load_workload
@@ -26,7 +26,7 @@ from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of
 from gpurun.launcher.worker.training.traces import TraceRequests, profile
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
-from gpurun.workloads.probes.base import Probe
+from gpurun.workloads.micro_benchmarks import Probe
 
 
 def main(argv: Sequence[str]) -> None:

@@ -6,16 +6,21 @@ be forked.
 """
 
 import contextlib
+import errno
+import faulthandler
 import gc
 import importlib
 import os
+import random
 import select
 import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator
-from typing import NoReturn
+from pathlib import Path
+from typing import NoReturn, TextIO
 
 from gpurun.launcher.machine.gpus.nvml import MIG_PREFIX, VISIBLE
 from gpurun.launcher.machine.process_tree import (
@@ -25,8 +30,9 @@ from gpurun.launcher.machine.process_tree import (
     kill_descendants,
     send_signal,
 )
-from gpurun.launcher.processes.channel import STREAM_FD, Channel
 from gpurun.launcher.processes.protocol import (
+    STREAM_FD,
+    Channel,
     Exited,
     ImportFailed,
     Preload,
@@ -37,7 +43,8 @@ from gpurun.launcher.processes.protocol import (
     StartFailed,
     StartRequest,
 )
-from gpurun.launcher.worker.entry.forked_rank import run_rank
+from gpurun.launcher.rundir.control import STACKS_SIGNAL, ControlDir, make_directory, socket_name, stacks_name
+from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 
 ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
@@ -154,6 +161,172 @@ def main() -> NoReturn:
     finally:
         kill_descendants(os.getpid())
         os._exit(code)
+
+
+FLIGHT_RECORDER_ENTRIES = "2000"
+"""Collectives that torch remembers per rank; what NCCL's recorder has by default, 1 MB as JSON."""
+
+_kept: list[object] = []
+"""Servers that live as long as the process."""
+
+
+def run_rank(request: StartRequest, server: int) -> NoReturn:
+    """Becomes the rank, calls its entry, and ends the process; never returns to the server's code."""
+    code = os.EX_IOERR  # no log can be opened: the disk is full, and no message would be kept
+    try:
+        leave_server(server)
+        redirect(request.log)
+        code = 1
+        become_rank(request)
+        code = call_entry(request)
+    finally:
+        finish(code)
+
+
+def leave_server(server: int) -> None:
+    """Its own session: neither a terminal nor `kill 0` in user code connects the rank to anything else."""
+    die_with(server)
+    os.setsid()
+
+
+def become_rank(request: StartRequest) -> None:
+    """A process of its own: signals, environment, random numbers."""
+    for number in (signal.SIGCHLD, *SHIELDED):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Notice of a preemption: no program ends by it, unless it wants to. A handler, since programs that it
+    # executes should not inherit SIG_IGN.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    os.environ.update(request.env)
+    os.chdir(request.cwd)
+    if request.moved is not None:
+        move_imports(*request.moved)
+    reseed()
+    faulthandler.enable(file=2)
+    if request.cpus:
+        os.sched_setaffinity(0, request.cpus)  # before there are threads, which keep their own affinity
+    if request.control:
+        try:
+            make_observable(Path(request.control), request.rank)
+        except OSError as error:
+            print_to_log(f"can't write {request.control}: {error.strerror}")
+            finish(
+                os.EX_IOERR
+            )  # as `gpurun.launcher.worker.entry.workload_rank` does where the run directory can't be written
+    gc.enable()
+
+
+def move_imports(old: str, new: str) -> None:
+    """Replaces directories below `old` from which modules come, here and in programs that the rank starts.
+
+    A package that is installed in editable mode, and PYTHONPATH, name directories of the working copy. What
+    `new` doesn't have, such as a virtual environment, stays.
+    """
+
+    def moved(entry: str) -> str:
+        inner = os.path.relpath(os.path.realpath(entry), old) if entry else ".."
+        is_below = inner != ".." and not inner.startswith("../")
+        return os.path.join(new, inner) if is_below and os.path.isdir(os.path.join(new, inner)) else entry
+
+    sys.path[:] = [os.path.normpath(moved(entry)) if entry else entry for entry in sys.path]
+    if "PYTHONPATH" in os.environ:
+        entries = os.environ["PYTHONPATH"].split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(moved, entries))
+
+
+def redirect(log: str) -> None:
+    """Sends stdout and stderr to the log by line, so that it is complete however the rank dies."""
+    os.makedirs(os.path.dirname(log), exist_ok=True)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+    os.close(null)
+    # New stream objects: the server's may hold a lock or a buffer from the moment of the fork.
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = line_stream(1)
+    sys.stderr = line_stream(2)
+
+
+def line_stream(fd: int) -> TextIO:
+    """A text stream that writes every line at once, and anything that a program may print."""
+    return os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def reseed() -> None:
+    """Every fork begins with the server's random state; no rank should continue with it."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
+
+
+def call_entry(request: StartRequest) -> int:
+    """Calls `module:function` and returns the exit code; what it raises goes to the log."""
+    try:
+        module, _, function = request.entry.partition(":")
+        getattr(importlib.import_module(module), function)(request.args)
+    except SystemExit as end:
+        return exit_code(end)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def make_observable(directory: Path, rank: int) -> None:
+    """Makes stacks, collectives and progress readable from outside: a signal, a socket and a control block.
+
+    Raises:
+        OSError: the directory can't be written.
+    """
+    make_directory(directory)
+    with ControlDir(directory) as control:
+        # A file of its own: a program may close its stderr, or send it elsewhere.
+        stacks = control.open(stacks_name(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        faulthandler.register(STACKS_SIGNAL, file=stacks)
+        if "torch" in sys.modules:
+            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
+            answer_about_collectives(control, rank)
+        # Last: a process that sees the block may send the signal, which would kill a rank without a handler.
+        try:
+            _kept.append(control.block(rank, create=True))
+        except OSError as error:
+            if error.errno not in (errno.ENODEV, errno.EINVAL):
+                raise
+            print_to_log(f"{directory}: files can't be shared in memory there, so that stacks can't be shown")
+
+
+def answer_about_collectives(control: ControlDir, rank: int) -> None:
+    """Lets torch answer on a socket, from a thread in C++ that needs no GIL.
+
+    Without it, only stacks can be shown: an older torch has no such server, some file systems no sockets.
+    """
+    try:
+        from torch._C._distributed_c10d import _WorkerServer
+    except ImportError:
+        return
+    control.remove(socket_name(rank))
+    # By way of /proc, since the path of a socket may have 107 bytes only.
+    with contextlib.suppress(RuntimeError), quiet_stderr():
+        _kept.append(_WorkerServer(f"/proc/self/fd/{control.fd}/{socket_name(rank)}"))
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Keeps a line that torch logs at the start of its server out of the rank's log."""
+    saved = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
 
 
 if __name__ == "__main__":

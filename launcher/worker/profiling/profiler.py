@@ -18,7 +18,7 @@ from torch.profiler import profile, record_function
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.claim import boot_id
 from gpurun.launcher.rundir.records import ProfileConfig
-from gpurun.launcher.trace.analysis.collectives.call_records import CALLS_KEY, CLOCK_KEY, CallRecord
+from gpurun.launcher.trace.analysis.collectives.calls import CALLS_KEY, CLOCK_KEY, CallRecord
 from gpurun.launcher.worker.accelerators.runtime import used_runtime
 
 EARLIER_NS = 1_000_000_000

@@ -19,8 +19,7 @@ from gpurun.launcher.worker.accelerators.clock import Stamps
 from gpurun.launcher.worker.accelerators.runtime import runtime_of, used_runtime
 from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
-from gpurun.launcher.worker.profiling.on_request import StepCapture
-from gpurun.launcher.worker.profiling.program_tracer import StepTracer
+from gpurun.launcher.worker.profiling.step_traces import StepCapture, StepTracer
 from gpurun.launcher.worker.program.step_rules import Classifier, StepBoundary
 
 P = ParamSpec("P")

@@ -28,11 +28,12 @@ from gpurun.launcher.worker.strategies.base import Hints
 from gpurun.launcher.worker.strategies.cpu_parallel import (
     CpuDataParallel,
     Replica,
+    ThreadState,
     make_replica,
     replica_tensors,
+    run_replicas,
 )
 from gpurun.launcher.worker.strategies.single import OneProcess
-from gpurun.launcher.worker.strategies.threads import ThreadState, run_replicas
 
 
 class StockDataParallel(DataParallel[nn.Module]):

@@ -54,6 +54,8 @@ class LoadedStep:
     micro_batches: tuple[MicroBatch, ...]
     total: int | None
     """The counts of the global batch added up; `None` where only all ranks together know it."""
+    sync_every: int | None = None
+    """As in `VariantConfig`."""
 
     @property
     def nbytes(self) -> int:
@@ -168,7 +170,8 @@ class BatchSource:
             self.micro_batch(inputs, targets, rows)
             for rows in micro_rows(variant.split, variant.accumulate, layout.devices)
         )
-        return LoadedStep(micro_batches, count_targets(self.workload, inputs, targets, sum(variant.split)))
+        total = count_targets(self.workload, inputs, targets, sum(variant.split))
+        return LoadedStep(micro_batches, total, variant.sync_every)
 
     def whole(self, num_samples: int, step: int) -> LoadedStep:
         inputs, targets = self.draw(num_samples, step)
@@ -304,7 +307,7 @@ class DatasetSource:
             for rows in micro_rows(variant.split, variant.accumulate, self.layout.devices)
         )
         total = None if self.workload.count else sum(variant.split)
-        return LoadedStep(micro_batches, total)
+        return LoadedStep(micro_batches, total, variant.sync_every)
 
     def whole(self, num_samples: int, step: int) -> LoadedStep:
         check_dataset_size(self.workload, num_samples)

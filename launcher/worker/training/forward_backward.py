@@ -91,17 +91,18 @@ def forward_backward(
 ) -> None:
     """Adds the gradient of this rank's part of the step to the parameters' `grad`.
 
-    Ranks synchronize in the backward pass of the last micro-batch, once however many each has. A rank
-    without samples contributes a zero. `sync` is false within the strategy's `alone`.
+    Ranks average gradients in the backward pass of the last micro-batch, once however many each has, and of
+    those before it that `sync_every` names, of which all have as many. A rank without samples contributes a
+    zero. `sync` is false within the strategy's `alone`.
     """
     total = total_count(strategy, step, sync)
     if not step.micro_batches:
         scaler.scale(strategy.skip()).backward()  # type: ignore[no-untyped-call]
         clock.mark("backward")
-    for micro in step.micro_batches:
+    for number, micro in enumerate(step.micro_batches, start=1):
         weight = loss_weight(workload.reduction, micro.count, total, strategy.world_size)
         inputs, targets = to_device(micro, strategy.device, clock)
-        with strategy.accumulating(sync and micro is not step.micro_batches[-1]):
+        with strategy.accumulating(sync and not is_averaged_after(step, number)):
             with precision.autocast(strategy.device):
                 outputs = strategy.forward(inputs, micro.chunks)
                 counts = [n for n, size in zip(micro.counts, micro.chunks, strict=True) if size]
@@ -109,6 +110,12 @@ def forward_backward(
             clock.mark("forward")
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             clock.mark("backward")
+
+
+def is_averaged_after(step: LoadedStep, number: int) -> bool:
+    """Whether ranks average gradients in the backward pass of that micro-batch, counted from 1."""
+    is_last = number == len(step.micro_batches)
+    return is_last or (step.sync_every is not None and number % step.sync_every == 0)
 
 
 def total_count(strategy: Strategy, step: LoadedStep, sync: bool) -> int:

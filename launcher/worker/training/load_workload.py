@@ -15,12 +15,11 @@ from typing import Any
 from torch import nn
 
 from gpurun.launcher.errors import ParamsError, Problem
-from gpurun.launcher.jobfile.checks.signature import signature_of_function
-from gpurun.launcher.jobfile.params import needs, refused, takes, wrong_params
+from gpurun.launcher.jobfile.params import needs, refused, signature_of_function, takes, wrong_params
 from gpurun.launcher.jobfile.yaml.describe import nearest
 from gpurun.launcher.worker.base.user_error import SourceLine, UserError, place_of, users_code
 from gpurun.workloads.base import Workload
-from gpurun.workloads.probes.base import Probe
+from gpurun.workloads.micro_benchmarks import Probe
 from gpurun.workloads.registry import BUILTINS
 
 __all__ = ["UserError", "load_workload"]

@@ -21,7 +21,7 @@ from gpurun.launcher.worker.training.balanced_split import check_memory, release
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.trainer import Trainer
-from gpurun.workloads.probes.base import Probe
+from gpurun.workloads.micro_benchmarks import Probe
 
 NUM_STEPS = 2
 """The first makes the optimizer's state; the second needs memory for it and everything else."""

@@ -11,8 +11,8 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Peers
-from gpurun.launcher.worker.profiling.on_request import profile_config, read_request, trace_path
 from gpurun.launcher.worker.profiling.profiler import capture, run_unrecorded
+from gpurun.launcher.worker.profiling.step_traces import profile_config, read_request, trace_path
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 

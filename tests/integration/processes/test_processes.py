@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -264,11 +265,12 @@ def test_why_the_server_has_ended_is_read_before_it_is_asked_for_more(guard: Gua
 
 
 def test_stop_does_not_wait_for_an_import(guard: Guard, tmp_path: Path) -> None:
-    """Ranks that were asked for while the server still imports never come."""
+    """Ranks that were asked for while the server still imports never come; they get no signals either."""
     (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(600)\n")
     with WorkerPool(guard, ("slow_module",), {"PYTHONPATH": str(tmp_path)}) as pool:
         pool.start([request(tmp_path, 0, "end_with", "none")])
         pool.stop(5.0)
+        pool.forward(signal.SIGUSR1)
         assert pool.poll(0) == []
 
 

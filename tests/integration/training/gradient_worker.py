@@ -171,14 +171,27 @@ def config(
     )  # fmt: skip
 
 
-def variants_of(world: int, strategy: str) -> tuple[VariantConfig, ...]:
-    return tuple(
-        VariantConfig("-".join(map(str, split)) + f"-acc{accumulate}", split, accumulate)
+def variants_of(world: int, strategy: str, kind: str = "mean") -> tuple[VariantConfig, ...]:
+    found = (
+        VariantConfig(name_of(split, accumulate), split, accumulate)
         for split in SPLITS[world]
         for accumulate in (1, 3)
         # Where all ranks are needed for a micro-batch, each has as many; a plan refuses others anyway.
         if min(split) >= accumulate or not STRATEGIES[strategy].shards_parameters
     )
+    often = STRATEGIES[strategy].has_backend and kind == "mean"
+    several = few_of(world)
+    return (*found, *(replace(several, id=f"{several.id}-every{n}", sync_every=n) for n in (1, 2) if often))
+
+
+def name_of(split: tuple[int, ...], accumulate: int) -> str:
+    return "-".join(map(str, split)) + f"-acc{accumulate}"
+
+
+def few_of(world: int) -> VariantConfig:
+    """An uneven split in three micro-batches, for settings that don't depend on it."""
+    split = {1: (24,), 2: (18, 6), 3: (12, 8, 4), 4: (6, 9, 3, 6)}[world]
+    return VariantConfig(name_of(split, 3), split, 3)
 
 
 def expected_gradient(kind: str) -> dict[str, Tensor]:
@@ -198,8 +211,8 @@ def expected_gradient(kind: str) -> dict[str, Tensor]:
 
 def gradient_errors(strategy: str, world: int, rank: int) -> dict[str, float]:
     errors = {}
-    variants = variants_of(world, strategy)
     for kind in kinds_of(strategy):
+        variants = variants_of(world, strategy, kind)
         job = workload(kind, num_workers=int(world == 2))
         trainer = Trainer(job, config(strategy, world, variants), rank)
         for variant in variants:
@@ -299,6 +312,27 @@ def weight_checks(rank: int) -> dict[str, Any]:
     return found
 
 
+def collectives(rank: int) -> dict[str, int]:
+    """How often ranks communicate in one step of each strategy, with some settings."""
+    group: Any = dist.group.WORLD
+    found = {}
+    variant = few_of(2)
+    cases: list[tuple[str, dict[str, Any], int | None]] = [
+        *((strategy, {}, sync_every) for strategy in IN_PROCESSES for sync_every in (1, 2, None)),
+        ("fsdp", {"reshard": False}, None),
+    ]
+    for strategy, options, sync_every in cases:
+        mine = replace(variant, sync_every=sync_every)
+        trainer = Trainer(workload("mean"), replace(config(strategy, 2, (mine,)), options=options), rank)
+        for number in range(3):  # DDP makes its buckets anew after its first step
+            before = group._get_sequence_number_for_group()
+            trainer.step(trainer.prepare(mine, number), NoClock())
+            num = group._get_sequence_number_for_group() - before
+        found[f"{strategy} {options or sync_every}"] = num
+        trainer.close()
+    return found
+
+
 def ablation(strategy: str, rank: int) -> dict[str, Any]:
     """Rank 0 makes a step without communication while the others do nothing; the saved state undoes it."""
     variants = (VariantConfig("uneven", (18, 6), 1),)
@@ -335,6 +369,7 @@ def main(rank: int, directory: Path) -> None:
             results |= {k: v for p in SMALLER for k, v in errors_in(p, strategy, world, rank).items()}
         if world == 2:
             results |= {"checks": checks(rank), "weights": weight_checks(rank)}
+            results |= {"collectives": collectives(rank)}
             results |= {f"ablation of {strategy}": ablation(strategy, rank) for strategy in IN_PROCESSES}
         dist.barrier()
         gc.collect()

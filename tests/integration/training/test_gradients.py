@@ -43,7 +43,7 @@ def test_every_gradient_is_that_of_the_whole_batch(results: list[dict[str, Any]]
         for strategy in IN_JOBS
         for world in ((1,) if strategy == "single" else (2, 3, 4))
         for kind in worker.kinds_of(strategy)
-        for variant in worker.variants_of(world, strategy)
+        for variant in worker.variants_of(world, strategy, kind)
     }
     assert expected <= {name.rpartition(" on ")[0] for name in errors}
     most = {name: next((most for p, most in worker.SMALLER.items() if p in name), 1e-12) for name in errors}
@@ -105,6 +105,25 @@ def test_unsynchronised_steps_can_be_undone(results: list[dict[str, Any]]) -> No
         found = results[0][f"ablation of {strategy}"]
         assert found["apart"] > 1e-6
         assert found["restored"] == 0
+
+
+def test_ranks_communicate_as_often_as_the_settings_say(results: list[dict[str, Any]]) -> None:
+    """In three micro-batches; `fsdp` has two blocks, `zero1` ends a step with four broadcasts."""
+    gathers, scatters = 3 * 2, 2
+    assert [found["collectives"] for found in results[:2]] == [
+        {
+            "ddp 1": 3,
+            "ddp 2": 2,
+            "ddp None": 1,
+            "zero1 1": 4 + 3,
+            "zero1 2": 4 + 2,
+            "zero1 None": 4 + 1,
+            "fsdp 1": 2 * gathers + 3 * scatters,
+            "fsdp 2": 2 * gathers + 2 * scatters,
+            "fsdp None": 2 * gathers + scatters,
+            "fsdp {'reshard': False}": gathers + scatters,
+        }
+    ] * 2
 
 
 def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

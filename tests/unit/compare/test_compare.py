@@ -17,7 +17,7 @@ from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, MemoryPeak, RoundTime, StepRecord, VariantFacts
 from gpurun.launcher.rundir.records.measured import Kind
-from gpurun.launcher.stats.paired import hodges_lehmann, median_interval, wilcoxon_interval
+from gpurun.launcher.stats.estimates import hodges_lehmann, median_interval, wilcoxon_interval
 from gpurun.launcher.stats.verdict import percent_interval
 from tests.known import known
 from tests.unit.compare import hand_made
@@ -170,7 +170,12 @@ def test_figures_of_ranks(files: Files) -> None:
     files.block(UNEVEN, "01-ddp-2", 0, (9e9, 9e9), "warmup", phases={"forward": 10**12}, peak=10**12)
     files.run.trace(UNEVEN.id, 1).write_bytes(b"")
     write_json(files.run.memory(UNEVEN.id, 0), MemoryPeak(parameters=2**30, activations=3 * 2**30))
-    result = by_id(compare_run(files.run))["ddp-2-48-16"]
+    write_json(files.run.spec, {"memory": 5 * 2**30})
+    comparison = compare_run(files.run)
+    fits = known(comparison.fitting)
+    assert fits.fastest == UNEVEN.id
+    assert comparison.summary.endswith(fits.summary)
+    result = by_id(comparison)["ddp-2-48-16"]
     first, second = result.ranks
     assert known(result.step_ms).estimate == pytest.approx(20)  # the slowest rank
     assert (first.rank, first.device, first.local_batch, first.step_ms) == (0, "cpu:0", 48, pytest.approx(20))

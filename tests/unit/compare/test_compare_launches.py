@@ -17,8 +17,7 @@ from gpurun.launcher.compare.ranking import Following, following
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.records import Look, RoundTime
-from gpurun.launcher.stats.launches import t_interval
-from gpurun.launcher.stats.paired import wilcoxon_interval
+from gpurun.launcher.stats.estimates import t_interval, wilcoxon_interval
 from gpurun.launcher.stats.sequential import levels
 from gpurun.launcher.stats.verdict import percent_interval
 from tests.known import known

@@ -1,15 +1,20 @@
 """Which variants trade time for memory: known answers, and every answer against all pairs."""
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.compare.headline import fitting_in
+from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
 from gpurun.launcher.compare.notes import memory_notes
 from gpurun.launcher.compare.ranking import pareto_front
+from gpurun.launcher.compare.variant_difference import opposite
+from gpurun.launcher.units import GIB
 
 ONE = msgspec.json.decode(
     (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -54,6 +59,53 @@ def test_the_sentence_is_there_where_there_is_a_choice() -> None:
     assert note.endswith("Every other is slower than one of these and not clearly smaller.")
     (note,) = memory_notes(variants((10, 4.0), (12, 2.0)))
     assert note.endswith("GiB).")
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """The same between any two variants, the later one against the earlier."""
+
+    difference: Difference
+
+    def between(self, variant: str, other: str) -> Difference:
+        return self.difference if variant > other else opposite(self.difference)
+
+    def all_against(self, other: str, variants: Iterable[str]) -> dict[str, Difference]:
+        return {variant: self.between(variant, other) for variant in variants}
+
+    def share_launches(self, variant: str, other: str) -> bool:
+        return True
+
+
+SLOWER = Everywhere(Difference(10.0, (9.0, 11.0), "slower"))
+UNDECIDED = Everywhere(Difference(0.1, (-1.0, 1.2), "inconclusive"))
+
+
+@pytest.mark.parametrize(
+    ("gib", "pairwise", "fastest", "summary"),
+    [
+        (4.0, SLOWER, "v0", "Fastest that fits in 4.00 GiB: ddp 32/32 (10.0 ms, 4.00 GiB)."),
+        (3.5, SLOWER, "v1", "Fastest that fits in 3.50 GiB: ddp 32/32 (12.0 ms, 2.00 GiB)."),
+        (3.5, UNDECIDED, "v1", "Fastest on average that fits in 3.50 GiB: ddp 32/32 (12.0 ms, 2.00 GiB)."),
+        (0.5, SLOWER, None, "No variant fits in 0.50 GiB: even ddp 32/32 takes 1.00 GiB."),
+    ],
+)
+def test_the_fastest_that_fits(gib: float, pairwise: Everywhere, fastest: str | None, summary: str) -> None:
+    results = variants((10, 4.0), (12, 2.0), (20, 1.0))
+    found = fitting_in(int(gib * GIB), results, pairwise, is_on_host=False)
+    assert found is not None
+    assert (found.fastest, found.summary) == (fastest, summary)
+    assert found.variants == tuple(f"v{i}" for i in range(3) if (4.0, 2.0, 1.0)[i] <= gib)
+
+
+def test_what_a_peak_is_and_whose_is_not_known() -> None:
+    results = variants((10, 4.0), (12, None))
+    found = fitting_in(8 * GIB, results, SLOWER, is_on_host=True)
+    assert found is not None
+    assert found.summary.endswith(
+        "The peak of 1 other isn't known. On CPU devices that is the peak of live tensors."
+    )
+    assert fitting_in(8 * GIB, variants((10, None)), SLOWER, is_on_host=True) is None
 
 
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(0.1, 80)), min_size=1, max_size=8))

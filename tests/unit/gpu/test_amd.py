@@ -22,6 +22,7 @@ from gpurun.launcher.machine.accelerators import (
     kinds_of,
     peak_gb_per_s,
     peak_tflop_per_s,
+    sold_memory_gb,
 )
 from gpurun.launcher.machine.gpus import amd
 from gpurun.launcher.machine.gpus.health import GpuHealth
@@ -237,6 +238,25 @@ def test_the_selftest_knows_torchs_way_of_writing_uuids(root: Path) -> None:
     swapped = replace(seen, facts=(replace(facts[0], uuid=facts[1].uuid), *facts[1:]))
     assert identities(swapped).status == "failed"
     assert driver(seen).found.startswith("AMD driver 6.14.14; torch")
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("H100 80GB", (80,)),
+        ("H100 HBM3", (80,)),
+        ("H100", (80, 94)),
+        ("NVIDIA A100-SXM4-40GB", (40,)),
+        ("a100 40 GB", (40,)),
+        ("rtx 4090", (24,)),
+        ("L4", (24,)),
+        ("MI300X", (192,)),
+        ("NVIDIA", ()),
+        ("H100 81GB", ()),
+    ],
+)
+def test_memory_by_name(name: str, sizes: tuple[int, ...]) -> None:
+    assert sold_memory_gb(name) == sizes
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from gpurun.launcher.worker.strategies.ddp import Ddp
 from gpurun.launcher.worker.training.batches import BatchSource, DatasetSource, Layout, LoadedStep, MicroBatch
 from gpurun.launcher.worker.training.forward_backward import NoClock, forward_backward
 from gpurun.workloads.base import Workload
-from gpurun.workloads.probes.base import Case, Cases, Probe
+from gpurun.workloads.micro_benchmarks import Case, Cases, Probe
 from tests.unit.gpu.configs import launch
 from tests.unit.gpu.fake_cuda import FakeCuda, fake_cuda  # noqa: F401 - a fixture
 from tests.unit.gpu.test_blocks import Steps, bench_on_gpu

@@ -85,8 +85,7 @@ IMPORTED_BY_VARIABLE = {
     "gpurun.launcher.worker.accelerators.runtime": "a row of the accelerators' table",
     "gpurun.launcher.worker.strategies.base": "a row of the strategies' table",
     "gpurun.launcher.worker.training.load_workload": "a user's module",
-    "gpurun.launcher.worker.entry.zygote": "what the command asks it to import once for all ranks",
-    "gpurun.launcher.worker.entry.forked_rank": "the entry that the command names",
+    "gpurun.launcher.worker.entry.zygote": "what the command asks for: modules, a rank's entry",
     "gpurun.workloads.registry": "a row of the workloads' table",
 }
 """Modules that import what a variable names, each with what that is: the floors can't be read there."""

@@ -76,8 +76,8 @@ def test_waiting_differs_from_working(text: str, waiting: str | None, place: str
 
 
 def test_a_replica_or_an_autograd_thread_shows_where_the_main_thread_waits_for_it() -> None:
-    replica = stack(f"{USER}:25 forward", "~/worker/strategies/threads.py:40 run", header="Thread")
-    main = stack(f"{STDLIB}/threading.py:320 wait", "~/worker/strategies/threads.py:60 join")
+    replica = stack(f"{USER}:25 forward", "~/worker/strategies/cpu_parallel.py:40 run", header="Thread")
+    main = stack(f"{STDLIB}/threading.py:320 wait", "~/worker/strategies/cpu_parallel.py:60 join")
     doing = activity(parse_threads(f"{replica}\n{main}"))
     assert doing is not None
     assert (doing.waiting, str(doing.frame)) == (None, f"{USER}:25 in forward")

@@ -18,8 +18,7 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.inspect.capture import request
-from gpurun.launcher.inspect.remote_inspection import take_request
-from gpurun.launcher.inspect.snapshot import ask_history
+from gpurun.launcher.inspect.snapshot import ask_history, take_request
 from gpurun.launcher.rundir.control import (
     MAX_BYTES,
     ControlDir,

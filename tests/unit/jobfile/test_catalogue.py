@@ -11,14 +11,14 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.builtins import builtin_workloads
-from gpurun.launcher.jobfile.checks.signature import read_module, signature_of
 from gpurun.launcher.jobfile.docs.catalogue import (
     catalogue,
     render_catalogue,
     render_entry,
     workload_reference,
 )
+from gpurun.launcher.jobfile.kinds import builtin_workloads
+from gpurun.launcher.jobfile.params import read_module, signature_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

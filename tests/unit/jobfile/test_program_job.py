@@ -14,7 +14,7 @@ from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.job import Output
-from gpurun.launcher.run.start_requests import Starter
+from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Restart
 from tests.unit.plan.machines import FakeGpu as Gpu

@@ -12,8 +12,7 @@ from gpurun.launcher.compare.diff import diff_runs
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, ExposedComm, Noise, VariantResult
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.docs.reference import job_reference
-from gpurun.launcher.jobfile.docs.schema import job_schema
+from gpurun.launcher.jobfile.docs.schema import job_reference, job_schema
 from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM, TRAINING, JobKind
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.jobfile.model import JobSpec
@@ -44,6 +43,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "channels_last": (False, True),
     "threads": (1, 2),
     "accumulate": (1, 2),
+    "sync_every": (1, 2),
     "bucket_mb": (10, 50),
     "cudnn_benchmark": (False, True),
     "gradient_as_bucket_view": (False, True),
@@ -54,8 +54,8 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "seed": (1, 2),
 }
 """Two values of every setting; a new field needs a line here."""
-STRATEGY = {"reshard": "fsdp"}
-"""Of settings that the default strategy doesn't have."""
+NEEDED: dict[str, dict[str, Any]] = {"reshard": {"strategy": "fsdp"}, "sync_every": {"accumulate": 2}}
+"""Of settings that mean nothing to the default strategy, or next to the defaults of others."""
 
 OTHER_WORK = (
     "script",
@@ -76,7 +76,7 @@ def job_of(tmp_path: Path, name: str, changes: dict[str, Any]) -> JobSpec:
     for program in ("one.py", "two.py"):
         (tmp_path / program).touch()
     kind = TRAINING if TRAINING in SETTINGS[name].kinds else PROGRAM
-    job = {**JOBS[kind], **({"strategy": STRATEGY[name]} if name in STRATEGY else {}), **changes}
+    job = {**JOBS[kind], **NEEDED.get(name, {}), **changes}
     if "module" in changes:
         del job["script"]
     path = tmp_path / "job.yaml"

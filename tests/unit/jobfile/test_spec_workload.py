@@ -13,16 +13,16 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.builtins import builtin_file, builtin_workloads
-from gpurun.launcher.jobfile.checks.signature import (
+from gpurun.launcher.jobfile.checks.workload import check_files
+from gpurun.launcher.jobfile.kinds import builtin_file, builtin_workloads
+from gpurun.launcher.jobfile.load import check_source, load_job
+from gpurun.launcher.jobfile.params import (
     MAX_BYTES,
+    Signature,
     read_module,
     signature_of,
     signature_of_function,
 )
-from gpurun.launcher.jobfile.checks.workload import check_files
-from gpurun.launcher.jobfile.load import check_source, load_job
-from gpurun.launcher.jobfile.params import Signature
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.run.open import Invocation, load_invocation
 from gpurun.workloads.registry import BUILTINS

@@ -8,8 +8,7 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, NodesError, SpecError
 from gpurun.launcher.inspect.capture import refuse_on_nodes
-from gpurun.launcher.inspect.remote_inspection import answer, take_request, take_snapshots
-from gpurun.launcher.inspect.snapshot import RankSnapshot
+from gpurun.launcher.inspect.snapshot import RankSnapshot, answer, take_request, take_snapshots
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.nodes.join import await_welcome, gather, waiting_text
@@ -17,7 +16,7 @@ from gpurun.launcher.nodes.messages import Hello
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
-from gpurun.launcher.run.start_requests import Starter
+from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.rundir.files import RunDir, write_json
 
 FOUR = Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,)))

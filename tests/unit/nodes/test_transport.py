@@ -30,7 +30,7 @@ from gpurun.launcher.nodes.transport.connection import (
 )
 from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
-from gpurun.launcher.nodes.transport.listener import MAX_STRANGERS
+from gpurun.launcher.nodes.transport.server import MAX_STRANGERS
 from tests.strangers import CRAFTED, approach, noise
 
 SECRET, OTHER = (identity_from(text * 16) for text in (b"s", b"o"))

@@ -169,6 +169,24 @@ def test_balanced_needs_a_sample_for_each_device_only_if_the_job_says_so() -> No
         expanded(f"{few}min_local_batch: 0\naccumulate: 2\n")
 
 
+def test_settings_that_mean_nothing_next_to_others_are_measured_once_without_them() -> None:
+    product = "compare: {strategy: [dp, ddp], accumulate: [1, 2, 4], sync_every: [1, 2, 4]}\n"
+    found = expanded(f"global_batch: 64\n{product}")
+    by_id = {variant.id: variant.sync_every for variant in found.variants}
+    assert by_id == {
+        **{f"dp-2-even-accumulate-{n}": None for n in (1, 2, 4)},
+        "ddp-2-even-accumulate-1": None,
+        **{f"ddp-2-even-accumulate-2-sync_every-{n}": n for n in (1, 2)},
+        **{f"ddp-2-even-accumulate-4-sync_every-{n}": n for n in (1, 2, 4)},
+    }
+    assert [item.reason for item in found.left_out] == ["a step has 2 micro-batches, fewer than 4"]
+    by_default = expanded("global_batch: 64\naccumulate: 4\n").variants[0]
+    assert by_default.sync_every == 4
+    assert expanded("global_batch: 64\nsync_every: 4\n").notes == (
+        "`sync_every` needs `accumulate`: 4 is not used",
+    )
+
+
 def test_params_are_laid_over_those_at_the_top() -> None:
     found = expanded(
         "global_batch: 4\nparams: {width: 8, layers: 2}\ncompare: {params: [{}, {width: 16}, {width: 8}]}\n"
@@ -203,6 +221,10 @@ def test_params_are_laid_over_those_at_the_top() -> None:
         (
             "global_batch: 4\ncompare: {split: [even, [3, 1]], accumulate: [3, 4]}\n",
             "job.yaml:3:46: no combination can run: 2 samples on a device can't be divided into 3 micro-b",
+        ),
+        (
+            "global_batch: 64\naccumulate: 2\nsync_every: 3\n",
+            "job.yaml:4:13: no combination can run: a step has 2 micro-batches, fewer than 3",
         ),
         ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 needs an NVIDIA GPU"),
         (

@@ -27,8 +27,7 @@ from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import METRICS, PARTS, Metric, figures_of, values_of
 from gpurun.launcher.report.tensorboard import hparams as hparams_module
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
-from gpurun.launcher.report.terminal.bar import TRACED
-from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.report.terminal.table import TRACED, render_table
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
 from gpurun.launcher.tensorboard_plugin.html import STATIC, report_data

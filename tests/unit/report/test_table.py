@@ -26,8 +26,7 @@ from gpurun.launcher.compare.model import (
 )
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
-from gpurun.launcher.report.terminal.bar import Part, draw
-from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.report.terminal.table import Part, draw_bar, render_table
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
 from gpurun.launcher.units import format_rate
 
@@ -284,7 +283,7 @@ def test_slowest_rank_is_the_one_that_the_others_wait_for() -> None:
 @given(st.lists(st.floats(0, 1e4), max_size=6), st.integers(1, 100))
 def test_a_bar_is_as_long_as_its_parts_together(times: list[float], cells: int) -> None:
     parts = [Part(str(i), ms, str(i), str(i), "") for i, ms in enumerate(times)]
-    bar = draw(parts, cells, full_ms=1e5, plain=False).plain
+    bar = draw_bar(parts, cells, full_ms=1e5, plain=False).plain
     assert abs(len(bar) - cells * sum(times) / 1e5) <= 0.5 + 1e-9
     assert "".join(sorted(bar)) == bar
 

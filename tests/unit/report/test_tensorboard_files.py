@@ -16,9 +16,14 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from gpurun.launcher.compare.model import Comparison, ExposedComm, StepTime
 from gpurun.launcher.report.markdown import escape, summary_markdown
 from gpurun.launcher.report.metrics import values_of
-from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
+from gpurun.launcher.report.tensorboard.event_files import (
+    Point,
+    Times,
+    round_points,
+    step_points,
+    write_tensorboard,
+)
 from gpurun.launcher.report.tensorboard.hparams import hyperparameters
-from gpurun.launcher.report.tensorboard.series import Point, Times, round_points, step_points
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Event, Kind, StepRecord
 

@@ -13,8 +13,8 @@ from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
-from gpurun.launcher.run.start_requests import Starter
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Event, FailureRecord, LaunchConfig, VariantStatus
 from tests.unit.run.fake_ranks import FakeClock, FakeRanks, Script

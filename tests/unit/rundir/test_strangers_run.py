@@ -10,7 +10,7 @@ import pytest
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.logs.reader import all_lines
+from gpurun.launcher.logs.relay import all_lines
 from gpurun.launcher.run.open import find_run
 from gpurun.launcher.rundir.files import MAX_BYTES, MAX_LINES_BYTES, RunDir
 from gpurun.launcher.rundir.paths import check_owner, rank_files

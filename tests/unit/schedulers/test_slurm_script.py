@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,5 +61,34 @@ def test_what_would_be_another_option_is_refused(options: SubmitOptions) -> None
 def test_what_comes_next_is_said_in_slurms_words() -> None:
     said = next_commands(submission(), SubmitOptions(), "42")
     assert "squeue --job 42" in said["state"]
-    assert "'/home/me/my jobs/slurm-42.out'" in said["logs"]
+    assert "'/home/me/my jobs'/slurm-42.out" in said["logs"]
     assert said["cancel"] == "scancel 42"
+    array = next_commands(submission(), SubmitOptions(further=("--array=0-3",)), "42")
+    assert "/slurm-42_*.out" in array["logs"]
+    assert array["results"] == "gpurun view runs/gpt-splits"
+
+
+@pytest.mark.parametrize(
+    ("before", "variables", "out"),
+    [
+        ("", {}, "slurm-42"),
+        ("", {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}, "slurm-40_2"),
+        ("gpu1", {"SLURM_RESTART_COUNT": "1"}, "slurm-42 --resume"),
+        ("gpu2", {"SLURM_RESTART_COUNT": "1"}, "slurm-42-restart1"),
+        ("", {"SLURM_RESTART_COUNT": "3"}, "slurm-42-restart3"),
+    ],
+)
+def test_a_job_that_is_queued_again_continues_on_the_same_nodes_only(
+    tmp_path: Path, before: str, variables: dict[str, str], out: str
+) -> None:
+    runs = tmp_path / "runs/gpt-splits"
+    if before:
+        (runs / "slurm-42").mkdir(parents=True)
+        (runs / "slurm-42/plan.json").touch()
+        (runs / "slurm-42.nodes").write_text(f"{before}\n")
+    script = batch_script(replace(submission(), directory=tmp_path), SubmitOptions())
+    shown = script.replace("exec srun", "echo")
+    env = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu1", **variables}
+    done = subprocess.run(["bash"], input=shown, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith(f" --out runs/gpt-splits/{out}")
+    assert (runs / f"{out.split()[0]}.nodes").read_text() == "gpu1\n"

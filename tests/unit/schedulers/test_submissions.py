@@ -94,7 +94,12 @@ def words_of(directory: Path, text: str) -> list[str]:
         (directory / command).write_text(STAND_IN)
         (directory / command).chmod(0o755)
     text = re.sub(r"(?m)^cd .*$", "", text)  # that directory doesn't exist
-    env = {"PATH": f"{directory}:/usr/bin:/bin", "SLURM_JOB_ID": "42", "SKYPILOT_TASK_ID": "sky-1"}
+    env = {
+        "PATH": f"{directory}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "42",
+        "SLURM_JOB_NODELIST": "a",
+        "SKYPILOT_TASK_ID": "sky-1",
+    }
     done = subprocess.run(["bash", "-c", text], capture_output=True, cwd=directory, env=env, check=True)
     assert not (directory / "here").exists()
     return done.stdout.decode().split("\0")[:-1]

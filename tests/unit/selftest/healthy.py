@@ -9,7 +9,6 @@ from gpurun.launcher.machine.gpus.health import GpuHealth, inspect_health
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.topology import Topology
 from gpurun.launcher.rundir.records import DeviceFacts, PairRate, ReduceRate, StepRecord
-from gpurun.launcher.selftest.check_jobs import FAULTY, GRAPH, PROGRAM_NAMES, SOUND
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
     GRADIENTS,
@@ -19,7 +18,7 @@ from gpurun.launcher.selftest.evidence import (
     Evidence,
     RanJob,
 )
-from gpurun.launcher.selftest.run_checks import NUM_STEPS
+from gpurun.launcher.selftest.run_checks import FAULTY, GRAPH, NUM_STEPS, PROGRAM_NAMES, SOUND
 from tests.unit.machine.test_host import UUIDS, fake, machine
 
 DEVICES = ("cuda:0", "cuda:1", "cuda:2")

@@ -19,14 +19,14 @@ from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import DeviceFacts
-from gpurun.launcher.selftest import check_jobs, link_checks, machine_checks, run_checks
+from gpurun.launcher.selftest import link_checks, machine_checks, run_checks
 from gpurun.launcher.selftest.run_checks import LATE_MS, NUM_STEPS
 from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
 from gpurun.launcher.worker.program import recorder as recorder_module
 from gpurun.launcher.worker.program.program_rank import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
-from gpurun.launcher.worker.selftest import device_program, link_rates, misbehaving_model, plain_programs
+from gpurun.launcher.worker.selftest import device_program, misbehaving_model, plain_programs
 from tests.unit.selftest.healthy import evidence
 from tests.unit.worker.test_program_steps import program_config
 
@@ -48,8 +48,8 @@ def small(monkeypatch: Patch) -> None:
     monkeypatch.setattr(device_program, "AT_WORK_NS", 3_000_000)
     monkeypatch.setattr(device_program, "BLOCK_NS", 1_000_000)
     monkeypatch.setattr(device_program, "MATRIX_ROWS", {True: 16})
-    monkeypatch.setattr(link_rates, "REDUCED_BYTES", {True: (1 << 10, 1 << 12)})
-    monkeypatch.setattr(link_rates, "SENT_BYTES", {True: 1000})
+    monkeypatch.setattr(device_program, "REDUCED_BYTES", {True: (1 << 10, 1 << 12)})
+    monkeypatch.setattr(device_program, "SENT_BYTES", {True: 1000})
 
 
 def measured() -> DeviceFacts:
@@ -141,7 +141,7 @@ def test_a_healthy_device_has_no_fault() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("dtype", link_rates.TYPES)
+@pytest.mark.parametrize("dtype", device_program.TYPES)
 def test_an_all_reduce_that_gives_another_sum_in_one_type_is_named(
     dtype: torch.dtype, monkeypatch: Patch
 ) -> None:
@@ -153,7 +153,7 @@ def test_an_all_reduce_that_gives_another_sum_in_one_type_is_named(
             values[-1] += 1
 
     monkeypatch.setattr(dist, "all_reduce", wrong)
-    assert link_rates.wrong_sums(0, HOST, is_host=True) == (f"1 of 1023 elements of {dtype} on rank 0",)
+    assert device_program.wrong_sums(0, HOST, is_host=True) == (f"1 of 1023 elements of {dtype} on rank 0",)
     seen = replace(evidence(), facts=(measured(), *evidence().facts[1:]))
     assert link_checks.sums(seen).found == f"1 of 1023 elements of {dtype} on rank 0"
 
@@ -171,7 +171,7 @@ def test_a_sum_that_lacks_a_rank_is_wrong(world_size: int, lost: int | None, mon
 
     monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
     monkeypatch.setattr(dist, "all_reduce", reduce)
-    assert len(link_rates.wrong_sums(0, HOST, is_host=True)) == (0 if lost is None else 11)
+    assert len(device_program.wrong_sums(0, HOST, is_host=True)) == (0 if lost is None else 11)
 
 
 def test_sums_of_every_size_whose_rate_is_measured_are_checked(monkeypatch: Patch) -> None:
@@ -182,19 +182,19 @@ def test_sums_of_every_size_whose_rate_is_measured_are_checked(monkeypatch: Patc
 
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
     monkeypatch.setattr(dist, "all_reduce", reduce)
-    assert link_rates.wrong_sums(0, HOST, is_host=True) == ()
-    assert sizes[torch.float32][-2:] == [size // 4 for size in link_rates.REDUCED_BYTES[True]]
+    assert device_program.wrong_sums(0, HOST, is_host=True) == ()
+    assert sizes[torch.float32][-2:] == [size // 4 for size in device_program.REDUCED_BYTES[True]]
 
 
 def test_a_slow_link_is_measured_and_named(monkeypatch: Patch) -> None:
     """Of three ranks: this one is rank 0, whose messages to rank 2 take 80 times as long."""
-    clock = FakeTime(monkeypatch, link_rates)
+    clock = FakeTime(monkeypatch, device_program)
     one_way_ns = {1: 25, 2: 2000}
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     monkeypatch.setattr(dist, "barrier", clock.taking(10**9))
     for name in ("send", "recv"):
         monkeypatch.setattr(dist, name, lambda message, rank: clock.taking(one_way_ns[rank])())
-    pairs = link_rates.pair_rates(0, HOST, is_host=True)
+    pairs = device_program.pair_rates(0, HOST, is_host=True)
     assert [(pair.low, pair.high, pair.gb_per_s) for pair in pairs] == [(0, 1, 40.0), (0, 2, 0.5)]
     seen = evidence()
     found = link_checks.peer_pairs(
@@ -204,7 +204,7 @@ def test_a_slow_link_is_measured_and_named(monkeypatch: Patch) -> None:
 
 
 def test_an_all_reduce_is_as_fast_as_its_slowest_rank_and_fastest_repetition(monkeypatch: Patch) -> None:
-    clock, durations_ns = FakeTime(monkeypatch, link_rates), iter([900, 500, 700, 800, 900, 600])
+    clock, durations_ns = FakeTime(monkeypatch, device_program), iter([900, 500, 700, 800, 900, 600])
 
     def slower_elsewhere(times_ns: Tensor, op: Any) -> None:
         assert op == dist.ReduceOp.MAX
@@ -212,14 +212,14 @@ def test_an_all_reduce_is_as_fast_as_its_slowest_rank_and_fastest_repetition(mon
 
     monkeypatch.setattr(dist, "barrier", clock.taking(10**9))
     monkeypatch.setattr(dist, "all_reduce", slower_elsewhere)
-    assert link_rates.fastest_ns(HOST, lambda: clock.taking(next(durations_ns))()) == 600
+    assert device_program.fastest_ns(HOST, lambda: clock.taking(next(durations_ns))()) == 600
 
 
 # Ranks that misbehave
 
 
 def misbehaving(fault: str) -> misbehaving_model.Misbehaving:
-    model = misbehaving_model.build(0, check_jobs.FAULTY).model
+    model = misbehaving_model.build(0, run_checks.FAULTY).model
     assert isinstance(model, misbehaving_model.Misbehaving)
     assert fault in model.fault_of.values()
     return model
@@ -230,9 +230,9 @@ def test_a_rank_sleeps_with_its_size_of_batch_alone(fault: str, seconds: float, 
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     model = misbehaving(fault)
-    model(torch.ones(check_jobs.SOUND, 256))
+    model(torch.ones(run_checks.SOUND, 256))
     assert not slept
-    model(torch.ones(check_jobs.FAULTY[fault], 256))
+    model(torch.ones(run_checks.FAULTY[fault], 256))
     assert slept == [seconds]
 
 
@@ -247,18 +247,18 @@ def test_a_rank_kills_itself(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(os, "kill", kill)
     with pytest.raises(Killed):
-        misbehaving("killed")(torch.ones(check_jobs.FAULTY["killed"], 256))
+        misbehaving("killed")(torch.ones(run_checks.FAULTY["killed"], 256))
 
 
 def test_memory_that_runs_out_is_torchs_own_error() -> None:
     with pytest.raises(RuntimeError, match="(?i)" + CPU.memory_errors[0]):
-        misbehaving("oom")(torch.ones(check_jobs.FAULTY["oom"], 256))
+        misbehaving("oom")(torch.ones(run_checks.FAULTY["oom"], 256))
 
 
 def test_another_rank_does_not_misbehave(monkeypatch: Patch) -> None:
     monkeypatch.setattr(misbehaving_model, "device_index", lambda: 1)
     model = misbehaving("killed")
-    assert all(len(model(torch.ones(size, 256))) == size for size in check_jobs.FAULTY.values())
+    assert all(len(model(torch.ones(size, 256))) == size for size in run_checks.FAULTY.values())
 
 
 # Programs
@@ -301,4 +301,4 @@ def test_of_a_program_as_many_steps_are_recorded_as_its_check_expects(
 
 def test_the_loaders_program_has_as_many_steps_as_are_expected() -> None:
     assert NUM_STEPS["loader-workers"] == plain_programs.EPOCHS * plain_programs.BATCHES - 1
-    assert {*plain_programs.PROGRAMS} == {*check_jobs.PROGRAM_NAMES, check_jobs.GRAPH}
+    assert {*plain_programs.PROGRAMS} == {*run_checks.PROGRAM_NAMES, run_checks.GRAPH}

@@ -12,21 +12,22 @@ from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.machine.gpus.health import GpuHealth
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild, nvidia_problem
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.selftest.check_jobs import FAULTY
 from gpurun.launcher.selftest.check_table import CHECKS, finding, findings, is_blocked
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
     GRADIENTS,
     MEASURING,
+    NOT_REPORTED,
     PARTS,
     PROGRAMS,
     TRAINING,
     DeviceRate,
     EarlierRate,
     Evidence,
+    Finding,
     RanJob,
 )
-from gpurun.launcher.selftest.findings import NOT_REPORTED, Finding
+from gpurun.launcher.selftest.run_checks import FAULTY
 from tests.unit.machine.test_host import UUIDS, NVMLError
 from tests.unit.selftest.healthy import DEVICES, SLEEPING, evidence, health, three_gpus, variant
 

@@ -19,11 +19,12 @@ from gpurun.launcher.rundir.files import unwritable, write_json
 from gpurun.launcher.selftest import self_test
 from gpurun.launcher.selftest.check_table import CHECKS
 from gpurun.launcher.selftest.evidence import (
+    NOT_REPORTED,
     TRAINING,
     DeviceRate,
     Evidence,
+    Finding,
 )
-from gpurun.launcher.selftest.findings import NOT_REPORTED, Finding
 from gpurun.launcher.selftest.machine_checks import driver, earlier_speed, visible_devices
 from gpurun.launcher.selftest.run_checks import out_of_memory, traces
 from gpurun.launcher.selftest.self_test import RESULT, Result, earlier_rates, run_selftest, wished_devices

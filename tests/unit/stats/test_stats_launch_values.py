@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import Look
+from gpurun.launcher.stats.estimates import hodges_lehmann, t_interval
 from gpurun.launcher.stats.family import Family, components, holm, launch_values, round_effects
-from gpurun.launcher.stats.launches import t_interval
-from gpurun.launcher.stats.paired import hodges_lehmann
 from gpurun.launcher.stats.sequential import levels
 from gpurun.launcher.units import Interval
 from tests.known import known

@@ -6,12 +6,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gpurun.launcher.stats.launches import (
+from gpurun.launcher.stats.estimates import (
+    median_interval,
+    order_rank,
     t_interval,
     t_quantile,
     welch_interval,
 )
-from gpurun.launcher.stats.paired import median_interval, order_rank
 
 PROBABILITIES = (0.5, 0.6, 0.9, 0.95, 0.975, 0.992, 0.995, 0.9975, 1 - 0.025 / 6, 0.9999, 0.999999)
 times_ms = st.lists(st.floats(1, 1000), min_size=2, max_size=20)

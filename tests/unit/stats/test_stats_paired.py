@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import wilcoxon
 
-from gpurun.launcher.stats import paired
-from gpurun.launcher.stats.paired import (
+from gpurun.launcher.stats import estimates
+from gpurun.launcher.stats.estimates import (
     hodges_lehmann,
     signed_rank_probabilities,
     walsh_rank,
@@ -115,16 +115,16 @@ def test_nothing_measured_has_no_estimate() -> None:
 @settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1))
 def test_many_values_are_counted_instead_of_listed(seed: int) -> None:
-    values = np.random.default_rng(seed).normal(0, 1, paired.EXACT_UP_TO + 1).round(2)
+    values = np.random.default_rng(seed).normal(0, 1, estimates.EXACT_UP_TO + 1).round(2)
     rows, columns = np.triu_indices(len(values))
     averages = np.sort((values[rows] + values[columns]) / 2)
     ranks = (1, 7, len(averages) // 2, len(averages))
     expected = [averages[rank - 1] for rank in ranks]
-    assert paired.walsh_at(values.tolist(), ranks) == pytest.approx(expected, abs=1e-12)
+    assert estimates.walsh_at(values.tolist(), ranks) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_normal_ranks_join_the_exact_ones(alpha: float) -> None:
-    exact = walsh_rank(paired.EXACT_UP_TO, alpha)
-    normal = walsh_rank(paired.EXACT_UP_TO + 1, alpha)
+    exact = walsh_rank(estimates.EXACT_UP_TO, alpha)
+    normal = walsh_rank(estimates.EXACT_UP_TO + 1, alpha)
     assert 0.998 * exact < normal < 1.02 * exact

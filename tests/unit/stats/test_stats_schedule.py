@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import RoundTime
-from gpurun.launcher.stats.paired import round_differences, round_step_ns
+from gpurun.launcher.stats.estimates import round_differences, round_step_ns
 from gpurun.launcher.stats.schedule import (
     NEXT_WINDOW_STEPS,
     WINDOW_STEPS,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.launches import t_quantile
+from gpurun.launcher.stats.estimates import t_quantile
 from gpurun.launcher.stats.sequential import (
     ALPHA,
     SHARE_OF_ALPHA,

@@ -19,13 +19,17 @@ from werkzeug.test import Client
 
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer, steps_answer, variant_ids
-from gpurun.launcher.tensorboard_plugin.logdir.directories import inside, read_end, read_inside
-from gpurun.launcher.tensorboard_plugin.logdir.documents import status
-from gpurun.launcher.tensorboard_plugin.logdir.listing import TRACES, Listed, Listing
-from gpurun.launcher.tensorboard_plugin.logdir.step_times import choose
+from gpurun.launcher.tensorboard_plugin.logdir.documents import choose, status
+from gpurun.launcher.tensorboard_plugin.logdir.listing import (
+    TRACES,
+    Listed,
+    Listing,
+    inside,
+    read_end,
+    read_inside,
+)
 from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
-from gpurun.launcher.tensorboard_plugin.query import Query, Refused
-from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Server
+from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, Refused, Server
 from gpurun.launcher.tensorboard_plugin.timeline import index_store
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, home_of, making
 

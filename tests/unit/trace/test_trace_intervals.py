@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.trace.analysis.breakdown import Waits, measure
-from gpurun.launcher.trace.analysis.digest import _activity
+from gpurun.launcher.trace.analysis.breakdown import Waits, gpu_activity, measure
 from gpurun.launcher.trace.intervals import EMPTY, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind
 
@@ -75,7 +74,7 @@ def test_the_parts_of_a_window_add_up(
     ends = starts + np.array([each[1] for each in work], dtype=np.int64)
     kinds = np.array([each[2] for each in work], dtype=np.int8)
     waits = Waits(data=build(data), comm=build(comm), runtime=EMPTY, ops=EMPTY)
-    activity = _activity(starts, ends, kinds, build(others))
+    activity = gpu_activity(starts, ends, kinds, build(others))
     found = measure(activity, start, start + length, waits, None)
 
     window = set(range(start, start + length))

@@ -13,9 +13,9 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.report.terminal.changes import render_trace_diff
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.analysis.discover import is_merged
 from gpurun.launcher.trace.diff import Change, TraceDiff, diff_traces
 from gpurun.launcher.trace.merge import merge_traces
-from gpurun.launcher.trace.merged_file import is_merged
 from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.units import MINUS, THOUSANDS
 from tests.unit.trace.trace_files import REAL, kernel, launch, load, rank_info, span, step, write

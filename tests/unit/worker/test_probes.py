@@ -15,7 +15,7 @@ from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.report.tensorboard.series import curve_points
+from gpurun.launcher.report.tensorboard.event_files import curve_points
 from gpurun.launcher.report.terminal.curves import curve_lines
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantConfig
@@ -24,10 +24,18 @@ from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds
-from gpurun.workloads.probes import allreduce, h2d
-from gpurun.workloads.probes import crossover as crossover_probe
-from gpurun.workloads.probes import matmul as matmul_probe
-from gpurun.workloads.probes.base import Case, Cases, Probe, Site, powers
+from gpurun.workloads.micro_benchmarks import (
+    Case,
+    Cases,
+    Probe,
+    Site,
+    allreduce,
+    device_copies,
+    h2d,
+    matmul,
+    powers,
+)
+from gpurun.workloads.micro_benchmarks import crossover as crossover_probe
 from tests.unit.plan.machines import FakeMachine
 
 CPU = Site((torch.device("cpu"),), ("cpu:0",), 1, torch.float32)
@@ -213,21 +221,21 @@ def test_sizes_are_read_easily() -> None:
 
 
 def test_what_a_cpu_cannot_measure_is_said() -> None:
-    copies = h2d.h2d(max_mib=1).cases(CPU)
+    copies = h2d(max_mib=1).cases(CPU)
     assert {case.series for case in copies.cases} == {"host memory to host memory"}
     assert copies.notes[0].startswith("skipped: copies from and to a GPU need CUDA")
-    products = crossover_probe.crossover(max_size=32).cases(CPU)
+    products = crossover_probe(max_size=32).cases(CPU)
     assert [(case.series, case.size) for case in products.cases] == [("CPU", 16), ("CPU", 32)]
     assert "no crossover" in products.notes[0]
-    assert allreduce.allreduce().cases(CPU).notes == ("skipped: an all-reduce needs at least two devices",)
-    for case in (*copies.cases, *products.cases, *matmul_probe.matmul(max_size=64).cases(CPU).cases):
+    assert allreduce().cases(CPU).notes == ("skipped: an all-reduce needs at least two devices",)
+    for case in (*copies.cases, *products.cases, *matmul(max_size=64).cases(CPU).cases):
         case.run()
 
 
 def test_on_gpus_every_direction_is_copied() -> None:
     host = [torch.zeros(1 << 20, dtype=torch.uint8) for _ in range(2)]
     devices = {name: torch.zeros(1 << 20, dtype=torch.uint8, device="meta") for name in ("cuda:3", "cuda:1")}
-    found = {case.series for case in h2d.device_copies(host[0], host[1], devices, (4096,))}
+    found = {case.series for case in device_copies(host[0], host[1], devices, (4096,))}
     ways = {f"{kind} to {name}" for kind in ("pinned", "pageable") for name in devices}
     back = {f"{name} to {kind}" for kind in ("pinned", "pageable") for name in devices}
     own = {f"within {name}" for name in devices}
@@ -235,7 +243,7 @@ def test_on_gpus_every_direction_is_copied() -> None:
 
 
 def test_sizes_must_be_positive() -> None:
-    for make in (allreduce.allreduce, h2d.h2d, matmul_probe.matmul, crossover_probe.crossover):
+    for make in (allreduce, h2d, matmul, crossover_probe):
         with pytest.raises(ValueError, match="must be at least 1, but it is 0"):
             make(0)
 

@@ -15,7 +15,7 @@ from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import ProfileConfig, ProgramConfig, StepRecord, VariantRef
 from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
-from gpurun.launcher.worker.profiling.program_tracer import StepTracer
+from gpurun.launcher.worker.profiling.step_traces import StepTracer
 from gpurun.launcher.worker.program.program_rank import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.program.step_rules import Classifier

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gpurun import Workload
-from gpurun.launcher.jobfile.builtins import default_batch
+from gpurun.launcher.jobfile.kinds import default_batch
 from gpurun.launcher.worker.meters.flops import Counting
 from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.workloads.classics.resnet import Bottleneck

@@ -20,9 +20,8 @@ from gpurun.launcher.errors import TraceError
 from gpurun.launcher.machine.helper_process import yield_to_others
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE, Header, Problem, StepSpan
-from gpurun.launcher.tensorboard_plugin.timeline.index.collect import facts
 from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft, draft
-from gpurun.launcher.tensorboard_plugin.timeline.index.writer import Writer
+from gpurun.launcher.tensorboard_plugin.timeline.index.writer import Writer, facts
 from gpurun.launcher.trace.analysis.analyse import Analysis, combine
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.collectives.collective import Collective

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.tensorboard_plugin.timeline.blocks import BlockKind, Int8, Int32, join
-from gpurun.launcher.tensorboard_plugin.timeline.index.activity import Activities, activities
 from gpurun.launcher.tensorboard_plugin.timeline.index.sources import (
     NONE,
+    Activities,
     NameNumbers,
     Ranges,
+    activities,
     gpu_ranges,
     host_ranges,
     launch_ranges,

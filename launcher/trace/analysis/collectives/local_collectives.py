@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gpurun.launcher.trace.analysis.collectives.call_records import (
+from gpurun.launcher.trace.analysis.collectives.calls import (
     CallRecord,
+    Calls,
     call_records,
     records_of_ranges,
 )
-from gpurun.launcher.trace.analysis.collectives.issuing_calls import Calls
 from gpurun.launcher.trace.analysis.steps import HostStep, Launched, step_at
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostKind, collective_kind
 from gpurun.launcher.trace.kineto.columns import HostRange, Trace

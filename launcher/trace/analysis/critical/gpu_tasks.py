@@ -19,8 +19,7 @@ from gpurun.launcher.trace.analysis.critical.tasks import Exchange, Part, TaskLi
 from gpurun.launcher.trace.analysis.steps import Launched
 from gpurun.launcher.trace.intervals import Intervals
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
-from gpurun.launcher.trace.kineto.columns import Trace
-from gpurun.launcher.trace.kineto.details import GpuWait
+from gpurun.launcher.trace.kineto.columns import GpuWait, Trace
 
 BLOCKING = re.compile(r"(cuda|hip|cu)\w*Synchronize")
 """Calls that return when GPU work is done."""

@@ -14,8 +14,7 @@ from gpurun.launcher.trace.analysis.on_request.shapes import own_host_ns, shapes
 from gpurun.launcher.trace.analysis.steps import Launched
 from gpurun.launcher.trace.analysis.tables import Chosen, compute_ops
 from gpurun.launcher.trace.intervals import Int64
-from gpurun.launcher.trace.kineto.columns import Spans, Trace
-from gpurun.launcher.trace.kineto.details import NO_SHAPES
+from gpurun.launcher.trace.kineto.columns import NO_SHAPES, Spans, Trace
 from gpurun.launcher.trace.requested_tables import OperatorTotal, RowKind
 
 MAX_DEPTH = 64

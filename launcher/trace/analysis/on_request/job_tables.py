@@ -8,8 +8,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from gpurun.launcher.trace.analysis.collectives.match import Matched
-from gpurun.launcher.trace.analysis.critical.graph import RankTasks, join
-from gpurun.launcher.trace.analysis.critical.replay import critical_path
+from gpurun.launcher.trace.analysis.critical.graph import RankTasks, critical_path, join
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.on_request.call_tree import operator_totals
 from gpurun.launcher.trace.analysis.on_request.feeding import Copies, Launches, thinned

@@ -22,8 +22,7 @@ from gpurun.launcher.trace.analysis.steps import Launched
 from gpurun.launcher.trace.analysis.tables import Chosen, compute_ops
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import GpuKind
-from gpurun.launcher.trace.kineto.columns import Trace
-from gpurun.launcher.trace.kineto.details import NO_SHAPES, OpArguments, decoded
+from gpurun.launcher.trace.kineto.columns import NO_SHAPES, OpArguments, Trace, decoded
 from gpurun.launcher.trace.requested_tables import KernelTotal, ShapeTotal
 
 NO_OP = -1

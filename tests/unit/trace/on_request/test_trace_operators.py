@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpurun.launcher.report.terminal.changes import render_operator_changes
-from gpurun.launcher.report.terminal.trace_tables import render_tables
+from gpurun.launcher.report.terminal.trace import render_tables
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.diff import OperatorChange, diff_traces
 from gpurun.launcher.trace.model import TraceReport

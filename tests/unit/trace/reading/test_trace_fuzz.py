@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from gpurun.launcher.errors import GpurunError
-from gpurun.launcher.report.terminal.trace import render_trace
-from gpurun.launcher.report.terminal.trace_tables import render_tables
+from gpurun.launcher.report.terminal.trace import render_tables, render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.kineto import file_blocks
 from gpurun.launcher.trace.requested_tables import TABLES

@@ -15,8 +15,8 @@ from gpurun.launcher.trace.analysis.nesting import nest
 from gpurun.launcher.trace.kineto import file_blocks
 from gpurun.launcher.trace.kineto.columns import Spans
 from gpurun.launcher.trace.kineto.events import needs_text, time_texts, to_ns
+from gpurun.launcher.trace.kineto.file_blocks import find_events, scan_events
 from gpurun.launcher.trace.kineto.read_trace import read_trace
-from gpurun.launcher.trace.kineto.scan import find_events, scan_events
 from tests.unit.trace.trace_files import kernel, launch, span, write
 
 AWKWARD = ["}, {", '"}, {"', "\\", '\\"', "]}", '{"traceEvents": [', "\u2028\x07", "名前", "<script>", ""]

@@ -15,7 +15,7 @@ from gpurun.launcher.tensorboard_plugin.answers.where import parallelism_sentenc
 from gpurun.launcher.tensorboard_plugin.timeline.format import INDEX_FILE, Header
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import build
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.analysis.collectives.group_kinds import kind_of_name
+from gpurun.launcher.trace.analysis.parallelism import kind_of_name
 from gpurun.launcher.trace.model import TraceReport
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.several_ranks.pipelines import Schedule, one_forward_one_backward

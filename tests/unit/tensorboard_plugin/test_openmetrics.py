@@ -1,0 +1,112 @@
+"""`gpurun metrics`, read by Prometheus's own parser."""
+
+import os
+import shutil
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
+
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.report.metrics import values_of
+from gpurun.launcher.rundir.claim import claimed, entered
+from gpurun.launcher.rundir.control import ControlDir, make_directory
+from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.tensorboard_plugin.openmetrics import CONTENT_TYPE, metrics_server
+
+RECORDED = Path(__file__).parents[3] / "docs/runs/gpt-splits"
+Samples = dict[tuple[str, str], float]
+"""By name and the values of the labels."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    shutil.copytree(RECORDED, tmp_path / "run")
+    return RunDir(tmp_path / "run")
+
+
+@pytest.fixture
+def address(run: RunDir) -> Iterator[str]:
+    with metrics_server(run.path) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+        server.shutdown()
+        thread.join()
+
+
+def scrape(address: str, **headers: str) -> Samples:
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as response:
+        assert response.headers["Content-Type"] == CONTENT_TYPE
+        families = list(parse(response.read().decode()))
+    assert len({family.name for family in families}) == len(families)
+    return {
+        (one.name, " ".join(one.labels.values())): one.value for family in families for one in family.samples
+    }
+
+
+def test_a_scrape_has_the_figures_of_all_reports(run: RunDir, address: str) -> None:
+    samples = scrape(address)
+    assert samples[("gpurun_run_info", "gpt-splits gpt")] == 1
+    assert samples[("gpurun_running", "")] == 0
+    comparison = read_json(run.comparison, Comparison)
+    for variant, figures in values_of(comparison.variants).items():
+        assert samples[("gpurun_variant_status", f"{variant} ok")] == 1
+        for key, value in figures.items():
+            assert samples[(f"gpurun_{key}", variant)] == pytest.approx(value, rel=1e-11)
+
+
+def test_a_run_in_progress_counts_its_steps(run: RunDir, address: str) -> None:
+    odd = 'a "b" \\ \n{c}'
+    plan = msgspec.json.decode(run.plan.read_bytes())
+    run.plan.write_bytes(msgspec.json.encode({**plan, "name": odd}))
+    run.comparison.unlink()
+    with claimed(run):
+        entered(run, "01-ddp-2")
+        make_directory(run.control("01-ddp-2"))
+        with ControlDir(run.control("01-ddp-2")) as control:
+            block = control.block(1, create=True)
+        block.count_step()
+        samples = scrape(address)
+        block.close()
+    assert samples[("gpurun_run_info", f"{odd} gpt")] == 1
+    assert samples[("gpurun_running", "")] == 1
+    assert samples[("gpurun_steps_total", "01-ddp-2 1")] == 1
+    assert samples[("gpurun_latest_step_ms", "ddp-2-even 0")] > 0
+    assert not [name for name, _ in samples if name == "gpurun_step_ms"]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "code"),
+    [
+        ("/metrics", {"Host": "evil.example"}, 403),
+        ("/metrics", {"Sec-Fetch-Site": "cross-site"}, 403),
+        ("/", {}, 404),
+    ],
+)
+def test_what_is_not_answered(address: str, path: str, headers: dict[str, str], code: int) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        scrape(address.replace("/metrics", path), **headers)
+    assert refused.value.code == code
+    refused.value.close()
+
+
+def test_a_run_that_is_gone_and_one_that_is_not_there(run: RunDir, address: str, tmp_path: Path) -> None:
+    os.rename(run.path, tmp_path / "elsewhere")
+    with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+        scrape(address)
+    refused.value.close()
+    with pytest.raises(SpecError, match="there is no run"), metrics_server(run.path):
+        pass
+    port = int(address.rpartition(":")[2].partition("/")[0])
+    with (
+        pytest.raises(MachineError, match=f"can't listen on port {port}"),
+        metrics_server(tmp_path / "elsewhere", port),
+    ):
+        pass
