@@ -32,6 +32,7 @@ COMMANDS = {
     "run": Entry("job", "run", "Run a training script unchanged; time and trace its steps."),
     "report": Entry("report", "report", "Show the results of a run again; runs nothing."),
     "view": Entry("report", "view", "Open a run, or a directory of runs or traces, in TensorBoard."),
+    "tune": Entry("tune", "tune", "Find the fastest of hundreds of combinations, in minutes."),
     "metrics": Entry("report", "metrics", "Serve the live figures of a run to Prometheus."),
     "gate": Entry("gate", "gate", "Is the code slower than at another commit? For CI."),
     "diff": Entry("diff", "diff", "Compare two runs, or two directories of traces."),
@@ -56,6 +57,7 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {"--help", "-h", "--version"}
+        args = args or ["--help"]
         if args and args[0] == "help":
             args = [*args[1:2], "--help"]
         if args and args[0] not in own and args[0] not in COMMANDS and not is_typo(args[0]):
@@ -128,6 +130,17 @@ def missing_argument(param: click.Parameter, ctx: click.Context) -> str:
     return f"missing argument {name}; `gpurun {ctx.info_name} --help` shows an example"
 
 
+def _option_meant(error: click.NoSuchOption) -> str:
+    """What to write instead of an option that isn't there: a key of the job, or a similar option."""
+    from gpurun.launcher.jobfile.model import JobSpec
+
+    key = error.option_name.strip("-").replace("-", "_")
+    sets_keys = error.ctx is not None and any(each.name == "overrides" for each in error.ctx.command.params)
+    if sets_keys and key in JobSpec.keys:
+        return f"; write --set {key}=VALUE"
+    return f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
+
+
 def usage_message(error: click.ClickException) -> str:
     """A mistake on the command line in words, with where to read on."""
     ctx = getattr(error, "ctx", None)
@@ -138,8 +151,7 @@ def usage_message(error: click.ClickException) -> str:
             f"options come after the command: gpurun {command} … --option\n    see `gpurun {command} --help`"
         )
     if isinstance(error, click.NoSuchOption):
-        near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
-        text = f"there is no option {error.option_name}{near}"
+        text = f"there is no option {error.option_name}{_option_meant(error)}"
     else:
         message = error.format_message()
         text = f"{message[0].lower()}{message[1:]}".rstrip(".")

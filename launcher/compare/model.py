@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from gpurun.launcher.compare.figures.searched import SearchResult
 from gpurun.launcher.compare.figures.throughput import Rates
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
@@ -201,8 +202,9 @@ class VariantResult(Rates):
     gradient_warning: str | None = None
     """That its gradient isn't that of the reference: it trains another model."""
     parameter_error: float | None = None
-    """Relative difference of its parameters after 5 steps to those of one device; `None` where each rank
-    updates all of them, so that the gradient says it."""
+    """Relative difference of its parameters after 5 steps to those of one device, as in `VariantFacts`."""
+    compression: str = ""
+    """How its gradients are compressed, so that they aren't those of one device; empty where they aren't."""
     loss: LossOver | None = None
     """What the workload's loss is over its samples; `None` of a program, and in older runs."""
     code: Mapping[str, str] = field(default_factory=dict)
@@ -344,6 +346,8 @@ class Comparison:
     """The commit that the run was started from; `None` outside of git, and in older runs."""
     fitting: Fitting | None = None
     """Where the job states `memory`."""
+    search: SearchResult | None = None
+    """Of `gpurun tune`; `None` of other runs."""
     gate: Gate | None = None
     """The answer of `gpurun gate`; `None` of other runs."""
     headline: str = ""
@@ -376,6 +380,7 @@ class Comparison:
             interference=(),
             open=(),
             fitting=None,
+            search=None,
             gate=None,
         )
 

@@ -10,13 +10,10 @@ DEFAULT_PORT = 29400
 """That of torchrun: firewalls may be open for it."""
 DEFAULT_JOIN_TIMEOUT_S = 600.0
 
-_WAYS = "\n    ".join(
-    (
-        "set the node rank and the rendezvous address in one of these ways:",
-        "gpurun JOB.yaml --node-rank 0 --rendezvous HOST:PORT    (HOST is node 0; the same on every node)",
-        *(scheduler.start_hint for scheduler in SCHEDULERS.values()),
-    )
-)
+_QUEUES = "|".join(name for name, scheduler in SCHEDULERS.items() if scheduler.queue)
+_WAYS = f"""\
+on every node, give its own rank and the address of node 0: --node-rank 0 --rendezvous HOST[:PORT]
+    or let a scheduler start the nodes: gpurun submit JOB.yaml --to {_QUEUES}"""
 
 
 @dataclass(frozen=True)

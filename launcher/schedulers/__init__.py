@@ -2,8 +2,8 @@
 
 from gpurun.launcher.schedulers.base import Environ, Scheduler
 from gpurun.launcher.schedulers.kubernetes import KUBERNETES
+from gpurun.launcher.schedulers.kubernetes_operators import JOBSET, TORCHELASTIC, TRAINJOB
 from gpurun.launcher.schedulers.mpi import MPI
-from gpurun.launcher.schedulers.operators import JOBSET, TORCHELASTIC, TRAINJOB
 from gpurun.launcher.schedulers.ray import RAY
 from gpurun.launcher.schedulers.skypilot import SKYPILOT
 from gpurun.launcher.schedulers.slurm import SLURM

@@ -28,7 +28,7 @@ class SubmitOptions:
     cpus_per_task: int | None = None
     image: str | None = None
     gpu: str | None = None
-    """The kind of GPU: `H100`."""
+    """The kind of GPU: `H100`; on Kubernetes a resource: `amd.com/gpu`."""
     volume: str | None = None
     """The PersistentVolumeClaim that keeps run directories."""
     further: tuple[str, ...] = ()
@@ -144,8 +144,6 @@ class Scheduler:
 
     name: str
     """As messages call it."""
-    start_hint: str
-    """How to start one gpurun per node with it."""
     node_rank: Callable[[Environ], int | None]
     """Which node this is, from 0."""
     rendezvous: Callable[[Environ], str | None]

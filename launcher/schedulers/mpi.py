@@ -85,7 +85,6 @@ _PLACE = ' --rendezvous "$node0"'
 
 MPI = Scheduler(
     name="mpirun",
-    start_hint="mpirun … gpurun JOB.yaml --rendezvous HOST:PORT, with one process per node",
     node_rank=node_rank,
     rendezvous=lambda environ: None,
     num_nodes=num_nodes,

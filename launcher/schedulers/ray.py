@@ -96,7 +96,6 @@ def next_commands(wanted: Submission, options: SubmitOptions, job_id: str) -> Ma
 
 RAY = Scheduler(
     name="Ray",
-    start_hint="a job of a Ray cluster: gpurun submit JOB.yaml --to ray",
     node_rank=lambda environ: None,  # the driver gives flags
     rendezvous=lambda environ: None,
     num_nodes=lambda environ: None,

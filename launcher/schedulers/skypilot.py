@@ -77,7 +77,6 @@ def next_commands(wanted: Submission, options: SubmitOptions, job_id: str) -> Ma
 
 SKYPILOT = Scheduler(
     name="SkyPilot",
-    start_hint="gpurun JOB.yaml in the `run` of a SkyPilot task: gpurun submit JOB.yaml --to skypilot",
     node_rank=lambda environ: number(environ, "SKYPILOT_NODE_RANK"),
     rendezvous=rendezvous,
     num_nodes=lambda environ: number(environ, "SKYPILOT_NUM_NODES"),

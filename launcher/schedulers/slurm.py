@@ -219,7 +219,6 @@ def _checked(key: str, value: str) -> str:
 
 SLURM = Scheduler(
     name="Slurm",
-    start_hint="one task per node under Slurm: gpurun submit JOB.yaml --to slurm",
     node_rank=node_rank,
     rendezvous=rendezvous,
     num_nodes=lambda environ: number_if_plain(environ, "SLURM_STEP_NUM_NODES"),

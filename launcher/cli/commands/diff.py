@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpurun.launcher.cli.options import json_option, parse_percent
+from gpurun.launcher.cli.options import READ, json_option, parse_percent
 from gpurun.launcher.cli.output import check_gate, show_json, width
 from gpurun.launcher.errors import SpecError
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("a", type=click.Path(path_type=Path), metavar="A")
-@click.argument("b", type=click.Path(path_type=Path), metavar="B")
+@click.argument("a", type=READ, metavar="A")
+@click.argument("b", type=READ, metavar="B")
 @click.option(
     "--fail-slower",
     "fail_slower_percent",
@@ -53,8 +53,8 @@ def diff(
 
     Example: gpurun diff traces/before traces/after --show operators
 
-    Exit codes: 0 ok (with --fail-slower: no variant is slower by more than that), 2 the command line is
-    wrong, 5 a variant is slower than --fail-slower allows, 6 --fail-slower is undecided.
+    Exit codes: 0 ok, 2 the command line is wrong; with --fail-slower: 5 a variant is slower than it allows, 6
+    undecided.
     """
     from gpurun.launcher.run.open import are_runs
 

@@ -42,7 +42,7 @@ BUDGET_S = 600.0
     "budget_s",
     callback=parse_wait,
     metavar="TIME",
-    help="The most time; default: 10m.",
+    help="Time limit; default: 10m.",
 )
 @click.option(
     "--with",
@@ -50,7 +50,7 @@ BUDGET_S = 600.0
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Let REF have this file or directory of the working copy: data, or code that isn't committed.",
+    help="Also give REF this file or directory of the working copy: data, or code that isn't committed.",
 )
 @click.option("--python-a", metavar="PYTHON", help="The interpreter for REF; default: this command's.")
 @click.option("--python-b", metavar="PYTHON", help="The interpreter for the working copy.")
@@ -76,13 +76,14 @@ def gate(
     """Find out whether the code became slower: launch it and another version of it in turns until that is
     known.
 
-    The job file is the working copy's for both. REF is checked out into a temporary directory, which is
-    removed afterwards; files that aren't committed are not in it, unless --with names them.
+    Both run the working copy's job file. REF is checked out into a temporary directory, which is removed
+    afterwards; files that aren't committed are not in it, unless --with names them.
 
     Example: gpurun gate job.yaml --against main --fail-slower 3%
 
-    Exit codes: 0 no variant is slower by more than that, 2 the job file or the command line is wrong, 3 the
-    machine lacks what the job needs, 4 a variant failed, 5 a variant is slower, 6 undecided, 130 interrupted.
+    Exit codes: 0 no variant is slower than --fail-slower allows, 2 the job file or the command line is wrong,
+    3 the machine lacks what the job needs, 4 a variant failed, 5 a variant is slower, 6 undecided, 130
+    interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
     from gpurun.launcher.rundir.paths import check_writable

@@ -143,7 +143,7 @@ def schema() -> None:
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the lines that make a shell complete commands, options, job files, runs and keys.
 
-    Those for zsh belong in ~/.zshrc, after compinit; for fish in ~/.config/fish/completions/gpurun.fish.
+    For zsh, put them in ~/.zshrc after compinit; for fish, in ~/.config/fish/completions/gpurun.fish.
 
     Example: gpurun completion bash >> ~/.bashrc
     """

@@ -21,7 +21,7 @@ STATUS_CELLS = 7
 def selftest(devices: str, out: Path | None, as_json: bool) -> None:
     """Check that this machine's devices and links work, and that gpurun measures them right.
 
-    Runs small jobs of known outcome, in a minute or two: products, all-reduces, both strategies, traces,
+    Runs small jobs of known outcome, in a minute or two: matrix products, all-reduces, DP and DDP, traces,
     and ranks that run out of memory, are killed or sleep. Shows a line per check, and what to do where one
     fails. The result is kept in RUN/selftest.json; later self-tests name a device that has become slower.
 

@@ -61,8 +61,10 @@ def show_list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option(
     "--image", metavar="IMAGE", help=f"Container image with gpurun and the job {taken_by('image')}."
 )
-@click.option("--volume", metavar="CLAIM", help=f"Claim for run directories {taken_by('volume')}.")
-@click.option("--gpu", metavar="KIND", help=f"Kind of GPU, such as H100 {taken_by('gpu')}.")
+@click.option(
+    "--volume", metavar="CLAIM", help=f"PersistentVolumeClaim for run directories {taken_by('volume')}."
+)
+@click.option("--gpu", metavar="KIND", help=f"Kind of GPU: H100, amd.com/gpu {taken_by('gpu')}.")
 @click.option("--gpus-per-node", type=WholeNumber(1), help="GPUs to request on every node.")
 @click.option("--cpus-per-task", type=WholeNumber(1), help="Cores to request on every node.")
 @click.option("--partition", metavar="NAME", help=f"Partition of the cluster {taken_by('partition')}.")
@@ -86,7 +88,7 @@ def submit(
 ) -> None:
     """Write a batch script or manifest for JOB.yaml, and submit it: one gpurun per node.
 
-    Example: gpurun submit job.yaml --to slurm --nodes 2 --time 1:00:00 --dry-run
+    Example: gpurun submit job.yaml --to slurm --nodes 2 --dry-run
 
     Exit codes: 0 submitted, 2 the job file or the command line is wrong, 3 what submits is not installed here
     or rejects the job.

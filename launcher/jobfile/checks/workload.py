@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
-from gpurun.launcher.jobfile.checks.program_file import INSTALL_IT, no_file, no_module
+from gpurun.launcher.jobfile.checks.program_file import INSTALL_IT, near_file, no_file, no_module
 from gpurun.launcher.jobfile.kinds import builtin_workloads, no_such_builtin, workload_kind
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.params import (
@@ -64,8 +64,7 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
     elif not source.endswith(".py"):
         yield from _missing_module(spec, job_dir, source.partition(".")[0], place)
     elif not _is_file(job_dir / source):
-        hint = "the path is relative to the job file's directory"
-        yield spec.problem(place, no_file(source), hint)
+        yield spec.problem(place, no_file(source), near_file(job_dir / source, job_dir))
     else:
         module = read_module(job_dir / source)
         yield from _missing_function(spec, module, function, place)

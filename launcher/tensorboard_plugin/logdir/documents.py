@@ -6,6 +6,7 @@ Recorded steps are thinned out to what a page can show.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -69,12 +70,14 @@ def outline(listed: Listed) -> Outline:
 
 
 def status(listed: Listed) -> Status:
-    """Whether it is being written: here its process lives; elsewhere something was written a moment ago."""
+    """Whether a command works on it: here its process lives; elsewhere something was written a moment ago."""
     if listed.kind == "traces" or outline(listed).complete:
         return "done"
     claim = _read(listed, listed.run.running, Running)
-    if claim is not None and claim.is_here:
-        return "running" if claim.may_live else "stopped"
+    if claim is None or not claim.may_live:
+        return "stopped"
+    if claim.is_here:
+        return "running"
     return "running" if time.time() - changed_s(listed) < LIVE_S else "stopped"
 
 
@@ -91,7 +94,7 @@ def changed_s(listed: Listed) -> float:
 
 def version(*facts: Any, files: Iterable[Path] = ()) -> str:
     """Another one whenever the facts or the files are others."""
-    stamps = [(str(file), stamp_of(file)) for file in files]
+    stamps = [(os.fsencode(file).hex(), stamp_of(file)) for file in files]  # a name may be any bytes
     return hashlib.sha256(msgspec.json.encode((facts, stamps))).hexdigest()[:16]
 
 

@@ -47,7 +47,6 @@ def torchrun_rendezvous(environ: Environ) -> str | None:
 
 TORCHELASTIC = Scheduler(
     name="PET_NNODES",
-    start_hint="PET_NODE_RANK and PET_MASTER_ADDR, as Kubeflow sets them",
     node_rank=lambda environ: number(environ, "PET_NODE_RANK"),
     rendezvous=torchrun_rendezvous,
     num_nodes=lambda environ: number_if_plain(environ, "PET_NNODES"),
@@ -86,7 +85,6 @@ def jobset_script(wanted: Submission, options: SubmitOptions) -> str:
 JOBSET = replace(
     KUBERNETES,
     name="JobSet",
-    start_hint="a JobSet on Kubernetes: gpurun submit JOB.yaml --to jobset",
     preemption=f"SIGTERM, {GRACE_S} s before SIGKILL; the JobSet starts all Pods again, {MAX_RESTARTS} times",
     queue=replace(
         QUEUE,
@@ -134,7 +132,6 @@ def trainjob_script(wanted: Submission, options: SubmitOptions) -> str:
 TRAINJOB = replace(
     TORCHELASTIC,
     name="TrainJob",
-    start_hint="a TrainJob of Kubeflow Trainer: gpurun submit JOB.yaml --to trainjob",
     preemption=f"SIGTERM, {GRACE_S} s before SIGKILL; the runtime says whether the Pods are started again",
     queue=replace(
         QUEUE,
