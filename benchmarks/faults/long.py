@@ -1,5 +1,6 @@
 """Ten days of training: the size of the run, the cost of its report, and how exact that is."""
 
+import json
 import statistics
 import subprocess
 import sys
@@ -8,12 +9,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.timing import BIN, machine_facts, record, table
+from gpurun.launcher.compare.figures.recorded import round_blocks_ns
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json
 from gpurun.launcher.rundir.records import Event, ProgramConfig, StepRecord
 from gpurun.launcher.stats.schedule import WINDOW_STEPS, RoundSample
@@ -46,6 +49,21 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 Source: Linux, fs/exec.c, `exec_mmap`.
 """
+MEASURED_STEPS = 40_000
+MEASURED = f"""
+import json, os, time
+import torch
+layer = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+ends_ns = []
+for _ in range({MEASURED_STEPS} + 1):
+    layer(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    ends_ns.append(time.perf_counter_ns())
+with open(f"ends{{os.environ['RANK']}}.json", "w") as file:
+    json.dump(ends_ns, file)
+"""
+"""Steps of microseconds, which the program times too."""
 JOB = f"script: train.py\ndevices: cpu:{RANKS}\nsteps: {{launches: 1}}\nprofile: {{steps: 0}}\n"
 
 
@@ -79,6 +97,7 @@ def main() -> None:
         write_long_run(run, rounds_ms)
         long = cost(run, len(rounds_ms) * WINDOW_STEPS)
         kept_ms = shown_rounds_ms(run)
+        real = real_run(directory)
     header = ("run", "steps of a rank", "run directory MB", "report s", "peak MB of the report")
     goal = ("goal", "", "", "as short", "≤ 200")
     text = (
@@ -87,9 +106,37 @@ def main() -> None:
         f"{EVALUATION_ROUNDS} takes ten times as long. The report makes the table and TensorBoard's files, "
         f"as the command does at the end; median of {REPORTS}.\n\n"
         f"{table(header, [short.row('short'), long.row(f'{DAYS} days'), goal])}\n\n"
-        f"{errors(kept_ms, rounds_ms)}"
+        f"{errors(kept_ms, rounds_ms)}\n\n{real}"
     )
     record("Long runs", text, facts)
+
+
+def real_run(directory: Path) -> str:
+    """A run that is long enough to be sampled, next to the times that the program itself has taken of all."""
+    (directory / "train.py").write_text(MEASURED)
+    (directory / "job.yaml").write_text(JOB)
+    argv = [str(BIN / "gpurun"), "job.yaml", "--set", "devices=cpu:2", "--out", "real"]
+    subprocess.run(argv, cwd=directory, check=True, capture_output=True)
+    run = RunDir(directory / "real")
+    (variant,) = msgspec.json.decode(run.plan.read_bytes())["variants"]
+    rows = []
+    for rank, steps in run.read_steps(variant["id"]).items():
+        rounds = {key[1] - 1: fmean(block) for key, block in round_blocks_ns(steps, "timed").items()}
+        ends_ns = np.array(json.loads((directory / f"ends{rank}.json").read_bytes()), dtype=np.int64)
+        all_ns = np.diff(ends_ns).reshape(-1, WINDOW_STEPS).mean(axis=1)
+        kept_ns, own_ns = np.array(list(rounds.values())), all_ns[list(rounds)]
+        below = 100 * float(np.mean(all_ns < np.median(kept_ns)))
+        off = 100 * float(np.median(np.abs(kept_ns / own_ns - 1)))
+        counts = (str(rank), str(len(steps)), str(len(rounds)))
+        rows.append((*counts, f"{off:.2f}", f"{below:.1f}", f"{50 / len(rounds) ** 0.5:.1f}"))
+    header = ("rank", "records", "rounds", "off by %", "% of all below the median", "± %")
+    return (
+        f"A real program of {MEASURED_STEPS:,} steps of microseconds on two ranks times all of its steps "
+        "itself. A round that is kept is off by so much from the program's own time of it (median). Half of "
+        "all rounds should be below the median of those that are kept; ± is the standard error of that "
+        "share.\n\n"
+        f"{table(header, rows)}"
+    )
 
 
 def simulated_rounds_ms() -> npt.NDArray[np.float32]:
