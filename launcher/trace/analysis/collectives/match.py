@@ -6,11 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offsets, clock_owners, steady
 from gpurun.launcher.trace.analysis.collectives.collective import Collective, can_separate, waits_and_transfer
 from gpurun.launcher.trace.analysis.collectives.drift import Bounds, bounds_of_rates, clock_rates
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Group, LocalCollective, Part
 from gpurun.launcher.trace.analysis.collectives.unnamed import groups_found, named
+from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SEND_RECV, SYNCHRONISING
 
 Key = tuple[object, ...]
@@ -21,6 +24,12 @@ GPU_NOISE_NS = 1_000_000
 """On GPUs the ends of a collective scatter by microseconds; a millisecond leaves room for clock drift."""
 CPU_NOISE_NS = 50_000_000
 """On CPUs a thread may have to wait for a core before it sees the end."""
+MIN_IN_ORDER = 3
+"""Fewer parts of a sort don't show where they belong among another rank's."""
+MAX_COMPARED = 64
+"""Parts by which that is found."""
+PLACE_NOISE_NS = 20_000
+"""A place is clear if distances scatter by so much more at any other one."""
 MAX_SHOWN = 8
 """Ranks in the name of a group."""
 
@@ -99,7 +108,7 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
             good.append(parts)
         else:
             loose += parts
-    good += _by_ends(loose, offsets)
+    good += _by_ends(loose, clocks)
     good += _linked(found.messages, offsets)
     good.sort(key=lambda parts: min(part.start_ns - offsets[part.rank] for part in parts))
     all_here = {rank.world_size for rank in ranks} == {len(ranks)}
@@ -121,22 +130,60 @@ def _with_groups(ranks: Sequence[RankCollectives]) -> list[RankCollectives]:
 
 def _sorted(ranks: Sequence[RankCollectives], rates: Mapping[int, float | None]) -> _Sorted:
     """All parts by what they may belong to, with what each clock gains taken off."""
-    found = _Sorted(defaultdict(list), defaultdict(list), [], [])
+    found = _Sorted({}, {}, [], [])
+    for sort, by_rank in _by_sort(ranks, rates, found).items():
+        first = _first_numbers(by_rank)
+        for rank, parts in by_rank.items():
+            for number, part in enumerate(parts, first[rank]):
+                is_message = sort[0] is None
+                same = found.messages if is_message else found.collectives
+                same.setdefault((*sort, number), []).append(part)
+    return found
+
+
+def _by_sort(
+    ranks: Sequence[RankCollectives], rates: Mapping[int, float | None], found: _Sorted
+) -> dict[Key, dict[int, list[Part]]]:
+    """The parts of each sort by rank, in order; `found` gets those of which too little is known."""
+    without_steps = {rank.rank for rank in ranks if not rank.step_numbers}
+    sorts: dict[Key, dict[int, list[Part]]] = defaultdict(lambda: defaultdict(list))
     for rank in ranks:
-        for key, local in _keyed(rank):
+        for local in sorted(rank.collectives, key=_place_in_order):
             start_ns = rank.base_ns + steady(local.start, rates.get(rank.rank))
             part = Part(rank.rank, local, start_ns)
-            if local.kind in POINT_TO_POINT or local.kind == SEND_RECV:
-                peers = [peer for _, peer in local.sent_and_received]
-                if not peers or rank.rank in peers:
-                    found.unknown_peers.append(part)
-                else:
-                    found.messages[key].append(part)
-            elif local.group.is_ambiguous:
+            peers = [peer for _, peer in local.sent_and_received]
+            if _is_message(local) and (not peers or rank.rank in peers):
+                found.unknown_peers.append(part)
+            elif not _is_message(local) and local.group.is_ambiguous:
                 found.unknown_groups.append(part)
             else:
-                found.collectives[key].append(part)
-    return found
+                for sort in _sorts(rank, local, without_steps):
+                    sorts[sort][rank.rank].append(part)
+    return sorts
+
+
+def _first_numbers(by_rank: Mapping[int, Sequence[Part]]) -> dict[int, int]:
+    """The number of each rank's first part, counted from the first one of the rank that has most.
+
+    A trace that lacks some may lack those before it begins: of all places for its parts that one is taken
+    from which their distances to the other rank's scatter least, if it is much better than any other.
+    """
+    whole = max(by_rank.values(), key=len)
+    return {rank: _place_in(whole, parts) for rank, parts in by_rank.items()}
+
+
+def _place_in(whole: Sequence[Part], parts: Sequence[Part]) -> int:
+    """Which of the whole's parts the first one of `parts` belongs to; 0 if that isn't clear."""
+    if len(parts) == len(whole) or len(parts) < MIN_IN_ORDER:
+        return 0
+    times, places_ns = _times_ns(parts), _times_ns(whole)
+    chosen = np.unique(np.linspace(0, len(times) - 1, MAX_COMPARED).astype(np.int64))
+    places = np.arange(len(whole) - len(parts) + 1)
+    apart_ns = times[chosen] - places_ns[places[:, None] + chosen]
+    scatter_ns = np.mean(np.abs(apart_ns - np.median(apart_ns, axis=1)[:, None]), axis=1)
+    best, second = np.argsort(scatter_ns, kind="stable")[:2]
+    is_clear = scatter_ns[second] > 2 * scatter_ns[best] + PLACE_NOISE_NS
+    return int(best) if is_clear else 0
 
 
 def _clocks(found: _Sorted, owners: Mapping[int, int]) -> Clocks:
@@ -291,12 +338,17 @@ def _noise_ns(part: Part) -> int:
     return GPU_NOISE_NS if part.local.on_gpu else CPU_NOISE_NS
 
 
-def _by_ends(parts: Sequence[Part], offsets: Mapping[int, int]) -> list[list[Part]]:
-    """Parts of the same group and kind whose ends are close together; others stay single."""
+def _by_ends(parts: Sequence[Part], clocks: Clocks) -> list[list[Part]]:
+    """Parts of the same group and kind whose ends are close together; others stay single.
+
+    So do those of ranks whose clocks nothing links: how far their ends are apart isn't known.
+    """
+    offsets = clocks.offsets
+    islands = {rank: island for island in clocks.unlinked for rank in island}
     sorts: dict[Key, list[Part]] = defaultdict(list)
     for part in parts:
         size = part.local.num_bytes if part.local.kind in SAME_SIZE else None
-        sorts[part.local.group, part.local.kind, size].append(part)
+        sorts[islands.get(part.rank), part.local.group, part.local.kind, size].append(part)
     found: list[list[Part]] = []
     for same in sorts.values():
         cluster: list[Part] = []
@@ -314,25 +366,30 @@ def _joins(part: Part, cluster: Sequence[Part], offsets: Mapping[int, int]) -> b
     return apart_ns <= GPU_NOISE_NS and all(part.rank != other.rank for other in cluster)
 
 
-def _keyed(rank: RankCollectives) -> Iterable[tuple[Key, LocalCollective]]:
-    """Each collective with a key that is the same on all ranks and unique on each.
+def _sorts(rank: RankCollectives, local: LocalCollective, without_steps: Set[int]) -> Iterator[Key]:
+    """What is the same of a collective on all ranks, but for which one of its sort it is.
 
     The n-th is counted in the order of their ends: threads may issue them in different orders on different
     ranks, but all ranks leave together. Messages on the CPU are counted as they were issued, since they end
-    when the rank asks for it.
+    when the rank asks for it. They are counted by step, unless a rank that takes part has none.
     """
-    seen: Counter[Key] = Counter()
-    for local in sorted(rank.collectives, key=_place_in_order):
-        size = local.num_bytes if local.kind in SAME_SIZE else None
-        is_message = local.kind in POINT_TO_POINT or local.messages
-        group = None if is_message else (local.group.name, local.group.ranks)
-        place: Key = ("step", rank.step_numbers.get(local.step))
-        if local.sequence is not None and not is_message:  # torch counts those by rank
+    size = local.num_bytes if local.kind in SAME_SIZE else None
+    step = rank.step_numbers.get(local.step)
+    if not _is_message(local):
+        group = local.group
+        has_steps = without_steps.isdisjoint(group.ranks or without_steps)
+        place: Key = ("step", step if has_steps else None)
+        if local.sequence is not None:  # torch counts those of messages by rank
             place = ("seq", local.sequence)
-        for what in _whats(rank.rank, local, size):
-            key = (group, *place, *what)
-            yield (*key, seen[key]), local
-            seen[key] += 1
+        yield (group.name, group.ranks), *place, local.kind, size
+    for kind, peer in local.sent_and_received if _is_message(local) else ():
+        has_steps = without_steps.isdisjoint((rank.rank, peer))
+        ends = ("from", rank.rank, peer) if kind == "send" else ("from", peer, rank.rank)
+        yield None, "step", step if has_steps else None, *ends
+
+
+def _is_message(local: LocalCollective) -> bool:
+    return local.kind in POINT_TO_POINT or local.kind == SEND_RECV or bool(local.messages)
 
 
 def _place_in_order(local: LocalCollective) -> int:
@@ -340,9 +397,6 @@ def _place_in_order(local: LocalCollective) -> int:
     return local.start if is_message else local.end
 
 
-def _whats(rank: int, local: LocalCollective, size: int | None) -> Iterable[Key]:
-    """Kind and size; of messages, which senders and receivers may count differently, the ranks."""
-    for kind, peer in local.sent_and_received:
-        yield ("from", rank, peer) if kind == "send" else ("from", peer, rank)
-    if not local.sent_and_received:
-        yield local.kind, size
+def _times_ns(parts: Sequence[Part]) -> Int64:
+    """The times by which parts are counted, on their rank's clock."""
+    return np.array([part.start_ns + _place_in_order(part.local) - part.local.start for part in parts])

@@ -374,3 +374,28 @@ def test_grouped_collectives_have_the_group_of_their_calls(tmp_path: Path) -> No
     (each,) = report.collectives
     assert (each.group, each.kind, each.bytes) == ("fsdp", "all_gather", 800)
     assert [rank.total.wait_us for rank in report.ranks] == [30, 0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_capture_that_begins_late_lacks_the_first_of_each_sort(tmp_path: Path, seed: int) -> None:
+    """Without steps: groups [0, 1] and [2, 3], linked by messages of ranks 0 and 2; rank 0 begins late."""
+    chance = random.Random(seed)
+    skews_us = [0.0, *(float(chance.randrange(-30_000_000, 30_000_000)) for _ in range(3))]
+    job, waits, first_us = Job(4, skews_us), dict.fromkeys(range(4), 0.0), 0.0
+    for turn in range(14):
+        begin = 20_000.0 * turn + chance.randrange(1, 2_000)
+        first_us = begin - 10 if turn == 5 else first_us
+        for pair, at in (((0, 1), 5_000), ((2, 3), 5_000), ((0, 2), 9_000), ((2, 0), 12_000)):
+            starts = [begin + at - late for late in chance.sample(range(1, 3_000), 2)]
+            end = begin + at + 100
+            if 1 in pair or 3 in pair:
+                job.all_reduce("1", list(pair), starts, end)
+            else:
+                job.message(*pair, (starts[0], starts[1]), (end, end))
+            if turn >= 5 or 3 in pair:
+                for rank, start in zip(pair, starts, strict=True):
+                    waits[rank] += max(starts) - start
+    job.events[0] = [event for event in job.events[0] if event["ts"] >= first_us]
+    report = job.report(tmp_path)
+    assert {int(rank): us for rank, us in report.clock_offsets_us.items()} == dict(enumerate(skews_us))
+    assert {rank.rank: rank.total.wait_us for rank in report.ranks} == pytest.approx(waits)
