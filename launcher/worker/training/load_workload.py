@@ -196,6 +196,12 @@ def requirements(workload: Workload) -> Iterable[tuple[str, str, bool]]:
     optional = "or nothing"
     yield "model", "a torch.nn.Module", isinstance(w.model, nn.Module)
     yield "model", "a model with at least one parameter that requires a gradient", trainable
+    on_meta = isinstance(w.model, nn.Module) and any(p.is_meta for p in w.model.parameters())
+    yield (
+        "model",
+        "a model with values on the CPU: of the meta device, model.to_empty(device='cpu')",
+        not on_meta,
+    )
     scalar = (
         "a function loss(outputs, targets) that returns a scalar, or nothing if the model returns its loss"
     )

@@ -130,6 +130,7 @@ MISTAKES = {
     "build returns nothing": ("    return Workload(", "    Workload(", 12, "torch.nn.Module", "build returned nothing"),
     "not a module": ("Workload(Model(4, width)", "Workload((4, width)", 12, "torch.nn.Module", "tuple (4, 2)"),
     "no parameters": ("Workload(Model(4, width)", "Workload(nn.ReLU()", 12, "requires a gradient", "ReLU"),
+    "on meta": ("Workload(Model(4, width)", "Workload(Model(4, width).to('meta')", 12, "with values on the CPU", "Model"),
     "loss not callable": ("batch, loss)", "batch, 'mse')", 12, "loss(outputs, targets)", "str 'mse'"),
     "no batch": ("batch, loss)", "None, loss)", 12, "batch(size, generator)", "NoneType"),
     "reduction": ("batch, loss)", "batch, loss, reduction='max')", 12, "'mean' or 'sum'", "'max'"),
