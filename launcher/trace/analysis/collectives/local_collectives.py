@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -324,3 +324,22 @@ def _collective(
         peer=groups.peer(facts),
         dtype=facts.dtype,
     )
+
+
+MAX_SHOWN = 8
+"""Ranks in the name of a group."""
+
+
+def group_labels(groups: Set[Group]) -> dict[Group, str]:
+    """What each group is called: its name, with its ranks where several have that name."""
+    shared = Counter(group.name for group in groups)
+    return {group: group.name if shared[group.name] == 1 else _with_ranks(group) for group in groups}
+
+
+def _with_ranks(group: Group) -> str:
+    if group.ranks is None:
+        return f"{group.name} of unknown ranks"
+    shown = [str(rank) for rank in group.ranks]
+    if len(shown) > MAX_SHOWN:
+        shown = [*shown[: MAX_SHOWN - 1], "…", shown[-1]]
+    return f"{group.name} of ranks {', '.join(shown)}"

@@ -11,7 +11,7 @@ import numpy as np
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offsets, clock_owners, steady
 from gpurun.launcher.trace.analysis.collectives.collective import Collective, can_separate, waits_and_transfer
 from gpurun.launcher.trace.analysis.collectives.drift import Bounds, bounds_of_rates, clock_rates
-from gpurun.launcher.trace.analysis.collectives.local_collectives import Group, LocalCollective, Part
+from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, Part, group_labels
 from gpurun.launcher.trace.analysis.collectives.unnamed import groups_found, named
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SEND_RECV, SYNCHRONISING
@@ -30,8 +30,6 @@ MAX_COMPARED = 64
 """Parts by which that is found."""
 PLACE_NOISE_NS = 20_000
 """A place is clear if distances scatter by so much more at any other one."""
-MAX_SHOWN = 8
-"""Ranks in the name of a group."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +285,7 @@ def _group_size(parts: Sequence[Part], all_here: bool) -> int | None:
 
 def _collectives(groups: Sequence[list[Part]], all_here: bool, clocks: Clocks) -> Iterable[Collective]:
     counts: Counter[str] = Counter()
-    labels = _labels({parts[0].local.group for parts in groups})
+    labels = group_labels({parts[0].local.group for parts in groups})
     for parts in groups:
         local = min(parts, key=lambda part: part.local.kind != "send").local
         sizes = [part.local.num_bytes for part in parts if part.local.num_bytes is not None]
@@ -310,21 +308,6 @@ def _collectives(groups: Sequence[list[Part]], all_here: bool, clocks: Clocks) -
             transfer_ns=transfer_ns,
         )
         counts[label] += 1
-
-
-def _labels(groups: Set[Group]) -> dict[Group, str]:
-    """What each group is called: its name, with its ranks where several have that name."""
-    shared = Counter(group.name for group in groups)
-    return {group: group.name if shared[group.name] == 1 else _with_ranks(group) for group in groups}
-
-
-def _with_ranks(group: Group) -> str:
-    if group.ranks is None:
-        return f"{group.name} of unknown ranks"
-    shown = [str(rank) for rank in group.ranks]
-    if len(shown) > MAX_SHOWN:
-        shown = [*shown[: MAX_SHOWN - 1], "…", shown[-1]]
-    return f"{group.name} of ranks {', '.join(shown)}"
 
 
 def _end_together(parts: Sequence[Part], offsets: Mapping[int, int]) -> bool:

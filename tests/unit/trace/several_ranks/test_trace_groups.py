@@ -386,8 +386,7 @@ def test_a_capture_that_begins_late_lacks_the_first_of_each_sort(tmp_path: Path,
         begin = 20_000.0 * turn + chance.randrange(1, 2_000)
         first_us = begin - 10 if turn == 5 else first_us
         for pair, at in (((0, 1), 5_000), ((2, 3), 5_000), ((0, 2), 9_000), ((2, 0), 12_000)):
-            starts = [begin + at - late for late in chance.sample(range(1, 3_000), 2)]
-            end = begin + at + 100
+            end, starts = begin + at + 100, [begin + at - late for late in chance.sample(range(1, 3_000), 2)]
             if 1 in pair or 3 in pair:
                 job.all_reduce("1", list(pair), starts, end)
             else:
