@@ -169,7 +169,13 @@ def test_a_config_holds_all_that_workers_need() -> None:
         memory=True,
         ablation_rounds=6,
         draw="/run",
-        options={"bucket_mb": 25, "gradient_as_bucket_view": False},
+        options={
+            "bucket_mb": 25,
+            "first_bucket_mb": 1,
+            "static_graph": False,
+            "comm_hook": "none",
+            "gradient_as_bucket_view": False,
+        },
         device_names=("cpu:0", "cpu:1"),
     )
     assert msgspec.json.decode(msgspec.json.encode(config), type=LaunchConfig) == config
