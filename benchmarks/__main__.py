@@ -16,6 +16,7 @@ MODULES = (
     "verdicts.alike",
     "verdicts.sharing",
     "verdicts.truth",
+    "verdicts.tuning",
     "faults.reliability",
     "faults.jobs",
     "faults.supervision",

@@ -23,6 +23,7 @@ FLOORS = (
     "tensorboard_plugin",
     "start_on_nodes",
     "start_gate",
+    "search",
     "selftest",
     "start",
     "cli",

@@ -12,6 +12,7 @@ from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare, say_on_stderr
 from gpurun.launcher.run.open import Invocation, load_invocation, read_invocation
+from gpurun.launcher.rundir.store import Url
 
 
 def run_job(
@@ -21,6 +22,7 @@ def run_job(
     resume: Path | None,
     output: Output,
     flags: NodeFlags,
+    keep_at: Url | None = None,
 ) -> Finished | None:
     """Runs the job, or what is missing of it. After Ctrl-C it still returns what was measured.
 
@@ -33,6 +35,7 @@ def run_job(
         resume: a run to resume; `LATEST` is the newest of this job.
         output: what to show of what the ranks write.
         flags: this node's place among several.
+        keep_at: where the run is kept too.
 
     Raises:
         SpecError: the job file or the command line is wrong, or another command works on this run.
@@ -42,7 +45,7 @@ def run_job(
     gc.enable()
     with reported_to_nodes(flags):
         given = invocation() or read_invocation(resume or Path())
-        job = Job(given, load_invocation(given), out, resume, output)
+        job = Job(given, load_invocation(given), out, resume, output, keep_at)
         pools.secrets = job.spec.secrets
         for env in (job.spec.env, *job.spec.compare.env):
             revealed(env, pools.secrets)  # now, not when the first rank starts

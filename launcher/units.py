@@ -1,6 +1,7 @@
 """Figures as people read them: with a unit, and with no more decimals than their interval supports."""
 
 import math
+from collections.abc import Sequence
 
 Interval = tuple[float, float]
 
@@ -60,6 +61,25 @@ def plural(count: int, noun: str) -> str:
     """`1 device`, `2 devices`, `3 micro-batches`."""
     ending = "es" if noun.endswith("ch") else "s"
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 2`, `ranks 0, 1, 3`, `ranks 0–30, 32`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    return "ranks " + ", ".join(_run_text(first, last) for first, last in runs)
+
+
+def _run_text(first: int, last: int) -> str:
+    if last - first < 3:
+        return ", ".join(map(str, range(first, last + 1)))
+    return f"{first}–{last}"
 
 
 def size_text(size: int, unit: str) -> str:

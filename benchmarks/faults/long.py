@@ -118,7 +118,10 @@ def write_long_run(run: RunDir, rounds_ms: npt.NDArray[np.float32]) -> None:
         one.close(wait=False)
     events = run.read_events(launch)
     run.events(launch).unlink()
-    append_lines(run.events(launch), [events[0], *progress(events[1], rounds_ms), events[-1]])
+    append_lines(run.events(launch), events[:1])
+    for event in progress(events[1], rounds_ms):
+        recorders[0].add_progress(event)
+    append_lines(run.events(launch), events[-1:])
 
 
 def candidates(launch: str, num_rounds: int) -> Iterator[int]:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -29,6 +30,7 @@ SECRET = b"what lies outside of the run"
 COMMANDS = (
     ("report", "run"),
     ("report", "run", "--json"),
+    ("report", "run", "--format", "tensorboard,html"),
     ("trace", "run"),
     ("trace", "run", "--json"),
     ("diff", "run"),
@@ -48,9 +50,42 @@ NAMES = (
     "x\ny",
 )
 VALUES: tuple[Any, ...] = (
-    *(None, True, -1, 0, 1e308, 10**30, "", "../..", "../secret", "/etc/passwd", "\x1b[2J", "\0", "a" * 5000),
+    *(
+        None,
+        True,
+        -1,
+        0,
+        1e308,
+        10**30,
+        10**400,
+        2**63,
+        "",
+        "../..",
+        "../secret",
+        "/etc/passwd",
+        "\x1b[2J",
+        "\0",
+        "a" * 5000,
+    ),
     *([], {}, [[]], [None] * 1000, {"a": {}}, "nan", "ddp-2-even", "even"),
 )
+NUMBERS: tuple[Any, ...] = (-(10**30), 10**18, -(2**63), 1e-320, [{}], {"forward": 10**400}, {"x": -1})
+RECORDED_KEYS = (
+    *(
+        "launch",
+        "round",
+        "order",
+        "step",
+        "kind",
+        "step_ns",
+        "phases_ns",
+        "peak_bytes",
+        "queue_ns",
+        "others_ns",
+    ),
+    *("energy_mj", "gpus", "cpu_ns", "block_ns", "throttled", "time_ns", "monotonic_ns", "stage", "variant"),
+)
+"""Of steps and of events."""
 
 
 def case(chance: random.Random, directory: Path) -> None:
@@ -126,14 +161,46 @@ def damage_value(chance: random.Random, run: Path) -> None:
         data = json.loads(path.read_bytes())
     except (ValueError, RecursionError):  # damaged before
         return
-    at: Any = data
+    replace_value(chance, data)
+    path.write_text(json.dumps(data))
+
+
+def replace_value(chance: random.Random, data: Any) -> None:
+    at = data
     while isinstance(at, dict | list) and at:
         key = chance.choice(list(at) if isinstance(at, dict) else range(len(at)))
         if not isinstance(at[key], dict | list) or chance.random() < 0.2:
             at[key] = chance.choice(VALUES)
             break
         at = at[key]
-    path.write_text(json.dumps(data))
+
+
+def damage_lines(chance: random.Random, run: Path) -> None:
+    """Values of some records are replaced, in one line or in all."""
+    path = chance.choice(
+        sorted(
+            path for path in run.rglob("*.jsonl") if path.is_file() and path.stat().st_size < LARGEST_BYTES
+        )
+    )
+    key, value = chance.choice(RECORDED_KEYS), chance.choice((*VALUES, *NUMBERS))
+    is_everywhere = chance.random() < 0.5
+    lines = path.read_bytes().splitlines()
+    for place, line in enumerate(lines):
+        if is_everywhere or place == len(lines) // 2:
+            with suppress(ValueError, RecursionError):  # damaged before
+                record = json.loads(line)
+                if isinstance(record, dict) and key in record:
+                    lines[place] = json.dumps({**record, key: value}).encode()
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def add_rank(chance: random.Random, run: Path) -> None:
+    """A rank that the plan doesn't have, with the records of another."""
+    path = any_file(chance, run)
+    if path.stat().st_size < LARGEST_BYTES and "rank" in path.name:
+        shutil.copy(
+            path, path.with_name(re.sub(r"rank\d+", f"rank{chance.choice((2, 7, 9_999_999))}", path.name))
+        )
 
 
 def replace_by_link(chance: random.Random, run: Path) -> None:
@@ -180,6 +247,9 @@ DAMAGES: tuple[Callable[[random.Random, Path], None], ...] = (
     damage_value,
     damage_value,
     damage_value,
+    damage_lines,
+    damage_lines,
+    add_rank,
     replace_by_link,
     replace_by_other_kind,
     replace_directory,

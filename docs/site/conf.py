@@ -41,6 +41,7 @@ CHAPTERS = {
         "reading-the-report",
         "the-tab",
         "traces",
+        "tuning",
         "gate",
         "clusters",
         "selftest",

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gpurun.launcher.cli.completion import job_files, job_keys, run_directories
+from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile import DEVICES_HELP
 
 if TYPE_CHECKING:
     from gpurun.launcher.nodes.rendezvous import NodeFlags
+    from gpurun.launcher.rundir.store import Url
     from gpurun.launcher.trace.requested_tables import Table
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,16 +39,54 @@ class WholeNumber(click.types.IntParamType):  # in older versions of click `Para
         return number
 
 
+class RunPath(click.Path):
+    """A path, or the URL of a run."""
+
+    def __init__(self, of_url: "Callable[[Url], Any]") -> None:
+        """Args:
+        of_url: makes the value of a URL.
+        """
+        super().__init__(path_type=Path)
+        self._of_url = of_url
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if "://" in str(value):
+            from gpurun.launcher.rundir.store import as_url
+
+            if (url := as_url(str(value))) is not None:
+                return self._of_url(url)
+        return super().convert(value, param, ctx)
+
+
+def read_copy(url: "Url") -> Path:
+    """A copy of what is at the URL."""
+    from gpurun.launcher.rundir.store import fetched
+
+    return fetched(url)
+
+
+def refuse_url(url: "Url") -> None:
+    """Raises:
+    SpecError: this option takes directories only.
+    """
+    raise SpecError(f"{url} is a URL: --out takes one for `gpurun JOB.yaml` and `gpurun run` only")
+
+
+READ = RunPath(read_copy)
 JOB_METAVAR = "JOB.yaml"
 MISSING_JOB = f"missing argument {JOB_METAVAR}; `gpurun init` writes one"
 job_argument = click.argument(
     "job", type=click.Path(path_type=Path), metavar=JOB_METAVAR, shell_complete=job_files
 )
-run_argument = click.argument(
-    "run", type=click.Path(path_type=Path), metavar="RUN", shell_complete=run_directories
-)
+run_argument = click.argument("run", type=READ, metavar="RUN", shell_complete=run_directories)
 out_option = click.option(
-    "--out", type=click.Path(path_type=Path), help="The run directory; default: runs/NAME/TIME."
+    "--out", type=RunPath(refuse_url), help="The run directory; default: runs/NAME/TIME."
+)
+out_or_url_option = click.option(
+    "--out",
+    type=RunPath(lambda url: url),
+    metavar="PATH|URL",
+    help="The run directory; default: runs/NAME/TIME, which is copied to a URL (s3://, …) as it grows.",
 )
 devices_option = click.option(
     "--devices",

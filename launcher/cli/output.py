@@ -4,11 +4,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpurun.launcher.errors import GateError, UndecidedError
+
+if TYPE_CHECKING:
+    from gpurun.launcher.rundir.store import Url
 
 
 def width() -> int:
@@ -41,8 +44,8 @@ def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
 
 def run_and_print(
     invocation: Callable[[], Any],
-    out: Path | None,
-    resume: Path | None,
+    out: "Path | Url | None",
+    resume: "Path | Url | None",
     *,
     only_rank: int | None,
     quiet: bool,
@@ -53,6 +56,8 @@ def run_and_print(
 
     Args:
         invocation: what to run; called after the fork, since it imports much.
+        out: the run directory, or a URL at which the run is kept too.
+        resume: the run to continue.
         place: the flags about this node.
 
     Raises:
@@ -61,18 +66,22 @@ def run_and_print(
     from gpurun.launcher.processes.guard import split_process
     from gpurun.launcher.rundir.paths import check_writable
 
+    directory = out if isinstance(out, Path) else None
     if resume is None:
-        check_writable(out or Path("runs"))
+        check_writable(directory or Path("runs"))
     with split_process() as guard:  # forks: nothing heavy may be imported before
         from gpurun.launcher.processes.pool_per_env import early_servers
 
         with early_servers(guard) as pools:
             from gpurun.launcher.cli.options import node_flags
             from gpurun.launcher.run.job import Output
+            from gpurun.launcher.rundir.store import fetched
             from gpurun.launcher.start import run_job
 
             output, flags = Output(quiet, only_rank), node_flags(**place)
-            finished = run_job(pools, invocation, out, resume, output, flags)
+            before = fetched(resume) if isinstance(resume, str) else resume
+            keep_at = out if isinstance(out, str) else None
+            finished = run_job(pools, invocation, directory, before, output, flags, keep_at)
     if finished is None:
         return  # node 0 has the results
     print_comparison(finished.comparison, finished.run.path, as_json)

@@ -9,8 +9,9 @@ from typing import Any
 from gpurun.launcher.compare.causes import advice, largest_loss, loss_text
 from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
+from gpurun.launcher.compare.figures.searched import search_result
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
-from gpurun.launcher.compare.figures.traced import read_traced
+from gpurun.launcher.compare.figures.traced import of_devices, read_traced
 from gpurun.launcher.compare.figures.variant import (
     balanced,
     batch_curves,
@@ -84,6 +85,10 @@ def compare_run(run: RunDir) -> Comparison:
         fitting = fitting_in(
             job["memory"], results, differences, accelerator_of(results[0].devices[0]).is_host
         )
+    against = ranking.leader.vs_baseline if ranking else None
+    search = search_result(run, ranking.leader.id if ranking else None, against.percent if against else None)
+    complete = complete and (search is None or search.is_over)
+    said = (conclusion.summary, *(one.summary for one in (fitting, search) if one))
     return Comparison(
         schema=SCHEMA,
         name=plan.name,
@@ -97,7 +102,7 @@ def compare_run(run: RunDir) -> Comparison:
         if ranking and ranking.is_settled and not differences.is_throttled
         else None,
         headline=conclusion.headline,
-        summary=" ".join((conclusion.summary, *([fitting.summary] if fitting else ()))),
+        summary=" ".join(said),
         notes=(
             *notes(plan, measured, differences.within),
             *(budget_notes(run, plan) if complete else ()),
@@ -116,6 +121,7 @@ def compare_run(run: RunDir) -> Comparison:
         scatter=scatter(differences),
         code=run.read_code(),
         fitting=fitting,
+        search=search,
         gate=gate,
         alerts=tuple(alerts(results)),
         conclusions=CONCLUSIONS,
@@ -180,7 +186,7 @@ def variant_result(
     """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
     variant, status, facts = measured.variant, measured.status, measured.facts
     step_ms = times[variant.id]
-    traced = read_traced(run, variant.id)
+    traced = of_devices(read_traced(run, variant.id), variant.devices)
     ranks = rank_figures(run, measured, traced, nodes)
     middle_ms = step_ms.estimate if step_ms else None
     found = findings(measured, ranks, middle_ms)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from gpurun.launcher.compare.figures.searched import SearchResult
 from gpurun.launcher.compare.figures.throughput import Rates
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
@@ -344,6 +345,8 @@ class Comparison:
     """The commit that the run was started from; `None` outside of git, and in older runs."""
     fitting: Fitting | None = None
     """Where the job states `memory`."""
+    search: SearchResult | None = None
+    """Of `gpurun tune`; `None` of other runs."""
     gate: Gate | None = None
     """The answer of `gpurun gate`; `None` of other runs."""
     headline: str = ""
@@ -376,6 +379,7 @@ class Comparison:
             interference=(),
             open=(),
             fitting=None,
+            search=None,
             gate=None,
         )
 

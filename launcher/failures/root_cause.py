@@ -18,6 +18,7 @@ from gpurun.launcher.logs.lines import NOISE
 from gpurun.launcher.machine.resource_limits import remedy
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.records import FailureRecord
+from gpurun.launcher.units import ranks_text
 
 MAX_HEADLINE = 300
 """Characters of a message that are shown in one line."""
@@ -209,9 +210,9 @@ def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host
     if said:
         parts.append(f"the last lines of its log:\n{_indent(chr(10).join(said))}")
     if failure.also:
-        parts.append(f"{_ranks(failure.also)} failed as well, a moment later")
+        parts.append(f"{ranks_text(failure.also)} failed as well, a moment later")
     if failure.victims:
-        parts.append(f"because of that: {_ranks(failure.victims)} could not continue")
+        parts.append(f"because of that: {ranks_text(failure.victims)} could not continue")
     if hint := what_to_do(failure, log):
         parts.append(hint)
     whole = " (with the whole traceback)" if fatal or shown != failure.traceback else ""
@@ -316,7 +317,7 @@ def _silent_failure(
     kind: Literal["early_exit", "oom", "signal", "exit"] = "exit"
     message = ""
     if early:
-        kind, message = "early_exit", f"{_ranks(victims)} still waited for it" if victims else ""
+        kind, message = "early_exit", f"{ranks_text(victims)} still waited for it" if victims else ""
     elif exit_.oom_killed:
         kind, message = "oom", "the kernel's OOM killer ended it: the machine or its cgroup ran out of memory"
     elif exit_.returncode < 0:
@@ -370,7 +371,3 @@ def _without(log: str, traceback: str, message: str) -> str:
 
 def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -5,12 +5,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.inspect.hang_diagnosis import ranks_text
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import running_launch
 from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir, RankState, capture_name, open_own
 from gpurun.launcher.rundir.files import RunDir, as_json, read_json
 from gpurun.launcher.rundir.records import CaptureRequest
+from gpurun.launcher.units import ranks_text
 
 _POLL_S = 0.05
 _HEAD_START_STEPS = 2

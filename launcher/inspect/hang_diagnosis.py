@@ -8,6 +8,7 @@ from gpurun.launcher.inspect.frames import is_workload
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.inspect.stacks import BACKWARD, Activity, Thread, activity, main_thread
 from gpurun.launcher.machine.accelerators import CPU
+from gpurun.launcher.units import ranks_text
 
 _MOST_RANKS = 8
 """How many ranks are described one by one."""
@@ -150,22 +151,3 @@ def doing_text(rank: int, doing: Activity | None, gap: Gap | None, has_peers: bo
 
 def _verb(ranks: Sequence[int], verb: str) -> str:
     return f"{verb}s" if len(ranks) == 1 else verb
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 2`, `ranks 0, 1, 3`, `ranks 0–30, 32`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
-    return "ranks " + ", ".join(_run_text(first, last) for first, last in runs)
-
-
-def _run_text(first: int, last: int) -> str:
-    if last - first < 3:
-        return ", ".join(map(str, range(first, last + 1)))
-    return f"{first}–{last}"

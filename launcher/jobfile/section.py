@@ -92,6 +92,8 @@ class Setting:
     """A variant's value where it means nothing to its kind of job, its strategy or next to other settings."""
     shares_processes: bool = False
     """Whether variants that differ in it can run in the same processes, where their rounds are paired."""
+    needs_processes: bool = False
+    """Whether ranks have it from their start, so that those which run can't try another value of it."""
     builds_model: bool = False
     """Whether a workload's `build`, or what follows until the strategy wraps the model, may depend on it."""
     same_work: bool = False

@@ -101,6 +101,7 @@ class Settings:
         same_work=True,
         names_variant=True,
         has_column=True,
+        needs_processes=True,
     )
     """How many of the devices to use, the first ones; by default all. `single` always uses one."""
     split: Annotated[values.Split, SPLIT] = setting(
@@ -179,6 +180,7 @@ class Settings:
         compare="Numbers of threads of a CPU device to compare.",
         baseline="The baseline's threads of a CPU device.",
         absent=0,
+        needs_processes=True,
     )
     """Threads of a CPU device. `auto`: its share of the cores."""
     accumulate: Annotated[int, whole(1, 4096)] = setting(

@@ -41,6 +41,8 @@ def start_problem(number: int) -> str:
         return _files()
     if number == errno.ENOMEM:
         return "there is no memory left for a process; end others, or use fewer ranks"
+    if number == errno.E2BIG:
+        return "a variable of its environment, or all together, is longer than Linux allows; shorten `env`"
     return errno_text(number)
 
 

@@ -1,7 +1,7 @@
 """The whole run as data: launches in ABBA order, and every process of every launch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.combination import allowed, group_id, make_unique
 from gpurun.launcher.plan.devices import MachineLike, all_devices, gpu_of, interface_env, visible_gpus
 from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, estimate_s
-from gpurun.launcher.plan.expand import expand, processes_of
+from gpurun.launcher.plan.expand import Expansion, expand, processes_of
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan, Process, SideName, Variant
 from gpurun.launcher.plan.nodes import Node, RankPlace, bind_ranks, device_of_node, node_of_device, places
 from gpurun.launcher.plan.program_processes import program_processes
@@ -45,18 +45,24 @@ class Group:
 
 
 def build_plan(
-    spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = (), gate: GatePlan | None = None
+    spec: JobSpec,
+    machine: MachineLike,
+    nodes: Sequence[Node] = (),
+    gate: GatePlan | None = None,
+    chosen: Collection[str] = (),
 ) -> Plan:
     """All that a run of this job on this machine, or on these nodes, will do.
 
     With a gate, every variant is there twice, once for each version of the code; both are launched in turns.
+    With `chosen`, ids of what a search has found, these are all variants.
 
     Raises:
         SpecError: the job makes no sense on these devices, or its plan would be too large.
         MachineError: the machine lacks what the job asks for.
     """
     assumed, notes = assume_batch(spec, machine, nodes)
-    expansion = expand(assumed, machine, nodes)
+    expansion = expand(assumed, machine, nodes, with_own=bool(chosen))
+    expansion = _only(expansion, chosen) if chosen else expansion
     groups = _groups(expansion.variants)
     baseline = expansion.baseline
     if gate is not None:
@@ -79,6 +85,13 @@ def build_plan(
         budget_s=size.budget_s,
         gate=gate,
     )
+
+
+def _only(expansion: Expansion, chosen: Collection[str]) -> Expansion:
+    """The chosen variants; what else there is belongs to the search that chose them."""
+    variants = tuple(variant for variant in expansion.variants if variant.id in chosen)
+    baseline = expansion.baseline if expansion.baseline in chosen else variants[0].id
+    return replace(expansion, variants=variants, left_out=(), baseline=baseline)
 
 
 SIDES: tuple[SideName, SideName] = ("a", "b")
@@ -172,6 +185,11 @@ def _launches(
         for position, (repetition, group) in enumerate(order, start=1)
     )
     return tuple(_bound(launch, spec.bind, machines) for launch in launches)
+
+
+def build_launch(spec: JobSpec, group: Group, machine: MachineLike) -> Launch:
+    """One launch of these variants on this machine, by the group's name."""
+    return _bound(_launch(spec, group.name, group, 0, 1, (machine,)), spec.bind, (machine,))
 
 
 def _launch(

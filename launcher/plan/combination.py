@@ -69,12 +69,15 @@ class Candidate:
     origins: tuple[Combination, ...]
 
 
-def combinations(spec: JobSpec, num_devices: int, num_local: int) -> Iterator[Combination]:
+def combinations(
+    spec: JobSpec, num_devices: int, num_local: int, with_own: bool = False
+) -> Iterator[Combination]:
     """Every combination of what varies, the last key fastest; the job itself where nothing varies.
 
     Args:
         num_devices: those of all nodes.
         num_local: those of the first node, which are all that a strategy of one process can use.
+        with_own: whether to add the job's own setting, which may not be one of them.
 
     Raises:
         SpecError: there are too many.
@@ -86,6 +89,15 @@ def combinations(spec: JobSpec, num_devices: int, num_local: int) -> Iterator[Co
         raise SpecError(spec.problem(("compare",), message, "vary fewer keys at a time"))
     for values in itertools.product(*lists.values()):
         yield _combination(spec, dict(zip(lists, values, strict=True)), num_devices, num_local)
+    if with_own:
+        yield _combination(spec, own_values(spec), num_devices, num_local)
+
+
+def own_values(spec: JobSpec) -> dict[str, Any]:
+    """What a job states at the top for the keys that it compares, as it would be under `compare`."""
+    added: dict[str, Any] = {"args": (), "env": {}, "params": {}}
+    own = {key: added.get(key, getattr(spec, key)) for key in spec.compare.lists()}
+    return {key: value for key, value in own.items() if value is not None}
 
 
 def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int, num_local: int) -> Combination:
@@ -142,15 +154,22 @@ def _batches(spec: JobSpec, caps: Sequence[int], num_local: int) -> Iterator[int
             yield len(held) * min(held)
 
 
-def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate]) -> str:
+def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate], is_own: bool = False) -> str:
     """The id of the variant that `baseline` means, of several the one with most devices; else the first.
+
+    Args:
+        spec: the job.
+        candidates: its variants.
+        is_own: whether the job's own setting, where it can be, comes before the first variant.
 
     Raises:
         SpecError: none matches, or several with equally many devices.
     """
     wanted = spec.baseline
     if wanted is None:
-        return candidates[0].variant.id
+        stated = own_values(spec) if is_own else None
+        own = (one for one in candidates if any(origin.stated == stated for origin in one.origins))
+        return next(own, candidates[0]).variant.id
     matching = [
         item.variant
         for item in candidates

@@ -42,8 +42,12 @@ class Expansion:
     notes: tuple[str, ...]
 
 
-def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> Expansion:
+def expand(
+    spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = (), with_own: bool = False
+) -> Expansion:
     """The variants of a job on this machine, which of them is the baseline, and what a person should know.
+
+    With `with_own` the job's own setting is one of them, and the baseline unless the job names another one.
 
     Raises:
         SpecError: no combination can be, there are too many, or the baseline is not one variant.
@@ -54,14 +58,14 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
     misfits = find_misfits(Draft(spec), devices)
     if misfits:
         raise SpecError(*misfits)
-    built, refused = _build_all(spec, devices, machine, nodes)
+    built, refused = _build_all(spec, devices, machine, nodes, with_own)
     if not built:
         raise _nothing_left(spec, refused)
     candidates = _named(_merge(built))
     return Expansion(
         variants=tuple(candidate.variant for candidate in candidates),
         left_out=_left_out(refused),
-        baseline=choose_baseline(spec, candidates),
+        baseline=choose_baseline(spec, candidates, with_own),
         notes=(
             *notes_on(spec.devices, devices, machine, nodes),
             *(part_notes(devices, nodes or (machine,)) if spec.program else ()),
@@ -74,13 +78,13 @@ def expand(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()) -> E
 
 
 def _build_all(
-    spec: JobSpec, devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node]
+    spec: JobSpec, devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node], with_own: bool
 ) -> tuple[list[tuple[Combination, Variant]], list[tuple[Combination, ImpossibleError]]]:
     built: list[tuple[Combination, Variant]] = []
     refused: list[tuple[Combination, ImpossibleError]] = []
     share, machines = cores_per_device(devices, machine, nodes), nodes or (machine,)
     num_local = sum(node_of_device(device) == 0 for device in devices)
-    for wanted in combinations(spec, len(devices), num_local):
+    for wanted in combinations(spec, len(devices), num_local, with_own):
         try:
             variant = _variant(wanted, devices, share, spec.min_local_batch)
             _refuse_gpus(variant, machines)

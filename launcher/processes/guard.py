@@ -33,7 +33,6 @@ from gpurun.launcher.machine.resource_limits import start_problem
 SUPERVISOR_KILLED = "the supervising process was killed, and the ranks with it (see the kernel's log)"
 SECRET_VARIABLE = "GPURUN_SECRET"
 """What the nodes of a job know each other by; no server and no rank gets it."""
-_MAX_REQUEST_BYTES = 1 << 20
 _CLOSE_TIMEOUT_S = 10.0
 
 
@@ -85,12 +84,14 @@ class Guard:
         Raises:
             MachineError: the supervisor has ended, or the program can't be started.
         """
-        request = json.dumps({"argv": list(argv), "env": dict(env)}).encode()
-        try:
-            socket.send_fds(self._control, [request], [stream.fileno(), stderr])
-            answer = self._control.recv(4096)
-        except ConnectionError:
-            answer = b""
+        with os.fdopen(os.memfd_create("gpurun-request"), "wb") as request:  # no message may be as large
+            request.write(json.dumps({"argv": list(argv), "env": dict(env)}).encode())
+            request.flush()
+            try:
+                socket.send_fds(self._control, [b"?"], [stream.fileno(), stderr, request.fileno()])
+                answer = self._control.recv(4096)
+            except ConnectionError:
+                answer = b""
         if not answer:
             raise MachineError(SUPERVISOR_KILLED)
         reply = json.loads(answer)
@@ -211,21 +212,22 @@ class _Supervisor:
     def _serve(self) -> bool:
         """Answers one request; whether the front still exists."""
         try:
-            request, fds, _, _ = socket.recv_fds(self._control, _MAX_REQUEST_BYTES, 2)
+            request, fds, _, _ = socket.recv_fds(self._control, 1, 3)
         except ConnectionError:
             return False
         if not request:
             return False
-        reply = self._start(json.loads(request), fds)
+        reply = self._start(fds)
         for fd in fds:
             os.close(fd)
         with contextlib.suppress(ConnectionError):
             self._control.send(json.dumps(reply).encode())
         return True
 
-    def _start(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+    def _start(self, fds: Sequence[int]) -> dict[str, Any]:
+        stream, stderr, request_fd = fds
+        request = json.loads(os.pread(request_fd, os.fstat(request_fd).st_size, 0))
         argv = request["argv"]
-        stream, stderr = fds
         for fd in fds:
             # Received descriptors are inheritable: if a server kept a copy of its own socket, the front would
             # never notice its death.

@@ -21,6 +21,8 @@ SERVICE_RANK = -1
 
 WORKER_ENTRY = "gpurun.launcher.worker.entry.workload_rank:main"
 """What a workload's rank runs."""
+TRIAL_ENTRY = "gpurun.launcher.worker.entry.trial_rank:main"
+"""What a rank runs that tries several combinations of a workload's settings."""
 PROGRAM_ENTRY = "gpurun.launcher.worker.program.program_rank:main"
 """What a program's rank runs."""
 

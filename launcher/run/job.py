@@ -35,6 +35,7 @@ from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Event
+from gpurun.launcher.rundir.store import Url, copied, keep_at, kept_at, refuse_taken
 from gpurun.launcher.units import plural
 
 LATEST = Path("latest")
@@ -100,6 +101,8 @@ class Job:
     out: Path | None
     resume: Path | None
     output: Output
+    keep_at: Url | None = None
+    """Where the run is kept too; `None`: where it was before, if it is resumed."""
 
     @property
     def job_dir(self) -> Path:
@@ -127,6 +130,8 @@ def prepare(
         VariantError: `global_batch: max` could not be found.
     """
     spec, resume, found = job.spec, job.resumed, None
+    if job.keep_at is not None and resume is None:
+        refuse_taken(job.keep_at)
     if wants_max(spec):
         found = find_run(resume).read_max_batch() if resume else None
         found = found or find_max_batch(spec, machine, pool, job.job_dir, say_on_stderr)
@@ -143,6 +148,8 @@ def prepare(
             say_on_stderr(f"measured anew, since the software has changed: {', '.join(replaced)}")
     if found is not None:
         write_json(run.max_batch, found)
+    if job.keep_at is not None:
+        keep_at(run.path, job.keep_at)
     return Prepared(spec, machine, plan, run, job.job_dir)
 
 
@@ -186,7 +193,11 @@ def carry_out(
             reporter=Reporter(ready.run, say, hide),
             relay=output.relay(lambda text: progress.say(hide(text)), ready.spec.logs.keep_bytes),
         )
-        with claimed(ready.run), forwarded(lambda number: session.ranks.forward(number)):
+        with (
+            copied(ready.run.path, kept_at(ready.run.path), say),
+            claimed(ready.run),
+            forwarded(lambda number: session.ranks.forward(number)),
+        ):
             return finish(session)
 
 

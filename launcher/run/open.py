@@ -28,6 +28,8 @@ from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
 MOST_RUNS = 20
 """Earlier runs that are looked at, the newest ones of a job; then as many of others."""
 _MOST_NAME_BYTES = 255
+OTHER_JOB = "was made from another job, or on another machine"
+"""What is wrong with a run that can't be continued."""
 LATEST = "latest"
 """A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
 
@@ -296,12 +298,14 @@ def resume_run(path: Path, plan: Plan, say: Callable[[str], None]) -> RunDir:
     run = find_run(path)
     check_owner(run)
     refuse_if_alive(run)
+    if run.search.exists():
+        raise SpecError(f"{run.path} is a search; to continue it: gpurun tune --resume {run.path}")
     stored = read_json(run.plan, Plan)
     if stored.gate is not None:
         raise SpecError(f"{run.path} is the run of a gate, whose versions are gone: start the gate again")
     if stored != as_read_back(plan):
         raise SpecError(
-            f"{run.path} was made from another job, or on another machine: "
+            f"{run.path} {OTHER_JOB}: "
             f"{plan_difference(stored, as_read_back(plan))}\n    start a new run: gpurun JOB.yaml"
         )
     too_large = [variant.id for variant in plan.variants if not _is_tried_again(run, variant.id)]

@@ -48,6 +48,8 @@ class Status:
     elapsed_s: float
     remaining_s: float | None
     """`None` while nothing is known about it; where `launches` is `None`, the most that is left."""
+    unit: str = "launch"
+    """What is counted."""
 
 
 class Progress:
@@ -76,6 +78,11 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a line that is redrawn."""
+        return self._console.is_terminal
 
     def update(self, status: Status) -> None:
         """Shows `status`, unless something was shown a moment ago."""
@@ -130,7 +137,7 @@ def log_line(status: Status, is_new: bool) -> str:
 
 
 def _launch(status: Status) -> str:
-    return f"launch {status.launch}" + (f" of {status.launches}" if status.launches else "")
+    return f"{status.unit} {status.launch}" + (f" of {status.launches}" if status.launches else "")
 
 
 def _bar(status: Status) -> Text:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose
 from gpurun.launcher.jobfile.model import JobSpec
@@ -27,7 +29,7 @@ from gpurun.launcher.rundir.files import (
     RunDir,
     append_lines,
     complete_lines,
-    decoded_lines,
+    decoded_portion,
     inode_of,
     num_bytes,
     write_json,
@@ -227,7 +229,7 @@ class RunningAttempt:
             self.events_file, self.events_read, known_ns = inode, 0, self.newest_ns
         text = complete_lines(path, self.events_read)
         self.events_read += len(text)
-        events = tuple(decoded_lines(text.splitlines(), Event))
+        events = tuple(decoded_portion(text, msgspec.json.Decoder(Event)))
         self.newest_ns = max((self.newest_ns, *(event.monotonic_ns for event in events)))
         return tuple(event for event in events if event.monotonic_ns > known_ns or not known_ns)
 

@@ -24,7 +24,9 @@ from gpurun.launcher.rundir.records import (
     MemoryPeak,
     PointRecord,
     Restart,
+    SearchRecord,
     StepRecord,
+    TrialRecord,
     VariantFacts,
     VariantStatus,
 )
@@ -32,9 +34,10 @@ from gpurun.launcher.rundir.records import (
 T = TypeVar("T")
 MAX_BYTES = 1 << 28
 """The most that is read of a record at once; a run may be anyone's."""
-MAX_LINES_BYTES = 1 << 35
-"""Of a file that is read line by line; half of it are the steps of 10 days, one every 10 ms."""
+MAX_LINES_BYTES = 1 << 29
+"""Of a file that is read line by line; the steps that are kept of a launch take a hundredth of it."""
 _MAX_LINE_BYTES = 1 << 20
+_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
 class RunDir(RunPaths):
@@ -51,11 +54,22 @@ class RunDir(RunPaths):
 
     def read_steps(self, variant_id: str) -> dict[int, list[StepRecord]]:
         """Step records of a variant by rank, in the order in which they were written; none of `replaced`."""
-        files, replaced = rank_files(self.variant(variant_id), ".jsonl"), self.read_replaced()
-        return {
-            rank: [step for step in read_lines(file, StepRecord) if step.launch not in replaced]
-            for rank, file in files.items()
-        }
+        return self.read_steps_and_damage(variant_id)[0]
+
+    def read_steps_and_damage(self, variant_id: str) -> tuple[dict[int, list[StepRecord]], tuple[str, ...]]:
+        """`read_steps`, and what can't be read; a last line that was cut off does not count."""
+        steps, damage, replaced = {}, [], self.read_replaced()
+        decoder = msgspec.json.Decoder(StepRecord)
+        for rank, file in rank_files(self.variant(variant_id), ".jsonl").items():
+            found: list[StepRecord] = []
+            lines = 0
+            for portion in whole_portions(file):
+                lines += portion.count(b"\n")
+                found += decoded_portion(portion, decoder)
+            if (lost := lines - len(found)) > 0:
+                damage.append(f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are ignored")
+            steps[rank] = [step for step in found if step.launch not in replaced] if replaced else found
+        return steps, tuple(damage)
 
     def read_replaced(self) -> frozenset[str]:
         """Attempts that don't count, since their launches were measured anew with other software."""
@@ -71,16 +85,6 @@ class RunDir(RunPaths):
         replaced = self.read_replaced()
         return self.launch(next((one for one in attempts if one not in replaced), launch_id)) / PROGRAM_FILES
 
-    def damage(self, variant_id: str) -> tuple[str, ...]:
-        """What can't be read of a variant's step records; a last line that was cut off does not count."""
-        found = []
-        for file in rank_files(self.variant(variant_id), ".jsonl").values():
-            lines = sum(1 for _ in whole_lines(file))
-            lost = lines - sum(1 for _ in read_lines(file, StepRecord))
-            if lost:
-                found.append(f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are ignored")
-        return tuple(found)
-
     def read_points(self, variant_id: str) -> list[PointRecord]:
         return list(read_lines(self.points(variant_id), PointRecord))
 
@@ -94,6 +98,12 @@ class RunDir(RunPaths):
 
     def read_max_batch(self) -> MaxBatch | None:
         return read_json(self.max_batch, MaxBatch) if self.max_batch.exists() else None
+
+    def read_search(self) -> SearchRecord | None:
+        return read_json(self.search, SearchRecord) if self.search.exists() else None
+
+    def read_trials(self) -> tuple[TrialRecord, ...]:
+        return tuple(read_lines(self.trials, TrialRecord))
 
     def read_balance(self, variant_id: str) -> Balance | None:
         """`None` if no devices have been measured for it, or not yet."""
@@ -192,35 +202,47 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
     Raises:
         MachineError: the file can't be read.
     """
-    return decoded_lines(whole_lines(path), kind)
+    decoder = msgspec.json.Decoder(kind)
+    for portion in whole_portions(path):
+        yield from decoded_portion(portion, decoder)
 
 
-def whole_lines(path: Path) -> Iterator[bytes]:
-    """The lines up to the last line break; none if there is no file.
+def whole_portions(path: Path) -> Iterator[bytes]:
+    """The content up to the last line break, some whole lines at a time; nothing if there is no file.
 
     Raises:
         MachineError: the file can't be read, or is larger than any that gpurun writes.
     """
+    rest = b""
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > MAX_LINES_BYTES:
                 raise too_large(path)
-            while line := file.readline(_MAX_LINE_BYTES):
-                if line.endswith(b"\n"):
-                    yield line
-                elif len(line) == _MAX_LINE_BYTES:
-                    raise too_large(path)
+            while len(rest) < _MAX_LINE_BYTES and (portion := file.read(_MAX_LINE_BYTES)):
+                lines, end, last = portion.rpartition(b"\n")
+                if end:
+                    yield rest + lines + end
+                rest = last if end else rest + last
     except FileNotFoundError:
         return
     except OSError as error:
         raise MachineError(unreadable(path, error)) from error
+    if len(rest) >= _MAX_LINE_BYTES:
+        raise too_large(path)
 
 
-def decoded_lines(lines: Iterable[bytes], kind: type[T]) -> Iterator[T]:
-    """Lines of JSON without damaged ones: a full disk leaves a part of a line, to which the next is glued."""
-    decoder = msgspec.json.Decoder(kind)
+def decoded_portion(portion: bytes, decoder: "msgspec.json.Decoder[T]") -> list[T]:
+    """Whole lines of JSON without damaged ones: a full disk leaves a part of a line, to which the next is
+    glued."""
+    try:
+        return decoder.decode_lines(portion)
+    except _UNREADABLE:
+        return list(_decoded_one_by_one(portion.split(b"\n"), decoder))
+
+
+def _decoded_one_by_one(lines: Iterable[bytes], decoder: "msgspec.json.Decoder[T]") -> Iterator[T]:
     for line in lines:
-        with contextlib.suppress(msgspec.DecodeError, UnicodeError, RecursionError):
+        with contextlib.suppress(*_UNREADABLE):
             yield decoder.decode(line)
 
 
@@ -268,10 +290,13 @@ def keep_lines(path: Path, kind: type[T], keeps: Callable[[T], bool]) -> None:
         MachineError: it can't be read, or not be written; then it is unchanged.
     """
 
-    def is_kept(line: bytes) -> bool:
-        return all(keeps(value) for value in decoded_lines([line], kind))
+    decoder = msgspec.json.Decoder(kind)
 
-    write_bytes(path, b"".join(line for line in whole_lines(path) if is_kept(line)))
+    def is_kept(line: bytes) -> bool:
+        return all(keeps(value) for value in decoded_portion(line, decoder))
+
+    lines = (line for portion in whole_portions(path) for line in portion.splitlines(keepends=True))
+    write_bytes(path, b"".join(line for line in lines if is_kept(line)))
 
 
 def end_of_lines(file: IO[bytes]) -> int:

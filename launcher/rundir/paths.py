@@ -76,6 +76,29 @@ class RunPaths:
         """When a run with a budget judged what it had measured."""
         return self.path / "looks.jsonl"
 
+    @property
+    def search(self) -> Path:
+        """What `gpurun tune` searches, and what it has found."""
+        return self.path / "search.json"
+
+    @property
+    def trials(self) -> Path:
+        """A line per trial of `gpurun tune`."""
+        return self.path / "trials.jsonl"
+
+    @property
+    def screening(self) -> Path:
+        """Directory of what the trials' own ranks write, a run directory of its own without a plan."""
+        return self.path / "screening"
+
+    def trial(self, launch_id: str, number: int) -> Path:
+        """What the ranks of a launch try next."""
+        return self.launch(launch_id) / "trials" / f"{number}.json"
+
+    def trial_times(self, launch_id: str, number: int) -> Path:
+        """What they have measured."""
+        return self.launch(launch_id) / "trials" / f"{number}.times.json"
+
     def launch(self, launch_id: str) -> Path:
         return self.path / LAUNCHES / self._named(launch_id)
 

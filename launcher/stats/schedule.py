@@ -26,9 +26,9 @@ windows it is so much that noise alone is as often (14 %) taken for a warm-up th
 
 ROUNDS = 3
 """Of a launch, while nothing is known of what launches and rounds scatter by: fewer say little about it."""
-MAX_KEPT_ROUNDS = 2000
+MAX_KEPT_ROUNDS = 1000
 """Of a program's launch on each rank; of more, a random sample, of about half as many at least. The standard
-error of the median round is then up to 4 % of the rounds' standard deviation (1.25 / √1000), for normal
+error of the median round is then up to 6 % of the rounds' standard deviation (1.25 / √500), for normal
 noise."""
 
 MAX_KEPT_STEPS = MAX_KEPT_ROUNDS * WINDOW_STEPS
@@ -121,7 +121,10 @@ def unsteady_text(num_steps: int) -> str:
 def sampled_text(num_kept: int, num_steps: int, of_program: bool) -> str:
     """What to say of a launch that was so long that figures are those of a sample."""
     after = f"all of the first {MAX_KEPT_STEPS:,}, then one of a block, with the mean of the block"
-    which = f"rounds of {WINDOW_STEPS}, chosen at random" if of_program else after
+    rounds = (
+        f"rounds of {WINDOW_STEPS}, chosen at random; of later ones a step each, with the mean of the round"
+    )
+    which = rounds if of_program else after
     return f"figures are of {num_kept:,} of {num_steps:,} steps: {which}"
 
 

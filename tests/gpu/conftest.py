@@ -3,6 +3,7 @@
 `make gpu-test` prints one report. `pytest -m gpu --devices cpu:2` is a rehearsal on CPU devices.
 """
 
+import faulthandler
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
             item.add_marker(pytest.mark.alone)
+
+
+@pytest.fixture(autouse=True)
+def _patience() -> None:
+    """Many jobs take longer than a test may elsewhere; each of their commands has a limit."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from gpurun.launcher.machine.host import host_record, inspect_machine
 
 LIMITS = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 1.2e-2, "bf16": 1e-1, "fp16": 1.2e-2}
 """Largest relative difference to the gradient of one device."""
+LONGEST_S = 900.0
+"""Of a command: on GPUs a block of each of up to 13 variants takes a second, and every start several."""
 
 
 @dataclass

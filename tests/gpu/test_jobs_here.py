@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.machine import LIMITS, Devices, Report
+from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
+from tests.gpu.machine import LIMITS, LONGEST_S, Devices, Report
 from tests.integration.command import Result, gpurun, write
 
 MATRIX = """
@@ -16,21 +17,49 @@ MATRIX = """
     global_batch: 24
     precision: {precision}
     compare:
-      strategy: [single, ddp, dp]
+      strategy: {strategies}
       split: {splits}
-    steps: {{rounds: 2, launches: 1, early_stop: false, warmup: 0}}
-    profile: {{steps: 2}}
+    steps: {{rounds: 1, launches: 1, warmup: 0}}
+    profile: {{steps: 1}}
+"""
+FEW = ("single", "ddp", "dp")
+"""Strategies on fewer than all devices."""
+LARGEST = """
+    workload: gpt
+    params: {{layers: 2, width: 256, heads: 4, context: 256}}
+    devices: {devices}
+    global_batch: max
+    compare: {{strategy: [ddp, dp]}}
+    steps: {{rounds: 1, launches: 1}}
+    profile: {{steps: 0}}
 """
 
 
-def splits_of(count: int) -> list[str]:
-    """Even, twice as much on the first as on any other, and what the devices themselves come to."""
-    return ["even"] if count == 1 else ["even", ":".join(["2", *["1"] * (count - 1)]), "balanced"]
+def splits_of(count: int, is_all: bool) -> list[str]:
+    """Even, twice as much on the first as on any other; on all devices also what they themselves come to."""
+    uneven = [":".join(["2", *["1"] * (count - 1)])] if count > 1 else []
+    return ["even", *uneven, *(["balanced"] if is_all and count > 1 else [])]
+
+
+def matrix_job(devices: Devices, count: int, precision: str) -> str:
+    """On the first devices; on all of them every strategy that computes in this precision."""
+    is_all = count == devices.count
+    able = [name for name in IN_JOBS if precision not in STRATEGIES[name].precision_refusals]
+    return MATRIX.format(
+        devices=devices.first(count),
+        precision=precision,
+        strategies=json.dumps([name for name in able if is_all or name in FEW]),
+        splits=json.dumps(splits_of(count, is_all)),
+    )
+
+
+def largest_job(devices: Devices) -> str:
+    return LARGEST.format(devices=devices.first(devices.count))
 
 
 def run(directory: Path, text: str, *args: str) -> Result:
     write(directory, "job.yaml", text)
-    result = gpurun(directory, "job.yaml", "--out", "run", *args)
+    result = gpurun(directory, "job.yaml", "--out", "run", *args, timeout_s=LONGEST_S)
     assert (directory / "run/comparison.json").exists(), (
         result.err
     )  # also where variants fail, as they should here
@@ -45,10 +74,7 @@ def test_every_strategy_and_split(precision: str, devices: Devices, report: Repo
     for count in range(1, devices.count + 1):
         directory = tmp_path / str(count)
         directory.mkdir()
-        text = MATRIX.format(
-            devices=devices.first(count), precision=precision, splits=json.dumps(splits_of(count))
-        )
-        result = run(directory, text)
+        result = run(directory, matrix_job(devices, count, precision))
         assert result.code == 0, result.err
         for variant in result.comparison["variants"]:
             hold_variant(variant, precision, devices, report)
@@ -72,18 +98,7 @@ def test_a_batch_as_large_as_memory_allows(devices: Devices, report: Report, tmp
     """What was found also runs, under `dp` too, whose first device gathers what all have made."""
     if not devices.is_gpu:
         pytest.skip("takes all memory, which a GPU has to itself")
-    result = run(
-        tmp_path,
-        f"""
-        workload: gpt
-        params: {{layers: 2, width: 256, heads: 4, context: 256}}
-        devices: {devices.first(devices.count)}
-        global_batch: max
-        compare: {{strategy: [ddp, dp]}}
-        steps: {{rounds: 1, launches: 1, early_stop: false}}
-        profile: {{steps: 0}}
-        """,
-    )
+    result = run(tmp_path, largest_job(devices))
     report.found("largest batch", next(line for line in result.err.splitlines() if "max is" in line))
     assert result.code == 0, result.err
     assert all(variant["status"] == "ok" for variant in result.comparison["variants"])

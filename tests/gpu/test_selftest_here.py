@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.selftest.check_table import CHECKS
-from tests.gpu.machine import Devices, Report
+from tests.gpu.machine import LONGEST_S, Devices, Report
 from tests.integration.command import gpurun
 
 
@@ -13,7 +13,8 @@ from tests.integration.command import gpurun
 def checks(devices: Devices, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The results by name."""
     wanted = devices.kind if devices.is_gpu else f"{devices.kind}:{devices.count}"
-    result = gpurun(tmp_path_factory.mktemp("selftest"), "selftest", "--devices", wanted, "--json")
+    directory = tmp_path_factory.mktemp("selftest")
+    result = gpurun(directory, "selftest", "--devices", wanted, "--json", timeout_s=LONGEST_S)
     assert result.code in (0, 3), result.err
     return {check["name"]: check for check in result.json["checks"]}
 

@@ -41,7 +41,9 @@ class Result:
         return next(v for v in self.comparison["variants"] if v["id"] == variant_id)
 
 
-def gpurun(directory: Path, *args: str, env: dict[str, str] | None = None) -> Result:
+def gpurun(
+    directory: Path, *args: str, env: dict[str, str] | None = None, timeout_s: float = TIMEOUT_S
+) -> Result:
     """`gpurun ARGS` in `directory`; never with a traceback of ours."""
     done = subprocess.run(
         [sys.executable, "-m", "gpurun", *args],
@@ -49,7 +51,7 @@ def gpurun(directory: Path, *args: str, env: dict[str, str] | None = None) -> Re
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=timeout_s,
         stdin=subprocess.DEVNULL,
         check=False,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.machine.accelerators import Accelerator
+from gpurun.launcher.machine.gpus import nvml
 from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
 
 KIND = "sim"
@@ -68,10 +69,10 @@ def model_from(environ: Mapping[str, str]) -> MachineModel:
 def visible(environ: Mapping[str, str]) -> list[DeviceModel]:
     """The devices that this process may use, in its order."""
     devices = model_from(environ).devices
-    uuids = environ.get(VISIBLE)
+    uuids = environ.get(VISIBLE, environ.get(nvml.VISIBLE))
     if uuids is None:
         return list(devices)
-    return [devices[int(uuid.removeprefix(UUID))] for uuid in uuids.split(",") if uuid]
+    return [devices[int(uuid.rpartition("-")[2])] for uuid in uuids.split(",") if uuid]
 
 
 def inspect(environ: Mapping[str, str], root: Path, binding: Any) -> Gpus:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpurun.launcher.cli.options import json_option, parse_percent
+from gpurun.launcher.cli.options import READ, json_option, parse_percent
 from gpurun.launcher.cli.output import check_gate, show_json, width
 from gpurun.launcher.errors import SpecError
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("a", type=click.Path(path_type=Path), metavar="A")
-@click.argument("b", type=click.Path(path_type=Path), metavar="B")
+@click.argument("a", type=READ, metavar="A")
+@click.argument("b", type=READ, metavar="B")
 @click.option(
     "--fail-slower",
     "fail_slower_percent",

@@ -13,13 +13,14 @@ from gpurun.launcher.cli.completion import job_files
 from gpurun.launcher.cli.options import (
     JOB_METAVAR,
     MISSING_JOB,
+    RunPath,
     WholeNumber,
     devices_option,
     job_argument,
     json_option,
     node_options,
     only_rank_option,
-    out_option,
+    out_or_url_option,
     quiet_option,
     set_option,
 )
@@ -28,6 +29,7 @@ from gpurun.launcher.errors import SpecError
 
 if TYPE_CHECKING:
     from gpurun.launcher.plan.estimate import Earlier
+    from gpurun.launcher.rundir.store import Url
 
 
 MISSING_RUN = (
@@ -44,10 +46,10 @@ MISSING_RUN = (
     required=False,
     shell_complete=job_files,
 )
-@out_option
+@out_or_url_option
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path),
+    type=RunPath(lambda url: url),
     is_flag=False,
     flag_value="latest",
     metavar="[RUN]",
@@ -60,8 +62,8 @@ MISSING_RUN = (
 @set_option
 def job(
     job_file: Path | None,
-    out: Path | None,
-    resume: Path | None,
+    out: "Path | Url | None",
+    resume: "Path | Url | None",
     overrides: tuple[str, ...],
     **how: Any,
 ) -> None:
@@ -76,7 +78,7 @@ def job(
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
 
     quit_on_interrupt()  # until `run_job` handles it; the supervisor cleans up whatever exists by then
-    if job_file is None and resume is not None and resume.is_file() and resume.name != "latest":
+    if job_file is None and isinstance(resume, Path) and resume.is_file() and resume.name != "latest":
         job_file, resume = resume, Path("latest")  # `gpurun --resume job.yaml`
     if job_file is None and (resume is None or is_missing(resume)):
         raise SpecError(MISSING_JOB if resume is None else MISSING_RUN)
@@ -89,9 +91,9 @@ def job(
     run_and_print(invocation, out, resume, **how)
 
 
-def is_missing(resume: Path) -> bool:
+def is_missing(resume: "Path | Url") -> bool:
     """Whether `--resume` was given alone, where no run is: in `runs/NAME`, `latest` is one."""
-    return resume == Path("latest") and not resume.exists()
+    return resume == Path("latest") and not Path(resume).exists()
 
 
 @click.command()
@@ -150,7 +152,7 @@ class ProgramCommand(click.Command):
     "-m", "module", metavar="MODULE", help="Run a module, as `python -m` does, instead of a script."
 )
 @devices_option
-@out_option
+@out_or_url_option
 @click.option("--nodes", type=WholeNumber(1), help="Number of nodes; run the same command on each.")
 @node_options
 @only_rank_option
@@ -161,7 +163,7 @@ def run(
     words: tuple[str, ...],
     module: str | None,
     devices: str,
-    out: Path | None,
+    out: "Path | Url | None",
     nodes: int | None,
     overrides: tuple[str, ...],
     **how: Any,

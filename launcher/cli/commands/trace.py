@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpurun.launcher.cli.options import json_option, parse_steps, parse_tables
+from gpurun.launcher.cli.options import READ, json_option, parse_steps, parse_tables
 from gpurun.launcher.cli.output import show_json, width
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("paths", type=click.Path(path_type=Path), metavar="PATH...", nargs=-1, required=True)
+@click.argument("paths", type=READ, metavar="PATH...", nargs=-1, required=True)
 @click.option(
     "--steps", callback=parse_steps, metavar="A:B", help="Analyse only steps A to B (B excluded): 10:20."
 )

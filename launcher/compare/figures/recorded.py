@@ -72,7 +72,9 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     launches = [launch for launch in plan.launches if variant.id in launch.variants]
     world_size = variant.world_size
     status = run.read_status(variant.id)
-    steps: Mapping[int, Sequence[StepRecord]] = run.read_steps(variant.id)
+    steps: Mapping[int, Sequence[StepRecord]]
+    found, damage = run.read_steps_and_damage(variant.id)
+    steps = {rank: found[rank] for rank in range(world_size) if rank in found}
     timed = round_times(steps, world_size, "timed")
     unsteady: str | None = None
     short: tuple[str, ...] = ()
@@ -83,7 +85,6 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
             short = (text,) if text else ()
         else:
             unsteady = text
-    damage = run.damage(variant.id)
     facts = run.read_facts(variant.id)
     sampled = sample_of_steps(steps, variant.kind.runs_program)
     facts = replace(facts, warnings=(*facts.warnings, *damage, *sampled, *short))

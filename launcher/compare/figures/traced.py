@@ -13,8 +13,10 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.paths import is_own, rank_files
+from gpurun.launcher.units import ranks_text
 
 if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
 SCHEMA = 7
 MOST_OPERATORS = 20
 """That are kept of each rank, the longest ones."""
+
+NO_GPU_WORK = (
+    "no GPU work is in the traces of {ranks}, so it isn't known where their time goes: another profiler "
+    "(Nsight, DCGM) may be in use, or the program uses no GPU"
+)
 
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
@@ -76,6 +83,8 @@ class Traced:
     operators_ns: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """Compute in a step by operator, on a GPU by kernel: the mean of all steps, by rank. Of a process with
     several GPUs it isn't known which of them computed what."""
+    of_host: tuple[int, ...] = ()
+    """Ranks in whose traces no GPU works; older files don't say."""
 
 
 def read_traced(run: RunDir, variant_id: str) -> Traced | None:
@@ -126,7 +135,25 @@ def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -
     ranks = analysis.report.ranks
     steps, means = quiet_steps(ranks)
     operators = {rank.rank: operators_ns(rank) for rank in ranks if not rank.devices}
-    return Traced(SCHEMA, stamps, steps, len(common_steps(ranks)), means, warnings, operators)
+    of_host = tuple(rank.rank for rank in ranks if not rank.kernels)
+    return Traced(SCHEMA, stamps, steps, len(common_steps(ranks)), means, warnings, operators, of_host)
+
+
+def of_devices(traced: Traced | None, devices: Sequence[str]) -> Traced | None:
+    """What the traces say of these devices: nothing of a GPU whose work they lack.
+
+    Where CUPTI refuses, since another profiler has it, torch records the CPU alone, and reports no error.
+    """
+    if traced is None or not traced.of_host or devices[0].startswith(CPU.name):
+        return traced
+    known = {rank: found for rank, found in traced.ranks.items() if rank not in traced.of_host}
+    return replace(
+        traced,
+        ranks=known,
+        steps=traced.steps if known else (),
+        operators_ns={rank: ns for rank, ns in traced.operators_ns.items() if rank in known},
+        warnings=(*traced.warnings, NO_GPU_WORK.format(ranks=ranks_text(traced.of_host))),
+    )
 
 
 def _relative(text: str, root: Path) -> str:

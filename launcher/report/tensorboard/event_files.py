@@ -164,7 +164,7 @@ def _round_values(block: Mapping[int, Sequence[StepRecord]], phases: Sequence[st
     slowest = max(early, key=lambda rank: early[rank])
     values = {"step_ms/round": max(ms["step"] for ms in means.values())}
     values |= {f"slowest_rank_ms/{phase}": means[slowest][phase] for phase in phases}
-    if len(means) > 1:
+    if len(means) > 1 and early[slowest] > 0:  # of a program's steps no phase is known
         values |= {f"ahead_ms/rank{rank}": early[slowest] - ms for rank, ms in early.items()}
     return _finite(values)
 

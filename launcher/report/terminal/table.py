@@ -273,7 +273,8 @@ def footer(comparison: Comparison, page: Page) -> list[Text]:
     notes = [Text(note) for note in (*found, *fact_lines(comparison))]
     warnings = [Text.assemble(("! ", "yellow"), warning) for warning in warning_lines(comparison.variants)]
     if not comparison.complete:
-        text = f"This run is not complete: gpurun --resume {page.run or 'RUN'} measures what is missing."
+        command = "gpurun tune" if comparison.search else "gpurun"
+        text = f"This run is not complete: {command} --resume {page.run or 'RUN'} measures what is missing."
         warnings.append(Text.assemble(("! ", "yellow"), text))
     answer = Text.assemble((comparison.headline, "bold"), " ", comparison.details)
     answer.rstrip()

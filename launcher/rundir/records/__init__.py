@@ -49,6 +49,13 @@ from gpurun.launcher.rundir.records.outcome import (
     elapsed_s,
     stages_s,
 )
+from gpurun.launcher.rundir.records.search import (
+    SearchRecord,
+    TrialConfig,
+    TrialRecord,
+    TrialTimes,
+    Unmeasured,
+)
 
 __all__ = [
     "GRADIENT_DIFFERS",
@@ -82,8 +89,13 @@ __all__ = [
     "Restart",
     "RootCause",
     "RoundTime",
+    "SearchRecord",
     "Stage",
     "StepRecord",
+    "TrialConfig",
+    "TrialRecord",
+    "TrialTimes",
+    "Unmeasured",
     "VariantConfig",
     "VariantFacts",
     "VariantRef",

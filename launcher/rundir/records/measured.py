@@ -2,8 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
+from msgspec import Meta
+
+Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+"""Anyone may have written a record, so that its numbers have limits: within these, no figure overflows."""
+Length = Annotated[int, Meta(ge=1, le=1 << 62)]
+"""Nanoseconds that something took; a figure may be the logarithm of it."""
+Count = Annotated[int, Meta(ge=0, le=1 << 48)]
+Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
+LengthOfMean = Annotated[float, Meta(ge=1e-3, le=1e18)]
+"""Nanoseconds, of the mean of several."""
 Kind = Literal["warmup", "timed", "aa", "ablation", "profile", "skipped"]
 """`aa`: the baseline's second block in a round. `skipped`: a step whose update a GradScaler left out."""
 LossOver = Literal["mean", "sum", "counted"]
@@ -24,15 +34,15 @@ GRADIENT_DIFFERS = "the gradient differs from that of "
 class GpuLoad:
     """What one GPU did during a block of steps."""
 
-    peak_bytes: int | None = None
+    peak_bytes: Whole | None = None
     """Peak of allocated memory."""
-    sm_clock_mhz: float | None = None
+    sm_clock_mhz: Number | None = None
     """The mean, where the driver keeps samples; else at the end."""
-    power_w: float | None = None
+    power_w: Number | None = None
     """The mean, where the driver counts energy; else at the end."""
     throttled: str | None = None
     """Why it ran below its clock."""
-    alloc_retries: int = 0
+    alloc_retries: Count = 0
     """How often torch had to release cached memory, and so to wait, before an allocation succeeded."""
 
 
@@ -41,33 +51,33 @@ class StepRecord:
     """One step on one rank; a line of `variants/ID/rankN.jsonl`."""
 
     launch: str
-    round: int
+    round: Count
     """Counts from 1 within its launch; 0 outside rounds (warm-up, profile)."""
-    order: int
+    order: Count
     """Position of the variant's block within the round."""
-    step: int
+    step: Count
     kind: Kind
-    step_ns: int
-    phases_ns: Mapping[str, int]
+    step_ns: Length
+    phases_ns: Mapping[str, Whole]
     """data, h2d, forward, backward, optimizer; adds up to `step_ns` without the gaps between them."""
-    peak_bytes: int | None
+    peak_bytes: Whole | None
     """Peak since the block began: of allocated memory on the rank's fullest GPU, or of the process's resident
     set (CPU)."""
-    queue_ns: int | None = None
+    queue_ns: Whole | None = None
     """How long the computing thread of this rank that waited longest was ready to run but had no core, in the
     mean step of the block."""
     throttled: str | None = None
     """Why a GPU of the rank ran below its clock in the block: `too hot`, `power brake`; `None`: none did."""
-    energy_mj: float | None = None
+    energy_mj: Number | None = None
     """Millijoules that the rank's GPUs took for the block, shared among its steps."""
-    others_ns: int | None = None
+    others_ns: Whole | None = None
     """CPU time of other processes on the rank's cores, in the mean step of the block. The clock is so coarse
     that only a mean over blocks is meaningful; `None` if it is not measured."""
     gpus: tuple[GpuLoad, ...] = ()
     """Of each GPU of the rank, during the block; in the record of a block's first step only."""
-    cpu_ns: int | None = None
+    cpu_ns: Whole | None = None
     """CPU time of all threads of the rank, in the mean step of the block; `None` in older runs."""
-    block_ns: float | None = None
+    block_ns: LengthOfMean | None = None
     """The mean step of the block, where this is the only one of its steps that is recorded."""
 
 
@@ -76,16 +86,16 @@ class MemoryPeak:
     """What one device of a rank held when live tensors had most bytes, in one untimed step;
     `variants/ID/rankN.memory.json`. In bytes."""
 
-    parameters: int = 0
+    parameters: Whole = 0
     """Buffers of the model, gathered shards and the copies of `dp` included."""
-    gradients: int = 0
-    optimizer: int = 0
+    gradients: Whole = 0
+    optimizer: Whole = 0
     """Its state, and what it makes while it runs."""
-    activations: int = 0
+    activations: Whole = 0
     """What forward and backward make and keep, inputs included."""
-    communication: int = 0
+    communication: Whole = 0
     """Buffers of collectives that are nothing else, such as the buckets of `ddp`."""
-    reserved: int | None = None
+    reserved: Whole | None = None
     """What the allocator held by then, in use or not; `None` on the CPU."""
 
     @property
@@ -104,17 +114,17 @@ class PointRecord:
     """One block of a micro-benchmark's case; a line of `variants/ID/points.jsonl`, written by rank 0."""
 
     launch: str
-    round: int
+    round: Count
     series: str
     unit: Literal["bytes", "rows"]
-    size: int
+    size: Count
     """In `unit`."""
-    time_ns: float
+    time_ns: LengthOfMean
     """The time of one repetition: the block's mean on the slowest rank."""
-    repetitions: int
-    nbytes: int | None = None
-    flops: int | None = None
-    bus_factor: float | None = None
+    repetitions: Count
+    nbytes: Whole | None = None
+    flops: Whole | None = None
+    bus_factor: Number | None = None
     """Bytes that cross the busiest link, as a share of `nbytes`."""
 
 
@@ -131,7 +141,7 @@ class RoundTime:
 class VariantFacts:
     """What a launch found out about a variant besides times; `variants/ID/facts.json`."""
 
-    gradient_error: float | None = None
+    gradient_error: Number | None = None
     gradient_reference: str | None = None
     """`one device`, or the id of the variant that it was compared with."""
     warnings: tuple[str, ...] = ()
@@ -140,9 +150,9 @@ class VariantFacts:
     """Why the warm-up did not become steady."""
     untimed: str | None = None
     """Why no step of a program was timed, though it had some."""
-    flops_per_sample: float | None = None
+    flops_per_sample: Number | None = None
     """Floating-point operations of forward and backward; `None` if an operator can't be counted."""
-    bytes_per_sample: float | None = None
+    bytes_per_sample: Number | None = None
     """Memory of a sample's inputs and targets."""
     loss: LossOver | None = None
     """`None` in runs that are older than this field."""
@@ -151,7 +161,7 @@ class VariantFacts:
     its content. Empty where there was none, and in older runs."""
     gradient_warning: str | None = None
     """That the gradient isn't the reference's, by how much, and the likely reason."""
-    parameter_error: float | None = None
+    parameter_error: Number | None = None
     """Relative difference of the parameters after 5 steps to those of one device; `None` where each rank
     updates all of them, so that the gradient says it."""
 
@@ -171,9 +181,9 @@ class CodeVersion:
 class Look:
     """A line of `looks.jsonl`: when a run with a budget judged what it had measured."""
 
-    launches: int
+    launches: Count
     """Repetitions that were complete."""
-    fraction: float
+    fraction: Number
     """Of the budget that was spent, up to 1: by this much of the error rate is spent, too."""
 
 
@@ -181,10 +191,10 @@ class Look:
 class ReduceRate:
     """An all-reduce over all ranks, at its fastest."""
 
-    num_bytes: int
-    time_us: float
+    num_bytes: Count
+    time_us: Number
     """Of the slowest rank."""
-    bus_gb_per_s: float
+    bus_gb_per_s: Number
     """Bytes that cross the busiest link of a ring, per second."""
 
 
@@ -192,9 +202,9 @@ class ReduceRate:
 class PairRate:
     """A message from one rank to another one and back, at its fastest."""
 
-    low: int
-    high: int
-    gb_per_s: float
+    low: Count
+    high: Count
+    gb_per_s: Number
     """One way."""
 
 
@@ -204,24 +214,24 @@ class DeviceFacts:
 
     What the device or its driver doesn't report is `None`."""
 
-    rank: int
+    rank: Count
     device: str
     name: str
     uuid: str | None
-    clock_off: float
+    clock_off: Number
     """How far half a second of products is off by the device's clock, as a share of the host's time."""
-    matrix_rows: int
-    gflop_per_s: float
+    matrix_rows: Whole
+    gflop_per_s: Number
     """Float32 products of square matrices: the fastest of many blocks."""
-    queue_share: float
+    queue_share: Number
     """Of that time: the rank was ready to run, but other processes had the cores."""
-    power_w: float | None = None
-    energy_mj: float | None = None
+    power_w: Number | None = None
+    energy_mj: Number | None = None
     """Over that time."""
-    clock_mhz: float | None = None
+    clock_mhz: Number | None = None
     throttled: str | None = None
     """Why the clock was low at work."""
-    pcie_link: tuple[int, int] | None = None
+    pcie_link: tuple[Whole, Whole] | None = None
     """Generation and lanes of its PCIe link at work."""
     wrong_sums: tuple[str, ...] = ()
     """All-reduces that gave another sum than they should."""
@@ -235,17 +245,17 @@ class DeviceFacts:
 class Curve:
     """The time of a step on one device over its samples, without communication, in milliseconds."""
 
-    alpha_ms: float
+    alpha_ms: Number
     """The constant part of a step."""
-    alpha_ci: tuple[float, float] | None
-    beta_ms: float
+    alpha_ci: tuple[Number, Number] | None
+    beta_ms: Number
     """The time of each sample."""
-    beta_ci: tuple[float, float] | None
+    beta_ci: tuple[Number, Number] | None
     straight: bool
     """Whether the line α + β·b fits the measured points; else the curve goes through them."""
-    points: tuple[tuple[int, float], ...]
+    points: tuple[tuple[Count, Number], ...]
     """Samples and their measured time, both increasing."""
-    cap: int | None
+    cap: Count | None
     """The most samples that its memory holds, if the batch has more."""
 
 
@@ -253,8 +263,8 @@ class Curve:
 class Prediction:
     """What the curves predict for a split."""
 
-    split: tuple[int, ...]
-    compute_ms: float
+    split: tuple[Count, ...]
+    compute_ms: Number
     """The time of its slowest device."""
 
 
@@ -270,7 +280,7 @@ class Balance:
     """`None` if it does not fit."""
     proportional: Prediction | None
     """In proportion to speed, 1/β: best only if all α are equal. `None` if a curve is not straight."""
-    overhead_ms: float
+    overhead_ms: Number
     """What a step of the best split takes in addition to its slowest device: communication, measured."""
 
     @property
@@ -284,9 +294,9 @@ class Attempt:
     """A line of a search: a batch begins, fits or fails; or the search is done, or has failed."""
 
     outcome: str
-    batch: int
+    batch: Count
     message: str = ""
-    step_s: float = 0.0
+    step_s: Number = 0.0
     """Of a batch that fits: what a step took, without communication."""
 
 
@@ -294,8 +304,8 @@ class Attempt:
 class MaxBatch:
     """The result of `global_batch: max`; `max_batch.json`."""
 
-    global_batch: int
-    caps: tuple[int, ...]
+    global_batch: Count
+    caps: tuple[Count, ...]
     """The most samples of each device of the job, with a margin."""
-    step_s: float = 0.0
+    step_s: Number = 0.0
     """What a step of the largest batches that were tried took; 0 in older runs."""

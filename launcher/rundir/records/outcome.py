@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from gpurun.launcher.rundir.records.measured import Count, Whole
+
 Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profile", "memory", "run", "done"]
 """`run`: a program is running."""
 
@@ -15,13 +17,13 @@ class Event:
     """What a rank does now, or the command; a line of `launches/ID/events.jsonl`, which is rank 0's and the
     command's, or of another rank's file."""
 
-    time_ns: int
+    time_ns: Whole
     stage: Stage
     variant: str | None = None
-    round: int = 0
+    round: Count = 0
     """For a program: its steps so far."""
-    rounds: int = 0
-    monotonic_ns: int = 0
+    rounds: Count = 0
+    monotonic_ns: Whole = 0
     """The same moment by `time.monotonic_ns()`, which no one sets: durations within a launch are differences
     of it. 0 in runs that are older than this field."""
 
@@ -50,8 +52,8 @@ def stages_s(events: Sequence[Event]) -> list[tuple[Event, float]]:
 class FailureRecord:
     """A rank's own record of its failure; `launches/ID/failures/rankN.json`."""
 
-    time_ns: int
-    rank: int
+    time_ns: Whole
+    rank: Count
     variant: str | None
     stage: str
     kind: Literal["exception", "oom", "exit", "user"]
@@ -71,7 +73,7 @@ class VariantStatus:
     status: Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
     reason: str | None = None
     launch: str | None = None
-    rank: int | None = None
+    rank: Count | None = None
     log: str | None = None
     """Path of the log with more, relative to the run directory."""
 
@@ -80,13 +82,13 @@ class VariantStatus:
 class RootCause:
     """Why an attempt of a launch failed; `launches/ID/failure.json`, written by the command."""
 
-    time_ns: int
+    time_ns: Whole
     host: str
-    rank: int
+    rank: Count
     status: str
     """`was killed by SIGKILL`, `raised ValueError`, `ended with exit code 3`."""
     kind: str
-    code: int | None
+    code: Whole | None
     """Exit code, or minus the signal's number; `None`: the command stopped it."""
     message: str
     traceback: str
@@ -110,9 +112,9 @@ class RootCause:
 class Restart:
     """A line of `restarts.jsonl`."""
 
-    time_ns: int
+    time_ns: Whole
     launch: str
     """The attempt that failed."""
-    restart: int
+    restart: Count
     """Counts from 1 within the launch."""
     reason: str

@@ -6,6 +6,7 @@ Recorded steps are thinned out to what a page can show.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -91,7 +92,7 @@ def changed_s(listed: Listed) -> float:
 
 def version(*facts: Any, files: Iterable[Path] = ()) -> str:
     """Another one whenever the facts or the files are others."""
-    stamps = [(str(file), stamp_of(file)) for file in files]
+    stamps = [(os.fsencode(file).hex(), stamp_of(file)) for file in files]  # a name may be any bytes
     return hashlib.sha256(msgspec.json.encode((facts, stamps))).hexdigest()[:16]
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.trace.analysis.discover import is_merged, rank_in_name
 
@@ -105,9 +106,10 @@ def read_end(root: Path, path: Path, max_bytes: int) -> bytes:
 
 
 def walk(root: Path, is_leaf: Callable[[Directory], bool]) -> Iterator[Directory]:
-    """The directories in `root`, itself first, by name; hidden ones and what lies inside a leaf are left out.
+    """The directories in `root`, itself first, by name.
 
-    Every directory is visited once, however many links lead to it; at most `MAX_ENTRIES` entries are read.
+    Hidden ones, what lies inside a leaf, and what has a name that isn't text are left out. Every directory is
+    visited once, however many links lead to it; at most `MAX_ENTRIES` entries are read.
     """
     seen: set[tuple[int, int]] = set()
     todo = [(root, 0)]
@@ -125,6 +127,23 @@ def walk(root: Path, is_leaf: Callable[[Directory], bool]) -> Iterator[Directory
             todo += [(path / name, depth + 1) for name in reversed(directories)]
 
 
+def is_text(name: str) -> bool:
+    """Whether a name can be a part of an answer: on disk it may be any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether it is one, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, for one
+        return False
+
+
 def _list(root: Path, path: Path, seen: set[tuple[int, int]]) -> tuple[tuple[str, ...], list[str]] | None:
     """Names of the files and of the directories; `None` for one that isn't readable, or known."""
     files: list[str] = []
@@ -138,8 +157,8 @@ def _list(root: Path, path: Path, seen: set[tuple[int, int]]) -> tuple[tuple[str
             for number, entry in enumerate(listing):
                 if number >= MAX_ENTRIES:
                     break
-                if not entry.name.startswith("."):
-                    (directories if entry.is_dir() else files).append(entry.name)
+                if not entry.name.startswith(".") and is_text(entry.name):
+                    (directories if _is_directory(entry) else files).append(entry.name)
         return tuple(sorted(files)), sorted(directories)
     return None
 
@@ -203,7 +222,7 @@ class Listed:
     def _paths(self, variant: str) -> list[Path]:
         if self.kind == "traces":
             return [self.path / name for name in self.trace_names]
-        return sorted(self.run.variant(variant).glob("rank*.pt.trace.json.gz"))
+        return list(rank_files(self.run.variant(variant), ".pt.trace.json.gz").values())
 
     def indexed(self, variant: str) -> Traces | None:
         """The variant's traces as an index takes them; `None` if there are none."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,11 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from gpurun.launcher.rundir.cache import cache_directory
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE
 
 TIMELINE = "timeline"
-NAME = "gpurun"
-"""Of our directory in the user's cache."""
 _NEW = "new-"
 ABANDONED_S = 7200.0
 """Older builds are considered dead."""
@@ -126,49 +124,3 @@ def _evict(cache: Path, newest: Path) -> None:
             shutil.rmtree(directory, ignore_errors=True)
             with suppress(OSError):
                 directory.parent.rmdir()
-
-
-def cache_directory() -> Path:
-    """The user's own cache for gpurun, with access for no one else.
-
-    It is in `$XDG_CACHE_HOME` or `~/.cache`; where that can't be written, or is another user's, in the
-    directory for temporary files.
-
-    Raises:
-        OSError: no such directory can be made.
-    """
-    for place in _places():
-        if _make(place):
-            return place
-    raise PermissionError("there is no directory for the cache; set XDG_CACHE_HOME to one that you own")
-
-
-def _places() -> Iterator[Path]:
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):
-        yield Path(given) / NAME
-    home = os.path.expanduser("~")  # unchanged for a user without a home
-    if os.path.isabs(home):
-        yield Path(home) / ".cache" / NAME
-    yield Path(tempfile.gettempdir()) / f"{NAME}-{os.geteuid()}"
-
-
-def _make(place: Path) -> bool:
-    """Whether `place` is now a directory, not a link, that is ours alone."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        status = os.fstat(fd)
-        if status.st_uid != os.geteuid():
-            return False
-        if stat.S_IMODE(status.st_mode) != 0o700:
-            os.fchmod(fd, 0o700)
-        return os.access(place, os.W_OK | os.X_OK)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def find_traces(paths: Sequence[Path]) -> Found:
 
 def _look_into(directory: Path, files: list[Path], warnings: list[str]) -> None:
     root = directory.resolve()
-    for path in sorted(directory.rglob("*")):
+    for path in sorted(_everything_in(directory)):
         if not path.name.endswith(SUFFIXES) or path.name.startswith(".") or _is_own(path):
             continue
         try:
@@ -90,6 +91,17 @@ def _look_into(directory: Path, files: list[Path], warnings: list[str]) -> None:
             warnings.append(f"{path}: a merged trace of all ranks, written by gpurun; left out")
         elif path.is_file():
             files.append(path)
+
+
+def _everything_in(directory: Path) -> Iterator[Path]:
+    """What lies in a directory and below, without what can't be read, however deep it is: no recursion."""
+    todo = [directory]
+    while todo:
+        with suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                yield (path := Path(entry.path))
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(path)
 
 
 def _is_own(path: Path) -> bool:

@@ -150,7 +150,12 @@ class EventStamps:
         return event
 
     def elapsed_ns(self, start: Event, end: Event) -> int | None:
-        return round(start.elapsed_time(end) * 1e6) if end.query() else None
+        # The first event may be on another stream, and be late: torch raises unless both are done.
+        # Source: torch/include/c10/cuda/CUDAEvent.h, `elapsed_time`.
+        if not (start.query() and end.query()):
+            return None
+        elapsed_ms: float = start.elapsed_time(end)
+        return max(1, round(elapsed_ms * 1e6))  # 0 where nothing was submitted between them
 
     def wait(self) -> None:
         self._synchronize()

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any, ParamSpec
 
 import torch
@@ -14,20 +15,21 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.accelerators import CPU, gpu_kinds
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines
 from gpurun.launcher.rundir.records import Event, Kind, ProgramConfig, StepRecord
-from gpurun.launcher.stats.schedule import WINDOW_STEPS, RoundSample
 from gpurun.launcher.worker.accelerators.clock import Stamps
 from gpurun.launcher.worker.accelerators.runtime import runtime_of, used_runtime
 from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling.step_traces import StepCapture, StepTracer
-from gpurun.launcher.worker.program.step_rules import Classifier, StepBoundary
+from gpurun.launcher.worker.program.step_rules import Classifier, KeptSteps, StepBoundary
 
 P = ParamSpec("P")
 
 FLUSH_NS = 500_000_000
 """Records are written this often: seldom enough to cost nothing, often enough to show progress."""
 PROGRESS_PARTS = 2000
-"""Progress is reported once in this part of the time so far: 15,000 times in ten days, not 1.7 million."""
+"""Progress is reported once in this part of the time so far."""
+MAX_PROGRESS = 2 * PROGRESS_PARTS
+"""Reports of progress in the file; of more, every second is removed."""
 
 
 def harmless(method: Callable[P, None]) -> Callable[P, None]:
@@ -73,7 +75,7 @@ class StepRecorder:
     """Of any optimizer."""
     noise: NoiseMeter = field(default_factory=NoiseMeter)
     classifier: Classifier = field(init=False)
-    sample: RoundSample = field(init=False)
+    kept: KeptSteps = field(init=False)
     _boundary: StepBoundary = field(default_factory=StepBoundary)
     _device: torch.device | None = None
     """Of the first optimizer whose weights are on a GPU."""
@@ -86,17 +88,16 @@ class StepRecorder:
     """Whether the current step is traced or next to a traced one."""
     _ended: "deque[tuple[Any, Any, Kind]]" = field(default_factory=deque)
     _num_ended: int = 0
-    _last: StepRecord | None = None
-    """Of the steps that were written or dropped."""
     _began_ns: int = field(default_factory=time.perf_counter_ns)
     _flushed_ns: int = field(default_factory=time.perf_counter_ns)
     _reported_ns: int = 0
+    _num_reports: int = 0
     _closed: bool = False
 
     def __post_init__(self) -> None:
         self._read = self.noise.read()
         self.classifier = Classifier(self.config.launch, self.config.warmup)
-        self.sample = RoundSample(self.config.launch)
+        self.kept = KeptSteps(self.config.launch)
 
     @harmless
     def optimizer_stepped(self, optimizer: object, skipped: bool = False) -> None:
@@ -142,20 +143,13 @@ class StepRecorder:
             self.stop(error)
 
     def keep(self, records: list[StepRecord]) -> None:
-        """Writes steps, as far as they are in the sample."""
-        path, level = self.run.steps(self.config.variant, self.rank), self.sample.level
-        for one in records:
-            self.sample.add(one.step // WINDOW_STEPS)
-        if self.sample.level > level:
-            keep_lines(path, StepRecord, self._is_kept)
-        if kept := [one for one in records if self._is_kept(one)]:
-            append_lines(path, kept)
-        self._last = records[-1]
-
-    def _is_kept(self, step: StepRecord) -> bool:
-        """Whether a step is in the sample, or of other launches or the warm-up, which are few."""
-        is_own = step.launch == self.config.launch and step.kind != "warmup"
-        return not is_own or self.sample.keeps(step.step // WINDOW_STEPS)
+        """Writes steps, as far as they are kept."""
+        path, level = self.run.steps(self.config.variant, self.rank), self.kept.sample.level
+        lines = self.kept.add(records)
+        if self.kept.sample.level > level:
+            keep_lines(path, StepRecord, self.kept.has)
+        if lines:
+            append_lines(path, lines)
 
     def _with_noise(self, records: list[StepRecord]) -> list[StepRecord]:
         """The steps since the last flush, with what of their time the rank waited for a core."""
@@ -188,8 +182,17 @@ class StepRecorder:
         """Rank 0 writes how many steps have ended."""
         self._reported_ns = time.perf_counter_ns()
         if self.rank == 0:
-            event = Event.now("run", self.config.variant, self._num_ended)
-            append_lines(self.run.events(self.config.launch), [event])
+            self.add_progress(Event.now("run", self.config.variant, self._num_ended))
+
+    def add_progress(self, event: Event) -> None:
+        """Appends to the reports of progress, which thin out where there are many."""
+        path = self.run.events(self.config.launch)
+        if self._num_reports >= MAX_PROGRESS:
+            stays = cycle((True, False))
+            keep_lines(path, Event, lambda one: one.stage != "run" or next(stays))
+            self._num_reports //= 2
+        append_lines(path, [event])
+        self._num_reports += 1
 
     def close(self, wait: bool) -> None:
         """Writes the remaining steps; in any case the last, which has their number and the peak of memory.
@@ -207,8 +210,8 @@ class StepRecorder:
         if wait and self.stamps is not None:
             self.stamps.wait()
         self.flush()
-        if self._last is not None and not self._is_kept(self._last):
-            append_lines(self.run.steps(self.config.variant, self.rank), [self._last])
+        if lines := self.kept.rest():
+            append_lines(self.run.steps(self.config.variant, self.rank), lines)
         self.report_progress()
 
     def abandon(self) -> None:

@@ -1,12 +1,16 @@
 """Which optimizer calls end a step of a program, and which of its steps count. Pure: no torch, no clock."""
 
+import random
 import weakref
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Literal
 
 from gpurun.launcher.rundir.records import Kind, StepRecord
 from gpurun.launcher.stats.schedule import (
     WINDOW_STEPS,
+    RoundSample,
     is_steady,
     unsteady_text,
     warmup_maximum,
@@ -89,3 +93,79 @@ class Classifier:
         self.is_warm = steady or count >= warmup_maximum(self.warmup)
         if self.is_warm and not steady:
             self.unsteady = unsteady_text(count)
+
+
+@dataclass
+class KeptSteps:
+    """Which steps of a launch are written, the same on all ranks: all, or those of a sample of its rounds.
+
+    Once it is a sample, of each later round one step is written, with the mean of the round.
+    """
+
+    launch: str
+    sample: RoundSample = field(init=False)
+    _num_whole: int | None = None
+    """The first rounds, of which all steps are written; `None`: so far it is all."""
+    _open: list[StepRecord] = field(default_factory=list)
+    """Those of a round that isn't complete yet."""
+    _written: StepRecord | None = None
+    """The last that was."""
+    _last: StepRecord | None = None
+    """Of all steps."""
+
+    def __post_init__(self) -> None:
+        self.sample = RoundSample(self.launch)
+
+    def has(self, step: StepRecord) -> bool:
+        """Whether a step is in the sample, or of other launches or the warm-up, which are few."""
+        is_own = step.launch == self.launch and step.kind != "warmup"
+        return not is_own or self.sample.keeps(number_of_round(step))
+
+    def add(self, steps: Sequence[StepRecord]) -> list[StepRecord]:
+        """What to write, now that these steps have ended; at least one has."""
+        for step in steps:
+            self.sample.add(number_of_round(step))
+            if self._num_whole is None and self.sample.level:
+                self._num_whole = number_of_round(step) + 1
+        self._last = steps[-1]
+        return self._in_sample([one for step in steps if self.has(step) for one in self._next(step)])
+
+    def rest(self) -> list[StepRecord]:
+        """What is left to write at the end: always the last step, which has their number, and the peak of
+        memory."""
+        left = self._in_sample(self._close())
+        last, before = self._last, self._written
+        if last is None or (before is not None and before.step == last.step):
+            return left
+        mean_ns = before.block_ns if before and number_of_round(before) == number_of_round(last) else None
+        return [*left, replace(last, block_ns=mean_ns)]
+
+    def _in_sample(self, steps: list[StepRecord]) -> list[StepRecord]:
+        """Those that still are."""
+        kept = [step for step in steps if self.has(step)]
+        self._written = kept[-1] if kept else self._written
+        return kept
+
+    def _next(self, step: StepRecord) -> list[StepRecord]:
+        """What can be written when it is this step's turn."""
+        if self._num_whole is None or number_of_round(step) < self._num_whole:
+            return [step]
+        is_next = bool(self._open) and number_of_round(self._open[0]) != number_of_round(step)
+        before = self._close() if is_next else []
+        self._open.append(step)
+        return [*before, *(self._close() if len(self._open) == WINDOW_STEPS else ())]
+
+    def _close(self) -> list[StepRecord]:
+        """The open round: one record, or as many as its steps where they are few, or not all timed."""
+        steps, self._open = self._open, []
+        if len(steps) < WINDOW_STEPS or any(step.kind != "timed" for step in steps):
+            return steps
+        place = random.Random(f"{self.launch}/{steps[0].round}").randrange(WINDOW_STEPS)
+        peaks = [step.peak_bytes for step in steps if step.peak_bytes is not None]
+        mean_ns = fmean(step.step_ns for step in steps)
+        return [replace(steps[place], block_ns=mean_ns, peak_bytes=max(peaks, default=None))]
+
+
+def number_of_round(step: StepRecord) -> int:
+    """From 0, of any step of a program."""
+    return step.step // WINDOW_STEPS

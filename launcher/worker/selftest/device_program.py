@@ -155,11 +155,14 @@ def sample(load: LoadMeter, links: list[tuple[int, int]]) -> None:
 
 
 def own_device(kind: Accelerator) -> torch.device:
-    """The rank's; an instance (MIG) is the only device that its process sees."""
+    """The rank's; an instance (MIG) is the only device that its process sees.
+
+    Where torch sees none, its first use says why.
+    """
     if kind.is_host:
         return torch.device(kind.name)
     num_visible = torch.get_device_module(kind.name).device_count()
-    return torch.device(kind.name, int(os.environ["LOCAL_RANK"]) % num_visible)
+    return torch.device(kind.name, int(os.environ["LOCAL_RANK"]) % max(1, num_visible))
 
 
 def properties(device: torch.device) -> object:

@@ -4,10 +4,12 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -253,6 +255,18 @@ def test_a_missing_module_is_named(guard: Guard) -> None:
         pytest.raises(MachineError, match="no_such_torch can't be imp"),
     ):
         pool.poll(30.0)
+
+
+@pytest.mark.parametrize(("length", "error"), [(100_000, None), (200_000, "longer than Linux allows")])
+def test_an_environment_may_be_as_large_as_the_kernel_allows(
+    guard: Guard, length: int, error: str | None
+) -> None:
+    with socket.socket() as stream, expected(error):
+        guard.spawn(["/bin/true"], dict.fromkeys("ABCD", length * "x"), stream, stream.fileno())
+
+
+def expected(error: str | None) -> AbstractContextManager[object]:
+    return pytest.raises(MachineError, match=error) if error else nullcontext()
 
 
 def test_why_the_server_has_ended_is_read_before_it_is_asked_for_more(guard: Guard) -> None:

@@ -3,6 +3,7 @@
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from tests.sim.faults import injected
 from tests.sim.machine import KIND
 
 
@@ -27,3 +28,7 @@ def autoload() -> None:
     _setup_privateuseone_for_python_backend(KIND, SimModule(), Hook())
     for part in (tensor, collectives, parallel):
         part.register()
+    if injected():
+        from tests.sim.backend import faulty
+
+        faulty.register()

@@ -4,3 +4,8 @@ from gpurun.launcher.machine.accelerators import ACCELERATORS
 from tests.sim.machine import SIM
 
 ACCELERATORS[SIM.name] = SIM
+
+from tests.sim import faults  # noqa: E402
+
+if found := faults.injected():
+    faults.install(found)

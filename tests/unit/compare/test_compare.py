@@ -354,7 +354,7 @@ def test_figures_of_a_long_program_are_those_of_a_sample(files: Files) -> None:
     write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
     files.close(program)
     (found,) = compare_run(files.run).variants
-    assert "figures are of 21 of 123,457 steps: rounds of 5, chosen at random" in found.warnings
+    assert any("figures are of 21 of 123,457 steps: rounds of 5" in text for text in found.warnings)
     again = [replace(line, launch="02") for line in lines]
     assert [*step_numbers(lines), *numbers] == [*numbers, *numbers]
     assert [*step_numbers(lines + again)][21:] == [123_457 + number for number in numbers]

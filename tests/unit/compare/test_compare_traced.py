@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.compare.figures.traced import RankBreakdown, read_traced
+from gpurun.launcher.compare.figures.traced import RankBreakdown, of_devices, read_traced
 from gpurun.launcher.compare.figures.variant import with_breakdown
 from gpurun.launcher.compare.model import RankFigures
 from gpurun.launcher.rundir.files import RunDir
@@ -77,6 +77,19 @@ def test_nothing_is_written_into_a_strangers_run(run: RunDir, monkeypatch: pytes
     before = sorted(run.path.rglob("*"))
     assert read_traced(run, "v") is not None
     assert sorted(run.path.rglob("*")) == before
+
+
+def test_a_gpu_whose_work_was_not_recorded_has_no_figures_of_the_cpu(run: RunDir) -> None:
+    """Another profiler has CUPTI: Kineto then writes a trace of the CPU alone."""
+    write(run.trace("v", 1), [step(2, 2000, 100), span("cpu_op", "aten::mm", 2000, 50)], **rank_info(1, 2))
+    found = read_traced(run, "v")
+    assert found is not None
+    assert found.ranks[1].compute_ns == 50_000
+    assert of_devices(found, ("cpu:0", "cpu:1")) == found
+    of_gpus = of_devices(found, ("cuda:0", "cuda:1"))
+    assert of_gpus is not None
+    assert of_gpus.ranks == {0: found.ranks[0]}
+    assert "no GPU work is in the traces of rank 1, " in of_gpus.warnings[-1]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"schema": 0}'])

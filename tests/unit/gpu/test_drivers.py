@@ -24,7 +24,7 @@ from gpurun.launcher.plan.devices import MachineLike, busy_notes, device_notes, 
 from gpurun.launcher.plan.launch_config import backend_for, launch_config_for
 from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.tensorboard_plugin.logdir import machine as tab
-from tests.unit.machine.test_host import UUIDS, NVMLError, NVMLErrorLibraryNotFound, fake
+from tests.unit.machine.fake_driver import UUIDS, NVMLError, NVMLErrorLibraryNotFound, fake
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 
 CUDA_13 = TorchBuild("2.13.0+cu130", {"cuda": "13.0"})

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from gpurun.launcher.inspect.collectives import CalledCollective, Gap, find_gap, last_ones, parse_history
-from gpurun.launcher.inspect.hang_diagnosis import diagnose, find_hang, ranks_text
+from gpurun.launcher.inspect.hang_diagnosis import diagnose, find_hang
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, Activity, Frame, Thread
+from gpurun.launcher.units import ranks_text
 
 
 def history(*called: tuple[str, int, str]) -> tuple[CalledCollective, ...]:

@@ -1,6 +1,7 @@
 """A stranger's run directory, damaged on purpose: the table as ever, or a sentence, and never a traceback."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,7 +42,26 @@ def lines_without_end(run: RunDir) -> None:
         file.write(b'{"launch": ' + NESTED + b"\n" + b'{"launch": "\xff"}\n')
 
 
-@pytest.mark.parametrize("plant", [odd_names, lines_without_end])
+def rank_of_no_device(run: RunDir) -> None:
+    for each in (run.path / "variants").iterdir():
+        lines = (each / "rank0.jsonl").read_bytes()
+        (each / "rank7.jsonl").write_bytes(lines.replace(b'"energy_mj":null', b'"energy_mj":5.0'))
+
+
+def numbers_without_end(run: RunDir) -> None:
+    """As records that can't be read: figures are logarithms, sums and means of them."""
+    lines = (variant(run) / "rank0.jsonl").read_bytes().splitlines()
+    keys = (b"step_ns", b"round", b"step", b"cpu_ns", b"others_ns", b"energy_mj", b"block_ns")
+    odd = [
+        re.sub(rb'"%s":(null|\d+)' % key, b'"%s":%s' % (key, number), lines[-1])
+        for key in keys
+        for number in (b"-1" + b"0" * 400, b"1" + b"0" * 400)
+    ]
+    with (variant(run) / "rank0.jsonl").open("ab") as file:
+        file.write(b"".join(line + b"\n" for line in odd))
+
+
+@pytest.mark.parametrize("plant", [odd_names, lines_without_end, rank_of_no_device, numbers_without_end])
 def test_what_no_run_contains_changes_nothing(run: RunDir, plant: Plant) -> None:
     before = compare_run(find_run(run.path))
     plant(run)

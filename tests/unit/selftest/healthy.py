@@ -19,7 +19,8 @@ from gpurun.launcher.selftest.evidence import (
     RanJob,
 )
 from gpurun.launcher.selftest.run_checks import FAULTY, GRAPH, NUM_STEPS, PROGRAM_NAMES, SOUND
-from tests.unit.machine.test_host import UUIDS, fake, machine
+from tests.unit.machine.fake_driver import UUIDS, well
+from tests.unit.machine.test_host import machine
 
 DEVICES = ("cuda:0", "cuda:1", "cuda:2")
 TWO_NODES = Topology({0: (0,), 1: (1,)}, ((0,), (1,)))
@@ -44,18 +45,7 @@ def three_gpus(**driver: Any) -> Machine:
 
 def health(**driver: Any) -> tuple[GpuHealth, ...]:
     """What NVML reports of GPUs that are well, with changes of its functions."""
-    nvml = fake()
-    answers = {
-        "nvmlDeviceGetTotalEccErrors": lambda *_: 0,
-        "nvmlDeviceGetRemappedRows": lambda _: (0, 0, 0, 0),
-        "nvmlDeviceGetNvLinkVersion": lambda *_: 6,
-        "nvmlDeviceGetCurrPcieLinkWidth": lambda _: 16,
-        "nvmlDeviceGetMaxPcieLinkGeneration": lambda _: 5,
-        "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,
-    }
-    for name, answer in {**answers, **driver}.items():
-        setattr(nvml, name, answer)
-    return inspect_health(range(len(DEVICES)), {}, nvml)
+    return inspect_health(range(len(DEVICES)), {}, well(**driver))
 
 
 def facts(rank: int) -> DeviceFacts:

@@ -28,7 +28,7 @@ from gpurun.launcher.selftest.evidence import (
     RanJob,
 )
 from gpurun.launcher.selftest.run_checks import FAULTY
-from tests.unit.machine.test_host import UUIDS, NVMLError
+from tests.unit.machine.fake_driver import UUIDS, NVMLError
 from tests.unit.selftest.healthy import DEVICES, SLEEPING, evidence, health, three_gpus, variant
 
 Change = Callable[[Evidence], Evidence]

@@ -29,7 +29,7 @@ from gpurun.launcher.selftest.machine_checks import driver, earlier_speed, visib
 from gpurun.launcher.selftest.run_checks import out_of_memory, traces
 from gpurun.launcher.selftest.self_test import RESULT, Result, earlier_rates, run_selftest, wished_devices
 from gpurun.launcher.selftest.self_test import keep as keep_result
-from tests.unit.machine.test_host import UUIDS, NVMLError
+from tests.unit.machine.fake_driver import UUIDS, NVMLError
 from tests.unit.selftest.healthy import DEVICES, evidence, health, three_gpus
 from tests.unit.selftest.test_named_faults import CU130, first_variant, in_job, judged, unusable
 

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
+from werkzeug.datastructures import MultiDict
 from werkzeug.test import Client
 
 from gpurun.launcher.compare.model import Comparison
@@ -153,6 +154,22 @@ def test_links_that_lead_out_are_not_followed(logdir: Path) -> None:
     assert SECRET not in answer
     assert listed.traces_of("ddp-2-even") == ()
     assert steps_answer(listed, ["ddp-2-even"])["variants"]["ddp-2-even"]["total"] == 0
+
+
+def test_names_that_are_no_text_and_links_to_themselves_keep_nothing_else_from_being_shown(
+    logdir: Path,
+) -> None:
+    """A page asks by name, and gets JSON: both are text."""
+    names = set(Listing(str(logdir)).all())
+    shutil.copytree(min(path for path in logdir.iterdir() if path.is_dir()), logdir / "d\udcff")
+    for directory in [path for path in logdir.rglob("*") if path.is_dir()]:
+        (directory / "rank1\udcff.pt.trace.json.gz").write_bytes(b"{}")
+        (directory / "itself").symlink_to("itself")
+    server = Server(Listing(str(logdir)))
+    answer = ROUTES["/runs"](server, Query(MultiDict()))
+    assert msgspec.json.encode(answer)
+    assert set(server.listing.all()) >= names
+    assert all(name.isprintable() for name in server.listing.all())
 
 
 def test_links_that_stay_inside_are(logdir: Path) -> None:

@@ -12,10 +12,11 @@ import torch
 import gpurun
 from gpurun.launcher.compare.figures.other_load import queue_percent
 from gpurun.launcher.rundir.files import RunDir, append_lines
-from gpurun.launcher.rundir.records import ProfileConfig, ProgramConfig, StepRecord, VariantRef
+from gpurun.launcher.rundir.records import Event, ProfileConfig, ProgramConfig, StepRecord, VariantRef
 from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling.step_traces import StepTracer
+from gpurun.launcher.worker.program import recorder as recorder_module
 from gpurun.launcher.worker.program.program_rank import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.program.step_rules import Classifier
@@ -224,7 +225,7 @@ def test_steps_of_a_gpu_are_written_when_it_has_done_them(tmp_path: Path) -> Non
     stamps = EventStamps(torch.device("cuda"), lambda: Event(next(numbers)), lambda event: None, lambda: None)
     first, second = stamps.now(), stamps.now()
     assert stamps.elapsed_ns(first, second) is None
-    finished.add(1)
+    finished.update((0, 1))
     assert stamps.elapsed_ns(first, second) == 2_000_000
 
 
@@ -306,7 +307,7 @@ def test_of_a_long_program_a_sample_and_the_last_step_are_kept(recorder: StepRec
     append_lines(path, earlier)
     path.write_bytes(path.read_bytes() + b"{damaged\n")
     before = path.read_bytes()
-    recorder.sample.most = 8
+    recorder.kept.sample.most = 8
     layer = a_layer()
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     for _ in range(20):
@@ -323,3 +324,17 @@ def test_of_a_long_program_a_sample_and_the_last_step_are_kept(recorder: StepRec
     assert len({number // 5 for number in kept}) <= 9
     events = recorder.run.read_events(launch)
     assert events[-1].round == recorder.classifier.count
+
+
+def test_of_a_long_program_reports_of_progress_thin_out(
+    recorder: StepRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "MAX_PROGRESS", 8)
+    path, launch = recorder.run.events(recorder.config.launch), recorder.config.launch
+    append_lines(path, [Event(0, "build")])
+    for number in range(100):
+        recorder.add_progress(Event(number, "run", round=number))
+    first, *reports = recorder.run.read_events(launch)
+    assert first.stage == "build"
+    assert 4 <= len(reports) <= 8
+    assert (reports[0].round, reports[-1].round) == (0, 99)

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpurun.launcher.compare.figures.recorded import round_blocks_ns
+from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.stats.schedule import WINDOW_STEPS, RoundSample
-from gpurun.launcher.worker.program.step_rules import TAKEOVER_CALLS, StepBoundary
+from gpurun.launcher.worker.program.step_rules import TAKEOVER_CALLS, KeptSteps, StepBoundary
 
 
 class Optimizer:
@@ -60,21 +62,33 @@ def test_an_optimizer_that_no_longer_steps_loses_the_pace() -> None:
     assert pace.call(second) == "inside"
 
 
-@given(st.integers(0, 800), st.integers(1, 40), st.integers(1, 300))
-def test_ranks_keep_the_same_rounds_however_often_they_write(num_steps: int, most: int, at_once: int) -> None:
-    steps = range(num_steps)
-    one, other = RoundSample("01", most), RoundSample("01", most)
-    for begin in range(0, num_steps, at_once):
-        for each in steps[begin : begin + at_once]:
-            one.add(each // WINDOW_STEPS)
-    for each in steps:
-        other.add(each // WINDOW_STEPS)
-    kept = [each for each in steps if one.keeps(each // WINDOW_STEPS)]
-    assert kept == [each for each in steps if other.keeps(each // WINDOW_STEPS)]
-    rounds = {number // WINDOW_STEPS for number in kept}
-    assert len(rounds) <= most
-    assert len(kept) == num_steps or one.level > 0
-    assert all(each in kept for each in steps if each // WINDOW_STEPS in rounds)  # whole rounds
+def written(steps: list[StepRecord], most: int, at_once: int) -> list[StepRecord]:
+    """The file of a rank that writes so many steps at once."""
+    kept = KeptSteps("01")
+    lines: list[StepRecord] = []
+    kept.sample.most = most
+    for begin in range(0, len(steps), at_once):
+        new = kept.add(steps[begin : begin + at_once])
+        lines = [*(line for line in lines if kept.has(line)), *new]
+    return lines + kept.rest()
+
+
+@given(st.integers(1, 800), st.integers(1, 40), st.integers(1, 300), st.integers(1, 300))
+def test_ranks_keep_the_same_rounds_however_often_they_write(
+    num_steps: int, most: int, one: int, other: int
+) -> None:
+    """The rounds that are kept have the times that they would have if all steps were."""
+    steps = [StepRecord("01", n // WINDOW_STEPS + 1, 0, n, "timed", n * n, {}, n) for n in range(num_steps)]
+    lines = written(steps, most, one)
+    assert lines == written(steps, most, other)
+    assert lines == steps or len(lines) <= most * WINDOW_STEPS + WINDOW_STEPS
+    assert lines[-1].step == num_steps - 1
+    assert len({line.step for line in lines}) == len(lines)
+    kept, everything = round_blocks_ns(lines, "timed"), round_blocks_ns(steps, "timed")
+    last_round = everything.popitem()[0]
+    times = {key: fmean(block) for key, block in kept.items() if key != last_round}
+    assert times == {key: fmean(everything[key]) for key in times}
+    assert max(line.peak_bytes or 0 for line in lines) == num_steps - 1
 
 
 @pytest.mark.parametrize("period", [16, 200, 1024])

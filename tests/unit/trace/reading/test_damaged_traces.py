@@ -1,9 +1,11 @@
 """Files that end early, hold nonsense, or aren't traces."""
 
 import gzip
+import inspect
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.analysis.discover import find_traces
 from gpurun.launcher.trace.kineto import file_blocks, trace_file
 from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
 
@@ -185,6 +188,20 @@ def test_links_out_of_the_directory_are_not_followed(tmp_path: Path) -> None:
     report = analyse_paths([directory])
     assert [rank.rank for rank in report.ranks] == [0]
     assert any("rank1.json: symbolic link out of the directory" in warning for warning in report.warnings)
+
+
+def test_directories_may_be_deeper_than_python_recurses(tmp_path: Path) -> None:
+    deepest = tmp_path.joinpath(*["d"] * 120)
+    deepest.mkdir(parents=True)
+    for place in (deepest, tmp_path):
+        write(place / "rank0.json", [step(1, 0, 100)])
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 80)
+    try:
+        found = find_traces([tmp_path])
+    finally:
+        sys.setrecursionlimit(before)
+    assert found.files == (deepest / "rank0.json", tmp_path / "rank0.json")
 
 
 def test_a_directory_without_traces(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""`gpurun tune`: hundreds of combinations screened in short trials, the best ones compared as in any run."""

@@ -1,0 +1,130 @@
+"""What time a combination of settings takes, by those that were measured: additive in log time, with pairs.
+
+log time = mean + an effect of each value + an effect of each pair of values + a deviation of its own. All
+effects are normal; how large those of a key or of a pair of keys are is learned, so that pairs which don't
+matter vanish. What was measured has noise: that of its steps, and that of one trial from the next.
+
+Source: variance components; Zhou, Hu, Zhou and Lange, MM Algorithms for Variance Components Models, Journal
+of Computational and Graphical Statistics 28 (2019).
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Levels = NDArray[np.int64]
+"""A row per combination, a column per key: the number of its value."""
+
+MEAN_VARIANCE = 1.0
+KEY_VARIANCE = 0.1**2
+"""Of log time: values of a key differ by 10 %, until it is known."""
+PAIR_VARIANCE = 0.02**2
+OWN_VARIANCE = 0.01**2
+TRIAL_VARIANCE = 0.02**2
+"""Of one trial from the next, besides the noise of its steps."""
+PRIOR_WEIGHT = 1.0
+"""These guesses count as much as one effect of each kind would."""
+ITERATIONS = 30
+JITTER = 1e-10
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the trials of a combination have shown."""
+
+    combination: int
+    log_time: float
+    """The mean over its trials."""
+    variance: float
+    """Of that mean, by the scatter of steps."""
+    trials: int
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """What is known of the log time of every combination."""
+
+    mean: Floats
+    covariance: Floats
+
+    def draws(self, number: int, rng: np.random.Generator) -> Floats:
+        """Times that they may have, all together: an array of `number` rows."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        root = vectors * np.sqrt(np.clip(values, 0.0, None))
+        found: Floats = self.mean + rng.standard_normal((number, len(self.mean))) @ root.T
+        return found
+
+
+def posterior(levels: Levels, measured: Sequence[Measured]) -> Posterior:
+    """What `measured` says about every combination.
+
+    Args:
+        levels: of all combinations.
+        measured: at least one.
+    """
+    own = [one.combination for one in measured]
+    times = np.array([one.log_time for one in measured])
+    fixed = np.diag([one.variance for one in measured])
+    scatter = np.diag([1 / one.trials for one in measured])
+    centre = float(np.median(times))
+    seen = levels[own]
+    kernels = np.array([*_kernels(seen, seen), np.eye(len(own)), scatter])
+    variances = _learned(kernels, times - centre, fixed)
+    covariance = _weighted(levels, levels, variances)
+    covariance[np.diag_indices(len(levels))] += variances[-2]
+    towards = _weighted(levels, seen, variances)
+    towards[own, range(len(own))] += variances[-2]
+    total = _total(kernels, variances, fixed)
+    gain = np.linalg.solve(total, towards.T).T
+    return Posterior(centre + gain @ (times - centre), covariance - gain @ towards.T)
+
+
+def _learned(kernels: Floats, times: Floats, fixed: Floats) -> Floats:
+    """The variance of each kind of effect; the last two are of combinations by themselves, and of trials."""
+    num_keys = _num_keys(len(kernels))
+    num_pairs = len(kernels) - num_keys - 2
+    guesses = np.array(
+        [KEY_VARIANCE] * num_keys + [PAIR_VARIANCE] * num_pairs + [OWN_VARIANCE, TRIAL_VARIANCE]
+    )
+    variances = guesses.copy()
+    for _ in range(ITERATIONS):
+        inverse = np.linalg.inv(_total(kernels, variances, fixed))
+        solved = inverse @ times
+        squares = np.einsum("i,kij,j->k", solved, kernels, solved)
+        traces = np.einsum("ij,kji->k", inverse, kernels)
+        above = variances**2 * squares + PRIOR_WEIGHT * guesses
+        variances = np.sqrt(above / (traces + PRIOR_WEIGHT / variances))
+    return variances
+
+
+def _num_keys(num_kernels: int) -> int:
+    """Of k keys there are k kernels, k·(k − 1)/2 of pairs, and two more."""
+    return round((math.sqrt(8 * (num_kernels - 2) + 1) - 1) / 2)
+
+
+def _total(kernels: Floats, variances: Floats, fixed: Floats) -> Floats:
+    """The covariance of what was measured."""
+    total: Floats = np.tensordot(variances, kernels, 1) + fixed + MEAN_VARIANCE
+    total[np.diag_indices(len(total))] += JITTER
+    return total
+
+
+def _weighted(rows: Levels, columns: Levels, variances: Floats) -> Floats:
+    """The covariance of combinations by their values: without their own deviations."""
+    found = np.full((len(rows), len(columns)), MEAN_VARIANCE)
+    for variance, kernel in zip(variances, _kernels(rows, columns), strict=False):
+        found += variance * kernel
+    return found
+
+
+def _kernels(rows: Levels, columns: Levels) -> Iterator[Floats]:
+    """Where combinations share the value of a key, of every key; then of every pair of keys."""
+    keys = range(rows.shape[1])
+    same = [(rows[:, key, None] == columns[None, :, key]).astype(float) for key in keys]
+    yield from same
+    yield from (one * other for one, other in itertools.combinations(same, 2))

@@ -1,0 +1,206 @@
+"""What a search tries next, and when it drops what: pure, on the results of trials so far.
+
+First a few combinations that have every value several times. By the model of their times, those that may be
+faster than the best one so far are tried in turn, until none is likely to be faster by more than a percent.
+What was tried is then tried again, for twice as long each time, as long as it isn't clearly slower:
+successive halving. The best that remain are compared as in any run.
+
+Sources: Russo and others, A Tutorial on Thompson Sampling, Foundations and Trends in Machine Learning 11
+(2018); Karnin, Koren and Somekh, Almost Optimal Exploration in Multi-Armed Bandits, ICML (2013).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import numpy as np
+
+from gpurun.launcher.search.model import Floats, Levels, Measured, Posterior, posterior
+
+FINALISTS = 5
+TOLERANCE = 0.01
+"""Of log time: a combination that is faster by less isn't looked for."""
+DESIGN_PER_EFFECT = 1.5
+"""Combinations of the first batch, for each effect of a value that the model has."""
+LEAST_DESIGN = 8
+BATCH = 8
+"""Combinations that are tried before the model learns from them."""
+MOST_TRIALS = 4
+"""Of a combination; each takes twice as many steps as the one before."""
+CHANCE = 0.01
+"""What is the fastest of those tried with less than this chance is clearly slower."""
+LEVEL = 0.95
+DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The result of one trial."""
+
+    combination: int
+    log_time: float | None
+    """Of a step, or of a sample; `None`: it failed."""
+    variance: float = 0.0
+    """Of that, by the scatter of its steps."""
+    seconds: float = 0.0
+    """What the trial took."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What to try next."""
+
+    combinations: tuple[int, ...]
+    number: int
+    """Which of its trials it is for each of them, from 1."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has come to."""
+
+    finalists: tuple[int, ...]
+    """The fastest first."""
+    times: Floats
+    """The log time of every combination, measured or predicted."""
+    missed: float
+    """With 95 % confidence, no other is faster than the best finalist by more, in log time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """A search of the fastest of these combinations."""
+
+    levels: Levels
+    seed: int = 0
+    first: tuple[int, ...] = ()
+    """What is tried before all others: the job's own setting."""
+    _design: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_design", design(self.levels, self.seed, self.first))
+
+    def next_batch(self, trials: Sequence[Trial], left_s: float) -> Batch | None:
+        """What to try next; `None`: what is known suffices, or the time is up.
+
+        Args:
+            trials: so far.
+            left_s: seconds that are left for trials.
+        """
+        batch = self._wanted(trials)
+        if batch is None:
+            return None
+        cost_s = fmean(trial.seconds for trial in trials) * 2 ** (batch.number - 1) if trials else 0.0
+        affordable = len(batch.combinations) if cost_s <= 0 else int(left_s / cost_s)
+        chosen = batch.combinations[: max(0, affordable)]
+        return Batch(chosen, batch.number) if chosen else None
+
+    def _wanted(self, trials: Sequence[Trial]) -> Batch | None:
+        tried = {trial.combination for trial in trials}
+        if begin := [one for one in self._design if one not in tried]:
+            return Batch(tuple(begin), 1)
+        known = measured(trials)
+        if not known:
+            rest = [one for one in range(len(self.levels)) if one not in tried]
+            return Batch(tuple(rest[:BATCH]), 1) if rest else None
+        belief = posterior(self.levels, known)
+        draws = belief.draws(DRAWS, np.random.default_rng((self.seed, len(trials))))
+        return self._explore(draws, tried, known) or self._again(draws, known)
+
+    def _explore(self, draws: Floats, tried: set[int], known: Sequence[Measured]) -> Batch | None:
+        """The combinations not tried yet that are most often the fastest, in times that all may have."""
+        untried = np.array([one for one in range(len(self.levels)) if one not in tried], dtype=int)
+        if not len(untried):
+            return None
+        best = draws[:, [one.combination for one in known]].min(axis=1)
+        gains = best - draws[:, untried].min(axis=1)
+        if np.quantile(gains, LEVEL) <= TOLERANCE:
+            return None
+        fastest = draws[:, untried].argmin(axis=1)[gains > TOLERANCE]
+        counts = np.bincount(fastest, minlength=len(untried))
+        order = np.argsort(-counts, kind="stable")[:BATCH]
+        return Batch(tuple(int(untried[one]) for one in order if counts[one]), 1)
+
+    def _again(self, draws: Floats, known: Sequence[Measured]) -> Batch | None:
+        """What may still be the fastest of those tried; the fewest trials first."""
+        own = np.array([one.combination for one in known])
+        times = draws[:, own]
+        chances = (times <= times.min(axis=1, keepdims=True) + TOLERANCE / 2).mean(axis=0)
+        left = [one for one, chance in zip(known, chances, strict=True) if chance >= CHANCE]
+        trials = min(one.trials for one in left)
+        if trials >= MOST_TRIALS or (len(left) <= FINALISTS and trials > 1):
+            return None
+        most = max(2 * FINALISTS, math.ceil(len(known) / 2**trials))
+        by_time = sorted(left, key=lambda one: float(draws[:, one.combination].mean()))[:most]
+        again = tuple(one.combination for one in by_time if one.trials == trials)
+        return Batch(again, trials + 1) if again else None
+
+    def found(self, trials: Sequence[Trial]) -> Found | None:
+        """What the trials so far come to; `None` if none has ended well."""
+        known = measured(trials)
+        if not known:
+            return None
+        belief = posterior(self.levels, known)
+        order = sorted(known, key=lambda one: float(belief.mean[one.combination]))
+        finalists = tuple(one.combination for one in order[:FINALISTS])
+        failed = {trial.combination for trial in trials if trial.log_time is None}
+        others = [one for one in range(len(self.levels)) if one not in {*finalists, *failed}]
+        return Found(finalists, belief.mean, missed(belief, finalists, others, self.seed))
+
+
+def missed(belief: Posterior, finalists: Sequence[int], others: Sequence[int], seed: int) -> float:
+    """How much faster, in log time, the best of `others` may be than the best finalist: 95 % confidence."""
+    if not others:
+        return 0.0
+    draws = belief.draws(DRAWS, np.random.default_rng(seed))
+    gains = draws[:, list(finalists)].min(axis=1) - draws[:, list(others)].min(axis=1)
+    return max(0.0, float(np.quantile(gains, LEVEL)))
+
+
+def measured(trials: Sequence[Trial]) -> list[Measured]:
+    """What the trials of each combination show together; nothing of one of which a trial failed."""
+    by_combination: dict[int, list[Trial]] = {}
+    for trial in trials:
+        by_combination.setdefault(trial.combination, []).append(trial)
+    return [
+        _together(combination, own)
+        for combination, own in by_combination.items()
+        if all(trial.log_time is not None for trial in own)
+    ]
+
+
+def _together(combination: int, trials: Sequence[Trial]) -> Measured:
+    """The mean over trials."""
+    times = [trial.log_time for trial in trials if trial.log_time is not None]
+    variance = math.fsum(trial.variance for trial in trials) / len(trials) ** 2
+    return Measured(combination, fmean(times), variance, len(trials))
+
+
+def design(levels: Levels, seed: int, first: Sequence[int] = ()) -> tuple[int, ...]:
+    """The first batch: at random, but each value of every key as often as possible.
+
+    Args:
+        levels: of all combinations.
+        seed: of the choice.
+        first: what it begins with.
+    """
+    num_values = [len(np.unique(levels[:, key])) for key in range(levels.shape[1])]
+    effects = 1 + sum(number - 1 for number in num_values)
+    size = min(len(levels), max(LEAST_DESIGN, math.ceil(DESIGN_PER_EFFECT * effects)))
+    order = [*first, *(int(one) for one in np.random.default_rng(seed).permutation(len(levels)))]
+    left = list(dict.fromkeys(order))
+    counts = [np.zeros(int(levels[:, key].max()) + 1) for key in range(levels.shape[1])]
+    chosen: list[int] = []
+    while len(chosen) < size:
+        rarest = min(left, key=lambda one: (one not in first, _seen(levels[one], counts)))
+        left.remove(rarest)
+        chosen.append(rarest)
+        for key, value in enumerate(levels[rarest]):
+            counts[key][value] += 1
+    return tuple(chosen)
+
+
+def _seen(values: Levels, counts: Sequence[Floats]) -> float:
+    """How often its values have been chosen, each as a share of its key's."""
+    return math.fsum(count[value] / max(count.sum(), 1) for count, value in zip(counts, values, strict=True))

@@ -1,0 +1,166 @@
+"""The combinations that a search chooses from: which can be, who can try them, and where they differ."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.settings import SETTINGS
+from gpurun.launcher.plan.build import Group, build_launch
+from gpurun.launcher.plan.combination import group_id, make_unique
+from gpurun.launcher.plan.devices import MachineLike
+from gpurun.launcher.plan.expand import expand
+from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.rundir.records import Unmeasured
+from gpurun.launcher.search.model import Levels
+from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.units import plural
+
+
+@dataclass(frozen=True)
+class Space:
+    """All that a job's lists under `compare` allow, and the job's own setting."""
+
+    num_combinations: int
+    """Of the lists; several may come to the same work."""
+    plan: Plan
+    """With a launch for all variants that the same ranks can try, one after the other."""
+    impossible: tuple[Unmeasured, ...]
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        return self.plan.variants
+
+    @property
+    def own(self) -> int:
+        """The position of the job's own setting, or of what the job calls the baseline."""
+        return next(i for i, variant in enumerate(self.variants) if variant.id == self.plan.baseline)
+
+    def launch_of(self, variant: str) -> Launch:
+        """The launch whose ranks can try it."""
+        return next(launch for launch in self.plan.launches if variant in launch.variants)
+
+
+def build_space(spec: JobSpec, machine: MachineLike) -> Space:
+    """The space of a job on this machine.
+
+    Raises:
+        SpecError: nothing varies, no combination can be, or there are too many.
+        MachineError: the machine has fewer devices than the job asks for.
+    """
+    expansion = expand(spec, machine, with_own=True)
+    if len(expansion.variants) < 2:
+        where = spec.problem(("compare",), "there is nothing to search: one combination only")
+        raise SpecError(
+            replace(where, hint="list values under `compare`: `compare: {bucket_mb: [5, 25, 100]}`")
+        )
+    plan = Plan(
+        name=spec.name,
+        workload=str(spec.program or spec.workload),
+        baseline=expansion.baseline,
+        variants=expansion.variants,
+        left_out=(),
+        launches=tuple(build_launch(spec, group, machine) for group in _groups(expansion.variants)),
+        notes=expansion.notes,
+    )
+    impossible = (Unmeasured(one.combination, one.reason) for one in expansion.left_out)
+    lists = spec.compare.lists().values()
+    return Space(int(np.prod([len(values) for values in lists])), plan, tuple(impossible))
+
+
+def _groups(variants: Sequence[Variant]) -> tuple[Group, ...]:
+    """Variants that the same ranks can try."""
+    members: dict[str, list[Variant]] = {}
+    for variant in variants:
+        members.setdefault(processes_for(variant), []).append(variant)
+    names = make_unique([_group_name(group[0]) for group in members.values()])
+    return tuple(Group(name, tuple(group)) for name, group in zip(names, members.values(), strict=True))
+
+
+def _group_name(first: Variant) -> str:
+    if not first.kind.shares_processes:
+        return first.id
+    needed = {key: value for key, value in first.varied.items() if SETTINGS[key].needs_processes}
+    return group_id(first.strategy, len(first.devices), needed)
+
+
+def processes_for(variant: Variant) -> str:
+    """What variants have in common that the same ranks can try, by building model and strategy anew."""
+    if not variant.kind.shares_processes:
+        return variant.id
+    strategy = STRATEGIES[variant.strategy]
+    needed = {name: getattr(variant, name) for name, one in SETTINGS.items() if one.needs_processes}
+    layout = (strategy.process_per_device, strategy.has_backend, strategy.has_replicas)
+    return json.dumps((layout, variant.devices, needed), sort_keys=True)
+
+
+def levels_of(variants: Sequence[Variant]) -> Levels:
+    """A row per variant, a column per key that varies: the number of its value."""
+    rows = [dict(_values(variant)) for variant in variants]
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    columns = [_numbered([row.get(key) for row in rows]) for key in keys]
+    varied = [column for column in columns if max(column) > 0]
+    return np.array(varied or [[0] * len(rows)], dtype=np.int64).T
+
+
+def _values(variant: Variant) -> list[tuple[str, str]]:
+    """Key and value of everything by which variants may differ; a mapping has several, arguments too."""
+    found: list[tuple[str, str]] = [("split", variant.split_name)]
+    for name in SETTINGS:
+        value = getattr(variant, name)
+        if name == "args":
+            found += _options(value)
+        elif isinstance(value, Mapping):
+            found += [(f"{name} {key}", repr(item)) for key, item in value.items()]
+        elif name != "split":
+            found.append((name, repr(value)))
+    return found
+
+
+def _options(args: Sequence[str]) -> list[tuple[str, str]]:
+    """`--batch 64 --fast` as options with their values; what comes before the first one by its position."""
+    found: list[tuple[str, str]] = []
+    option = ""
+    for position, word in enumerate(args):
+        if word.startswith("-") and not word[1:2].isdigit():
+            option, _, value = word.partition("=")
+            found.append((f"args {option}", value))
+        elif option:
+            found[-1] = (found[-1][0], f"{found[-1][1]} {word}")
+        else:
+            found.append((f"args {position}", word))
+    return found
+
+
+def _numbered(values: Sequence[str | None]) -> list[int]:
+    """Each value's number, by its first occurrence; `None` where there is none."""
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return [numbers[value] for value in values]
+
+
+def refusals(spec: JobSpec) -> list[str]:
+    """Why a job can't be tuned; none where it can."""
+    several, is_max = len(set(spec.compare.workload)) > 1, spec.global_batch == "max"
+    reasons = {
+        "a search runs on one machine: set `nodes: 1`": spec.nodes > 1,
+        "a search needs a number for `global_batch`: `max` may differ between combinations": is_max,
+        "several workloads do different work: tune them one by one": several,
+        f"{spec.workload} is a micro-benchmark, of which no variant is faster": not spec.kind.is_ranked,
+    }
+    return [text for text, applies in reasons.items() if applies]
+
+
+def settings_text(variant: Variant) -> Mapping[str, Any]:
+    """What a variant states for the keys that vary, with what its name begins with."""
+    named = {"strategy": variant.strategy} if STRATEGIES[variant.strategy].in_jobs else {}
+    split = {"split": variant.split_name} if STRATEGIES[variant.strategy].has_split else {}
+    return {**named, "device_count": len(variant.devices), **split, **variant.varied}
+
+
+def count_text(number: int) -> str:
+    """`1 combination`, `240 combinations`."""
+    return plural(number, "combination")

@@ -1,0 +1,340 @@
+"""`gpurun tune` from the job file to the comparison: combinations in short trials, the best as in any run."""
+
+import gc
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.errors import Interrupted, SpecError
+from gpurun.launcher.failures.reporter import Reporter, stopping_text
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.host import Machine, inspect_machine, software_of
+from gpurun.launcher.masking import hidden, revealed
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.processes.incoming_signals import forwarded
+from gpurun.launcher.processes.pool_per_env import WorkerPools
+from gpurun.launcher.run.job import Finished, Output, Prepared, carry_out
+from gpurun.launcher.run.open import (
+    OTHER_JOB,
+    Invocation,
+    find_run,
+    load_invocation,
+    open_run,
+    read_invocation,
+)
+from gpurun.launcher.run.progress_line import Progress, Status
+from gpurun.launcher.run.running_attempt import Starter
+from gpurun.launcher.rundir.claim import claimed, refuse_if_alive
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.paths import check_owner
+from gpurun.launcher.rundir.records import SearchRecord, TrialRecord, Unmeasured
+from gpurun.launcher.search.policy import Found, Search, Trial
+from gpurun.launcher.search.space import Space, build_space, count_text, levels_of, refusals, settings_text
+from gpurun.launcher.search.trials import Trials
+from gpurun.launcher.units import format_duration, format_ms, format_number
+
+BUDGET_S = 900.0
+SHARE_OF_TRIALS = 0.6
+"""Of the budget, at the most; the rest is for the comparison of the best."""
+LATEST = Path("latest")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A search, and where it is kept."""
+
+    spec: JobSpec
+    machine: Machine
+    space: Space
+    run: RunDir
+    job_dir: Path
+    budget_s: float
+
+    @property
+    def search(self) -> Search:
+        """What decides what is tried; the same for the same job."""
+        return Search(levels_of(self.space.variants), first=(self.space.own,))
+
+    def trial_of(self, record: TrialRecord) -> Trial:
+        """A trial as the search sees it: where batches differ, by the time of a sample."""
+        position = next(i for i, one in enumerate(self.space.variants) if one.id == record.variant)
+        if record.step_ms is None or does_not_fit(record, self.spec):
+            return Trial(position, None, 0.0, record.seconds)
+        samples = self.space.variants[position].global_batch or 1
+        return Trial(position, math.log(record.step_ms / samples), record.variance, record.seconds)
+
+
+def does_not_fit(record: TrialRecord, spec: JobSpec) -> bool:
+    """Whether it takes more memory than the job states."""
+    from gpurun.launcher.units import GIB
+
+    limit = spec.memory_bytes
+    return limit is not None and record.peak_gib is not None and record.peak_gib * GIB > limit
+
+
+def run_tune(
+    pools: WorkerPools,
+    invocation: Callable[[], Invocation | None],
+    budget_s: float | None,
+    out: Path | None,
+    resume: Path | None,
+    output: Output,
+) -> Finished:
+    """Tries combinations, then compares the best ones; after Ctrl-C it returns what was measured.
+
+    Args:
+        pools: start the ranks.
+        invocation: finds the job file and its overrides; `None` takes those of the search that is resumed.
+        budget_s: for all of it; by default 15 minutes, or what the search had that is resumed.
+        out: the run directory, if not one under `runs/`.
+        resume: a search to continue; `LATEST` is the newest of this job.
+        output: what to show of the ranks' output.
+
+    Raises:
+        SpecError: the job file or the command line is wrong.
+        MachineError: the machine lacks what the job asks for, or the run directory can't be written.
+    """
+    gc.enable()
+    given = invocation() or read_invocation(resume or Path())
+    spec = job_to_tune(load_invocation(given))
+    pools.secrets = spec.secrets
+    for env in (spec.env, *spec.compare.env):
+        revealed(env, pools.secrets)
+    machine = inspect_machine()
+    space = build_space(spec, machine)
+    if resume is not None:
+        newest = resume == LATEST and not resume.exists()
+        run = resumed(find_run((out or Path("runs") / spec.name) if newest else resume), space)
+    else:
+        first = build_plan(spec, machine, chosen=(space.variants[space.own].id,))
+        run = open_run(given, spec, first, machine, out)
+    known = run.read_search()
+    budget_s = budget_s or (known.budget_s if known else BUDGET_S)
+    tuning = Tuning(spec, machine, space, run, given.directory, budget_s)
+    record = known if known and known.finalists else screen(tuning, pools, output)
+    if isinstance(record, Finished):
+        return record
+    ready = finals(tuning, record)
+    pools.keep_only(ready.environments)
+    return carry_out(ready, pools, output)
+
+
+def job_to_tune(spec: JobSpec) -> JobSpec:
+    """The job as a search runs it: the comparison at its end lasts until all is decided.
+
+    Raises:
+        SpecError: there is no search of such a job.
+    """
+    if wrong := refusals(spec):
+        raise SpecError(*wrong)
+    steps = replace(spec.steps, launches=None, stated=frozenset())
+    return replace(spec, name=f"{spec.name}-tune", until="decided", steps=steps)
+
+
+def resumed(run: RunDir, space: Space) -> RunDir:
+    """The search to continue.
+
+    Raises:
+        SpecError: it is no search, another user's or another job's, or another command works on it.
+    """
+    check_owner(run)
+    refuse_if_alive(run)
+    known = run.read_search()
+    if known is None:
+        raise SpecError(f"{run.path} is no search; continue that run: gpurun --resume {run.path}")
+    ids = {variant.id for variant in space.variants}
+    if known.distinct != len(ids) or any(trial.variant not in ids for trial in run.read_trials()):
+        raise SpecError(f"{run.path} {OTHER_JOB}\n    start a new search: gpurun tune JOB.yaml")
+    return run
+
+
+def finals(tuning: Tuning, record: SearchRecord) -> Prepared:
+    """The comparison of the best, with the time that is left."""
+    spent_s = sum(trial.seconds for trial in tuning.run.read_trials())
+    left_s = max(tuning.budget_s - spent_s, (1 - SHARE_OF_TRIALS) * tuning.budget_s)
+    spec = replace(tuning.spec, budget_s=left_s)
+    plan = build_plan(spec, tuning.machine, chosen=record.finalists)
+    write_json(tuning.run.plan, plan)
+    write_json(tuning.run.spec, spec.resolved())
+    return Prepared(spec, tuning.machine, plan, tuning.run, tuning.job_dir)
+
+
+def screen(tuning: Tuning, pools: WorkerPools, output: Output) -> SearchRecord | Finished:
+    """Tries combinations until the best are known or the time is up; after Ctrl-C what there is then."""
+    known = (*os.environ.items(), *tuning.spec.stated_secrets)
+    with Progress(sys.stderr) as progress:
+
+        def say(text: str) -> None:
+            progress.say(hidden(text, known))
+
+        screening = Screening(tuning, progress, say)
+        trials = screening.trials_with(pools, output)
+        with claimed(tuning.run), stopped_at_the_end(trials, say):
+            try:
+                with forwarded(lambda number: trials.ranks.forward(number) if trials.ranks else None):
+                    screening.run(trials)
+            except Interrupted as ended:
+                say(stopping_text(ended, tuning.spec.grace_s))
+                screening.conclude(is_over=False)
+                return interrupted(tuning.run, ended)
+        return screening.conclude(is_over=True)
+
+
+@contextmanager
+def stopped_at_the_end(trials: Trials, say: Callable[[str], None]) -> Iterator[None]:
+    """No rank is left when the block is."""
+    try:
+        yield
+    finally:
+        trials.stop()
+
+
+def interrupted(run: RunDir, ended: Interrupted) -> Finished:
+    """What there is after Ctrl-C, and how to go on."""
+    comparison = compare_run(run)
+    write_json(run.comparison, comparison)
+    return Finished(run, comparison, Interrupted(ended.cause, kept=True))
+
+
+@dataclass
+class Screening:
+    """The part of a search that tries combinations."""
+
+    tuning: Tuning
+    progress: Progress
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.records = list(self.tuning.run.read_trials())
+        self.search = self.tuning.search
+        self.spent_s = sum(record.seconds for record in self.records)
+
+    def trials_with(self, pools: WorkerPools, output: Output) -> Trials:
+        """What tries combinations, in a directory of its own: steps of trials are no rounds of the run."""
+        tuning = self.tuning
+        directory = RunDir(tuning.run.screening)
+        starter = Starter(
+            tuning.space.plan,
+            tuning.spec,
+            directory,
+            tuning.job_dir,
+            tuning.machine,
+            software_of(tuning.machine),
+        )
+        relay = output.relay(self.say, tuning.spec.logs.keep_bytes)
+        return Trials(tuning.space, starter, pools, Reporter(directory, self.say), relay, self.show)
+
+    def run(self, trials: Trials) -> None:
+        """Tries what the search asks for."""
+        self.say(self.headline())
+        self.write(None)
+        while (batch := self.search.next_batch(self.seen(), self.left_s())) is not None:
+            for position in self.in_order(batch.combinations):
+                variant = self.tuning.space.variants[position]
+                record = trials.run(variant.id, batch.number)
+                self.keep(replace(record, settings=settings_text(variant)), variant)
+                if self.left_s() <= 0:
+                    return
+
+    def in_order(self, combinations: Sequence[int]) -> list[int]:
+        """Those that the same ranks can try follow each other."""
+        launches = [launch.id for launch in self.tuning.space.plan.launches]
+        variants = self.tuning.space.variants
+        return sorted(
+            combinations, key=lambda one: launches.index(self.tuning.space.launch_of(variants[one].id).id)
+        )
+
+    def keep(self, record: TrialRecord, variant: Variant) -> None:
+        """Writes a trial down, and shows it."""
+        self.records.append(record)
+        self.spent_s += record.seconds
+        append_lines(self.tuning.run.trials, [record])
+        found = record.reason if record.step_ms is None else f"{format_ms(record.step_ms)} ms"
+        self.say(f"trial {len(self.records)}: {variant_label(variant)}: {found}")
+
+    def seen(self) -> list[Trial]:
+        return [self.tuning.trial_of(record) for record in self.records]
+
+    def left_s(self) -> float:
+        """Seconds for further trials."""
+        return SHARE_OF_TRIALS * self.tuning.budget_s - self.spent_s
+
+    def headline(self) -> str:
+        """What is searched."""
+        space, budget = self.tuning.space, format_duration(self.tuning.budget_s)
+        again = f", {len(self.records)} trials kept" if self.records else ""
+        return (
+            f"{self.tuning.spec.name}: {count_text(space.num_combinations)}, with the job's own setting "
+            f"{len(space.variants)} different ones; at most {budget}{again} → {self.tuning.run.path}"
+        )
+
+    def show(self, variant: str, stage: str) -> None:
+        """Draws the progress line."""
+        if not self.progress.is_live:
+            return  # each trial has a line of its own
+        label, number = variant_label(self.tuning.space.plan.variant(variant)), len(self.records) + 1
+        left_s = max(0.0, self.left_s())
+        self.progress.update(Status(label, stage, 1, 1, number, None, self.spent_s, left_s, unit="trial"))
+
+    def conclude(self, is_over: bool) -> SearchRecord:
+        """Writes down what the trials come to; the finalists once they are `is_over`.
+
+        Raises:
+            SpecError: no combination could be measured.
+        """
+        found = self.search.found(self.seen())
+        if found is None and is_over:
+            reasons = list(dict.fromkeys(record.reason or "" for record in self.records))
+            raise SpecError(f"no combination could be measured: {'; '.join(reasons[:3])}")
+        return self.write(found, is_over)
+
+    def write(self, found: Found | None, is_over: bool = False) -> SearchRecord:
+        """`search.json`, as far as it is known."""
+        space = self.tuning.space
+        own = space.variants[space.own].id
+        best = [space.variants[one].id for one in found.finalists] if found else []
+        record = SearchRecord(
+            space=space.num_combinations,
+            distinct=len(space.variants),
+            own=own,
+            budget_s=self.tuning.budget_s,
+            finalists=tuple(dict.fromkeys((*best, own))) if is_over else (),
+            best=best[0] if best else None,
+            left_out=(*space.impossible, *(self.not_tried(found) if found else ())),
+            failed=tuple(self.failed()),
+            at_most_missed_percent=100 * (1 - math.exp(-found.missed)) if found else None,
+        )
+        write_json(self.tuning.run.search, record)
+        return record
+
+    def failed(self) -> Iterator[Unmeasured]:
+        """Combinations of which a trial failed, or which take too much memory."""
+        for record in self.records:
+            variant = self.tuning.space.plan.variant(record.variant)
+            if record.reason is not None:
+                yield Unmeasured(settings_text(variant), record.reason)
+            elif does_not_fit(record, self.tuning.spec):
+                peak = format_number(record.peak_gib or 0.0, 2)
+                yield Unmeasured(settings_text(variant), f"its peak memory of {peak} GiB is above `memory`")
+
+    def not_tried(self, found: Found) -> Iterator[Unmeasured]:
+        """Combinations that were not tried, and by how much they are slower by the model."""
+        tried = {record.variant for record in self.records}
+        best = found.times[found.finalists[0]]
+        for variant, time in zip(self.tuning.space.variants, found.times, strict=True):
+            if variant.id not in tried:
+                percent = 100 * (math.exp(time - best) - 1)
+                yield Unmeasured(settings_text(variant), predicted_text(percent))
+
+
+def predicted_text(percent: float) -> str:
+    """Why a combination wasn't tried."""
+    how = f"{format_number(abs(percent), 1)} % {'slower' if percent >= 0 else 'faster'}"
+    return f"not tried: by the model {how} than the best that was"

@@ -1,0 +1,85 @@
+"""A whole search with real ranks: interrupted, continued, and right."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.integration.command import gpurun, write
+from tests.integration.run.test_operations import wait_for
+
+MODEL = """
+    import time
+    import torch
+    from torch import nn
+    from gpurun import Workload
+
+    class Nap(nn.Module):
+        def __init__(self, ms, fails):
+            super().__init__()
+            self.layer, self.ms, self.fails = nn.Linear(2, 1), ms, fails
+
+        def forward(self, x):
+            if self.fails:
+                raise ValueError("no such luck")
+            time.sleep((2 + self.ms * len(x)) / 1000)
+            return self.layer(x)
+
+    def draw(num_samples, generator):
+        return tuple(torch.randn(num_samples, width, generator=generator) for width in (2, 1))
+
+    def build(ms: float = 2.0, fails: bool = False):
+        return Workload(Nap(ms, fails), draw, nn.functional.mse_loss)
+"""
+JOB = """
+    workload: model.py:build
+    devices: cpu:2
+    global_batch: 8
+    gradient_check: false
+    profile: {steps: 0}
+    compare:
+      strategy: [ddp, single]
+      split: [even, [6, 2], [7, 1]]
+      params: [{ms: 2}, {fails: true}, {ms: 6}]
+"""
+"""The fastest is ddp 4/4 with 2 ms per sample: 10 ms; the next take 14 and 18 ms."""
+
+
+def test_a_search_is_interrupted_and_goes_on(tmp_path: Path, all_gone: Any) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    write(tmp_path, "model.py", MODEL)
+    trials = tmp_path / "run" / "trials.jsonl"
+    argv = [sys.executable, "-m", "gpurun", "tune", "job.yaml", "--out", "run", "--budget", "10m", "--json"]
+    with subprocess.Popen(
+        argv,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    ) as process:
+        wait_for(lambda: trials.exists() and trials.read_bytes().count(b"\n") >= 1, process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert process.returncode == 130, err
+    assert json.loads(out)["search"]["summary"].startswith("The search is not over: ")
+    known = trials.read_bytes()
+    done = gpurun(tmp_path, "tune", "--resume", "run", "--budget", "20s", "--json")
+    assert done.code == 0, done.err
+    assert trials.read_bytes().startswith(known)
+    search = done.json["search"]
+    times = {one["id"]: one["step_ms"]["estimate"] for one in done.json["variants"] if one["step_ms"]}
+    assert times[search["best"]] == min(times.values())
+    assert (search["space"], search["distinct"], search["is_over"]) == (18, 13, True)
+    assert search["tried"] > known.count(b"\n")
+    assert all("ValueError: no such luck" in one["reason"] for one in search["failed"])
+    assert all(one["settings"]["params"] == {"fails": True} for one in search["failed"])
+    records = [json.loads(line) for line in trials.read_bytes().splitlines()]
+    assert len({one["variant"] for one in records}) == search["tried"]
+    attempts = {path.parent.name for path in (tmp_path / "run" / "screening").glob("launches/*/events.jsonl")}
+    assert len(attempts) < len(records)  # ranks stay
+    again = gpurun(tmp_path, "--resume", "run")
+    assert again.code == 2
+    assert "gpurun tune --resume run" in again.err

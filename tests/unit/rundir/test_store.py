@@ -1,0 +1,243 @@
+"""Run directories in stores: a store that is away, a copy that breaks off, a full disk. Nothing is lost."""
+
+import errno
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.rundir import store as stores
+from gpurun.launcher.rundir.cache import cache_directory
+from gpurun.launcher.rundir.store import (
+    Copier,
+    Store,
+    Url,
+    as_url,
+    fetched,
+    keep_at,
+    kept_at,
+    refuse_taken,
+    stamps,
+)
+
+HERE = Url("memory://bucket/run")
+Files = dict[str, bytes]
+
+
+class Clock:
+    """Simulated seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    MemoryFileSystem.store.clear()
+    yield
+    MemoryFileSystem.store.clear()
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Url:
+    return HERE if request.param == "memory" else Url(f"file://{tmp_path}/there/run")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+    (directory / "variants/ddp-2").mkdir(parents=True)
+    (directory / "launches/01/control").mkdir(parents=True)
+    (directory / "launches/01/control/rank0").write_bytes(b"not copied")
+    (directory / "running.json").write_bytes(b"not copied")
+    (directory / ".draft").write_bytes(b"not copied")
+    (directory / "plan.json").write_bytes(b"{}")
+    (directory / "variants/ddp-2/rank0.jsonl").write_bytes(b"1\n")
+    return directory
+
+
+def contents(directory: Path) -> Files:
+    return {name: (directory / name).read_bytes() for name in stamps(directory)}
+
+
+def in_store(url: Url) -> Files:
+    store = Store(url)
+    return {name: store.fs.cat_file(f"{store.root}/{name}") for name in store.versions()}
+
+
+def test_a_run_is_copied_as_it_grows_and_read_back(run: Path, url: Url) -> None:
+    said: list[str] = []
+    copier = Copier(run, Store(url), said.append)
+    assert list(copier.outdated())[-1] == "plan.json"
+    assert copier.step()
+    assert in_store(url) == contents(run)
+    with (run / "variants/ddp-2/rank0.jsonl").open("ab") as file:
+        file.write(b"2\n")
+    (run / "comparison.json").write_bytes(b"{}")
+    assert copier.step()
+    assert in_store(url) == contents(run)
+    copy = fetched(url)
+    assert contents(copy) == contents(run)
+    assert kept_at(copy) == url  # whoever continues the copy writes there too
+    (run / "comparison.json").unlink()
+    assert copier.step()
+    assert contents(fetched(url)) == contents(run) == in_store(url)
+    assert (fetched(url), said) == (copy, [])
+
+
+def test_only_what_has_changed_is_read_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copier = Copier(run, Store(HERE), print)
+    copier.step()
+    fetched(HERE)
+    (run / "plan.json").write_bytes(b"{ }")
+    copier.step()
+    read: list[str] = []
+    get = Store.get
+
+    def get_and_tell(self: Store, name: str, target: Path) -> None:
+        read.append(name)
+        get(self, name, target)
+
+    monkeypatch.setattr(Store, "get", get_and_tell)
+    fetched(HERE)
+    assert read == ["plan.json"]
+
+
+def test_a_store_that_is_away_for_60_s_loses_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, said, tries = Clock(), list[str](), list[float]()
+    put = Store.put
+
+    def while_away(store: Store, source: Path, name: str) -> None:
+        tries.append(clock.now_s)
+        if clock.now_s < 60:
+            raise ConnectionError("no route to host")
+        put(store, source, name)
+
+    monkeypatch.setattr(Store, "put", while_away)
+    copier = Copier(run, Store(HERE), said.append, clock)
+    while not copier.step():
+        clock.now_s += 1
+        (run / "log").write_text(str(clock.now_s))  # the run goes on
+        assert clock.now_s < 100
+    assert in_store(HERE) == contents(run)
+    assert [line.partition("\n")[0] for line in said] == [
+        "can't write to memory://bucket/run: no route to host",
+        "memory://bucket/run can be written again",
+    ]
+    assert [second for second in tries if second < 60] == [0, 1, 3, 7, 15, 31]
+
+
+@pytest.mark.parametrize("cause", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
+def test_a_copy_that_breaks_off_leaves_the_old_content(
+    run: Path, url: Url, cause: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = run / "log"
+    log.write_bytes(b"old")
+    copier = Copier(run, Store(url), print)
+    copier.step()
+    before = in_store(url)
+    log.write_bytes(b"new" * 1000)
+    monkeypatch.setattr(stores, "BLOCK_BYTES", 100)
+    break_off = breaking(cause, monkeypatch)
+    if isinstance(cause, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            copier.step()
+    else:
+        assert not copier.step()
+    assert in_store(url) == before
+    break_off()
+    copier = Copier(run, Store(url), print)
+    assert copier.step()
+    assert in_store(url) == contents(run)
+
+
+def breaking(cause: BaseException, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets the third block of every file that is written to a store fail; returns what ends that."""
+    whole = Store._whole
+
+    @contextmanager
+    def whole_breaking(self: Store, path: str) -> Iterator[Any]:
+        with whole(self, path) as file:
+            yield Breaking(file, cause)
+
+    monkeypatch.setattr(Store, "_whole", whole_breaking)
+    return lambda: monkeypatch.setattr(Store, "_whole", whole)
+
+
+class Breaking:
+    """A file that takes two blocks."""
+
+    def __init__(self, file: Any, cause: BaseException) -> None:
+        self.file, self.cause, self.left = file, cause, 2
+
+    def write(self, block: bytes) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise self.cause
+        return int(self.file.write(block))
+
+
+def test_a_read_that_breaks_off_leaves_the_old_copy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copier = Copier(run, Store(HERE), print)
+    copier.step()
+    before = contents(fetched(HERE))
+    (run / "plan.json").write_bytes(b"{ }")
+    copier.step()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", full)
+        with pytest.raises(MachineError, match="No space left on device"):
+            fetched(HERE)
+    (cached,) = (cache_directory() / "stores").glob("*/run")
+    assert contents(cached) == before
+    assert contents(fetched(HERE)) == contents(run)
+
+
+def test_large_files_are_copied_again_when_they_have_grown_by_a_quarter(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "SMALL_BYTES", 100)
+    log = run / "log"
+    log.write_bytes(b"x" * 1000)
+    copier = Copier(run, Store(HERE), print)
+    copier.step()
+    for size, copied in ((1200, 1000), (1250, 1250), (1300, 1250), (900, 900)):
+        log.write_bytes(b"x" * size)
+        assert copier.step()
+        assert len(in_store(HERE)["log"]) == copied
+    log.write_bytes(b"x" * 910)
+    assert copier.step(final=True)
+    assert in_store(HERE) == contents(run)
+
+
+def test_what_is_at_a_url_may_be_anyones(run: Path) -> None:
+    MemoryFileSystem().pipe("/bucket/run/../../evil", b"")
+    with pytest.raises(SpecError, match="which no run of gpurun contains"):
+        fetched(Url("memory://bucket"))
+
+
+def test_mistakes_are_named(run: Path) -> None:
+    with pytest.raises(SpecError, match="there is nothing at memory://bucket/none"):
+        fetched(Url("memory://bucket/none"))
+    with pytest.raises(SpecError, match="Protocol not known: nowhere"):
+        fetched(Url("nowhere://bucket"))
+    refuse_taken(HERE)
+    Copier(run, Store(HERE), print).step()
+    with pytest.raises(SpecError, match="already holds files; name another --out, or continue them"):
+        refuse_taken(HERE)
+    assert kept_at(run) is None
+    keep_at(run, HERE)
+    assert kept_at(run) == HERE
+    assert as_url("runs/gpt/latest") is as_url("C:/runs") is None

@@ -1,0 +1,105 @@
+"""What a search tries: properties of every search, and searches whose answer is known."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpurun.launcher.search.model import Levels, Measured, posterior
+from gpurun.launcher.search.policy import MOST_TRIALS, Search, Trial, design, measured, missed
+
+SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
+
+
+def levels_of(shape: Sequence[int]) -> Levels:
+    return np.array(list(np.ndindex(*shape)), dtype=np.int64)
+
+
+def searched(search: Search, times: Sequence[float], budget_s: float, noise: float = 0.0) -> list[Trial]:
+    """All trials of a search among combinations that take so long; a time of infinity fails."""
+    rng, trials = np.random.default_rng(3), list[Trial]()
+    while (batch := search.next_batch(trials, budget_s)) is not None:
+        for one in batch.combinations:
+            steps = 5 * 2 ** (batch.number - 1)
+            log_time = (
+                math.log(times[one]) + float(rng.normal(0, noise)) if math.isfinite(times[one]) else None
+            )
+            trials.append(Trial(one, log_time, noise**2, steps * min(times[one], 1.0)))
+            budget_s -= trials[-1].seconds
+    return trials
+
+
+@settings(max_examples=8, deadline=None)
+@given(SHAPES, st.integers(0, 2**31), st.booleans())
+def test_a_search_ends_and_tries_nothing_in_vain(shape: tuple[int, ...], seed: int, fails: bool) -> None:
+    levels, rng = levels_of(shape), np.random.default_rng(seed)
+    times = [math.inf if fails and rng.random() < 0.3 else float(rng.uniform(0.01, 0.02)) for _ in levels]
+    search = Search(levels, first=(len(levels) - 1,))
+    trials = searched(search, times, 1e9, 0.01)
+    counts = [sum(trial.combination == one for trial in trials) for one in range(len(levels))]
+    assert trials[0].combination == len(levels) - 1
+    assert max(counts) <= MOST_TRIALS
+    assert all(count <= 1 for count, time in zip(counts, times, strict=True) if not math.isfinite(time))
+    found = search.found(trials)
+    tried = [time for count, time in zip(counts, times, strict=True) if count and math.isfinite(time)]
+    assert (found is None) == (not tried)
+    if found is not None:
+        assert all(math.isfinite(times[one]) and counts[one] for one in found.finalists)
+        assert min(times[one] for one in found.finalists) <= 1.1 * min(tried)
+
+
+@settings(max_examples=8, deadline=None)
+@given(SHAPES, st.floats(0.0, 1.0))
+def test_a_search_keeps_to_its_time(shape: tuple[int, ...], budget_s: float) -> None:
+    levels = levels_of(shape)
+    trials = searched(Search(levels), [0.01] * len(levels), budget_s)
+    begun = min(len(levels), len(design(levels, 0)))
+    assert sum(trial.seconds for trial in trials[begun:]) <= max(budget_s, 0.0) + 1e-9
+
+
+@given(SHAPES, st.integers(0, 100))
+def test_the_first_batch_has_every_value(shape: tuple[int, ...], seed: int) -> None:
+    levels = levels_of(shape)
+    chosen = design(levels, seed, first=(0,))
+    assert chosen[0] == 0
+    assert len(set(chosen)) == len(chosen)
+    assert all({*levels[list(chosen), key]} == {*range(size)} for key, size in enumerate(shape))
+
+
+def test_the_same_search_makes_the_same_choices() -> None:
+    levels = levels_of((4, 3, 3))
+    times = [0.01 * (1 + one % 7) for one in range(len(levels))]
+    assert searched(Search(levels), times, 1e9) == searched(Search(levels), times, 1e9)
+
+
+@pytest.mark.parametrize("with_pair", [False, True])
+def test_the_model_finds_effects_and_pairs(with_pair: bool) -> None:
+    levels, rng = levels_of((4, 4, 3)), np.random.default_rng(5)
+    effects = [rng.normal(0, 0.2, size)[levels[:, key]] for key, size in enumerate((4, 4, 3))]
+    pair = rng.normal(0, 0.3, (4, 4))[levels[:, 0], levels[:, 1]] if with_pair else 0.0
+    times = np.sum(effects, axis=0) + pair
+    chosen = rng.permutation(len(levels))[:36]
+    known = [Measured(int(one), float(times[one] + rng.normal(0, 0.01)), 1e-4, 1) for one in chosen]
+    belief = posterior(levels, known)
+    others = [one for one in range(len(levels)) if one not in chosen]
+    errors = np.abs(belief.mean[others] - times[others])
+    deviations = np.sqrt(np.diag(belief.covariance)[others])
+    assert float(np.median(errors)) < 0.06
+    assert float(np.mean(errors < 3 * deviations)) >= 0.9  # it knows what it doesn't know
+
+
+def test_what_may_be_missed_shrinks_with_what_is_known() -> None:
+    levels = levels_of((5, 4, 3))
+    times = [0.02 * 1.1 ** sum(map(int, row)) for row in levels]
+    search = Search(levels)
+    trials = searched(search, times, 1e9, 0.01)
+    first = measured(trials[: len(design(levels, 0))])
+    early = posterior(levels, first[:4])
+    found = search.found(trials)
+    assert found is not None
+    assert found.finalists[0] == 0
+    others = [one for one in range(len(levels)) if one not in found.finalists]
+    assert found.missed < missed(early, found.finalists, others, 0)

@@ -1,0 +1,192 @@
+"""A search from its job to its files, with trials that are made up."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.errors import Interrupted, SpecError
+from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.machine.host import Machine
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.run.progress_line import Progress
+from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.records import TrialRecord
+from gpurun.launcher.search.space import Space, build_space, levels_of, processes_for
+from gpurun.launcher.search.trials import Trials
+from gpurun.launcher.search.tune import Screening, Tuning, finals, job_to_tune, resumed
+from tests.unit.plan.machines import FakeMachine
+
+JOB = """
+    name: search
+    workload: gpt
+    devices: cpu:2
+    global_batch: 64
+    bucket_mb: 10
+    compare:
+      strategy: [ddp, zero1, single]
+      split: [even, "3:1"]
+      bucket_mb: [1, 5, 25]
+      gradient_as_bucket_view: [false, true]
+"""
+STEP_MS = {"ddp": 10.0, "zero1": 12.0, "single": 30.0}
+
+
+@dataclass
+class FakeTrials:
+    """Knows what a variant takes, and who has been tried."""
+
+    space: Space
+    outcome: Callable[[Variant], Mapping[str, Any]]
+    tried: list[str] = field(default_factory=list)
+
+    def run(self, variant: str, number: int) -> TrialRecord:
+        self.tried.append(variant)
+        found = self.outcome(self.space.plan.variant(variant))
+        return replace(TrialRecord(variant, number, "ok", 1.0, variance=1e-5), **found)
+
+
+def step_ms(variant: Variant) -> Mapping[str, Any]:
+    view = 0.9 if variant.gradient_as_bucket_view else 1.0
+    return {"step_ms": STEP_MS[variant.strategy] * view * (1.3 if variant.split_name == "3:1" else 1.0)}
+
+
+def tuning_of(directory: Path, job: str = JOB, budget_s: float = 1e6) -> Tuning:
+    spec = job_to_tune(load_text(job, "", (), directory))
+    machine = cast("Machine", FakeMachine())
+    space = build_space(spec, machine)
+    run = RunDir(directory / "run")
+    write_json(run.plan, build_plan(spec, machine, chosen=(space.variants[space.own].id,)))
+    write_json(run.spec, spec.resolved())
+    return Tuning(spec, machine, space, run, directory, budget_s)
+
+
+def screening_of(tuning: Tuning) -> Screening:
+    class Silent:
+        is_live = False
+
+    return Screening(tuning, cast("Progress", Silent()), lambda text: None)
+
+
+def searched(tuning: Tuning, outcome: Callable[[Variant], Mapping[str, Any]] = step_ms) -> FakeTrials:
+    trials = FakeTrials(tuning.space, outcome)
+    screening = screening_of(tuning)
+    screening.run(cast("Trials", trials))
+    screening.conclude(is_over=True)
+    return trials
+
+
+def test_a_space_has_the_jobs_own_setting_and_ranks_for_what_they_can_share(tmp_path: Path) -> None:
+    space = tuning_of(tmp_path).space
+    assert space.num_combinations == 36
+    own = space.variants[space.own]
+    assert (own.strategy, own.bucket_mb, own.split_name) == ("ddp", 10, "even")
+    assert len(space.variants) == 2 * 2 * 3 * 2 + 1 + 1  # ddp and zero1, single, the job's own
+    assert [
+        {space.plan.variant(one).strategy for one in launch.variants} for launch in space.plan.launches
+    ] == [
+        {"ddp", "zero1"},
+        {"single"},
+    ]
+    levels = levels_of(space.variants)
+    assert len({tuple(row) for row in levels.tolist()}) == len(space.variants)
+
+
+def test_threads_and_devices_need_new_ranks_and_a_program_its_own(tmp_path: Path) -> None:
+    job = "workload: gpt\ndevices: cpu:2\nglobal_batch: 8\n"
+    job += "compare: {threads: [1, 2], device_count: [1, 2], accumulate: [1, 2]}"
+    variants = tuning_of(tmp_path, job).space.variants
+    assert len({processes_for(variant) for variant in variants}) == 4  # the job's own are two of them
+    (tmp_path / "train.py").write_text("")
+    job = (
+        "script: train.py\ndevices: cpu:2\ncompare: {args: [[--a, 1, --b], [--a, 2]], env: [{X: 1}, {X: 2}]}"
+    )
+    variants = tuning_of(
+        tmp_path / "other", job.replace("train.py", str(tmp_path / "train.py"))
+    ).space.variants
+    assert len({processes_for(variant) for variant in variants}) == len(variants) == 5
+    assert levels_of(variants).shape == (5, 3)  # --a, --b, X
+
+
+def test_a_search_finds_the_fastest_and_says_what_it_left_out(tmp_path: Path) -> None:
+    tuning = tuning_of(tmp_path)
+    trials = searched(tuning)
+    record = tuning.run.read_search()
+    assert record is not None
+    own = tuning.space.variants[tuning.space.own].id
+    assert {step_ms(tuning.space.plan.variant(one))["step_ms"] for one in record.finalists[:1]} == {9.0}
+    assert own in record.finalists
+    assert len(record.finalists) <= 6
+    assert len(set(trials.tried)) + len(record.left_out) == len(tuning.space.variants)
+    assert all("slower than the best that was" in one.reason for one in record.left_out)
+    ready = finals(tuning, record)
+    assert {variant.id for variant in ready.plan.variants} == set(record.finalists)
+    assert ready.plan.baseline == own
+    search = compare_run(tuning.run).search
+    assert search is not None
+    assert (search.best, search.is_over, search.tried) == (record.finalists[0], True, len(set(trials.tried)))
+    assert f"tried {search.tried} of 26 different combinations" in search.summary
+
+
+def test_a_search_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    tuning = tuning_of(tmp_path)
+
+    def interrupted(variant: Variant) -> Mapping[str, Any]:
+        if len(tuning.run.read_trials()) == 3:
+            raise Interrupted("interrupted by Ctrl-C")
+        return step_ms(variant)
+
+    with pytest.raises(Interrupted):
+        searched(tuning, interrupted)
+    comparison = compare_run(tuning.run)
+    assert comparison.search is not None
+    assert comparison.search.summary.startswith("The search is not over: 3 of 26 ")
+    assert not comparison.complete
+    again = searched(replace(tuning, run=resumed(tuning.run, tuning.space)))
+    first = [trial.variant for trial in tuning.run.read_trials()[:3]]
+    assert not set(first) & set(again.tried[:5])
+    with pytest.raises(SpecError, match="made from another job"):
+        resumed(tuning.run, tuning_of(tmp_path / "other", JOB.replace("[1, 5, 25]", "[1, 5]")).space)
+
+
+def test_what_fails_or_does_not_fit_is_a_result(tmp_path: Path) -> None:
+    tuning = tuning_of(tmp_path, JOB + "    memory: 1 GiB\n")
+
+    def outcome(variant: Variant) -> Mapping[str, Any]:
+        if variant.strategy == "zero1":
+            return {"status": "failed", "reason": "rank 0 raised ValueError"}
+        return {**step_ms(variant), "peak_gib": 2.0 if variant.gradient_as_bucket_view else 0.5}
+
+    searched(tuning, outcome)
+    record = tuning.run.read_search()
+    assert record is not None
+    reasons = {one.reason for one in record.failed}
+    assert reasons == {"rank 0 raised ValueError", "its peak memory of 2.00 GiB is above `memory`"}
+    best = [tuning.space.plan.variant(one) for one in record.finalists]
+    assert not any(one.strategy == "zero1" or one.gradient_as_bucket_view for one in best)
+
+
+def test_nothing_that_could_be_measured_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no combination could be measured: it broke"):
+        searched(tuning_of(tmp_path), lambda variant: {"status": "failed", "reason": "it broke"})
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (
+            "workload: gpt\nglobal_batch: max\ncompare: {bucket_mb: [1, 5]}",
+            "needs a number for `global_batch`",
+        ),
+        ("workload: gpt\nglobal_batch: 8\nnodes: 2\ncompare: {bucket_mb: [1, 5]}", "set `nodes: 1`"),
+        ("workload: matmul\ncompare: {precision: [fp32, bf16]}", "micro-benchmark"),
+        ("workload: gpt\nglobal_batch: 8", "nothing to search"),
+    ],
+)
+def test_jobs_that_cannot_be_searched(tmp_path: Path, job: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        tuning_of(tmp_path, f"devices: cpu:2\n{job}")
