@@ -50,6 +50,8 @@ class Strategy:
     """What may shorten communication that nothing overlaps."""
     compile_refusal: str = ""
     """Why `torch.compile` can't be used with it; empty where it can."""
+    checkpointing_refusal: str = ""
+    """Why activations can't be computed again with it; empty where they can."""
     loop: str = "DistributedDataParallel"
     """What the training loop of one's own is called that trains like it."""
     precision_refusals: Mapping[str, str] = field(default_factory=dict)
@@ -101,6 +103,8 @@ _ALL = (
         "gpurun.launcher.worker.strategies.dp:Dp",
         has_replicas=True,
         compile_refusal="dp replicates the model in every step, which torch.compile doesn't support",
+        checkpointing_refusal="dp's threads share a generator of random numbers, so what a layer computes "
+        "again might differ",
         snippet_refusal="torch's DataParallel splits evenly only",
     ),
     Strategy(

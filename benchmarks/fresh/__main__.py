@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fresh [SUITE …]`: `make` on bare Debians, one after the other; a table in RESULTS.md.
+"""`python -m benchmarks.fresh [SUITE …]`: `make` on bare Debians, one after the other; a table of each.
 
 Python 3.11 gets the CPU build of torch that this machine has. For other Pythons a hollow wheel takes its
 place, so that nothing but the set-up is tried there. Needs root, debootstrap and a way to Debian and PyPI.
@@ -111,13 +111,15 @@ class Matrix:
             yield self.make(user, "set up", "test", f"PYTEST_ADDOPTS={SOME_TESTS}")
 
 
-def try_suite(suite: str, wheels: Path) -> list[Row]:
+def try_suite(suite: str, wheels: Path) -> Iterator[Row]:
     """All cells of a distribution."""
     places = [wheels, *map(Path, os.environ.get("PIP_FIND_LINKS", "").split())]
     with Root(suite, places) as root:
         matrix = Matrix(root)
-        rows = [*matrix.lacking(), *matrix.complete()]
-        return rows + list(matrix.with_torch()) if suite == WITH_TORCH else rows
+        yield from matrix.lacking()
+        yield from matrix.complete()
+        if suite == WITH_TORCH:
+            yield from matrix.with_torch()
 
 
 def main() -> None:
@@ -125,17 +127,16 @@ def main() -> None:
     parser.add_argument(
         "suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; without one, all"
     )
-    suites = parser.parse_args().suites or list(SUITES)
-    facts = machine_facts()
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="gpurun-wheels-") as name:
         hollow_wheel(Path(name))
         Path(name).chmod(0o755)
-        for suite in suites:
-            rows += try_suite(suite, Path(name))
-            record(
-                "Setting up on bare machines", table(HEADER, rows), facts
-            )  # what follows may be interrupted
+        for suite in parser.parse_args().suites or SUITES:
+            facts = machine_facts()
+            rows: list[Row] = []
+            try:
+                rows.extend(try_suite(suite, Path(name)))
+            finally:  # what there is, also after Ctrl-C
+                record(f"Setting up on bare machines: {SUITES[suite]}", table(HEADER, rows), facts)
 
 
 if __name__ == "__main__":

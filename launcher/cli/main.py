@@ -57,6 +57,7 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {"--help", "-h", "--version"}
+        args = args or ["--help"]
         if args and args[0] == "help":
             args = [*args[1:2], "--help"]
         if args and args[0] not in own and args[0] not in COMMANDS and not is_typo(args[0]):
@@ -129,6 +130,17 @@ def missing_argument(param: click.Parameter, ctx: click.Context) -> str:
     return f"missing argument {name}; `gpurun {ctx.info_name} --help` shows an example"
 
 
+def _option_meant(error: click.NoSuchOption) -> str:
+    """What to write instead of an option that isn't there: a key of the job, or a similar option."""
+    from gpurun.launcher.jobfile.model import JobSpec
+
+    key = error.option_name.strip("-").replace("-", "_")
+    sets_keys = error.ctx is not None and any(each.name == "overrides" for each in error.ctx.command.params)
+    if sets_keys and key in JobSpec.keys:
+        return f"; write --set {key}=VALUE"
+    return f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
+
+
 def usage_message(error: click.ClickException) -> str:
     """A mistake on the command line in words, with where to read on."""
     ctx = getattr(error, "ctx", None)
@@ -139,8 +151,7 @@ def usage_message(error: click.ClickException) -> str:
             f"options come after the command: gpurun {command} … --option\n    see `gpurun {command} --help`"
         )
     if isinstance(error, click.NoSuchOption):
-        near = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
-        text = f"there is no option {error.option_name}{near}"
+        text = f"there is no option {error.option_name}{_option_meant(error)}"
     else:
         message = error.format_message()
         text = f"{message[0].lower()}{message[1:]}".rstrip(".")

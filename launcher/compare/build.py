@@ -46,6 +46,7 @@ from gpurun.launcher.compare.notes import (
 )
 from gpurun.launcher.compare.ranking import open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
+from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
@@ -213,6 +214,7 @@ def variant_result(
         gradient_reference=facts.gradient_reference,
         gradient_warning=facts.gradient_warning,
         parameter_error=facts.parameter_error,
+        compression="" if variant.comm_hook == Settings.comm_hook else variant.comm_hook,
         exposed_comm_ms=exposed_comm(ranks),
         warnings=(*facts.warnings, *(traced.warnings if traced else ()), *found),
         ranks=ranks,

@@ -111,7 +111,7 @@ def fitting_in(
 
 def _fastest_that_fits(found: Standings, memory_gib: float) -> str:
     how = "Fastest" if found.is_settled else "Fastest on average"
-    named = f"{variant_label(found.leader)} ({time_and_memory(found.leader)})"
+    named = f"{named_with_error(found.leader)} ({time_and_memory(found.leader)})"
     return f"{how} that fits in {memory_text(memory_gib)}: {named}."
 
 
@@ -210,15 +210,15 @@ def _lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
 def _alone(leader: VariantResult) -> str:
     step = leader.step_ms
     if leader.kind.runs_program and step is not None:
-        return f"{variant_label(leader)}: {format_ms(step.estimate)} ms per step."
+        return f"{named_with_error(leader)}: {format_ms(step.estimate)} ms per step."
     time = f", {format_ms(step.estimate)} ms per step" if step else ""
-    return f"Fastest: {variant_label(leader)}{time}; no other variant was measured."
+    return f"Fastest: {named_with_error(leader)}{time}; no other variant was measured."
 
 
 def _clear_lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
     """The leader against the baseline; against the runner-up where it is the baseline itself."""
     leader, runner_up = standings.leader, standings.rivals[0]
-    name = variant_label(leader)
+    name = named_with_error(leader)
     reference = next((rival.result for rival in standings.rivals if rival.result.id == baseline), None)
     difference = leader.vs_baseline
     if reference is None or difference is None or difference.percent is None:
@@ -238,7 +238,7 @@ def _unproven_lead(standings: Standings, undecided: Sequence[Rival]) -> Conclusi
     others = f" and {plural(len(undecided) - 1, 'other')}" if len(undecided) > 1 else ""
     gap = format_percent(_gap_percent(leader, closest.result), signed=True)
     headline = (
-        f"Fastest on average: {variant_label(leader)}; {variant_label(closest.result)}{others} can't be"
+        f"Fastest on average: {named_with_error(leader)}; {named_with_error(closest.result)}{others} can't be"
         f" ranked ({gap} on average, but {_too_few(closest)})."
     )
     established = next((rival for rival in standings.rivals if rival.is_slower), None)
@@ -258,14 +258,14 @@ def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -
     """The best of them and the closest rival that no interval separates from it."""
     open_ = [rival for rival in undecided if rival.behind.verdict != "same"]
     closest = next(rival for rival in open_ or undecided if rival.behind.ci is not None)
-    name, others = variant_label(leader), len(open_ or undecided) - 1
+    name, others = named_with_error(leader), len(open_ or undecided) - 1
     found, more = "can't be distinguished", f", nor can {plural(others, 'other')} from {name}"
     if not open_:
         found, more = (
             "are equally fast",
             f", and so {'is' if others == 1 else 'are'} {plural(others, 'other')}",
         )
-    race = f"{name} and {variant_label(closest.result)} {found} ({_signed(closest.behind)})"
+    race = f"{name} and {named_with_error(closest.result)} {found} ({_signed(closest.behind)})"
     return f"No {leader.kind.choice} is clearly fastest{scope}: {race}{more if others else ''}."
 
 
@@ -275,12 +275,12 @@ def _faster(leader: VariantResult, reference: VariantResult, difference: Differe
     interval = f" ({format_percent_interval(percent, ci)})" if ci else ""
     by = format_percent(percent, ci)
     how = "faster" if leader.global_batch == reference.global_batch else "less time per sample"
-    return f"{by} {how} than the baseline {variant_label(reference)}{interval}"
+    return f"{by} {how} than the baseline {named_with_error(reference)}{interval}"
 
 
 def _slower(rival: Rival, leader: VariantResult) -> str:
     """`ddp 48/16 is 18 % slower (17 to 19)`; of other batches by the time per sample."""
-    name, percent, ci = variant_label(rival.result), rival.behind.percent, rival.behind.ci
+    name, percent, ci = named_with_error(rival.result), rival.behind.percent, rival.behind.ci
     if percent is None or ci is None:
         return f"{name} is slower"
     by, interval = format_percent(percent, ci), format_percent_interval(percent, ci)
@@ -310,3 +310,12 @@ def _signed(difference: Difference) -> str:
 def _gap_percent(leader: VariantResult, other: VariantResult) -> float:
     """How much longer the other takes per sample, by the table."""
     return 100 * (time_per_sample(other) / time_per_sample(leader) - 1)
+
+
+def named_with_error(result: VariantResult) -> str:
+    """Its label; of compressed gradients their error too, since a faster step isn't the same step then."""
+    if not result.compression:
+        return variant_label(result)
+    error = result.gradient_error
+    what = "of unknown error" if error is None else f"off by {error:.2g}"
+    return f"{variant_label(result)} (gradients {what})"

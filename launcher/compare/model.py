@@ -202,8 +202,9 @@ class VariantResult(Rates):
     gradient_warning: str | None = None
     """That its gradient isn't that of the reference: it trains another model."""
     parameter_error: float | None = None
-    """Relative difference of its parameters after 5 steps to those of one device; `None` where each rank
-    updates all of them, so that the gradient says it."""
+    """Relative difference of its parameters after 5 steps to those of one device, as in `VariantFacts`."""
+    compression: str = ""
+    """How its gradients are compressed, so that they aren't those of one device; empty where they aren't."""
     loss: LossOver | None = None
     """What the workload's loss is over its samples; `None` of a program, and in older runs."""
     code: Mapping[str, str] = field(default_factory=dict)

@@ -191,7 +191,13 @@ def _meant(mistake: Mistake) -> set[Path]:
     return {(*section, near)} if near else set()
 
 
-_ELSEWHERE = {"batch_size": "global_batch", "dtype": "precision", "gradient_accumulation_steps": "accumulate"}
+_ELSEWHERE = {
+    "batch": "global_batch",
+    "batch_size": "global_batch",
+    "dtype": "precision",
+    "gradient_accumulation_steps": "accumulate",
+    "model": "workload",
+}
 """Keys by the names that other tools give them."""
 
 

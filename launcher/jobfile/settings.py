@@ -46,6 +46,10 @@ THREADS = Kind(
     values.parse_threads,
     {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": values.MAX_THREADS}]},
 )
+CHECKPOINTING = Kind(
+    values.parse_checkpointing,
+    {"anyOf": [{"enum": ["none", "full"]}, {"type": "integer", "minimum": 2, "maximum": values.MAX_EVERY}]},
+)
 ARGS = Kind(values.parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
 ENV = Kind(values.parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
 TEXT = {"type": "string"}
@@ -157,6 +161,24 @@ class Settings:
         absent=False,
     )
     """Whether `torch.compile` compiles the model, for each split anew; not with `dp`, which copies it."""
+    checkpointing: Annotated[int | Literal["none", "full"], CHECKPOINTING] = setting(
+        "none",
+        compare="Which layers compute their activations again, to compare.",
+        baseline="Which of the baseline's layers compute their activations again.",
+        for_training=True,
+        absent="none",
+    )
+    """Which of the layers that repeat, or that the workload names as `blocks`, drop their activations and
+    compute them again in the backward pass (`torch.utils.checkpoint`). `full`: all, `2`: every second one."""
+    optimizer: Literal["default", "foreach", "fused"] = setting(
+        "default",
+        compare="Implementations of the optimizer to compare.",
+        baseline="The implementation of the baseline's optimizer.",
+        for_training=True,
+        absent="default",
+    )
+    """Implementation of torch's optimizers: for several parameters at once (`foreach`), or also in one kernel
+    (`fused`). `default`: as the workload's own optimizer chooses."""
     channels_last: bool = setting(
         False,
         compare="Memory layouts of images to compare.",
@@ -217,6 +239,38 @@ class Settings:
     """MiB of gradients that `ddp` and `zero1` average in one all-reduce, as `bucket_cap_mb` of
     DistributedDataParallel: smaller buckets overlap more of the backward pass, larger ones cost fewer
     collectives. 25 is torch's default, with a first bucket of 1 MiB."""
+    first_bucket_mb: Annotated[int, whole(1, 100_000)] | None = setting(
+        None,
+        compare="Sizes of the first bucket to compare, in MiB.",
+        baseline="The baseline's size of the first bucket, in MiB.",
+        for_training=True,
+        strategies=lambda strategy: strategy.has_buckets,
+        option=True,
+    )
+    """MiB of the bucket that is averaged first, at most `bucket_mb`: a small one starts communication early.
+    By default 1 next to torch's 25, else `bucket_mb`. Other pairs need a torch with `bucket_cap_mb_list`."""
+    static_graph: bool = setting(
+        False,
+        compare="`[false, true]` compares a graph that may change with one that DDP takes to be the same.",
+        baseline="Whether DDP takes the baseline's graph to be the same in every step.",
+        for_training=True,
+        strategies=lambda strategy: strategy.has_buckets,
+        absent=False,
+        option=True,
+    )
+    """Whether `ddp` and `zero1` take the model's graph to be the same in every step, as the option of this
+    name of DistributedDataParallel: unused parameters are found once, not in each step."""
+    comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = setting(
+        "none",
+        compare="Compressions of gradients to compare.",
+        baseline="How the baseline compresses gradients.",
+        for_training=True,
+        strategies=lambda strategy: strategy.has_buckets,
+        absent="none",
+        option=True,
+    )
+    """How `ddp` and `zero1` compress gradients that they average, by torch's hooks: in half the bytes, or by
+    PowerSGD of rank 1 from the third step on. The report shows how far they are from those of one device."""
     gradient_as_bucket_view: bool = setting(
         False,
         compare="`[false, true]` compares gradients of their own with views into the buckets.",

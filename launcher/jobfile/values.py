@@ -262,6 +262,18 @@ def parse_threads(value: Any) -> int | str:
     return value
 
 
+MAX_EVERY = 1000
+
+
+def parse_checkpointing(value: Any) -> int | str:
+    """`none`, `full`, or a number n for every n-th layer."""
+    if value in ("none", "full"):
+        return str(value)
+    if type(value) is not int or not 2 <= value <= MAX_EVERY:
+        raise expected(f"`none`, `full` or 2 to {MAX_EVERY}, for every second layer and so on", value)
+    return value
+
+
 def parse_global_batch(value: Any) -> int | str:
     """A number of samples, or `max`."""
     return str(value) if value == "max" else _samples(value)

@@ -181,7 +181,8 @@ def accelerator_of(device: str) -> Accelerator:
             return row
     kind = device.partition("@")[0].partition(":")[0]
     if kind not in ACCELERATORS:
-        raise SpecError(f"unknown kind of device {device!r}; known kinds: {', '.join(ACCELERATORS)}")
+        known = f"known kinds: {', '.join(ACCELERATORS)}; such as cpu:2 or cuda:0"
+        raise SpecError(f"unknown kind of device {device!r}; {known}")
     return ACCELERATORS[kind]
 
 

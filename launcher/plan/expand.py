@@ -10,10 +10,10 @@ from gpurun.launcher.jobfile.checks.device_checks import find_misfits
 from gpurun.launcher.jobfile.kinds import builtin_named
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
-from gpurun.launcher.jobfile.settings import SETTINGS, settings_of
+from gpurun.launcher.jobfile.settings import SETTINGS, Settings, settings_of
 from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS
 from gpurun.launcher.jobfile.yaml.describe import flow_text
-from gpurun.launcher.machine.accelerators import accelerator_of, precision_problem
+from gpurun.launcher.machine.accelerators import CPU, accelerator_of, precision_problem
 from gpurun.launcher.plan.combination import (
     Candidate,
     Combination,
@@ -24,6 +24,7 @@ from gpurun.launcher.plan.combination import (
     variant_id,
 )
 from gpurun.launcher.plan.devices import MachineLike, all_devices, cores_per_device, gpu_of, is_part, notes_on
+from gpurun.launcher.plan.launch_config import backend_for
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.plan.program_processes import part_notes
@@ -88,6 +89,7 @@ def _build_all(
         try:
             variant = _variant(wanted, devices, share, spec.min_local_batch)
             _refuse_gpus(variant, machines)
+            _refuse_backend(variant, machines)
             built.append((wanted, variant))
         except ImpossibleError as error:
             refused.append((wanted, error))
@@ -126,9 +128,18 @@ def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: i
         "split": split.samples,
         "global_batch": sum(split.samples) or wanted.global_batch,
         "threads": share if wanted.threads == "auto" else wanted.threads,
+        "first_bucket_mb": _first_bucket_mb(wanted),
         "sync_every": wanted.sync_every or (wanted.accumulate if wanted.has("sync_every") else None),
     }
     return Variant(id="", devices=own, split_name=split.name, varied=_varied(wanted), **values)
+
+
+def _first_bucket_mb(wanted: Combination) -> int | None:
+    """What torch takes where the job says nothing."""
+    if not wanted.has("first_bucket_mb"):
+        return None
+    by_default = 1 if wanted.bucket_mb == Settings.bucket_mb else wanted.bucket_mb
+    return wanted.first_bucket_mb or by_default
 
 
 def _varied(wanted: Combination) -> dict[str, Any]:
@@ -160,6 +171,12 @@ def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None
         raise ImpossibleError("threads", "`threads` applies to CPU devices only")
     if wanted.compile and strategy.compile_refusal:
         raise ImpossibleError("compile", strategy.compile_refusal)
+    if wanted.checkpointing != Settings.checkpointing and strategy.checkpointing_refusal:
+        raise ImpossibleError("checkpointing", strategy.checkpointing_refusal)
+    if wanted.first_bucket_mb and wanted.first_bucket_mb > wanted.bucket_mb:
+        sizes = f"the first bucket of {wanted.first_bucket_mb} MiB is larger than {wanted.bucket_mb} MiB"
+        reason = f"{sizes}, the size of the others"
+        raise ImpossibleError("first_bucket_mb", reason)
     if wanted.has("accumulate"):
         _check_micro_batches(wanted, split)
 
@@ -180,6 +197,17 @@ def _refuse_gpus(variant: Variant, machines: Sequence[MachineLike]) -> None:
     if STRATEGIES[variant.strategy].has_replicas and len(owners) > 1 and any(is_part(*one) for one in owners):
         reason = f"{variant.strategy} is one process, and a process sees only one MIG instance"
         raise ImpossibleError("strategy", reason)
+
+
+def _refuse_backend(variant: Variant, machines: Sequence[MachineLike]) -> None:
+    """What the processes' way to communicate lacks.
+
+    Raises:
+        ImpossibleError: something of it is wanted.
+    """
+    if variant.comm_hook == "powersgd" and backend_for(variant, machines) == CPU.backend:
+        reason = "torch's PowerSGD waits for a collective in the thread that is to run it, and so hangs"
+        raise ImpossibleError("comm_hook", f"{reason}, with {CPU.backend}")
 
 
 def _check_micro_batches(wanted: Combination, split: Split) -> None:
@@ -235,6 +263,9 @@ def check_room(wanted: Combination, least: int) -> None:
     if least == 0 and wanted.runs_as.shards_parameters:
         reason = f"{wanted.strategy} needs every device in every step, so `balanced` can't leave one out"
         raise ImpossibleError("split", f"{reason}: leave out `min_local_batch: 0`")
+    if least == 0 and wanted.static_graph:
+        reason = "`balanced` may give a device no samples, and so another graph"
+        raise ImpossibleError("static_graph", f"{reason}: leave out `min_local_batch: 0`")
     if wanted.samples < least * wanted.device_count:
         samples = plural(wanted.samples, "sample")
         reason = f"{samples} can't give {wanted.device_count} devices at least {least} each"

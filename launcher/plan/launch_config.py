@@ -63,6 +63,8 @@ def launch_config_for(
         precision=str(first.precision),
         seed=first.seed or 0,
         compile=first.compile,
+        checkpointing=first.checkpointing,
+        optimizer=first.optimizer,
         channels_last=first.channels_last,
         cudnn_benchmark=first.cudnn_benchmark,
         threads=first.threads or max(1, machine.cpu_cores // len(job_devices(spec, machine))),

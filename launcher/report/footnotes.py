@@ -86,10 +86,20 @@ def gradient_lines(variants: tuple[VariantResult, ...]) -> list[str]:
     by_reference: dict[str, list[VariantResult]] = {}
     for variant in variants:
         differs = any(warning.startswith(GRADIENT_DIFFERS) for warning in variant.warnings)
-        if variant.gradient_error is not None and variant.gradient_warning is None and not differs:
+        is_exact = not (variant.compression or variant.gradient_warning or differs)
+        if variant.gradient_error is not None and is_exact:
             by_reference.setdefault(variant.gradient_reference or "one device", []).append(variant)
     names = {variant.id: variant_label(variant) for variant in variants}
-    return [_agreement(found, reference, names) for reference, found in by_reference.items()]
+    compressed = [_compressed(variant, names) for variant in variants if variant.compression]
+    return [*(_agreement(found, other, names) for other, found in by_reference.items()), *compressed]
+
+
+def _compressed(variant: VariantResult, names: Mapping[str, str]) -> str:
+    label, reference = variant_label(variant), variant.gradient_reference or "one device"
+    if variant.gradient_error is None:
+        return f"Gradients of {label} are compressed; by how much they differ for that isn't known."
+    by = f"those of {names.get(reference, reference)} by {variant.gradient_error:.2g} (relative)"
+    return f"Compressed gradients of {label} differ from {by}."
 
 
 def _agreement(variants: list[VariantResult], reference: str, names: Mapping[str, str]) -> str:

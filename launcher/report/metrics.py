@@ -326,6 +326,16 @@ METRICS: tuple[Metric, ...] = (
     _memory_metric("communication", "comm.", 15),
     _memory_metric("activations", "activ.", 16),
     Metric(
+        key="gradient_error",
+        title="relative error of compressed gradients",
+        short="grad. err.",
+        unit="",
+        value=lambda result: result.gradient_error if result.compression else None,
+        text=lambda value: f"{value:.2g}",
+        better="lower",
+        drop=0,
+    ),
+    Metric(
         key="sm_clock_mhz",
         title="clock of the slowest GPU",
         short="SM MHz",

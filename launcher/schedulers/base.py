@@ -28,7 +28,7 @@ class SubmitOptions:
     cpus_per_task: int | None = None
     image: str | None = None
     gpu: str | None = None
-    """The kind of GPU: `H100`."""
+    """The kind of GPU: `H100`; on Kubernetes a resource: `amd.com/gpu`."""
     volume: str | None = None
     """The PersistentVolumeClaim that keeps run directories."""
     further: tuple[str, ...] = ()

@@ -34,8 +34,12 @@ RUNS = "/runs"
 DEFAULT_CLAIM = "gpurun-runs"
 GRACE_S = 60
 """Between SIGTERM and SIGKILL: what was measured is on disk already, so this is for the report."""
-TAKES = frozenset({"time", "gpus_per_node", "cpus_per_task", "image", "volume"})
+TAKES = frozenset({"time", "gpus_per_node", "cpus_per_task", "image", "volume", "gpu"})
+NVIDIA = "nvidia.com/gpu"
+"""The resource of NVIDIA's device plugin."""
 CONTAINER = "gpurun"
+_RESOURCE = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", re.ASCII)
+"""Source: kubernetes.io, "Extended resources"."""
 _TIME = re.compile(r"(?:(\d{1,3})-)?(\d{1,4}):(\d{2}):(\d{2})", re.ASCII)
 
 
@@ -97,13 +101,15 @@ def deadline(options: SubmitOptions) -> Manifest:
 def pod_spec(
     wanted: Submission, options: SubmitOptions, rendezvous: str, labels: Mapping[str, str]
 ) -> Manifest:
-    """One node: a Pod that shares its machine with no other Pod of these labels."""
+    """One node: of several, a Pod that shares its machine with no other Pod of these labels."""
     apart = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
-    place = ["--rendezvous", rendezvous] if wanted.num_nodes(options) > 1 else []
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    is_one_of_several = wanted.num_nodes(options) > 1
+    place = ["--rendezvous", rendezvous] if is_one_of_several else []
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
-        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+        **({"affinity": affinity} if is_one_of_several else {}),
         "containers": [
             {
                 "name": CONTAINER,
@@ -153,11 +159,18 @@ def environment(wanted: Submission) -> list[Manifest]:
 
 
 def resources(wanted: Submission, options: SubmitOptions) -> Manifest:
-    """What a node needs; GPUs are NVIDIA's."""
+    """What a node needs.
+
+    Raises:
+        SpecError: `gpu` is no name of a resource.
+    """
+    kind = options.gpu or NVIDIA
+    if not _RESOURCE.fullmatch(kind):
+        raise SpecError(f"--gpu {kind}: on Kubernetes it names a resource: {NVIDIA} or amd.com/gpu")
     gpus, cores = wanted.stated_gpus(options), options.cpus_per_task
     wants = {
         "requests": {"cpu": str(cores)} if cores else {},
-        "limits": {"nvidia.com/gpu": gpus} if gpus else {},
+        "limits": {kind: gpus} if gpus else {},
     }
     return {key: value for key, value in wants.items() if value}
 

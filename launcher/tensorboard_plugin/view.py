@@ -20,6 +20,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.helper_process import helper_argv
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.run.open import find_run
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
 
 WsgiApp = Callable[[dict[str, Any], Any], Any]
 FONTS = "/font-roboto/"
@@ -71,6 +72,12 @@ def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[Se
                 yield server
         finally:
             _stop(process)
+
+
+def is_empty(path: Path) -> bool:
+    """Whether a directory has nothing to show yet."""
+    listing = Listing(str(path))
+    return path.is_dir() and not listing.any() and not listing.has_events()
 
 
 def _start(directory: Path, host: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -94,8 +94,8 @@ class Breakdown:
 class StepBreakdown(Breakdown):
     """A step: the GPU work that it launched, from the end of what was launched before to its own end.
 
-    Work that it launched may also run earlier, on another stream, while the step before isn't done: that is
-    `other_steps_us` of the step before.
+    Work that it launched on another stream than the main one may also run while the step before isn't done,
+    or on while the next one runs: that is `other_steps_us` of that step.
     """
 
     step: int

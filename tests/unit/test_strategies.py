@@ -18,7 +18,7 @@ from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES, strategy_named
 from gpurun.launcher.worker.strategies.base import Hints, strategy_of
-from gpurun.launcher.worker.strategies.fsdp import blocks_of
+from gpurun.launcher.worker.strategies.repeated_layers import blocks_of
 from gpurun.workloads.registry import BUILTINS
 from tests.unit.plan.machines import FakeMachine
 
@@ -121,6 +121,7 @@ def test_every_built_in_workload_is_of_a_known_kind() -> None:
             "fsdp needs every device in every step",
         ),
         ("global_batch: 8\nstrategy: fsdp\ncompile: true\n", "needs its blocks compiled one by one"),
+        ("global_batch: 8\nstrategy: dp\ncheckpointing: full\n", "dp's threads share a generator"),
         ("global_batch: 8\nstrategy: fsdp\nprecision: fp16\n", "fsdp has no fp16: scaled losses need"),
     ],
 )

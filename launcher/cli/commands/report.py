@@ -115,10 +115,16 @@ def view(run: Path, port: int) -> None:
 
     Example: gpurun view runs/gpt-splits/latest
     """
-    from gpurun.launcher.tensorboard_plugin.view import open_view
+    from gpurun.launcher.tensorboard_plugin.view import is_empty, open_view
 
     with open_view(run, port=port) as server:
         click.echo(f"TensorBoard: {server.tab}  (Ctrl-C ends it)")
+        if is_empty(run):
+            click.echo(
+                f"gpurun: {run} has no run, trace or event file yet; the page fills in when one is written:"
+                f" gpurun JOB.yaml --out {run / 'NAME'}",
+                err=True,
+            )
         server.wait()
 
 

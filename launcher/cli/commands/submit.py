@@ -64,7 +64,7 @@ def show_list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option(
     "--volume", metavar="CLAIM", help=f"PersistentVolumeClaim for run directories {taken_by('volume')}."
 )
-@click.option("--gpu", metavar="KIND", help=f"Kind of GPU, such as H100 {taken_by('gpu')}.")
+@click.option("--gpu", metavar="KIND", help=f"Kind of GPU: H100, amd.com/gpu {taken_by('gpu')}.")
 @click.option("--gpus-per-node", type=WholeNumber(1), help="GPUs to request on every node.")
 @click.option("--cpus-per-task", type=WholeNumber(1), help="Cores to request on every node.")
 @click.option("--partition", metavar="NAME", help=f"Partition of the cluster {taken_by('partition')}.")

@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import pkgutil
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,9 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
         yield spec.problem(("script",), f"{shorten(script)} is a directory", "name a Python file in it")
     elif not is_file:
         yield spec.problem(("script",), no_file(script), near_file(path, job_dir))
+    elif path.suffix in (".yaml", ".yml"):  # a short one may be Python too: `workload: mlp` is an annotation
+        message = f"{shorten(script)} is a job file, not a program"
+        yield spec.problem(("script",), message, f"to run it: gpurun {shlex.quote(script)}")
     else:
         yield from _not_python(spec, "script", path, script)
 

@@ -79,6 +79,10 @@ class LaunchConfig:
     """A round runs a block of steps of one variant that lasts at least this long."""
     compile: bool = False
     """Whether the model is compiled, separately for each shape of its inputs."""
+    checkpointing: int | str = "none"
+    """Which layers compute their activations again: `none`, `full`, or every n-th one."""
+    optimizer: str = "default"
+    """The implementation of the workload's optimizer: `default`, `foreach` or `fused`."""
     channels_last: bool = False
     """Whether images have the channels-last memory format."""
     cudnn_benchmark: bool = False

@@ -70,12 +70,14 @@ def outline(listed: Listed) -> Outline:
 
 
 def status(listed: Listed) -> Status:
-    """Whether it is being written: here its process lives; elsewhere something was written a moment ago."""
+    """Whether a command works on it: here its process lives; elsewhere something was written a moment ago."""
     if listed.kind == "traces" or outline(listed).complete:
         return "done"
     claim = _read(listed, listed.run.running, Running)
-    if claim is not None and claim.is_here:
-        return "running" if claim.may_live else "stopped"
+    if claim is None or not claim.may_live:
+        return "stopped"
+    if claim.is_here:
+        return "running"
     return "running" if time.time() - changed_s(listed) < LIVE_S else "stopped"
 
 

@@ -17,6 +17,9 @@ from gpurun.launcher.rundir.files import no_directory
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.kineto.trace_file import open_source
 
+HOW_TO_TRACE = """\
+    torch.profiler writes them: prof.export_chrome_trace("trace.json"); gpurun does in a run"""
+"""Where traces come from, for who has none."""
 SUFFIXES = (".json", ".json.gz")
 OWN_FILES = frozenset(
     {
@@ -70,7 +73,8 @@ def find_traces(paths: Sequence[Path]) -> Found:
     unique = {file.resolve(): file for file in reversed(files)}
     if not unique:
         named = ", ".join(map(str, paths)) or "nothing"
-        raise TraceError("\n".join([f"{named}: no traces here (looked for *.json and *.json.gz)", *warnings]))
+        missing = f"{named}: no traces here (looked for *.json and *.json.gz)"
+        raise TraceError("\n".join([missing, *warnings, HOW_TO_TRACE]))
     searched = tuple(path for path in paths if path.is_dir())
     kept = tuple(file for file in files if unique.get(file.resolve()) is file)
     return Found(kept, tuple(warnings), searched)

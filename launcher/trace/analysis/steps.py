@@ -2,8 +2,10 @@
 
 A step owns the GPU work that it launched, whenever that ran. Its window begins when the previous step is
 done, on the CPU or the GPU, whichever is later, and ends when the step itself is done. So windows never
-overlap, however far the GPU lags behind. For the first step, what was launched earlier counts as the previous
-one; else the first step would be longer than the others by as much as the GPU lags behind.
+overlap, however far the GPU lags behind. Work on another stream than the main one moves no window beyond
+the moment when the main stream begins with a later step: what runs on, as a long copy may, is other steps'
+work there. For the first step, what was launched earlier counts as the previous one; else the first step
+would be longer than the others by as much as the GPU lags behind.
 
 Where ProfilerStep ranges overlap, the later one begins where the earlier one ends: what was launched in the
 overlap belongs to the earlier one.
@@ -19,11 +21,11 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.trace.analysis.cuda_graphs import captured_calls, replayed_work
 from gpurun.launcher.trace.intervals import Int64
-from gpurun.launcher.trace.kineto.classify import HostKind
+from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Trace
 from gpurun.launcher.units import plural
 
-NO_STEP = -1
+NO_STEP = NO_STREAM = -1
 
 
 @dataclass(frozen=True)
@@ -126,24 +128,48 @@ def step_at(steps: list[HostStep], times_ns: Int64) -> Int64:
 
 def windows(trace: Trace, steps: list[HostStep], work: Launched) -> list[Step]:
     """The windows of the steps, in order of time, from the ends of the GPU work that they own."""
-    last_end = np.full(len(steps), np.iinfo(np.int64).min, dtype=np.int64)
-    owned = work.step >= 0
-    np.maximum.at(last_end, work.step[owned], trace.gpu.end[owned])
+    done = _gpu_done_ns(trace, steps, work)
     result: list[Step] = []
-    done_ns = _earlier_work_done_ns(trace, steps, work)
-    for step, gpu_end_ns in zip(steps, last_end.tolist(), strict=True):
+    done_ns = done[0]
+    for step, gpu_end_ns in zip(steps, done[1:], strict=True):
         start_ns = max(step.start_ns, done_ns)
         done_ns = max(start_ns, step.end_ns, gpu_end_ns)
         result.append(Step(step.number, start_ns, done_ns))
     return result
 
 
-def _earlier_work_done_ns(trace: Trace, steps: list[HostStep], work: Launched) -> int:
-    """When the GPU was done with what was launched before the first step, in the capture or before it."""
-    if not steps:
-        return 0
-    earlier = (work.step < 0) & (before_capture(trace, work) | (work.start < steps[0].start_ns))
-    return int(trace.gpu.end[earlier].max(initial=np.iinfo(np.int64).min))
+def _gpu_done_ns(trace: Trace, steps: list[HostStep], work: Launched) -> list[int]:
+    """When the GPU was done with what was launched before the first step, then with each step's work.
+
+    Work of other streams counts until the main stream begins with a later step.
+    """
+    gpu, owner = trace.gpu, work.step + 1
+    counts = owner > 0
+    if steps:
+        counts |= before_capture(trace, work) | (work.start < steps[0].start_ns)
+    main = gpu.thread == _main_stream(trace, steps, work)
+    begins = np.full(len(steps) + 2, np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(begins, owner[main & counts], gpu.start[main & counts])
+    next_begins = np.minimum.accumulate(begins[::-1])[::-1][1:][owner]
+    end = np.where(main, gpu.end, np.minimum(gpu.end, next_begins))
+    bounds = counts & (main | (gpu.start < next_begins))
+    done = np.full(len(steps) + 1, np.iinfo(np.int64).min, dtype=np.int64)
+    np.maximum.at(done, owner[bounds], end[bounds])
+    return list(map(int, done))
+
+
+def _main_stream(trace: Trace, steps: list[HostStep], work: Launched) -> int:
+    """Number of the stream that computes most in the most steps; −1: no step has GPU work."""
+    gpu, shape = trace.gpu, (len(steps), len(trace.streams))
+    owned = work.step >= 0
+    if not owned.any():
+        return NO_STREAM
+    computes = owned & (gpu.kind == GpuKind.COMPUTE)
+    chosen = computes if computes.any() else owned
+    place = work.step[chosen].astype(np.int64) * shape[1] + gpu.thread[chosen]
+    busy_ns = np.bincount(place, gpu.duration[chosen], minlength=shape[0] * shape[1]).reshape(shape)
+    first_in = np.bincount(busy_ns[busy_ns.any(axis=1)].argmax(axis=1), minlength=shape[1])
+    return max(range(shape[1]), key=lambda stream: (first_in[stream], busy_ns[:, stream].sum()))
 
 
 def before_capture(trace: Trace, work: Launched) -> NDArray[np.bool_]:

@@ -22,12 +22,15 @@ class Hints:
 
     has_unused: bool = False
     """Whether some parameters get no gradient."""
-    blocks: tuple[type[nn.Module], ...] = ()
-    """Classes of the layers to treat one by one, where the workload names them."""
+    blocks: tuple[nn.Module, ...] = ()
+    """The layers to treat one by one."""
 
 
 class Ranks:
     """What strategies with a process per device share; the process group must be there already."""
+
+    compression = ""
+    first_passes = 0
 
     def __init__(self, device: torch.device, rank: int) -> None:
         self.device, self.rank, self.world_size = device, rank, dist.get_world_size()
@@ -50,6 +53,10 @@ class Strategy(Protocol):
     """Where inputs and targets go, and outputs come from."""
     world_size: int
     """Over how many ranks gradients are averaged."""
+    compression: str
+    """How gradients are compressed on their way, so that they aren't exact; empty where they aren't."""
+    first_passes: int
+    """Passes of all ranks that must come before all others."""
 
     @classmethod
     def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Self:

@@ -1,14 +1,19 @@
 """DistributedDataParallel: one process per device, gradients averaged while they are computed."""
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.base.nested import Tree
@@ -30,14 +35,20 @@ class Skippable(nn.Module):
         return torch.stack([p.sum() * 0 for p in self.model.parameters() if p.requires_grad]).sum()
 
 
-TORCHS_BUCKET_MB = 25
-"""What torch uses where no size is given; only then is its first bucket small, to start communication early.
+TORCHS_BUCKETS_MB = (1, 25)
+"""The first bucket and the others where torch is given no size.
 Source: torch/nn/parallel/distributed.py, `bucket_bytes_cap_default`.
+"""
+POWERSGD_BEGINS = 2
+"""Before PowerSGD begins: DDP makes its buckets anew after the first pass.
+Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, `start_powerSGD_iter`.
 """
 
 
 class Ddp(Ranks):
     """One rank's replica."""
+
+    is_static = False
 
     def __init__(
         self,
@@ -46,8 +57,12 @@ class Ddp(Ranks):
         rank: int,
         find_unused: bool,
         skippable: bool = False,
-        bucket_mb: int = TORCHS_BUCKET_MB,
+        *,
+        bucket_mb: int = TORCHS_BUCKETS_MB[1],
+        first_bucket_mb: int | None = None,
         gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        comm_hook: str = "none",
     ) -> None:
         """Broadcasts rank 0's weights.
 
@@ -57,19 +72,31 @@ class Ddp(Ranks):
             rank: position of the device in the split.
             find_unused: some parameters get no gradient; finding out which costs a walk through the graph.
             skippable: a split may leave a rank without samples.
-            bucket_mb: MiB of gradients that are averaged in one all-reduce; at 25, torch's default, the first
-                bucket holds 1 MiB.
+            bucket_mb: MiB of gradients that are averaged in one all-reduce.
+            first_bucket_mb: MiB of those that are averaged first; by default what torch takes.
             gradient_as_bucket_view: gradients are views into the buckets, not copied from them.
+            static_graph: the graph is the same in every step.
+            comm_hook: how gradients are compressed.
+
+        Raises:
+            SpecError: this torch has no first bucket of that size.
         """
         super().__init__(device, rank)
         self.network = model
         self.model = DistributedDataParallel(
             Skippable(model) if skippable else model,
             device_ids=None if accelerator_of(device.type).is_host else [device],
-            bucket_cap_mb=None if bucket_mb == TORCHS_BUCKET_MB else bucket_mb,
             gradient_as_bucket_view=gradient_as_bucket_view,
-            find_unused_parameters=find_unused,
+            find_unused_parameters=find_unused and not static_graph,
+            static_graph=static_graph,
+            **bucket_sizes(bucket_mb, first_bucket_mb),
         )
+        # A pass of the model without DDP would count as part of a static graph that isn't known yet.
+        self.is_static, self.first_passes = static_graph, int(static_graph)
+        if comm_hook in COMM_HOOKS:
+            self.compression, (passes, register) = comm_hook, COMM_HOOKS[comm_hook]
+            self.first_passes = max(self.first_passes, passes)
+            register(self.model)
 
     @classmethod
     def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Self:
@@ -92,7 +119,9 @@ class Ddp(Ranks):
         return tensor
 
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
-        return self.model.no_sync() if active else nullcontext()
+        # torch fails if the pass that finds out about a static graph isn't synchronized.
+        is_first = self.is_static and not self.model._static_graph_delay_allreduce_enqueued
+        return self.model.no_sync() if active and not is_first else nullcontext()
 
     def abandon(self) -> None:
         return
@@ -111,3 +140,44 @@ class Ddp(Ranks):
     def skip(self) -> torch.Tensor:
         zero: torch.Tensor = self.model(None)
         return zero
+
+
+def bucket_sizes(bucket_mb: int, first_mb: int | None) -> dict[str, Any]:
+    """Options of DistributedDataParallel for buckets of these sizes, in MiB.
+
+    Raises:
+        SpecError: it has none for them.
+    """
+    if (first_mb, bucket_mb) in (TORCHS_BUCKETS_MB, (None, TORCHS_BUCKETS_MB[1])):
+        return {}
+    if first_mb in (None, bucket_mb):
+        return {"bucket_cap_mb": bucket_mb}
+    if "bucket_cap_mb_list" not in inspect.signature(DistributedDataParallel).parameters:
+        sizes = f"a first bucket of {first_mb} MiB next to others of {bucket_mb} MiB"
+        raise SpecError(f"torch {torch.__version__} can't have {sizes}: use a newer one")
+    return {"bucket_cap_mb_list": [first_mb, bucket_mb]}
+
+
+def average_in_bf16(
+    group: dist.ProcessGroup,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """torch's hook by another name: by its own, it is refused for all backends but newer ones of NCCL."""
+    return default_hooks.bf16_compress_hook(group, bucket)
+
+
+def use_powersgd(model: DistributedDataParallel) -> None:
+    """Compresses gradients by matrices of rank 1; loads numpy."""
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    model.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=POWERSGD_BEGINS), powerSGD_hook)
+
+
+COMM_HOOKS: Mapping[str, tuple[int, Callable[[DistributedDataParallel], None]]] = MappingProxyType(
+    {
+        "fp16": (0, lambda model: model.register_comm_hook(None, default_hooks.fp16_compress_hook)),
+        "bf16": (0, lambda model: model.register_comm_hook(dist.group.WORLD, average_in_bf16)),
+        "powersgd": (POWERSGD_BEGINS, use_powersgd),
+    }
+)
+"""Passes before each begins, and what registers it."""

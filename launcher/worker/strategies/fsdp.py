@@ -1,7 +1,6 @@
 """Fully sharded data parallel (FSDP2): each rank has a part of parameters, gradients and optimizer state."""
 
 import copy
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -26,8 +25,6 @@ try:
 except ImportError:
     missing = f"`fsdp` needs torch 2.9 or later, but this is {torch.__version__}"
     raise SpecError(f"{missing}: its collectives can't be left out for a while") from None
-
-CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 class OwnGather(DefaultAllGather):
@@ -81,7 +78,7 @@ class Fsdp(Ranks):
         self.plan = plan_of(model) if keeps_plan else None
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
-        self.model, self.units = model, [*blocks_of(model, hints.blocks), model]
+        self.model, self.units = model, [*hints.blocks, model]
         for unit in self.units:
             fully_shard(
                 unit,
@@ -200,46 +197,3 @@ def plan_of(model: nn.Module) -> nn.Module:
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()
     }
     return copy.deepcopy(model, shapes)
-
-
-def blocks_of(model: nn.Module, named: Sequence[type[nn.Module]] = ()) -> list[nn.Module]:
-    """The modules that are sharded one by one: those of the classes `named`, else the layers that repeat.
-
-    Among modules next to each other, nearest to the top, those of one class count that have most parameters.
-    None where parameters of a block are used elsewhere, too.
-    """
-    if named:
-        blocks = [module for module in model.modules() if isinstance(module, tuple(named))]
-    else:
-        level, blocks = [model], []
-        while level and not blocks:
-            groups = [layers_of(module) for module in level]
-            blocks = max((repeated(layers) for layers in groups), key=num_parameters, default=[])
-            level = [layer for layers in groups for layer in layers]
-    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    own = Counter(id(p) for b in blocks for m in b.modules() for p in m._parameters.values() if p is not None)
-    seen = Counter(id(p) for block in blocks for p in block.parameters())
-    is_shared = any(uses[p] != count for p, count in own.items()) or any(n > 1 for n in seen.values())
-    return [] if is_shared else blocks
-
-
-def layers_of(module: nn.Module) -> list[nn.Module]:
-    """Its modules, in place of lists and sequences those in them."""
-    return [
-        layer
-        for child in module.children()
-        for layer in (layers_of(child) if type(child) in CONTAINERS else [child])
-    ]
-
-
-def repeated(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Those of the class with most parameters among those that there are several of."""
-    by_class: dict[type, list[nn.Module]] = {}
-    for layer in layers:
-        by_class.setdefault(type(layer), []).append(layer)
-    several = (found for found in by_class.values() if len(found) > 1 and num_parameters(found))
-    return max(several, key=num_parameters, default=[])
-
-
-def num_parameters(modules: Sequence[nn.Module]) -> int:
-    return sum(p.numel() for module in modules for p in module.parameters())

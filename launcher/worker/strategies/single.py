@@ -19,6 +19,8 @@ class OneProcess:
     network: nn.Module
     """As the workload made it."""
     world_size = 1
+    compression = ""
+    first_passes = 0
 
     def optimizer(self, whole: Optimizer) -> Optimizer:
         return whole

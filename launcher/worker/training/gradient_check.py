@@ -154,7 +154,8 @@ def weight_facts(trainer: Trainer, error: float | None, gradient: Mapping[str, A
     limit = trainer.precision.max_gradient_error
     gradient_error = gradient["gradient_error"]
     found = {"parameter_error": error if error is not None and math.isfinite(error) else None}
-    if error is None or error <= limit or gradient_error is None or gradient_error > limit:
+    is_explained = gradient_error is None or gradient_error > limit or trainer.strategy.compression
+    if error is None or error <= limit or is_explained:
         return found
     text = f"weights after {NUM_STEPS} steps differ from those of one device by {error:.2g} (relative)"
     return found | {"gradient_warning": f"{text}, more than {trainer.precision.name} explains ({limit:.2g})"}
@@ -209,7 +210,8 @@ def warnings(trainer: Trainer, error: float | None, reference: Reference) -> dic
     if reference.name != ONE_DEVICE:
         found.append("one device can't hold the whole batch: gradients are compared between variants only")
     limit = trainer.precision.max_gradient_error
-    if error is None or error <= limit:  # NaN is not ≤ anything
+    is_compressed = trainer.strategy.compression and error is not None and math.isfinite(error)
+    if error is None or error <= limit or is_compressed:  # NaN is not ≤ anything
         return {"gradient_warning": None, "warnings": tuple(found)}
     reason = likely_reason(trainer, error, reference)
     text = (
@@ -224,7 +226,7 @@ def warnings(trainer: Trainer, error: float | None, reference: Reference) -> dic
 def model_warnings(trainer: Trainer) -> list[str]:
     """What model and batch say by themselves, whether or not gradients are checked."""
     found = [*trainer.workload.notes, *([BATCH_NORM] if has_batch_norm(trainer.model) else [])]
-    found += channels_last_notes(trainer) + cudnn_notes(trainer)
+    found += channels_last_notes(trainer) + cudnn_notes(trainer) + checkpointing_notes(trainer)
     return found + ([trainer.batch_warning] if trainer.batch_warning else [])
 
 
@@ -233,6 +235,15 @@ def channels_last_notes(trainer: Trainer) -> list[str]:
     if not trainer.channels_last or any(p.dim() == 4 for p in trainer.model.parameters()):
         return []
     return ["channels_last changes nothing: the model has no two-dimensional convolution"]
+
+
+def checkpointing_notes(trainer: Trainer) -> list[str]:
+    """What to say where `checkpointing` changes nothing."""
+    if not trainer.lacks_blocks:
+        return []
+    return [
+        "checkpointing changes nothing: no layers of the model repeat; the workload can name its `blocks`"
+    ]
 
 
 def cudnn_notes(trainer: Trainer) -> list[str]:

@@ -22,6 +22,7 @@ from gpurun.launcher.worker.base.user_error import UserError, place_of, users_co
 from gpurun.launcher.worker.meters.memory import peak_of_step
 from gpurun.launcher.worker.strategies.base import Hints, Strategy, strategy_of
 from gpurun.launcher.worker.strategies.dp import Dp
+from gpurun.launcher.worker.strategies.repeated_layers import blocks_of, checkpoint_blocks
 from gpurun.launcher.worker.strategies.single import Single
 from gpurun.launcher.worker.training.batches import (
     BatchSource,
@@ -33,7 +34,7 @@ from gpurun.launcher.worker.training.batches import (
     check_dataset_size,
 )
 from gpurun.launcher.worker.training.forward_backward import NoClock, PhaseClock, forward_backward
-from gpurun.launcher.worker.training.try_out import batch_warning, try_out
+from gpurun.launcher.worker.training.try_out import batch_warning, preserved, try_out
 from gpurun.workloads.base import Workload
 
 DEFAULT_LEARNING_RATE = 1e-3
@@ -82,9 +83,16 @@ class Trainer:
         self.batch_warning = batch_warning(workload, self.source, global_batch)
         if config.compile:
             compile_in_place(self.model, len(config.variants))
-        self.strategy = strategy_of(self.model, config, rank, Hints(self.trial.has_unused, workload.blocks))
-        self.optimizer = self.strategy.optimizer(make_optimizer(workload, self.model))
+        blocks = tuple(blocks_of(self.model, workload.blocks))
+        self.lacks_blocks = config.checkpointing != "none" and not blocks
+        checkpoint_blocks(blocks, config.checkpointing)
+        self.strategy = strategy_of(self.model, config, rank, Hints(self.trial.has_unused, blocks))
+        whole = make_optimizer(workload, self.model)
+        self.optimizer = self.strategy.optimizer(with_implementation(whole, config.optimizer, workload))
         self.scaler = new_scaler(device, self.precision)
+        with preserved(self.model, device):
+            for _ in range(self.strategy.first_passes):
+                self.gradient(config.variants[0], 0)
 
     @property
     def device(self) -> torch.device:
@@ -279,6 +287,35 @@ def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimize
         what = "optimizer(parameters) must return an optimizer"
         raise UserError(what, expected=expected, got=type(optimizer).__name__, place=place)
     return optimizer
+
+
+def with_implementation(
+    optimizer: torch.optim.Optimizer, implementation: str, workload: Workload
+) -> torch.optim.Optimizer:
+    """The optimizer, before its first step, made anew with `foreach` or `fused`.
+
+    Raises:
+        UserError: its class has no such option.
+    """
+    if implementation == "default":
+        return optimizer
+    kind = type(optimizer)
+    options = inspect.signature(kind).parameters.keys() - {"params"}
+    if implementation not in options:
+        what = f"`optimizer: {implementation}` needs an optimizer of torch's that has this option"
+        place = place_of(workload.optimizer or kind)
+        raise UserError(
+            what, expected=f"an optimizer with `{implementation}`", got=kind.__name__, place=place
+        )
+    chosen: dict[str, Any] = {
+        name: name == implementation for name in ("foreach", "fused") if name in options
+    }
+    groups = [
+        {name: value for name, value in group.items() if name in options | {"params"}} | chosen
+        for group in optimizer.param_groups
+    ]
+    arguments: dict[str, Any] = {n: value for n, value in optimizer.defaults.items() if n in options}
+    return kind(groups, **(arguments | chosen))
 
 
 def accept_several_inputs(model: nn.Module) -> None:

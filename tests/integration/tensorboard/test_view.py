@@ -157,8 +157,12 @@ def test_the_printed_address_opens_our_tab(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(
             "gpurun.launcher.tensorboard_plugin.view.open_view", lambda *_, **__: nullcontext(server)
         )
+        empty = CliRunner().invoke(cli, ["view", str(tmp_path)])
+        (tmp_path / "events.out.tfevents.1").touch()
         shown = CliRunner().invoke(cli, ["view", str(tmp_path)])
     assert "http://127.0.0.1:6006/#gpurun " in shown.output
+    assert f"{tmp_path} has no run, trace or event file yet" in " ".join(empty.output.split())
+    assert "event file" not in shown.output
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -312,27 +312,6 @@ def weight_checks(rank: int) -> dict[str, Any]:
     return found
 
 
-def collectives(rank: int) -> dict[str, int]:
-    """How often ranks communicate in one step of each strategy, with some settings."""
-    group: Any = dist.group.WORLD
-    found = {}
-    variant = few_of(2)
-    cases: list[tuple[str, dict[str, Any], int | None]] = [
-        *((strategy, {}, sync_every) for strategy in IN_PROCESSES for sync_every in (1, 2, None)),
-        ("fsdp", {"reshard": False}, None),
-    ]
-    for strategy, options, sync_every in cases:
-        mine = replace(variant, sync_every=sync_every)
-        trainer = Trainer(workload("mean"), replace(config(strategy, 2, (mine,)), options=options), rank)
-        for number in range(3):  # DDP makes its buckets anew after its first step
-            before = group._get_sequence_number_for_group()
-            trainer.step(trainer.prepare(mine, number), NoClock())
-            num = group._get_sequence_number_for_group() - before
-        found[f"{strategy} {options or sync_every}"] = num
-        trainer.close()
-    return found
-
-
 def ablation(strategy: str, rank: int) -> dict[str, Any]:
     """Rank 0 makes a step without communication while the others do nothing; the saved state undoes it."""
     variants = (VariantConfig("uneven", (18, 6), 1),)
@@ -369,7 +348,6 @@ def main(rank: int, directory: Path) -> None:
             results |= {k: v for p in SMALLER for k, v in errors_in(p, strategy, world, rank).items()}
         if world == 2:
             results |= {"checks": checks(rank), "weights": weight_checks(rank)}
-            results |= {"collectives": collectives(rank)}
             results |= {f"ablation of {strategy}": ablation(strategy, rank) for strategy in IN_PROCESSES}
         dist.barrier()
         gc.collect()

@@ -17,6 +17,7 @@ from gpurun.launcher.worker.training.gradient_check import check_gradients
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.integration.ranks import run_ranks
 from tests.integration.training import gradient_worker as worker
+from tests.integration.training import settings_worker
 from tests.known import known
 
 NUM_PROCESSES = 4
@@ -33,6 +34,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     directory = tmp_path_factory.mktemp("gradients")
     run_ranks(worker.__name__, NUM_PROCESSES, directory)
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(NUM_PROCESSES)]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What settings do, by rank of two processes."""
+    directory = tmp_path_factory.mktemp("settings")
+    run_ranks(settings_worker.__name__, 2, directory)
+    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 def test_every_gradient_is_that_of_the_whole_batch(results: list[dict[str, Any]]) -> None:
@@ -107,10 +116,10 @@ def test_unsynchronised_steps_can_be_undone(results: list[dict[str, Any]]) -> No
         assert found["restored"] == 0
 
 
-def test_ranks_communicate_as_often_as_the_settings_say(results: list[dict[str, Any]]) -> None:
+def test_ranks_communicate_as_often_as_the_settings_say(settings: list[dict[str, Any]]) -> None:
     """In three micro-batches; `fsdp` has two blocks, `zero1` ends a step with four broadcasts."""
     gathers, scatters = 3 * 2, 2
-    assert [found["collectives"] for found in results[:2]] == [
+    assert [found["collectives"] for found in settings] == [
         {
             "ddp 1": 3,
             "ddp 2": 2,
@@ -124,6 +133,48 @@ def test_ranks_communicate_as_often_as_the_settings_say(results: list[dict[str, 
             "fsdp {'reshard': False}": gathers + scatters,
         }
     ] * 2
+
+
+def test_ddp_has_the_options_that_the_settings_say(settings: list[dict[str, Any]]) -> None:
+    found = settings[0]["ddp"]
+    assert found.keys() == {json.dumps(options) for options in settings_worker.DDP_OPTIONS}
+    assert {name: one["sizes"] for name, one in found.items() if "_mb" in name} == {
+        '{"bucket_mb": 2}': [2, 2, 2, 2],
+        '{"bucket_mb": 4, "first_bucket_mb": 2}': [2, 4, 2],
+        '{"bucket_mb": 25, "first_bucket_mb": 25}': [8],
+        '{"comm_hook": "powersgd", "bucket_mb": 100}': [8],
+    }
+    for name, one in found.items():
+        assert bool(one["static_graph"]) == ("static_graph" in name)
+        assert bool(one["gradient_as_bucket_view"]) == ("view" in name)
+        assert "_mb" in name or one["sizes"] == [1, 7]
+
+
+def test_compressed_gradients_have_an_error_that_is_no_warning(settings: list[dict[str, Any]]) -> None:
+    at_least = {"fp16": 1e-4, "bf16": 1e-3, "powersgd": 1e-2}
+    for name, one in settings[0]["ddp"].items():
+        hook = json.loads(name).get("comm_hook")
+        assert one["gradient_warning"] is None
+        assert bool(one["comm_hook"]) == (hook is not None)
+        assert (one["gradient_error"] > at_least[hook]) if hook else (one["gradient_error"] < 1e-5)
+
+
+def test_layers_that_compute_again_keep_less_and_train_alike(settings: list[dict[str, Any]]) -> None:
+    found = settings[0]["layers"]
+    for one in found.values():
+        assert (one["gradient_warning"], one["warnings"], one["gradient_error"] <= 1e-12) == (None, [], True)
+        assert one.get("parameter_error", 0.0) <= 1e-10
+    for strategy in worker.IN_PROCESSES:
+        none, some, all_ = (one["activations"] for name, one in found.items() if strategy in name)
+        assert none > 1.1 * some > 1.1**2 * all_
+
+
+def test_the_optimizer_is_the_implementation_that_the_job_names(settings: list[dict[str, Any]]) -> None:
+    operators = {"foreach": "_foreach_addcdiv_", "fused": "_fused_adamw_"}
+    for name, one in settings[0]["layers"].items():
+        assert {key for key in operators if key in name} == {
+            key for key, operator in operators.items() if operator in one["names"]
+        }
 
 
 def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,14 @@ import errno
 import gc
 import importlib
 import io
+import os
 import re
+import shlex
+import signal
 import sys
 import tempfile
+import textwrap
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -21,8 +26,19 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.nodes.rendezvous import NodeFlags, find_facts
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Scheduler
+from tests.conftest import SNAPSHOTS
 from tests.known import known
 
+COMMAND_LINES = SNAPSHOTS / "mistakes/command-lines.txt"
+"""Mistakes on the command line after `$ `, with what each is answered after `> `."""
+FILES = {
+    "job.yaml": "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n",
+    "train.py": "print()\n",
+    "notes.txt": "hello\n",
+    "other.json": "{}\n",
+    "no-work.json": '{"traceEvents": []}\n',
+}
+"""What is in the directory in which they are typed."""
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
@@ -65,8 +81,11 @@ def test_a_scheduler_of_the_table_says_where_the_nodes_are(monkeypatch: pytest.M
 def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What the command prints to stderr when it exits with 2."""
     monkeypatch.setattr(sys, "argv", ["gpurun", *words])
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # commands set what libraries read when imported
+    interrupt = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as caught:
         main()
+    signal.signal(signal.SIGINT, interrupt)
     gc.enable()
     assert caught.value.code == 2
     return capsys.readouterr().err
@@ -83,56 +102,22 @@ def test_every_mistake_begins_with_the_commands_name(
     assert all(line.startswith(f"gpurun: {job}:") for line in mistakes)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("report", "x", "--formt", "json"), "there is no option --formt; did you mean --format?"),
-        (
-            ("capture", "x", "--steps", "0"),
-            "invalid value for '--steps': '0' is not a whole number from 1 to 1000",
-        ),
-        (("logs", "x", "--rank", "a"), "invalid value for '--rank': 'a' is not a whole number from 0"),
-        (
-            ("job", "x", "--join-timeout", "soon"),
-            "invalid value for '--join-timeout': expected a duration, got the text \"soon\"",
-        ),
-        (("report", "x", "y"), "got unexpected extra argument (y)"),
-    ],
-)
-def test_a_mistake_on_the_command_line_is_one_sentence_and_names_the_help(
-    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ended(monkeypatch, capsys, *words) == f"gpurun: {said}\n    see `gpurun {words[0]} --help`\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ("run", "train.py", "--device", "cpu:2"),
-            "did you mean --devices? Else the program's own options go after",
-        ),
-        (("run", "train.py", "--epochs", "3"), "no option --epochs; the program's own options go after `--`"),
-        (("check", "train.py"), "train.py is a program, not a job file\n    to run it: gpurun run train.py"),
-    ],
-)
-def test_a_program_in_the_wrong_place_is_answered_with_the_right_command(
-    words: tuple[str, ...],
-    said: str,
+def test_mistakes_on_the_command_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    snapshot: Callable[[str, str], None],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("print()\n")
-    assert said in ended(monkeypatch, capsys, *words)
-
-
-def test_options_before_the_command_are_a_mistake_that_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = ended(monkeypatch, capsys, "--set", "seed=1", "check", "job.yaml")
-    assert said.startswith("gpurun: options come after the command: gpurun check … --option\n")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "empty").mkdir()
+    cases = [line for line in COMMAND_LINES.read_text().splitlines() if line.startswith("$ ")]
+    assert len(cases) >= 50
+    answers = {case: ended(monkeypatch, capsys, *shlex.split(case)[2:]) for case in cases}
+    assert all(len(textwrap.wrap(answer, 80)) < 24 for answer in answers.values())  # one screen
+    shown = ("\n> ".join([case, *answer.splitlines()]) for case, answer in answers.items())
+    snapshot("mistakes/command-lines.txt", "\n\n".join(shown) + "\n")
 
 
 def test_examples_are_listed_shown_and_copied_with_the_programs_that_they_name(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_slice_is_pinned_without_its_gaps(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def variant_of(*split: int) -> Any:
-    return SimpleNamespace(id="a", split=split, accumulate=1)
+    return SimpleNamespace(id="a", split=split, accumulate=1, sync_every=None)
 
 
 @pytest.mark.parametrize(("precision", "channels_last"), [("fp64", False), ("fp32", True)])

@@ -107,7 +107,7 @@ def test_garbage_is_collected_before_loader_processes_are_forked(monkeypatch: py
     gc.disable()
     try:
         garbage = weakref.ref(Cycle())
-        source.prepare(SimpleNamespace(id="a", split=(2,), accumulate=1), 0)  # type: ignore[arg-type]
+        source.prepare(SimpleNamespace(id="a", split=(2,), accumulate=1, sync_every=None), 0)  # type: ignore[arg-type]
     finally:
         gc.enable()
     assert found == [True]

@@ -157,7 +157,10 @@ def test_a_config_holds_all_that_workers_need() -> None:
         precision="fp32",
         seed=3,
         threads=4,
-        variants=(VariantConfig("ddp-2-even", (32, 32), 2), VariantConfig("ddp-2-48-16", (48, 16), 2)),
+        variants=(
+            VariantConfig("ddp-2-even", (32, 32), 2, sync_every=2),
+            VariantConfig("ddp-2-48-16", (48, 16), 2, sync_every=2),
+        ),
         baseline="ddp-2-even",
         warmup=0,
         rounds=28,

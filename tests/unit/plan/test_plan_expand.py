@@ -226,6 +226,18 @@ def test_params_are_laid_over_those_at_the_top() -> None:
             "global_batch: 64\naccumulate: 2\nsync_every: 3\n",
             "job.yaml:4:13: no combination can run: a step has 2 micro-batches, fewer than 3",
         ),
+        (
+            "global_batch: 64\nbucket_mb: 4\nfirst_bucket_mb: 5\n",
+            "job.yaml:4:18: no combination can run: the first bucket of 5 MiB is larger than 4 MiB",
+        ),
+        (
+            "global_batch: 64\ncomm_hook: powersgd\n",
+            "job.yaml:3:12: no combination can run: torch's PowerSGD waits .* with gloo",
+        ),
+        (
+            "global_batch: 64\nsplit: balanced\nmin_local_batch: 0\nstatic_graph: true\n",
+            "`balanced` may give a device no samples, and so another graph",
+        ),
         ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 needs an NVIDIA GPU"),
         (
             "global_batch: 64\ndevices: cpu:2\ndevice_count: 3\n",

@@ -50,7 +50,7 @@ def submission(*overrides: str, label: str = "gpt-splits-1a2b3c", **job: Any) ->
 
 
 def script(name: str, wanted: Submission, options: SubmitOptions = OPTIONS) -> str:
-    return QUEUES[name].script(wanted, options)
+    return QUEUES[name].script(wanted, options if name == "skypilot" else replace(options, gpu=None))
 
 
 def test_they_are_as_they_were_reviewed(snapshot: Callable[[str, str], None]) -> None:
@@ -195,6 +195,16 @@ def test_gpus_are_requested_where_the_job_has_some() -> None:
     assert gpus(OPTIONS) == [8]
     assert gpus(replace(OPTIONS, gpus_per_node=None), devices=["cuda:0", "cuda:3"]) == [4]
     assert gpus(replace(OPTIONS, gpus_per_node=None), devices="cpu:2") == []
+    amd = QUEUES["trainjob"].script(submission(), replace(OPTIONS, gpu="amd.com/gpu"))
+    assert list(found_in(yaml.safe_load(amd), "amd.com/gpu")) == [8]
+    with pytest.raises(SpecError, match="it names a resource"):
+        QUEUES["jobset"].script(submission(), OPTIONS)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_only_pods_of_several_nodes_need_machines_of_their_own(nodes: int) -> None:
+    texts = yaml.safe_load_all(script("kubernetes", submission(), replace(OPTIONS, nodes=nodes)))
+    assert len([one for text in texts for one in found_in(text, "podAntiAffinity")]) == nodes - 1
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from werkzeug.datastructures import MultiDict
 from werkzeug.test import Client
 
 from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.rundir.claim import Running
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer, steps_answer, variant_ids
 from gpurun.launcher.tensorboard_plugin.logdir.documents import choose, status
 from gpurun.launcher.tensorboard_plugin.logdir.listing import (
@@ -242,6 +243,9 @@ def test_a_run_without_a_writer_has_stopped(logdir: Path) -> None:
     run = only(logdir).path
     comparison: Any = json.loads((run / "comparison.json").read_text())
     (run / "comparison.json").write_text(json.dumps(comparison | {"complete": False}))
+    assert status(only(logdir)) == "stopped"
+    elsewhere = Running("another-host", "", 1, 1)
+    (run / "running.json").write_bytes(msgspec.json.encode(elsewhere))
     assert status(only(logdir)) == "running"
     os.utime(run / "comparison.json", (0, 0))
     assert status(only(logdir)) == "stopped"

@@ -3,6 +3,7 @@
 import os
 import platform
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,8 +28,15 @@ IDS = ("ddp-2-even", "ddp-2-48-16")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
+def run(tmp_path: Path) -> Iterator[RunDir]:
     """Two launches of 10 rounds each, of which the first is through and the second in round 6."""
+    run = begun(tmp_path / "run")
+    with claimed(run):
+        yield run
+
+
+def begun(path: Path) -> RunDir:
+    """The run's files; no command works on it."""
     variants = tuple(
         Variant(
             id=name,
@@ -44,7 +52,7 @@ def run(tmp_path: Path) -> RunDir:
         for name, split in zip(IDS, ((32, 32), (48, 16)), strict=True)
     )
     launches = tuple(Launch(name, "ddp-2", n, IDS, 10, ()) for n, name in enumerate(("01-ddp-2", "02-ddp-2")))
-    run = RunDir(tmp_path / "run")
+    run = RunDir(path)
     write_json(run.plan, Plan("gpt-splits", "gpt", IDS[0], variants, (), launches, ()))
     write_json(run.host, {"hostname": platform.node()})
     began_ns = time.time_ns() - 30 * 10**9
@@ -86,11 +94,14 @@ def test_a_launch_that_started_again_is_followed(run: RunDir) -> None:
     assert found["done"] == pytest.approx(15 / 20)
 
 
-def test_a_process_that_lives_keeps_a_silent_run_running_and_one_that_died_ends_it(run: RunDir) -> None:
+def test_a_process_that_lives_keeps_a_silent_run_running_and_one_that_died_ends_it(
+    tmp_path: Path,
+) -> None:
+    run = begun(tmp_path / "run")
+    assert status(own(run)) == "stopped"  # interrupted a moment ago
     long_ago_s = time.time() - 3600
     for path in (run.plan, *run.path.rglob("events.jsonl")):
         os.utime(path, (long_ago_s, long_ago_s))
-    assert status(own(run)) == "stopped"
     assert answer(run)["headline"] == "No variant has been measured yet, so none is fastest."
     with claimed(run):
         assert status(own(run)) == "running"

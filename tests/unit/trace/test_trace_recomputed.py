@@ -125,23 +125,50 @@ def is_earlier(drawn: Drawn, work: Work) -> bool:
     return work.start < min(mine or [each.start for each in known])
 
 
+def is_before_steps(drawn: Drawn, work: Work) -> bool:
+    at = work.start if work.launch is None else work.launch
+    early = bool(drawn.steps) and at < drawn.steps[0][0]
+    return owner(drawn, work) < 0 and (early or is_earlier(drawn, work))
+
+
+def main_stream(drawn: Drawn) -> int | None:
+    """The stream that computes most in the most steps; of equal ones the one with most, then the first."""
+    owned = [work for work in drawn.work if owner(drawn, work) >= 0]
+    chosen = [work for work in owned if work.kind == "compute"] or owned
+    streams = list(dict.fromkeys(work.stream for work in drawn.work))
+    votes: Counter[int] = Counter()
+    for number in range(len(drawn.steps)):
+        mine = [work for work in chosen if owner(drawn, work) == number]
+        if times := busy(mine):
+            votes[max(streams, key=times.__getitem__)] += 1
+    return max(streams, key=lambda stream: (votes[stream], busy(chosen)[stream])) if owned else None
+
+
+def busy(work: list[Work]) -> Counter[int]:
+    """Time by stream."""
+    found: Counter[int] = Counter()
+    for each in work:
+        found[each.stream] += each.end - each.start
+    return +found
+
+
 def windows(drawn: Drawn) -> list[Span]:
-    first = drawn.steps[0][0] if drawn.steps else 0
-    done = max(
-        (
-            work.end
-            for work in drawn.work
-            if owner(drawn, work) < 0
-            and (is_earlier(drawn, work) or (work.start if work.launch is None else work.launch) < first)
-        ),
-        default=0,
-    )
-    found = []
-    for number, (start, end) in enumerate(drawn.steps):
-        begin = max(start, done)
-        own = [work.end for work in drawn.work if owner(drawn, work) == number]
-        done = max([begin, end, *own])
-        found.append((begin, done))
+    main = main_stream(drawn)
+    parts = [[work for work in drawn.work if is_before_steps(drawn, work)]]
+    parts += [[work for work in drawn.work if owner(drawn, work) == i] for i in range(len(drawn.steps))]
+    done = []
+    for number, part in enumerate(parts):
+        later = [work.start for each in parts[number + 1 :] for work in each if work.stream == main]
+        following = min(later, default=NEVER)
+        ends = [work.end for work in part if work.stream == main]
+        ends += [min(work.end, following) for work in part if work.stream != main and work.start < following]
+        done.append(max(ends, default=0))
+    found: list[Span] = []
+    reached = done[0]
+    for (start, end), own_done in zip(drawn.steps, done[1:], strict=True):
+        begin = max(start, reached)
+        reached = max(begin, end, own_done)
+        found.append((begin, reached))
     return found
 
 
@@ -244,12 +271,12 @@ def test_the_cpus_time(tmp_path: Path, seed: int) -> None:
     """Operators compute, on threads without collectives and outside of the wait for data."""
     drawn = draw(random.Random(seed), False)
     (rank,) = analyse_paths([write(tmp_path / "rank0.json", events_of(drawn), **rank_info(0, 1))]).ranks
-    busy = {thread for *_, thread in drawn.gloo}
+    in_gloo = {thread for *_, thread in drawn.gloo}
     for found, window in zip(rank.steps, windows(drawn), strict=True):
         sums: Counter[str] = Counter()
         for us in range(*window):
             data = any(start <= us < end for start, end in drawn.data)
-            computes = any(start <= us < end and thread not in busy for start, end, thread in drawn.ops)
+            computes = any(start <= us < end and thread not in in_gloo for start, end, thread in drawn.ops)
             comm = any(start <= us < end for start, end, _ in drawn.gloo)
             sums["compute" if computes and not data else "comm" if comm else "idle"] += 1
             sums["data"] += data and not comm

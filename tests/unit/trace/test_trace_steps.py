@@ -87,6 +87,44 @@ def test_a_lag_changes_neither_the_mean_step_nor_a_difference(tmp_path: Path, la
     assert [(each.name, each.a_us, each.b_us) for each in diff.kernels] == [("own", 19, 19)]
 
 
+@pytest.mark.parametrize(
+    ("host_us", "from_capture", "expected"),
+    [
+        (100, True, [(0, 110, 110, 0), (110, 90, 80, 10), (200, 100, 80, 20)]),
+        (20, True, [(0, 110, 110, 0), (110, 80, 80, 0), (190, 100, 80, 20)]),
+        (100, False, [(10, 90, 80, 10), (100, 100, 80, 20), (200, 100, 80, 20)]),
+        (20, False, [(10, 80, 80, 0), (90, 100, 80, 20), (190, 100, 80, 20)]),
+    ],
+    ids=["launched by a step", "that and GPU behind", "from before the capture", "that and GPU behind "],
+)
+def test_work_over_several_steps_moves_none(
+    tmp_path: Path, host_us: int, from_capture: bool, expected: list[tuple[int, int, int, int]]
+) -> None:
+    """Steps of 80 µs every 100 µs on one stream, and one piece of work for 300 µs on another."""
+    events = [kernel("side", 0, 300, 99, stream=9), *([launch(0, 1, 99)] if from_capture else [])]
+    for number in range(3):
+        host, gpu = host_us * number, 10 + 100 * number
+        events += [step(number, host, host_us), launch(host + 1, 1, number + 1)]
+        events.append(kernel("own", gpu, 80, number + 1))
+    found = steps_of(write(tmp_path / "rank0.json", events))
+    assert [(s.start_us, s.span_us, s.compute_us, s.other_steps_us) for s in found] == expected
+    assert [each.idle_us for each in found] == [0, 0, 0]
+    assert [each.num_kernels for each in found] == [1 + from_capture, 1, 1]
+
+
+def test_side_work_that_begins_after_the_next_step_does_not_delay_it(tmp_path: Path) -> None:
+    events = [step(number, 100 * number, 100) for number in range(3)]
+    events += [launch(1, 1, 1), launch(2, 1, 2), launch(101, 1, 3), launch(201, 1, 4)]
+    events += [kernel("a", 10, 20, 1), kernel("late", 120, 20, 2, stream=9)]
+    events += [kernel("b", 105, 10, 3), kernel("c", 205, 20, 4)]
+    found = steps_of(write(tmp_path / "rank0.json", events))
+    assert [(s.span_us, s.compute_us, s.other_steps_us, s.idle_us) for s in found] == [
+        (100, 20, 0, 80),
+        (100, 10, 20, 70),
+        (100, 20, 0, 80),
+    ]
+
+
 def overlapping(tmp_path: Path) -> Path:
     """While a step's kernels still run, the next one copies its input on a stream of its own."""
     events = []
