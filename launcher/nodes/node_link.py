@@ -181,6 +181,6 @@ class NodeLink:
         self._lost_one = True
         raise NodesError(
             f"node {rank} ({host}) is lost: {why}\n"
-            f"    its gpurun was killed, the machine is down, or the network between it and node {self.rank} "
-            f"({self._own_host}) is cut"
+            "    possible causes: its gpurun was killed, the machine is down, or the network between it and "
+            f"node {self.rank} ({self._own_host}) is cut"
         )

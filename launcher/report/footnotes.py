@@ -59,19 +59,25 @@ def interval_lines(comparison: Comparison) -> list[str]:
     over = OVER_LAUNCHES if comparison.unit == "launch" else OVER_ROUNDS
     if any(not one.kind.runs_program or len(one.launch_ms) > 1 for one in known):  # others have a note
         of_step = OVER_LAUNCHES if any(len(one.launch_ms) > 1 for one in known) else OVER_ROUNDS
-        of_noise = f", that of the noise {over}" if comparison.noise.ci else ""
-        lines.append(f"The ± of a step is its 95 % interval {of_step}{of_noise}.")
+        lines.append(_step_interval(of_step, over if comparison.noise.ci else None))
     if comparison.ci_level is not None and any(v.vs_baseline and v.vs_baseline.ci for v in known):
         lines.append(confidence_text(comparison.ci_level, over=over))
     return lines
 
 
+def _step_interval(of_step: str, of_noise: str | None) -> str:
+    if of_step == of_noise:
+        return f"The ± of a step and the range of the noise are 95 % intervals {of_step}."
+    noise = f"; the range of the noise is one {of_noise}" if of_noise else ""
+    return f"The ± of a step is its 95 % interval {of_step}{noise}."
+
+
 def confidence_text(together: float, each: float | None = None, over: str = OVER_LAUNCHES) -> str:
     """The confidence of a table's verdicts, and of each by itself where all have one level."""
-    level = "" if each is None or each == together else f", {100 * each:.1f} %"
+    level = "" if each is None or each == together else f" ({100 * each:.1f} %)"
     return (
         f"All verdicts together have {100 * together:.0f} % confidence; "
-        f"each ± is {over}, at its level{level}."
+        f"the ± next to each is the interval {over} that decides it{level}."
     )
 
 

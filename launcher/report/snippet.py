@@ -125,7 +125,7 @@ def _head(uneven: VariantResult, devices: Sequence[str], comparison: Comparison)
 
 def _yours(uneven: VariantResult) -> str:
     counted = ", count_targets (the workload's `count`)" if uneven.loss == "counted" else ""
-    return f"Yours are dataset, model, loss_function{counted}, optimizer and epochs."
+    return f"You provide dataset, model, loss_function{counted}, optimizer and epochs."
 
 
 def _whose(uneven: VariantResult, comparison: Comparison) -> str:

@@ -64,10 +64,10 @@ def diff(
         diff_two_runs(a, b, fail_slower_percent, may_differ, as_json)
     elif fail_slower_percent is not None:
         raise SpecError(
-            "--fail-slower compares runs: a trace has too few steps to distinguish a change from noise"
+            "--fail-slower applies to runs: a trace has too few steps to distinguish a change from noise"
         )
     elif may_differ:
-        raise SpecError("--allow compares runs: traces are compared whatever they are of")
+        raise SpecError("--allow applies to runs; traces of different work can always be compared")
     else:
         diff_two_captures(a, b, show is not None, as_json)
 

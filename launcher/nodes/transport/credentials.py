@@ -70,7 +70,7 @@ def find_secret(environ: Mapping[str, str]) -> bytes:
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
         reason = getattr(error, "strerror", None) or error
         raise MachineError(
-            f"the secret of the nodes can't be kept in the home directory: {reason}\n"
+            f"can't write the nodes' secret to the home directory: {reason}\n"
             f"    set {SECRET_VARIABLE} to the same value on all nodes"
         ) from error
 

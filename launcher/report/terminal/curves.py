@@ -91,7 +91,7 @@ def balanced_lines(variants: Sequence[VariantResult]) -> list[str]:
     """A paragraph per balanced variant, and what their symbols are."""
     lines = [line for variant in variants if variant.balanced for line in _lines(variant, variants)]
     found = [one.balanced for one in variants if one.balanced]
-    legend = "T*: computing of the slowest device by these costs."
+    legend = "T*: compute time of the slowest device by these costs."
     if any(one.optimum_over_measured is not None for one in found):
         legend += " T: the measured step."
     if any(device.straight and device.alpha_ci for one in found for device in one.devices):

@@ -111,7 +111,7 @@ EVEN = "run/variants/ddp-2-even"
     [
         (("diff", "run", EVEN), "two directories of traces"),
         (("diff", "run", "nowhere"), "there is no run `nowhere`"),
-        (("diff", EVEN, EVEN, "--fail-slower", "3%"), "--fail-slower compares runs"),
+        (("diff", EVEN, EVEN, "--fail-slower", "3%"), "--fail-slower applies to runs"),
         (("trace", "nowhere"), "no such file or directory"),
         (("trace", "empty"), "no traces here"),
         (("trace", EVEN, "--steps", "7:9"), "steps 1 to 2"),

@@ -27,6 +27,6 @@ def test_of_a_balanced_split_it_says_what_the_terminal_says() -> None:
         " measured 38.0: T*/T = 0.97.",
         "By the same costs, even (32/32) would take 37.5 ms.",
         "These are the samples of ddp 32/32 too: both were measured.",
-        "T*: computing of the slowest device by these costs. T: the measured step.",
+        "T*: compute time of the slowest device by these costs. T: the measured step.",
     ]
     assert cost_sentences(even, (even, one)) == []
