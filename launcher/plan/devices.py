@@ -10,7 +10,9 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.topology import Topology
+from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.plan.nodes import Node, NodeGpu, device_of_node, node_of_device
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 
 Devices = str | tuple[str, ...]
@@ -301,3 +303,19 @@ def interface_env(machine: MachineLike) -> Mapping[str, str]:
     if not isinstance(machine, Node):
         return {CPU.interface_variable: "lo"}
     return {kind.interface_variable: machine.interface for kind in ACCELERATORS.values()}
+
+
+def backend_for(variant: Variant, machines: Sequence[MachineLike]) -> str | None:
+    """The devices' own backend, or the CPU's where ranks share a GPU; `None` for one process.
+
+    Args:
+        variant: whose ranks communicate.
+        machines: by node rank.
+    """
+    if not STRATEGIES[variant.strategy].has_backend:
+        return None
+    by_node: dict[int, list[str]] = {}
+    for name in variant.devices:
+        by_node.setdefault(node_of_device(name), []).append(name)
+    is_shared = any(shared_gpus(names, machines[node]) for node, names in by_node.items())
+    return CPU.backend if is_shared else accelerator_of(variant.devices[0]).backend

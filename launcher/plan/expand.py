@@ -23,8 +23,15 @@ from gpurun.launcher.plan.combination import (
     make_unique,
     variant_id,
 )
-from gpurun.launcher.plan.devices import MachineLike, all_devices, cores_per_device, gpu_of, is_part, notes_on
-from gpurun.launcher.plan.launch_config import backend_for
+from gpurun.launcher.plan.devices import (
+    MachineLike,
+    all_devices,
+    backend_for,
+    cores_per_device,
+    gpu_of,
+    is_part,
+    notes_on,
+)
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.plan.program_processes import part_notes

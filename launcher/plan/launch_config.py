@@ -8,11 +8,10 @@ from typing import Any
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.values import MAX_COUNT
-from gpurun.launcher.machine.accelerators import CPU, accelerator_of
-from gpurun.launcher.plan.devices import MachineLike, job_devices, shared_gpus
+from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.plan.devices import MachineLike, backend_for, job_devices
 from gpurun.launcher.plan.estimate import ablation_rounds
 from gpurun.launcher.plan.model import Launch, Plan, Variant
-from gpurun.launcher.plan.nodes import node_of_device
 from gpurun.launcher.rundir.records import (
     BalanceConfig,
     LaunchConfig,
@@ -139,22 +138,6 @@ def visible_names(devices: Sequence[str]) -> tuple[str, ...]:
     """What torch calls the devices in a process that sees no others."""
     kind, visible = accelerator_of(devices[0]), list(dict.fromkeys(devices))
     return tuple(kind.name if kind.is_host else kind.device(visible.index(name)) for name in devices)
-
-
-def backend_for(variant: Variant, machines: Sequence[MachineLike]) -> str | None:
-    """The devices' own backend, or the CPU's where ranks share a GPU; `None` for one process.
-
-    Args:
-        variant: whose ranks communicate.
-        machines: by node rank.
-    """
-    if not STRATEGIES[variant.strategy].has_backend:
-        return None
-    by_node: dict[int, list[str]] = {}
-    for name in variant.devices:
-        by_node.setdefault(node_of_device(name), []).append(name)
-    is_shared = any(shared_gpus(names, machines[node]) for node, names in by_node.items())
-    return CPU.backend if is_shared else accelerator_of(variant.devices[0]).backend
 
 
 def _profile(spec: JobSpec) -> ProfileConfig | None:

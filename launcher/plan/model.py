@@ -9,10 +9,18 @@ from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.plan.nodes import Node
-from gpurun.launcher.rundir.records.measured import Count, Number
 from gpurun.launcher.strategies import STRATEGIES, strategy_named
 
 SideName = Literal["a", "b", ""]
+MOST = 1 << 48
+"""Larger counts and seconds are damage: figures that are made of them would have no end."""
+
+
+def refuse_endless(*numbers: float | None) -> None:
+    """Raises `ValueError` for a count or a time that can't be, in a plan that is read back."""
+    for number in numbers:
+        if number is not None and not 0 <= number <= MOST:
+            raise ValueError("a count or a time is negative, or too large to be one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +34,7 @@ class Variant(Settings):
     """`strategy-count-split[-key-value…]`, unique in a plan and safe as a file name."""
     devices: tuple[str, ...]
     """Global device names, one per chunk of the batch: `cpu:0`, `cuda:1`; of several nodes `cuda:1@0`."""
-    split: tuple[Count, ...]
+    split: tuple[int, ...]
     """Samples per device and optimizer step; adds up to `global_batch`. Empty for a program, and for
     `balanced` in a plan: its first launch finds them."""
     split_name: str
@@ -36,13 +44,13 @@ class Variant(Settings):
     program all keys."""
     workload: str = ""
     """As the job names it; empty for programs, and in plans of runs that are older than this field."""
-    global_batch: Count | None = None
+    global_batch: int | None = None
     """`None` for a program whose job doesn't state it; it decides all this itself."""
     # A job's are never absent, so that `Settings` has narrower types.
     precision: str | None = None  # type: ignore[assignment]
-    accumulate: Count | None = None  # type: ignore[assignment]
+    accumulate: int | None = None  # type: ignore[assignment]
     seed: int | None = None  # type: ignore[assignment]
-    threads: Count = 0
+    threads: int = 0
     """Intra-op threads of one device; 0 for programs, and in plans of runs that are older than this field."""
     side: SideName = ""
     """Which version of the code it runs, where a gate compares two."""
@@ -50,6 +58,7 @@ class Variant(Settings):
     def __post_init__(self) -> None:
         """Refuses a strategy that there is not, in a plan that is read back too."""
         strategy_named(self.strategy)
+        refuse_endless(*self.split, self.global_batch, self.accumulate, self.threads)
 
     @property
     def kind(self) -> JobKind:
@@ -112,12 +121,15 @@ class Launch:
     """`01-ddp-2`: position in the order of the run, group."""
     group: str
     """Launches of one group repeat the same processes."""
-    repetition: Count
+    repetition: int
     """0-based; the launches of all groups with the same repetition are neighbours, and form pairs."""
     variants: tuple[str, ...]
-    rounds: Count
+    rounds: int
     """Rounds that this launch runs at the most."""
     processes: tuple[Process, ...]
+
+    def __post_init__(self) -> None:
+        refuse_endless(self.repetition, self.rounds)
 
 
 @dataclass(frozen=True)
@@ -171,17 +183,18 @@ class Plan:
     """What a person should know before the run: shared GPUs, fewer chunks than devices, merged splits."""
     nodes: tuple[Node, ...] = ()
     """By node rank, where the job has several."""
-    budget_s: Number | None = None
+    budget_s: float | None = None
     """Launches are repeated until all is decided, or for so long; `launches` are those that there can be.
     `None`: all are run."""
 
-    step_s: Number = 0.0
+    step_s: float = 0.0
     """What a step takes, where the search for the largest batch has shown it; 0: not known."""
     gate: GatePlan | None = None
     """Set where two versions of the code are compared; then every launch belongs to one of them."""
 
     def __post_init__(self) -> None:
         """Refuses ids of variants that there are not, in a plan that is read back too."""
+        refuse_endless(self.budget_s, self.step_s)
         pairs = self.gate.pairs if self.gate else ()
         used = {self.baseline, *chain(*(launch.variants for launch in self.launches), *pairs)}
         if unknown := used - {variant.id for variant in self.variants}:

@@ -20,8 +20,15 @@ from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, inspect_senso
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild, installed_torch, nvidia_problem, read_build
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.devices import MachineLike, busy_notes, device_notes, node_of, resolve_devices
-from gpurun.launcher.plan.launch_config import backend_for, launch_config_for
+from gpurun.launcher.plan.devices import (
+    MachineLike,
+    backend_for,
+    busy_notes,
+    device_notes,
+    node_of,
+    resolve_devices,
+)
+from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.tensorboard_plugin.logdir import machine as tab
 from tests.unit.machine.fake_driver import UUIDS, NVMLError, NVMLErrorLibraryNotFound, fake
