@@ -120,17 +120,19 @@ def last_half(
     """Of a program that ended in its warm-up or soon after, the last half of each launch as timed steps.
 
     Most of the warm-up is over by then, but without timed steps nothing shows that all of it is. Also returns
-    what to say of it; `None` of a program that had enough timed steps in any launch.
+    what to say of it; `None` of a program that had enough timed steps on all ranks in any launch.
     """
     nums = steps_of_launches(steps)
-    if any(num_timed(of_rank, launch) >= LEAST_TIMED for launch in nums for of_rank in steps.values()):
+    fewest = {launch: min(num_timed(of_rank, launch) for of_rank in steps.values()) for launch in nums}
+    if any(num >= LEAST_TIMED for num in fewest.values()):
         return steps, None
     halves = {launch: range(num // 2, num) for launch, num in nums.items() if num >= LEAST_STEPS}
     found = {rank: [_timed_from(step, halves) for step in of_rank] for rank, of_rank in steps.items()}
-    of_short = [step for of_rank in found.values() for step in of_rank if step.launch in halves]
-    shown = {step.step for step in of_short if step.kind == "timed"}
-    has_settled = any(step.kind == "timed" for of_rank in steps.values() for step in of_rank)
-    num = max((step.step + 1 for step in of_short), default=0)
+    of_short = [[step for step in of_rank if step.launch in halves] for of_rank in found.values()]
+    timed = [{step.step for step in of_rank if step.kind == "timed"} for of_rank in of_short]
+    shown = set.intersection(*timed) if timed else set()
+    has_settled = any(fewest.values())
+    num = max((step.step + 1 for of_rank in of_short for step in of_rank), default=0)
     return found, short_text(num, len(shown), has_settled) if shown else None
 
 

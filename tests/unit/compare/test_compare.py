@@ -305,14 +305,19 @@ def test_damaged_step_records_are_reported_and_never_called_ok(files: Files) -> 
     assert found[UNEVEN.id].reason == "3 of 3 lines of rank1.jsonl can't be read, and are ignored"
 
 
-@pytest.mark.parametrize("ended", [True, False])
-def test_a_program_that_never_got_steady_shows_its_last_half(files: Files, ended: bool) -> None:
-    """Not while it runs: then the rest is still to come."""
-    program = Variant(
-        id="script-2", strategy="script", devices=("cpu:0", "cpu:1"), split=(), split_name="-", varied={}
-    )
+PROGRAM = Variant(
+    id="script-2", strategy="script", devices=("cpu:0", "cpu:1"), split=(), split_name="-", varied={}
+)
+
+
+@pytest.mark.parametrize(("ended", "timed"), [(True, 0), (False, 0), (True, 7)])
+def test_a_program_that_never_got_steady_shows_its_last_half(files: Files, ended: bool, timed: int) -> None:
+    """Not while it runs: then the rest is still to come. If one rank got steady, no round is of all."""
+    program = PROGRAM
     for rank, num_steps in enumerate((12, 13)):
         lines = [step_of(number, 100 if number < 6 else 50) for number in range(num_steps)]
+        warm = len(lines) - rank * timed
+        lines[warm:] = [replace(line, kind="timed", round=line.step // 5 + 1) for line in lines[warm:]]
         append_lines(files.run.steps(program.id, rank), lines)
     write_json(files.run.plan, plan([program], [launch("01-script-2", "script-2", 0, [program])], program.id))
     if ended:
@@ -329,9 +334,7 @@ def test_a_program_that_never_got_steady_shows_its_last_half(files: Files, ended
 
 
 def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(files: Files) -> None:
-    program = Variant(
-        id="script-1", strategy="script", devices=("cpu:0",), split=(), split_name="-", varied={}
-    )
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     lines = [step_of(number, 50 + number % 2) for number in range(12)]
     lines[10:] = [replace(line, kind="timed", round=3) for line in lines[10:]]
     append_lines(files.run.steps(program.id, 0), lines)
@@ -345,9 +348,7 @@ def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(files: 
 
 
 def test_figures_of_a_long_program_are_those_of_a_sample(files: Files) -> None:
-    program = Variant(
-        id="script-1", strategy="script", devices=("cpu:0",), split=(), split_name="-", varied={}
-    )
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     numbers = (*range(10), *range(50_000, 50_010), 123_456)
     lines = [replace(step_of(number, 50), kind="timed", round=number // 5 + 1) for number in numbers]
     append_lines(files.run.steps(program.id, 0), lines)
@@ -377,9 +378,7 @@ def test_launches_that_go_on_from_another_are_a_finding(
     files: Files, steps: dict[str, int], replaced: tuple[str, ...], said: str | None
 ) -> None:
     """By attempts, of which those with `!` failed."""
-    program = Variant(
-        id="script-1", strategy="script", devices=("cpu:0",), split=(), split_name="-", varied={}
-    )
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     for attempt, num in steps.items():
         name = attempt.removesuffix("!")
         records = [replace(step_of(step, 50), launch=name, round=1, kind="timed") for step in range(num)]
