@@ -129,9 +129,15 @@ class Loss:
         return format_percent(100 * self.share)
 
 
+CUT = "No cause is named: the files are cut off, so work may be missing where a device looks idle."
+
+
 def losses(report: TraceReport) -> list[Loss]:
-    """Everything but compute, largest first. Shares are of the total time of `explained_stretches`."""
-    stretches = explained_stretches(report)
+    """Everything but compute, largest first. Shares are of the total time of `explained_stretches`.
+
+    Files that end early are left out: what they lack would look like waiting.
+    """
+    stretches = explained_stretches(report, with_cut=False)
     mean = mean_stretch(stretches) if stretches else None
     if mean is None or mean.span_us == 0:
         return []
@@ -159,6 +165,8 @@ def _bubble_us(report: TraceReport) -> float:
 
 def explain(report: TraceReport) -> str:
     """One sentence about the largest loss, and another about the second if it is large too."""
+    if all(rank.is_cut for rank in report.ranks):
+        return CUT
     found = losses(report)
     if not found:
         return "Nothing to explain: the traces hold no work."
@@ -241,15 +249,17 @@ def _is_total(rank: RankTrace) -> bool:
     )
 
 
-def explained_stretches(report: TraceReport) -> list[Breakdown]:
+def explained_stretches(report: TraceReport, with_cut: bool = True) -> list[Breakdown]:
     """The time to explain: every step of every rank, or every rank's total where steps add no detail.
 
-    A rank with several devices contributes each of them.
+    A rank with several devices contributes each of them; one without steps nothing where others have some.
+    Ranks whose files end early do if `with_cut`.
     """
-    rows = [row for rank in report.ranks for row in rank.devices or (rank,)]
+    ranks = [rank for rank in report.ranks if with_cut or not rank.is_cut]
+    rows = [row for rank in ranks for row in rank.devices or (rank,)]
     if not steps_add_detail(report):
         return [row.total for row in rows]
-    return [stretch for row in rows for stretch in row.steps or (row.total,)]
+    return [step for row in rows for step in row.steps]
 
 
 def mean_stretch(stretches: Sequence[Breakdown]) -> Breakdown:

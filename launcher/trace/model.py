@@ -175,6 +175,8 @@ class RankTrace:
     """Each GPU separately, the busiest first, if there are several."""
     in_steps: NameTotals | None = None
     """What the steps launched, if the trace has steps and also work outside of them."""
+    is_cut: bool = False
+    """Whether the file ends early, so that any of these figures may lack something."""
 
     @property
     def per_step(self) -> NameTotals:

@@ -9,6 +9,11 @@ from tests.browser.conftest import OpenTab
 from tests.browser.pages import Tab
 
 ROW_PX = 12
+MERGED = """async (body, steps) => {
+  const loaded = performance.getEntriesByType("resource").map((each) => each.name);
+  return (await import(loaded.find((name) => name.endsWith("timeline/layout.js")))).mergedSteps(steps);
+}"""
+"""What the page makes of the steps of all ranks."""
 
 
 def mesh(open_tab: OpenTab, **more: Any) -> Tab:
@@ -18,9 +23,9 @@ def mesh(open_tab: OpenTab, **more: Any) -> Tab:
     return tab
 
 
-def tip_of_row(tab: Tab, row: int) -> str:
+def tip_of_row(tab: Tab, row: int, with_text: str = "") -> str:
     tab.find("[data-canvas=lanes]").hover(position={"x": 40, "y": ROW_PX * row + 5})
-    return tab.find(".tip:not([hidden])").inner_text()
+    return tab.find(".tip:not([hidden])", has_text=with_text).inner_text()
 
 
 def legend(tab: Tab) -> list[str]:
@@ -46,6 +51,17 @@ def test_many_ranks_have_a_row_each(open_tab: OpenTab, dark: bool, width: int) -
     tab.watched.shoot(f"timeline-64-{width}-{'dark' if dark else 'light'}")
 
 
+def test_a_step_takes_as_long_as_its_slowest_rank(open_tab: OpenTab) -> None:
+    """Stages of a pipeline begin and end it at different times."""
+    spans = [(0, 1, 0, 30), (1, 1, 10, 45), (0, 2, 40, 80), (1, 2, 50, 85)]
+    steps = [dict(zip(("rank", "step", "start_ns", "end_ns"), span, strict=True)) for span in spans]
+    found = mesh(open_tab, height=1100).find("body").evaluate(MERGED, steps)
+    assert [(step["step"], step["longest_ns"], step["shown_end_ns"]) for step in found] == [
+        (1, 35, 40),
+        (2, 40, 85),
+    ]
+
+
 def test_rows_are_sorted_and_coloured_as_asked_for(open_tab: OpenTab) -> None:
     tab = mesh(open_tab, height=1100)
     order = tab.find("[aria-label=order]")
@@ -55,7 +71,9 @@ def test_rows_are_sorted_and_coloured_as_asked_for(open_tab: OpenTab) -> None:
     order.select_option(label="by wait")
     tab.await_state("order", "wait")
     tab.settled()
-    waits = [float(tip_of_row(tab, row).split("per step ")[1].split()[0]) for row in range(0, 64, 9)]
+    waits = [
+        float(tip_of_row(tab, row, "per step").split("per step ")[1].split()[0]) for row in range(0, 64, 9)
+    ]
     assert waits == sorted(waits, reverse=True)
     assert waits[0] > waits[-1]
     tab.watched.shoot("timeline-64-wait")

@@ -809,8 +809,9 @@ interface Stretch {
   to: number;
 }
 
-/** A step over all ranks; on the page it ends where the next one starts. */
+/** A step over all ranks; on the page it ends where the next one starts. It takes as long as its slowest rank. */
 interface MergedStep extends TracedStep {
+  longest_ns: number;
   shown_end_ns: number;
 }
 

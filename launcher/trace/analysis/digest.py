@@ -121,6 +121,8 @@ class Digest:
     """The steps that the file has, in words."""
     wraps_data_parallel: bool
     """Whether torch's DDP or FSDP is at work."""
+    is_cut: bool = False
+    """Whether the file ends early."""
     clock: str | None = None
     """Equal for CPU traces whose times come from one clock; `None`: unknown, or those of GPUs."""
     window: tuple[int, int] | None = None
@@ -184,6 +186,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         warnings=_warnings(trace, path, (host, work), chosen, kept),
         recorded=recorded_text(host),
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
+        is_cut=bool(trace.cut),
         clock=None if on_gpu else clock_id(trace.header),
         window=None if chosen is None else _window(host, all_steps, kept),
         show=show,

@@ -62,6 +62,7 @@ def rank_trace(rank: int, view: RankView) -> RankTrace:
         groups=_groups(view.parts),
         devices=devices,
         in_steps=_in_steps(view),
+        is_cut=digest.is_cut,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from gpurun.launcher.errors import ParamsError, Problem
@@ -196,7 +197,9 @@ def requirements(workload: Workload) -> Iterable[tuple[str, str, bool]]:
     optional = "or nothing"
     yield "model", "a torch.nn.Module", isinstance(w.model, nn.Module)
     yield "model", "a model with at least one parameter that requires a gradient", trainable
-    on_meta = isinstance(w.model, nn.Module) and any(p.is_meta for p in w.model.parameters())
+    # Whoever builds everything on meta looks at shapes only.
+    is_trained = torch.get_default_device().type != "meta"
+    on_meta = is_trained and isinstance(w.model, nn.Module) and any(p.is_meta for p in w.model.parameters())
     yield (
         "model",
         "a model with values on the CPU: of the meta device, model.to_empty(device='cpu')",

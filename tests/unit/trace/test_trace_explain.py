@@ -7,10 +7,10 @@ import pytest
 
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.explain import explain
+from gpurun.launcher.trace.explain import CUT, explain, explained_stretches, mean_stretch
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.several_ranks.test_trace_groups import grouped
-from tests.unit.trace.trace_files import Event, kernel, launch, span, step, write
+from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
 
 
 def late_kernel(number: int, begin: float) -> list[Event]:
@@ -38,6 +38,21 @@ def test_where_ranks_wait_in_a_ring_no_rank_is_blamed(tmp_path: Path) -> None:
     text = explain(job.report(tmp_path))
     assert "spent waiting for other ranks." in text
     assert "rank 0" not in text
+
+
+@pytest.mark.parametrize("lacks", ["kernel", "user_annotation"])
+def test_no_cause_is_named_for_what_a_truncated_file_lacks(tmp_path: Path, lacks: str) -> None:
+    """It may lack the last kernel, or all steps; then its whole time is none of the steps."""
+    events = sorted([*late_kernel(1, 0), *late_kernel(2, 1000)], key=lambda event: event["cat"] == lacks)
+    paths = [write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2)) for rank in (0, 1)]
+    text = paths[1].read_text()
+    paths[1].write_text(text[: (text.rindex if lacks == "kernel" else text.index)(f'"{lacks}"')])
+    assert explain(analyse_paths(paths[1:])) == CUT
+    report = analyse_paths(paths)
+    assert [rank.is_cut for rank in report.ranks] == [False, True]
+    assert explain(report).startswith("75 % of the steps' time is spent waiting for the CPU to launch work")
+    mean = mean_stretch(explained_stretches(report))
+    assert mean.span_us == pytest.approx(100, abs=20)
 
 
 def test_without_steps_the_sentence_is_about_the_total(tmp_path: Path) -> None:

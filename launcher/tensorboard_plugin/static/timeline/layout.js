@@ -93,7 +93,7 @@ export function shownBox(placed, number, row, rank) {
 }
 
 /**
- * Steps over all ranks: from the first start to the last end of each.
+ * Steps over all ranks: from the first start to the last end of each, and how long its slowest rank took.
  * @param {TracedStep[]} steps
  * @returns {MergedStep[]}
  */
@@ -101,8 +101,10 @@ export function mergedSteps(steps) {
   const merged = new Map();
   for (const step of steps) {
     const known = merged.get(step.step);
-    if (!known) merged.set(step.step, { ...step });
+    const longest_ns = Math.max(known?.longest_ns ?? 0, step.end_ns - step.start_ns);
+    if (!known) merged.set(step.step, { ...step, longest_ns });
     else {
+      known.longest_ns = longest_ns;
       known.start_ns = Math.min(known.start_ns, step.start_ns);
       known.end_ns = Math.max(known.end_ns, step.end_ns);
     }

@@ -55,12 +55,12 @@ function canvas(name, label) {
   return el('canvas', { class: name, tabindex: 0, 'aria-label': label, 'data-canvas': name });
 }
 
-/** @param {TracedStep[]} steps */
+/** @param {(TracedStep | MergedStep)[]} steps */
 function stepTable(steps) {
   const rows = steps.map((step) => [
     step.step,
     three(step.start_ns / 1e6),
-    three((step.end_ns - step.start_ns) / 1e6),
+    three(('longest_ns' in step ? step.longest_ns : step.end_ns - step.start_ns) / 1e6),
   ]);
   return hiddenTable('steps, ms', ['step', 'start', 'duration'], rows);
 }

@@ -49,7 +49,7 @@ function drawStepName(context, step, x, width, colours) {
   context.fillText(name, from + 8, 10);
   const used = context.measureText(name).width + 8;
   context.font = FONT(12);
-  const took = duration(step.end_ns - step.start_ns);
+  const took = duration(step.longest_ns);
   if (used + context.measureText(took).width > room) return;
   context.fillStyle = colours.muted;
   context.fillText(took, from + 8 + used, 10);
