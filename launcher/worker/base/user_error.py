@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpurun.launcher.errors import ParamsError, VariantError
-from gpurun.launcher.inspect.frames import is_users
+from gpurun.launcher.inspect.stacks import is_users
 from gpurun.launcher.worker.base.failure import is_out_of_memory, text_of
 
 
