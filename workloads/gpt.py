@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from gpurun.workloads.base import Workload
 from gpurun.workloads.data.text import Corpus, corpus, open_corpus, random_windows
-from gpurun.workloads.gpt_shape import Shape, shape_of
-from gpurun.workloads.limits import check
+from gpurun.workloads.limits import GptShape, check, shape_of
 
 
 class Block(nn.Module):
@@ -44,7 +43,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Tokens (samples, length) to logits (samples, length, vocabulary)."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: GptShape) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Parameter(torch.zeros(shape.context, shape.width))
