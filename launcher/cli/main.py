@@ -32,7 +32,7 @@ COMMANDS = {
     "run": Entry("job", "run", "Run a training script unchanged; time and trace its steps."),
     "report": Entry("report", "report", "Show the results of a run again; runs nothing."),
     "view": Entry("report", "view", "Open a run, or a directory of runs or traces, in TensorBoard."),
-    "tune": Entry("tune", "tune", "Find the fastest of hundreds of combinations, in minutes."),
+    "tune": Entry("job", "tune", "Find the fastest of hundreds of combinations, in minutes."),
     "metrics": Entry("report", "metrics", "Serve the live figures of a run to Prometheus."),
     "gate": Entry("gate", "gate", "Is the code slower than at another commit? For CI."),
     "diff": Entry("report", "diff", "Compare two runs, or two directories of traces."),
