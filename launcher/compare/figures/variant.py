@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from types import MappingProxyType
 
+from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.recorded import (
     Measured,
     allocated_gib,
@@ -16,7 +17,6 @@ from gpurun.launcher.compare.figures.recorded import (
     throttled,
     timed_steps,
 )
-from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced
 from gpurun.launcher.compare.label import varied_texts
 from gpurun.launcher.compare.model import ExposedComm, Noise, RankFigures, Scatter, StepTime, VariantResult
