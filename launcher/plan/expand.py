@@ -238,6 +238,10 @@ def _check_count(wanted: Combination, num_devices: int) -> None:
     if count > num_devices:
         reason = f"the job has {plural(num_devices, 'device')}, not {count}"
         raise ImpossibleError("device_count", reason)
+    if wanted.has("shard_size") and (count % wanted.shard_size or count == wanted.shard_size):
+        groups = f"groups of {wanted.shard_size} devices"
+        reason = f"{strategy.name} needs at least two {groups}, which {count} devices don't make"
+        raise ImpossibleError("shard_size", reason)
     builtin = builtin_named(wanted.workload)
     if builtin and count < builtin.min_devices:
         key = "devices" if num_devices < builtin.min_devices else "device_count"
