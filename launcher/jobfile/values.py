@@ -297,7 +297,7 @@ _OF_NCCL = {
     "protocol": one_of(("simple", "ll", "ll128")),
     "channels": whole(1, 64),
 }
-"""What NCCL can be told. Source: NCCL's user guide, "Environment Variables"."""
+"""What a job can choose for NCCL. Source: NCCL's user guide, "Environment Variables"."""
 
 
 def parse_nccl(value: Any) -> dict[str, Any]:

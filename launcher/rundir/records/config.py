@@ -102,7 +102,7 @@ class LaunchConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the strategy's class takes as keyword arguments."""
     nccl: Mapping[str, Any] = field(default_factory=dict)
-    """What NCCL is told instead of choosing by itself, by the job's names."""
+    """What the job chooses for NCCL, by the names of the job file."""
     device_names: tuple[str, ...] = ()
     """What the job calls the devices, in which a process that sees one GPU only calls each `cuda:0`."""
 

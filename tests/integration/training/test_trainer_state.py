@@ -71,7 +71,7 @@ def test_weights_buffers_and_optimizer_come_back() -> None:
     ("changes", "processes", "ahead"), [({}, 1, 2), ({"workers": 2, "prefetch": 3}, 2, 3)]
 )
 def test_a_dataset_is_read_by_so_many_processes_so_far_ahead(
-    changes: dict[str, int], processes: int, ahead: int
+    changes: dict[str, Any], processes: int, ahead: int
 ) -> None:
     variant = VariantConfig("single-1", (4,), 1)
     launch = replace(config("single", 1, (variant,)), **changes)
@@ -97,7 +97,7 @@ def test_a_dataset_is_read_by_so_many_processes_so_far_ahead(
     ],
 )
 def test_what_changes_nothing_about_reading_is_noted(
-    kind: str, changes: dict[str, int], notes: list[str]
+    kind: str, changes: dict[str, Any], notes: list[str]
 ) -> None:
     variant = VariantConfig("single-1", (4,), 1)
     trainer = Trainer(workload(kind), replace(config("single", 1, (variant,)), **changes), 0)
