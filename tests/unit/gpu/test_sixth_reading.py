@@ -1,5 +1,6 @@
 """What a sixth reading of torch's sources found, by a reader who had written none of the code."""
 
+import json
 import os
 import struct
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import gpurun
+from gpurun.launcher.inspect.collectives import find_pending, parse_history
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.worker.accelerators.clock import EventClock, StepTiming
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
@@ -128,3 +130,31 @@ def test_what_no_allocator_counts_is_not_known(pluggable: Pluggable) -> None:
     runtime.reset_peak(device)
     assert (runtime.peak_bytes(device), runtime.reserved_bytes(device)) == (None, None)
     assert runtime.alloc_retries(device) == 0
+
+
+# 54: collectives that NCCL runs as one
+
+
+def entry(seq: int, name: str, state: str) -> dict[str, Any]:
+    return {
+        "collective_seq_id": seq,
+        "process_group": ("0", "default_pg"),
+        "profiling_name": f"nccl:{name}",
+        "state": state,
+    }
+
+
+@pytest.mark.parametrize(("state", "stuck"), [("completed", "all_reduce #3"), ("scheduled", "all_gather #2")])
+def test_collectives_that_run_as_one_are_completed_with_it(state: str, stuck: str) -> None:
+    """torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, `collective`: coalesced ones have no
+    events by which their state would change; the entry that `endCoalescing` adds has them.
+    """
+    entries = [
+        entry(1, "all_reduce", "completed"),
+        entry(2, "all_gather", "scheduled"),
+        entry(2, "all_gather", "scheduled"),
+        entry(2, "coalesced", state),
+        entry(3, "all_reduce", "started"),
+    ]
+    history = parse_history(json.dumps({"entries": entries}).encode())
+    assert str(find_pending({0: history, 1: history})) == stuck
