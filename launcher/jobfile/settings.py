@@ -226,7 +226,7 @@ class Settings:
     )
     """With `accumulate`, after how many micro-batches processes average gradients, and after the last one. By
     default only then, so all others run under `no_sync`. `1` costs a communication for each micro-batch; with
-    `fsdp` it saves the memory of whole gradients."""
+    `fsdp` and `hsdp` it saves the memory of whole gradients."""
     bucket_mb: Annotated[int, whole(1, 100_000)] = setting(
         25,
         compare="Bucket sizes to compare, in MiB.",
@@ -291,8 +291,19 @@ class Settings:
         absent=False,
         option=True,
     )
-    """Whether `fsdp` frees a block's parameters between its forward and its backward, for which it gathers
-    them again, as `reshard_after_forward` of `fully_shard`: that costs time and saves memory."""
+    """Whether `fsdp` and `hsdp` free a block's parameters between its forward and its backward, for which
+    they are gathered again, as `reshard_after_forward` of `fully_shard`: that costs time and saves memory."""
+    shard_size: Annotated[int, whole(2, values.MAX_DEVICES)] = setting(
+        2,
+        compare="Sizes of the groups of `hsdp` to compare.",
+        baseline="The size of the baseline's groups.",
+        for_training=True,
+        strategies=lambda strategy: strategy.has_shard_groups,
+        absent=0,
+        option=True,
+    )
+    """Devices of each group within which `hsdp` divides parameters, in their order; it must divide the number
+    of devices. On several nodes, the number of devices of a node keeps all but the gradients within it."""
     params: Annotated[Mapping[str, Any], MAPPING] = setting(
         {},
         compare="Parameters of the workload to compare: a list of mappings, each merged into the `params` at "

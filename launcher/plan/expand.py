@@ -18,9 +18,12 @@ from gpurun.launcher.plan.combination import (
     Candidate,
     Combination,
     ImpossibleError,
+    check_count,
+    check_micro_batches,
     choose_baseline,
     combinations,
     make_unique,
+    split_of,
     variant_id,
 )
 from gpurun.launcher.plan.devices import (
@@ -35,7 +38,7 @@ from gpurun.launcher.plan.devices import (
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.plan.program_processes import part_notes
-from gpurun.launcher.splits import Split, resolve_split
+from gpurun.launcher.splits import Split
 from gpurun.launcher.strategies import STRATEGIES, Reach
 from gpurun.launcher.units import plural
 
@@ -126,8 +129,8 @@ def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: i
     Raises:
         ImpossibleError: there can't be such a variant.
     """
-    _check_count(wanted, len(devices))
-    split = _split(wanted, least)
+    check_count(wanted, len(devices))
+    split = split_of(wanted, least)
     own = devices[: len(split.samples) or wanted.device_count]
     _refuse(wanted, own, split)
     values = settings_of(wanted) | {
@@ -185,7 +188,7 @@ def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None
         reason = f"{sizes}, the size of the others"
         raise ImpossibleError("first_bucket_mb", reason)
     if wanted.has("accumulate"):
-        _check_micro_batches(wanted, split)
+        check_micro_batches(wanted, split)
 
 
 def _refuse_gpus(variant: Variant, machines: Sequence[MachineLike]) -> None:
@@ -215,68 +218,6 @@ def _refuse_backend(variant: Variant, machines: Sequence[MachineLike]) -> None:
     if variant.comm_hook == "powersgd" and backend_for(variant, machines) == CPU.backend:
         reason = "torch's PowerSGD waits for a collective in the thread that is to run it, and so hangs"
         raise ImpossibleError("comm_hook", f"{reason}, with {CPU.backend}")
-
-
-def _check_micro_batches(wanted: Combination, split: Split) -> None:
-    # `balanced` may leave a device out, unless there are several micro-batches to be made of its samples.
-    fewest_balanced = wanted.samples // wanted.device_count if wanted.accumulate > 1 else 1
-    fewest_samples = min(split.samples, default=fewest_balanced)
-    if fewest_samples < wanted.accumulate:
-        fewest = plural(fewest_samples, "sample")
-        reason = f"{fewest} on a device can't be divided into {plural(wanted.accumulate, 'micro-batch')}"
-        raise ImpossibleError("accumulate", reason)
-    if wanted.sync_every and wanted.sync_every > wanted.accumulate:
-        reason = f"a step has {plural(wanted.accumulate, 'micro-batch')}, fewer than {wanted.sync_every}"
-        raise ImpossibleError("sync_every", reason)
-
-
-def _check_count(wanted: Combination, num_devices: int) -> None:
-    """Whether the strategy and the workload can use so many devices, and the job has them."""
-    strategy, count = wanted.runs_as, wanted.device_count
-    if strategy.reach is Reach.DEVICE and count != 1:
-        raise ImpossibleError("device_count", f"{strategy.name} uses one device, not {count}")
-    if count > num_devices:
-        reason = f"the job has {plural(num_devices, 'device')}, not {count}"
-        raise ImpossibleError("device_count", reason)
-    builtin = builtin_named(wanted.workload)
-    if builtin and count < builtin.min_devices:
-        key = "devices" if num_devices < builtin.min_devices else "device_count"
-        raise ImpossibleError(key, f"{builtin.why_devices}, but there is only one")
-
-
-def _split(wanted: Combination, least: int) -> Split:
-    """Samples of each device; none for a program, which splits its batch itself, and for `balanced`."""
-    if wanted.kind.runs_program:
-        return Split("-", ())
-    if not wanted.kind.trains:
-        return Split("-", (1,) * wanted.device_count)
-    if not wanted.has("split"):
-        return Split("-", (wanted.samples,))
-    try:
-        split = resolve_split(wanted.split, wanted.samples, wanted.device_count)
-        if not split.samples:
-            check_room(wanted, least)
-        return split
-    except SpecError as error:
-        raise ImpossibleError("split", str(error)) from error
-
-
-def check_room(wanted: Combination, least: int) -> None:
-    """Whether a balanced split can give every device what it must have.
-
-    Raises:
-        ImpossibleError: it can't.
-    """
-    if least == 0 and wanted.runs_as.shards_parameters:
-        reason = f"{wanted.strategy} needs every device in every step, so `balanced` can't leave one out"
-        raise ImpossibleError("split", f"{reason}: leave out `min_local_batch: 0`")
-    if least == 0 and wanted.static_graph:
-        reason = "`balanced` may give a device no samples, and so another graph"
-        raise ImpossibleError("static_graph", f"{reason}: leave out `min_local_batch: 0`")
-    if wanted.samples < least * wanted.device_count:
-        samples = plural(wanted.samples, "sample")
-        reason = f"{samples} can't give {wanted.device_count} devices at least {least} each"
-        raise ImpossibleError("split", f"{reason}; `min_local_batch: 0` lets `balanced` leave devices out")
 
 
 def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:

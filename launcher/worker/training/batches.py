@@ -20,9 +20,9 @@ from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.units import plural
 from gpurun.launcher.worker.base import nested
+from gpurun.launcher.worker.base.failure import SourceLine, UserError, place_of, users_code
 from gpurun.launcher.worker.base.nested import Tree, join_rows, map_tensors, row_counts, take_rows, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
-from gpurun.launcher.worker.base.user_error import SourceLine, UserError, place_of, users_code
 from gpurun.workloads.base import Workload
 from gpurun.workloads.data.images import ImageFolder
 

@@ -17,8 +17,8 @@ from gpurun.launcher.rundir.records import LaunchConfig, MemoryPeak, VariantConf
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
+from gpurun.launcher.worker.base.failure import UserError, place_of, users_code
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
-from gpurun.launcher.worker.base.user_error import UserError, place_of, users_code
 from gpurun.launcher.worker.meters.memory import peak_of_step
 from gpurun.launcher.worker.strategies.base import Hints, Strategy, strategy_of
 from gpurun.launcher.worker.strategies.dp import Dp

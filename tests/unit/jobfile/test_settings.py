@@ -53,13 +53,18 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "cudnn_benchmark": (False, True),
     "gradient_as_bucket_view": (False, True),
     "reshard": (False, True),
+    "shard_size": (2, 3),
     "params": ({"layers": 1}, {"layers": 2}),
     "args": (["--one"], ["--two"]),
     "env": ({"LEVEL": "1"}, {"LEVEL": "2"}),
     "seed": (1, 2),
 }
 """Two values of every setting; a new field needs a line here."""
-NEEDED: dict[str, dict[str, Any]] = {"reshard": {"strategy": "fsdp"}, "sync_every": {"accumulate": 2}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "reshard": {"strategy": "fsdp"},
+    "shard_size": {"strategy": "hsdp", "devices": "cpu:6"},
+    "sync_every": {"accumulate": 2},
+}
 """Of settings that mean nothing to the default strategy, or next to the defaults of others."""
 
 OTHER_WORK = (
