@@ -169,7 +169,7 @@ class StreamRuntime(Runtime):
         return counted(self.module.memory_reserved, device)
 
     def alloc_retries(self, device: torch.device) -> int:
-        return (counted(self.module.memory_stats, device) or {}).get("num_alloc_retries", 0)
+        return int((counted(self.module.memory_stats, device) or {}).get("num_alloc_retries", 0))
 
     def release_memory(self) -> None:
         self.module.empty_cache()
