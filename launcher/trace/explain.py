@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from gpurun.launcher.strategies import Strategy
 from gpurun.launcher.trace.model import (
     Breakdown,
+    CollectiveReport,
     HostWhileIdle,
     IdleCauses,
     RankTrace,
@@ -25,6 +27,7 @@ MENTION_NEXT_FROM = 0.20
 
 CPU = "CPU"
 """How the device of a rank begins whose trace has no GPU work."""
+_WAITING = ("bubble", "straggler")
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
 _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
 
@@ -164,7 +167,10 @@ def _bubble_us(report: TraceReport) -> float:
 
 
 def explain(report: TraceReport) -> str:
-    """One sentence about the largest loss, and another about the second if it is large too."""
+    """One sentence about the largest loss, and another about the second if it is large too.
+
+    Where ranks wait for another stage and also for a slow rank, both are named: the one's cure isn't the other's.
+    """
     if all(rank.is_cut for rank in report.ranks):
         return CUT
     found = losses(report)
@@ -173,6 +179,8 @@ def explain(report: TraceReport) -> str:
     if found[0].share < MENTION_FROM:
         return f"Compute fills {_time(report)}: no other cause takes more than {found[0].percent} of it."
     mentioned = [found[0], *(loss for loss in found[1:2] if loss.share >= MENTION_NEXT_FROM)]
+    if any(loss.kind in _WAITING for loss in mentioned):
+        mentioned = [x for x in found if x in mentioned or x.kind in _WAITING and x.share >= MENTION_FROM]
     return " ".join(_sentence(report, loss) for loss in mentioned)
 
 
@@ -207,9 +215,22 @@ def _bubble(report: TraceReport) -> str:
     return f"waiting for other stages; stage {most.stage} waits {waits} for stage {awaited} (pipeline bubble)"
 
 
+def _within_stages(report: TraceReport) -> list[CollectiveReport]:
+    """Those with a last rank; without what runs between stages, where waiting is the bubble."""
+    between = [each.parallelism == "pipeline" and bool(report.pipeline) for each in report.collectives]
+    pairs = zip(report.collectives, between, strict=True)
+    return [each for each, is_between in pairs if each.last_rank is not None and not is_between]
+
+
 def _last(report: TraceReport) -> StragglerReport | None:
     """The rank that the others waited for most, if they waited for one."""
-    return next((each for each in report.stragglers if each.wait_caused_us), None)
+    arrivals, caused_us = Counter[int](), defaultdict[int, float](float)
+    for each in _within_stages(report):
+        last = cast(int, each.last_rank)
+        arrivals[last] += 1
+        caused_us[last] += sum(part.wait_us or 0.0 for part in each.ranks if part.rank != last)
+    rows = [StragglerReport(rank, arrivals[rank], us) for rank, us in caused_us.items() if us]
+    return max(rows, key=lambda row: (row.wait_caused_us, -row.rank), default=None)
 
 
 def _waiting(report: TraceReport) -> str:
@@ -218,8 +239,7 @@ def _waiting(report: TraceReport) -> str:
         return (
             f"waiting for other ranks{_in_kind(report)}" if report.stragglers else "waiting for collectives"
         )
-    matched = sum(each.last_rank is not None for each in report.collectives)
-    times = f"{last.last_arrivals} of {matched} times"
+    times = f"{last.last_arrivals} of {len(_within_stages(report))} times"
     return (
         f"waiting for other ranks{_in_kind(report)}, mostly for rank {last.rank}, which came last {times} "
         f"and cost the others {last.wait_caused_us / 1000:.1f} ms"
