@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -104,6 +105,12 @@ _ON_UNSEEN_DEVICE = Cause(
 """Instead of `host`, where a trace has no work of the device that the CPU launches for."""
 
 
+_NEEDS_NO_PINNING = re.compile(r"Pinned|DtoD|PtoP|Device -> Device|Memset")
+_OF_PINNED = Cause(
+    "copy less, or on another stream while the device computes", "on copies that nothing overlaps"
+)
+"""Instead of `copies`, where they are from and to pinned memory already."""
+
 TRANSFER_OR_WAIT = "on communication, or waiting for it, that nothing overlaps"
 """Instead of what `transfer` says, where waiting can't be separated from it."""
 
@@ -169,7 +176,7 @@ def _bubble_us(report: TraceReport) -> float:
 def explain(report: TraceReport) -> str:
     """One sentence about the largest loss, and another about the second if it is large too.
 
-    Where ranks wait for another stage and also for a slow rank, both are named: the one's cure isn't the other's.
+    Where ranks wait for another stage and also for a slow rank, both are named: they need different cures.
     """
     if all(rank.is_cut for rank in report.ranks):
         return CUT
@@ -180,7 +187,8 @@ def explain(report: TraceReport) -> str:
         return f"Compute fills {_time(report)}: no other cause takes more than {found[0].percent} of it."
     mentioned = [found[0], *(loss for loss in found[1:2] if loss.share >= MENTION_NEXT_FROM)]
     if any(loss.kind in _WAITING for loss in mentioned):
-        mentioned = [x for x in found if x in mentioned or x.kind in _WAITING and x.share >= MENTION_FROM]
+        waits = [loss for loss in found if loss.kind in _WAITING and loss.share >= MENTION_FROM]
+        mentioned = [loss for loss in found if loss in mentioned or loss in waits]
     return " ".join(_sentence(report, loss) for loss in mentioned)
 
 
@@ -194,11 +202,20 @@ def _sentence(report: TraceReport, loss: Loss) -> str:
     cause = cause_named(loss.kind, on_cpu)
     if loss.kind == "host" and on_cpu and any(rank.device != CPU for rank in report.ranks):
         cause = _ON_UNSEEN_DEVICE
+    if loss.kind == "copies" and _are_pinned(report):
+        cause = _OF_PINNED
     spent = cause.spent or (_bubble(report) if loss.kind == "bubble" else _waiting(report))
     if loss.kind == "transfer" and _is_waiting_unknown(report):
         spent = TRANSFER_OR_WAIT
     advice = "" if loss.kind == "straggler" and _last(report) is None else f": {cause.advice}"
     return f"{loss.percent} of {_time(report)} is spent {spent}{advice}."
+
+
+def _are_pinned(report: TraceReport) -> bool:
+    """Whether most of the time of copies is in those that need no pinning: their names say between what."""
+    copies = [row for rank in report.ranks for row in rank.per_step.kernels if row.kind == "memcpy"]
+    pageable_us = sum(row.device_us for row in copies if not _NEEDS_NO_PINNING.search(row.name))
+    return 2 * pageable_us < sum(row.device_us for row in copies)
 
 
 def _is_waiting_unknown(report: TraceReport) -> bool:

@@ -96,6 +96,16 @@ def test_what_the_cpu_waits_for_on_a_device_that_the_trace_lacks_is_not_called_p
     )
 
 
+@pytest.mark.parametrize(("memory", "advised"), [("Pageable", True), ("Pinned", False)])
+def test_pinning_is_advised_only_where_copies_are_not_pinned(
+    tmp_path: Path, memory: str, advised: bool
+) -> None:
+    copy = kernel(f"Memcpy HtoD ({memory} -> Device)", 10, 80, 1) | {"cat": "gpu_memcpy"}
+    text = explain(analyse_paths([write(tmp_path / "t.json", [launch(9, 1, 1), copy])]))
+    assert "on copies that nothing overlaps" in text
+    assert ("pin the memory" in text) == advised
+
+
 def test_the_sentence_names_the_stage_that_waits(tmp_path: Path) -> None:
     """Stage 1 asks at once and gets its input after 25 of 70 ms; then stage 0 waits 5 ms for the gradient."""
     job = Job(2)
@@ -112,9 +122,9 @@ def test_the_sentence_names_the_stage_that_waits(tmp_path: Path) -> None:
 
 
 def test_a_bubble_is_nothing_but_waiting_and_a_straggler_in_a_stage_is_named_too(tmp_path: Path) -> None:
-    """Stage 0 offers its result 18 and 8 ms too early; meanwhile rank 0 waits 9 ms for rank 1, and 1 ms transfers.
+    """Stage 0 is 18 and 8 ms too early; meanwhile rank 0 waits 9 ms for rank 1, and data moves for 1 ms.
 
-    Not even one of rank 0's 10 ms in that all-reduce is part of the bubble, nor rank 1's last one.
+    None of rank 0's 10 ms in that all-reduce is part of the bubble, nor is rank 1's last one.
     """
     job = Job(4)
     for rank, end_us in enumerate([2_000, 12_000, 20_000, 20_000]):
