@@ -5,7 +5,7 @@ looks up a property here and never compares names.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -44,6 +44,8 @@ class Strategy:
     """Whether each process updates only a part of the parameters, and has the optimizer's state of that."""
     shards_parameters: bool = False
     """Whether each process has a part of the parameters only, so that all are needed in every step."""
+    has_shard_groups: bool = False
+    """Whether parameters are divided within groups of processes, each of which has them all."""
     max_batch_refusal: str = ""
     """Why one device alone can't show the largest batch; empty where it can."""
     transfer_advice: str = "try larger batches, gradient accumulation or another bucket size"
@@ -88,6 +90,24 @@ PROGRAM = "script"
 
 _IN_PARTS = "one device is tried at a time, and one alone would hold the whole state of the training"
 
+_FSDP = Strategy(
+    "fsdp",
+    "parameters, gradients and optimizer state are divided among processes, one per device (FSDP2)",
+    Reach.JOB,
+    "gpurun.launcher.worker.strategies.fsdp:Fsdp",
+    process_per_device=True,
+    has_backend=True,
+    shards_optimizer=True,
+    shards_parameters=True,
+    max_batch_refusal=_IN_PARTS,
+    loop="FSDP2",
+    transfer_advice="try larger batches; if the memory suffices, `reshard: false` or `ddp`",
+    compile_refusal="gpurun compiles the whole model, but FSDP2 needs its blocks compiled one by one",
+    precision_refusals={
+        "fp16": "scaled losses need communication in every step, also in those that are to have none"
+    },
+)
+
 _ALL = (
     Strategy(
         "single",
@@ -131,22 +151,15 @@ _ALL = (
         loop="DistributedDataParallel and ZeroRedundancyOptimizer",
         transfer_advice="try larger batches, gradient accumulation or, if the memory suffices, `ddp`",
     ),
-    Strategy(
-        "fsdp",
-        "parameters, gradients and optimizer state are divided among processes, one per device (FSDP2)",
-        Reach.JOB,
-        "gpurun.launcher.worker.strategies.fsdp:Fsdp",
-        process_per_device=True,
-        has_backend=True,
-        shards_optimizer=True,
-        shards_parameters=True,
-        max_batch_refusal=_IN_PARTS,
-        loop="FSDP2",
-        transfer_advice="try larger batches; if the memory suffices, `reshard: false` or `ddp`",
-        compile_refusal="gpurun compiles the whole model, but fsdp needs its blocks compiled one by one",
-        precision_refusals={
-            "fp16": "scaled losses need communication in every step, also in those that are to have none"
-        },
+    _FSDP,
+    replace(
+        _FSDP,
+        name="hsdp",
+        summary="`fsdp` within groups of devices, each of which has all parameters (HSDP)",
+        worker="gpurun.launcher.worker.strategies.fsdp:Hsdp",
+        has_shard_groups=True,
+        loop="FSDP2 with a mesh of two dimensions",
+        transfer_advice="try larger batches, or another `shard_size`",
     ),
     Strategy(
         PROGRAM,

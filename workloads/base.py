@@ -59,7 +59,7 @@ class Workload:
     dataset: Any = None
     """A map-style dataset of `(input, target)` samples, read by a DataLoader inside the measured step."""
     blocks: "tuple[type[torch.nn.Module], ...]" = ()
-    """Classes of the layers that `fsdp` shards one by one; by default those that repeat in the model."""
+    """Classes of the layers that `fsdp` and `hsdp` shard one by one; by default those that repeat."""
     num_workers: int = 0
     """Processes that read `dataset` on each rank."""
     notes: tuple[str, ...] = ()

@@ -1,13 +1,12 @@
-"""Why a variant is slower than another, and what even the fastest loses, as the traces show it.
+"""Which rank others wait for, why a variant is slower than another, and what even the fastest loses.
 
-Only what the figures show: a loss must be a relevant part of the step, and have grown by most of what the
-slower variant takes longer.
+Only what traces and figures show: a loss must be a relevant part of the step, and have grown by most of what
+the slower variant takes longer.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import RankFigures, VariantResult
 from gpurun.launcher.strategies import STRATEGIES
@@ -313,3 +312,36 @@ def largest_loss(ranks: tuple[RankFigures, ...]) -> Loss | None:
     found = sorted(losses(ranks), key=lambda loss: -loss.ms)
     known = (loss for loss in found if loss.kind != "blocked" and loss.ms >= MENTION_FROM * loss.span_ms)
     return next(known, next(iter(found), None))
+
+
+BEFORE_COMMUNICATION = ("data", "h2d", "forward")
+"""Phases at whose end no rank has waited for another yet."""
+
+
+def slowest_rank(ranks: Sequence[RankFigures]) -> RankFigures | None:
+    """The rank that the others wait for: the one that works longest; `None` where nothing was measured.
+
+    A rank's work is its step without what communication adds: by the ablation, else by the trace. Where
+    neither is known, what comes before the first communication decides: from `backward` on the faster ranks
+    wait, and every rank shows the same time.
+    """
+    timed = [rank for rank in ranks if rank.phases_ms or rank.step_ms is not None or rank.span_ms is not None]
+    for work_ms in (_by_ablation, _by_trace):
+        known = {rank.rank: work for rank in timed if (work := work_ms(rank)) is not None}
+        if known and len(known) == len(timed):
+            return max(timed, key=lambda rank: known[rank.rank])
+    return max(timed, key=_before_communication, default=None)
+
+
+def _by_ablation(rank: RankFigures) -> float | None:
+    exposed_ms = rank.exposed_comm_ms.ablation
+    return None if rank.step_ms is None or exposed_ms is None else rank.step_ms - exposed_ms
+
+
+def _by_trace(rank: RankFigures) -> float | None:
+    exposed_ms = rank.exposed_comm_ms.trace
+    return None if rank.span_ms is None or exposed_ms is None else rank.span_ms - exposed_ms
+
+
+def _before_communication(rank: RankFigures) -> float:
+    return sum(rank.phases_ms.get(name, 0.0) for name in BEFORE_COMMUNICATION)

@@ -8,7 +8,7 @@ other, like the replicas of `dp`, are part of its step.
 
 from collections.abc import Sequence
 
-from gpurun.launcher.compare.figures.other_load import queue_percent
+from gpurun.launcher.compare.figures.recorded import queue_percent
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.compare.ranking import is_ranked

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from gpurun.launcher.compare.figures.other_load import is_throttled, waited_percents
-from gpurun.launcher.compare.figures.recorded import Measured
+from gpurun.launcher.compare.figures.recorded import Measured, is_throttled, waited_percents
 from gpurun.launcher.compare.model import Difference, Unit, Verdict
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.busy import waiting_bias

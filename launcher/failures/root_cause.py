@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpurun.launcher.errors import TRACEBACK, ParamsError
-from gpurun.launcher.inspect.frames import is_users
-from gpurun.launcher.inspect.stacks import Fatal, fatal_error
+from gpurun.launcher.inspect.stacks import Fatal, fatal_error, is_users
 from gpurun.launcher.logs.lines import NOISE
 from gpurun.launcher.machine.resource_limits import remedy
 from gpurun.launcher.processes.protocol import Exit

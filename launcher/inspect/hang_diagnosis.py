@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpurun.launcher.inspect.collectives import CalledCollective, Gap, find_gap, find_pending, last_ones
-from gpurun.launcher.inspect.frames import is_workload
 from gpurun.launcher.inspect.snapshot import RankSnapshot
-from gpurun.launcher.inspect.stacks import BACKWARD, Activity, Thread, activity, main_thread
+from gpurun.launcher.inspect.stacks import BACKWARD, Activity, Thread, activity, is_workload, main_thread
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.units import ranks_text
 

@@ -1,15 +1,20 @@
-"""What ranks were doing, from the stacks that Python's faulthandler wrote. Pure.
+"""What ranks were doing, from the stacks that Python's faulthandler wrote, and which files are the user's.
 
 In a launch that hangs, the stacks separate the ranks that wait from the ranks that they wait for.
 """
 
+import hashlib
+import os
 import re
-from collections.abc import Sequence
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
-from gpurun.launcher.inspect.frames import is_users, is_workload
+import gpurun
 from gpurun.launcher.machine.accelerators import gpu_kinds
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
@@ -195,3 +200,52 @@ def fatal_error(log: str) -> Fatal | None:
     stack = next((thread.frames for thread in threads if thread.current), ())
     own = next((number for number, frame in enumerate(stack, 1) if is_users(frame.file)), _MOST_FRAMES)
     return Fatal(found[-1]["what"], stack[:own], found[-1].start())
+
+
+OURS = f"{Path(gpurun.__file__).parent}/"
+WORKLOADS = f"{OURS}workloads/"
+LIBRARY_DIRECTORIES = tuple(
+    f"{directory}/"
+    for directory in {
+        *site.getsitepackages(),
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is neither part of gpurun nor of an installed library."""
+    return not file.startswith((OURS, *LIBRARY_DIRECTORIES, "<"))
+
+
+def is_workload(file: str) -> bool:
+    """Whether a file is the user's, or one of the built-in workloads."""
+    return is_users(file) or file.startswith(WORKLOADS)
+
+
+MOST_FILES = 2000
+"""More would be a library that lies where the user's code does."""
+GENERATED = "torchinductor_"
+"""In the names of directories that compiled models are kept in."""
+
+
+def code_hashes(job_dir: str | Path) -> dict[str, str]:
+    """Every file of the user's code that this process has imported, or runs, with a hash of its content.
+
+    Names are relative to `job_dir`. Files that can't be read are left out.
+    """
+    found = {}
+    for path in sorted(set(_users_files()))[:MOST_FILES]:
+        try:
+            digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+        except OSError:
+            continue
+        found[os.path.relpath(path, os.path.realpath(job_dir))] = digest
+    return found
+
+
+def _users_files() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and is_users(file) and GENERATED not in file:
+            yield os.path.realpath(file)

@@ -9,7 +9,7 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
-from gpurun.launcher.machine.topology import Topology
+from gpurun.launcher.machine.host import Topology
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.plan.nodes import Node, NodeGpu, device_of_node, node_of_device
 from gpurun.launcher.strategies import STRATEGIES

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpurun.launcher.machine.accelerators import CUDA
-from gpurun.launcher.machine.topology import Topology
+from gpurun.launcher.machine.host import Topology
 
 Cpus = tuple[int, ...]
 """Hardware threads."""

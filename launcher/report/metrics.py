@@ -12,7 +12,7 @@ from functools import partial
 from math import floor, isfinite, log10
 from typing import Any, Literal
 
-from gpurun.launcher.compare.figures.slowest import slowest_rank
+from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.model import Comparison, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import LEAST_GIB, is_ranked
 from gpurun.launcher.rundir.records import MemoryPart

@@ -18,9 +18,8 @@ from typing import Any
 import msgspec
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.rundir.cache import cache_directory
 from gpurun.launcher.rundir.files import open_regular, unwritable, write_bytes, write_json
-from gpurun.launcher.rundir.paths import CONTROL, is_name
+from gpurun.launcher.rundir.paths import CONTROL, cache_directory, is_name
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://.+")
 PLAN = "plan.json"

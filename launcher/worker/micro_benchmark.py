@@ -15,10 +15,10 @@ from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waited_for_ot
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
+from gpurun.launcher.worker.base.failure import users_code
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.base.process_group import Peers
-from gpurun.launcher.worker.base.user_error import users_code
 from gpurun.launcher.worker.meters.cpu_time import BlockNoise, NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 from gpurun.workloads.micro_benchmarks import Case, Probe, Site

@@ -14,7 +14,7 @@ from typing import Any
 from gpurun.launcher.machine import host
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CUDA
 from gpurun.launcher.machine.gpus import nvml
-from gpurun.launcher.machine.topology import Topology
+from gpurun.launcher.machine.host import Topology
 from gpurun.launcher.units import GIB
 from tests.sim.machine import KIND, MachineModel
 from tests.unit.machine.fake_driver import NVMLError, fake, well

@@ -45,7 +45,7 @@ def test_a_job_names_no_unknown_strategy(
     with pytest.raises(SpecError) as caught:
         load_job(path, overrides)
     assert place in str(caught.value)
-    assert f'`single`, `dp`, `ddp`, `zero1` or `fsdp`, got the text "{UNKNOWN}"' in str(caught.value)
+    assert f'`single`, `dp`, `ddp`, `zero1`, `fsdp` or `hsdp`, got the text "{UNKNOWN}"' in str(caught.value)
 
 
 def test_a_job_names_no_strategy_of_programs(tmp_path: Path) -> None:
@@ -121,6 +121,10 @@ def test_every_built_in_workload_is_of_a_known_kind() -> None:
             "fsdp needs every device in every step",
         ),
         ("global_batch: 8\nstrategy: fsdp\ncompile: true\n", "needs its blocks compiled one by one"),
+        (
+            "global_batch: 8\nstrategy: hsdp\n",
+            "needs at least two groups of 2 devices, which 2 devices don't make",
+        ),
         ("global_batch: 8\nstrategy: dp\ncheckpointing: full\n", "dp's threads share a generator"),
         ("global_batch: 8\nstrategy: fsdp\nprecision: fp16\n", "fsdp has no fp16: scaled losses need"),
     ],

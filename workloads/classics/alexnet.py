@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gpurun.workloads.base import Workload
-from gpurun.workloads.data.synthetic import classified
+from gpurun.workloads.data.images import classified
 
 
 def alexnet_s() -> Workload:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gpurun.workloads.base import Workload
-from gpurun.workloads.data.synthetic import classified
+from gpurun.workloads.data.images import classified
 
 FCN_S = (26752, 2048, 2048, 2048, 26752)
 FCN_R = (784, 2048, 4096, 1024, 10)

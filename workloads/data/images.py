@@ -1,4 +1,4 @@
-"""Images of 224² and their classes: random ones, or those of a directory."""
+"""Samples and their classes: random ones of any shape, or images of 224² from a directory."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gpurun.workloads.base import Workload
-from gpurun.workloads.data.synthetic import classified
+from gpurun.workloads.base import Batch, Workload
 from gpurun.workloads.limits import check, listed, name_in, not_there, path_of, why_no_file
 
 if TYPE_CHECKING:
@@ -182,3 +181,25 @@ def folded_notes(found: Found) -> tuple[str, ...]:
         f"{found.num_classes:,} class directories for {CLASSES:,} outputs: "
         f"labels are taken modulo {CLASSES:,}",
     )
+
+
+POOL_SAMPLES = 32
+"""Different samples. A batch picks some of them: drawing each number anew would take longer than many a step
+that trains on them."""
+
+
+def classified(shape: tuple[int, ...], classes: int) -> Batch:
+    """A `batch` of normal random samples of `shape`, each with a random class of `classes`.
+
+    The samples come from a small pool that is the same in every process; which ones, and their classes, from
+    the generator alone.
+    """
+    pool: list[Tensor] = []
+
+    def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        if not pool:
+            pool.append(torch.randn(POOL_SAMPLES, *shape, generator=torch.Generator().manual_seed(0)))
+        chosen = torch.randint(POOL_SAMPLES, (size,), generator=generator)
+        return pool[0][chosen], torch.randint(classes, (size,), generator=generator)
+
+    return batch

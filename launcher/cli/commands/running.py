@@ -129,7 +129,7 @@ def _rank(view: RankView) -> str:
 
 def outside_launcher(frames: Stack) -> tuple[Frame, ...]:
     """A stack without what lies below a program: how gpurun has started it."""
-    from gpurun.launcher.inspect.frames import OURS
+    from gpurun.launcher.inspect.stacks import OURS
 
     shown = list(frames)
     while len(shown) > 1 and shown[-1].file.startswith((OURS, "<frozen ")):

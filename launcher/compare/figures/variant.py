@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from types import MappingProxyType
 
-from gpurun.launcher.compare.figures.other_load import (
+from gpurun.launcher.compare.causes import slowest_rank
+from gpurun.launcher.compare.figures.recorded import (
+    Measured,
     allocated_gib,
     cpu_ms,
     gpu_loads,
     queue_percent,
+    round_blocks_ns,
     throttled,
     timed_steps,
 )
-from gpurun.launcher.compare.figures.recorded import Measured, round_blocks_ns
-from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced
 from gpurun.launcher.compare.label import varied_texts
 from gpurun.launcher.compare.model import ExposedComm, Noise, RankFigures, Scatter, StepTime, VariantResult

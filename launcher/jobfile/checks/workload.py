@@ -30,8 +30,7 @@ from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, shorten
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.jobfile.yaml.tree import Unreadable
-from gpurun.workloads.gpt_shape import shape_of
-from gpurun.workloads.limits import not_there, path_of, refusal
+from gpurun.workloads.limits import not_there, path_of, refusal, shape_of
 from gpurun.workloads.registry import BUILTINS, Builtin
 
 _GPT_SIZES = ("layers", "width", "heads", "context", "vocabulary")

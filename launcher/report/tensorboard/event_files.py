@@ -23,8 +23,8 @@ from tensorboard.plugins.text import metadata as text
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
+from gpurun.launcher.compare.causes import BEFORE_COMMUNICATION
 from gpurun.launcher.compare.figures.recorded import step_numbers
-from gpurun.launcher.compare.figures.slowest import BEFORE_COMMUNICATION
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.size_curves import BatchCurve, CurvePoint, ProbeResult
 from gpurun.launcher.report.markdown import summary_markdown

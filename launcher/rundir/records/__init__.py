@@ -44,17 +44,15 @@ from gpurun.launcher.rundir.records.outcome import (
     FailureRecord,
     Restart,
     RootCause,
-    Stage,
-    VariantStatus,
-    elapsed_s,
-    stages_s,
-)
-from gpurun.launcher.rundir.records.search import (
     SearchRecord,
+    Stage,
     TrialConfig,
     TrialRecord,
     TrialTimes,
     Unmeasured,
+    VariantStatus,
+    elapsed_s,
+    stages_s,
 )
 
 __all__ = [

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpurun.launcher.compare.figures.slowest import slowest_rank
+from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.plan.model import Variant

@@ -10,10 +10,10 @@ from gpurun.launcher.compare.causes import (
     is_far_from_timed,
     largest_loss,
     loss_text,
+    slowest_rank,
     traced_steps,
     why_slower,
 )
-from gpurun.launcher.compare.figures.slowest import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, RankFigures, VariantResult
 from gpurun.launcher.report.metrics import parts_ms

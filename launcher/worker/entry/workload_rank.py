@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.inspect.frames import code_hashes
+from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.rundir.files import read_json
 from gpurun.launcher.rundir.records import LaunchConfig, LossOver
 from gpurun.launcher.worker.accelerators.runtime import runtime_of

@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import gpurun
 from gpurun.launcher import stepping
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.inspect.frames import code_hashes
+from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import NO_GROUP, ProgramConfig, VariantFacts
 from gpurun.launcher.stats.schedule import first_traced_step, only_warmup_text

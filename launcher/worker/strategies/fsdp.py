@@ -1,13 +1,15 @@
-"""Fully sharded data parallel (FSDP2): each rank has a part of parameters, gradients and optimizer state."""
+"""Fully sharded data parallel (FSDP2, HSDP): ranks have parts of parameters, gradients, optimizer state."""
 
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -74,7 +76,7 @@ class Fsdp(Ranks):
             SpecError: torch's reduce-scatter doesn't average on this backend.
         """
         super().__init__(device, rank)
-        check_averages(device)
+        self.check_averages()
         self.plan = plan_of(model) if keeps_plan else None
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
@@ -98,6 +100,22 @@ class Fsdp(Ranks):
         """The ranks over which parameters are divided."""
         assert dist.group.WORLD is not None
         return DeviceMesh.from_group(dist.group.WORLD, self.device.type)
+
+    def check_averages(self) -> None:
+        """Raises `SpecError` where a reduce-scatter of averages gives something else.
+
+        Older versions of gloo's ignore that they are to average. Source: pytorch issue 162338.
+        """
+        sent = torch.arange(1, self.world_size + 1, dtype=torch.float32, device=self.device)
+        found = torch.zeros(1, device=self.device)
+        assert dist.group.WORLD is not None
+        DefaultReduceScatter()(found, sent, dist.group.WORLD, dist.ReduceOp.AVG)
+        if float(found) != self.rank + 1:
+            kind = self.device.type
+            raise SpecError(
+                f"torch {torch.__version__} doesn't average in a reduce-scatter on {kind} devices, so "
+                "FSDP's gradients would be wrong: use a newer torch, or another strategy"
+            )
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         with on_device(self.rank):
@@ -168,27 +186,58 @@ class Fsdp(Ranks):
         return self.model
 
 
+class Hsdp(Fsdp):
+    """Parameters are divided within a group of ranks, and gradients averaged over all groups, too (HSDP)."""
+
+    def __init__(self, *args: Any, shard_size: int = 2, **options: Any) -> None:
+        """`shard_size`: ranks of each group, in their order; the others as for `Fsdp`."""
+        self.shard_size = shard_size
+        super().__init__(*args, **options)
+
+    def mesh(self) -> DeviceMesh:
+        return mesh_of_groups(self.device.type, self.world_size // self.shard_size, self.shard_size)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        meshes = [group.mesh_info for unit in self.units for group in parameter_groups(unit)]
+        replicas = [mesh.replicate_process_group for mesh in meshes]
+        with super().alone():
+            for mesh in meshes:
+                mesh.replicate_process_group = None
+            try:
+                yield
+            finally:
+                for mesh, group in zip(meshes, replicas, strict=True):
+                    mesh.replicate_process_group = group
+
+
+@cache
+def mesh_of_groups(device_type: str, num_groups: int, shard_size: int) -> DeviceMesh:
+    """One row of ranks for each group; the same one for all trainers of a process.
+
+    torch takes meshes of one shape for equal, so it may use the process groups of the first one for others.
+    Source: torch/distributed/device_mesh.py, `DeviceMesh.__eq__`.
+    """
+    return init_device_mesh(device_type, (num_groups, shard_size), mesh_dim_names=("replicate", "shard"))
+
+
+def parameter_groups(unit: nn.Module) -> list[Any]:
+    """What torch keeps of a unit's parameters that are communicated together.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, `_all_reduce_process_group`: where a
+    mesh has no group of replicas, gradients are not averaged over them.
+    """
+    assert isinstance(unit, FSDPModule)
+    state = unit._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return [state._fsdp_param_group] if groups is None else list(groups)
+
+
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
     """Weights in the type that autocast computes in, gradients added up in their own."""
     if precision.autocast_dtype is None:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=precision.autocast_dtype, reduce_dtype=precision.weights)
-
-
-def check_averages(device: torch.device) -> None:
-    """Raises `SpecError` where a reduce-scatter of averages gives something else.
-
-    Older versions of gloo's ignore that they are to average. Source: pytorch issue 162338.
-    """
-    size = dist.get_world_size()
-    sent, found = torch.arange(size, dtype=torch.float32, device=device), torch.zeros(1, device=device)
-    assert dist.group.WORLD is not None
-    DefaultReduceScatter()(found, sent, dist.group.WORLD, dist.ReduceOp.AVG)
-    if float(found) != dist.get_rank():
-        raise SpecError(
-            f"torch {torch.__version__} doesn't average in a reduce-scatter on {device.type} devices, "
-            "so FSDP's gradients would be wrong: use a newer torch, or another strategy"
-        )
 
 
 def plan_of(model: nn.Module) -> nn.Module:

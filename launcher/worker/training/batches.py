@@ -20,9 +20,9 @@ from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.units import plural
 from gpurun.launcher.worker.base import nested
+from gpurun.launcher.worker.base.failure import SourceLine, UserError, place_of, users_code
 from gpurun.launcher.worker.base.nested import Tree, join_rows, map_tensors, row_counts, take_rows, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
-from gpurun.launcher.worker.base.user_error import SourceLine, UserError, place_of, users_code
 from gpurun.workloads.base import Workload
 from gpurun.workloads.data.images import ImageFolder
 
@@ -247,7 +247,8 @@ class DatasetSource:
     first step of a block finds some of its data read already, as it would in training.
     """
 
-    def __init__(self, workload: Workload, seed: int, layout: Layout) -> None:
+    def __init__(self, workload: Workload, seed: int, layout: Layout, prefetch: int | None = None) -> None:
+        """`prefetch`: micro-batches that each process of the loader reads ahead; by default torch's 2."""
         self.workload, self.layout = workload, layout
         self.place = place_of(workload.dataset)  # once: `inspect` takes milliseconds
         self.feed = IndexFeed(len(workload.dataset), seed, layout.devices)
@@ -257,6 +258,7 @@ class DatasetSource:
             batch_sampler=self.feed,
             num_workers=workload.num_workers,
             persistent_workers=workload.num_workers > 0,
+            prefetch_factor=prefetch if workload.num_workers > 0 else None,
             collate_fn=self.collate,
             pin_memory=layout.pin,
             generator=torch.Generator().manual_seed(seed),  # else each pass draws from the model's generator

@@ -18,7 +18,7 @@ from torch import nn
 from gpurun.launcher.errors import ParamsError, Problem
 from gpurun.launcher.jobfile.params import needs, refused, signature_of_function, takes, wrong_params
 from gpurun.launcher.jobfile.yaml.describe import nearest
-from gpurun.launcher.worker.base.user_error import SourceLine, UserError, place_of, users_code
+from gpurun.launcher.worker.base.failure import SourceLine, UserError, place_of, users_code
 from gpurun.workloads.base import Workload
 from gpurun.workloads.micro_benchmarks import Probe
 from gpurun.workloads.registry import BUILTINS

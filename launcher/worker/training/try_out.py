@@ -10,10 +10,16 @@ from torch import Tensor, nn
 
 from gpurun.launcher.units import plural
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
-from gpurun.launcher.worker.base.failure import is_out_of_memory, text_of
+from gpurun.launcher.worker.base.failure import (
+    SourceLine,
+    UserError,
+    is_out_of_memory,
+    place_of,
+    text_of,
+    users_code,
+)
 from gpurun.launcher.worker.base.nested import Tree, map_tensors, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
-from gpurun.launcher.worker.base.user_error import SourceLine, UserError, place_of, users_code
 from gpurun.launcher.worker.meters.flops import Counting
 from gpurun.launcher.worker.training.batches import LoadedStep, MicroBatch, Source
 from gpurun.launcher.worker.training.forward_backward import returned_loss

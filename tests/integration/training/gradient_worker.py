@@ -157,17 +157,20 @@ KINDS = ("mean", "sum", "masked", "unused", "dataset", "masked-dataset", *SAME)
 
 def kinds_of(strategy: str) -> tuple[str, ...]:
     """Where samples come from, and how a loss is found in outputs, doesn't depend on what is sharded."""
+    if STRATEGIES[strategy].has_shard_groups:
+        return "mean", "unused"
     return ("mean", "sum", "masked", "unused") if STRATEGIES[strategy].shards_optimizer else KINDS
 
 
 def config(
     strategy: str, world: int, variants: tuple[VariantConfig, ...], precision: str = "fp64"
 ) -> LaunchConfig:
+    in_groups = STRATEGIES[strategy].has_shard_groups
     return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
         devices=("cpu",) * world, backend="gloo" if STRATEGIES[strategy].has_backend else None,
         precision=precision, seed=SEED, threads=1, variants=variants, baseline=variants[0].id, warmup=1,
-        rounds=1,
+        rounds=1, options={"shard_size": 3 if world == 3 else 2} if in_groups else {},
     )  # fmt: skip
 
 
@@ -312,10 +315,10 @@ def weight_checks(rank: int) -> dict[str, Any]:
     return found
 
 
-def ablation(strategy: str, rank: int) -> dict[str, Any]:
+def ablation(strategy: str, world: int, rank: int) -> dict[str, Any]:
     """Rank 0 makes a step without communication while the others do nothing; the saved state undoes it."""
-    variants = (VariantConfig("uneven", (18, 6), 1),)
-    trainer = Trainer(workload("mean"), config(strategy, 2, variants), rank)
+    variants = (few_of(world),)
+    trainer = Trainer(workload("mean"), config(strategy, world, variants), rank)
 
     def own_weights() -> Tensor:
         return torch.cat([own_part(p).detach().flatten() for p in trainer.model.parameters()])
@@ -348,7 +351,9 @@ def main(rank: int, directory: Path) -> None:
             results |= {k: v for p in SMALLER for k, v in errors_in(p, strategy, world, rank).items()}
         if world == 2:
             results |= {"checks": checks(rank), "weights": weight_checks(rank)}
-            results |= {f"ablation of {strategy}": ablation(strategy, rank) for strategy in IN_PROCESSES}
+        # Only four ranks make groups of which one has replicas.
+        for strategy in (name for name in IN_PROCESSES if world == 2 or STRATEGIES[name].has_shard_groups):
+            results[f"ablation of {strategy} on {world}"] = ablation(strategy, world, rank)
         dist.barrier()
         gc.collect()
         dist.destroy_process_group()

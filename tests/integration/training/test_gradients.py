@@ -110,8 +110,9 @@ def test_without_memory_for_the_whole_batch_the_baseline_is_the_reference(
 
 
 def test_unsynchronised_steps_can_be_undone(results: list[dict[str, Any]]) -> None:
-    for strategy in worker.IN_PROCESSES:
-        found = results[0][f"ablation of {strategy}"]
+    ablations = [f"{strategy} on 2" for strategy in worker.IN_PROCESSES]
+    for case in (*ablations, "hsdp on 4"):
+        found = results[0][f"ablation of {case}"]
         assert found["apart"] > 1e-6
         assert found["restored"] == 0
 

@@ -16,7 +16,7 @@ from PIL import Image
 from gpurun.launcher.errors import ParamsError, VariantError
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
-from gpurun.launcher.worker.base.user_error import UserError
+from gpurun.launcher.worker.base.failure import UserError
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.trainer import Trainer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.other_load import queue_percent, throttled
+from gpurun.launcher.compare.figures.recorded import queue_percent, throttled
 from gpurun.launcher.compare.interference import interference_in, named
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.snippet import lines_to_paste

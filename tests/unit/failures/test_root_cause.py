@@ -22,7 +22,7 @@ from gpurun.launcher.failures.root_cause import (
     what_to_do,
     with_crash,
 )
-from gpurun.launcher.inspect.frames import OURS
+from gpurun.launcher.inspect.stacks import OURS
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.decisions import fails_everywhere, is_transient
 from gpurun.launcher.run.job import outcome_error

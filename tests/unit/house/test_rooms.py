@@ -19,7 +19,7 @@ SAME_NAME = {
     "__main__": "what `python -m` starts: the product, a rank",
     "base": "what all strategies, all workloads, all micro-benchmarks have in common",
     "build": "makes what its package is named after: a Comparison, a Plan, an index",
-    "diff": "two runs, two traces, and the report and the command for both",
+    "diff": "two runs, two traces",
     "model": "the dataclasses that its package is about",
     "uneven": "users import it from `gpurun`; the code is the worker's",
 }

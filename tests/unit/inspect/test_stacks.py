@@ -6,9 +6,18 @@ from textwrap import dedent
 
 import pytest
 
-from gpurun.launcher.inspect.frames import WORKLOADS, is_users, is_workload
 from gpurun.launcher.inspect.hang_diagnosis import Hang, RankView, find_hang
-from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, GPU, activity, fatal_error, parse_threads
+from gpurun.launcher.inspect.stacks import (
+    BACKWARD,
+    COLLECTIVE,
+    GPU,
+    WORKLOADS,
+    activity,
+    fatal_error,
+    is_users,
+    is_workload,
+    parse_threads,
+)
 from tests.known import known
 
 STDLIB = sysconfig.get_path("stdlib")

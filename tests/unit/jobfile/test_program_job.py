@@ -10,7 +10,7 @@ import pytest
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.kinds import JOB_KINDS, JobKind
 from gpurun.launcher.jobfile.load import load_job, load_text, program_job
-from gpurun.launcher.machine.topology import Topology
+from gpurun.launcher.machine.host import Topology
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.job import Output

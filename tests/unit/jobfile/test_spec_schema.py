@@ -30,7 +30,7 @@ def test_the_schema_allows_what_the_program_allows() -> None:
     assert schema["properties"]["timeout"]["default"] == "10m"
     assert schema["properties"]["precision"]["enum"] == ["fp64", "fp32", "tf32", "bf16", "fp16"]
     strategies = schema["$defs"]["Compare"]["properties"]["strategy"]["items"]["enum"]
-    assert strategies == ["single", "dp", "ddp", "zero1", "fsdp"]
+    assert strategies == ["single", "dp", "ddp", "zero1", "fsdp", "hsdp"]
 
 
 def test_docs_hold_the_reference_as_it_is_made() -> None:

@@ -10,7 +10,7 @@ from gpurun.launcher.errors import MachineError, NodesError, SpecError
 from gpurun.launcher.inspect.capture import refuse_on_nodes
 from gpurun.launcher.inspect.snapshot import RankSnapshot, answer, take_request, take_snapshots
 from gpurun.launcher.jobfile.load import load_text
-from gpurun.launcher.machine.topology import Topology
+from gpurun.launcher.machine.host import Topology
 from gpurun.launcher.nodes.join import await_welcome, gather, waiting_text
 from gpurun.launcher.nodes.messages import Hello
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags

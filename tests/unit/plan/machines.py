@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpurun.launcher.machine.topology import Topology
+from gpurun.launcher.machine.host import Topology
 
 UNKNOWN = Topology({}, ())
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.machine.topology import Topology, gpu_node, inspect_topology, parse_cpus
+from gpurun.launcher.machine.host import Topology, gpu_node, inspect_topology, parse_cpus
 from gpurun.launcher.plan.nodes import bind_ranks
 
 TWO_NODES = Topology(

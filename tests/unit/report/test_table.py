@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gpurun.launcher.cli.output import print_comparison
-from gpurun.launcher.compare.figures.slowest import slowest_rank
+from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.model import (
     Comparison,
     Difference,

@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.rundir import store as stores
-from gpurun.launcher.rundir.cache import cache_directory
+from gpurun.launcher.rundir.paths import cache_directory
 from gpurun.launcher.rundir.store import (
     Copier,
     Store,

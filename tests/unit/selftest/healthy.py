@@ -6,8 +6,7 @@ from typing import Any
 from gpurun.launcher.compare.model import ExposedComm, RankFigures, VariantResult
 from gpurun.launcher.machine.accelerators import CUDA
 from gpurun.launcher.machine.gpus.health import GpuHealth, inspect_health
-from gpurun.launcher.machine.host import Machine
-from gpurun.launcher.machine.topology import Topology
+from gpurun.launcher.machine.host import Machine, Topology
 from gpurun.launcher.rundir.records import DeviceFacts, PairRate, ReduceRate, StepRecord
 from gpurun.launcher.selftest.evidence import (
     FAULTS,

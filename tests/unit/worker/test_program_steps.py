@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gpurun
-from gpurun.launcher.compare.figures.other_load import queue_percent
+from gpurun.launcher.compare.figures.recorded import queue_percent
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Event, ProfileConfig, ProgramConfig, StepRecord, VariantRef
 from gpurun.launcher.worker.accelerators.clock import EventStamps
