@@ -57,6 +57,35 @@ def test_the_collective_is_the_first_one_that_is_missing_not_the_newest() -> Non
     assert str(gap.collective) == "all_reduce #118"
 
 
+@pytest.mark.parametrize(
+    ("of_1", "words"),
+    [
+        (entry(4, "broadcast"), "ranks 0, 2 called all_reduce #4, rank 1 called broadcast #4"),
+        (
+            entry(4, "all_reduce", input_sizes=[[1]]),
+            "with 12 elements, rank 1 called all_reduce #4 with 1 element",
+        ),
+        (entry(4, "all_reduce", input_sizes=[[2, 5], [2]]), None),
+    ],
+)
+def test_ranks_that_called_different_collectives_are_named(of_1: dict[str, Any], words: str | None) -> None:
+    """Also where one of them went on: who waits then only follows from it."""
+    usual = [entry(3, "barrier"), entry(4, "all_reduce", input_sizes=[[4, 3]])]
+    calls = {
+        0: usual,
+        1: [entry(4, "all_gather", process_group=["1", ""]), of_1, entry(5, "barrier")],
+        2: usual,
+    }
+    found = diagnose(
+        [
+            RankSnapshot(rank, 7, 0, IN_BARRIER, parse_history(json.dumps({"entries": entries}).encode()))
+            for rank, entries in calls.items()
+        ]
+    )
+    assert (words or "rank 1 waits in barrier #5") in found.headline
+    assert ("mismatched collectives: " in found.headline) == (found.rank is None) == (words is not None)
+
+
 SLEEPS = (Thread(True, (Frame("/home/me/train.py", "5", "nap"),)),)
 IN_TORCH = Frame(f"{sysconfig.get_path('purelib')}/torch/distributed/c10d_logger.py", "83", "wrapper")
 IN_BARRIER = (Thread(True, (IN_TORCH,)),)
