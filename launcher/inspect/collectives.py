@@ -5,7 +5,7 @@ backend counts its own collectives, also where several belong to one process gro
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import msgspec
@@ -74,11 +74,18 @@ class Gap:
 def parse_history(dump: bytes) -> History:
     """The collectives in a dump of the flight recorder, without sends and receives.
 
+    Of collectives that NCCL runs as one, one more entry, with their number, says when they are completed.
+    Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, `collective` and `endCoalescing`.
+
     Raises:
         msgspec.MsgspecError: this is not such a dump.
     """
     entries = msgspec.json.decode(dump, type=_Dump).entries
-    return tuple(_collective(entry) for entry in entries if not entry.is_p2p)
+    called = [_collective(entry) for entry in entries if not entry.is_p2p]
+    done = {(one.counted_in, one.seq) for one in called if not one.is_pending}
+    return tuple(
+        replace(one, is_pending=False) if (one.counted_in, one.seq) in done else one for one in called
+    )
 
 
 def _collective(entry: _Entry) -> CalledCollective:
@@ -142,18 +149,23 @@ def _with_size(call: CalledCollective) -> str:
 def find_mismatch(histories: Mapping[int, History]) -> Mismatch | None:
     """The first collective that ranks called by several names, or with several sizes; `None`: there is none.
 
-    gloo accepts some of these without an error, and then each rank has other data.
+    gloo accepts some of these without an error, and then each rank has other data. Numbers that a rank has
+    more than once, as for calls that NCCL ran as one, are not compared.
     """
-    by_number: dict[tuple[str, str, int], dict[tuple[str, int | None], dict[int, CalledCollective]]] = {}
+    calls: dict[tuple[str, str, int], list[tuple[CalledCollective, int]]] = {}
     for rank, history in histories.items():
         for call in history:
-            kinds = by_number.setdefault((*call.counted_in, call.seq), {})
-            kinds.setdefault((call.name, call.num_elements), {})[rank] = call
-    several = [number for number, kinds in by_number.items() if len(kinds) > 1]
-    if not several:
-        return None
-    kinds = by_number[min(several, key=lambda number: number[-1])]
-    return Mismatch(tuple((next(iter(calls.values())), tuple(calls)) for calls in kinds.values()))
+            calls.setdefault((*call.counted_in, call.seq), []).append((call, rank))
+    found = [_by_kind(ones) for ones in calls.values() if len({rank for _, rank in ones}) == len(ones)]
+    several = [mismatch for mismatch in found if len(mismatch.calls) > 1]
+    return min(several, key=lambda mismatch: mismatch.calls[0][0].seq, default=None)
+
+
+def _by_kind(calls: Sequence[tuple[CalledCollective, int]]) -> Mismatch:
+    kinds: dict[tuple[str, int | None], list[tuple[CalledCollective, int]]] = {}
+    for call, rank in calls:
+        kinds.setdefault((call.name, call.num_elements), []).append((call, rank))
+    return Mismatch(tuple((ones[0][0], tuple(rank for _, rank in ones)) for ones in kinds.values()))
 
 
 def find_pending(histories: Mapping[int, History]) -> CalledCollective | None:

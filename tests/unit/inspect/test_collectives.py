@@ -7,7 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpurun.launcher.inspect.collectives import CalledCollective, Gap, find_gap, last_ones, parse_history
+from gpurun.launcher.inspect.collectives import (
+    CalledCollective,
+    Gap,
+    find_gap,
+    find_mismatch,
+    last_ones,
+    parse_history,
+)
 from gpurun.launcher.inspect.hang_diagnosis import diagnose, find_hang
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, Activity, Frame, Thread
@@ -84,6 +91,11 @@ def test_ranks_that_called_different_collectives_are_named(of_1: dict[str, Any],
     )
     assert (words or "rank 1 waits in barrier #5") in found.headline
     assert ("mismatched collectives: " in found.headline) == (found.rank is None) == (words is not None)
+
+
+def test_calls_that_nccl_ran_as_one_are_no_mismatch() -> None:
+    alone, as_one = history(("0", 4, "all_reduce")), history(("0", 4, "all_reduce"), ("0", 4, "coalesced"))
+    assert find_mismatch({0: alone, 1: as_one}) is None
 
 
 SLEEPS = (Thread(True, (Frame("/home/me/train.py", "5", "nap"),)),)

@@ -235,6 +235,12 @@ def test_params_are_laid_over_those_at_the_top() -> None:
             "job.yaml:3:12: no combination can run: torch's PowerSGD waits .* with gloo",
         ),
         (
+            "global_batch: 64\nnccl: {protocol: ll}\n",
+            "job.yaml:3:7: no combination can run: these processes communicate by gloo, not by NCCL",
+        ),
+        ("global_batch: 64\nnccl: {protocol: ll256}\n", "protocol: expected `simple`, `ll` or `ll128`"),
+        ("global_batch: 64\nnccl: {rings: 2}\n", "NCCL has no `rings` here"),
+        (
             "global_batch: 64\nsplit: balanced\nmin_local_batch: 0\nstatic_graph: true\n",
             "`balanced` may give a device no samples, and so another graph",
         ),
