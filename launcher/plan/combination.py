@@ -191,11 +191,11 @@ def split_of(wanted: Combination, least: int) -> Split:
         return Split("-", (wanted.samples,))
     try:
         split = resolve_split(wanted.split, wanted.samples, wanted.device_count)
-        if not split.samples:
-            _check_room(wanted, least)
-        return split
     except SpecError as error:
         raise ImpossibleError("split", str(error)) from error
+    if not split.samples:
+        _check_room(wanted, least)
+    return split
 
 
 def _check_room(wanted: Combination, least: int) -> None:

@@ -236,7 +236,7 @@ def test_params_are_laid_over_those_at_the_top() -> None:
         ),
         (
             "global_batch: 64\nsplit: balanced\nmin_local_batch: 0\nstatic_graph: true\n",
-            "`balanced` may give a device no samples, and so another graph",
+            "job.yaml:5:15: no combination can run: `balanced` may give a device no samples",
         ),
         ("global_batch: 64\nprecision: tf32\n", "job.yaml:3:12: tf32 needs an NVIDIA GPU"),
         (
