@@ -216,8 +216,9 @@ def _refuse_backend(variant: Variant, machines: Sequence[MachineLike]) -> None:
         ImpossibleError: something of it is wanted.
     """
     if variant.comm_hook == "powersgd" and backend_for(variant, machines) == CPU.backend:
-        reason = "torch's PowerSGD waits for a collective in the thread that is to run it, and so hangs"
-        raise ImpossibleError("comm_hook", f"{reason}, with {CPU.backend}")
+        reason = f"torch's PowerSGD hook deadlocks with {CPU.backend}"
+        why = "it waits for a collective in the thread that would run it"
+        raise ImpossibleError("comm_hook", f"{reason}: {why}")
 
 
 def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:

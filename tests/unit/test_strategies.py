@@ -123,7 +123,7 @@ def test_every_built_in_workload_is_of_a_known_kind() -> None:
         ("global_batch: 8\nstrategy: fsdp\ncompile: true\n", "needs its blocks compiled one by one"),
         (
             "global_batch: 8\nstrategy: hsdp\n",
-            "needs at least two groups of 2 devices, which 2 devices don't make",
+            "2 devices can't be divided into two or more groups of 2, as hsdp needs them",
         ),
         ("global_batch: 8\nstrategy: dp\ncheckpointing: full\n", "dp's threads share a generator"),
         ("global_batch: 8\nstrategy: fsdp\nprecision: fp16\n", "fsdp has no fp16: scaled losses need"),
