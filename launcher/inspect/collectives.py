@@ -5,7 +5,7 @@ backend counts its own collectives, also where several belong to one process gro
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -66,11 +66,18 @@ class Gap:
 def parse_history(dump: bytes) -> History:
     """The collectives in a dump of the flight recorder, without sends and receives.
 
+    Of collectives that NCCL runs as one, one more entry, with their number, says when they are completed.
+    Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, `collective` and `endCoalescing`.
+
     Raises:
         msgspec.MsgspecError: this is not such a dump.
     """
     entries = msgspec.json.decode(dump, type=_Dump).entries
-    return tuple(_collective(entry) for entry in entries if not entry.is_p2p)
+    called = [_collective(entry) for entry in entries if not entry.is_p2p]
+    done = {(one.counted_in, one.seq) for one in called if not one.is_pending}
+    return tuple(
+        replace(one, is_pending=False) if (one.counted_in, one.seq) in done else one for one in called
+    )
 
 
 def _collective(entry: _Entry) -> CalledCollective:

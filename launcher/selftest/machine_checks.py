@@ -175,7 +175,7 @@ def _busy(seen: Evidence) -> str | None:
     share = max(facts.queue_share for facts in seen.facts)
     if not seen.kind.is_host or 100 * share <= QUEUE_PERCENT:
         return None
-    return f"other processes use the cores: a rank waited in {format_percent(100 * share)} of the time"
+    return f"other processes use the cores: a rank waited {format_percent(100 * share)} of the time"
 
 
 def earlier_speed(seen: Evidence) -> Finding:

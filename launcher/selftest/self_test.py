@@ -4,10 +4,12 @@ import gc
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from gpurun.launcher.errors import GpurunError, Interrupted, MachineError, Problem, SpecError
 from gpurun.launcher.failures.reporter import Reporter, log_tail
@@ -41,6 +43,7 @@ from gpurun.launcher.selftest.evidence import (
     Evidence,
     Finding,
     RanJob,
+    Status,
 )
 from gpurun.launcher.selftest.machine_checks import comparable, rates_of
 from gpurun.launcher.selftest.run_checks import job_of
@@ -65,7 +68,17 @@ class Result:
 
     @property
     def num_failed(self) -> int:
-        return sum(check.status == "failed" for check in self.checks)
+        return self.by_status["failed"]
+
+    @property
+    def by_status(self) -> Counter[str]:
+        return Counter(check.status for check in self.checks)
+
+    @property
+    def summary(self) -> str:
+        """`17 ok, 12 skipped`."""
+        counts = ((self.by_status[status], status) for status in get_args(Status))
+        return ", ".join(f"{count} {status}" for count, status in counts if count)
 
 
 @dataclass

@@ -45,7 +45,7 @@ def selftest(devices: str, out: Path | None, as_json: bool) -> None:
     if as_json:
         show_json(result)
     elif not not_kept:
-        click.echo(f"kept in {directory}")
+        click.echo(f"{result.summary}; kept in {directory}")
     failures = [f"{result.num_failed} of {len(result.checks)} checks failed"] if result.num_failed else []
     if failures or not_kept:
         raise MachineError("; ".join([*failures, *([not_kept] if not_kept else [])]))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -16,6 +16,7 @@ from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.worker.accelerators.clock import Clock, EventClock, EventStamps, Stamps
 
 Write = Callable[[str], object]
+T = TypeVar("T")
 
 
 class Runtime(ABC):
@@ -142,9 +143,11 @@ class StreamRuntime(Runtime):
     def used_devices(self) -> Sequence[torch.device]:
         if not self.is_initialized():
             return ()
-        held = {index: self.module.memory_allocated(index) for index in range(self.module.device_count())}
-        used = sorted((index for index in held if held[index]), key=lambda index: -held[index])
-        return [torch.device(self.kind, index) for index in used]
+        held = [counted(self.module.memory_allocated, index) for index in range(self.module.device_count())]
+        if None in held:
+            return [torch.device(self.kind, self.module.current_device())]
+        used = [(-(num_bytes or 0), index) for index, num_bytes in enumerate(held) if num_bytes]
+        return [torch.device(self.kind, index) for _, index in sorted(used)]
 
     def is_capturing(self, device: torch.device) -> bool:
         return False
@@ -156,17 +159,17 @@ class StreamRuntime(Runtime):
     def reset_peak(self, device: torch.device) -> None:
         # The allocator is an error until the first use of a device; there is no peak then either.
         if self.is_initialized():
-            self.module.reset_peak_memory_stats(device)
+            counted(self.module.reset_peak_memory_stats, device)
 
     def peak_bytes(self, device: torch.device) -> int | None:
         """Memory that tensors had allocated at the peak."""
-        return int(self.module.max_memory_allocated(device))
+        return counted(self.module.max_memory_allocated, device)
 
     def reserved_bytes(self, device: torch.device) -> int | None:
-        return int(self.module.memory_reserved(device))
+        return counted(self.module.memory_reserved, device)
 
     def alloc_retries(self, device: torch.device) -> int:
-        return int(self.module.memory_stats(device).get("num_alloc_retries", 0))
+        return int((counted(self.module.memory_stats, device) or {}).get("num_alloc_retries", 0))
 
     def release_memory(self) -> None:
         self.module.empty_cache()
@@ -184,6 +187,17 @@ class StreamRuntime(Runtime):
 
     def sensors(self, devices: Sequence[torch.device]) -> Sequence[Sensors]:
         return accelerator_of(self.kind).sensors([device.index or 0 for device in devices], os.environ)
+
+
+def counted(ask: Callable[[Any], T], device: Any) -> T | None:
+    """What torch's allocator counts on a device; `None` where a program has put another in its place.
+
+    Source: torch/csrc/cuda/CUDAPluggableAllocator.cpp, `getDeviceStats`.
+    """
+    try:
+        return ask(device)
+    except RuntimeError:
+        return None
 
 
 @cache

@@ -164,7 +164,7 @@ def main() -> NoReturn:
 
 
 FLIGHT_RECORDER_ENTRIES = "2000"
-"""Collectives that torch remembers per rank; what NCCL's recorder has by default, 1 MB as JSON."""
+"""Collectives that torch remembers per rank, as torch 2.13 does by default; 1 MB as JSON."""
 
 _kept: list[object] = []
 """Servers that live as long as the process."""
@@ -289,7 +289,7 @@ def make_observable(directory: Path, rank: int) -> None:
         stacks = control.open(stacks_name(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         faulthandler.register(STACKS_SIGNAL, file=stacks)
         if "torch" in sys.modules:
-            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
+            remember_collectives()
             answer_about_collectives(control, rank)
         # Last: a process that sees the block may send the signal, which would kill a rank without a handler.
         try:
@@ -298,6 +298,17 @@ def make_observable(directory: Path, rank: int) -> None:
             if error.errno not in (errno.ENODEV, errno.EINVAL):
                 raise
             print_to_log(f"{directory}: files can't be shared in memory there, so that stacks can't be shown")
+
+
+def remember_collectives() -> None:
+    """Has torch's flight recorder remember collectives, unless the job says how many.
+
+    Before torch 2.9 the variable had another name, which newer ones warn of, and the default was none.
+    Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, and PyTorch's pull request 152563
+    """
+    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    if not any(name in os.environ for name in names):
+        os.environ[names[sys.modules["torch"].__version__ < "2.9"]] = FLIGHT_RECORDER_ENTRIES
 
 
 def answer_about_collectives(control: ControlDir, rank: int) -> None:

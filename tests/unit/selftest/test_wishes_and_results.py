@@ -24,6 +24,9 @@ from gpurun.launcher.selftest.evidence import (
     DeviceRate,
     Evidence,
     Finding,
+    failed,
+    ok,
+    skipped,
 )
 from gpurun.launcher.selftest.machine_checks import driver, earlier_speed, visible_devices
 from gpurun.launcher.selftest.run_checks import out_of_memory, traces
@@ -93,6 +96,17 @@ def test_earlier_rates_of_other_machines_do_not_count(tmp_path: Path) -> None:
 
 
 # What is said where all is well
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ((ok("a"), ok("b"), skipped("c")), "2 ok, 1 skipped"),
+        ((ok("a"), failed("b"), skipped("c")), "1 ok, 1 failed, 1 skipped"),
+    ],
+)
+def test_the_last_line_counts_the_checks(found: tuple[Finding, ...], words: str) -> None:
+    assert Result(found).summary == words
 
 
 def test_devices_without_counters_of_memory_errors_are_named() -> None:

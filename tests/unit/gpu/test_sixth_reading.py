@@ -1,0 +1,160 @@
+"""What a sixth reading of torch's sources found, by a reader who had written none of the code."""
+
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import gpurun
+from gpurun.launcher.inspect.collectives import find_pending, parse_history
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.worker.accelerators.clock import EventClock, StepTiming
+from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
+from gpurun.launcher.worker.entry.zygote import remember_collectives
+from gpurun.launcher.worker.program.program_rank import watch_steps
+from gpurun.launcher.worker.program.recorder import StepRecorder
+from tests.unit.gpu.fake_cuda import FakeCuda, fake_cuda  # noqa: F401 - a fixture
+from tests.unit.worker.test_program_steps import program_config
+
+# 51: the variable of the flight recorder
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "name", "number"),
+    [
+        ("2.13.0+cu130", {}, "TORCH_FR_BUFFER_SIZE", "2000"),
+        ("2.10.0", {}, "TORCH_FR_BUFFER_SIZE", "2000"),
+        ("2.6.0+cu124", {}, "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"),
+        ("2.13.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}, "TORCH_NCCL_TRACE_BUFFER_SIZE", "9"),
+        ("2.6.0", {"TORCH_FR_BUFFER_SIZE": "9"}, "TORCH_FR_BUFFER_SIZE", "9"),
+    ],
+)
+def test_every_torch_remembers_collectives(
+    version: str, given: dict[str, str], name: str, number: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch/csrc/distributed/c10d/FlightRecorder.hpp: torch 2.6 knows the older name only.
+
+    torch 2.13 takes the newer one first, and warns of the older. By default torch 2.6 remembers none.
+    """
+    environ = dict(given)
+    monkeypatch.setattr(os, "environ", environ)
+    torchs = SimpleNamespace(__version__=torch.torch_version.TorchVersion(version))
+    monkeypatch.setitem(sys.modules, "torch", torchs)
+    remember_collectives()
+    assert environ == {name: number}
+
+
+# 52: 32 bits of a time
+
+
+class Event:
+    """c10/cuda/CUDAEvent.h: `float elapsed_time`, in ms."""
+
+    at_ns = 0
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: "Event") -> float:
+        (rounded,) = struct.unpack("f", struct.pack("f", (end.at_ns - self.at_ns) / 1e6))
+        return float(rounded)
+
+
+def test_a_time_late_in_a_long_block_is_as_exact_as_an_early_one() -> None:
+    now_ns = 0
+
+    def record(event: Event) -> None:
+        event.at_ns = now_ns
+
+    clock = EventClock(Event, record, lambda: None)
+    clock.start()
+    for copy_ns, step_ns in ((100_000, 100_000_000_000), (100_000, 2_000_000)):
+        now_ns += copy_ns
+        clock.mark("h2d")
+        now_ns += step_ns - copy_ns
+        clock.end_step()
+    late = clock.read()[1]
+    assert late == StepTiming(2_000_000, {"h2d": 100_000})
+
+
+# 53: a program with an allocator of its own
+
+
+class Pluggable(FakeCuda):
+    """torch/csrc/cuda/CUDAPluggableAllocator.cpp: `getDeviceStats` and `resetPeakStats` are errors."""
+
+    def memory_stats(self, device: Any = None) -> Any:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+
+    memory_allocated = max_memory_allocated = memory_reserved = reset_peak_memory_stats = memory_stats
+
+
+@pytest.fixture
+def pluggable(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Pluggable:
+    made = Pluggable(current=1)
+    monkeypatch.setattr(CudaRuntime, "module", made)
+    return made
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, pluggable: Pluggable) -> Iterator[StepRecorder]:
+    made = StepRecorder(program_config(tmp_path), 1, RunDir(tmp_path))
+    with watch_steps(made):
+        yield made
+
+
+def test_a_program_with_its_own_allocator_is_timed_without_a_peak(
+    recorder: StepRecorder, pluggable: Pluggable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with RAPIDS' memory manager, by `torch.cuda.memory.change_current_allocator`."""
+    for _ in range(3):
+        with gpurun.step():
+            pluggable.now_ms += 4.0
+    recorder.close(wait=True)
+    steps = recorder.run.read_steps("script-1")[1]
+    assert [(step.step_ns, step.peak_bytes) for step in steps] == [(4_000_000, None)] * 3
+    assert recorder.stamps is not None
+    assert recorder.stamps.device == torch.device("cuda", 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_no_allocator_counts_is_not_known(pluggable: Pluggable) -> None:
+    runtime, device = CudaRuntime(), torch.device("cuda", 0)
+    runtime.reset_peak(device)
+    assert (runtime.peak_bytes(device), runtime.reserved_bytes(device)) == (None, None)
+    assert runtime.alloc_retries(device) == 0
+
+
+# 54: collectives that NCCL runs as one
+
+
+def entry(seq: int, name: str, state: str) -> dict[str, Any]:
+    return {
+        "collective_seq_id": seq,
+        "process_group": ("0", "default_pg"),
+        "profiling_name": f"nccl:{name}",
+        "state": state,
+    }
+
+
+@pytest.mark.parametrize(("state", "stuck"), [("completed", "all_reduce #3"), ("scheduled", "all_gather #2")])
+def test_collectives_that_run_as_one_are_completed_with_it(state: str, stuck: str) -> None:
+    """torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, `collective`: coalesced ones have no
+    events by which their state would change; the entry that `endCoalescing` adds has them.
+    """
+    entries = [
+        entry(1, "all_reduce", "completed"),
+        entry(2, "all_gather", "scheduled"),
+        entry(2, "all_gather", "scheduled"),
+        entry(2, "coalesced", state),
+        entry(3, "all_reduce", "started"),
+    ]
+    history = parse_history(json.dumps({"entries": entries}).encode())
+    assert str(find_pending({0: history, 1: history})) == stuck
