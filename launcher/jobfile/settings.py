@@ -13,11 +13,12 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from gpurun.launcher.jobfile import values
+from gpurun.launcher.jobfile import program_values, values
 from gpurun.launcher.jobfile.field_types import MAPPING, Kind, one_of, whole
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS
 from gpurun.launcher.jobfile.section import ITEMS, WORDS, Setting, setting
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
+from gpurun.workloads.limits import RANGES
 
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 _DTYPES = {"float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "bfloat16": "bf16"} | {
@@ -30,31 +31,6 @@ _NOT_STRATEGIES = dict.fromkeys(
     "a program that uses it can be timed as it is: `gpurun run train.py`",
 )
 """What is no choice, however near its name is to one."""
-SPLIT = Kind(
-    values.parse_split,
-    {
-        "anyOf": [
-            {"enum": ["even", "balanced"]},
-            {"type": "string", "pattern": values.RATIO_PATTERN},
-            {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
-        ]
-    },
-)
-ONE_BATCH = Kind(values.parse_one_global_batch, values.COUNT.schema)
-BATCH = Kind(values.parse_global_batch, {"anyOf": [{"const": "max"}, values.COUNT.schema]})
-THREADS = Kind(
-    values.parse_threads,
-    {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": values.MAX_THREADS}]},
-)
-CHECKPOINTING = Kind(
-    values.parse_checkpointing,
-    {"anyOf": [{"enum": ["none", "full"]}, {"type": "integer", "minimum": 2, "maximum": values.MAX_EVERY}]},
-)
-ARGS = Kind(values.parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
-ENV = Kind(values.parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
-TEXT = {"type": "string"}
-
-
 _OF_WORKLOADS = "use `params` for the arguments of a workload"
 
 
@@ -67,7 +43,7 @@ def _strategies_text() -> str:
 class Settings:
     """What makes a variant. Under `compare` the keys vary in this order, the last one fastest."""
 
-    workload: Annotated[str, Kind(values.parse_workload, TEXT)] | None = setting(
+    workload: Annotated[str, Kind(values.parse_workload, {"type": "string"})] | None = setting(
         None,
         compare="Workloads to run, each by itself: they do different work, so they are not ranked. A "
         "built-in that has a batch of its own takes that where the job gives none.",
@@ -77,12 +53,12 @@ class Settings:
     )
     """What to train: a built-in (`gpt`), a function in a file next to the job (`train.py:build`), or one in a
     module (`package.module:build`). A job has this, a `script` or a `module`."""
-    script: Annotated[str, Kind(values.parse_script, TEXT)] | None = setting(
+    script: Annotated[str, program_values.SCRIPT] | None = setting(
         None, kinds=frozenset({PROGRAM}), is_task=True
     )
     """A program to run unchanged, once per device, with the environment that `torchrun` gives: `train.py`.
     Its steps are those of its optimizer."""
-    module: Annotated[str, Kind(values.parse_module, TEXT)] | None = setting(
+    module: Annotated[str, program_values.MODULE] | None = setting(
         None, kinds=frozenset({PROGRAM}), is_task=True
     )
     """Like `script`, by its module's name as for `python -m`: `package.train`."""
@@ -108,7 +84,7 @@ class Settings:
         needs_processes=True,
     )
     """How many of the devices to use, the first ones; by default all. `single` always uses one."""
-    split: Annotated[values.Split, SPLIT] = setting(
+    split: Annotated[values.Split, values.SPLIT] = setting(
         "even",
         compare="Splits to compare. Each item is one split, so samples per device are a list in the list: "
         "`[even, [48, 16]]`.",
@@ -125,7 +101,7 @@ class Settings:
     """Samples per device. `even`: as `torch.chunk` does it. `[48, 16]`: these; they must add up to the global
     batch. `"3:1"`: in this ratio, by largest remainder. `balanced`: measures the devices and picks the split
     with the lowest predicted step time."""
-    global_batch: Annotated[int | Literal["max"], BATCH] | None = setting(
+    global_batch: Annotated[int | Literal["max"], values.BATCH] | None = setting(
         None,
         compare="Global batch sizes to compare, in samples; they replace the one at the top.",
         baseline="The baseline's global batch.",
@@ -136,7 +112,7 @@ class Settings:
         builds_model=True,
         is_resolved=True,
         has_column=True,
-        compared=ONE_BATCH,
+        compared=values.ONE_BATCH,
         named=values.COUNT,
     )
     """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
@@ -161,7 +137,7 @@ class Settings:
         absent=False,
     )
     """Whether `torch.compile` compiles the model, for each split anew; not with `dp`, which copies it."""
-    checkpointing: Annotated[int | Literal["none", "full"], CHECKPOINTING] = setting(
+    checkpointing: Annotated[int | Literal["none", "full"], values.CHECKPOINTING] = setting(
         "none",
         compare="Which layers compute their activations again, to compare.",
         baseline="Which of the baseline's layers compute their activations again.",
@@ -179,6 +155,24 @@ class Settings:
     )
     """Implementation of torch's optimizers: for several parameters at once (`foreach`), or also in one kernel
     (`fused`). `default`: as the workload's own optimizer chooses."""
+    workers: Annotated[int, whole(0, RANGES["num_workers"][1])] | None = setting(
+        None,
+        compare="Numbers of processes that read the dataset, to compare.",
+        baseline="The number of processes that read the baseline's dataset.",
+        for_training=True,
+    )
+    """Processes of each device that read the workload's `dataset`, as `num_workers` of a DataLoader. By
+    default as many as the workload says."""
+    prefetch: Annotated[int, whole(1, 1000)] | None = setting(
+        None,
+        compare="Numbers of batches that each of these processes reads ahead, to compare.",
+        baseline="How many batches the processes of the baseline read ahead.",
+        for_training=True,
+        matters=lambda settings: settings.workers != 0,
+        needs="`workers`",
+    )
+    """Micro-batches that each of these processes reads ahead, as `prefetch_factor` of a DataLoader. torch's
+    default is 2."""
     channels_last: bool = setting(
         False,
         compare="Memory layouts of images to compare.",
@@ -197,7 +191,7 @@ class Settings:
     )
     """Whether convolutions on an NVIDIA GPU try cuDNN's algorithms for each new shape during the warm-up, and
     keep the fastest, as `torch.backends.cudnn.benchmark`. `false` is torch's default."""
-    threads: Annotated[int | Literal["auto"], THREADS] = setting(
+    threads: Annotated[int | Literal["auto"], values.THREADS] = setting(
         "auto",
         compare="Numbers of threads of a CPU device to compare.",
         baseline="The baseline's threads of a CPU device.",
@@ -282,6 +276,17 @@ class Settings:
     )
     """Whether gradients of `ddp` and `zero1` are views into its buckets, as the option of this name of
     DistributedDataParallel: it saves a copy of all gradients. `false` is torch's default."""
+    nccl: Annotated[Mapping[str, Any], values.NCCL] = setting(
+        {},
+        compare="Settings of NCCL to compare: a list of mappings, each merged into those at the top.",
+        baseline="Settings of NCCL that the baseline has; others are ignored.",
+        strategies=lambda strategy: strategy.has_backend,
+        shape=ITEMS,
+        absent={},
+        needs_processes=True,
+    )
+    """What NCCL doesn't choose by itself: `{algorithm: ring, protocol: ll128, channels: 4}`. They become
+    `NCCL_ALGO`, `NCCL_PROTO`, and `NCCL_MIN_NCHANNELS` with `NCCL_MAX_NCHANNELS`."""
     reshard: bool = setting(
         True,
         compare="`[false, true]` compares parameters that stay after the forward with those that are freed.",
@@ -315,7 +320,7 @@ class Settings:
         decides=False,
     )
     """Arguments of the workload's function, by name."""
-    args: Annotated[tuple[str, ...], ARGS] = setting(
+    args: Annotated[tuple[str, ...], program_values.ARGS] = setting(
         (),
         compare="Arguments of the program to compare: a list of lists, each appended to the `args` at the "
         "top.",
@@ -324,10 +329,10 @@ class Settings:
         instead=_OF_WORKLOADS,
         shape=WORDS,
         absent=(),
-        check_list=values.check_args_list,
+        check_list=program_values.check_args_list,
     )
     """Arguments of the program: `[--epochs, "1"]`; `{launch_dir}` is replaced by its launch's directory."""
-    env: Annotated[Mapping[str, str], ENV] = setting(
+    env: Annotated[Mapping[str, str], program_values.ENV] = setting(
         {},
         compare="Environments of the program to compare: a list of mappings, each merged into the `env` at "
         "the top.",

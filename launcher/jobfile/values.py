@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from gpurun.launcher.jobfile.field_types import InvalidValue, expected, whole
-from gpurun.launcher.jobfile.yaml.describe import correction, describe, shorten
+from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, expected, one_of, whole
+from gpurun.launcher.jobfile.yaml.describe import correction, shorten
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds, sold_memory_gb
-from gpurun.launcher.masking import is_secret, masked
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.units import GIB
 
@@ -249,7 +248,7 @@ def parse_memory(value: Any) -> int:
         raise expected("a size or a GPU", value, "use 20 GiB, or the name of a GPU such as H100 80GB")
     if len(sizes) > 1:
         listed = " or ".join(f"`{value} {size}GB`" for size in sizes)
-        raise InvalidValue(f"GPUs of the name {value} have memories of several sizes", f"write {listed}")
+        raise InvalidValue(f"there are {value} GPUs with different amounts of memory", f"write {listed}")
     return sizes[0] * 10**9
 
 
@@ -293,96 +292,56 @@ def _samples(value: Any) -> int:
     return samples
 
 
-SCRIPT_PATH = "the path of a Python file"
-MODULE_NAME = "the name of a module"
-MAX_ARGS = 1000
-"""Linux takes more, a person writes fewer."""
-
-OWN_VARIABLES = frozenset(
-    {
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-        *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GPURUN_LAUNCH_DIR"),
-        *(kind.visible_variable for kind in gpu_kinds() if kind.visible_variable is not None),
-    }
-)
-"""Variables that a launcher gives its ranks, and that a job therefore can't."""
-
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_OF_NCCL = {
+    "algorithm": one_of(("ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")),
+    "protocol": one_of(("simple", "ll", "ll128")),
+    "channels": whole(1, 64),
+}
+"""What a job can choose for NCCL. Source: NCCL's user guide, "Environment Variables"."""
 
 
-def parse_script(value: Any) -> str:
-    """The path of a Python file, relative to the job file's directory or absolute."""
-    if isinstance(value, str) and value.strip() and "\x00" not in value:
-        return value
-    raise expected(SCRIPT_PATH, value, "such as train.py")
-
-
-def parse_module(value: Any) -> str:
-    """A module's full name, as `python -m` takes it."""
-    if isinstance(value, str) and _MODULE.fullmatch(value) and not value.endswith(".py"):
-        return value
-    hint = "such as package.train"
-    if isinstance(value, str) and (value.endswith(".py") or "/" in value):
-        hint = f"`script: {shorten(value)}` runs a file"
-    raise expected(MODULE_NAME, value, hint)
-
-
-def parse_args(value: Any) -> tuple[str, ...]:
-    """Arguments as a program gets them; numbers need no quotes."""
-    if isinstance(value, str):
-        items = ", ".join(value.split())
-        raise expected("a list of arguments", value, f"write [{items}]"[:120])
-    if not isinstance(value, list):
-        raise expected("a list of arguments", value, 'such as [--epochs, "1"]')
-    if len(value) > MAX_ARGS:
-        raise InvalidValue(f"expected at most {MAX_ARGS:,} arguments, got {len(value):,}")
-    return tuple(_argument(item, position) for position, item in enumerate(value))
-
-
-def _argument(item: Any, position: int) -> str:
-    text = _text(item)
-    if text is None:
-        raise expected("an argument", item, correction(item, str), position)
-    return text
-
-
-def check_args_list(items: list[Any]) -> None:
-    """Refuses the value of `compare: args` if it is one list of arguments, not several."""
-    if items and not any(isinstance(item, list | dict) for item in items):
-        words = ", ".join(str(item) for item in items)
-        raise InvalidValue(
-            "an argument alone is not a list of arguments", f"for one list, write [[{words}]]"[:120]
-        )
-
-
-def parse_env(value: Any) -> dict[str, str]:
-    """Environment variables by name, those with secrets masked; numbers need no quotes."""
+def parse_nccl(value: Any) -> dict[str, Any]:
+    """Settings of NCCL by name."""
     if not isinstance(value, dict):
-        raise expected("variables by name", value, "such as {NCCL_DEBUG: INFO}")
-    return {name: _variable(name, item) for name, item in value.items()}
+        raise expected("settings by name", value, "such as {algorithm: ring}")
+    for name in value:
+        if name not in _OF_NCCL:
+            raise InvalidValue(f"NCCL has no `{shorten(str(name))}` here", f"it has {', '.join(_OF_NCCL)}")
+    return {name: _of_nccl(name, item) for name, item in value.items()}
 
 
-def _variable(name: str, item: Any) -> str:
-    if not name or "=" in name or "\x00" in name:
-        variable, equals, value = name.partition("=")
-        hint = f"write its name and its value apart: {variable}: {value}" if variable and equals else None
-        raise InvalidValue(f"expected the name of an environment variable, got {describe(name)}", hint)
-    if name in OWN_VARIABLES:
-        raise InvalidValue(
-            f"{name} can't be set: gpurun sets it for every rank", "remove it; `devices` chooses the devices"
-        )
-    text = _text(item)
-    if text is None and is_secret(name):
-        raise InvalidValue(f"expected text for the variable {shorten(name)}")
-    if text is None:
-        quoted = "" if item is None else str(item).lower()
-        hint = f'write it as text: {name}: "{quoted}"' if item is None or isinstance(item, bool) else None
-        raise expected(f"text for the variable {shorten(name)}", item, hint)
-    return masked(name, text)
+def _of_nccl(name: str, item: Any) -> Any:
+    try:
+        return _OF_NCCL[name].parse(item)
+    except InvalidValue as error:
+        raise InvalidValue(f"{name}: {error.message}", error.hint) from error
 
 
-def _text(item: Any) -> str | None:
-    """Text or a number as text; a truth value has more than one spelling, so that none is guessed."""
-    if isinstance(item, str):
-        return None if "\x00" in item else item
-    return str(item) if isinstance(item, int | float) and not isinstance(item, bool) else None
+SPLIT = Kind(
+    parse_split,
+    {
+        "anyOf": [
+            {"enum": ["even", "balanced"]},
+            {"type": "string", "pattern": RATIO_PATTERN},
+            {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+        ]
+    },
+)
+ONE_BATCH = Kind(parse_one_global_batch, COUNT.schema)
+BATCH = Kind(parse_global_batch, {"anyOf": [{"const": "max"}, COUNT.schema]})
+THREADS = Kind(
+    parse_threads,
+    {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": MAX_THREADS}]},
+)
+CHECKPOINTING = Kind(
+    parse_checkpointing,
+    {"anyOf": [{"enum": ["none", "full"]}, {"type": "integer", "minimum": 2, "maximum": MAX_EVERY}]},
+)
+NCCL = Kind(
+    parse_nccl,
+    {
+        "type": "object",
+        "properties": {name: dict(kind.schema) for name, kind in _OF_NCCL.items()},
+        "additionalProperties": False,
+    },
+)

@@ -1,4 +1,4 @@
-"""The product of what is under `compare`: names, splits, baseline, the largest batch that all can hold."""
+"""The product of what is under `compare`: names, baseline, the largest batch that all can hold."""
 
 import itertools
 import math
@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.kinds import JobKind, builtin_named, default_batch, variant_kind
+from gpurun.launcher.jobfile.kinds import JobKind, default_batch, variant_kind
 from gpurun.launcher.jobfile.model import Baseline, JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.plan.model import Variant
-from gpurun.launcher.splits import BALANCED, Split, comes_to, resolve_split
-from gpurun.launcher.strategies import PROGRAM, STRATEGIES, Reach, Strategy, strategy_named
-from gpurun.launcher.units import plural
+from gpurun.launcher.splits import BALANCED, comes_to
+from gpurun.launcher.strategies import PROGRAM, STRATEGIES, Strategy, strategy_named
 
 MAX_COMBINATIONS = 1000
 """More could not be measured in a day."""
@@ -153,85 +152,6 @@ def _batches(spec: JobSpec, caps: Sequence[int], num_local: int) -> Iterator[int
             yield min(cap * sum(weights) // weight for cap, weight in pairs)
         else:
             yield len(held) * min(held)
-
-
-def check_count(wanted: Combination, num_devices: int) -> None:
-    """Returns if the strategy and the workload can use so many devices, and the job has them.
-
-    Raises:
-        ImpossibleError: they can't, or it hasn't.
-    """
-    strategy, count = wanted.runs_as, wanted.device_count
-    if strategy.reach is Reach.DEVICE and count != 1:
-        raise ImpossibleError("device_count", f"{strategy.name} uses one device, not {count}")
-    if count > num_devices:
-        reason = f"the job has {plural(num_devices, 'device')}, not {count}"
-        raise ImpossibleError("device_count", reason)
-    if wanted.has("shard_size") and (count % wanted.shard_size or count == wanted.shard_size):
-        groups = f"groups of {wanted.shard_size} devices"
-        reason = f"{strategy.name} needs at least two {groups}, which {count} devices don't make"
-        raise ImpossibleError("shard_size", reason)
-    builtin = builtin_named(wanted.workload)
-    if builtin and count < builtin.min_devices:
-        key = "devices" if num_devices < builtin.min_devices else "device_count"
-        raise ImpossibleError(key, f"{builtin.why_devices}, but there is only one")
-
-
-def split_of(wanted: Combination, least: int) -> Split:
-    """Samples of each device; none for a program, which splits its batch itself, and for `balanced`.
-
-    Raises:
-        ImpossibleError: there is no such split.
-    """
-    if wanted.kind.runs_program:
-        return Split("-", ())
-    if not wanted.kind.trains:
-        return Split("-", (1,) * wanted.device_count)
-    if not wanted.has("split"):
-        return Split("-", (wanted.samples,))
-    try:
-        split = resolve_split(wanted.split, wanted.samples, wanted.device_count)
-        if not split.samples:
-            _check_room(wanted, least)
-        return split
-    except SpecError as error:
-        raise ImpossibleError("split", str(error)) from error
-
-
-def _check_room(wanted: Combination, least: int) -> None:
-    """Returns if a balanced split can give every device what it must have.
-
-    Raises:
-        ImpossibleError: it can't.
-    """
-    if least == 0 and wanted.runs_as.shards_parameters:
-        reason = f"{wanted.strategy} needs every device in every step, so `balanced` can't leave one out"
-        raise ImpossibleError("split", f"{reason}: leave out `min_local_batch: 0`")
-    if least == 0 and wanted.static_graph:
-        reason = "`balanced` may give a device no samples, and so another graph"
-        raise ImpossibleError("static_graph", f"{reason}: leave out `min_local_batch: 0`")
-    if wanted.samples < least * wanted.device_count:
-        samples = plural(wanted.samples, "sample")
-        reason = f"{samples} can't give {wanted.device_count} devices at least {least} each"
-        raise ImpossibleError("split", f"{reason}; `min_local_batch: 0` lets `balanced` leave devices out")
-
-
-def check_micro_batches(wanted: Combination, split: Split) -> None:
-    """Returns if every device's samples can be divided into micro-batches, and gradients averaged as wanted.
-
-    Raises:
-        ImpossibleError: they can't.
-    """
-    # `balanced` may leave a device out, unless there are several micro-batches to be made of its samples.
-    fewest_balanced = wanted.samples // wanted.device_count if wanted.accumulate > 1 else 1
-    fewest_samples = min(split.samples, default=fewest_balanced)
-    if fewest_samples < wanted.accumulate:
-        fewest = plural(fewest_samples, "sample")
-        reason = f"{fewest} on a device can't be divided into {plural(wanted.accumulate, 'micro-batch')}"
-        raise ImpossibleError("accumulate", reason)
-    if wanted.sync_every and wanted.sync_every > wanted.accumulate:
-        reason = f"a step has {plural(wanted.accumulate, 'micro-batch')}, fewer than {wanted.sync_every}"
-        raise ImpossibleError("sync_every", reason)
 
 
 def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate], is_own: bool = False) -> str:

@@ -1,7 +1,7 @@
 """Combinations as variants: what cannot be is left out with its reason, what is the same work is merged."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,33 +13,26 @@ from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings, settings_of
 from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS
 from gpurun.launcher.jobfile.yaml.describe import flow_text
-from gpurun.launcher.machine.accelerators import CPU, accelerator_of, precision_problem
 from gpurun.launcher.plan.combination import (
     Candidate,
     Combination,
     ImpossibleError,
-    check_count,
-    check_micro_batches,
     choose_baseline,
     combinations,
     make_unique,
-    split_of,
     variant_id,
 )
 from gpurun.launcher.plan.devices import (
     MachineLike,
     all_devices,
-    backend_for,
     cores_per_device,
-    gpu_of,
-    is_part,
     notes_on,
 )
+from gpurun.launcher.plan.impossible import check_count, check_room, refuse, refuse_backend, refuse_gpus
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.plan.program_processes import part_notes
-from gpurun.launcher.splits import Split
-from gpurun.launcher.strategies import STRATEGIES, Reach
+from gpurun.launcher.splits import Split, resolve_split
 from gpurun.launcher.units import plural
 
 
@@ -98,8 +91,8 @@ def _build_all(
     for wanted in combinations(spec, len(devices), num_local, with_own):
         try:
             variant = _variant(wanted, devices, share, spec.min_local_batch)
-            _refuse_gpus(variant, machines)
-            _refuse_backend(variant, machines)
+            refuse_gpus(variant, machines)
+            refuse_backend(variant, machines)
             built.append((wanted, variant))
         except ImpossibleError as error:
             refused.append((wanted, error))
@@ -130,9 +123,9 @@ def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: i
         ImpossibleError: there can't be such a variant.
     """
     check_count(wanted, len(devices))
-    split = split_of(wanted, least)
+    split = _split(wanted, least)
     own = devices[: len(split.samples) or wanted.device_count]
-    _refuse(wanted, own, split)
+    refuse(wanted, own, split)
     values = settings_of(wanted) | {
         "device_count": len(own),
         "split": split.samples,
@@ -162,62 +155,21 @@ def _varied(wanted: Combination) -> dict[str, Any]:
     }
 
 
-def _refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None:
-    """What can't be on these devices.
-
-    Raises:
-        ImpossibleError: something of it is wanted.
-    """
-    strategy = wanted.runs_as
-    if strategy.reach is Reach.NODE and node_of_device(devices[-1]) > 0:
-        reason = f"{strategy.name} is one process, which can't use the devices of several nodes"
-        raise ImpossibleError("strategy", reason)
-    kind = accelerator_of(devices[0])
-    if wanted.has("precision") and (problem := precision_problem(wanted.precision, kind)):
-        raise ImpossibleError("precision", problem)
-    if refusal := strategy.precision_refusals.get(wanted.precision):
-        raise ImpossibleError("precision", f"{strategy.name} has no {wanted.precision}: {refusal}")
-    if wanted.has("threads") and wanted.threads != "auto" and not kind.is_host:
-        raise ImpossibleError("threads", "`threads` applies to CPU devices only")
-    if wanted.compile and strategy.compile_refusal:
-        raise ImpossibleError("compile", strategy.compile_refusal)
-    if wanted.checkpointing != Settings.checkpointing and strategy.checkpointing_refusal:
-        raise ImpossibleError("checkpointing", strategy.checkpointing_refusal)
-    if wanted.first_bucket_mb and wanted.first_bucket_mb > wanted.bucket_mb:
-        sizes = f"the first bucket of {wanted.first_bucket_mb} MiB is larger than {wanted.bucket_mb} MiB"
-        reason = f"{sizes}, the size of the others"
-        raise ImpossibleError("first_bucket_mb", reason)
-    if wanted.has("accumulate"):
-        check_micro_batches(wanted, split)
-
-
-def _refuse_gpus(variant: Variant, machines: Sequence[MachineLike]) -> None:
-    """What can't be on these very GPUs.
-
-    Raises:
-        ImpossibleError: something of it is wanted.
-    """
-    kind = accelerator_of(variant.devices[0])
-    if kind.is_host:
-        return
-    owners = [(name, machines[node_of_device(name)]) for name in variant.devices]
-    capabilities = [gpu_of(name, owner).capability for name, owner in owners]
-    if variant.precision and (problem := precision_problem(variant.precision, kind, capabilities)):
-        raise ImpossibleError("precision", problem)
-    if STRATEGIES[variant.strategy].has_replicas and len(owners) > 1 and any(is_part(*one) for one in owners):
-        reason = f"{variant.strategy} is one process, and a process sees only one MIG instance"
-        raise ImpossibleError("strategy", reason)
-
-
-def _refuse_backend(variant: Variant, machines: Sequence[MachineLike]) -> None:
-    """What the processes' way to communicate lacks.
-
-    Raises:
-        ImpossibleError: something of it is wanted.
-    """
-    if variant.comm_hook == "powersgd" and backend_for(variant, machines) == CPU.backend:
-        reason = "torch's PowerSGD waits for a collective in the thread that is to run it, and so hangs"
-        raise ImpossibleError("comm_hook", f"{reason}, with {CPU.backend}")
+def _split(wanted: Combination, least: int) -> Split:
+    """Samples of each device; none for a program, which splits its batch itself, and for `balanced`."""
+    if wanted.kind.runs_program:
+        return Split("-", ())
+    if not wanted.kind.trains:
+        return Split("-", (1,) * wanted.device_count)
+    if not wanted.has("split"):
+        return Split("-", (wanted.samples,))
+    try:
+        split = resolve_split(wanted.split, wanted.samples, wanted.device_count)
+    except SpecError as error:
+        raise ImpossibleError("split", str(error)) from error
+    if not split.samples:
+        check_room(wanted, least)
+    return split
 
 
 def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
@@ -290,14 +242,15 @@ def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[Cand
 
 def _unused(spec: JobSpec, built: list[tuple[Combination, Variant]]) -> list[str]:
     """Values that the job gives a setting that none of its strategies has, or that need another one."""
-    names = " and ".join(dict.fromkeys(variant.strategy for _, variant in built))
-    return [
+    names, defaults = " and ".join(dict.fromkeys(variant.strategy for _, variant in built)), Settings()
+    notes = (
         f"{_why_unused(key, names, built)}: {_shown(value)} is not used"
         for key, setting in SETTINGS.items()
         if spec.kind in setting.kinds and not any(wanted.has(key) for wanted, _ in built)
-        for value in dict.fromkeys(spec.compare.lists().get(key, (getattr(spec, key),)))
-        if value != getattr(JobSpec, key)
-    ]
+        for value in spec.compare.lists().get(key, (getattr(spec, key),))
+        if value != getattr(defaults, key)
+    )
+    return list(dict.fromkeys(notes))
 
 
 def _why_unused(key: str, names: str, built: list[tuple[Combination, Variant]]) -> str:
@@ -307,6 +260,8 @@ def _why_unused(key: str, names: str, built: list[tuple[Combination, Variant]]) 
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return flow_text(value)
     return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -64,6 +64,8 @@ def launch_config_for(
         compile=first.compile,
         checkpointing=first.checkpointing,
         optimizer=first.optimizer,
+        workers=first.workers,
+        prefetch=first.prefetch,
         channels_last=first.channels_last,
         cudnn_benchmark=first.cudnn_benchmark,
         threads=first.threads or max(1, machine.cpu_cores // len(job_devices(spec, machine))),
@@ -80,6 +82,7 @@ def launch_config_for(
         collective_timeout_s=spec.timeout_s + COLLECTIVE_MARGIN_S,
         address=plan.address,
         options=strategy_options(first),
+        nccl=first.nccl,
         device_names=first.devices,
         block_ms=accelerator_of(first.devices[0]).block_ms,
     )

@@ -83,6 +83,10 @@ class LaunchConfig:
     """Which layers compute their activations again: `none`, `full`, or every n-th one."""
     optimizer: str = "default"
     """The implementation of the workload's optimizer: `default`, `foreach` or `fused`."""
+    workers: int | None = None
+    """Processes that read the dataset on each rank; `None`: as many as the workload says."""
+    prefetch: int | None = None
+    """Micro-batches that each of them reads ahead; `None`: as many as torch does by default."""
     channels_last: bool = False
     """Whether images have the channels-last memory format."""
     cudnn_benchmark: bool = False
@@ -97,6 +101,8 @@ class LaunchConfig:
     """Where rank 0 listens: the loopback interface, unless ranks on other nodes have to reach it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the strategy's class takes as keyword arguments."""
+    nccl: Mapping[str, Any] = field(default_factory=dict)
+    """What the job chooses for NCCL, by the names of the job file."""
     device_names: tuple[str, ...] = ()
     """What the job calls the devices, in which a process that sees one GPU only calls each `cuda:0`."""
 

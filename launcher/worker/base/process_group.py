@@ -8,10 +8,10 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,14 @@ LIBUV_TAKES_SOCKETS = torch.__version__ >= "2.8"
 """Whether torch's newer store can listen on a socket of ours.  Source: PyTorch's pull request 150215"""
 
 
+NCCL_VARIABLES = {
+    "algorithm": ("NCCL_ALGO",),
+    "protocol": ("NCCL_PROTO",),
+    "channels": ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
+}
+"""Of the settings that a job can choose. Source: NCCL's user guide, "Environment Variables"."""
+
+
 def init_group(config: LaunchConfig, rank: int) -> None:
     """Joins all ranks of the launch.
 
@@ -40,6 +48,7 @@ def init_group(config: LaunchConfig, rank: int) -> None:
         TimeoutError: rank 0 has not opened the store in time.
     """
     stay_on_this_machine()
+    os.environ.update(nccl_variables(config.nccl))
     port_file = RunDir(Path(config.run_dir)).rendezvous(config.launch)
     enter = open_store if rank == 0 else join_store
     store = enter(port_file, config.world_size, config.address)
@@ -61,6 +70,11 @@ def stay_on_this_machine() -> None:
     """
     for kind in ACCELERATORS.values():
         os.environ.setdefault(kind.interface_variable, "lo")
+
+
+def nccl_variables(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """The environment variables that tell NCCL what a job chooses; it reads them when it connects."""
+    return {variable: str(value) for name, value in chosen.items() for variable in NCCL_VARIABLES[name]}
 
 
 def backend_of(config: LaunchConfig, rank: int) -> str:

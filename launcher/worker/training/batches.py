@@ -247,7 +247,8 @@ class DatasetSource:
     first step of a block finds some of its data read already, as it would in training.
     """
 
-    def __init__(self, workload: Workload, seed: int, layout: Layout) -> None:
+    def __init__(self, workload: Workload, seed: int, layout: Layout, prefetch: int | None = None) -> None:
+        """`prefetch`: micro-batches that each process of the loader reads ahead; by default torch's 2."""
         self.workload, self.layout = workload, layout
         self.place = place_of(workload.dataset)  # once: `inspect` takes milliseconds
         self.feed = IndexFeed(len(workload.dataset), seed, layout.devices)
@@ -257,6 +258,7 @@ class DatasetSource:
             batch_sampler=self.feed,
             num_workers=workload.num_workers,
             persistent_workers=workload.num_workers > 0,
+            prefetch_factor=prefetch if workload.num_workers > 0 else None,
             collate_fn=self.collate,
             pin_memory=layout.pin,
             generator=torch.Generator().manual_seed(seed),  # else each pass draws from the model's generator

@@ -227,6 +227,7 @@ def model_warnings(trainer: Trainer) -> list[str]:
     """What model and batch say by themselves, whether or not gradients are checked."""
     found = [*trainer.workload.notes, *([BATCH_NORM] if has_batch_norm(trainer.model) else [])]
     found += channels_last_notes(trainer) + cudnn_notes(trainer) + checkpointing_notes(trainer)
+    found += reading_notes(trainer)
     return found + ([trainer.batch_warning] if trainer.batch_warning else [])
 
 
@@ -244,6 +245,15 @@ def checkpointing_notes(trainer: Trainer) -> list[str]:
     return [
         "checkpointing changes nothing: no layers of the model repeat; the workload can name its `blocks`"
     ]
+
+
+def reading_notes(trainer: Trainer) -> list[str]:
+    """What to say where `workers` or `prefetch` changes nothing."""
+    why = "the workload has no dataset" if trainer.workload.dataset is None else ""
+    stated = [name for name, value in trainer.reading.items() if value is not None]
+    if not why and not trainer.workload.num_workers:
+        stated, why = [name for name in stated if name == "prefetch"], "no other process reads the dataset"
+    return [f"{name} changes nothing: {why}" for name in stated] if why else []
 
 
 def cudnn_notes(trainer: Trainer) -> list[str]:

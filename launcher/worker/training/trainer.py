@@ -3,9 +3,9 @@
 import copy
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,10 @@ class Trainer:
         """
         # Before torch's DataLoader fails with a message of its own: none of these variants can run.
         check_dataset_size(workload, min(sum(variant.split) for variant in config.variants))
+        if config.workers is not None:
+            workload = replace(workload, num_workers=config.workers)
         self.workload, self.model = workload, workload.model
+        self.reading = {"workers": config.workers, "prefetch": config.prefetch}
         self.channels_last, self.cudnn_benchmark = config.channels_last, config.cudnn_benchmark
         self.precision = PRECISIONS[config.precision]
         device = torch.device(config.devices[rank])
@@ -264,8 +267,9 @@ def source_of(workload: Workload, config: LaunchConfig, rank: int, precision: Pr
     positions = STRATEGIES[config.strategy].positions_of(rank, len(config.devices))
     pin = not accelerator_of(config.devices[rank]).is_host
     layout = Layout(positions, precision, pin, config.channels_last)
-    source: Callable[..., Source] = BatchSource if workload.dataset is None else DatasetSource
-    return source(workload, config.seed, layout)
+    if workload.dataset is None:
+        return BatchSource(workload, config.seed, layout)
+    return DatasetSource(workload, config.seed, layout, config.prefetch)
 
 
 def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:

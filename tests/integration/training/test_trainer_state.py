@@ -1,15 +1,20 @@
 """Coming back to a saved state, whatever steps were made since and however the model saves itself."""
 
+import multiprocessing
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from gpurun import Workload
 from gpurun.launcher.rundir.records import VariantConfig
+from gpurun.launcher.worker.training.batches import DatasetSource
 from gpurun.launcher.worker.training.forward_backward import NoClock
+from gpurun.launcher.worker.training.gradient_check import model_warnings
 from gpurun.launcher.worker.training.trainer import Trainer
-from tests.integration.training.gradient_worker import config
+from tests.integration.training.gradient_worker import config, workload
 
 
 class Stubborn(nn.Module):
@@ -59,4 +64,42 @@ def test_weights_buffers_and_optimizer_come_back() -> None:
         assert all(torch.equal(a, b) for a, b in zip(before, seen(), strict=True))
     again = step(1)
     assert all(torch.equal(a, b) for a, b in zip(after, again, strict=True))
+    trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "ahead"), [({}, 1, 2), ({"workers": 2, "prefetch": 3}, 2, 3)]
+)
+def test_a_dataset_is_read_by_so_many_processes_so_far_ahead(
+    changes: dict[str, Any], processes: int, ahead: int
+) -> None:
+    variant = VariantConfig("single-1", (4,), 1)
+    launch = replace(config("single", 1, (variant,)), **changes)
+    trainer = Trainer(workload("dataset", num_workers=1), launch, 0)
+    trainer.step(trainer.prepare(variant, 0), NoClock())
+    source = trainer.source
+    assert isinstance(source, DatasetSource)
+    assert (source.loader.num_workers, source.loader.prefetch_factor) == (processes, ahead)
+    assert len(multiprocessing.active_children()) == processes
+    assert model_warnings(trainer) == []
+    trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "notes"),
+    [
+        ("mean", {"workers": 2}, ["workers changes nothing: the workload has no dataset"]),
+        (
+            "dataset",
+            {"workers": 0, "prefetch": 3},
+            ["prefetch changes nothing: no other process reads the dataset"],
+        ),
+    ],
+)
+def test_what_changes_nothing_about_reading_is_noted(
+    kind: str, changes: dict[str, Any], notes: list[str]
+) -> None:
+    variant = VariantConfig("single-1", (4,), 1)
+    trainer = Trainer(workload(kind), replace(config("single", 1, (variant,)), **changes), 0)
+    assert model_warnings(trainer) == notes
     trainer.close()

@@ -213,13 +213,20 @@ def test_a_group_of_gpus_connects_at_once_and_waits_as_long_as_the_job(
         "init_process_group",
         lambda backend, **rest: asked.append({"backend": backend, **rest}),
     )
-    shared = launch(tmp_path, devices=("cuda:0", "cuda:0"), backend="nccl", collective_timeout_s=2100.0)
+    chosen = {"algorithm": "nvlstree", "protocol": "ll", "channels": 4}
+    for name in ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"):
+        monkeypatch.setenv(name, "unset")
+    shared = launch(
+        tmp_path, devices=("cuda:0", "cuda:0"), backend="nccl", collective_timeout_s=2100.0, nccl=chosen
+    )
     for config in (shared, replace(shared, devices=("cpu", "cpu"), backend="gloo")):
         process_group.init_group(config, 0)
     on_gpu, on_cpu = asked
     assert (on_gpu["backend"], on_gpu["device_id"]) == ("cpu:gloo,cuda:nccl", torch.device("cuda", 0))
     assert on_gpu["timeout"].total_seconds() == 2100
     assert (on_cpu["backend"], on_cpu["device_id"]) == ("gloo", None)
+    assert (os.environ["NCCL_ALGO"], os.environ["NCCL_PROTO"]) == ("nvlstree", "ll")
+    assert os.environ["NCCL_MIN_NCHANNELS"] == os.environ["NCCL_MAX_NCHANNELS"] == "4"
 
 
 # 17: memory that runs out in a collective

@@ -24,7 +24,7 @@ from gpurun.launcher.report.tensorboard.hparams import hyperparameters
 from gpurun.launcher.run.attempts import model_of
 from gpurun.launcher.rundir.records import LaunchConfig, ProgramConfig, VariantConfig
 from tests.unit.house.source import identifiers, modules
-from tests.unit.plan.machines import FakeMachine
+from tests.unit.plan.machines import FakeGpu, FakeMachine
 
 JOBS: dict[JobKind, dict[str, Any]] = {
     TRAINING: {"workload": "gpt", "global_batch": 8, "devices": "cpu:2"},
@@ -42,6 +42,8 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "compile": (False, True),
     "checkpointing": ("full", 2),
     "optimizer": ("foreach", "fused"),
+    "workers": (0, 1),
+    "prefetch": (1, 2),
     "channels_last": (False, True),
     "threads": (1, 2),
     "accumulate": (1, 2),
@@ -52,6 +54,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "comm_hook": ("fp16", "bf16"),
     "cudnn_benchmark": (False, True),
     "gradient_as_bucket_view": (False, True),
+    "nccl": ({"algorithm": "ring"}, {"algorithm": "tree", "channels": 4}),
     "reshard": (False, True),
     "shard_size": (2, 3),
     "params": ({"layers": 1}, {"layers": 2}),
@@ -61,6 +64,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 }
 """Two values of every setting; a new field needs a line here."""
 NEEDED: dict[str, dict[str, Any]] = {
+    "nccl": {"devices": ["cuda:0", "cuda:1"]},
     "reshard": {"strategy": "fsdp"},
     "shard_size": {"strategy": "hsdp", "devices": "cpu:6"},
     "sync_every": {"accumulate": 2},
@@ -78,7 +82,7 @@ OTHER_WORK = (
     "precision",
 )
 VARYING = [name for name, setting in SETTINGS.items() if setting.compare]
-MACHINE = FakeMachine()
+MACHINE = FakeMachine(gpus=(FakeGpu("GPU-0"), FakeGpu("GPU-1")))
 
 
 def job_of(tmp_path: Path, name: str, changes: dict[str, Any]) -> JobSpec:
