@@ -38,7 +38,7 @@ def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tupl
         others = []
     found = [*plan.notes, *(_left_out(combination) for combination in plan.left_out)]
     more = more_launches(plan.budget_s is not None)
-    if others and baseline.finished and not baseline.counts:
+    if any(one.counts for one in others) and baseline.finished and not baseline.counts:
         found.append(_lost_baseline(baseline))
         baseline, *others = [one for one in others if one.counts] or [baseline]
     name = "the baseline" if baseline is measured[plan.baseline] else variant_label(baseline.variant)

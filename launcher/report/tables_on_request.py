@@ -177,7 +177,10 @@ def _shapes(report: TraceReport) -> Shown:
             for row in rows
         ),
     )
-    return Shown((table,), ("FLOPs and bytes of matrix products, convolutions and attention only",))
+    return Shown(
+        (table,),
+        ("FLOPs and bytes of matrix products, attention, and convolutions with recorded strides only",),
+    )
 
 
 def _roofline(row: ShapeTotal) -> Cell:
@@ -316,7 +319,8 @@ def _sentences(path: CriticalPath) -> list[str]:
     if path.even_gain_us is not None:
         found.append(
             "If all ranks computed and copied equally long, "
-            f"the job would be {_of(path, path.even_gain_us)} shorter."
+            f"the job would be {_of(path, abs(path.even_gain_us))} "
+            f"{'shorter' if path.even_gain_us > -0.5 else 'longer'}."
         )
     if path.guessed_waits:
         found.append(

@@ -96,7 +96,11 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
         kernels=_changes(a, b, lambda rank: _rows(rank, per, "kernels"), True, per),
         ops=_changes(a, b, lambda rank: _rows(rank, per, "ops"), on_gpu, per),
         shapes=_shape_changes(a, b, per),
-        warnings=(*(f"A: {text}" for text in a.warnings), *(f"B: {text}" for text in b.warnings)),
+        warnings=(
+            *_shapes_on_one_side(a, b),
+            *(f"A: {text}" for text in a.warnings),
+            *(f"B: {text}" for text in b.warnings),
+        ),
         operators=operator_changes(a, b, per),
     )
 
@@ -146,6 +150,18 @@ def _shape_changes(a: TraceReport, b: TraceReport, per: Per) -> tuple[Change, ..
     return tuple(sorted(changes, key=lambda change: (-change.change_us, change.name)))
 
 
+def _shapes_on_one_side(a: TraceReport, b: TraceReport) -> list[str]:
+    """A note, where what only one capture recorded would look new or gone."""
+    side = "A" if _has_shapes(a) else "B"
+    if _has_shapes(a) == _has_shapes(b):
+        return []
+    return [f"only {side} has shapes (record_shapes=True): operators aren't compared by shape"]
+
+
+def _has_shapes(report: TraceReport) -> bool:
+    return bool(report.shapes) or any(row.kind == "shapes" for row in report.operators or ())
+
+
 def _by_shape(report: TraceReport, per: Per) -> dict[str, float]:
     rows = report.shapes if per == "second" or report.shapes_in_steps is None else report.shapes_in_steps
     sums: dict[str, float] = {}
@@ -165,6 +181,8 @@ def operator_changes(a: TraceReport, b: TraceReport, per: Per) -> tuple[Operator
     if before is None or after is None:
         return None
     paths = [path for path in {**before, **after} if _comparable(path, before) and _comparable(path, after)]
+    if _has_shapes(a) != _has_shapes(b):
+        paths = [path for path in paths if path[-1][0] != "shapes"]
     changed = {path for path in paths if before.get(path) != after.get(path)}
     shown = {path[:end] for path in changed for end in range(1, len(path) + 1)}
     changes = {path: _operator_change(path, before, after) for path in shown}

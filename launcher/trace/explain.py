@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from gpurun.launcher.strategies import Strategy
 from gpurun.launcher.trace.model import (
     Breakdown,
+    CollectiveReport,
     HostWhileIdle,
     IdleCauses,
     RankTrace,
@@ -25,6 +28,7 @@ MENTION_NEXT_FROM = 0.20
 
 CPU = "CPU"
 """How the device of a rank begins whose trace has no GPU work."""
+_WAITING = ("bubble", "straggler")
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
 _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
 
@@ -101,6 +105,12 @@ _ON_UNSEEN_DEVICE = Cause(
 """Instead of `host`, where a trace has no work of the device that the CPU launches for."""
 
 
+_NEEDS_NO_PINNING = re.compile(r"Pinned|DtoD|PtoP|Device -> Device|Memset")
+_OF_PINNED = Cause(
+    "copy less, or on another stream while the device computes", "on copies that nothing overlaps"
+)
+"""Instead of `copies`, where they are from and to pinned memory already."""
+
 TRANSFER_OR_WAIT = "on communication, or waiting for it, that nothing overlaps"
 """Instead of what `transfer` says, where waiting can't be separated from it."""
 
@@ -164,7 +174,10 @@ def _bubble_us(report: TraceReport) -> float:
 
 
 def explain(report: TraceReport) -> str:
-    """One sentence about the largest loss, and another about the second if it is large too."""
+    """One sentence about the largest loss, and another about the second if it is large too.
+
+    Where ranks wait for another stage and also for a slow rank, both are named: they need different cures.
+    """
     if all(rank.is_cut for rank in report.ranks):
         return CUT
     found = losses(report)
@@ -173,6 +186,9 @@ def explain(report: TraceReport) -> str:
     if found[0].share < MENTION_FROM:
         return f"Compute fills {_time(report)}: no other cause takes more than {found[0].percent} of it."
     mentioned = [found[0], *(loss for loss in found[1:2] if loss.share >= MENTION_NEXT_FROM)]
+    if any(loss.kind in _WAITING for loss in mentioned):
+        waits = [loss for loss in found if loss.kind in _WAITING and loss.share >= MENTION_FROM]
+        mentioned = [loss for loss in found if loss in mentioned or loss in waits]
     return " ".join(_sentence(report, loss) for loss in mentioned)
 
 
@@ -186,11 +202,20 @@ def _sentence(report: TraceReport, loss: Loss) -> str:
     cause = cause_named(loss.kind, on_cpu)
     if loss.kind == "host" and on_cpu and any(rank.device != CPU for rank in report.ranks):
         cause = _ON_UNSEEN_DEVICE
+    if loss.kind == "copies" and _are_pinned(report):
+        cause = _OF_PINNED
     spent = cause.spent or (_bubble(report) if loss.kind == "bubble" else _waiting(report))
     if loss.kind == "transfer" and _is_waiting_unknown(report):
         spent = TRANSFER_OR_WAIT
     advice = "" if loss.kind == "straggler" and _last(report) is None else f": {cause.advice}"
     return f"{loss.percent} of {_time(report)} is spent {spent}{advice}."
+
+
+def _are_pinned(report: TraceReport) -> bool:
+    """Whether most of the time of copies is in those that need no pinning: their names say between what."""
+    copies = [row for rank in report.ranks for row in rank.per_step.kernels if row.kind == "memcpy"]
+    pageable_us = sum(row.device_us for row in copies if not _NEEDS_NO_PINNING.search(row.name))
+    return 2 * pageable_us < sum(row.device_us for row in copies)
 
 
 def _is_waiting_unknown(report: TraceReport) -> bool:
@@ -207,9 +232,22 @@ def _bubble(report: TraceReport) -> str:
     return f"waiting for other stages; stage {most.stage} waits {waits} for stage {awaited} (pipeline bubble)"
 
 
+def _within_stages(report: TraceReport) -> list[CollectiveReport]:
+    """Those with a last rank; without what runs between stages, where waiting is the bubble."""
+    between = [each.parallelism == "pipeline" and bool(report.pipeline) for each in report.collectives]
+    pairs = zip(report.collectives, between, strict=True)
+    return [each for each, is_between in pairs if each.last_rank is not None and not is_between]
+
+
 def _last(report: TraceReport) -> StragglerReport | None:
     """The rank that the others waited for most, if they waited for one."""
-    return next((each for each in report.stragglers if each.wait_caused_us), None)
+    arrivals, caused_us = Counter[int](), defaultdict[int, float](float)
+    for each in _within_stages(report):
+        last = cast(int, each.last_rank)
+        arrivals[last] += 1
+        caused_us[last] += sum(part.wait_us or 0.0 for part in each.ranks if part.rank != last)
+    rows = [StragglerReport(rank, arrivals[rank], us) for rank, us in caused_us.items() if us]
+    return max(rows, key=lambda row: (row.wait_caused_us, -row.rank), default=None)
 
 
 def _waiting(report: TraceReport) -> str:
@@ -218,8 +256,7 @@ def _waiting(report: TraceReport) -> str:
         return (
             f"waiting for other ranks{_in_kind(report)}" if report.stragglers else "waiting for collectives"
         )
-    matched = sum(each.last_rank is not None for each in report.collectives)
-    times = f"{last.last_arrivals} of {matched} times"
+    times = f"{last.last_arrivals} of {len(_within_stages(report))} times"
     return (
         f"waiting for other ranks{_in_kind(report)}, mostly for rank {last.rank}, which came last {times} "
         f"and cost the others {last.wait_caused_us / 1000:.1f} ms"

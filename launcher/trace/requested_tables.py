@@ -165,7 +165,10 @@ class CriticalPath:
     ranks: tuple[PathPart, ...]
     """The same time by rank, without transfer, which belongs to no rank."""
     even_gain_us: float | None
-    """By how much the job would be shorter if all ranks computed and copied equally long."""
+    """By how much the job would be shorter if all ranks computed and copied equally long.
+
+    Negative where it would be longer: the critical path may run over a rank that has less to do.
+    """
     guessed_waits: int
     """Waits for GPU work that the traces don't record, but that their times show."""
     contradictions: int

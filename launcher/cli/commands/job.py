@@ -143,7 +143,7 @@ class ProgramCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            near = f"did you mean {error.possibilities[0]}? Else " if error.possibilities else ""
+            near = f"did you mean {error.possibilities[0]}? Otherwise, " if error.possibilities else ""
             raise SpecError(
                 f"gpurun run has no option {error.option_name}; {near}the program's own options go after `--`"
             ) from None

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from rich.console import Group, RenderableType
+from rich.text import Text
 
 from gpurun.launcher.report.tables_on_request import Shown, ShownRow, ShownTable, shown_table
-from gpurun.launcher.report.terminal.layout import clean, ms_text, plain, table_of, text_of
+from gpurun.launcher.report.terminal.layout import (
+    GAP,
+    Column,
+    clean,
+    fit,
+    header_line,
+    ms_text,
+    plain,
+    row_line,
+    table_of,
+    text_of,
+)
 from gpurun.launcher.trace.explain import explain, explained_stretches, mean_stretch, steps_add_detail
 from gpurun.launcher.trace.model import (
     Breakdown,
@@ -35,20 +48,38 @@ _BAR: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("▫", lambda each: each.other_steps_us),
     ("·", lambda each: each.idle_us),
 )
-_COLUMNS: tuple[tuple[str, int, Callable[[Breakdown], str]], ...] = (
-    ("span", 0, lambda each: ms_text(each.span_us)),
-    ("compute", 0, lambda each: ms_text(each.compute_us)),
-    ("comm", 90, lambda each: ms_text(each.comm_us)),
-    ("exposed", 0, lambda each: ms_text(each.exposed_comm_us)),
-    ("wait", 0, lambda each: ms_text(each.exposed_wait_us)),
-    ("copies", 100, lambda each: ms_text(each.memcpy_us)),
-    ("other", 130, lambda each: ms_text(each.other_steps_us)),
-    ("idle", 0, lambda each: ms_text(each.idle_us)),
-    ("host", 110, lambda each: ms_text(each.idle_by_cause_us.host)),
-    ("data", 120, lambda each: ms_text(each.idle_by_cause_us.data)),
-    ("kernels", 120, lambda each: format_count(each.num_kernels) if each.num_kernels else "-"),
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A column of the tables of ranks and steps. The parts of the span, `drop` 0, are in every one.
+
+    A part that is zero in all rows has none; which others fit is up to the terminal's width.
+    """
+
+    name: str
+    of: Callable[[Breakdown], float]
+    drop: int = 0
+    """As in `Column`."""
+    text: Callable[[float], str] = ms_text
+    is_optional: bool = False
+    """Left out if no row has any."""
+
+
+_COLUMNS = (
+    _Figure("span", lambda each: each.span_us),
+    _Figure("compute", lambda each: each.compute_us),
+    _Figure("comm", lambda each: each.comm_us, drop=3),
+    _Figure("exposed", lambda each: each.exposed_comm_us),
+    _Figure("wait", lambda each: each.exposed_wait_us, drop=1),
+    _Figure("copies", lambda each: each.exposed_memcpy_us, is_optional=True),
+    _Figure("other", lambda each: each.other_steps_us, is_optional=True),
+    _Figure("idle", lambda each: each.idle_us),
+    _Figure("host", lambda each: each.idle_by_cause_us.host, drop=4),
+    _Figure("data", lambda each: each.idle_by_cause_us.data, drop=5),
+    _Figure("kernels", lambda each: each.num_kernels, drop=6, text=lambda n: format_count(n) if n else "-"),
 )
-"""Name, from which width of the terminal on it is shown, content."""
+_DROP_BAR = 2
 _LEGEND = "compute ▇  transfer ▒  wait ░  copies ≡  {}idle ·"
 _OTHER_STEPS = "other steps ▫  "
 """In the legend, where a step's time holds any."""
@@ -96,11 +127,28 @@ def headline(report: TraceReport) -> str:
 
 
 def _ranks(report: TraceReport, width: int) -> list[RenderableType]:
-    table = table_of(("rank", *_names_of_columns(width)))
-    table.add_column("", no_wrap=True)
-    for name, row in _rows(report):
-        table.add_row(name, *_cells(row.total, width), _bar(row.total))
-    return [table, _legend(report)]
+    rows = [((name,), row.total) for name, row in _rows(report)]
+    return [*_table(("rank",), rows, width), _legend(report)]
+
+
+def _table(
+    labels: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], Breakdown]], width: int
+) -> list[RenderableType]:
+    """The rows with as many figures as there is room for, those that add up to the span in any case."""
+    stretches = [each for _, each in rows]
+    columns = [
+        Column(label, tuple(Text(names[i]) for names, _ in rows), right=True)
+        for i, label in enumerate(labels)
+    ]
+    columns += [
+        Column(figure.name, tuple(Text(figure.text(value)) for value in values), True, figure.drop)
+        for figure in _COLUMNS
+        for values in [[figure.of(each) for each in stretches]]
+        if any(values) or not figure.is_optional
+    ]
+    columns.append(Column("", tuple(Text(_bar(each)) for each in stretches), drop=_DROP_BAR))
+    shown = fit(columns, width + GAP)
+    return [header_line(shown), *(row_line(shown, i) for i in range(len(rows)))]
 
 
 def _rows(report: TraceReport) -> list[tuple[str, RankTrace | DeviceTrace]]:
@@ -116,28 +164,22 @@ def _steps(report: TraceReport, width: int) -> list[RenderableType]:
     rows = [(place, name, step) for place, (name, row) in enumerate(_rows(report)) for step in row.steps]
     if not steps_add_detail(report):
         return []
-    table = table_of(("step", "rank", *_names_of_columns(width)))
-    table.add_column("", no_wrap=True)
-    for _, name, step in sorted(rows, key=lambda row: (row[2].step, row[0]))[:MAX_STEPS]:
-        table.add_row(str(step.step), name, *_cells(step, width), _bar(step))
-    mean = mean_stretch(explained_stretches(report))
-    table.add_row("mean", "", *_cells(mean, width), _bar(mean))
+    first = sorted(rows, key=lambda row: (row[2].step, row[0]))[:MAX_STEPS]
+    shown: list[tuple[tuple[str, ...], Breakdown]] = [
+        ((str(step.step), name), step) for _, name, step in first
+    ]
+    shown.append((("mean", ""), mean_stretch(explained_stretches(report))))
     more = len(rows) - MAX_STEPS
-    return ["", table, *([f"… and {more} more; --json has all"] if more > 0 else [])]
+    return [
+        "",
+        *_table(("step", "rank"), shown, width),
+        *([f"… and {more} more; --json has all"] if more > 0 else []),
+    ]
 
 
 def _legend(report: TraceReport) -> str:
     stretches = (each for _, row in _rows(report) for each in (row.total, *row.steps))
     return _LEGEND.format(_OTHER_STEPS if any(each.other_steps_us for each in stretches) else "")
-
-
-def _names_of_columns(width: int) -> list[str]:
-    """Columns that a narrow terminal has no room for are left out, never squeezed."""
-    return [name for name, least_width, _ in _COLUMNS if width >= least_width]
-
-
-def _cells(each: Breakdown, width: int) -> list[str]:
-    return [text(each) for _, least_width, text in _COLUMNS if width >= least_width]
 
 
 def _bar(each: Breakdown) -> str:

@@ -182,7 +182,8 @@ def _clock_notes(clocks: Clocks) -> list[str]:
     if one_way:
         found.append(
             f"messages run only one way between {_ranks_text(one_way)} and the lowest rank: "
-            "the clocks are aligned as if the fastest of them took no time"
+            "the clocks are aligned as if the fastest of them took no time, "
+            "and how far they are off is unknown"
         )
     loose = {rank: ns for rank, ns in clocks.slack.items() if ns is not None and ns >= MENTION_SLACK_NS}
     if loose:

@@ -203,7 +203,7 @@ def _refuse_empty(trace: Trace, path: Path) -> None:
     if len(trace.gpu) or len(trace.ops) or trace.ranges:
         return
     reasons = [text for text in (trace.cut, trace.skipped) if text]
-    if trace.other_categories:
+    if trace.other_categories or "traceEvents" not in trace.header:
         reasons.append(kind_of_events(trace.header, trace.other_categories))
     reasons.append("no GPU work and no operators: nothing to analyse; left out")
     raise TraceError(f"{path}: {'; '.join(reasons)}")

@@ -148,7 +148,7 @@ def of_one_job(digests: Sequence[Digest], searched: Sequence[Path]) -> OneJob:
             raise TraceError(f"{root} holds the traces of several jobs; choose one:{listed}")
         left_out = [digest for found in others.values() for digest in found]
         kept = [digest for digest in kept if digest not in left_out]
-        warnings.append(f"traces of other jobs in subdirectories of {root} left out:{listed}")
+        warnings.append(f"traces of other jobs left out: {_named(list(others))}")
     return OneJob(tuple(kept), tuple(warnings))
 
 
@@ -157,6 +157,12 @@ def _commands(directories: Sequence[Path]) -> str:
     more = len(directories) - MAX_LISTED
     lines = [f"\n    gpurun trace {path}" for path in directories[:MAX_LISTED]]
     return "".join([*lines, *([f"\n    … and {more} more"] if more > 0 else [])])
+
+
+def _named(directories: Sequence[Path]) -> str:
+    more = len(directories) - MAX_LISTED
+    named = ", ".join(map(str, directories[:MAX_LISTED]))
+    return f"{named} and {more} more" if more > 0 else named
 
 
 def _by_directory(digests: Sequence[Digest]) -> dict[Path, list[Digest]]:

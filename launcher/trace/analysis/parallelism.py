@@ -298,11 +298,22 @@ def _add_rank(totals: _StageTotals, rank: int, view: RankView, others: _Others) 
         parts = by_step[scope.position] if scope.position is not None else view.parts
         totals.num_steps += 1
         totals.span += scope.measure.span
-        _add_waits(totals, scope.measure.exposed_comm, parts, others)
-        _add_messages(totals, scope.measure.exposed_comm, parts, others)
+        free = scope.measure.exposed_comm.subtract(_other_communication(parts, others))
+        _add_waits(totals, free, parts, others)
+        _add_messages(totals, free, parts, others)
 
 
-def _add_waits(totals: _StageTotals, exposed: Intervals, parts: Parts, others: _Others) -> None:
+def _other_communication(parts: Parts, others: _Others) -> Intervals:
+    """When a rank moved data, or was in a collective in which it didn't wait for another stage."""
+    inside = (
+        (part.local.start, part.local.end)
+        for each, part in parts
+        if not each.is_message and others.awaited(each, part) is None
+    )
+    return transfers(parts).join(spans_of(inside))
+
+
+def _add_waits(totals: _StageTotals, free: Intervals, parts: Parts, others: _Others) -> None:
     waits: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for each, part in parts:
         stage = others.awaited(each, part)
@@ -310,19 +321,19 @@ def _add_waits(totals: _StageTotals, exposed: Intervals, parts: Parts, others: _
             waits[stage].append(each.waiting(part))
     bubble = EMPTY
     for stage, spans in waits.items():
-        waited = exposed.intersect(spans_of(spans))
+        waited = free.intersect(spans_of(spans))
         totals.by_stage[stage] += waited.length_ns
         bubble = bubble.join(waited)
     totals.bubble += bubble.length_ns
 
 
-def _add_messages(totals: _StageTotals, exposed: Intervals, parts: Parts, others: _Others) -> None:
+def _add_messages(totals: _StageTotals, free: Intervals, parts: Parts, others: _Others) -> None:
     """Adds the wait for each message of a step, in the order in which they came."""
     seen: defaultdict[tuple[int, str], int] = defaultdict(int)
     messages = [(each, part) for each, part in parts if each.is_message and part.local.peer in others.stages]
     for each, part in sorted(messages, key=lambda pair: pair[1].local.end):
         way = (others.stages[part.local.peer or 0], "to" if part.local.kind == "send" else "from")
-        totals.messages[way][seen[way]] += exposed.clip(*each.waiting(part)).length_ns
+        totals.messages[way][seen[way]] += free.clip(*each.waiting(part)).length_ns
         seen[way] += 1
 
 

@@ -61,6 +61,7 @@ WAIT_CATEGORIES = frozenset({"cuda_sync"})
 DEVICES_NOT_READ = {
     "mtia_ccp_events": "MTIA",
     "mtia_insight": "MTIA",
+    "mtia_runtime": "MTIA",
     "hpu_op": "HPU",
     "glow_runtime": "Glow",
 }
@@ -68,7 +69,7 @@ DEVICES_NOT_READ = {
 OTHER_CATEGORIES = frozenset(
     {
         *("Trace", "gpu_user_annotation", "external_correlation", "cpu_instant_event", "overhead"),
-        *("cuda_sync", "cuda_event", "xpu_sync", "collective_comm", "mtia_runtime", "mtia_counters"),
+        *("cuda_sync", "cuda_event", "xpu_sync", "collective_comm", "mtia_counters"),
         *("cuda_profiler_range", "xpu_scope_profiler", "hardware_counters"),
     }
 )

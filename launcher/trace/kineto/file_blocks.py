@@ -134,6 +134,10 @@ _SPACE = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
+_TRAILING = "trailing characters"
+"""How msgspec calls what follows a document; it names the byte after the first of them."""
+_SECOND = "a second JSON document begins here, as where one file was written to twice"
+_AFTER = "bytes that aren't part of the trace follow its end"
 _NO_COMMA = "expected a comma between two events"
 
 
@@ -232,8 +236,7 @@ class TraceFile(Generic[Event]):
         path = self.source.path
         if first not in (b"{", b"["):
             start = len(self._buffer) - len(self._buffer.lstrip(_SPACE))
-            what = kind_of_file(bytes(self._buffer[:16]))
-            return TraceError(f"{path}: {f'{what}, ' if what else ''}not JSON at byte {start}")
+            return TraceError(f"{path}: {kind_of_file(bytes(self._buffer[:64]))} at byte {start}")
         self._refuse_damage(b"")
         size = len(self._buffer)
         return TraceError(f"{path}: {kind_of_document(self._buffer)}: no traceEvents up to byte {size}")
@@ -351,7 +354,7 @@ class TraceFile(Generic[Event]):
         if head.startswith(_BYTE_ORDER_MARK):
             head = head.replace(_BYTE_ORDER_MARK, b"   ", 1)
         if head.strip(_SPACE) == b"[":
-            head, tail = b'{"traceEvents":[', tail + b"}"
+            head, tail = b'{"events":[', tail + b"}"
         whole = head[:-1] + b"null" + tail
         try:
             self.header = msgspec.json.decode(cleaned(whole))
@@ -363,4 +366,7 @@ class TraceFile(Generic[Event]):
             place, reason = damage or (len(whole), str(error))
             in_tail = place - (len(whole) - len(tail))
             position = in_tail + 1 if in_tail >= 0 else place - self._offset
+            if _TRAILING in reason:
+                follows = _SECOND if whole[place - 1 : place] in (b"{", b"[") else _AFTER
+                raise self._damaged(position - 1, follows) from error
             raise self._damaged(position, f"outside the event list: {reason}") from error

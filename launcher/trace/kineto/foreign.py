@@ -15,6 +15,7 @@ _STARTS = (
     (b"PK\x03\x04", "a zip archive"),
     (b"\x80", "a pickle, such as a memory snapshot"),
     (b"<", "HTML or XML"),
+    (b"version https://git-lfs", "a pointer of Git LFS, whose file `git lfs pull` gets"),
 )
 _DOCUMENTS = (
     ({"schema", "nodes"}, "a PyTorch execution trace, which has no times"),
@@ -29,12 +30,16 @@ _WRITERS = (
     ("metadata", "another tracer, such as XLA's (JAX, TensorFlow) or Chrome's"),
 )
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+_VALUE = re.compile(rb'null|true|false|-?[0-9][0-9.eE+-]*|"[^"\\]*"')
 _COLON = re.compile(rb"\s*:")
 
 
-def kind_of_file(head: bytes) -> str | None:
-    """What a file that isn't JSON is, by its first bytes; `None` if that isn't known."""
-    return next((what for start, what in _STARTS if head.startswith(start)), None)
+def kind_of_file(head: bytes) -> str:
+    """What a file is that begins neither with an object nor with a list: `a zip archive, not JSON`."""
+    if _VALUE.fullmatch(head.strip()):
+        return "JSON, but a single value instead of events"
+    known = next((what for start, what in _STARTS if head.startswith(start)), None)
+    return f"{known}, not JSON" if known else "not JSON"
 
 
 def kind_of_document(text: bytes | bytearray) -> str:
@@ -68,6 +73,8 @@ def kind_of_events(header: Mapping[str, Any], categories: Iterable[str | None]) 
     for key, who in _WRITERS:
         if key in header:
             return f"a trace of {who}, not of Kineto (torch.profiler)"
+    if "traceEvents" not in header:
+        return "a bare list of events, as Chrome's tools write, not a trace of Kineto (torch.profiler)"
     named = sorted(each for each in categories if each is not None)
     if named:
         return f"only events of the categories {_listed(named)}"

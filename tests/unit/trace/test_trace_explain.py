@@ -96,6 +96,16 @@ def test_what_the_cpu_waits_for_on_a_device_that_the_trace_lacks_is_not_called_p
     )
 
 
+@pytest.mark.parametrize(("memory", "advised"), [("Pageable", True), ("Pinned", False)])
+def test_pinning_is_advised_only_where_copies_are_not_pinned(
+    tmp_path: Path, memory: str, advised: bool
+) -> None:
+    copy = kernel(f"Memcpy HtoD ({memory} -> Device)", 10, 80, 1) | {"cat": "gpu_memcpy"}
+    text = explain(analyse_paths([write(tmp_path / "t.json", [launch(9, 1, 1), copy])]))
+    assert "on copies that nothing overlaps" in text
+    assert ("pin the memory" in text) == advised
+
+
 def test_the_sentence_names_the_stage_that_waits(tmp_path: Path) -> None:
     """Stage 1 asks at once and gets its input after 25 of 70 ms; then stage 0 waits 5 ms for the gradient."""
     job = Job(2)
@@ -109,3 +119,22 @@ def test_the_sentence_names_the_stage_that_waits(tmp_path: Path) -> None:
         job.message(1, 0, (begin + 60_000, begin + 25_000), (begin + 60_000, begin + 60_000))
     text = explain(job.report(tmp_path))
     assert "stage 0 waits 35.0 of 70.0 ms for stage 1 (pipeline bubble): try more micro-batches" in text
+
+
+def test_a_bubble_is_nothing_but_waiting_and_a_straggler_in_a_stage_is_named_too(tmp_path: Path) -> None:
+    """Stage 0 is 18 and 8 ms too early; meanwhile rank 0 waits 9 ms for rank 1, and data moves for 1 ms.
+
+    None of rank 0's 10 ms in that all-reduce is part of the bubble, nor is rank 1's last one.
+    """
+    job = Job(4)
+    for rank, end_us in enumerate([2_000, 12_000, 20_000, 20_000]):
+        job.kernel(rank, "gemm", 0, end_us, False)
+    job.all_reduce("tp", [0, 1], [3_000, 12_000], 13_000)
+    for rank, asks_us in ((0, 2_000), (1, 12_000)):
+        job.message(rank, rank + 2, (asks_us, 20_000), (20_100, 20_100))
+    report = job.report(tmp_path)
+    assert [(stage.ranks, stage.bubble_us) for stage in report.pipeline] == [((0, 1), 7_500), ((2, 3), 0)]
+    text = explain(report)
+    assert "stage 0 waits 7.50 of 20.1 ms for stage 1 (pipeline bubble): try more micro-batches" in text
+    assert "11 % of the time is spent waiting for other ranks" in text
+    assert "rank 1, which came last 1 of 1 times and cost the others 9.0 ms: find out what slows" in text

@@ -299,3 +299,25 @@ def test_a_merged_trace_next_to_the_ranks_is_passed_over(capture: Path, name: st
 def test_other_files_are_no_merged_traces(tmp_path: Path, text: str) -> None:
     (tmp_path / "file.json").write_text(text)
     assert not is_merged(tmp_path / "file.json")
+
+
+@pytest.mark.parametrize("width", [60, 80, 110, 160])
+def test_the_columns_of_a_step_add_up_at_every_width(tmp_path: Path, width: int) -> None:
+    """Step 1 holds the end of a kernel of step 0, on another stream, and a copy that nothing overlaps."""
+    work = [kernel("k", 10, 80, 1), kernel("k", 110, 20, 2, stream=9), kernel("k", 103, 5, 4)]
+    copy = kernel("Memcpy HtoD (Pageable -> Device)", 210, 1_001, 3) | {"cat": "gpu_memcpy"}
+    calls = [launch(1, 1, 1), launch(2, 1, 2), launch(101, 1, 4), launch(102, 1, 3)]
+    events = [step(0, 0, 100), step(1, 100, 1_200), *calls, *work, copy]
+    text = render_trace(analyse_paths([write(tmp_path / "rank0.json", events)]), width)
+    rows = [line.split() for line in text.splitlines() if line.startswith(("step ", "   1 ", "mean "))]
+    names, second, mean = rows
+    assert {"copies", "other"} <= set(names)
+    for figures in (
+        dict(zip(names, second, strict=False)),
+        dict(zip(names[:1] + names[2:], mean, strict=False)),
+    ):
+        span_ms, *parts = (
+            0.0 if figures[name] == "-" else float(figures[name].replace(THOUSANDS, ""))
+            for name in ("span", "compute", "exposed", "copies", "other", "idle")
+        )
+        assert sum(parts) == pytest.approx(span_ms, abs=0.0025)

@@ -298,7 +298,7 @@ def on_path(graph: Graph, ends: Int64) -> Int64:
 
 
 def evenly(graph: Graph) -> Int64 | None:
-    """Costs with each rank's compute, copies and host time scaled to the mean; `None` for a single rank."""
+    """Costs with each rank's compute and copies scaled to the mean; `None` for a single rank."""
     columns = [Part.COMPUTE, Part.COPIES]
     ranks = sorted(set(graph.rank.tolist()) - {-1})
     sums = np.array([graph.costs[graph.rank == rank][:, columns].sum() for rank in ranks])

@@ -45,6 +45,20 @@ def rank_events(late_us: float) -> list[Event]:
     ]
 
 
+def test_shapes_of_one_capture_only_are_said_and_no_row_is_new(tmp_path: Path) -> None:
+    reports = []
+    for name in ("a", "b"):
+        mm = op("aten::mm", 20, 5, [[64, 64], [64, 64]], ["float", "float"])
+        if name == "a":
+            mm["args"] = {}
+        events = [step(1, 0, 100), mm, launch(21, 1, 1), kernel("gemm", 25, 4, 1)]
+        file = write(tmp_path / f"{name}.json", events, **rank_info(0, 1))
+        reports.append(analyse_paths([file], None, frozenset({"shapes", "operators"})))
+    found = diff_traces(*reports)
+    assert found.warnings == ("only B has shapes (record_shapes=True): operators aren't compared by shape",)
+    assert (found.shapes, found.operators) == ((), ())
+
+
 @pytest.fixture
 def report(tmp_path: Path) -> TraceReport:
     for rank in (0, 1):

@@ -107,6 +107,11 @@ def test_garbage_between_events_names_the_byte(tmp_path: Path) -> None:
     [
         (b"", "empty (byte 0)"),
         (b"hello", "not JSON at byte 0"),
+        (b"null", "JSON, but a single value instead of events at byte 0"),
+        (b" 42", "JSON, but a single value instead of events at byte 1"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a pointer of Git LFS"),
+        (b'{"traceEvents": []} {"traceEvents": []}', "damaged at byte 20: a second JSON document"),
+        (b'{"traceEvents": []}end', "damaged at byte 19: bytes that aren't part of the trace follow"),
         (b'  {"a": 1}', "no traceEvents"),
         (b'{"a": {"traceEvents": []}}', "no traceEvents"),
         (b'{"traceEvents": {}}', "no traceEvents"),
@@ -114,8 +119,13 @@ def test_garbage_between_events_names_the_byte(tmp_path: Path) -> None:
         (b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}', "a result of rocprofv3"),
         (b'{"a": 1, "b": {"c": 2}}', "JSON with the keys 'a', 'b'"),
         (b"SQLite format 3\x00", "an SQLite database, such as Nsight Systems exports, not JSON"),
-        (b'[{"ph": "X", "name": "f", "ts": 1, "dur": 2}]', "only events without a category"),
-        (b'[{"ph": "X", "cat": "v8", "name": "f", "ts": 1}]', "only events of the categories 'v8'"),
+        (b'[{"ph": "X", "name": "f", "ts": 1, "dur": 2}]', "a bare list of events, as Chrome's tools write"),
+        (
+            b'[{"ph": "B", "cat": "v8", "name": "f", "ts": 1}]',
+            "a bare list of events, as Chrome's tools write",
+        ),
+        (b'{"traceEvents": [{"ph": "X", "name": "f", "ts": 1, "dur": 2}]}', "only events without a category"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "v8", "name": "f", "ts": 1}]}', "of the categories 'v8'"),
         (
             b'{"metadata": {"highres-ticks": true}, "traceEvents": [{"ph": "X", "name": "f", "ts": 1}]}',
             "a trace of another tracer, such as XLA's",
@@ -131,6 +141,7 @@ def test_foreign_files(tmp_path: Path, content: bytes, expected: str) -> None:
 @pytest.mark.parametrize(
     ("category", "note", "device"),
     [
+        ("mtia_runtime", "work on the MTIA isn't read", "CPU (MTIA not read)"),
         ("mtia_ccp_events", "work on the MTIA isn't read", "CPU (MTIA not read)"),
         ("hpu_op", "work on the HPU isn't read", "CPU (HPU not read)"),
         ("npu_kernel", "events of unknown categories left out: 'npu_kernel'", "CPU"),
