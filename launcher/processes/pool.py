@@ -271,8 +271,18 @@ class WorkerPool:
         self._drop_server()
         if self._guard.supervisor_has_ended:
             raise MachineError(SUPERVISOR_KILLED)
-        shown = f"; its last output:\n    {'    '.join(last_words[-5:])}" if last_words else ""
-        raise MachineError(
-            "the server that starts the ranks was killed or crashed, and the ranks with it "
-            f"(out of memory? see the kernel's log){shown}"
+        raise MachineError(why_server_ended(last_words))
+
+
+def why_server_ended(last_words: Sequence[str]) -> str:
+    """A sentence, and the traceback of its last exception or else the last lines that it wrote."""
+    began = [at for at, line in enumerate(last_words) if line.startswith("Traceback (most recent call last)")]
+    if began:
+        return "\n    ".join(
+            ("the server that starts the ranks failed, and the ranks with it:", *last_words[began[-1] :])
         )
+    shown = "\n    ".join(("; its last output:", *last_words[-5:])) if last_words else ""
+    return (
+        "the server that starts the ranks was killed or crashed, and the ranks with it "
+        f"(out of memory? see the kernel's log){shown}"
+    )

@@ -217,7 +217,9 @@ class RunningAttempt:
                 f"{self.run.path} was removed while the run was in progress; its results are lost"
             )
         exits, events = tuple(self.ranks.poll(POLL_S)), self.new_events()
-        if shows_output and all(exit_.returncode == 0 for exit_ in exits):
+        # A rank records its failure before it prints the traceback, which the explanation will show.
+        fails = self.run.has_failures(self.name) or any(exit_.returncode for exit_ in exits)
+        if shows_output and not fails:
             self.relay.look()
         return exits, events
 

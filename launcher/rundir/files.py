@@ -123,6 +123,10 @@ class RunDir(RunPaths):
         files = rank_files(self.launch(launch_id) / "failures", ".json")
         return [read_json(file, FailureRecord) for file in files.values()]
 
+    def has_failures(self, launch_id: str) -> bool:
+        """Whether a rank has recorded one."""
+        return bool(rank_files(self.launch(launch_id) / "failures", ".json"))
+
     def read_restarts(self) -> list[Restart]:
         return list(read_lines(self.restarts, Restart))
 

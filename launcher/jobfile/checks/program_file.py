@@ -67,7 +67,8 @@ def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Prob
         name = ".".join(names[:end])
         found = importlib.machinery.PathFinder.find_spec(name, places) if places is not None else None
         if found is None:
-            yield spec.problem(("module",), no_module(name), _near_module(name, places))
+            hint = _near_module(name, places) or _how_to_find(spec, module)
+            yield spec.problem(("module",), no_module(name), hint)
             return
         places = found.submodule_search_locations
     if found is not None and places is not None:
@@ -81,15 +82,22 @@ def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Prob
         yield from _not_python(spec, "module", Path(found.origin), found.origin)
 
 
-def _near_module(name: str, places: Sequence[str] | None) -> str:
-    """The module of that directory or package that may be meant; else what could be done."""
+def _how_to_find(spec: JobSpec, module: str) -> str:
+    """What to do about a module that isn't there; `gpurun run -m` has no job file to put it next to."""
+    if spec.source is None or spec.source.root.mark.file:
+        return INSTALL_IT
+    return f"install it, or go to the directory that contains it: cd DIRECTORY && gpurun run -m {module}"
+
+
+def _near_module(name: str, places: Sequence[str] | None) -> str | None:
+    """The module of that directory or package that may be meant."""
     package, dot, last = name.rpartition(".")
     near = nearest(last, (module.name for module in pkgutil.iter_modules(places or ())))
     if near:
         return f"did you mean `{package}{dot}{near}`?"
     if package:
         return f"`{shorten(package)}` has no module of that name"
-    return INSTALL_IT
+    return None
 
 
 def _not_python(spec: JobSpec, key: str, path: Path, name: str) -> Iterator[Problem]:

@@ -179,6 +179,8 @@ def run_rank(request: StartRequest, server: int) -> NoReturn:
         code = 1
         become_rank(request)
         code = call_entry(request)
+    except BaseException:
+        traceback.print_exc()  # to the log, once there is one; else the server's last words
     finally:
         finish(code)
 

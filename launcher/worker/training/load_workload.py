@@ -210,7 +210,8 @@ def requirements(workload: Workload) -> Iterable[tuple[str, str, bool]]:
     )
     yield "loss", scalar, is_optional(w.loss)
     if w.dataset is None:
-        yield "batch", "a function batch(size, generator), or a dataset instead", callable(w.batch)
+        what = "a function batch(size, generator); a dataset is given by name: Workload(…, dataset=…)"
+        yield "batch", what, callable(w.batch)
     else:
         mapped = hasattr(w.dataset, "__getitem__") and hasattr(w.dataset, "__len__")
         listed = "; of an iterable one, a list of its first samples"

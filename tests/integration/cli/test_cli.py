@@ -203,6 +203,10 @@ def test_mistakes_of_gpurun_run_have_the_commands_name_once(tmp_path: Path) -> N
     result = gpurun(tmp_path, "run", "nope.py", "--devices", "cpu:2")
     assert result.code == 2
     assert result.err.startswith("gpurun: there is no file nope.py")
+    result = gpurun(tmp_path, "run", "-m", "nope", "--devices", "cpu:2")
+    assert result.code == 2
+    assert result.err.splitlines()[0] == "gpurun: there is no module `nope`"
+    assert result.err.endswith("cd DIRECTORY && gpurun run -m nope\n")
 
 
 def test_resume_without_a_job_says_what_to_type(tmp_path: Path) -> None:

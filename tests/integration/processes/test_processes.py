@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, root_cause
@@ -276,6 +277,26 @@ def test_why_the_server_has_ended_is_read_before_it_is_asked_for_more(guard: Gua
         os.close(server)
         with pytest.raises(MachineError, match="no_such_torch can't be imp"):
             pool.preload(("torch",))
+
+
+def test_an_exception_of_the_server_is_shown_whole(guard: Guard, tmp_path: Path) -> None:
+    with WorkerPool(guard, (), BODIES) as pool:
+        pool.start([request(tmp_path, 0, "sleep_for_ever")])
+        wait_for(pool, tmp_path / "ready0")
+        pool.forward(9999)  # no signal has this number
+        with pytest.raises(MachineError) as raised:
+            until_all_ended(pool, 1)
+    first, *trace = str(raised.value).splitlines()
+    assert first == "the server that starts the ranks failed, and the ranks with it:"
+    assert trace[0] == "    Traceback (most recent call last):"
+    assert trace[-1] == "    OSError: [Errno 22] Invalid argument"
+
+
+def test_a_rank_that_can_not_begin_says_why_in_its_log(pool: WorkerPool, tmp_path: Path) -> None:
+    asked = structs.replace(request(tmp_path, 0, "end_with", "none"), cwd=str(tmp_path / "gone"))
+    pool.start([asked])
+    assert until_all_ended(pool, 1)[0].returncode == 1
+    assert "No such file or directory" in Path(asked.log).read_text()
 
 
 def test_stop_does_not_wait_for_an_import(guard: Guard, tmp_path: Path) -> None:

@@ -52,6 +52,21 @@ def test_a_rank_that_dies_silently_costs_the_variant_that_it_ran(tmp_path: Path,
     assert f"during round of {EVEN}" in "\n".join(case.said)
 
 
+def test_the_traceback_of_a_rank_that_takes_its_time_to_end_is_shown_once(tmp_path: Path) -> None:
+    """By the explanation: a rank records its failure, prints it, and then closes what it has open."""
+    case = Case(tmp_path, "script: train.py\n", [])
+    failure = replace(record(0, "ValueError", "run"), traceback="Traceback: no luck\n")
+    log = case.run.log("01-script-2", 0)
+
+    def prints() -> None:
+        log.parent.mkdir(parents=True)
+        log.write_text(failure.traceback)
+
+    case.ranks.scripts = [[(1.0, failure), (1.0, prints), *exits(1, 0)]]
+    case.done()
+    assert "\n".join(case.said).count("Traceback: no luck") == 1
+
+
 def test_other_load_is_reported_once_while_the_run_goes_on(tmp_path: Path) -> None:
     """At the end it is too late to stop what else runs."""
     case = Case(tmp_path, SPLITS, [])
