@@ -88,7 +88,7 @@ class Strategy:
 PROGRAM = "script"
 """The strategy of variants that are programs."""
 
-_IN_PARTS = "one device is tried at a time, and one alone would hold the whole state of the training"
+_IN_PARTS = "devices are tried one at a time, and a single one would have to hold the whole training state"
 
 _FSDP = Strategy(
     "fsdp",
@@ -104,7 +104,7 @@ _FSDP = Strategy(
     transfer_advice="try larger batches; if the memory suffices, `reshard: false` or `ddp`",
     compile_refusal="gpurun compiles the whole model, but FSDP2 needs its blocks compiled one by one",
     precision_refusals={
-        "fp16": "scaled losses need communication in every step, also in those that are to have none"
+        "fp16": "loss scaling communicates in every step, also in those measured without communication"
     },
 )
 

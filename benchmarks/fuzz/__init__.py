@@ -17,19 +17,24 @@ def main(argv: Sequence[str] = ()) -> None:
         "targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; without one, all"
     )
     parser.add_argument("--count", type=int, help="how many inputs of each")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first input: to go on where another call ended"
+    )
     options = parser.parse_args(argv)
+    if options.first and (not options.targets or "messages" in options.targets):
+        parser.error("--first is for named targets other than messages")
     if unknown := [name for name in options.targets if name not in TARGETS]:
         parser.error(f"nothing to fuzz called {', '.join(unknown)}; there is {', '.join(TARGETS)}")
     for name in options.targets or TARGETS:
         facts = machine_facts()
-        record(f"Fuzz: {name}", fuzz(name, options.count), facts)
+        record(f"Fuzz: {name}", fuzz(name, options.count, options.first), facts)
 
 
-def fuzz(name: str, count: int | None = None) -> str:
+def fuzz(name: str, count: int | None = None, first: int = 0) -> str:
     """What came of one target, in a sentence."""
     target = import_module(f"benchmarks.fuzz.{name}")
     if name == "messages":  # a server and its connections, not a function of its input
         result: str = target.fuzz_messages(*(() if count is None else (count, count // 10)))
         return result
     prepare = getattr(target, "prepare", None)
-    return run_all(name, target.case, target.COUNT if count is None else count, prepare)
+    return run_all(name, target.case, target.COUNT if count is None else count, prepare, first)

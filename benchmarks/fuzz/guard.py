@@ -108,7 +108,9 @@ def _is_child(pid: int) -> bool:
     return pid > 0 and f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{pid}/status").read_text()
 
 
-def run_all(name: str, case: Case, count: int, prepare: Callable[[], object] | None = None) -> str:
+def run_all(
+    name: str, case: Case, count: int, prepare: Callable[[], object] | None = None, first: int = 0
+) -> str:
     """Tries `count` inputs on all cores; what came of it, in a sentence.
 
     Args:
@@ -116,13 +118,15 @@ def run_all(name: str, case: Case, count: int, prepare: Callable[[], object] | N
         case: tries one input.
         count: how many.
         prepare: called once in every process, without a watch.
+        first: number of the first input: a call can go on where another ended.
 
     Raises:
         SystemExit: inputs failed; the message has some of them.
     """
     cores = os.cpu_count() or 1
     size = max(count // (_BLOCKS_PER_CORE * cores), 1)
-    blocks = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    end = first + count
+    blocks = [range(start, min(start + size, end)) for start in range(first, end, size)]
     started_s = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="gpurun-fuzz-") as base,
@@ -136,8 +140,9 @@ def run_all(name: str, case: Case, count: int, prepare: Callable[[], object] | N
     failures = [failure for outcome in outcomes for failure in outcome.failures]
     if failures:
         raise SystemExit(f"{name}: {len(failures)} of {count} inputs failed\n{_listed(failures)}")
+    where = f" from number {first} on" if first else ""
     return (
-        f"{count} inputs in {took_s:.0f} s: no traceback, nothing changed outside; at most "
+        f"{count} inputs{where} in {took_s:.0f} s: no traceback, nothing changed outside; at most "
         f"{max(outcome.slowest_s for outcome in outcomes):.1f} s of a core each (limit {LIMIT_S}), "
         f"{max(outcome.peak_bytes for outcome in outcomes) >> 20} MB of memory (limit {LIMIT_BYTES >> 20})."
     )

@@ -34,8 +34,8 @@ class WholeNumber(click.types.IntParamType):  # in older versions of click `Para
         except ValueError:
             number = self.least - 1
         if number < self.least or (self.most is not None and number > self.most):
-            end = "" if self.most is None else f" to {self.most}"
-            self.fail(f"{value!r} is not a whole number from {self.least}{end}", param, ctx)
+            range_ = f"of at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+            self.fail(f"{value!r} is not a whole number {range_}", param, ctx)
         return number
 
 

@@ -247,6 +247,8 @@ class _Pair:
         """What to do where it is undecided."""
         if self.strays:
             return [OWN_ENVIRONMENTS]
+        if self.a.status == "failed":
+            return [f"If {self.gate.a.name} lacks files that aren't committed, name them by --with."]
         found = [COOL_DOWN] if self.is_hot else []
         if self.bias:
             waited = f"Ranks waited for a free core in up to {-100 * math.expm1(-self.bias):.1f} % of a step"
@@ -259,12 +261,17 @@ class _Pair:
         estimate, threshold = self.estimate, self.gate.threshold_percent
         if estimate is None or estimate.error is None:
             return "Use a larger --budget, or a job whose launches are shorter."
-        launches = launches_to_decide(estimate, threshold, self.bias)
         least = next_look(estimate.launches)  # those that there were haven't decided it
-        s = budget_s * max(launches, least) / estimate.launches if launches else math.inf
-        if s > MOST_BUDGET_S:
-            return f"That is too close to {threshold:g} % to be decided in an hour."
-        return f"Deciding it takes about {plural(math.ceil(s / 60), 'minute')}: use a larger --budget."
+        per_launch_s = budget_s / estimate.launches
+        launches = launches_to_decide(estimate, threshold, self.bias)
+        s = per_launch_s * max(launches, least) if launches else math.inf
+        if s <= MOST_BUDGET_S:
+            return f"Deciding it takes about {plural(math.ceil(s / 60), 'minute')}: use a larger --budget."
+        unloaded = launches_to_decide(estimate, threshold)
+        if self.bias and unloaded and per_launch_s * unloaded <= MOST_BUDGET_S:
+            minutes = plural(math.ceil(per_launch_s * unloaded / 60), "minute")
+            return f"With this load no budget decides it; without, about {minutes} would."
+        return f"That is too close to {threshold:g} % to be decided in an hour."
 
 
 def strays(code: Mapping[str, str], own: Side, other: Side, shared: Sequence[str] = ()) -> list[str]:

@@ -14,12 +14,14 @@ from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text
 
 MOST_NAMED = 2
 LESS_AT_ONCE = "Stop other programs on this machine, or use fewer devices, then run again."
 BLOCKS_TO_WARN = 3
-"""Fewer of a rank may be a short burst."""
+TIME_TO_WARN_S = 2.0
+"""Fewer blocks of a rank, or less time, may be a short burst."""
 COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run again."
 
 
@@ -73,7 +75,13 @@ def load_so_far(run: RunDir, variants: Sequence[Variant]) -> str | None:
         for rank, steps in run.read_steps(variant.id).items():
             timed = [step for step in steps if step.kind == "timed"]
             percent = queue_percent(timed) or 0.0
-            if percent > QUEUE_PERCENT and len({(s.launch, s.round) for s in timed}) >= BLOCKS_TO_WARN:
+            if percent > QUEUE_PERCENT and is_long_enough(timed):
                 name = f"rank {rank} of {variant_label(variant)}"
                 return f"So far {name} {queued_text(percent)} of its step. {LESS_AT_ONCE}"
     return None
+
+
+def is_long_enough(timed: Sequence[StepRecord]) -> bool:
+    """Whether steps say more than what a short burst did to them."""
+    num_blocks = len({(step.launch, step.round) for step in timed})
+    return num_blocks >= BLOCKS_TO_WARN or sum(step.step_ns for step in timed) / 1e9 >= TIME_TO_WARN_S

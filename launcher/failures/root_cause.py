@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpurun.launcher.errors import TRACEBACK, ParamsError
+from gpurun.launcher.inspect.collectives import MISMATCHED
 from gpurun.launcher.inspect.stacks import Fatal, fatal_error, is_users
 from gpurun.launcher.logs.lines import NOISE
 from gpurun.launcher.machine.resource_limits import remedy
@@ -38,6 +39,8 @@ _RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
 """What torch writes before every line of a traceback once there is a process group."""
 _CAUGHT = re.compile(r"Caught (?P<type>\w+) in .+\.")
 """How torch begins an exception of a DataLoader worker or a replica; the traceback from there follows."""
+_MISMATCH = "Is there a distributed collective mismatch in your code"
+"""What gloo says before it aborts. Source: gloo/transport/tcp/pair.cc."""
 _REMEDIES = (
     (
         r"ModuleNotFoundError: No module named",
@@ -49,6 +52,11 @@ _REMEDIES = (
         r"|Found no NVIDIA driver|No CUDA GPUs are)",
         "the program asks for a GPU, and torch finds none: `gpurun devices` says why; on CPU devices it must "
         'take the device "cpu" and the backend "gloo"',
+    ),
+    (
+        f"(?s:.*){_MISMATCH}",
+        "ranks called different collectives, or one with different sizes; to see which, let torch compare "
+        "them before each call: `env: {TORCH_DISTRIBUTED_DEBUG: DETAIL}` in a job",
     ),
     (
         r"EOFError: EOF when reading a line",
@@ -187,7 +195,8 @@ def with_crash(failure: Failure, log: str) -> Failure:
     fatal = fatal_error(log) if failure.kind == "signal" else None
     if fatal is None or failure.message:
         return failure
-    return replace(failure, message=f"{fatal.what} at {fatal.place}" if fatal.place else fatal.what)
+    what = MISMATCHED if _MISMATCH in log[: fatal.start] else fatal.what
+    return replace(failure, message=f"{what} at {fatal.place}" if fatal.place else what)
 
 
 def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host: str = "") -> str:

@@ -6,11 +6,16 @@ backend counts its own collectives, also where several belong to one process gro
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import msgspec
 
 from gpurun.launcher.machine.accelerators import CPU
+from gpurun.launcher.units import plural, ranks_text
 
+MISMATCHED = "mismatched collectives"
+_SAME_SIZE = ("all_reduce", "broadcast", "reduce")
+"""Collectives whose input has the same number of elements on all ranks."""
 _COMPLETED = "completed"
 """Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, `completed_state`."""
 
@@ -28,6 +33,8 @@ class CalledCollective:
     backend: str = "gloo"
     is_pending: bool = field(default=False, compare=False)
     """Whether the GPU has it before it, or still works on it; gloo never says."""
+    num_elements: int | None = field(default=None, compare=False)
+    """Of its input, where it has to be the same on all ranks."""
 
     @property
     def counted_in(self) -> tuple[str, str]:
@@ -48,6 +55,7 @@ class _Entry(msgspec.Struct):
     profiling_name: str
     is_p2p: bool = False
     state: str = _COMPLETED
+    input_sizes: list[list[int]] = []
 
 
 class _Dump(msgspec.Struct):
@@ -84,7 +92,8 @@ def _collective(entry: _Entry) -> CalledCollective:
     """torch's name begins with that of the backend: `nccl:all_reduce`."""
     backend, _, name = entry.profiling_name.rpartition(":")
     is_pending = backend not in ("", CPU.backend) and entry.state != _COMPLETED
-    return CalledCollective(entry.process_group[0], entry.collective_seq_id, name, backend, is_pending)
+    size = sum(map(prod, entry.input_sizes)) if name in _SAME_SIZE and entry.input_sizes else None
+    return CalledCollective(entry.process_group[0], entry.collective_seq_id, name, backend, is_pending, size)
 
 
 def find_gap(histories: Mapping[int, History]) -> Gap | None:
@@ -115,6 +124,48 @@ def _gap_in(counted_in: tuple[str, str], histories: Mapping[int, History]) -> Ga
 
 def _last(history: History, counted_in: tuple[str, str]) -> int:
     return max((one.seq for one in history if one.counted_in == counted_in), default=0)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """What ranks called under one number, which should be one collective."""
+
+    calls: tuple[tuple[CalledCollective, tuple[int, ...]], ...]
+    """Each call with its ranks."""
+
+    def __str__(self) -> str:
+        """`rank 0 called all_reduce #4, rank 1 called broadcast #4`."""
+        has_names = len({call.name for call, _ in self.calls}) > 1
+        return ", ".join(
+            f"{ranks_text(ranks)} called {call if has_names else _with_size(call)}"
+            for call, ranks in self.calls
+        )
+
+
+def _with_size(call: CalledCollective) -> str:
+    return f"{call} with {plural(call.num_elements or 0, 'element')}"
+
+
+def find_mismatch(histories: Mapping[int, History]) -> Mismatch | None:
+    """The first collective that ranks called by several names, or with several sizes; `None`: there is none.
+
+    gloo accepts some of these without an error, and then each rank has other data. Numbers that a rank has
+    more than once, as for calls that NCCL ran as one, are not compared.
+    """
+    calls: dict[tuple[str, str, int], list[tuple[CalledCollective, int]]] = {}
+    for rank, history in histories.items():
+        for call in history:
+            calls.setdefault((*call.counted_in, call.seq), []).append((call, rank))
+    found = [_by_kind(ones) for ones in calls.values() if len({rank for _, rank in ones}) == len(ones)]
+    several = [mismatch for mismatch in found if len(mismatch.calls) > 1]
+    return min(several, key=lambda mismatch: mismatch.calls[0][0].seq, default=None)
+
+
+def _by_kind(calls: Sequence[tuple[CalledCollective, int]]) -> Mismatch:
+    kinds: dict[tuple[str, int | None], list[tuple[CalledCollective, int]]] = {}
+    for call, rank in calls:
+        kinds.setdefault((call.name, call.num_elements), []).append((call, rank))
+    return Mismatch(tuple((ones[0][0], tuple(rank for _, rank in ones)) for ones in kinds.values()))
 
 
 def find_pending(histories: Mapping[int, History]) -> CalledCollective | None:

@@ -3,7 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpurun.launcher.inspect.collectives import CalledCollective, Gap, find_gap, find_pending, last_ones
+from gpurun.launcher.inspect.collectives import (
+    MISMATCHED,
+    CalledCollective,
+    Gap,
+    Mismatch,
+    find_gap,
+    find_mismatch,
+    find_pending,
+    last_ones,
+)
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.inspect.stacks import BACKWARD, Activity, Thread, activity, is_workload, main_thread
 from gpurun.launcher.machine.accelerators import CPU
@@ -55,7 +64,7 @@ def diagnose(snapshots: Sequence[RankSnapshot]) -> Hang:
     views = tuple(
         _view(snapshot, doing_text(snapshot.rank, activities[snapshot.rank], gap)) for snapshot in snapshots
     )
-    return find_hang(activities, gap, views, find_pending(histories))
+    return find_hang(activities, gap, views, find_pending(histories), find_mismatch(histories))
 
 
 def find_hang(
@@ -63,13 +72,14 @@ def find_hang(
     gap: Gap | None = None,
     views: tuple[RankView, ...] = (),
     pending: CalledCollective | None = None,
+    mismatch: Mismatch | None = None,
 ) -> Hang:
     """Which ranks wait, and for which; the activity is `None` for a rank without a stack.
 
     Sequence numbers of collectives are preferred to stacks, which in the backward pass don't distinguish
     waiting from computing.
     """
-    if not (gap or pending or any(activities.values())):
+    if not (gap or pending or mismatch or any(activities.values())):
         return Hang(None, "", (), ranks=views)
     shown = list(activities.items())[:_MOST_RANKS]
     details = tuple(
@@ -78,6 +88,8 @@ def find_hang(
     rank, headline, missing = _by_numbers(activities, gap) if gap else _by_stacks(activities)
     if pending and not gap and len(activities) > 1:
         rank, headline, missing = None, f"all ranks have called {pending}, which no GPU has completed", ()
+    if mismatch:  # who waits for whom afterwards only follows from it
+        rank, headline, missing = None, f"{MISMATCHED}: {mismatch}", ()
     return Hang(rank, headline, details, missing, views)
 
 

@@ -248,7 +248,7 @@ def parse_memory(value: Any) -> int:
         raise expected("a size or a GPU", value, "use 20 GiB, or the name of a GPU such as H100 80GB")
     if len(sizes) > 1:
         listed = " or ".join(f"`{value} {size}GB`" for size in sizes)
-        raise InvalidValue(f"GPUs of the name {value} have memories of several sizes", f"write {listed}")
+        raise InvalidValue(f"there are {value} GPUs with different amounts of memory", f"write {listed}")
     return sizes[0] * 10**9
 
 

@@ -59,11 +59,12 @@ class Earlier:
     launch_s: float | None
     """Of a launch after the first ones; `None` for another job's."""
 
+    waited_percent: float = 0.0
+    """By how much its intervals are wider for other load."""
+
     def scatter_percent(self, is_shared: bool) -> float | None:
-        """For variants in the same launches, or in launches of their own; the other where it isn't known."""
-        known = (self.shared_percent, self.apart_percent)
-        wanted = known if is_shared else known[::-1]
-        return next((percent for percent in wanted if percent is not None), None)
+        """For variants in the same launches, or in launches of their own, which scatter more."""
+        return self.shared_percent if is_shared else self.apart_percent
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Detectable:
     """The smallest difference that is found with 80 % chance; `None`: not known, or none."""
     scatter_percent: float | None = None
     """Of launches, in an earlier run."""
+    waited_percent: float = 0.0
+    """By how much other load made the earlier run's intervals wider, which is part of `percent`."""
     enough_s: float | None = None
     """The time that the fewest launches for a verdict take."""
 
@@ -103,8 +106,10 @@ def detectable(plan: Plan, spec: JobSpec, earlier: Earlier | None) -> Detectable
         return Detectable(launches, len(groups) == 1, enough_s=enough_s)
     from gpurun.launcher.stats.sequential import detectable_percent  # loads numpy
 
+    waited = earlier.waited_percent if earlier is not None else 0.0
     percent = detectable_percent(scatter, launches)
-    return Detectable(launches, len(groups) == 1, percent, scatter, enough_s)
+    percent = percent and 100 * ((1 + percent / 100) * (1 + waited / 100) - 1)
+    return Detectable(launches, len(groups) == 1, percent, scatter, waited, enough_s)
 
 
 def _shortest(plan: Plan, spec: JobSpec) -> float:

@@ -165,11 +165,11 @@ def _split(wanted: Combination, least: int) -> Split:
         return Split("-", (wanted.samples,))
     try:
         split = resolve_split(wanted.split, wanted.samples, wanted.device_count)
-        if not split.samples:
-            check_room(wanted, least)
-        return split
     except SpecError as error:
         raise ImpossibleError("split", str(error)) from error
+    if not split.samples:
+        check_room(wanted, least)
+    return split
 
 
 def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:

@@ -71,8 +71,9 @@ def refuse_backend(variant: Variant, machines: Sequence[MachineLike]) -> None:
     if variant.nccl and backend == CPU.backend:
         raise ImpossibleError("nccl", f"these processes communicate by {backend}, not by NCCL")
     if variant.comm_hook == "powersgd" and backend == CPU.backend:
-        reason = "torch's PowerSGD waits for a collective in the thread that is to run it, and so hangs"
-        raise ImpossibleError("comm_hook", f"{reason}, with {CPU.backend}")
+        reason = f"torch's PowerSGD hook deadlocks with {CPU.backend}"
+        why = "it waits for a collective in the thread that would run it"
+        raise ImpossibleError("comm_hook", f"{reason}: {why}")
 
 
 def _check_micro_batches(wanted: Combination, split: Split) -> None:
@@ -97,9 +98,8 @@ def check_count(wanted: Combination, num_devices: int) -> None:
         reason = f"the job has {plural(num_devices, 'device')}, not {count}"
         raise ImpossibleError("device_count", reason)
     if wanted.has("shard_size") and (count % wanted.shard_size or count == wanted.shard_size):
-        groups = f"groups of {wanted.shard_size} devices"
-        reason = f"{strategy.name} needs at least two {groups}, which {count} devices don't make"
-        raise ImpossibleError("shard_size", reason)
+        groups = f"two or more groups of {wanted.shard_size}, as {strategy.name} needs them"
+        raise ImpossibleError("shard_size", f"{plural(count, 'device')} can't be divided into {groups}")
     builtin = builtin_named(wanted.workload)
     if builtin and count < builtin.min_devices:
         key = "devices" if num_devices < builtin.min_devices else "device_count"
@@ -114,10 +114,10 @@ def check_room(wanted: Combination, least: int) -> None:
     """
     if least == 0 and wanted.runs_as.shards_parameters:
         reason = f"{wanted.strategy} needs every device in every step, so `balanced` can't leave one out"
-        raise ImpossibleError("split", f"{reason}: leave out `min_local_batch: 0`")
+        raise ImpossibleError("split", f"{reason}; remove `min_local_batch: 0`")
     if least == 0 and wanted.static_graph:
-        reason = "`balanced` may give a device no samples, and so another graph"
-        raise ImpossibleError("static_graph", f"{reason}: leave out `min_local_batch: 0`")
+        reason = "`balanced` may give a device no samples, which changes its graph"
+        raise ImpossibleError("static_graph", f"{reason}; remove `min_local_batch: 0`")
     if wanted.samples < least * wanted.device_count:
         samples = plural(wanted.samples, "sample")
         reason = f"{samples} can't give {wanted.device_count} devices at least {least} each"

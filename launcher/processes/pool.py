@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec import structs
 
-from gpurun.launcher.errors import MachineError
+from gpurun.launcher.errors import TRACEBACK, MachineError
 from gpurun.launcher.machine.process_tree import descendants, kill_descendants, send_signal
 from gpurun.launcher.machine.resource_limits import in_kernel_log, oom_kills, start_problem
 from gpurun.launcher.masking import Secrets, revealed
@@ -276,7 +276,7 @@ class WorkerPool:
 
 def why_server_ended(last_words: Sequence[str]) -> str:
     """A sentence, and the traceback of its last exception or else the last lines that it wrote."""
-    began = [at for at, line in enumerate(last_words) if line.startswith("Traceback (most recent call last)")]
+    began = [at for at, line in enumerate(last_words) if line.startswith(TRACEBACK)]
     if began:
         return "\n    ".join(
             ("the server that starts the ranks failed, and the ranks with it:", *last_words[began[-1] :])

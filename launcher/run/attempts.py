@@ -140,10 +140,10 @@ def record_outcomes(run: RunDir, plan: Plan, launch: Launch, attempt: str, settl
 
 
 def untried_with_same_model(run: RunDir, plan: Plan, lost: Sequence[str]) -> tuple[str, ...]:
-    """Other variants that have not been tried and build the same model as one of `lost`."""
-    models = [model_of(plan.variant(variant)) for variant in lost]
+    """Other variants that have not been tried and build the model of one of `lost`, by the same code."""
+    models = [(plan.side_of(variant), model_of(plan.variant(variant))) for variant in lost]
     untried = [v for v in plan.variants if run.read_status(v.id) is None and not run.read_steps(v.id)]
-    return tuple(v.id for v in untried if model_of(v) in models and v.id not in lost)
+    return tuple(v.id for v in untried if (plan.side_of(v.id), model_of(v)) in models and v.id not in lost)
 
 
 def model_of(variant: Variant) -> tuple[object, ...]:

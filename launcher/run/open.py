@@ -3,10 +3,9 @@
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -18,15 +17,12 @@ from gpurun.launcher.jobfile.load import job_text, load_job, load_text, masked_o
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import commit_of, is_changed, top_directory
 from gpurun.launcher.machine.host import Machine, host_record
-from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, open_regular, read_json, unwritable, write_bytes, write_json
 from gpurun.launcher.rundir.paths import OTHER_DIRECTORY, check_owner, is_name, refuse_links, unreadable
-from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus, elapsed_s
+from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
 
-MOST_RUNS = 20
-"""Earlier runs that are looked at, the newest ones of a job; then as many of others."""
 _MOST_NAME_BYTES = 255
 OTHER_JOB = "was made from another job, or on another machine"
 """What is wrong with a run that can't be continued."""
@@ -362,38 +358,3 @@ def differing(before: Any, now: Any) -> list[tuple[str, Any, Any]]:
 def forget(run: RunDir, variant_id: str) -> None:
     """Lets a variant run again; its logs and failure records are kept."""
     run.status(variant_id).unlink()
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """The part of `comparison.json` that is needed."""
-
-    scatter: Mapping[str, float | None]
-    host: Mapping[str, Any]
-
-
-def find_earlier(job: str, hostname: str, runs: Path = Path("runs")) -> Earlier | None:
-    """The newest run of this job on this machine that shows how much launches scatter, else of any job."""
-    for name, path in _newest_first(job, runs):
-        try:
-            compared = read_json(path / "comparison.json", _Compared)
-        except MachineError:
-            continue
-        shared, apart = compared.scatter.get("shared_percent"), compared.scatter.get("apart_percent")
-        if compared.host.get("hostname") == hostname and (shared, apart) != (None, None):
-            return Earlier(path, shared, apart, _launch_s(RunDir(path)) if name == job else None)
-    return None
-
-
-def _newest_first(job: str, runs: Path) -> Iterator[tuple[str, Path]]:
-    """Runs of the job, then those of others; their directories are named by the time."""
-    found = sorted(runs.glob("*/*/comparison.json"), key=lambda path: path.parent.name, reverse=True)
-    own = [path.parent for path in found if path.parent.parent.name == job]
-    others = [path.parent for path in found if path.parent.parent.name != job]
-    yield from ((path.parent.name, path) for path in (*own[:MOST_RUNS], *others[:MOST_RUNS]))
-
-
-def _launch_s(run: RunDir) -> float | None:
-    """The median of the second half, in which only close rivals run, without interrupted ones."""
-    seconds = [elapsed_s(log) for log in run.read_all_events().values() if log and log[-1].stage == "done"]
-    return median(seconds[len(seconds) // 2 :]) if seconds else None

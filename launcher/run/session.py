@@ -27,6 +27,10 @@ OnEvent = Callable[[Launch, Event | None], None]
 """Called with a launch and what it does now."""
 
 
+LOAD_EVERY_S = 2.0
+"""How often other load is looked for, at the most."""
+
+
 class Clock(Protocol):
     """The time; tests have a clock that never waits."""
 
@@ -156,20 +160,20 @@ class Session:
         for event in events:
             self.on_event(attempt.launch, event)
         now_s = self.clock.monotonic()
-        if any(event.round for event in events):
-            self.warn_of_load(now_s)
+        self.warn_of_load(now_s)
         is_due = action.steps_due_s is not None and now_s >= action.steps_due_s
         return Tick(now_s, exits, events, attempt.read_steps() if is_due else None)
 
     def warn_of_load(self, now_s: float) -> None:
         """Reports once that ranks wait for other programs, as long as something can be done about it.
 
-        It reads all records: each time after twice as long, so that it takes next to nothing of a long run.
+        It reads all records: so rarely that this takes at most a hundredth of the time.
         """
         if self.load_due_s is None or now_s < self.load_due_s:
             return
-        self.load_due_s = now_s + (now_s - self.began_s)
         found = load_so_far(self.run, [self.plan.variant(one) for one in self.current.launch.variants])
+        took_s = self.clock.monotonic() - now_s
+        self.load_due_s = now_s + max(LOAD_EVERY_S, 100 * took_s)
         if found is not None:
             self.load_due_s = None
             self.reporter.report(found)

@@ -106,9 +106,7 @@ _ON_UNSEEN_DEVICE = Cause(
 
 
 _NEEDS_NO_PINNING = re.compile(r"Pinned|DtoD|PtoP|Device -> Device|Memset")
-_OF_PINNED = Cause(
-    "copy less, or on another stream while the device computes", "on copies that nothing overlaps"
-)
+_OF_PINNED = replace(CAUSES["copies"], advice="copy less, or on another stream while the device computes")
 """Instead of `copies`, where they are from and to pinned memory already."""
 
 TRANSFER_OR_WAIT = "on communication, or waiting for it, that nothing overlaps"

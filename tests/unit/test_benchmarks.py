@@ -56,6 +56,8 @@ def breaks_out(chance: random.Random, directory: Path) -> None:
 def test_fuzzing_reports_what_fails_and_what_reaches_outside() -> None:
     with pytest.raises(SystemExit, match=r"(?s)3 of 3 inputs failed.*input 0\n.*open .*/outside"):
         run_all("breaking out", breaks_out, 3)
+    with pytest.raises(SystemExit, match=r"(?s)1 of 1 inputs failed\n--- input 7\n"):
+        run_all("breaking out", breaks_out, 1, first=7)
 
 
 def takes_half(chance: random.Random, directory: Path) -> None:

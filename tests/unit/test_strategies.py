@@ -111,32 +111,6 @@ def test_every_built_in_workload_is_of_a_known_kind() -> None:
     assert all(set(builtin.strategies) <= set(IN_JOBS) for builtin in BUILTINS.values())
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        ("global_batch: max\nstrategy: zero1\n", "can't be found for `zero1`: one device is tried at a time"),
-        ("global_batch: max\ncompare: {strategy: [ddp, fsdp]}\n", "can't be found for `fsdp`"),
-        (
-            "global_batch: 8\nstrategy: fsdp\nsplit: balanced\nmin_local_batch: 0\n",
-            "fsdp needs every device in every step",
-        ),
-        ("global_batch: 8\nstrategy: fsdp\ncompile: true\n", "needs its blocks compiled one by one"),
-        (
-            "global_batch: 8\nstrategy: hsdp\n",
-            "needs at least two groups of 2 devices, which 2 devices don't make",
-        ),
-        ("global_batch: 8\nstrategy: dp\ncheckpointing: full\n", "dp's threads share a generator"),
-        ("global_batch: 8\nstrategy: fsdp\nprecision: fp16\n", "fsdp has no fp16: scaled losses need"),
-    ],
-)
-def test_what_a_strategy_cannot_do_is_refused_with_the_reason(tmp_path: Path, more: str, why: str) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(f"workload: gpt\ndevices: cpu:2\n{more}")
-    with pytest.raises(SpecError) as caught:
-        build_plan(load_job(path), FakeMachine())
-    assert why in str(caught.value)
-
-
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()

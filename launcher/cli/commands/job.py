@@ -131,7 +131,7 @@ def earlier_run(job: str, hostname: str) -> "Earlier | None":
     """One that shows what can be detected; without any, the modules that read it aren't loaded."""
     if not Path("runs").is_dir():
         return None
-    from gpurun.launcher.run.open import find_earlier
+    from gpurun.launcher.run.earlier import find_earlier
 
     return find_earlier(job, hostname)
 
@@ -143,7 +143,7 @@ class ProgramCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            near = f"did you mean {error.possibilities[0]}? Else " if error.possibilities else ""
+            near = f"did you mean {error.possibilities[0]}? Otherwise, " if error.possibilities else ""
             raise SpecError(
                 f"gpurun run has no option {error.option_name}; {near}the program's own options go after `--`"
             ) from None

@@ -59,7 +59,7 @@ def _too_many(draft: Draft, num_devices: int) -> Iterator[Problem]:
     counts = draft.values("device_count")
     if counts is None or None in counts or min(counts) <= num_devices:
         return
-    message = f"the job needs {min(counts)} devices, but `devices` has {plural(num_devices, 'device')}"
+    message = f"the job needs {min(counts)} devices, but `devices` has only {num_devices}"
     yield draft.spec.problem(_place(draft, "device_count"), message, "add devices, or lower `device_count`")
 
 

@@ -91,7 +91,9 @@ def _power(plan: Plan, found: Detectable) -> str | None:
     if found.percent is None or found.scatter_percent is None:
         return None
     difference, scatter = f"{found.percent:.2g} %", f"{found.scatter_percent:.2g} %"
-    return f"Differences of {difference} or more can be detected: {launches} that scatter by {scatter}."
+    waited = found.waited_percent
+    load = f", with as much other load as before ({waited:.2g} %)" if waited else ""
+    return f"Differences of {difference} or more can be detected: {launches} that scatter by {scatter}{load}."
 
 
 def _header(plan: Plan, spec: JobSpec) -> str:

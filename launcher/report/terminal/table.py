@@ -273,14 +273,20 @@ def footer(comparison: Comparison, page: Page) -> list[Text]:
     notes = [Text(note) for note in (*found, *fact_lines(comparison))]
     warnings = [Text.assemble(("! ", "yellow"), warning) for warning in warning_lines(comparison.variants)]
     if not comparison.complete:
-        command = "gpurun tune" if comparison.search else "gpurun"
-        text = f"This run is not complete: {command} --resume {page.run or 'RUN'} measures what is missing."
-        warnings.append(Text.assemble(("! ", "yellow"), text))
+        warnings.append(Text.assemble(("! ", "yellow"), incomplete_text(comparison, page.run)))
     answer = Text.assemble((comparison.headline, "bold"), " ", comparison.details)
     answer.rstrip()
     lines = [*notes, *warnings, Text(), answer]
     has_figures = any(one.step_ms or one.probe for one in comparison.variants)
     return lines if page.run is None else [*lines, *_more_lines(page.run, page, has_figures)]
+
+
+def incomplete_text(comparison: Comparison, run: str | None) -> str:
+    """What to do about a run that was stopped; the versions of a gate are gone with it."""
+    if comparison.gate is not None:
+        return "This gate is not complete: start it again."
+    command = "gpurun tune" if comparison.search else "gpurun"
+    return f"This run is not complete: {command} --resume {run or 'RUN'} measures what is missing."
 
 
 def _more_lines(run: str, page: Page, has_figures: bool) -> list[Text]:

@@ -118,7 +118,7 @@ def far_note(variant: VariantResult) -> str | None:
         return None
     return (
         f"The traced steps of {variant_label(variant)} are far from the timed ones: "
-        "what they show isn't what was ranked."
+        "what they show may not hold for the timed steps, which are what is ranked."
     )
 
 

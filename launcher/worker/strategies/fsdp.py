@@ -216,9 +216,15 @@ def mesh_of_groups(device_type: str, num_groups: int, shard_size: int) -> Device
     """One row of ranks for each group; the same one for all trainers of a process.
 
     torch takes meshes of one shape for equal, so it may use the process groups of the first one for others.
-    Source: torch/distributed/device_mesh.py, `DeviceMesh.__eq__`.
+    Their collectives may take as long as the job's: torch would give them up after its own default.
+    Source: torch/distributed/device_mesh.py, `DeviceMesh.__eq__` and `_init_one_process_group`.
     """
-    return init_device_mesh(device_type, (num_groups, shard_size), mesh_dim_names=("replicate", "shard"))
+    device, world = torch.device(device_type), dist.group.WORLD
+    assert world is not None
+    mesh = init_device_mesh(device_type, (num_groups, shard_size), mesh_dim_names=("replicate", "shard"))
+    for group in mesh.get_all_groups():
+        group._get_backend(device)._set_default_timeout(world._get_backend(device).options._timeout)
+    return mesh
 
 
 def parameter_groups(unit: nn.Module) -> list[Any]:

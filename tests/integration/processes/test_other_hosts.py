@@ -5,9 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from gpurun.launcher.processes.pool import WorkerPool
 from gpurun.launcher.rundir.claim import claimed, pid_namespace, read
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_lines
 from gpurun.launcher.rundir.records import Event
@@ -31,6 +34,38 @@ subprocess.run([sys.executable, "-c", escape], check=True)
 stats = [f"/proc/{name}/stat" for name in os.listdir("/proc") if name.isdigit()]
 print(sum(not os.access(stat, os.R_OK) for stat in stats))
 print(len(descendants(os.getpid())), kill_descendants(os.getpid()))
+"""
+
+
+IN_CONTAINER = """\
+import os, socket, sys
+from pathlib import Path
+from gpurun.launcher.machine.process_tree import descendants
+from gpurun.launcher.processes.guard import split_process
+from gpurun.launcher.rundir.paths import cache_directory
+far = os.dup2(1, 900)
+ours, theirs = socket.socketpair()
+leaves = "import os, time\\nif os.fork() == 0:\\n os.setsid()\\n time.sleep(60)"
+with split_process() as guard:
+    guard.spawn([sys.executable, "-P", "-c", leaves], {}, theirs, 2)
+    print(os.getpid(), str(far) in os.listdir(f"/proc/{guard.supervisor}/fd"))
+print(descendants(1), os.listdir("/proc/self/task") == ["1"])
+print(cache_directory() == Path(os.environ["TMPDIR"]) / "gpurun-54321")
+"""
+AS_NO_ONE = ("setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups")
+"""A number without a name. The capability lets it read Python, wherever that is installed."""
+CAN_READ = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+
+NO_SHARED_MEMORY = """\
+import errno, mmap, os, sys
+from pathlib import Path
+def no_mmap(*_):
+    raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+mmap.mmap = no_mmap
+from gpurun.launcher.rundir.control import read_states
+from gpurun.launcher.worker.entry.zygote import make_observable
+make_observable(Path(sys.argv[1]), 0)
+print(dict(read_states(Path(sys.argv[1]))))
 """
 
 
@@ -72,6 +107,42 @@ def test_a_claim_of_another_container_may_live(tmp_path: Path) -> None:
     assert found.pid_namespace not in (0, pid_namespace())
     assert found.may_live
     assert not found.is_here
+
+
+def test_in_a_container_we_may_be_process_1_of_a_user_without_name_and_home(tmp_path: Path) -> None:
+    """The supervisor keeps no file open, whatever its number, and nothing that a server left outlives it."""
+    tmp_path.chmod(0o777)
+    for path in (tmp_path.parent, tmp_path.parent.parent):
+        path.chmod(0o711)
+    run = ("env", "-u", "HOME", "-u", "XDG_CACHE_HOME", f"TMPDIR={tmp_path}", sys.executable, "-P", "-c")
+    done = unshared("--mount-proc", *AS_NO_ONE, *CAN_READ, *run, IN_CONTAINER)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["1 False", "[] True", "True"]
+
+
+def test_a_file_system_without_shared_memory_costs_only_the_stacks(tmp_path: Path) -> None:
+    argv = [sys.executable, "-P", "-c", NO_SHARED_MEMORY, str(tmp_path / "control")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "{}"
+    assert "can't be shared in memory there, so that stacks can't be shown" in done.stdout + done.stderr
+
+
+def test_a_server_that_was_reaped_has_no_number_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By then the number may be that of another process."""
+    monkeypatch.setattr(WorkerPool, "_start_server", lambda _: None)
+    sleeping = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    supervisor, other = sleeping
+    pool = WorkerPool(cast("Any", SimpleNamespace(supervisor=supervisor.pid)))
+    pool._server = cast("Any", SimpleNamespace(pid=other.pid, close=lambda: None))
+    pool._drop_server()
+    try:
+        assert other.poll() is None
+        assert pool._server is None
+    finally:
+        for process in sleeping:
+            process.kill()
+            process.wait()
 
 
 def test_a_claim_needs_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

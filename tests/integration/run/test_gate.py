@@ -126,6 +126,12 @@ def test_a_workload_that_became_faster_passes(repository: Path, tmp_path: Path) 
     assert before.is_dir()
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(repository: Path) -> None:
+    result = gate(repository, "program.yaml", "--against", "main", "--junit", "missing/x.xml")
+    assert (result.code, "there is no directory missing; create it" in result.err) == (2, True)
+    assert not (repository.parent / "run").exists()
+
+
 def test_code_of_the_other_version_makes_it_undecided_at_once(repository: Path) -> None:
     """A program that names the working copy, as the finder of an editable installation does."""
     text = (repository / "program.py").read_text()

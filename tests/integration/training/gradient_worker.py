@@ -6,6 +6,7 @@ Results go to DIRECTORY/RANK.json: case → relative error, and findings.
 import gc
 import json
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore
+from torch.distributed import distributed_c10d
 from torch.nn import functional as F
 
 from gpurun import Workload
@@ -26,6 +28,8 @@ from gpurun.launcher.worker.training.gradient_check import check_gradients, rela
 from gpurun.launcher.worker.training.trainer import Trainer, own_part
 
 SEED = 5
+LIMIT = timedelta(minutes=7)
+"""Of a collective, which is no default of torch's."""
 SMALLER = {"fp32": 1e-5, "bf16": 1e-1}
 """Precisions, and how far rounding may bring a gradient from that in fp64."""
 NUM_STEPS = 5
@@ -335,6 +339,12 @@ def ablation(strategy: str, world: int, rank: int) -> dict[str, Any]:
     return {"apart": apart, "restored": restored}
 
 
+def limits_of_groups() -> list[float]:
+    """How long a collective may take, in s, in each of this rank's process groups."""
+    backends = (group._get_backend(torch.device("cpu")) for group in distributed_c10d._world.pg_map)
+    return [backend.options._timeout.total_seconds() for backend in backends]
+
+
 def main(rank: int, directory: Path) -> None:
     results: dict[str, Any] = {}
     if rank == 3:  # it has least to do among the groups
@@ -345,7 +355,7 @@ def main(rank: int, directory: Path) -> None:
         if rank >= world:
             continue
         store = FileStore(str(directory / f"store{world}"), world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=LIMIT)
         for strategy in IN_PROCESSES:
             results |= gradient_errors(strategy, world, rank) | weights_after_steps(strategy, world, rank)
             results |= {k: v for p in SMALLER for k, v in errors_in(p, strategy, world, rank).items()}
@@ -354,6 +364,7 @@ def main(rank: int, directory: Path) -> None:
         # Only four ranks make groups of which one has replicas.
         for strategy in (name for name in IN_PROCESSES if world == 2 or STRATEGIES[name].has_shard_groups):
             results[f"ablation of {strategy} on {world}"] = ablation(strategy, world, rank)
+        results[f"limits on {world}"] = limits_of_groups()
         dist.barrier()
         gc.collect()
         dist.destroy_process_group()

@@ -117,6 +117,13 @@ def test_unsynchronised_steps_can_be_undone(results: list[dict[str, Any]]) -> No
         assert found["restored"] == 0
 
 
+def test_every_group_gives_a_collective_up_when_the_job_does(results: list[dict[str, Any]]) -> None:
+    """torch/distributed/distributed_c10d.py, `new_group`: of itself it gives NCCL 10 min, gloo 30."""
+    limits = [results[0][f"limits on {world}"] for world in (2, 3, 4)]
+    assert [set(each) for each in limits] == [{worker.LIMIT.total_seconds()}] * 3
+    assert len(limits[-1]) >= 3  # the world, and hsdp's two groups of each rank
+
+
 def test_ranks_communicate_as_often_as_the_settings_say(settings: list[dict[str, Any]]) -> None:
     """In three micro-batches; `fsdp` has two blocks, `zero1` ends a step with four broadcasts."""
     gathers, scatters = 3 * 2, 2

@@ -1,6 +1,6 @@
 """The one sentence, word for word, for every way in which a run can end."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -89,97 +89,61 @@ SLOWER = Difference(13.78, (12.9, 14.6), "slower")
 EVEN = result("ddp-even", (32, 32), 42.1, vs=Difference(None, None, "baseline"))
 
 
-def test_the_baseline_leads() -> None:
-    results = [result("ddp-40-24", (40, 24), 47.9, vs=SLOWER), EVEN]
-    known = {("ddp-40-24", "ddp-even"): SLOWER}
-    assert sentence(results, known) == "Fastest: ddp 32/32; ddp 40/24 is 13.8 % slower (12.9 to 14.6)."
+FASTER = Difference(-12.04, (-12.4, -11.7), "faster")
+CLOSE = Difference(0.3, (-0.4, 0.9), "same")
+UNCLEAR = Difference(0.3, (-4.0, 4.9), "inconclusive")
+LEADER = result("ddp-36-28", (36, 28), 37.0, vs=FASTER)
+SLOW = result("ddp-40-24", (40, 24), 47.9, vs=SLOWER)
+DP = result("dp-even", (32, 32), 61.3, "dp", launches=6)
+ALIKE = [EVEN, *(result(f"ddp-{n}", (n, 64 - n), 42.0 + n / 100) for n in (33, 34, 35))]
+ALL_CLOSE = {(other.id, "ddp-even"): CLOSE for other in ALIKE[1:]}
+
+ENDS: dict[str, tuple[Sequence[VariantResult], dict[tuple[str, str], Difference]]] = {
+    "the baseline leads": ([SLOW, EVEN], {("ddp-40-24", "ddp-even"): SLOWER}),
+    "another leads": ([EVEN, LEADER], {("ddp-36-28", "ddp-even"): FASTER}),
+    "another leads, over two": (
+        [EVEN, LEADER, result("ddp-40-24", (40, 24), 38.1)],
+        {
+            ("ddp-36-28", "ddp-even"): FASTER,
+            ("ddp-40-24", "ddp-36-28"): Difference(3.04, (2.1, 3.9), "slower"),
+        },
+    ),
+    "another leads over the baseline, but not over the next": (
+        [EVEN, LEADER, result("ddp-40-24", (40, 24), 37.1, vs=FASTER)],
+        {("ddp-36-28", "ddp-even"): FASTER, ("ddp-40-24", "ddp-36-28"): CLOSE},
+    ),
+    "two are equally fast": (ALIKE[:2], ALL_CLOSE),
+    "four are equally fast": (ALIKE, ALL_CLOSE),
+    "of four, two can't be distinguished": (
+        ALIKE,
+        ALL_CLOSE | {("ddp-35", "ddp-even"): UNCLEAR, ("ddp-34", "ddp-even"): UNCLEAR},
+    ),
+    "a rival that isn't the next can't be distinguished": (
+        [EVEN, SLOW, DP],
+        {
+            ("ddp-40-24", "ddp-even"): SLOWER,
+            ("dp-even", "ddp-even"): Difference(20.0, (-3.0, 48.0), "inconclusive"),
+        },
+    ),
+    "too few launches": ([EVEN, SLOW, replace(DP, launches=1)], {("ddp-40-24", "ddp-even"): SLOWER}),
+    "too few rounds": ([EVEN, replace(SLOW, rounds=5)], {}),
+    "established, though other rounds had other times": (
+        [result("ddp-40-24", (40, 24), 40.0), EVEN],
+        {("ddp-40-24", "ddp-even"): SLOWER},
+    ),
+    "the other failed": ([EVEN, replace(SLOW, status="failed")], {}),
+    "all ran out of memory": ([replace(SLOW, step_ms=None, status="oom")], {}),
+}
 
 
-def test_another_than_the_baseline_leads() -> None:
-    faster = Difference(-12.04, (-13.2, -11.1), "faster")
-    results = [EVEN, result("dp-48-16", (48, 16), 37.0, "dp", vs=faster)]
-    known = {("dp-48-16", "ddp-even"): faster}
-    assert (
-        sentence(results, known) == "Fastest: dp 48/16, 12 % faster than the baseline ddp 32/32 (11 to 13)."
-    )
-
-
-def test_a_leader_over_two_names_the_next_as_well() -> None:
-    faster = Difference(-12.04, (-12.4, -11.7), "faster")
-    behind = Difference(3.04, (2.1, 3.9), "slower")
-    results = [EVEN, result("ddp-36-28", (36, 28), 37.0, vs=faster), result("ddp-40-24", (40, 24), 38.1)]
-    known = {
-        ("ddp-36-28", "ddp-even"): faster,
-        ("ddp-40-24", "ddp-36-28"): behind,
-    }
-    assert sentence(results, known) == (
-        "Fastest: ddp 36/28, 12.0 % faster than the baseline ddp 32/32 (11.7 to 12.4)."
-        " ddp 40/24 is 3.0 % slower (2.1 to 3.9)."
-    )
-
-
-def test_a_close_race_has_no_winner() -> None:
-    close = Difference(0.3, (-0.4, 0.9), "same")
-    results = [EVEN, result("ddp-36-28", (36, 28), 42.3, vs=close)]
-    known = {("ddp-36-28", "ddp-even"): close}
-    assert sentence(results, known) == (
-        "No split is clearly fastest: ddp 32/32 and ddp 36/28 are equally fast (+0.3 %, −0.4 to +0.9)."
-    )
-
-
-def test_one_undecided_rival_is_enough_even_if_it_is_not_the_next() -> None:
-    unclear = Difference(20.0, (-3.0, 48.0), "inconclusive")
-    results = [EVEN, result("ddp-36-28", (36, 28), 47.9), result("dp-even", (32, 32), 50.0, "dp", launches=6)]
-    known = {("ddp-36-28", "ddp-even"): SLOWER, ("dp-even", "ddp-even"): unclear}
-    assert sentence(results, known) == (
-        "No split is clearly fastest: ddp 32/32 and dp 32/32 can't be distinguished (+20 %, −3 to +48)."
-    )
-
-
-def test_further_undecided_rivals_are_counted() -> None:
-    close = Difference(0.3, (-0.4, 0.9), "same")
-    others = [result(f"ddp-{n}", (n, 64 - n), 42.0 + n / 100) for n in (33, 34, 35)]
-    known = {(other.id, "ddp-even"): close for other in others}
-    assert sentence([EVEN, *others], known).endswith(
-        "are equally fast (+0.3 %, −0.4 to +0.9), and so are 2 others."
-    )
-    unclear = Difference(0.3, (-4.0, 4.9), "inconclusive")
-    known |= {("ddp-35", "ddp-even"): unclear, ("ddp-34", "ddp-even"): unclear}
-    assert sentence([EVEN, *others], known).endswith(
-        "can't be distinguished (0 %, −4 to +5), nor can 1 other from ddp 32/32."
-    )
-
-
-def test_too_few_launches_leave_the_lead_unproven() -> None:
-    results = [EVEN, result("ddp-40-24", (40, 24), 47.9), result("dp-even", (32, 32), 61.3, "dp")]
-    known = {("ddp-40-24", "ddp-even"): SLOWER}
-    assert sentence(results, known) == (
-        "Fastest on average: ddp 32/32; dp 32/32 can't be ranked"
-        " (+46 % on average, but 1 launch can't tell that from chance)."
-        " ddp 40/24 is 13.8 % slower (12.9 to 14.6)."
-    )
-
-
-def test_too_few_rounds_leave_the_lead_unproven() -> None:
-    results = [EVEN, result("ddp-40-24", (40, 24), 47.9, rounds=5)]
-    assert sentence(results, {}) == (
-        "Fastest on average: ddp 32/32; ddp 40/24 can't be ranked"
-        " (+14 % on average, but 5 rounds can't tell that from chance)."
-    )
-
-
-def test_an_established_lead_counts_more_than_times_of_other_rounds() -> None:
-    drifted = result("ddp-40-24", (40, 24), 40.0)
-    known = {("ddp-40-24", "ddp-even"): SLOWER}
-    assert sentence([drifted, EVEN], known).startswith("Fastest: ddp 32/32;")
-
-
-def test_what_failed_is_not_fast() -> None:
-    results = [EVEN, result("ddp-40-24", (40, 24), 10.0, status="failed")]
-    assert sentence(results, {}) == "Fastest: ddp 32/32, 42.1 ms per step; no other variant was measured."
-    assert sentence([result("ddp-40-24", (40, 24), None, status="oom")], {}) == (
-        "No variant could be measured, so none is fastest."
-    )
+def test_every_end_of_a_run(snapshot: Callable[[str, str], None]) -> None:
+    """The headline begins the summary."""
+    shown = []
+    for name, (results, known) in ENDS.items():
+        found = conclusion(results, known)
+        assert found.summary.startswith(found.headline.rstrip("."))
+        shown.append(f"{name}\n> {found.summary}\n")
+    snapshot("headlines.txt", "\n".join(shown))
 
 
 @pytest.mark.parametrize(
@@ -228,17 +192,3 @@ def test_programs_without_steps_have_run_all_the_same() -> None:
     assert conclude(plan, [failed], None).summary == "No variant could be measured, so none is fastest."
     waiting = conclude(plan, [failed], None, complete=False)
     assert waiting.headline == "No variant has been measured yet, so none is fastest."
-
-
-def test_a_lead_over_the_baseline_alone_is_no_headline() -> None:
-    """The tab once named a winner here: faster than the baseline, but not than the next."""
-    faster, close = Difference(-12.0, (-12.4, -11.7), "faster"), Difference(0.3, (-0.4, 0.9), "same")
-    results = [
-        EVEN,
-        result("ddp-36-28", (36, 28), 37.0, vs=faster),
-        result("ddp-40-24", (40, 24), 37.1, vs=faster),
-    ]
-    known = {("ddp-36-28", "ddp-even"): faster, ("ddp-40-24", "ddp-36-28"): close}
-    assert conclusion(results, known).headline.startswith(
-        "No split is clearly fastest: ddp 36/28 and ddp 40/24 "
-    )

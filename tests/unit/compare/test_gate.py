@@ -1,5 +1,6 @@
 """A gate's run: hand-made run directories with known answers, and what is launched next."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from gpurun.launcher.compare.model import Gate
 from gpurun.launcher.plan.model import GatePlan, Plan, Side, Variant
 from gpurun.launcher.report.markdown import gate_markdown, junit_xml
 from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.run.attempts import untried_with_same_model
 from gpurun.launcher.run.budget import Costs, next_rounds
-from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.records import Look, VariantFacts
+from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, read_lines, write_json
+from gpurun.launcher.rundir.records import Look, StepRecord, VariantFacts
 from tests.known import known
 from tests.unit.compare.hand_made import DP, EVEN, Files, launch, plan, wobble
 
@@ -122,6 +124,14 @@ def test_the_report_says_how_long_it_would_take(tmp_path: Path) -> None:
     assert "about 1 minute:" not in near.details[-1]  # that has been spent
     equal = gate_of(measured(tmp_path / "equal", (EVEN, 1.03), scatter=8.0))
     assert equal.details[-1] == "That is too close to 3 % to be decided in an hour."
+    files = measured(tmp_path / "loaded", (EVEN, 1.06), scatter=2.0)
+    for path in (files.run.steps(version.id, rank) for version in versions(EVEN) for rank in range(2)):
+        steps = [replace(step, queue_ns=12 * 10**6) for step in read_lines(path, StepRecord)]
+        path.unlink()
+        append_lines(path, steps)
+    loaded = gate_of(files)
+    assert loaded.outcome == "undecided"
+    assert re.fullmatch("With this load no budget decides it; without, about .* would.", loaded.details[-1])
     few = gate_of(measured(tmp_path / "few", (EVEN, 1.0), repetitions=3))
     assert few.headline.endswith("is undecided: 3 launches of each version: a verdict takes 6.")
     assert few.details == ("Use a larger --budget, or a job whose launches are shorter.",)
@@ -133,6 +143,18 @@ def test_a_version_that_failed_leaves_it_undecided_at_once(tmp_path: Path) -> No
     found = compare_run(files.run)
     assert known(found.gate).headline.endswith("undecided: failed at working copy.")
     assert next_rounds(found, 2, lambda _: Costs(2.0, 0.2), 48.0) == {}
+
+
+def test_a_failure_of_one_version_is_none_of_the_other(tmp_path: Path) -> None:
+    """They build what may be different models: the other one is started, too."""
+    files = measured(tmp_path, (EVEN, 1.0), repetitions=1, spent=0.1)
+    plan = read_json(files.run.plan, Plan)
+    before, after = (version.id for version in versions(EVEN))
+    for rank in range(2):
+        files.run.steps(after, rank).unlink()
+    assert untried_with_same_model(files.run, plan, [before]) == ()
+    files.close(versions(EVEN)[0], status="failed", reason="FileNotFoundError")
+    assert gate_of(files).details == ("If main lacks files that aren't committed, name them by --with.",)
 
 
 def test_files_of_the_other_version_void_it(tmp_path: Path) -> None:
@@ -164,3 +186,10 @@ def test_every_report_gives_the_same_answer(tmp_path: Path) -> None:
     xml = junit_xml(found, gate, where)
     assert xml.count("<testcase ") == 2
     assert xml.count("<failure ") == 1
+
+
+def test_a_gate_that_was_stopped_is_to_be_started_again(tmp_path: Path) -> None:
+    files = measured(tmp_path, (EVEN, 1.03), spent=0.2)
+    shown = render_table(compare_run(files.run), 100, plain=True, run_path="runs/x")
+    assert "This gate is not complete: start it again." in shown
+    assert "--resume" not in shown

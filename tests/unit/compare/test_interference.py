@@ -11,7 +11,7 @@ import pytest
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.recorded import queue_percent, throttled
-from gpurun.launcher.compare.interference import interference_in, named
+from gpurun.launcher.compare.interference import interference_in, is_long_enough, named
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.rundir.files import write_json
@@ -226,3 +226,10 @@ def test_a_variant_alone_is_looked_at_too(files: Any) -> None:
 
 def test_many_reasons_are_counted() -> None:
     assert named(["a"] * 5) == "a; a; 3 more like those"
+
+
+def test_a_short_burst_is_no_reason_to_warn_of_load() -> None:
+    """Steps of 100 ms: a program's count as one block."""
+    assert not is_long_enough([step(1, 2.0)] * 19)
+    assert is_long_enough([step(1, 2.0)] * 20)
+    assert is_long_enough([step(1, 2.0), step(2, 2.0), step(3, 2.0)])

@@ -173,6 +173,12 @@ def test_the_explanation_shows_everything_once() -> None:
         ("AssertionError", "Torch not compiled with CUDA enabled", "", "`gpurun devices` says why"),
         ("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", "", "torch finds none"),
         ("RuntimeError", "No CUDA GPUs are available", "", "torch finds none"),
+        (
+            "None",
+            "",
+            "step\n  what():  [x] Is there a distributed collective mismatch in your code?",
+            "DETAIL",
+        ),
         ("EOFError", "EOF when reading a line", "run name? ", "what `input()` asks for"),
         ("SystemExit", "exit code 2", "x\nusage: a.py [-h]\na.py: error: --data", "arguments follow `--`"),
         ("SystemExit", "exit code 2", "OSError: Too many open files", "ulimit -n"),
@@ -294,6 +300,9 @@ def test_a_crash_shows_where_and_not_the_end_of_the_stack() -> None:
     assert 'File "/home/ada/train.py", line 14 in forward' in text
     assert "step 1" in text
     assert not any(word in text for word in ("runpy", "Extension", "USDT"))
+    of_gloo = f"  what():  [x] Is there a distributed collective mismatch in your code?\n{log}"
+    mismatched = with_crash(root_cause([ended(1, -signal.SIGABRT, 5.0)], [], None), of_gloo)
+    assert ": mismatched collectives at /home/ada/train.py:14" in mismatched.headline
 
 
 RECORD = st.builds(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 
 
@@ -126,3 +128,14 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(CudaRuntime, "module", cuda)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", cuda.is_current_stream_capturing)
     return cuda
+
+
+def launch(directory: Path, **changes: Any) -> LaunchConfig:
+    fields: dict[str, Any] = {
+        "launch": "01-ddp-2", "run_dir": str(directory), "workload": "mlp",
+        "job_dir": str(directory), "params": {},
+        "strategy": "ddp", "devices": ("cpu", "cpu"), "backend": "gloo", "precision": "fp32", "seed": 0,
+        "threads": 1, "variants": (VariantConfig("a", (4, 4), 1),), "baseline": None, "warmup": 10,
+        "rounds": 1,
+    }  # fmt: skip
+    return LaunchConfig(**{**fields, **changes})

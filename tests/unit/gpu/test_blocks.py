@@ -45,8 +45,7 @@ from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of
 from gpurun.launcher.worker.training.traces import TraceRequests
 from gpurun.launcher.worker.training.trainer import Trainer, new_scaler
-from tests.unit.gpu.configs import launch
-from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda  # noqa: F401 - a fixture
+from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda, launch  # noqa: F401 - a fixture
 from tests.unit.gpu.test_drivers import spec_of
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 

@@ -39,8 +39,7 @@ from gpurun.launcher.worker.strategies import ddp, dp
 from gpurun.launcher.worker.training.balanced_split import Ranks
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
-from tests.unit.gpu.configs import launch
-from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda  # noqa: F401 - a fixture
+from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda, launch  # noqa: F401 - a fixture
 from tests.unit.gpu.test_drivers import spec_of
 from tests.unit.plan.machines import FakeMachine
 

@@ -38,8 +38,7 @@ from gpurun.launcher.worker.training.batches import BatchSource, DatasetSource, 
 from gpurun.launcher.worker.training.forward_backward import NoClock, forward_backward
 from gpurun.workloads.base import Workload
 from gpurun.workloads.micro_benchmarks import Case, Cases, Probe
-from tests.unit.gpu.configs import launch
-from tests.unit.gpu.fake_cuda import FakeCuda, fake_cuda  # noqa: F401 - a fixture
+from tests.unit.gpu.fake_cuda import FakeCuda, fake_cuda, launch  # noqa: F401 - a fixture
 from tests.unit.gpu.test_blocks import Steps, bench_on_gpu
 
 # 24: NCCL's errors

@@ -7,7 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpurun.launcher.inspect.collectives import CalledCollective, Gap, find_gap, last_ones, parse_history
+from gpurun.launcher.inspect.collectives import (
+    CalledCollective,
+    Gap,
+    find_gap,
+    find_mismatch,
+    last_ones,
+    parse_history,
+)
 from gpurun.launcher.inspect.hang_diagnosis import diagnose, find_hang
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, Activity, Frame, Thread
@@ -55,6 +62,40 @@ def test_the_collective_is_the_first_one_that_is_missing_not_the_newest() -> Non
     gap = find_gap({0: ahead, 1: REDUCED_ONCE})
     assert gap is not None
     assert str(gap.collective) == "all_reduce #118"
+
+
+@pytest.mark.parametrize(
+    ("of_1", "words"),
+    [
+        (entry(4, "broadcast"), "ranks 0, 2 called all_reduce #4, rank 1 called broadcast #4"),
+        (
+            entry(4, "all_reduce", input_sizes=[[1]]),
+            "with 12 elements, rank 1 called all_reduce #4 with 1 element",
+        ),
+        (entry(4, "all_reduce", input_sizes=[[2, 5], [2]]), None),
+    ],
+)
+def test_ranks_that_called_different_collectives_are_named(of_1: dict[str, Any], words: str | None) -> None:
+    """Also where one of them went on: who waits then only follows from it."""
+    usual = [entry(3, "barrier"), entry(4, "all_reduce", input_sizes=[[4, 3]])]
+    calls = {
+        0: usual,
+        1: [entry(4, "all_gather", process_group=["1", ""]), of_1, entry(5, "barrier")],
+        2: usual,
+    }
+    found = diagnose(
+        [
+            RankSnapshot(rank, 7, 0, IN_BARRIER, parse_history(json.dumps({"entries": entries}).encode()))
+            for rank, entries in calls.items()
+        ]
+    )
+    assert (words or "rank 1 waits in barrier #5") in found.headline
+    assert ("mismatched collectives: " in found.headline) == (found.rank is None) == (words is not None)
+
+
+def test_calls_that_nccl_ran_as_one_are_no_mismatch() -> None:
+    alone, as_one = history(("0", 4, "all_reduce")), history(("0", 4, "all_reduce"), ("0", 4, "coalesced"))
+    assert find_mismatch({0: alone, 1: as_one}) is None
 
 
 SLEEPS = (Thread(True, (Frame("/home/me/train.py", "5", "nap"),)),)

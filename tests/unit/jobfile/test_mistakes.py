@@ -1,5 +1,7 @@
 """Mistakes in job files and their messages, file by file in `tests/snapshots/mistakes`.
 
+Those in `plans.txt` depend on the machine: two CPU cores.
+
 A case is a few lines of a job, then its messages after `> `; a blank line ends it. `pytest --update` writes
 the messages anew and keeps the jobs.
 """
@@ -10,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.errors import SpecError
+from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import load_job
+from gpurun.launcher.plan.expand import expand
 from tests.conftest import SNAPSHOTS
+from tests.unit.plan.machines import FakeMachine
 
 DIRECTORY = SNAPSHOTS / "mistakes"
 BASES = {
@@ -21,6 +25,7 @@ BASES = {
     "builtins": ("global_batch: 8",),
     "own-batch": ("workload: lstm",),
     "programs": (),
+    "plans": ("workload: gpt", "global_batch: 64"),
 }
 """By file: the lines with which every job begins, less those whose key the case has itself."""
 
@@ -60,8 +65,10 @@ def messages(directory: Path, name: str, case: str) -> str:
     path = directory / "job.yaml"
     path.write_text("\n".join([*base, *own]) + "\n")
     try:
-        load_job(path, overrides)
-    except SpecError as error:
+        spec = load_job(path, overrides)
+        if name == "plans":
+            expand(spec, FakeMachine())
+    except (SpecError, MachineError) as error:
         found = str(error).replace(f"{directory}/", "").replace(str(directory), ".").splitlines()
         assert all(re.match(r"job\.yaml:\d+:\d+: |--set |    ", line) for line in found), found
         return "\n".join(f"> {line}" for line in found)

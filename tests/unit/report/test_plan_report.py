@@ -123,6 +123,7 @@ SCATTER = Earlier(Path("runs/gpt-splits/1"), shared_percent=2.0, apart_percent=4
         (ACROSS, None, "No verdict is possible with 2 launches: it takes 6 (`steps: {launches: 6}`)."),
         (ENOUGH, None, None),
         (ENOUGH, SCATTER, " % or more can be detected: 6 launches that scatter by 4 %."),
+        (ENOUGH, replace(SCATTER, apart_percent=None), None),
         (REPEATED, None, None),
         (REPEATED, replace(SCATTER, launch_s=5.0), "10 launches that scatter by 4 %."),
         (REPEATED, replace(SCATTER, launch_s=2.0), "20 launches that scatter by 4 %."),
@@ -134,6 +135,13 @@ def test_what_a_run_can_show_is_said_before_it(plan: Plan, earlier: Earlier | No
     assert (said or "") in shown
     assert said or not re.search("verdict|detected", shown, re.IGNORECASE)
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_other_load_before_makes_what_can_be_detected_larger() -> None:
+    shown = render_plan(ENOUGH, SPEC, 80, plain=True, earlier=replace(SCATTER, waited_percent=20.0))
+    (line,) = [line for line in shown.splitlines() if "detected" in line]
+    assert line.startswith("Differences of 27 % or more")
+    assert line.endswith("scatter by 4 %, with as much other load as before (20 %).")
 
 
 def test_with_a_budget_each_group_is_shown_once() -> None:
