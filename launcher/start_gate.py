@@ -88,6 +88,8 @@ def directory_side(wanted: Wanted, root: Path | None, job_dir: Path) -> Side:
     Raises:
         SpecError: it is neither a directory nor a git ref.
     """
+    if not wanted.against.strip():
+        raise SpecError("--against has no value: name a git ref, such as main, or a directory")
     directory = Path(wanted.against)
     if not directory.is_dir():
         where = f"a commit in {root}" if root else f"a commit ({job_dir} is not in a git repository)"
@@ -279,6 +281,6 @@ def interpreter(option: str, value: str | None) -> Interpreter:
         raise SpecError(f"{option} {value}: this is no Python 3.11 or newer ({error})") from None
     lacking = [name for name in NEEDED if name not in found]
     if lacking:
-        install = f"install it: {value} -m pip install gpurun-torch"
+        install = f"install what is missing: {value} -m pip install {' '.join(lacking)}"
         raise SpecError(f"{option} {value} has no {', '.join(lacking)}\n    {install}")
     return Interpreter(os.path.abspath(path), found["torch"])

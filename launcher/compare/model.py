@@ -258,7 +258,7 @@ class GateRow:
     b_ms: float | None
     percent: float | None
     ci: Interval | None
-    """Two one-sided bounds, with 95 % confidence."""
+    """Two one-sided bounds, each wrong with at most 5 % over all looks."""
     outcome: Outcome
     seen_percent: float | None
     """The smallest difference that would have been called slower with 80 % chance."""

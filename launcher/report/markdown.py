@@ -10,7 +10,7 @@ from gpurun.launcher.compare.model import Comparison, Gate, GateRow, VariantResu
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import figures_of
-from gpurun.launcher.report.terminal.changes import BOUNDS, GATE_HEADER, gate_cells
+from gpurun.launcher.report.terminal.changes import GATE_HEADER, bounds_note, gate_cells
 from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines
 from gpurun.launcher.report.terminal.layout import uncertainty_text, verdict_text
 
@@ -85,7 +85,7 @@ def gate_markdown(comparison: Comparison, gate: Gate, versions: str) -> str:
         "\n".join(warnings),
         "\n".join(rows),
         escape(versions),
-        BOUNDS,
+        *bounds_note(gate),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -114,6 +114,7 @@ def _test_case(suite: str, gate: Gate, row: GateRow) -> str:
     figures = ", ".join(
         f"{name} {cell}" for name, cell in zip(GATE_HEADER[1:], gate_cells(row)[1:], strict=True) if cell
     )
-    message = f"{row.outcome}: more than {percent_text(gate)} than {gate.before}?"
+    message = f"slower than {gate.before} by more than {percent_text(gate)}?"
+    message = message.rstrip("?") if row.outcome == SLOWER else f"{row.outcome}: {message}"
     text = xml_escape(f"{row.why}; {figures}" if row.why else figures)
     return f"{head}><{kind} message={quoteattr(message)}>{text}</{kind}></testcase>"

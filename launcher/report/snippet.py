@@ -50,8 +50,8 @@ _WORDS = {None: "must be a mean over samples", "mean": "a mean over samples", "s
 def lines_to_paste(comparison: Comparison) -> str | None:
     """What to write into one's own DDP loop for the fastest uneven split; `None` if there is none.
 
-    An uneven split that is not the fastest gets lines too, and they say so, but none that an even split was
-    shown to be faster than: that one needs no lines. Where no lines can be given, the text says why.
+    An uneven split that is not surely the fastest gets lines too, and they say so, but none where an even
+    split is ahead: that one needs no lines. Where no lines can be given, the text says why.
     """
     uneven = first_uneven(comparison, has_snippet=True)
     if uneven is not None and is_slower_than_even(uneven, comparison):
@@ -74,9 +74,9 @@ def lines_to_paste(comparison: Comparison) -> str | None:
 
 
 def is_slower_than_even(uneven: VariantResult, comparison: Comparison) -> bool:
-    """Whether an even split of the same work is the fastest, or the baseline that it was compared with."""
+    """Whether an even split of the same work is the fastest so far, or shown to be faster as the baseline."""
     difference = uneven.vs_baseline
-    slower_than = {comparison.fastest}
+    slower_than = {comparison.fastest, comparison.leader}
     if difference is not None and difference.verdict == "slower":
         slower_than.add(comparison.baseline)
     return any(

@@ -124,7 +124,7 @@ compare:                   # every combination of these is measured
 
 until: decided             # launches are repeated until the fastest variant is known …
 budget: 3m                 # … at most for this long
-# steps: {rounds: 28, launches: 6}  # or a fixed size; in each round variants run for 200 ms, on GPUs 1 s
+# steps: {rounds: 28, launches: 6}  # or instead a fixed size: 200 ms a round and variant, on GPUs 1 s
 profile: {steps: 3}        # a trace per variant and rank, after the timed steps; 0 takes none
 timeout: 10m               # per variant
 # hang_timeout: 2m         # no step for this long: report which rank the others wait for, then stop

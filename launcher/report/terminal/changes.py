@@ -62,10 +62,14 @@ def gate_table(gate: Gate, width: int) -> list[str]:
     """Lines of a table of all variants, with what the differences are at the least and at the most."""
     rows = [gate_cells(row) for row in gate.rows]
     lines = grid(GATE_HEADER, rows, right=(1, 2, 3, 4, 5))
-    return [cut(line, width) for line in (*lines, "", BOUNDS)]
+    note = bounds_note(gate)
+    return [cut(line, width) for line in (*lines, *([""] if note else []), *note)]
 
 
-BOUNDS = "`at least` and `at most` are one-sided bounds with 95 % confidence."
+def bounds_note(gate: Gate) -> list[str]:
+    """What the bounds mean, if the table has any."""
+    says = "`at least` and `at most` are one-sided bounds: each is wrong with at most 5 %, over all looks."
+    return [says] if any(row.ci for row in gate.rows) else []
 
 
 def gate_cells(row: GateRow) -> tuple[str, ...]:

@@ -186,6 +186,13 @@ def test_every_report_gives_the_same_answer(tmp_path: Path) -> None:
     xml = junit_xml(found, gate, where)
     assert xml.count("<testcase ") == 2
     assert xml.count("<failure ") == 1
+    assert 'message="slower than at main by more than 3 %"' in xml
+    assert "wrong with at most 5 %, over all looks" in gate_markdown(found, gate, where)
+    open_ = compare_run(measured(tmp_path / "few", (EVEN, 1.0), repetitions=3).run)
+    assert 'message="undecided: slower than at main by more than 3 %?"' in junit_xml(
+        open_, known(open_.gate), where
+    )
+    assert "over all looks" not in gate_markdown(open_, known(open_.gate), where)
 
 
 def test_a_gate_that_was_stopped_is_to_be_started_again(tmp_path: Path) -> None:

@@ -49,6 +49,14 @@ def test_what_the_workers_found_of_the_loss_reaches_the_report(files: Any) -> No
     assert 'reduction="sum"' in (lines_to_paste(compare_run(files.run)) or "")
 
 
+def test_no_lines_for_a_split_that_an_even_one_is_ahead_of(files: Any) -> None:
+    """Whether or not that is sure."""
+    hand_made.write_splits(files, rounds=2, ratio=1.01)
+    comparison = compare_run(files.run)
+    assert (comparison.fastest, comparison.leader) == (None, hand_made.EVEN.id)
+    assert lines_to_paste(comparison) is None
+
+
 def test_no_lines_for_a_split_that_the_even_one_was_shown_to_beat(files: Any) -> None:
     hand_made.write_splits(files, ratio=1.2)
     assert lines_to_paste(compare_run(files.run)) is None

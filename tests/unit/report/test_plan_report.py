@@ -140,7 +140,7 @@ def test_what_a_run_can_show_is_said_before_it(plan: Plan, earlier: Earlier | No
 def test_other_load_before_makes_what_can_be_detected_larger() -> None:
     shown = render_plan(ENOUGH, SPEC, 80, plain=True, earlier=replace(SCATTER, waited_percent=20.0))
     (line,) = [line for line in shown.splitlines() if "detected" in line]
-    assert line.startswith("Differences of 27 % or more")
+    assert line.startswith("Differences of 28 % or more")
     assert line.endswith("scatter by 4 %, with as much other load as before (20 %).")
 
 

@@ -125,6 +125,11 @@ def test_what_is_no_gate_is_refused(repository: Path, wanted: Wanted, text: str,
     assert worktrees(repository) == 1
 
 
+def test_no_value_is_no_version(repository: Path) -> None:
+    with pytest.raises(SpecError, match="--against has no value"), versions_of(repository, Wanted("", 3.0)):
+        pass
+
+
 def test_the_working_copy_itself_is_no_other_version(repository: Path) -> None:
     here = Wanted(str(repository / "jobs"), 3.0)
     with (
