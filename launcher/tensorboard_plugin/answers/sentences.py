@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from gpurun.launcher.compare.causes import (
 )
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, RankFigures, VariantResult
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.tensorboard_plugin.logdir.documents import outline, read_comparison, read_plan
@@ -102,13 +104,25 @@ def timed_parts(rank: RankFigures, step_ms: float | None) -> Mapping[str, float]
     scale = step_ms / max(phases_ms, step_ms)
     exposed_ms = max(0.0, rank.exposed_comm_ms.ablation or 0.0)
     busy_ms = sum(phases.get(name, 0.0) for name in ("forward", "backward", "optimizer"))
+    compute_ms = scale * max(0.0, busy_ms - exposed_ms)
+    blocked_ms = max(0.0, compute_ms - most_compute_ms(rank, step_ms))
     return {
-        "compute": scale * max(0.0, busy_ms - exposed_ms),
+        "compute": compute_ms - blocked_ms,
         "transfer": scale * min(exposed_ms, busy_ms),
         "copy": scale * phases.get("h2d", 0.0),
         "input": scale * phases.get("data", 0.0),
-        "idle": max(0.0, step_ms - phases_ms),
+        "idle": max(0.0, step_ms - phases_ms) + blocked_ms,
     }
+
+
+def most_compute_ms(rank: RankFigures, step_ms: float) -> float:
+    """What of a step a CPU device can have computed: its CPU time, and its waiting for a core.
+
+    The clock of a phase goes on while a rank sleeps, or waits for a lock.
+    """
+    if rank.cpu_ms is None or not accelerator_of(rank.device).is_host:
+        return math.inf
+    return rank.cpu_ms + step_ms * (rank.queue_percent or 0.0) / 100
 
 
 def far_note(variant: VariantResult) -> str | None:

@@ -90,7 +90,7 @@ def _sentence(header: Header, every: Sequence[RankBreakdown], has_steps: bool) -
     often = f"{format_count(late.last_arrivals)} of {times}"
     return (
         f"{step} The others wait most for rank {late.rank}: it came last {often} "
-        f"and cost them {format_ms(late.wait_caused_us / 1000)} ms."
+        f"and cost them {format_ms(late.wait_caused_us / 1000)} ms in all."
     )
 
 

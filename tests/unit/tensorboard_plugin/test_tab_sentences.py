@@ -128,6 +128,14 @@ def test_a_step_is_divided_as_the_bars_are() -> None:
     assert sum(timed_parts(UNTRACED.ranks[0], None).values()) == 90.0
 
 
+def test_a_step_that_sleeps_is_no_compute() -> None:
+    """The phases last 90 of 100 ms; the rank's threads ran for 20, and waited for a core for 5."""
+    asleep = replace(UNTRACED.ranks[0], device="cpu:0", cpu_ms=20.0, queue_percent=5.0)
+    parts = timed_parts(asleep, 100.0)
+    assert parts == {"compute": 25.0, "transfer": 0.0, "copy": 0.0, "input": 10.0, "idle": 65.0}
+    assert timed_parts(replace(asleep, device="cuda:0"), 100.0)["compute"] == 80.0
+
+
 def test_without_traces_nothing_is_explained() -> None:
     assert explanation(COMPARISON.variants[0], COMPARISON) is None
 

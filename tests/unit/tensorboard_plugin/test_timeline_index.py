@@ -242,7 +242,7 @@ def test_of_anybodys_traces_all_steps_count_and_the_straggler_is_named(tmp_path:
     assert theirs["mean"]["compute_ms"] == pytest.approx(0.72 * 0.25, rel=0.01)
     assert theirs["sentence"] == (
         "A step takes 0.250 ms, the mean of all ranks; 72 % of it is compute. "
-        "The others wait most for rank 0: it came last 3 of 3 times and cost them 0.120 ms."
+        "The others wait most for rank 0: it came last 3 of 3 times and cost them 0.120 ms in all."
     )
     assert operators_answer(header, None, "kernels", straggler=0)["slowest_rank"] == 0
     assert operators_answer(header, None, "kernels")["slowest_rank"] == 1
