@@ -166,9 +166,17 @@ def gate_of_run(
     pairs = [_Pair(gate, by_id[a], by_id[b], differences) for a, b in gate.pairs]
     rows = [pair.row(looks, len(pairs)) for pair in pairs]
     advice = dict.fromkeys(text for pair in pairs for text in pair.advice(plan.budget_s or 0.0, looks))
+    if waited := max((pair.bias for pair in pairs if not (pair.lost or pair.strays)), default=0.0):
+        advice = {**dict.fromkeys(waiting_advice(waited)), **advice}
     found = gate_of(gate.threshold_percent, f"at {gate.a.name}", rows, tuple(advice))
     is_same = gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs)
     return replace(found, details=(*found.details, SAME_CODE)) if is_same else found
+
+
+def waiting_advice(bias: float) -> tuple[str, str]:
+    """What other load did to a difference of logarithms at the most, and what to do about it."""
+    waited = f"Ranks waited for a free core in up to {-100 * math.expm1(-bias):.1f} % of a step"
+    return f"{waited}, by which bounds are wider.", LESS_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -250,9 +258,6 @@ class _Pair:
         if self.a.status == "failed":
             return [f"If {self.gate.a.name} lacks files that aren't committed, name them by --with."]
         found = [COOL_DOWN] if self.is_hot else []
-        if self.bias:
-            waited = f"Ranks waited for a free core in up to {-100 * math.expm1(-self.bias):.1f} % of a step"
-            found.append(f"{waited}, by which bounds are wider. {LESS_AT_ONCE}")
         is_spent = bool(looks) and looks[-1].fraction >= 1
         return [*found, self.time_needed(budget_s)] if is_spent and not self.lost else found
 

@@ -90,7 +90,7 @@ def keep_if_other(comparison: Any, run: Any) -> None:
     help="Keep host names, addresses, GPU UUIDs and other processes in the HTML file.",
 )
 def report(run: Path, formats: str, as_json: bool, with_host: bool) -> None:
-    """Show the results of a run again, without running anything. If the fastest split is uneven, also print
+    """Show the results of a run again, without running anything. If an uneven split is ahead, also print
     the code to use it in a training script.
 
     The format html writes RUN/report.html, a single file that opens offline in any browser. It has no host
