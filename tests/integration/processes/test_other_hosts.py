@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -109,13 +110,12 @@ def test_a_claim_of_another_container_may_live(tmp_path: Path) -> None:
     assert not found.is_here
 
 
-def test_in_a_container_we_may_be_process_1_of_a_user_without_name_and_home(tmp_path: Path) -> None:
+def test_in_a_container_we_may_be_process_1_of_a_user_without_name_and_home() -> None:
     """The supervisor keeps no file open, whatever its number, and nothing that a server left outlives it."""
-    tmp_path.chmod(0o777)
-    for path in (tmp_path.parent, tmp_path.parent.parent):
-        path.chmod(0o711)
-    run = ("env", "-u", "HOME", "-u", "XDG_CACHE_HOME", f"TMPDIR={tmp_path}", sys.executable, "-P", "-c")
-    done = unshared("--mount-proc", *AS_NO_ONE, *CAN_READ, *run, IN_CONTAINER)
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own are below one that is closed to others
+        Path(directory).chmod(0o777)
+        run = ("env", "-u", "HOME", "-u", "XDG_CACHE_HOME", f"TMPDIR={directory}", sys.executable, "-P", "-c")
+        done = unshared("--mount-proc", *AS_NO_ONE, *CAN_READ, *run, IN_CONTAINER)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["1 False", "[] True", "True"]
 
