@@ -112,7 +112,7 @@ def test_a_claim_of_another_container_may_live(tmp_path: Path) -> None:
 
 def test_in_a_container_we_may_be_process_1_of_a_user_without_name_and_home() -> None:
     """The supervisor keeps no file open, whatever its number, and nothing that a server left outlives it."""
-    with tempfile.TemporaryDirectory() as directory:  # pytest's own are below one that is closed to others
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # those of tests are closed to other users
         Path(directory).chmod(0o777)
         run = ("env", "-u", "HOME", "-u", "XDG_CACHE_HOME", f"TMPDIR={directory}", sys.executable, "-P", "-c")
         done = unshared("--mount-proc", *AS_NO_ONE, *CAN_READ, *run, IN_CONTAINER)
