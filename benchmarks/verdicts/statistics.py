@@ -6,16 +6,24 @@ how many processes simulate them (one a core).
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
+from hashlib import sha256
 from itertools import product
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.timing import machine_facts, record, table
+from gpurun.launcher import compare, stats
+from gpurun.launcher.run import budget
+from gpurun.launcher.rundir.files import read_json, write_json
+from tests.unit.stats import simulate
 from tests.unit.stats.simulate import (
     OUTCOMES,
+    Ended,
     Model,
     false_alarms_in_a_launch,
     gate_outcomes,
@@ -189,8 +197,22 @@ def _simulated(
     return [_joined(found[first : first + parts]) for first in range(0, len(found), parts)]
 
 
-def _runs(job: tuple[Any, float, int, tuple[int, ...]]) -> list[Any]:
-    return list(runs_until_decided(*job))
+def _runs(job: tuple[Any, float, int, tuple[int, ...]]) -> list[Ended]:
+    """Simulated once for the same code: a table takes over an hour, so it may be made in parts."""
+    kept = Path(tempfile.gettempdir()) / f"gpurun-simulated-{os.getuid()}"
+    kept.mkdir(mode=0o700, exist_ok=True)
+    path = kept / f"{sha256(f'{code_digest()} {job}'.encode()).hexdigest()}.json"
+    if not path.exists():
+        write_json(path, list(runs_until_decided(*job)))
+    return read_json(path, list[Ended])
+
+
+@cache
+def code_digest() -> str:
+    """Of all code that decides, and of the simulation itself."""
+    files = [Path(simulate.__file__), Path(budget.__file__)]
+    files += [file for part in (stats, compare) for file in Path(part.__path__[0]).rglob("*.py")]
+    return sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
 def _joined(parts: Iterable[list[Any]]) -> list[Any]:
