@@ -11,9 +11,10 @@ from tests.browser.pages import Tab
 ROW_PX = 12
 MERGED = """async (body, steps) => {
   const loaded = performance.getEntriesByType("resource").map((each) => each.name);
-  return (await import(loaded.find((name) => name.endsWith("timeline/layout.js")))).mergedSteps(steps);
+  const layout = await import(loaded.find((name) => name.endsWith("timeline/layout.js")));
+  return [layout.mergedSteps(steps), layout.meanStepMs(layout.mergedSteps(steps))];
 }"""
-"""What the page makes of the steps of all ranks."""
+"""What the page makes of the steps of all ranks, and how long it says that they take."""
 
 
 def mesh(open_tab: OpenTab, **more: Any) -> Tab:
@@ -55,11 +56,12 @@ def test_a_step_takes_as_long_as_its_slowest_rank(open_tab: OpenTab) -> None:
     """Stages of a pipeline begin and end it at different times."""
     spans = [(0, 1, 0, 30), (1, 1, 10, 45), (0, 2, 40, 80), (1, 2, 50, 85)]
     steps = [dict(zip(("rank", "step", "start_ns", "end_ns"), span, strict=True)) for span in spans]
-    found = mesh(open_tab, height=1100).find("body").evaluate(MERGED, steps)
+    found, mean_ms = mesh(open_tab, height=1100).find("body").evaluate(MERGED, steps)
     assert [(step["step"], step["longest_ns"], step["shown_end_ns"]) for step in found] == [
         (1, 35, 40),
         (2, 40, 85),
     ]
+    assert mean_ms == pytest.approx(37.5e-6)
 
 
 def test_rows_are_sorted_and_coloured_as_asked_for(open_tab: OpenTab) -> None:

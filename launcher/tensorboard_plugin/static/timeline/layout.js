@@ -117,6 +117,19 @@ export function mergedSteps(steps) {
   }));
 }
 
+/** @param {(TracedStep | MergedStep)[]} steps */
+export function meanStepMs(steps) {
+  return steps.length && steps.reduce((sum, step) => sum + lengthNs(step), 0) / steps.length / 1e6;
+}
+
+/**
+ * How long a step takes: on its slowest rank, where it is one of all ranks.
+ * @param {TracedStep | MergedStep} step
+ */
+export function lengthNs(step) {
+  return 'longest_ns' in step ? step.longest_ns : step.end_ns - step.start_ns;
+}
+
 /**
  * The answer to `timeline/window`, with blocks found by lane and row.
  * @param {WindowAnswer} answer

@@ -7,6 +7,7 @@ import { legend } from '../shared/phases.js';
 import { problemNotes } from '../shared/states.js';
 import { bandClass, compactControls } from './compact.js';
 import { exits } from './exits.js';
+import { lengthNs, meanStepMs } from './layout.js';
 import { hintPanel } from './panel.js';
 
 /**
@@ -60,7 +61,7 @@ function stepTable(steps) {
   const rows = steps.map((step) => [
     step.step,
     three(step.start_ns / 1e6),
-    three(('longest_ns' in step ? step.longest_ns : step.end_ns - step.start_ns) / 1e6),
+    three(lengthNs(step) / 1e6),
   ]);
   return hiddenTable('steps, ms', ['step', 'start', 'duration'], rows);
 }
@@ -75,22 +76,17 @@ function sentence({ app, variant, steps, meta }) {
 }
 
 /** @param {TimelineFacts} view */
-function subSentence({ app, variant, meta, endNs }) {
+function subSentence({ app, variant, steps, meta, endNs }) {
   const shared = meta.linked ? '; ranks on one clock' : '; clocks as recorded';
   const clock = meta.apart ? '; each rank from its own start' : meta.ranks.length > 1 ? shared : '';
   const found = `${number(meta.num_events)} events in ${duration(endNs)}${clock}.`;
   if (app.run.isTraces) return found;
-  const traced = meanStepMs(meta.steps);
-  const steps =
+  const traced = meanStepMs(meta.apart ? meta.steps : steps);
+  const taken =
     traced && variant.stepMs
       ? `: steps take ${three(traced)} ms here, the timed ones ${three(variant.stepMs)} ms`
       : '';
-  return `${found} Recorded after the measurement, with the profiler on${steps}.`;
-}
-
-/** @param {TracedStep[]} steps */
-function meanStepMs(steps) {
-  return steps.length && steps.reduce((sum, step) => sum + step.end_ns - step.start_ns, 0) / steps.length / 1e6;
+  return `${found} Recorded after the measurement, with the profiler on${taken}.`;
 }
 
 /** @param {Timeline} view */
