@@ -286,7 +286,8 @@ class Settings:
         needs_processes=True,
     )
     """What NCCL doesn't choose by itself: `{algorithm: ring, protocol: ll128, channels: 4}`. They become
-    `NCCL_ALGO`, `NCCL_PROTO`, and `NCCL_MIN_NCHANNELS` with `NCCL_MAX_NCHANNELS`."""
+    `NCCL_ALGO`, `NCCL_PROTO`, and `NCCL_MIN_NCHANNELS` with `NCCL_MAX_NCHANNELS`. Some versions fail where an
+    algorithm can't do one of the collectives: `tree` can't broadcast, as `ddp` does once at the start."""
     reshard: bool = setting(
         True,
         compare="`[false, true]` compares parameters that stay after the forward with those that are freed.",

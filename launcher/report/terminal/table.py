@@ -6,7 +6,7 @@ one line per variant and per sentence.
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.text import Text
 
@@ -156,8 +156,11 @@ def _body(comparison: Comparison, page: Page) -> list[Text]:
     drawn = _bar_column(bars, width - total_width(names + figures), plain)
     lines = [Text(line) for line in (*gate_table(comparison.gate, width), "")] if comparison.gate else []
     lines += _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)
+    above = None
     for row, variant in enumerate(unranked, start=len(ranked)):
-        lines += _unranked_lines(variant, row_line(names, row), names, figures, page)
+        shown = replace(variant, reason=AS_ABOVE, log=None) if _ended_alike(variant, above) else variant
+        lines += _unranked_lines(shown, row_line(names, row), names, figures, page)
+        above = variant
     lines.append(Text())
     if drawn:
         lines.append(Text.assemble(("Bars: ", "dim"), bar_legend(bars, plain)))
@@ -237,6 +240,17 @@ def _ranked_lines(ranked: Sequence[VariantResult], columns: list[Column], fastes
             line.stylize("bold")
         lines.append(line)
     return lines
+
+
+AS_ABOVE = "as above"
+"""Of a variant that one failure ended together with the one before."""
+
+
+def _ended_alike(variant: VariantResult, above: VariantResult | None) -> bool:
+    """Whether one reason with one log explains both, and there is nothing else to say."""
+    if above is None or variant.log is None or variant.step_ms or above.step_ms:
+        return False
+    return (variant.status, variant.reason, variant.log) == (above.status, above.reason, above.log)
 
 
 def _unranked_lines(

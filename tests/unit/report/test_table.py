@@ -163,6 +163,17 @@ def test_a_run_in_which_everything_failed_has_no_header_and_no_bars() -> None:
     assert text.startswith("dp       48/16  oom")
 
 
+def test_a_reason_that_ended_several_variants_is_shown_once() -> None:
+    failed = replace(
+        variant("dp-2-48-16"), status="failed", reason="no such file", log="launches/1/log/rank0.log"
+    )
+    alike = with_variants(*(replace(failed, id=str(number)) for number in range(3)))
+    text = shown(alike, width=120)
+    assert (text.count("no such file"), text.count("rank0.log"), text.count("as above")) == (1, 1, 2)
+    other = with_variants(failed, replace(failed, id="2", log="launches/2/log/rank0.log"))
+    assert "as above" not in shown(other, width=120)
+
+
 def test_a_long_reason_is_wrapped_below_itself_on_a_terminal_only() -> None:
     long = replace(variant("dp-2-48-16"), reason="word " * 40)
     lines = lines_of(shown(with_variants(variant("ddp-2-even"), long)))
