@@ -26,7 +26,7 @@ JOB = """
 
 @contextmanager
 def running(directory: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """`gpurun job.yaml --out run` in the background, once its ranks make steps."""
+    """`gpurun job.yaml --out run` in the background, once both of its ranks have made steps."""
     argv = [sys.executable, "-m", "gpurun", "job.yaml", "--out", "run", *args]
     with subprocess.Popen(
         argv,
@@ -36,7 +36,7 @@ def running(directory: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
         text=True,
         stdin=subprocess.DEVNULL,
     ) as process:
-        wait_for(lambda: any((directory / "run").glob("variants/*/rank0.jsonl")), process)
+        wait_for(lambda: len([*(directory / "run").glob("variants/*/rank*.jsonl")]) == 2, process)
         try:
             yield process
         finally:
