@@ -81,16 +81,16 @@ def compare_run(run: RunDir) -> Comparison:
     left = still_open(gate) if gate else undecided
     complete = all(is_complete(one, plan) for one in measured.values()) and has_ended(plan, looks, left)
     conclusion = conclude(plan, results, ranking, interference, complete, differences.within, gate)
-    fitting = None
-    if job.get("memory") and ranking and not differences.is_throttled:
-        fitting = fitting_in(
-            job["memory"], results, differences, accelerator_of(results[0].devices[0]).is_host
-        )
+    named = ranking.leader.id if ranking and not differences.is_throttled else None
+    is_host = accelerator_of(plan.variants[0].devices[0]).is_host
+    fitting = (
+        fitting_in(job["memory"], results, differences, is_host) if named and job.get("memory") else None
+    )
     against = ranking.leader.vs_baseline if ranking else None
     search = search_result(run, ranking.leader.id if ranking else None, against.percent if against else None)
     complete = complete and (search is None or search.is_over)
     said = (conclusion.summary, *(one.summary for one in (fitting, search) if one))
-    return Comparison(
+    found = Comparison(
         schema=SCHEMA,
         name=plan.name,
         job=job,
@@ -99,25 +99,16 @@ def compare_run(run: RunDir) -> Comparison:
         ci_level=1 - ALPHA if len(plan.variants) > 1 and gate is None else None,
         noise=noise(differences),
         variants=results,
-        fastest=ranking.leader.id
-        if ranking and ranking.is_settled and not differences.is_throttled
-        else None,
+        fastest=named if ranking and ranking.is_settled else None,
         headline=conclusion.headline,
         summary=" ".join(said),
-        notes=(
-            *notes(plan, measured, differences.within),
-            *(budget_notes(run, plan) if complete else ()),
-            *(open_notes(plan, undecided, looks) if complete and not interference else ()),
-            *(memory_notes(results) if plan.gate is None else ()),
-            *restart_notes(run),
-            *software_notes(run, measured.values()),
-        ),
+        notes=(),
         restarts=len(run.read_restarts()),
         complete=complete,
         batch_curves=batch_curves(results),
         interference=interference,
         unit=differences.unit,
-        leader=ranking.leader.id if ranking and not differences.is_throttled else None,
+        leader=named,
         open=undecided,
         scatter=scatter(differences),
         code=run.read_code(),
@@ -126,6 +117,26 @@ def compare_run(run: RunDir) -> Comparison:
         gate=gate,
         alerts=tuple(alerts(results)),
         conclusions=CONCLUSIONS,
+    )
+    return replace(found, notes=_notes(found, run, plan, measured, differences.within, looks))
+
+
+def _notes(
+    found: Comparison,
+    run: RunDir,
+    plan: Plan,
+    measured: Mapping[str, Measured],
+    within: int,
+    looks: Sequence[Look],
+) -> tuple[str, ...]:
+    """What is to be known of a comparison and of the run itself."""
+    return (
+        *notes(plan, measured, within),
+        *(budget_notes(run, plan) if found.complete else ()),
+        *(open_notes(plan, found.open, looks) if found.complete and not found.interference else ()),
+        *(memory_notes(found.variants) if found.gate is None else ()),
+        *restart_notes(run),
+        *software_notes(run, measured.values()),
     )
 
 

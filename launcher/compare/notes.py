@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 
 from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.recorded import Measured, planned_launch, steps_of_launches
@@ -15,7 +14,7 @@ from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import NO_GROUP, Event, Look, Stage, elapsed_s, stages_s
+from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, between_s, stages_s
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import Interval, format_ms, format_number, plural
@@ -69,8 +68,6 @@ def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look])
     return (f"{found}. To decide it takes about {plural(minutes, 'minute')}: set `budget: {minutes}m`.",)
 
 
-MOST_BETWEEN_S = 60.0
-"""Longer than the command takes from one launch to the next: the run was stopped and resumed."""
 SPENT_ON: dict[str, tuple[Stage, ...]] = {
     "rounds": ("round",),
     "the program": ("run",),
@@ -93,19 +90,12 @@ def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
         name: format_number(100 * sum(s for stage, s in stages if stage in names) / plan.budget_s, 0)
         for name, names in SPENT_ON.items()
     }
-    between_s = sum(between(logs))
-    spent["between launches"] = format_number(100 * between_s / plan.budget_s, 0)
+    gaps_s = sum(between_s(logs))
+    spent["between launches"] = format_number(100 * gaps_s / plan.budget_s, 0)
     parts = [f"{name} {percent} %" for name, percent in spent.items() if percent != "0"]
-    total = format_number(100 * (sum(seconds for _, seconds in stages) + between_s) / plan.budget_s, 0)
+    total = format_number(100 * (sum(seconds for _, seconds in stages) + gaps_s) / plan.budget_s, 0)
     of = f"{plural(len(logs), 'launch')} took {total} % of the budget"
     return (f"{of}: {', '.join(parts)}." if len(parts) > 1 else f"{of}.",)
-
-
-def between(logs: Iterable[Sequence[Event]]) -> list[float]:
-    """Seconds from the end of each launch to the start of the next one; none where a run was resumed."""
-    in_order = sorted(logs, key=lambda log: log[0].time_ns)
-    gaps = (elapsed_s((before[-1], after[0])) for before, after in pairwise(in_order))
-    return [gap for gap in gaps if 0 < gap < MOST_BETWEEN_S]
 
 
 def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:

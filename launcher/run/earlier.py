@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.records import elapsed_s
+from gpurun.launcher.rundir.records import between_s, elapsed_s
 from gpurun.launcher.stats.busy import waiting_bias
 
 MOST_RUNS = 20
@@ -64,9 +63,8 @@ def _newest_first(job: str, runs: Path) -> Iterator[tuple[str, Path]]:
 def _launch_s(run: RunDir) -> float | None:
     """From one launch to the next: the median of the second half, in which only close rivals run."""
     logs = [log for log in run.read_all_events().values() if log and log[-1].stage == "done"]
-    logs.sort(key=lambda log: log[0].time_ns)
-    seconds = [elapsed_s((log[0], after[0])) for log, after in pairwise(logs)] or [*map(elapsed_s, logs)]
-    return median(seconds[len(seconds) // 2 :]) if seconds else None
+    seconds = [*map(elapsed_s, logs)]
+    return median(seconds[len(seconds) // 2 :]) + median(between_s(logs) or [0.0]) if seconds else None
 
 
 def _waited_percent(compared: _Compared) -> float:

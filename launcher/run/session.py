@@ -69,7 +69,6 @@ class Session:
     def __post_init__(self) -> None:
         self.plan, self.run = self.starter.plan, self.starter.run
         self.ranks = self.pools.get(*self.plan.environment(self.plan.variants[0].id))
-        self.began_s = self.clock.monotonic()
         self.budget = Budget(self.plan, self.run, self.clock.monotonic)
 
     def execute(self) -> Comparison:

@@ -51,6 +51,7 @@ from gpurun.launcher.rundir.records.outcome import (
     TrialTimes,
     Unmeasured,
     VariantStatus,
+    between_s,
     elapsed_s,
     stages_s,
 )
@@ -98,6 +99,7 @@ __all__ = [
     "VariantFacts",
     "VariantRef",
     "VariantStatus",
+    "between_s",
     "elapsed_s",
     "stages_s",
 ]

@@ -1,7 +1,7 @@
 """What happens during a run or a search, and how ranks, launches, variants and trials ended."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -47,6 +47,17 @@ def elapsed_s(events: Sequence[Event]) -> float:
 def stages_s(events: Sequence[Event]) -> list[tuple[Event, float]]:
     """Every event of an attempt but the last, with the seconds until the next one."""
     return [(event, elapsed_s((event, after))) for event, after in pairwise(events)]
+
+
+MOST_BETWEEN_S = 60.0
+"""Longer than the command takes from one launch to the next: the run was stopped and resumed."""
+
+
+def between_s(logs: Iterable[Sequence[Event]]) -> list[float]:
+    """Seconds from the end of each launch to the start of the next one; none where a run was resumed."""
+    in_order = sorted(logs, key=lambda log: log[0].time_ns)
+    gaps = (elapsed_s((before[-1], after[0])) for before, after in pairwise(in_order))
+    return [gap for gap in gaps if 0 < gap < MOST_BETWEEN_S]
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import pytest
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.recorded import launch_logs
 from gpurun.launcher.compare.model import OpenPair, Status
-from gpurun.launcher.compare.notes import between, open_notes
+from gpurun.launcher.compare.notes import open_notes
 from gpurun.launcher.compare.ranking import Following, following
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.rundir.files import append_lines, write_json
-from gpurun.launcher.rundir.records import Event, Look, RoundTime
+from gpurun.launcher.rundir.records import Event, Look, RoundTime, between_s
 from gpurun.launcher.stats.estimates import t_interval, wilcoxon_interval
 from gpurun.launcher.stats.sequential import levels
 from gpurun.launcher.stats.verdict import percent_interval
@@ -275,4 +275,4 @@ def test_figures_of_ranks_are_of_the_same_steps(files: Files) -> None:
 def test_time_between_launches_is_counted_and_that_until_a_run_is_resumed_is_not() -> None:
     times_s = [(12, 15), (0, 10), (4000, 4010)]
     logs = [[Event(start * 10**9, "start"), Event(end * 10**9, "done")] for start, end in times_s]
-    assert between(logs) == [2.0]
+    assert between_s(logs) == [2.0]
