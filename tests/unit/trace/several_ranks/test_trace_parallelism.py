@@ -131,6 +131,17 @@ def test_kinds_and_bubble_of_a_mesh(tmp_path: Path, names: dict[str, str], calls
         assert received == pytest.approx(known.messages[each.stage], abs=1)
 
 
+def test_of_messages_that_are_asked_for_early_each_has_what_it_adds(tmp_path: Path) -> None:
+    """All four are asked for at once; they are sent after 10, 15, 15 and 30 ms."""
+    job = Job(2)
+    for sent_us in (10_000, 15_000, 15_000, 30_000):
+        job.message(0, 1, (sent_us, 0), (sent_us + 10, sent_us + 10))
+    (_, stage) = job.report(tmp_path).pipeline
+    (found,) = stage.messages
+    assert stage.bubble_us == sum(found.wait_us)
+    assert found.wait_us == pytest.approx((10_000, 5_000, 0, 15_000), abs=20)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_drifting_clocks_are_aligned_to_the_microsecond(tmp_path: Path, seed: int) -> None:
     """Stages are linked by messages alone; clocks are off by ±30 s and gain up to ±100 µs per second."""
