@@ -56,6 +56,7 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
         "base_time_ns",
         "warnings",
         "clock_offsets_us",
+        "clock_offset_bounds_us",
         "clock_drift_ppm",
         "clock_drift_bounds_ppm",
         "ranks",
