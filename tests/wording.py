@@ -1,7 +1,8 @@
 """What messages say, word for word: a snapshot per test file, so that another wording changes no test."""
 
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import ndiff
@@ -29,8 +30,8 @@ class WordingFile:
     def __post_init__(self) -> None:
         if self.path.exists():
             self.expected = read_sections(self.path.read_text(encoding="utf-8"))
-        gone = [test for test in self.expected if not hasattr(self.module, function(test))]
-        assert self.update or not gone, f"{self.path}: {gone} are no tests; pytest --update removes them"
+        gone = self.expected.keys() - self._kept(self.expected).keys()
+        assert self.update or not gone, f"{self.path}: {gone} are no tests of words; --update removes them"
 
     @property
     def path(self) -> Path:
@@ -41,11 +42,18 @@ class WordingFile:
         """Replaces the sections of the tests that ran, and removes those of tests that are gone."""
         ran = {function(test) for test in self.seen}
         old = {test: texts for test, texts in self.expected.items() if function(test) not in ran}
-        order = {name: place for place, name in enumerate(vars(self.module))}
-        kept = {test: texts for test, texts in (old | self.seen).items() if texts and function(test) in order}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        shown = sorted(kept.items(), key=lambda section: order[function(section[0])])
-        self.path.write_text(written(dict(shown)), encoding="utf-8")
+        self.path.write_text(written(self._kept(old | self.seen)), encoding="utf-8")
+
+    def _kept(self, sections: Sections) -> Sections:
+        """Those of tests that ask for `wording`, in their order in the module."""
+        asks = [name for name, test in vars(self.module).items() if "wording" in parameters(test)]
+        kept = [(test, texts) for test, texts in sections.items() if texts and function(test) in asks]
+        return dict(sorted(kept, key=lambda section: asks.index(function(section[0]))))
+
+
+def parameters(of: object) -> Collection[str]:
+    return inspect.signature(of).parameters if inspect.isfunction(of) else ()
 
 
 def function(test: str) -> str:

@@ -83,9 +83,8 @@ def compare_run(run: RunDir) -> Comparison:
     conclusion = conclude(plan, results, ranking, interference, complete, differences.within, gate)
     named = ranking.leader.id if ranking and not differences.is_throttled else None
     is_host = accelerator_of(plan.variants[0].devices[0]).is_host
-    fitting = (
-        fitting_in(job["memory"], results, differences, is_host) if named and job.get("memory") else None
-    )
+    limit = job.get("memory") if named else None
+    fitting = fitting_in(limit, results, differences, is_host) if limit else None
     against = ranking.leader.vs_baseline if ranking else None
     search = search_result(run, ranking.leader.id if ranking else None, against.percent if against else None)
     complete = complete and (search is None or search.is_over)

@@ -377,13 +377,14 @@ class Part:
     value: Callable[[RankFigures], float | None]
 
 
+OTHER_STEPS = "only work of other steps"
 PARTS: tuple[Part, ...] = (
     Part("compute", "the device computes", lambda rank: rank.compute_ms),
     Part("transfer", "communication that no compute hides", lambda rank: rank.exposed_transfer_ms),
     Part("wait", "waiting for another rank, with nothing to compute", lambda rank: rank.exposed_wait_ms),
     Part("copy", "copies that nothing hides", lambda rank: rank.exposed_memcpy_ms),
     Part("input", "waiting for data", lambda rank: rank.input_ms),
-    Part("other_steps", "only work of other steps", lambda rank: rank.other_steps_ms),
+    Part("other_steps", OTHER_STEPS, lambda rank: rank.other_steps_ms),
     Part(
         "idle",
         "nothing to do",

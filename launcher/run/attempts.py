@@ -1,4 +1,4 @@
-"""The attempts at the launches of a run: what is still missing, and how their variants ended."""
+"""The attempts at the launches of a run: what is missing (`--resume` too), and how their variants ended."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal

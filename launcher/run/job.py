@@ -27,7 +27,7 @@ from gpurun.launcher.processes.pool_per_env import Pools
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.attempts import replace_other_software, spent_s
-from gpurun.launcher.run.earlier import find_earlier
+from gpurun.launcher.run.earlier_runs import find_earlier
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import Invocation, find_run, open_run, resume_run
 from gpurun.launcher.run.progress_line import Progress, Status

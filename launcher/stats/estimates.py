@@ -246,6 +246,28 @@ def order_rank(num_values: int, alpha: float) -> int:
     return rank
 
 
+def trend(values: Sequence[float]) -> tuple[float, float] | None:
+    """Means of the first and the last third of `values`, if they grow, or shrink, from beginning to end.
+
+    Mann-Kendall's test at 5 % for values without any trend (normal approximation, ties taken as no evidence);
+    the mean of the second third must also lie between the two.
+
+    Source: Kendall, Rank Correlation Methods (1948), chapter 4.
+    """
+    num_values = len(values)
+    if num_values < 9:
+        return None
+    score = sum((b > a) - (b < a) for i, a in enumerate(values) for b in values[i + 1 :])
+    error = math.sqrt(num_values * (num_values - 1) * (2 * num_values + 5) / 18)
+    third = num_values // 3
+    first, second, last = (
+        fmean(values[start:end]) for start, end in ((0, third), (third, -third), (-third, num_values))
+    )
+    is_between = min(first, last) < second < max(first, last)
+    is_sure = abs(score) - 1 > NormalDist().inv_cdf(0.975) * error
+    return (first, last) if is_sure and is_between else None
+
+
 def round_step_ns(step_ns_by_rank: Sequence[Sequence[float]]) -> float:
     """Step time of one block, in nanoseconds: the maximum over ranks of the mean step."""
     return max(fmean(steps) for steps in step_ns_by_rank)

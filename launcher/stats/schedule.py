@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from gpurun.launcher.units import format_ms
+
 T = TypeVar("T")
 
 WINDOW_STEPS = 5
@@ -137,7 +139,18 @@ def only_warmup_text(num_steps: int, warmup: int) -> str:
 def short_text(num_steps: int, shown: int, has_settled: bool) -> str:
     """What to say of a program that ended before or soon after its steps were steady: some are shown."""
     how = "" if has_settled else ", which did not settle"
-    return f"only {num_steps} steps{how}: the times are those of the last {shown}; run more steps"
+    return (
+        f"only {num_steps} steps were recorded{how}: the times are those of the last {shown}; run more steps"
+    )
+
+
+def trend_text(first_ms: float, last_ms: float) -> str:
+    """What to say of a program whose steps take longer and longer, or ever less."""
+    how = "longer and longer" if last_ms > first_ms else "less and less time"
+    return (
+        f"steps take {how} during a launch, on average {format_ms(first_ms)} ms in its first third and "
+        f"{format_ms(last_ms)} ms in its last: the step time depends on how many steps are made"
+    )
 
 
 def warmup_minimum(warmup: int, window: int = WINDOW_STEPS) -> int:

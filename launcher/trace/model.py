@@ -292,6 +292,12 @@ class TraceReport:
     warnings: tuple[str, ...]
     clock_offsets_us: Mapping[str, float]
     """How far each rank's clock is ahead of the lowest rank's; start times are already corrected for it."""
+    clock_offset_bounds_us: Mapping[str, tuple[float | None, float | None]]
+    """Between which each offset is: no message arrives before it was sent. `null`: no bound, as to one side
+    where messages run one way only, and to both where nothing links the clocks.
+
+    Of ranks that share collectives both are the same: they all leave within microseconds.
+    """
     clock_drift_ppm: Mapping[str, float | None]
     """How much each clock gains on the lowest rank's, in µs per second; start times are corrected for it.
 

@@ -21,12 +21,13 @@ from gpurun.launcher.rundir.records import (
     elapsed_s,
 )
 from gpurun.launcher.stats.busy import waited_for_others_ns
-from gpurun.launcher.stats.estimates import round_step_ns
+from gpurun.launcher.stats.estimates import round_step_ns, trend
 from gpurun.launcher.stats.schedule import (
     MAX_KEPT_STEPS,
     WINDOW_STEPS,
     sampled_text,
     short_text,
+    trend_text,
 )
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import GIB
@@ -35,6 +36,10 @@ LEAST_STEPS = 4
 """Half of fewer steps says nothing."""
 LEAST_TIMED = 6
 """So many values give an interval of their median."""
+LEAST_TREND = 0.1
+"""Share by which steps must grow or shrink during a launch to be worth a warning."""
+MOST_FOR_TREND = 200
+"""Values that are looked at for a trend: their pairs are counted."""
 RoundKey = tuple[str, int]
 """Launch and round number."""
 
@@ -93,7 +98,8 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
             unsteady = text
     facts = run.read_facts(variant.id)
     sampled = sample_of_steps(steps, variant.kind.runs_program)
-    facts = replace(facts, warnings=(*facts.warnings, *damage, *sampled, *short))
+    trends = trend_of_steps(steps) if variant.kind.runs_program else ()
+    facts = replace(facts, warnings=(*facts.warnings, *damage, *sampled, *short, *trends))
     balance = None if variant.split else run.read_balance(variant.id)
     if status is not None and status.status == "ok" and unsteady:
         status = VariantStatus("unsteady", unsteady)
@@ -153,6 +159,28 @@ def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]], of_program: bool)
     total = sum({step.launch: step.step + 1 for step in of_rank}.values())
     is_sample = _may_be_sample(of_rank) and len(of_rank) < total
     return (sampled_text(len(of_rank), total, of_program),) if is_sample else ()
+
+
+def trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
+    """What to say of a program whose steps grow or shrink by a tenth or more in most of its launches.
+
+    Short windows of the warm-up can't show that. The first steps don't count, nor those that were skipped.
+    """
+    launches: dict[str, list[float]] = {}
+    for step in next(iter(steps.values()), ()):
+        if step.step >= WINDOW_STEPS and step.kind in ("warmup", "timed"):
+            launches.setdefault(step.launch, []).append((step.block_ns or step.step_ns) / 1e6)
+    found = [trend(_thinned(steps_ms)) for steps_ms in launches.values()]
+    large = [one for one in found if one and abs(one[1] - one[0]) >= LEAST_TREND * min(one)]
+    if 2 * len(large) <= len(found):
+        return ()
+    return (trend_text(*large[-1]),)
+
+
+def _thinned(values: Sequence[float]) -> list[float]:
+    """Means of neighbours, at most `MOST_FOR_TREND`."""
+    size = -(-len(values) // MOST_FOR_TREND)
+    return [fmean(values[i : i + size]) for i in range(0, len(values), size)]
 
 
 def step_numbers(steps: Sequence[StepRecord]) -> Sequence[int]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from gpurun.launcher.report.metrics import OTHER_STEPS
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.kineto.classify import HostKind, host_kind
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace
@@ -34,7 +35,7 @@ class TimePerStep:
     """Time under one name on one rank, per step."""
 
     kind: str
-    """As in `timeline.blocks.KIND_NAMES`; what has most of the time, where there are several."""
+    """As in `timeline.blocks.KIND_NAMES`, or other_steps; what has most of the time, where several have."""
     calls: float
     """0 where it isn't known."""
     self_ms: float
@@ -58,14 +59,13 @@ class RankTimes:
     work_ms: float
     """The step without exposed communication: the others wait for the rank with most of it."""
     idle_ms: float
-    """Without work of its own: nothing ran, or only other steps' work."""
     num_steps: int
     """0 for a trace without steps, which counts as one."""
     names: dict[str, TimePerStep]
 
     @property
     def rest_ms(self) -> float:
-        """What no row has: never less than the time in which nothing of the step ran."""
+        """What no row has: never less than the time in which nothing ran."""
         return max(self.step_ms - self._named_ms, self.idle_ms)
 
     @property
@@ -139,11 +139,14 @@ def rank_times(rank: RankTrace, kind: Kind) -> RankTimes:
     if not on_gpu and kind != "kernels":
         names |= _cpu_collectives(rank, per_step)
     names |= _outside(names, rank, kind, per_step)
+    other_ms = sum(step.other_steps_us for step in steps) * per_step
+    if other_ms > 0:
+        names[OTHER_STEPS] = TimePerStep("other_steps", 0.0, other_ms, 0.0, is_named=False)
     return RankTimes(
         rank=rank.rank,
         step_ms=span_us * per_step,
         work_ms=(span_us - exposed_us) * per_step,
-        idle_ms=sum(step.idle_us + step.other_steps_us for step in steps) * per_step,
+        idle_ms=sum(step.idle_us for step in steps) * per_step,
         num_steps=len(rank.steps),
         names=_exposed(names, rank, per_step),
     )

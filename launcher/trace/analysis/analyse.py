@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.launcher.errors import SpecError, TraceError
-from gpurun.launcher.trace.analysis.collectives.clocks import Clocks
+from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, Shift
 from gpurun.launcher.trace.analysis.collectives.collective import (
     Collective,
     bandwidths,
@@ -183,13 +183,17 @@ def _clock_notes(clocks: Clocks) -> list[str]:
         found.append(
             f"messages run only one way between {_ranks_text(one_way)} and the lowest rank: "
             "the clocks are aligned as if the fastest of them took no time, "
-            "and how far they are off is unknown"
+            "and how far they are off to one side is unknown"
         )
-    loose = {rank: ns for rank, ns in clocks.slack.items() if ns is not None and ns >= MENTION_SLACK_NS}
-    if loose:
+    widths = {
+        rank: most - least
+        for rank, (least, most) in clocks.between.items()
+        if least is not None and most is not None and most - least >= 2 * MENTION_SLACK_NS
+    }
+    if widths:
         found.append(
-            f"only messages link the clocks of {_ranks_text(list(loose))} with that of the lowest rank: "
-            f"known to ±{max(loose.values()) / 1000:,.0f} µs"
+            f"only messages link the clocks of {_ranks_text(list(widths))} with that of the lowest rank: "
+            f"known to ±{max(widths.values()) / 2000:,.0f} µs"
         )
     return found
 
@@ -216,6 +220,7 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
         base_time_ns=base_ns if abs(base_ns) < MAX_UNIX_NS else 0,
         warnings=tuple(warnings),
         clock_offsets_us={str(rank): matched.offsets[rank] / 1000 for rank in ranks},
+        clock_offset_bounds_us={str(rank): _in_us(matched.clocks.between[rank]) for rank in ranks},
         clock_drift_ppm={str(rank): _ppm(matched.clocks.rates.get(rank)) for rank in ranks},
         clock_drift_bounds_ppm={str(rank): _bounds_ppm(matched.clocks.bounds.get(rank)) for rank in ranks},
         ranks=tuple(rank_trace(rank, view) for rank, view in views),
@@ -227,6 +232,11 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
         parallelism=parallel_kinds(views, kinds),
         pipeline=pipeline(views, kinds.stages, matched.offsets),
     )
+
+
+def _in_us(bounds_ns: Shift) -> tuple[float | None, float | None]:
+    least, most = bounds_ns
+    return None if least is None else least / 1000, None if most is None else most / 1000
 
 
 def _ppm(rate: float | None) -> float | None:

@@ -344,6 +344,21 @@ def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(
     wording(comparison.notes[0])
 
 
+@pytest.mark.parametrize(("ms_per_step", "warns"), [(3, True), (-2, True), (0.1, False), (0, False)])
+def test_a_program_whose_steps_grow_or_shrink_all_the_time_has_a_warning(
+    files: Files, ms_per_step: float, warns: bool
+) -> None:
+    """A pattern of 7 steps hides the growth from the windows of the warm-up."""
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    lines = [step_of(number, 60 + 10 * (number % 7) + ms_per_step * number) for number in range(35)]
+    lines[10:] = [replace(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
+    append_lines(files.run.steps(program.id, 0), lines)
+    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
+    files.close(program)
+    (found,) = compare_run(files.run).variants
+    assert any("during a launch" in text for text in found.warnings) == warns
+
+
 def test_figures_of_a_long_program_are_those_of_a_sample(files: Files, wording: Wording) -> None:
     program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     numbers = (*range(10), *range(50_000, 50_010), 123_456)

@@ -11,6 +11,7 @@ from gpurun.launcher.stats.estimates import (
     order_rank,
     t_interval,
     t_quantile,
+    trend,
     welch_interval,
 )
 
@@ -75,3 +76,14 @@ def test_interval_of_a_median_by_the_printed_table() -> None:
     assert median_interval([5, 1, 4, 2, 3]) is None
     assert median_interval([6, 5, 1, 4, 2, 3]) == (1, 6)
     assert median_interval(range(1, 29)) == (9, 20)
+
+
+def test_noise_rarely_has_a_trend() -> None:
+    """Kendall's test at 5 %, as scipy has it."""
+    rng = np.random.default_rng(20)
+    runs = [rng.normal(1, 0.1, 30).tolist() for _ in range(1000)]
+    found = [trend(values) is not None for values in runs]
+    p_values = [stats.kendalltau(range(30), values, method="asymptotic").pvalue for values in runs]
+    assert sum(found) <= sum(p < 0.05 for p in p_values) <= 70
+    drifting = [[value + 0.01 * i for i, value in enumerate(values)] for values in runs]
+    assert sum(trend(values) is not None for values in drifting) > 900

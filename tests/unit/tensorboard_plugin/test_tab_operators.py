@@ -83,3 +83,13 @@ def test_a_collectives_row_says_how_much_of_it_is_waiting(tmp_path: Path) -> Non
     report = analyse_paths([tmp_path])
     (row,) = operators_answer(header_of(replace(report, ranks=report.ranks[:1])), None, "ops")["rows"]
     assert (row["self_ms"], row["wait_ms"]) == (pytest.approx(0.04), pytest.approx(0.03))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_work_of_other_steps_alone_is_no_idle_time(tmp_path: Path, kind: Kind) -> None:
+    events = [step(1, 0, 50), launch(1, 1, 1), kernel("a", 10, 20, 1), kernel("lost", 32, 8)]
+    report = analyse_paths([write(tmp_path / "rank0.json", events)])
+    answer = operators_answer(header_of(report), None, kind)
+    (other,) = (row for row in answer["rows"] if row["class"] == "other_steps")
+    assert (other["name"], other["named"], other["self_ms"]) == ("only work of other steps", False, 0.008)
+    assert (answer["rest_ms"], answer["overlap_ms"]) == (pytest.approx(0.022), pytest.approx(0))

@@ -22,7 +22,10 @@ class Clocks:
 
     offsets: Mapping[int, int]
     slack: Mapping[int, int | None]
-    """± ns, of ranks that only messages link with the lowest rank; `None` where they run one way only."""
+    """± ns to those that link them, of ranks that only messages link with the lowest rank; `None` where they
+    run one way only."""
+    between: Mapping[int, Shift]
+    """Between which each offset is; one value for ranks that collectives link with the lowest rank."""
     unlinked: tuple[tuple[int, ...], ...]
     """Ranks that nothing links with the lowest rank, by what links them; their clocks are as recorded."""
     rates: Mapping[int, float | None] = field(default_factory=dict)
@@ -42,6 +45,7 @@ class Clocks:
             self,
             offsets={rank: self.offsets[owner] for rank, owner in owners.items()},
             slack={rank: self.slack[owner] for rank, owner in owners.items() if owner in self.slack},
+            between={rank: self.between[owner] for rank, owner in owners.items()},
             unlinked=tuple(
                 tuple(rank for rank, owner in owners.items() if owner in island) for island in self.unlinked
             ),
@@ -97,19 +101,42 @@ def clock_offsets(
     """
     parts = _islands(_edges(collectives), ranks)
     offsets, slack = dict(parts[0]), dict[int, int | None]()
+    between: dict[int, Shift] = {rank: (own, own) for rank, own in offsets.items()}
     left = list(parts[1:])
     while left:
-        shifts = [_shift(offsets, each, messages) for each in left]
+        shifts = [_shift(offsets, offsets, each, messages) for each in left]
         best = min(range(len(left)), key=lambda i: _uncertainty(shifts[i]))
         if shifts[best] == (None, None):
             break
         ahead_ns, known_ns = _estimate(shifts[best])
         island = left.pop(best)
+        bounds = _around(ahead_ns, _shift(*_ends(between), island, messages))
         offsets |= {rank: own + ahead_ns for rank, own in island.items()}
         slack |= dict.fromkeys(island, known_ns)
+        between |= {rank: _moved(bounds, own) for rank, own in island.items()}
     for island in left:
         offsets |= island
-    return Clocks(offsets, slack, tuple(tuple(sorted(island)) for island in left))
+        between |= dict.fromkeys(island, (None, None))
+    return Clocks(offsets, slack, between, tuple(tuple(sorted(island)) for island in left))
+
+
+def _ends(between: Mapping[int, Shift]) -> tuple[dict[int, int], dict[int, int]]:
+    """The least and the most that offsets may be, of ranks that have such a bound."""
+    least = {rank: ns for rank, (ns, _) in between.items() if ns is not None}
+    return least, {rank: ns for rank, (_, ns) in between.items() if ns is not None}
+
+
+def _around(ahead_ns: int, shift: Shift) -> Shift:
+    """The bounds, or beyond them where times that scatter contradict each other."""
+    least, most = shift
+    if least is None or most is None:
+        return least, most
+    return min(least, most, ahead_ns), max(least, most, ahead_ns)
+
+
+def _moved(shift: Shift, by_ns: int) -> Shift:
+    least, most = shift
+    return None if least is None else least + by_ns, None if most is None else most + by_ns
 
 
 def _edges(collectives: Sequence[Sequence[Part]]) -> dict[int, dict[int, int]]:
@@ -157,11 +184,14 @@ def _reached(start: int, edges: Mapping[int, Mapping[int, int]]) -> dict[int, in
 
 
 def _shift(
-    known: Mapping[int, int], island: Mapping[int, int], messages: Sequence[tuple[Part, Part]]
+    least: Mapping[int, int],
+    most: Mapping[int, int],
+    island: Mapping[int, int],
+    messages: Sequence[tuple[Part, Part]],
 ) -> Shift:
-    """How far the island's clocks may be ahead of those that are known."""
-    there = list(_travelled(known, island, messages))
-    back = list(_travelled(island, known, messages))
+    """How far the island's clocks may be ahead of those that are known to be from `least` to `most`."""
+    there = list(_travelled(most, island, messages))
+    back = list(_travelled(island, least, messages))
     return -min(back) if back else None, min(there) if there else None
 
 

@@ -6,14 +6,6 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.analysis.collectives.calls import (
-    CALLS_KEY,
-    CallRecord,
-    call_records,
-    records_of_ranges,
-)
-from gpurun.launcher.trace.kineto.classify import HostKind
-from gpurun.launcher.trace.kineto.columns import HostRange
 from tests.unit.trace.several_ranks.generated_job import SENDS, Job
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, write
 from tests.wording import Wording
@@ -119,17 +111,23 @@ def test_messages_in_one_direction_bound_the_clock(tmp_path: Path, wording: Word
         job.message(0, 1, (100.0 * turn, 100.0 * turn), (100.0 * turn + 10, 100.0 * turn + 12))
     report = job.report(tmp_path)
     assert report.clock_offsets_us["1"] == pytest.approx(5_002)
+    assert report.clock_offset_bounds_us == {"0": (0, 0), "1": (None, pytest.approx(5_002))}
     wording(report.warnings)
 
 
 def test_how_well_a_clock_is_known(tmp_path: Path) -> None:
-    """Messages that take 300 µs there and 100 µs back leave ± 200 µs."""
-    job = Job(2, [0.0, 5_000.0])
-    job.message(0, 1, (0, 0), (10, 310))
-    job.message(1, 0, (1_000, 1_000), (1_010, 1_110))
+    """Messages that take 300 µs there and 100 µs back leave ±200 µs, and over two such links ±400 µs."""
+    job = Job(4, [0.0, 5_000.0, 9_000.0, 1_000.0])
+    for rank in (0, 1):
+        job.message(rank, rank + 1, (0, 0), (10, 310))
+        job.message(rank + 1, rank, (1_000, 1_000), (1_010, 1_110))
+    job.kernel(3, "gemm", 0, 10, False)
     report = job.report(tmp_path)
-    assert report.clock_offsets_us["1"] == pytest.approx(5_100)
-    assert any("known to ±200 µs" in text for text in report.warnings)
+    assert report.clock_offsets_us == pytest.approx({"0": 0, "1": 5_100, "2": 9_200, "3": 0})
+    known = {rank: report.clock_offset_bounds_us[rank] for rank in ("0", "1", "2")}
+    assert known == {"0": (0, 0), "1": pytest.approx((4_900, 5_300)), "2": pytest.approx((8_800, 9_600))}
+    assert report.clock_offset_bounds_us["3"] == (None, None)
+    assert any("known to ±400 µs" in text for text in report.warnings)
 
 
 def test_a_message_without_the_other_rank_is_no_transfer_to_overlap(tmp_path: Path, wording: Wording) -> None:
@@ -161,31 +159,6 @@ def test_gloo_messages_take_their_peer_from_the_call(tmp_path: Path) -> None:
     assert [rank.total.wait_us for rank in report.ranks] == [0, 90]
 
 
-def recorded(
-    names_and_starts: list[tuple[str, int]], calls: list[tuple[int, str, str, int]]
-) -> list[int | None]:
-    """The number of the call of each range, by name and start."""
-    ranges = [HostRange(HostKind.COMM, name, start, start + 10, 1, ()) for name, start in names_and_starts]
-    records = records_of_ranges(ranges, [CallRecord(*call, None) for call in calls], 0)
-    return [record.sequence if record else None for record in records]
-
-
-def test_ranges_are_the_calls_in_their_order() -> None:
-    ms = 1_000_000
-    calls = [
-        (ms, "gloo:all_reduce", "0", 1),
-        (2 * ms, "gloo:all_reduce", "1", 2),
-        (3 * ms, "gloo:barrier", "0", 3),
-    ]
-    names = ["gloo:all_reduce", "gloo:all_reduce", "gloo:barrier"]
-    # Both were called before the first began: its thread was busy.
-    assert recorded(list(zip(names, (4 * ms, 5 * ms, 6 * ms), strict=True)), calls) == [1, 2, 3]
-    # The range of the first began before the trace.
-    assert recorded([("gloo:all_reduce", 5 * ms)], calls) == [2]
-    # The recorder has lost the first.
-    assert recorded(list(zip(names[:2], (ms, 2 * ms), strict=True)), calls[1:]) == [None, 2]
-
-
 def test_recorded_calls_tell_overlapping_groups_apart(tmp_path: Path) -> None:
     """Ranges of gloo in two groups per rank, as captures of gpurun have them."""
     for rank in range(4):
@@ -210,11 +183,6 @@ def test_recorded_calls_tell_overlapping_groups_apart(tmp_path: Path) -> None:
     assert not report.warnings
     assert [rank.total.wait_us for rank in report.ranks] == [10_003, 2, 10_001, 0]
     assert {each.parallelism for each in report.collectives if each.group.startswith("1")} == {"tensor"}
-
-
-@pytest.mark.parametrize("damaged", ["x", [[1, 2]], {"a": 1}, [[0, "gloo:all_reduce", "0", "first", None]]])
-def test_damaged_records_of_calls_are_none(damaged: object) -> None:
-    assert call_records({CALLS_KEY: damaged}) == []
 
 
 def test_a_peer_is_known_if_it_is_the_same_in_all_groups_of_its_rank(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Collectives whose group the trace doesn't name."""
+"""Collectives whose group the trace doesn't name, and the calls that name it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,6 +6,14 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.analysis.collectives.calls import (
+    CALLS_KEY,
+    CallRecord,
+    call_records,
+    records_of_ranges,
+)
+from gpurun.launcher.trace.kineto.classify import HostKind
+from gpurun.launcher.trace.kineto.columns import HostRange
 from gpurun.launcher.trace.model import TraceReport
 from tests.unit.trace.trace_files import Event, rank_info, span, write
 
@@ -55,3 +63,33 @@ def test_of_unnamed_collectives_in_several_possible_groups_waits_are_unknown(
     report = unnamed(tmp_path, groups, ops)
     assert {part.wait_us for each in report.collectives for part in each.ranks} == {None}
     assert any("isn't recorded" in text for text in report.warnings)
+
+
+def recorded(
+    names_and_starts: list[tuple[str, int]], calls: list[tuple[int, str, str, int]]
+) -> list[int | None]:
+    """The number of the call of each range, by name and start."""
+    ranges = [HostRange(HostKind.COMM, name, start, start + 10, 1, ()) for name, start in names_and_starts]
+    records = records_of_ranges(ranges, [CallRecord(*call, None) for call in calls], 0)
+    return [record.sequence if record else None for record in records]
+
+
+def test_ranges_are_the_calls_in_their_order() -> None:
+    ms = 1_000_000
+    calls = [
+        (ms, "gloo:all_reduce", "0", 1),
+        (2 * ms, "gloo:all_reduce", "1", 2),
+        (3 * ms, "gloo:barrier", "0", 3),
+    ]
+    names = ["gloo:all_reduce", "gloo:all_reduce", "gloo:barrier"]
+    # Both were called before the first began: its thread was busy.
+    assert recorded(list(zip(names, (4 * ms, 5 * ms, 6 * ms), strict=True)), calls) == [1, 2, 3]
+    # The range of the first began before the trace.
+    assert recorded([("gloo:all_reduce", 5 * ms)], calls) == [2]
+    # The recorder has lost the first.
+    assert recorded(list(zip(names[:2], (ms, 2 * ms), strict=True)), calls[1:]) == [None, 2]
+
+
+@pytest.mark.parametrize("damaged", ["x", [[1, 2]], {"a": 1}, [[0, "gloo:all_reduce", "0", "first", None]]])
+def test_damaged_records_of_calls_are_none(damaged: object) -> None:
+    assert call_records({CALLS_KEY: damaged}) == []
