@@ -24,6 +24,7 @@ from gpurun.launcher.rundir.store import (
     refuse_taken,
     stamps,
 )
+from tests.wording import Wording
 
 HERE = Url("memory://bucket/run")
 Files = dict[str, bytes]
@@ -112,7 +113,9 @@ def test_only_what_has_changed_is_read_again(run: Path, monkeypatch: pytest.Monk
     assert read == ["plan.json"]
 
 
-def test_a_store_that_is_away_for_60_s_loses_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_away_for_60_s_loses_nothing(
+    run: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     clock, said, tries = Clock(), list[str](), list[float]()
     put = Store.put
 
@@ -129,10 +132,7 @@ def test_a_store_that_is_away_for_60_s_loses_nothing(run: Path, monkeypatch: pyt
         (run / "log").write_text(str(clock.now_s))  # the run goes on
         assert clock.now_s < 100
     assert in_store(HERE) == contents(run)
-    assert [line.partition("\n")[0] for line in said] == [
-        "can't write to memory://bucket/run: no route to host",
-        "memory://bucket/run can be written again",
-    ]
+    wording([line.partition("\n")[0] for line in said])
     assert [second for second in tries if second < 60] == [0, 1, 3, 7, 15, 31]
 
 
@@ -186,7 +186,9 @@ class Breaking:
         return int(self.file.write(block))
 
 
-def test_a_read_that_breaks_off_leaves_the_old_copy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_breaks_off_leaves_the_old_copy(
+    run: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     copier = Copier(run, Store(HERE), print)
     copier.step()
     before = contents(fetched(HERE))
@@ -198,7 +200,7 @@ def test_a_read_that_breaks_off_leaves_the_old_copy(run: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfileobj", full)
-        with pytest.raises(MachineError, match="No space left on device"):
+        with wording.raises(MachineError):
             fetched(HERE)
     (cached,) = (cache_directory() / "stores").glob("*/run")
     assert contents(cached) == before
@@ -222,20 +224,20 @@ def test_large_files_are_copied_again_when_they_have_grown_by_a_quarter(
     assert in_store(HERE) == contents(run)
 
 
-def test_what_is_at_a_url_may_be_anyones(run: Path) -> None:
+def test_what_is_at_a_url_may_be_anyones(run: Path, wording: Wording) -> None:
     MemoryFileSystem().pipe("/bucket/run/../../evil", b"")
-    with pytest.raises(SpecError, match="which no run of gpurun contains"):
+    with wording.raises(SpecError):
         fetched(Url("memory://bucket"))
 
 
-def test_mistakes_are_named(run: Path) -> None:
-    with pytest.raises(SpecError, match="there is nothing at memory://bucket/none"):
+def test_mistakes_are_named(run: Path, wording: Wording) -> None:
+    with wording.raises(SpecError):
         fetched(Url("memory://bucket/none"))
     with pytest.raises(SpecError, match="Protocol not known: nowhere"):
         fetched(Url("nowhere://bucket"))
     refuse_taken(HERE)
     Copier(run, Store(HERE), print).step()
-    with pytest.raises(SpecError, match="already holds files; name another --out, or continue them"):
+    with wording.raises(SpecError):
         refuse_taken(HERE)
     assert kept_at(run) is None
     keep_at(run, HERE)
