@@ -65,7 +65,8 @@ def main() -> None:
     header = ["engine", "script s", "gpurun s", "ratio", "goal"]
     text = (
         "From the engine's start until all ranks, two on each of two nodes, have done one all_reduce: a "
-        "script that the engine starts once per rank, and gpurun with the same script, which it starts once per node. "
+        "script that the engine starts once per rank, and gpurun with the same script, which it starts once "
+        "per node. "
         f"Medians of {RUNS} runs in turn, and of the ratios of neighbouring runs.\n\n"
     )
     record("Start by engines", text + table(header, rows), facts)
