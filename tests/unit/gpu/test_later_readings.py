@@ -224,3 +224,27 @@ def test_what_nccl_cannot_do_is_refused(strategy: str, chosen: dict[str, str], p
     text = f"strategy: {strategy}\nnccl: {json.dumps(chosen)}\ndevices: auto\nglobal_batch: 64\n"
     with pytest.raises(SpecError, match=problem) if problem else nullcontext():
         expand(spec_of(text + "shard_size: 2\n" * (strategy == "hsdp")), FakeMachine(gpus=gpus))
+
+
+# 56: allocators that keep no history
+
+
+class Async(FakeCuda):
+    """c10/cuda/CUDAMallocAsyncAllocator.cpp, `recordHistory`; torch/csrc/cuda/memory_snapshot.cpp,
+    `_record_memory_history`: its callbacks come before the allocator's error, and go likewise.
+    """
+
+    callbacks = 0
+
+    def record(self, enabled: str | None = "all", **_: Any) -> None:
+        self.callbacks = int(enabled is not None)
+        raise RuntimeError("cudaMallocAsync does not yet support recordHistory.")
+
+
+def test_an_allocator_without_a_history_costs_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync`, or as in 53."""
+    allocator = Async()
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", allocator.record)
+    with CudaRuntime().memory_history(1000) as write:
+        assert write is None
+    assert allocator.callbacks == 0
