@@ -23,6 +23,7 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.strategies import NCCL_ALGORITHMS
 from gpurun.launcher.worker.accelerators.clock import EventClock, StepTiming
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
+from gpurun.launcher.worker.base.failure import is_secondary
 from gpurun.launcher.worker.base.process_group import nccl_variables
 from gpurun.launcher.worker.entry.zygote import remember_collectives
 from gpurun.launcher.worker.program.program_rank import watch_steps
@@ -248,3 +249,12 @@ def test_an_allocator_without_a_history_costs_no_trace(monkeypatch: pytest.Monke
     with CudaRuntime().memory_history(1000) as write:
         assert write is None
     assert allocator.callbacks == 0
+
+
+# 57: the limit of a communicator that doesn't block
+
+
+def test_a_rank_whose_peers_never_connected_is_no_cause() -> None:
+    """torch/csrc/distributed/c10d/NCCLUtils.hpp, `C10D_CHECK_TIMEOUT`: half an hour, whatever the group's."""
+    error = RuntimeError("NCCL timeout in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:134")
+    assert is_secondary(error)
