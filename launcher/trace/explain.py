@@ -109,6 +109,11 @@ _NEEDS_NO_PINNING = re.compile(r"Pinned|DtoD|PtoP|Device -> Device|Memset")
 _OF_PINNED = replace(CAUSES["copies"], advice="copy less, or on another stream while the device computes")
 """Instead of `copies`, where they are from and to pinned memory already."""
 
+_OF_MODEL = replace(
+    CAUSES["transfer"], advice="overlap it with compute, or place its ranks where links are fastest"
+)
+"""Instead of `transfer`, where it isn't the gradients of data parallel ranks."""
+
 TRANSFER_OR_WAIT = "on communication, or waiting for it, that nothing overlaps"
 """Instead of what `transfer` says, where waiting can't be separated from it."""
 
@@ -182,7 +187,10 @@ def explain(report: TraceReport) -> str:
     if not found:
         return "Nothing to explain: the traces hold no work."
     if found[0].share < MENTION_FROM:
-        return f"Compute fills {_time(report)}: no other cause takes more than {found[0].percent} of it."
+        most = (
+            f": no other cause takes more than {found[0].percent} of it" if found[0].share >= 0.0005 else ""
+        )
+        return f"Compute fills {_time(report)}{most}."
     mentioned = [found[0], *(loss for loss in found[1:2] if loss.share >= MENTION_NEXT_FROM)]
     if any(loss.kind in _WAITING for loss in mentioned):
         waits = [loss for loss in found if loss.kind in _WAITING and loss.share >= MENTION_FROM]
@@ -203,8 +211,13 @@ def _sentence(report: TraceReport, loss: Loss) -> str:
     if loss.kind == "copies" and _are_pinned(report):
         cause = _OF_PINNED
     spent = cause.spent or (_bubble(report) if loss.kind == "bubble" else _waiting(report))
-    if loss.kind == "transfer" and _is_waiting_unknown(report):
-        spent = TRANSFER_OR_WAIT
+    if loss.kind == "transfer":
+        kind = _most_transfer(report)
+        spent = TRANSFER_OR_WAIT if _is_waiting_unknown(report) else spent
+        cause = _OF_MODEL if kind is not None and kind != "data" else cause
+        if kind is not None and len(report.parallelism) > 1:
+            where = "between stages of the pipeline" if kind == "pipeline" else f"in {kind} parallel groups"
+            spent += f", mostly {where}"
     advice = "" if loss.kind == "straggler" and _last(report) is None else f": {cause.advice}"
     return f"{loss.percent} of {_time(report)} is spent {spent}{advice}."
 
@@ -259,6 +272,14 @@ def _waiting(report: TraceReport) -> str:
         f"waiting for other ranks{_in_kind(report)}, mostly for rank {last.rank}, which came last {times} "
         f"and cost the others {last.wait_caused_us / 1000:.1f} ms"
     )
+
+
+def _most_transfer(report: TraceReport) -> str | None:
+    """The kind of parallelism that most of the exposed transfer is in; `None` if it isn't known."""
+    means = {each.kind: each.mean_us(len(report.ranks)) for each in report.parallelism}
+    moved_us = {kind: exposed_us - (wait_us or 0.0) for kind, (_, exposed_us, wait_us) in means.items()}
+    most = max(moved_us, key=lambda kind: moved_us[kind], default="other")
+    return None if most == "other" or 2 * moved_us[most] < sum(moved_us.values()) else most
 
 
 def _in_kind(report: TraceReport) -> str:
