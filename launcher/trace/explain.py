@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from gpurun.launcher.strategies import Strategy
 from gpurun.launcher.trace.model import (
     Breakdown,
-    CollectiveReport,
     HostWhileIdle,
     IdleCauses,
     RankTrace,
@@ -218,7 +217,7 @@ def _sentence(report: TraceReport, loss: Loss) -> str:
         if kind is not None and len(report.parallelism) > 1:
             where = "between stages of the pipeline" if kind == "pipeline" else f"in {kind} parallel groups"
             spent += f", mostly {where}"
-    advice = "" if loss.kind == "straggler" and _last(report) is None else f": {cause.advice}"
+    advice = "" if loss.kind == "straggler" and last_rank(report) is None else f": {cause.advice}"
     return f"{loss.percent} of {_time(report)} is spent {spent}{advice}."
 
 
@@ -243,17 +242,28 @@ def _bubble(report: TraceReport) -> str:
     return f"waiting for other stages; stage {most.stage} waits {waits} for stage {awaited} (pipeline bubble)"
 
 
-def _within_stages(report: TraceReport) -> list[CollectiveReport]:
+class Arrivals(Protocol):
+    """What a collective says of who came last."""
+
+    @property
+    def parallelism(self) -> str: ...
+    @property
+    def last_rank(self) -> int | None: ...
+
+
+Arrived = TypeVar("Arrived", bound=Arrivals)
+
+
+def within_stages(collectives: Iterable[Arrived], has_stages: bool) -> list[Arrived]:
     """Those with a last rank; without what runs between stages, where waiting is the bubble."""
-    between = [each.parallelism == "pipeline" and bool(report.pipeline) for each in report.collectives]
-    pairs = zip(report.collectives, between, strict=True)
-    return [each for each, is_between in pairs if each.last_rank is not None and not is_between]
+    between = "pipeline" if has_stages else None
+    return [each for each in collectives if each.last_rank is not None and each.parallelism != between]
 
 
-def _last(report: TraceReport) -> StragglerReport | None:
+def last_rank(report: TraceReport) -> StragglerReport | None:
     """The rank that the others waited for most, if they waited for one."""
     arrivals, caused_us = Counter[int](), defaultdict[int, float](float)
-    for each in _within_stages(report):
+    for each in within_stages(report.collectives, bool(report.pipeline)):
         last = cast(int, each.last_rank)
         arrivals[last] += 1
         caused_us[last] += sum(part.wait_us or 0.0 for part in each.ranks if part.rank != last)
@@ -262,15 +272,16 @@ def _last(report: TraceReport) -> StragglerReport | None:
 
 
 def _waiting(report: TraceReport) -> str:
-    last = _last(report)
+    last = last_rank(report)
     if last is None:
         return (
             f"waiting for other ranks{_in_kind(report)}" if report.stragglers else "waiting for collectives"
         )
-    times = f"{last.last_arrivals} of {len(_within_stages(report))} times"
+    known = within_stages(report.collectives, bool(report.pipeline))
+    times = f"{last.last_arrivals} of {len(known)} times"
     return (
         f"waiting for other ranks{_in_kind(report)}, mostly for rank {last.rank}, which came last {times} "
-        f"and cost the others {last.wait_caused_us / 1000:.1f} ms"
+        f"and cost the others {format_ms(last.wait_caused_us / 1000)} ms"
     )
 
 

@@ -151,6 +151,6 @@ def test_advice_on_transfer_fits_the_kind_of_parallelism(
     """Bucket sizes are of gradients; a group of unknown kind is taken for one of them."""
     job = Job(4)
     for ranks in ([0, 1], [2, 3]):
-        described = {"Process Group Description": description}
+        described: dict[str, object] = {"Process Group Description": description}
         job.all_reduce("1", ranks, [1_000, 1_000], 3_000, args=described)
     wording(explain(job.report(tmp_path)))
