@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +353,22 @@ def test_a_list_of_devices_may_name_their_nodes() -> None:
     ):
         with pytest.raises(SpecError, match=words):
             spec_of(devices=wrong)
+
+
+@pytest.mark.parametrize("nodes", ["1..2", "4..2", "2..2", "2..1025", "2..4"])
+def test_mistakes_about_a_range_of_nodes(nodes: str, wording: Wording) -> None:
+    with wording.raises(SpecError):
+        spec_of(nodes=nodes, devices=["cpu:0@0", "cpu:0@1"])
+
+
+def test_nodes_may_have_different_numbers_of_gpus() -> None:
+    """The world is made of what came, also where the job leaves open how many nodes that are."""
+    uneven = (replace(GPU_NODES[0], gpus=GPU_NODES[0].gpus[:1]), GPU_NODES[1])
+    spec = spec_of(devices="cuda", nodes="2..4", split="2:1:1")
+    plan = build_plan(spec, uneven[0], uneven)
+    assert plan.variants[0].devices == ("cuda:0@0", "cuda:0@1", "cuda:1@1")
+    assert [process.env["LOCAL_WORLD_SIZE"] for process in plan.launches[0].processes] == ["1", "2", "2"]
+    assert spec.resolved()["nodes"] == "2..4"
 
 
 def test_one_process_stays_on_node_0() -> None:

@@ -4,6 +4,8 @@ import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
 from gpurun.launcher.errors import MachineError, NodesError, SpecError
 from gpurun.launcher.inspect.capture import refuse_on_nodes
 from gpurun.launcher.inspect.snapshot import RankSnapshot, answer, take_request, take_snapshots
@@ -92,15 +94,41 @@ def test_nodes_that_do_not_come_are_named(wording: Wording) -> None:
 
     hello = Hello("1", 0, NODES[0], "10.0.0.1", {}, None, "")
     with wording.raises(MachineError):
-        gather(Silent(), hello, 2, 0.0)  # type: ignore[arg-type]
+        gather(Silent(), hello, (2, 2), 0.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ranks", [[1], [1, 2], [2, 1], [3, 1, 2], [2], []])
+def test_a_range_takes_the_nodes_that_are_there(
+    ranks: list[int], monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    """Counted from 0 on, without a gap: the one that fills it may still come."""
+
+    class Coming:
+        def __init__(self) -> None:
+            self.hellos = [Hello("1", rank, NODES[1], "10.0.0.1", {}, None, "") for rank in ranks]
+
+        def poll(self, timeout_s: float) -> list[Hello]:
+            came, self.hellos = self.hellos, []
+            return came
+
+    monkeypatch.setattr("gpurun.launcher.nodes.join.LAST_CALL_S", 0.0)
+    hello = Hello("1", 0, NODES[0], "10.0.0.1", {}, None, "")
+    monkeypatch.setattr("gpurun.launcher.nodes.join.shared_address", lambda *_: "127.0.0.1")
+    if 1 not in ranks:
+        with wording.raises(MachineError):
+            gather(Coming(), hello, (2, 4), 0.05)  # type: ignore[arg-type]
+        return
+    found = gather(Coming(), hello, (2, 4), 60.0)  # type: ignore[arg-type]
+    assert len(found) == 1 + len(ranks)
 
 
 def test_who_waits_says_for_whom_where_and_how_long(wording: Wording) -> None:
-    first, second = (waiting_text(Facts(rank, "a", 29400), 3, NodeFlags()) for rank in (0, 1))
-    open_one = waiting_text(Facts(0, "a", 29400), 3, NodeFlags(insecure=True))
+    first, second = (waiting_text(Facts(rank, "a", 29400), (3, 3), NodeFlags()) for rank in (0, 1))
+    open_one = waiting_text(Facts(0, "a", 29400), (3, 3), NodeFlags(insecure=True))
     wording(open_one.splitlines()[0])
     wording(first)
     wording(second)
+    wording(waiting_text(Facts(0, "a", 29400), (2, 4), NodeFlags()))
 
 
 def test_a_node_waits_for_no_longer_than_its_timeout_and_a_moment(wording: Wording) -> None:

@@ -244,6 +244,29 @@ def test_a_node_that_ends_without_a_word_is_lost(loop: LinkLoop, wording: Wordin
             collect(first, 1)
 
 
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_node_that_comes_too_late_learns_it_and_costs_nothing(
+    loop: LinkLoop, was_there: bool, wording: Wording
+) -> None:
+    """Also one that connects at the moment when the run begins with the others."""
+    port = free_port()
+    with linked(loop, options(0, port), options(1, port)) as (first, second):
+        assert first.await_connected(WAIT_S)
+        assert second.await_connected(WAIT_S)
+        if not was_there:
+            first.begin(("host0", "host1"))
+        with linked(loop, options(2, port)) as (late,):
+            if was_there:
+                assert late.await_connected(WAIT_S)
+                first.begin(("host0", "host1"))
+            with wording.raises(NodesEnded) as end:
+                late.poll(WAIT_S)
+            assert end.value.exit_code == 3
+            late.announce(End(1, "this is heard by no one"))
+        second.send(0, LogText("still here"))
+        assert collect(first, 1) == [LogText("still here")]
+
+
 def test_a_node_with_another_secret_learns_it_at_once(loop: LinkLoop) -> None:
     port = free_port()
     refused = pytest.raises(MachineError, match="does not have the secret of node 1")
