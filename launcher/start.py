@@ -49,7 +49,7 @@ def run_job(
         pools.secrets = job.spec.secrets
         for env in (job.spec.env, *job.spec.compare.env):
             revealed(env, pools.secrets)  # now, not when the first rank starts
-    if job.spec.nodes > 1:
+    if job.spec.is_on_nodes:
         from gpurun.launcher.start_on_nodes import run_on_nodes
 
         return run_on_nodes(pools, job, flags)

@@ -245,7 +245,7 @@ def gate_job(spec: JobSpec, budget_s: float) -> JobSpec:
         SpecError: it is a job of which there is no gate.
     """
     refusals = {
-        "a gate runs on one machine: set `nodes: 1`": spec.nodes > 1,
+        "a gate runs on one machine: set `nodes: 1`": spec.is_on_nodes,
         "both versions need the same batch: state `global_batch`, not `max`": wants_max(spec),
         f"{spec.workload} is a micro-benchmark, which has no step to compare": not spec.kind.is_ranked,
     }

@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from gpurun.launcher.machine.process_tree import become_subreaper, is_alive
 from tests.leaks import SETTLE_S, have_own_shared_memory, left_since, look_everywhere
+from tests.wording import Wording, WordingFile
 
 # Hypothesis' own deadline would be a timed assertion.
 settings.register_profile("gpurun", deadline=None)
@@ -55,6 +56,25 @@ def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"{name}: pytest --update writes it anew"
 
     return check
+
+
+@pytest.fixture(scope="module")
+def _wording_file(request: pytest.FixtureRequest) -> Iterator[WordingFile]:
+    file = WordingFile(request.module, request.config.getoption("--update"))
+    yield file
+    if file.update:
+        file.write()
+
+
+@pytest.fixture
+def wording(request: pytest.FixtureRequest, _wording_file: WordingFile) -> Iterator[Wording]:
+    """Compares what messages say with the section of the test in `tests/snapshots/wording`."""
+    directory = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    said = Wording(_wording_file, request.node.name, directory)
+    failures = request.session.testsfailed
+    yield said
+    if request.session.testsfailed == failures and not _wording_file.update:
+        assert said.is_complete, "fewer texts than in the snapshot; pytest --update writes it anew"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

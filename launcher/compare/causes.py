@@ -6,6 +6,7 @@ the slower variant takes longer.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import RankFigures, VariantResult
@@ -35,7 +36,7 @@ class Loss:
 
     kind: Kind
     ranks: tuple[int, ...]
-    """Those that lose it; of a wait, the one that the others wait for."""
+    """Those that lose it; of a wait for a rank, the one that the others wait for."""
     ms: float
     span_ms: float
     text: str
@@ -44,7 +45,7 @@ class Loss:
 
     @property
     def is_wait(self) -> bool:
-        return self.kind in ("split", "straggler")
+        return self.kind in ("split", "straggler", "bubble")
 
     def __str__(self) -> str:
         text = f"{format_ms(self.ms)} of {format_ms(self.span_ms)} ms"
@@ -174,7 +175,8 @@ def losses(ranks: Sequence[RankFigures]) -> list[Loss]:
         return []
     found = [_own_loss(kind, slowest, ranks) for kind in OWN]
     if len(traced) == len(ranks) > 1:
-        found.append(_wait(traced))
+        wait, bubble = _wait(traced), _bubble(traced)
+        found.append(bubble if bubble is not None and not wait.ms else wait)
     return [*found, _blocked(slowest, traced)]
 
 
@@ -235,6 +237,19 @@ def _wait(ranks: Sequence[RankFigures]) -> Loss:
     reason = _reason(cause, waiting, split_ms, wait_ms - split_ms, MENTION_FROM * span_ms)
     text = f"rank {waiting.rank} waits {{ms}} for rank {cause.rank}{reason}"
     return Loss(kind, (cause.rank,), wait_ms, span_ms, text)
+
+
+def _bubble(ranks: Sequence[RankFigures]) -> Loss | None:
+    """What the stage with the largest bubble waits for; `None` without a pipeline."""
+    found = [(rank.bubble, rank) for rank in ranks if rank.bubble is not None]
+    if not found:
+        return None
+    most, _ = max(found, key=lambda pair: pair[0].ms)
+    own = [rank for bubble, rank in found if bubble.stage == most.stage]
+    span_ms = fmean(rank.span_ms or 0.0 for rank in own)
+    awaited = f"stage{'s' if len(most.awaited) > 1 else ''} {' and '.join(map(str, most.awaited))}"
+    text = f"stage {most.stage} waits {{ms}} for {awaited} (pipeline bubble)"
+    return Loss("bubble", tuple(rank.rank for rank in own), most.ms, span_ms, text)
 
 
 def _more_ms(kind: Kind, cause: RankFigures, waiting: RankFigures) -> float:

@@ -14,6 +14,7 @@ from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResul
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.rundir.records import CodeVersion, LossOver, MemoryPart
 from gpurun.launcher.stats.family import Outcome
+from gpurun.launcher.trace.model import Bubble
 from gpurun.launcher.units import Interval
 
 Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
@@ -109,9 +110,8 @@ class TracedSteps:
 class RankFigures:
     """Figures of one rank (of one replica for `dp`). Times are medians per step.
 
-    Those from `span_ms` to `transfer_ms` come from the trace, all as means of the same steps, the half of
-    those in it in which least else ran: compute + exposed transfer, wait and memcpy + other steps + idle
-    = span.
+    Those from `span_ms` to `transfer_ms` are means of the same traced steps, the half in which least else
+    ran: compute + exposed transfer, wait and memcpy + other steps + idle = span.
     """
 
     rank: int
@@ -120,8 +120,7 @@ class RankFigures:
     step_ms: float | None
     phases_ms: Mapping[str, float]
     peak_gib: float | None
-    """Of live tensors in one step, where that was looked at. Else of a GPU's allocated memory, or of the
-    resident set of a program on the CPU."""
+    """Of live tensors in one step, if looked at; else what a GPU's allocator or a program's process held."""
     trace: str | None
     span_ms: float | None = None
     compute_ms: float | None = None
@@ -140,6 +139,8 @@ class RankFigures:
     transfer_ms: float | None = None
     """In collectives after that."""
     exposed_comm_ms: ExposedComm = ExposedComm()
+    bubble: Bubble | None = None
+    """Of its stage, in the same traced steps; `None` where it is in no pipeline."""
     queue_percent: float | None = None
     """Of its step: time in which a thread of it was ready to run, but other processes had the cores."""
     cpu_ms: float | None = None
@@ -147,9 +148,8 @@ class RankFigures:
     throttled: str | None = None
     """Why the GPU's clock was low in most rounds."""
     sm_clock_mhz: float | None = None
-    """Of the GPU in timed steps; the mean over blocks."""
+    """Of the GPU in timed steps, as its power: the mean over blocks."""
     power_w: float | None = None
-    """Likewise."""
     alloc_retries: int = 0
     """How often timed steps waited because torch had to release cached memory first."""
     host: str | None = None
@@ -305,7 +305,7 @@ class Fitting:
     summary: str
 
 
-CONCLUSIONS = 7
+CONCLUSIONS = 8
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

@@ -174,10 +174,10 @@ class JobSpec(Settings, Section):
     `cpu:4`: four devices that share this machine's cores. `cuda`: all GPUs. A list names them, GPUs also by
     the UUID of a GPU or of a MIG instance; a GPU that is listed twice is shared by two ranks. Numbers
     count what CUDA_VISIBLE_DEVICES leaves. Where nodes differ, `cuda:1@0` is the second GPU of node 0."""
-    nodes: Annotated[int, whole(1, values.MAX_NODES)] = 1
+    nodes: Annotated[values.Nodes, values.NODES] = 1
     """Machines that train together. Each runs `gpurun` with this job file; `devices` are those of every one
-    unless a list names their nodes, and count from the first node's on. How they find each other: see
-    `docs/clusters.md`."""
+    unless a list names their nodes, and count from the first node's on. `2..4`: as many as are there at the
+    start. How they find each other: see `docs/clusters.md`."""
     min_local_batch: Annotated[int, number_of(0, 1)] = setting(1)
     """Whether `balanced` must use every device: `1` gives each at least one sample, `0` may leave out devices
     that would not help."""
@@ -231,6 +231,11 @@ class JobSpec(Settings, Section):
     gradient_check: bool = setting(True, instead="")
     """Whether to compare, before the timing, each variant's gradient with that of the whole batch on one
     device."""
+
+    @property
+    def is_on_nodes(self) -> bool:
+        """Whether several machines train together."""
+        return self.nodes != 1
 
     @property
     def program(self) -> str | None:

@@ -15,6 +15,8 @@ from gpurun.launcher.units import GIB
 
 Split = str | tuple[int, ...]
 Devices = str | tuple[str, ...]
+Nodes = int | str
+"""A number of nodes, or the least and the most: `2..4`."""
 
 AUTO = "auto"
 """Lets the machine choose the devices."""
@@ -45,7 +47,11 @@ _DEVICE = f"({CPU.name}|({'|'.join(ACCELERATORS)}):[0-9]+|({_UUID_PREFIXES})[0-9
 DEVICE_PATTERN = f"^{_DEVICE}(@[0-9]+)?$"
 """A device of a list, for the schema."""
 
+NODES_PATTERN = r"^[0-9]{1,9}\.\.[0-9]{1,9}$"
+"""The least and the most nodes, for the schema."""
+
 COUNT = whole(1, MAX_COUNT)
+_NUM_NODES = whole(1, MAX_NODES)
 
 _RATIO = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})+")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)")
@@ -55,6 +61,7 @@ _UNIT_BYTES = {"MiB": 1 << 20, "GiB": GIB}
 _UUID = re.compile(rf"({_UUID_PREFIXES})[0-9A-Za-z][0-9A-Za-z/-]{{0,99}}")
 """As `nvidia-smi -L` and CUDA_VISIBLE_DEVICES have them; may be cut short."""
 _AT_NODE = re.compile(r"@[0-9]{1,6}$")
+_RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 _WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\W\d]\w*")
 
@@ -138,6 +145,23 @@ def _plain_number(device: str) -> str:
     name, _, node = device.partition("@")
     plain = name if _UUID.fullmatch(name) else re.sub(r"\b0+(?=[0-9])", "", name)
     return f"{plain}@{int(node)}" if node else plain
+
+
+def parse_nodes(value: Any) -> Nodes:
+    """A number, or a range with at least two nodes."""
+    match = _RANGE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return int(_NUM_NODES.parse(value))
+    least, most = int(match[1]), int(match[2])
+    if not 2 <= least < most <= MAX_NODES:
+        raise InvalidValue(f"{value} is no range of nodes", f"such as 2..4; at least 2, at most {MAX_NODES}")
+    return f"{least}..{most}"
+
+
+def node_bounds(nodes: Nodes) -> tuple[int, int]:
+    """The least and the most nodes that a job takes."""
+    least, _, most = str(nodes).partition("..")
+    return int(least), int(most or least)
 
 
 def nodes_named(devices: Devices) -> list[int]:
@@ -344,4 +368,10 @@ NCCL = Kind(
         "properties": {name: dict(kind.schema) for name, kind in _OF_NCCL.items()},
         "additionalProperties": False,
     },
+)
+
+
+NODES = Kind(
+    parse_nodes,
+    {"anyOf": [dict(_NUM_NODES.schema), {"type": "string", "pattern": NODES_PATTERN}]},
 )

@@ -205,7 +205,7 @@ def precision_problem(
     least, known = kind.least_capability.get(precision), [one for one in capabilities if one]
     if least and known and min(known) < least:
         has, needs = (".".join(map(str, pair)) for pair in (min(known), least))
-        return f"{precision} needs compute capability {needs}, but a {kind.noun} of this job has {has}"
+        return f"{precision} needs compute capability {needs}, but one {kind.noun} of this job has {has}"
     return next((row.only_here[precision] for row in others if precision in row.only_here), None)
 
 

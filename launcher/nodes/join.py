@@ -21,7 +21,7 @@ from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.network import NodeAddress, UnknownHost, find_address, is_loopback, is_own
 from gpurun.launcher.nodes.messages import End, Hello, Welcome
 from gpurun.launcher.nodes.node_link import NodeLink
-from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, facts_without_job, find_facts
+from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, bounds_here, facts_without_job, find_facts
 from gpurun.launcher.nodes.transport.credentials import find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
 from gpurun.launcher.plan.devices import node_of
@@ -32,6 +32,8 @@ RESOLVE_EVERY_S = 0.5
 """How often a node asks for a name that isn't known yet."""
 REFUSE_S = 10.0
 """How long a node that can't join tries to tell the others."""
+LAST_CALL_S = 30.0
+"""How long node 0 waits for one more, once enough nodes are there; as torchrun does by default."""
 ANSWER_S = 5.0
 """How long node 0's message that the time is up may take."""
 
@@ -100,10 +102,11 @@ def joined(
     facts = find_facts(spec.nodes, flags, os.environ)
     place = find_place(facts, flags, lambda: say(f"waits until the name {facts.host} is known"))
     hello = introduce(spec, job_dir, facts, place, machine)
-    say(waiting_text(facts, spec.nodes, flags))
-    link = NodeLink(link_options(facts, place, flags, spec.nodes, spec.silence_limit_s))
+    bounds = bounds_here(spec.nodes, flags, os.environ)
+    say(waiting_text(facts, bounds, flags))
+    link = NodeLink(link_options(facts, place, flags, bounds[1], spec.silence_limit_s))
     try:
-        yield meet(link, hello, spec.nodes, flags.join_timeout_s)
+        yield meet(link, hello, bounds, flags.join_timeout_s)
     except NodesEnded:
         raise
     except BaseException as error:
@@ -137,11 +140,14 @@ def find_place(facts: Facts, flags: NodeFlags, on_wait: Callable[[], None]) -> N
         time.sleep(RESOLVE_EVERY_S)
 
 
-def waiting_text(facts: Facts, num_nodes: int, flags: NodeFlags) -> str:
+def waiting_text(facts: Facts, bounds: tuple[int, int], flags: NodeFlags) -> str:
     """What this node waits for, perhaps for minutes."""
-    others = plural(num_nodes - 1, "other node") if facts.rank == 0 else "node 0"
+    least, most = bounds
+    count = str(most) if least == most else f"{least} to {most}"
+    more = plural(most - 1, "other node") if least == most else f"{least - 1} to {most - 1} other nodes"
+    others = more if facts.rank == 0 else "node 0"
     place, limit = f"{facts.host}:{facts.port}", format_duration(flags.join_timeout_s)
-    waiting = f"node {facts.rank} of {num_nodes} waits for {others} at {place} (up to {limit})"
+    waiting = f"node {facts.rank} of {count} waits for {others} at {place} (up to {limit})"
     return f"{_INSECURE.format(port=facts.port)}\n{waiting}" if flags.insecure else waiting
 
 
@@ -187,22 +193,26 @@ class _Missing(MachineError):
     """Not all nodes joined."""
 
 
-def meet(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> Joined:
+def meet(link: NodeLink, hello: Hello, bounds: tuple[int, int], timeout_s: float) -> Joined:
     """Returns when all nodes have joined, and node 0 has found that they agree.
+
+    Args:
+        bounds: the least and the most nodes.
 
     Raises:
         GpurunError: nodes are missing, or disagree.
     """
     if hello.rank == 0:
-        nodes = gather(link, hello, num_nodes, timeout_s)
+        nodes = gather(link, hello, bounds, timeout_s)
         hosts = tuple(node.host for node in nodes)
-        for rank in range(1, num_nodes):
+        link.begin(hosts)
+        for rank in range(1, len(nodes)):
             link.send(rank, Welcome(hosts))
     else:
         nodes = ()
         link.send(0, hello)
         hosts = await_welcome(link, timeout_s).hosts
-    link.hosts = hosts
+        link.begin(hosts)
     return Joined(link, hello.rank, hosts, nodes)
 
 
@@ -226,20 +236,25 @@ def await_welcome(link: NodeLink, timeout_s: float) -> Welcome:
     return welcome
 
 
-def gather(link: NodeLink, hello: Hello, num_nodes: int, timeout_s: float) -> tuple[Node, ...]:
-    """All nodes by rank, as soon as all have joined."""
-    deadline = time.monotonic() + timeout_s
+def gather(link: NodeLink, hello: Hello, bounds: tuple[int, int], timeout_s: float) -> tuple[Node, ...]:
+    """All nodes by rank, as soon as the most have joined, or enough have and no other comes any more."""
+    least, most = bounds
+    deadline = last_call = time.monotonic() + timeout_s
     known = {0: hello}
-    while len(known) < num_nodes:
-        if time.monotonic() > deadline:
-            raise _Missing(missing_nodes(num_nodes, known, timeout_s))
+    while len(known) < most:
+        now = time.monotonic()
+        if now > last_call and len(known) >= least and max(known) < len(known):
+            break
+        if now > deadline:
+            raise _Missing(missing_nodes(max(least, max(known) + 1), known, timeout_s))
         for message in link.poll(0.1):
             if not isinstance(message, Hello):
                 continue
             if (problem := disagreement(hello, message, known)) is not None:
                 raise _Refused(problem)
             known[message.rank] = message
-    others = [known[rank] for rank in range(1, num_nodes)]
+            last_call = min(deadline, now + LAST_CALL_S)
+    others = [known[rank] for rank in range(1, len(known))]
     return (_seen_from(hello, others), *(other.node for other in others))
 
 

@@ -55,6 +55,8 @@ class NodeLink:
         shared: the event loop to use; by default the link has its own.
         """
         self.rank = options.rank
+        self.hosts: tuple[str, ...] = ()
+        """By node rank, once all nodes have joined."""
         self.connected = False
         self._own_host = options.own_host
         self._lost_one = False
@@ -69,14 +71,10 @@ class NodeLink:
         self._running = asyncio.create_task(streams.run())
         return streams
 
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """By node rank, once they are known."""
-        return self._streams.hosts
-
-    @hosts.setter
-    def hosts(self, hosts: tuple[str, ...]) -> None:
-        self._streams.hosts = hosts
+    def begin(self, hosts: tuple[str, ...]) -> None:
+        """These are all nodes, by rank; on node 0, one that comes later is turned away."""
+        self.hosts = hosts
+        self._loop.call_soon_threadsafe(self._streams.begin, hosts)
 
     def send(self, rank: int, message: Message) -> None:
         """Sends a message to a node, possibly to this one. Returns at once."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.values import Nodes, node_bounds
 from gpurun.launcher.schedulers import SCHEDULERS, scheduler_here
 
 DEFAULT_PORT = 29400
@@ -46,7 +47,7 @@ class Facts:
     """Whether the host's name may not be known yet."""
 
 
-def find_facts(num_nodes: int, flags: NodeFlags, environ: Mapping[str, str]) -> Facts:
+def find_facts(nodes: Nodes, flags: NodeFlags, environ: Mapping[str, str]) -> Facts:
     """Flags have precedence over the scheduler's environment, for each fact by itself.
 
     Raises:
@@ -55,12 +56,12 @@ def find_facts(num_nodes: int, flags: NodeFlags, environ: Mapping[str, str]) -> 
     rank, facts = _place(flags, environ)
     if rank is None or facts is None:
         missing = "the rank of this node" if rank is None else "the rendezvous address"
-        raise SpecError(f"the job has {num_nodes} nodes, but {missing} is not set\n    {_WAYS}")
-    _check_count(num_nodes, flags, environ)
-    if not 0 <= rank < num_nodes:
+        raise SpecError(f"the job has {nodes} nodes, but {missing} is not set\n    {_WAYS}")
+    _, most = bounds_here(nodes, flags, environ)
+    if not 0 <= rank < most:
         raise SpecError(
-            f"node rank {rank} is out of range: the job has `nodes: {num_nodes}`, so its ranks are 0 to "
-            f"{num_nodes - 1}"
+            f"node rank {rank} is out of range: the job has `nodes: {nodes}`, so its ranks are 0 to "
+            f"{most - 1}"
         )
     return facts
 
@@ -107,12 +108,20 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _check_count(num_nodes: int, flags: NodeFlags, environ: Mapping[str, str]) -> None:
-    """The environment may have been made for another number of nodes; flags say nothing about it."""
+def bounds_here(nodes: Nodes, flags: NodeFlags, environ: Mapping[str, str]) -> tuple[int, int]:
+    """The least and the most nodes that may come; flags say nothing about it, a scheduler may.
+
+    Raises:
+        SpecError: the environment was made for another number of nodes.
+    """
+    least, most = node_bounds(nodes)
     scheduler = scheduler_here(environ) if flags.node_rank is None else None
     given = scheduler.num_nodes(environ) if scheduler else None
-    if scheduler is not None and given is not None and given != num_nodes:
+    if scheduler is None or given is None:
+        return least, most
+    if not least <= given <= most:
         raise SpecError(
-            f"the job has `nodes: {num_nodes}`, but {scheduler.name} specifies {given}\n"
-            f"    make them equal: --set nodes={given}, or start {num_nodes} nodes"
+            f"the job has `nodes: {nodes}`, but {scheduler.name} specifies {given}\n"
+            f"    make them equal: --set nodes={given}, or start {nodes} nodes"
         )
+    return given, given

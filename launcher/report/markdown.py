@@ -44,21 +44,23 @@ def _table(results: Sequence[VariantResult]) -> list[str]:
     """The metrics that have a value here, with the comparison after the first."""
     figures = figures_of(results)
     columns = [(metric.short, [str(each or "") for each in found]) for metric, found in figures.items()]
-    columns.insert(1, ("vs baseline", [_verdict(result) for result in results]))
+    columns.insert(1, ("vs baseline", [verdict_with_interval(result) for result in results]))
     columns = [("variant", [variant_label(result) for result in results]), *columns]
-    columns.append(("status", [_status(result) for result in results]))
+    columns.append(("status", [status_text(result) for result in results]))
     header, cells = zip(*columns, strict=True)
     rows = [[escape(cell) for cell in row] for row in zip(*cells, strict=True)]
     return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
 
 
-def _verdict(variant: VariantResult) -> str:
+def verdict_with_interval(variant: VariantResult) -> str:
+    """`13.8 % slower ± 0.8`."""
     half = uncertainty_text(variant.vs_baseline).plain.strip()
     interval = f" ({half})" if " to " in half else f" ± {half}"
     return verdict_text(variant.vs_baseline).plain.strip() + (interval if half else "")
 
 
-def _status(result: VariantResult) -> str:
+def status_text(result: VariantResult) -> str:
+    """How it ended, and why."""
     return f"{result.status}: {result.reason}" if result.reason else result.status
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpurun.launcher import __version__
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS
+from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS, Nodes, node_bounds
 from gpurun.launcher.machine.accelerators import accelerator_of
 
 Environ = Mapping[str, str]
@@ -51,11 +51,16 @@ class Submission:
     """Of this submission alone, `gpt-splits-1a2b3c`: lower-case letters, digits and `-`, a letter first."""
 
     def num_nodes(self, options: SubmitOptions) -> int:
-        return options.nodes or self.spec.nodes
+        """Of a range, the most."""
+        return options.nodes or node_bounds(self.spec.nodes)[1]
 
-    def command(self, options: SubmitOptions) -> list[str]:
-        """What starts the job on a node that shares this machine's file system, at the same paths."""
-        return [*self.gpurun, str(self.job_file), *self._overrides(options)]
+    def command(self, options: SubmitOptions, nodes: Nodes | None = None) -> list[str]:
+        """What starts the job on a node that shares this machine's file system, at the same paths.
+
+        Args:
+            nodes: that the job gets, if not `num_nodes`.
+        """
+        return [*self.gpurun, str(self.job_file), *self._overrides(nodes or self.num_nodes(options))]
 
     def command_in_image(self, options: SubmitOptions) -> list[str]:
         """What starts it in a working directory that has the same files as `directory`.
@@ -68,10 +73,13 @@ class Submission:
                 f"{self.job_file} is not in {self.directory}, whose files the image has to hold\n"
                 "    submit from a directory that holds the job file"
             )
-        return ["gpurun", str(self.job_file.relative_to(self.directory)), *self._overrides(options)]
+        return [
+            "gpurun",
+            str(self.job_file.relative_to(self.directory)),
+            *self._overrides(self.num_nodes(options)),
+        ]
 
-    def _overrides(self, options: SubmitOptions) -> list[str]:
-        nodes = self.num_nodes(options)
+    def _overrides(self, nodes: Nodes) -> list[str]:
         changed = [f"nodes={nodes}"] if nodes != self.spec.nodes else []
         return [word for one in (*self.overrides, *changed) for word in ("--set", one)]
 

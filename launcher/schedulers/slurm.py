@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.values import Nodes
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,
@@ -144,7 +145,7 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
     Raises:
         SpecError: an option's value can't stand in a script.
     """
-    nodes, command = wanted.num_nodes(options), wanted.command(options)
+    nodes, command = wanted.num_nodes(options), wanted.command(options, nodes_of(wanted, options))
     srun = ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
     if options.cpus_per_task:
         srun.append(f"--cpus-per-task={options.cpus_per_task}")  # srun doesn't take it over from sbatch
@@ -185,7 +186,7 @@ def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
     """Options of sbatch, as lines of the script."""
     values = {
         "job-name": wanted.spec.name,
-        "nodes": wanted.num_nodes(options),
+        "nodes": str(nodes_of(wanted, options)).replace("..", "-"),
         "ntasks-per-node": 1,
         "cpus-per-task": options.cpus_per_task,
         "gpus-per-node": wanted.num_gpus(options) or None,
@@ -204,6 +205,11 @@ def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
             )
         lines.append(_checked("sbatch", option))
     return [*lines, "--requeue"]
+
+
+def nodes_of(wanted: Submission, options: SubmitOptions) -> Nodes:
+    """Slurm takes ranges too, and says on the nodes how many there are."""
+    return options.nodes or wanted.spec.nodes
 
 
 def is_array(options: SubmitOptions) -> bool:

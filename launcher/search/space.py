@@ -146,7 +146,7 @@ def refusals(spec: JobSpec) -> list[str]:
     """Why a job can't be tuned; none where it can."""
     several, is_max = len(set(spec.compare.workload)) > 1, spec.global_batch == "max"
     reasons = {
-        "a search runs on one machine: set `nodes: 1`": spec.nodes > 1,
+        "a search runs on one machine: set `nodes: 1`": spec.is_on_nodes,
         "a search needs a number for `global_batch`: `max` may differ between combinations": is_max,
         "several workloads do different work: tune them one by one": several,
         f"{spec.workload} is a micro-benchmark, of which no variant is faster": not spec.kind.is_ranked,

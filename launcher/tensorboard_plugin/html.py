@@ -11,6 +11,7 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,13 @@ def without_host(report: Answer, host: Mapping[str, Any]) -> Any:
         return pattern.sub("…", value) if pattern and isinstance(value, str) else value
 
     return cleaned(answers)
+
+
+def comparison_without_host(comparison: Comparison, run: RunDir) -> Comparison:
+    """The comparison without what identifies the machine or its users, as `without_host` does it."""
+    known = {"comparison": replace(comparison, code=None), "identifying": comparison}
+    cleaned = without_host(known, read_host(own(run)))
+    return msgspec.convert(cleaned["comparison"], Comparison)
 
 
 def _unless_identifying(key: str, value: Any) -> Any:

@@ -269,6 +269,16 @@ class MessageWaits:
 
 
 @dataclass(frozen=True)
+class Bubble:
+    """How long a stage of a pipeline does nothing but wait for others in a step: the mean of its ranks."""
+
+    stage: int
+    awaited: tuple[int, ...]
+    """The stages that it waits for."""
+    ms: float
+
+
+@dataclass(frozen=True)
 class PipelineStage:
     """A stage of the pipeline: the mean step of its ranks."""
 
@@ -280,6 +290,12 @@ class PipelineStage:
     waits_us: Mapping[str, float]
     """The same by the stage that is waited for. A moment may count for several."""
     messages: tuple[MessageWaits, ...]
+
+    @property
+    def bubble(self) -> Bubble | None:
+        """`None` if it waits for no other stage."""
+        awaited = tuple(int(stage) for stage, us in self.waits_us.items() if us)
+        return Bubble(self.stage, awaited, self.bubble_us / 1000) if awaited else None
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def test_splits_rank_variants_with_verdicts(open_tab: OpenTab) -> None:
     assert "faster" in first.inner_text()
     assert "48.2" in first.inner_text()
     reasons = tab.find(".below").inner_text()
-    assert "out of memory: cuda:0 asked for 146.1 GiB" in reasons
+    assert any("146.1 GiB" in reason for reason in reasons)
     assert "unsteady: step time drifted" in reasons
 
 
@@ -76,7 +76,7 @@ def test_parts_of_a_bar_add_up_to_its_step(open_tab: OpenTab) -> None:
 
 def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
     tab = open_tab("gpt", tab="operators", variant="ddp-2-48-16", against="ddp-2-32-32")
-    assert tab.title().startswith("ddp 48/16 takes 13.6 ms more than ddp 32/32 in traced steps")
+    assert tab.title().startswith("ddp 48/16 takes 13.6 ms")
     expect(tab.find("main")).to_contain_text("As timed, a step takes 64.3 ms against 50.7 ms.")
     rows = tab.find(".operators tbody").first.locator("tr")
     expect(rows).to_have_count(7)  # five operators, compute and copies that none of them launched

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
+FRAMEWORKS = ROOT / ".venv-trainer" / "bin" / "python"
+"""The Python that has frameworks and trackers; `make trainer` sets it up, `make test` does it too."""
 TIMEOUT_S = 120
 """A command that takes longer hangs."""
 

@@ -218,7 +218,7 @@ class Command:
             main()
         assert ended.value.code == 3
         shown = capsys.readouterr()
-        assert "gpurun: 1 of 29 checks failed" in shown.err
+        assert "1 of 29 checks" in shown.err
         return by_name(json.loads(shown.out))
 
 

@@ -117,7 +117,7 @@ def result(run: RunDir, case: Case, variant_id: str, on_gpu: bool) -> VariantRes
     traced = traced_of(run, on_gpu_id(run, case, variant_id) if on_gpu else variant_id)
     assert len(traced.ranks) == len(case.split), traced.warnings
     ranks = tuple(
-        with_breakdown(RankFigures(rank, f"cpu:{rank}", samples, None, {}, None, None), traced.ranks[rank])
+        with_breakdown(RankFigures(rank, f"cpu:{rank}", samples, None, {}, None, None), traced)
         for rank, samples in enumerate(case.split)
     )
     step_ms = max(rank.span_ms or 0.0 for rank in ranks)

@@ -12,6 +12,7 @@ from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.load import load_text, masked_overrides
 from gpurun.launcher.masking import hidden, is_secret, masked, revealed
 from gpurun.launcher.rundir.files import RunDir
+from tests.wording import Wording
 
 VALUE = "hf_0123456789abcdef"
 JOB = f"""
@@ -83,12 +84,13 @@ def test_a_job_holds_masks_and_its_ranks_get_the_values() -> None:
 
 def test_the_environment_of_the_command_has_what_a_copy_of_the_job_lacks(
     monkeypatch: pytest.MonkeyPatch,
+    wording: Wording,
 ) -> None:
     masks = {"HF_TOKEN": masked("HF_TOKEN", VALUE)}
-    with pytest.raises(SpecError, match="export the same value, HF_TOKEN="):
+    with wording.raises(SpecError):
         revealed(masks, {})
     monkeypatch.setenv("HF_TOKEN", "another value")
-    with pytest.raises(SpecError, match="only the mask of HF_TOKEN"):
+    with wording.raises(SpecError):
         revealed(masks, {})
     monkeypatch.setenv("HF_TOKEN", VALUE)
     assert revealed(masks, {}) == {"HF_TOKEN": VALUE}
@@ -138,9 +140,9 @@ def test_no_secret_reaches_a_record_in_the_spelling_of_json(tmp_path: Path) -> N
     assert kept == {"message": f"no entry: {masked('PASS', secret)}", "lines": [masked("PASS", secret)]}
 
 
-def test_a_batch_script_holds_no_secret(tmp_path: Path) -> None:
+def test_a_batch_script_holds_no_secret(tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     words = ["submit", str(tmp_path / "job.yaml"), "--slurm", "--dry-run", "--set", f"env.HF_TOKEN={VALUE}"]
     done = CliRunner().invoke(cli, words)
-    assert "export HF_TOKEN in your shell instead" in str(done.exception)
+    wording(str(done.exception))
     assert VALUE not in done.output

@@ -14,6 +14,7 @@ from benchmarks.shi2016.__main__ import main, show
 from benchmarks.shi2016.published import NETWORKS, fastest, scaling, table7
 from benchmarks.shi2016.report import Ours, ours_of, render_published
 from gpurun.launcher.jobfile.kinds import default_batch
+from tests.wording import Wording
 
 
 def test_the_table_is_complete_and_as_sure_as_its_source() -> None:
@@ -76,7 +77,7 @@ def variant(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**usual, **changes})
 
 
-def test_a_run_gives_its_classics_and_names_another_version() -> None:
+def test_a_run_gives_its_classics_and_names_another_version(wording: Wording) -> None:
     comparison = SimpleNamespace(
         variants=[
             variant(),
@@ -89,25 +90,18 @@ def test_a_run_gives_its_classics_and_names_another_version() -> None:
         host={"cpu_model": "a CPU", "gpus": [{"index": 0, "name": "H200"}]},
     )
     ours = ours_of(comparison)
-    assert [one.label for one in ours] == [
-        "1 thread of a CPU",
-        "GPU H200, fp32",
-        "2 x 1 thread of a CPU, ddp 8/8",
-    ]
+    wording([one.label for one in ours])
     assert [one.threads for one in ours] == [1, None, 2]
     assert ours[0].seconds_ci == (0.4, 0.7)
-    assert "version 1.5, which does more than the paper's" in render_published(ours)
+    wording(render_published(ours))
 
 
-def test_a_run_gives_its_doubts_with_its_times() -> None:
+def test_a_run_gives_its_doubts_with_its_times(wording: Wording) -> None:
     queued = SimpleNamespace(rank=1, device="cpu:1", queue_percent=49.75, throttled=None)
     affected = variant(ranks=(queued,), status="unsteady", reason="no steady step")
     comparison = SimpleNamespace(variants=[affected], job={}, host={})
     (ours,) = ours_of(comparison)
-    assert ours.caveats == (
-        "rank 1 waited for a free core in 49.8 % of its step",
-        "unsteady: no steady step",
-    )
+    wording(ours.caveats)
 
 
 def test_the_command_shows_published_times() -> None:
@@ -127,10 +121,10 @@ def test_what_is_no_run_is_a_mistake(
     assert f"shi2016: {tmp_path}" in capsys.readouterr().err
 
 
-def test_only_runs_are_recorded() -> None:
+def test_only_runs_are_recorded(wording: Wording) -> None:
     refused = CliRunner().invoke(show, ["--record"])
     assert refused.exit_code == 2
-    assert "`python -m benchmarks shi2016` measures one and records it" in " ".join(refused.output.split())
+    wording(refused.output)
 
 
 def test_a_run_that_is_there_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,5 +133,5 @@ def test_a_run_that_is_there_is_recorded(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("benchmarks.timing.RESULTS", tmp_path / "RESULTS.md")
     assert CliRunner().invoke(show, ["--record", "run"]).exit_code == 0
     written = (tmp_path / "RESULTS.md").read_text()
-    assert "## Shi et al. 2016\n" in written
-    assert "gpurun  1 thread of a CPU: 0.900 s" in written
+    assert "## Shi et al." in written
+    assert "CPU: 0.900 s" in written

@@ -21,6 +21,7 @@ from gpurun.launcher.worker.strategies.base import Hints, strategy_of
 from gpurun.launcher.worker.strategies.repeated_layers import blocks_of
 from gpurun.workloads.registry import BUILTINS
 from tests.unit.plan.machines import FakeMachine
+from tests.wording import Wording
 
 ROOT = Path(__file__).parents[2]
 JOB = "workload: gpt\nglobal_batch: 8\ndevices: cpu:2\n"
@@ -38,14 +39,14 @@ UNKNOWN = "fsdpp"
     ],
 )
 def test_a_job_names_no_unknown_strategy(
-    tmp_path: Path, more: str, overrides: tuple[str, ...], place: str
+    tmp_path: Path, more: str, overrides: tuple[str, ...], place: str, wording: Wording
 ) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB + more)
     with pytest.raises(SpecError) as caught:
         load_job(path, overrides)
     assert place in str(caught.value)
-    assert f'`single`, `dp`, `ddp`, `zero1`, `fsdp` or `hsdp`, got the text "{UNKNOWN}"' in str(caught.value)
+    wording(str(caught.value))
 
 
 def test_a_job_names_no_strategy_of_programs(tmp_path: Path) -> None:
@@ -72,29 +73,31 @@ def planned(tmp_path: Path) -> tuple[Plan, LaunchConfig]:
 
 
 @pytest.mark.parametrize("kind", [Plan, LaunchConfig])
-def test_no_file_of_a_run_is_read_back_with_an_unknown_strategy(tmp_path: Path, kind: type) -> None:
+def test_no_file_of_a_run_is_read_back_with_an_unknown_strategy(
+    tmp_path: Path, kind: type, wording: Wording
+) -> None:
     plan, config = planned(tmp_path)
     path = tmp_path / "file.json"
     write_json(path, plan if kind is Plan else config)
     assert read_json(path, kind)
     path.write_text(path.read_text().replace('"ddp"', f'"{UNKNOWN}"'))
-    with pytest.raises(MachineError, match=f"there is no strategy `{UNKNOWN}`; the strategies are single"):
+    with wording.raises(MachineError):
         read_json(path, kind)
 
 
-def test_the_worker_refuses_an_unknown_strategy(tmp_path: Path) -> None:
+def test_the_worker_refuses_an_unknown_strategy(tmp_path: Path, wording: Wording) -> None:
     _, config = planned(tmp_path)
-    with pytest.raises(ValueError, match=f"there is no strategy `{UNKNOWN}`"):
+    with wording.raises(ValueError):
         replace(config, strategy=UNKNOWN)
     object.__setattr__(config, "strategy", UNKNOWN)  # as if nothing had checked it
-    with pytest.raises(ValueError, match=f"there is no strategy `{UNKNOWN}`"):
+    with wording.raises(ValueError):
         strategy_of(None, config, 0, Hints())  # type: ignore[arg-type]
 
 
-def test_a_plan_has_no_unknown_strategy(tmp_path: Path) -> None:
+def test_a_plan_has_no_unknown_strategy(tmp_path: Path, wording: Wording) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
-    with pytest.raises(ValueError, match=f"there is no strategy `{UNKNOWN}`"):
+    with wording.raises(ValueError):
         build_plan(replace(load_job(path), strategy=UNKNOWN), FakeMachine())
 
 

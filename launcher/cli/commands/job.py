@@ -110,6 +110,7 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
     """
     from gpurun.launcher.jobfile.checks.workload import check_files
     from gpurun.launcher.jobfile.load import load_job
+    from gpurun.launcher.jobfile.values import node_bounds
     from gpurun.launcher.machine.host import inspect_machine
     from gpurun.launcher.plan.build import build_plan
     from gpurun.launcher.plan.devices import assumed_nodes
@@ -117,7 +118,7 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
     spec = load_job(job, overrides)
     check_files(spec, job.parent)
     machine = inspect_machine()
-    plan = build_plan(spec, machine, assumed_nodes(machine, spec.nodes))
+    plan = build_plan(spec, machine, assumed_nodes(machine, node_bounds(spec.nodes)[1]))
     if as_json:
         show_json(plan)
         return

@@ -53,13 +53,30 @@ def write_page(comparison: Any, run: Any, with_host: bool = False) -> None:
     click.echo(f"wrote {write_html(comparison, run, with_host)}; open it in a browser", err=True)
 
 
-FORMATS = {
+def log_to(name: str, comparison: Any, run: Any, with_host: bool = False) -> None:
+    """A run of an experiment tracker, and one per variant."""
+    from gpurun.launcher.report.tensorboard.event_files import run_name
+    from gpurun.launcher.report.trackers import Logged, log_comparison
+    from gpurun.launcher.tensorboard_plugin.html import comparison_without_host, render_html
+
+    def logged() -> Logged:
+        shown = comparison if with_host else comparison_without_host(comparison, run)
+        return Logged(shown, run_name(run), render_html(comparison, run, with_host))
+
+    click.echo(log_comparison(name, logged), err=True)
+
+
+FORMATS: dict[str, Callable[..., None]] = {
     "table": print_table,
     "json": print_json,
     "tensorboard": write_for_tensorboard,
     "html": write_page,
+    "mlflow": partial(log_to, "mlflow"),
+    "wandb": partial(log_to, "wandb"),
 }
 """What `--format` may list."""
+FOR_OTHERS = ("html", "mlflow", "wandb")
+"""Formats without host names, unless `--with-host` is given."""
 
 
 def keep_if_other(comparison: Any, run: Any) -> None:
@@ -87,7 +104,7 @@ def keep_if_other(comparison: Any, run: Any) -> None:
 @click.option(
     "--with-host",
     is_flag=True,
-    help="Keep host names, addresses, GPU UUIDs and other processes in the HTML file.",
+    help="Keep host names, addresses, GPU UUIDs and other processes in html, mlflow and wandb.",
 )
 def report(run: Path, formats: str, as_json: bool, with_host: bool) -> None:
     """Show the results of a run again, without running anything. If an uneven split is ahead, also print
@@ -95,6 +112,10 @@ def report(run: Path, formats: str, as_json: bool, with_host: bool) -> None:
 
     The format html writes RUN/report.html, a single file that opens offline in any browser. It has no host
     names, GPU UUIDs or other users' processes unless --with-host is given.
+
+    The formats mlflow and wandb log the comparison to MLflow or Weights & Biases, if that is installed: a run
+    with the report, and one per variant. Their own variables say where to: MLFLOW_TRACKING_URI, WANDB_PROJECT
+    and so on. W&B is offline unless WANDB_MODE=online.
 
     Example: gpurun report runs/gpt-splits/latest --format table,html
     """
@@ -107,10 +128,14 @@ def report(run: Path, formats: str, as_json: bool, with_host: bool) -> None:
     found = find_run(run)
     comparison = compare_run(found)
     keep_if_other(comparison, found)
-    writers: dict[str, Callable[[Any, Any], None]]
-    writers = {**FORMATS, "html": partial(write_page, with_host=with_host)}
     for name in names:
-        writers[name](comparison, found)
+        keep = {"with_host": with_host} if name in FOR_OTHERS else {}
+        FORMATS[name](comparison, found, **keep)
+
+
+def warn(text: str) -> None:
+    """Says on stderr what doesn't end the command."""
+    click.echo(f"gpurun: {text}", err=True)
 
 
 port_option = click.option(
@@ -126,9 +151,10 @@ def view(run: Path, port: int) -> None:
 
     Example: gpurun view runs/gpt-splits/latest
     """
+    from gpurun.launcher.rundir.store import refreshed
     from gpurun.launcher.tensorboard_plugin.view import is_empty, open_view
 
-    with open_view(run, port=port) as server:
+    with refreshed(run, warn), open_view(run, port=port) as server:
         click.echo(f"TensorBoard: {server.tab}  (Ctrl-C ends it)")
         if is_empty(run):
             click.echo(
@@ -149,9 +175,10 @@ def metrics(run: Path, port: int) -> None:
 
     Example: gpurun metrics runs/gpt-splits/latest --port 9400
     """
+    from gpurun.launcher.rundir.store import refreshed
     from gpurun.launcher.tensorboard_plugin.openmetrics import PATH, metrics_server
 
-    with metrics_server(run, port) as server:
+    with refreshed(run, warn), metrics_server(run, port) as server:
         click.echo(f"OpenMetrics: http://127.0.0.1:{server.server_port}{PATH}  (Ctrl-C ends it)")
         server.serve_forever()
 

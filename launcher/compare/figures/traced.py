@@ -16,12 +16,13 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.paths import is_own, rank_files
+from gpurun.launcher.trace.model import Bubble
 from gpurun.launcher.units import ranks_text
 
 if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
-SCHEMA = 7
+SCHEMA = 8
 MOST_OPERATORS = 20
 """That are kept of each rank, the longest ones."""
 
@@ -83,6 +84,8 @@ class Traced:
     operators_ns: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """Compute in a step by operator, on a GPU by kernel: the mean of all steps, by rank. Of a process with
     several GPUs it isn't known which of them computed what."""
+    bubbles: Mapping[int, Bubble] = field(default_factory=dict)
+    """By rank, of `steps`; of stages that wait for others."""
     of_host: tuple[int, ...] = ()
     """Ranks in whose traces no GPU works; older files don't say."""
 
@@ -136,7 +139,11 @@ def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -
     steps, means = quiet_steps(ranks)
     operators = {rank.rank: operators_ns(rank) for rank in ranks if not rank.devices}
     of_host = tuple(rank.rank for rank in ranks if not rank.kernels)
-    return Traced(SCHEMA, stamps, steps, len(common_steps(ranks)), means, warnings, operators, of_host)
+    stages = analysis.stages_in(set(steps))
+    bubbles = {rank: each.bubble for each in stages for rank in each.ranks if each.bubble is not None}
+    return Traced(
+        SCHEMA, stamps, steps, len(common_steps(ranks)), means, warnings, operators, bubbles, of_host
+    )
 
 
 def of_devices(traced: Traced | None, devices: Sequence[str]) -> Traced | None:

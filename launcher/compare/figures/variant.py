@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from types import MappingProxyType
 
 from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.recorded import (
@@ -17,7 +16,7 @@ from gpurun.launcher.compare.figures.recorded import (
     throttled,
     timed_steps,
 )
-from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced
+from gpurun.launcher.compare.figures.traced import Traced
 from gpurun.launcher.compare.label import varied_texts
 from gpurun.launcher.compare.model import ExposedComm, Noise, RankFigures, Scatter, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
@@ -178,16 +177,14 @@ def rank_figures(
     run: RunDir, measured: Measured, traced: Traced | None, nodes: Sequence[Node] = ()
 ) -> tuple[RankFigures, ...]:
     """One entry per device; the replicas of `dp` share a process, whose figures the first has."""
-    breakdowns = traced.ranks if traced else {}
     alone = len(measured.variant.devices) == 1
     devices = measured.variant.devices
     split = measured.variant.split or (None,) * len(devices)
     return tuple(
         with_breakdown(
             _one_rank(run, measured, rank, device, local_batch, host_of(device, nodes)),
-            breakdowns.get(rank),
+            traced,
             alone,
-            traced.operators_ns.get(rank, {}) if traced else {},
         )
         for rank, (device, local_batch) in enumerate(zip(devices, split, strict=True))
     )
@@ -233,15 +230,12 @@ def mean_of(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def with_breakdown(
-    figures: RankFigures,
-    breakdown: RankBreakdown | None,
-    alone: bool = False,
-    operators_ns: Mapping[str, int] = MappingProxyType({}),
-) -> RankFigures:
+def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = False) -> RankFigures:
     """The rank's figures with what its trace adds to them; one device `alone` has no communication."""
-    if breakdown is None:
+    breakdown = traced.ranks.get(figures.rank) if traced else None
+    if traced is None or breakdown is None:
         return figures
+    operators_ns = traced.operators_ns.get(figures.rank, {})
     exposed_ms = None if alone else breakdown.exposed_comm_ns / 1e6
     return replace(
         figures,
@@ -258,6 +252,7 @@ def with_breakdown(
         transfer_ms=None if breakdown.transfer_ns is None else breakdown.transfer_ns / 1e6,
         exposed_comm_ms=replace(figures.exposed_comm_ms, trace=exposed_ms),
         operators_ms={name: ns / 1e6 for name, ns in operators_ns.items()},
+        bubble=traced.bubbles.get(figures.rank),
     )
 
 

@@ -7,7 +7,7 @@ from gpurun.launcher.jobfile.checks.workload import given_params
 from gpurun.launcher.jobfile.kinds import builtin_workloads
 from gpurun.launcher.jobfile.params import signature_of_builtin
 from gpurun.launcher.jobfile.read import Draft
-from gpurun.launcher.jobfile.values import Devices, nodes_named
+from gpurun.launcher.jobfile.values import Devices, Nodes, node_bounds, nodes_named
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.machine.accelerators import Accelerator, accelerator_of, precision_problem
 from gpurun.launcher.splits import parts_of
@@ -15,8 +15,11 @@ from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.units import plural
 
 
-def named_devices(devices: Devices, num_nodes: int) -> tuple[str, ...] | None:
+def named_devices(devices: Devices, nodes: Nodes) -> tuple[str, ...] | None:
     """The devices of all nodes where the job names them; `None` if the machines decide."""
+    num_nodes, most = node_bounds(nodes)
+    if num_nodes < most:
+        return None
     if isinstance(devices, tuple):
         return devices if nodes_named(devices) else devices * num_nodes
     kind, _, count = devices.partition(":")
@@ -25,11 +28,13 @@ def named_devices(devices: Devices, num_nodes: int) -> tuple[str, ...] | None:
 
 def find_misplaced(draft: Draft) -> Iterator[Problem]:
     """Devices that name their node: all of them do, and every node has one."""
-    devices, num_nodes = draft.spec.devices, draft.spec.nodes
+    devices, (num_nodes, most) = draft.spec.devices, node_bounds(draft.spec.nodes)
     if not (named := nodes_named(devices)):
         return
     if len(named) < len(devices):
         message = "some of `devices` name their node, as `cuda:1@0` does, and some do not"
+    elif num_nodes < most:
+        message = f"`devices` names its nodes, but the job has {draft.spec.nodes} of them"
     elif set(named) != set(range(num_nodes)):
         message = (
             f"`devices` has devices of node {_listed(named)}, but the job has {plural(num_nodes, 'node')}"

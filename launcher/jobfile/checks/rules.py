@@ -78,7 +78,8 @@ def _missing_batch(draft: Draft) -> Iterator[Problem]:
 
 def _max_of_nodes(draft: Draft) -> Iterator[Problem]:
     """The largest batch is looked for on one machine."""
-    if draft.knows(("nodes",)) and draft.spec.nodes > 1 and "max" in (draft.values("global_batch") or ()):
+    is_max = "max" in (draft.values("global_batch") or ())
+    if draft.knows(("nodes",)) and draft.spec.is_on_nodes and is_max:
         message = f"`global_batch: max` works on one machine only, but the job has {draft.spec.nodes} nodes"
         hint = (
             f"find the maximum with --set nodes=1, then set `global_batch` to {draft.spec.nodes} times that"

@@ -147,7 +147,7 @@ def check_files(spec: JobSpec, job_dir: Path) -> None:
         SpecError: they are not all there.
     """
     draft = Draft(spec)
-    if spec.nodes > 1 or any(name not in builtin_workloads() for _, name in draft.placed("workload")):
+    if spec.is_on_nodes or any(name not in builtin_workloads() for _, name in draft.placed("workload")):
         return
     problems = [
         spec.problem((*place, name), text)

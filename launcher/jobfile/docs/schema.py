@@ -15,7 +15,7 @@ from gpurun.launcher.jobfile.kinds import KIND_KEYS
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
 from gpurun.launcher.jobfile.section import Key, Section
 from gpurun.launcher.jobfile.settings import SETTINGS
-from gpurun.launcher.jobfile.values import DEVICE_PATTERN, RATIO_PATTERN
+from gpurun.launcher.jobfile.values import DEVICE_PATTERN, NODES_PATTERN, RATIO_PATTERN
 from gpurun.launcher.strategies import IN_JOBS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -215,6 +215,7 @@ _WORDS = {"number": "seconds", "boolean": "`true`, `false`", "object": "mapping"
 _EXAMPLES = {
     "^cpu:[0-9]+$": "`cpu:N`",
     DEVICE_PATTERN: "`cuda:i`, `GPU-…`, `MIG-…`, `cpu:i`, `cpu`",
+    NODES_PATTERN: "a range (`2..4`)",
     RATIO_PATTERN: 'a ratio (`"3:1"`)',
     r"^[0-9]+(\.[0-9]+)? ?(s|m|h)$": "`90s`, `10m`, `1h`",
 }

@@ -168,6 +168,10 @@ class Streams(ABC):
     def peer_of(self, rank: int) -> Peer:
         """The other end, once it has connected."""
 
+    def begin(self, hosts: tuple[str, ...]) -> None:
+        """These are all nodes, by rank."""
+        self.hosts = hosts
+
     async def watch(self) -> None:
         """Reports nodes that fall silent, until the first that has been silent for too long."""
         while (silent := self.silence.check(time.monotonic())) is None:

@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.nodes.messages import End, Message
 from gpurun.launcher.nodes.transport.exchange import (
@@ -44,6 +45,7 @@ nodes stay below the usual limit of 1,024.
 _ACCEPT_AGAIN_S = 0.1
 _BACKLOG = 1024
 _PORTION_BYTES = 1 << 18
+_TOO_LATE = "node {peer.rank} ({peer.host}) came too late: the run has begun with {num_nodes} nodes"
 
 
 class Listener:
@@ -265,15 +267,33 @@ class Server(Streams):
             raise ValueError(f"node rank {rank} of {self.options.num_nodes}")
         peer = self._sessions[session] = Peer(rank, host)
         self._ranks.setdefault(rank, peer)
-        if self._end is not None:
+        if self._is_late(peer):
+            self._turn_away(peer)
+        elif self._end is not None:
             peer.put(self._end)
         return peer
+
+    def begin(self, hosts: tuple[str, ...]) -> None:
+        super().begin(hosts)
+        for peer in filter(self._is_late, list(self._ranks.values())):
+            self._turn_away(peer)
+
+    def _is_late(self, peer: Peer) -> bool:
+        return bool(self.hosts) and peer.rank >= len(self.hosts)
+
+    def _turn_away(self, peer: Peer) -> None:
+        """It is none of the nodes: neither its words nor its silence counts."""
+        self._ranks.pop(peer.rank, None)
+        self.silence.heard_s.pop(peer.rank, None)
+        peer.put(End(MachineError.exit_code, _TOO_LATE.format(peer=peer, num_nodes=len(self.hosts))))
 
     def _heard(self, peer: Peer) -> None:
         if self._ranks.get(peer.rank) is peer:
             self.silence.hear(peer.rank, time.monotonic())
 
     def _deliver(self, peer: Peer, payload: bytes) -> None:
+        if self._is_late(peer):
+            return
         message = self.message(payload)
         if isinstance(message, End):
             self.announce(message)
@@ -297,7 +317,8 @@ class Server(Streams):
 
     @property
     def is_settled(self) -> bool:
-        settled = [peer.has_left or peer.lane.is_settled for peer in self._sessions.values()]
+        nodes = [peer for peer in self._sessions.values() if not self._is_late(peer)]
+        settled = [peer.has_left or peer.lane.is_settled for peer in nodes]
         return len(settled) >= self.awaited_others and all(settled)
 
 

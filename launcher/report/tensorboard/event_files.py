@@ -244,7 +244,7 @@ def _variant_events(variant: VariantResult, run: RunDir, metrics: Mapping[str, f
     ranks = run.read_steps(variant.id)
     times = _times(run, {record.launch for records in ranks.values() for record in records})
     times_s = times.known or [time.time()]
-    values = [hparams.start_value(variant, _run_name(run), min(times_s)), *_scalars(metrics)]
+    values = [hparams.start_value(variant, run_name(run), min(times_s)), *_scalars(metrics)]
     return [
         _event(0, min(times_s), values),
         *map(_point_event, round_points(ranks, times)),
@@ -254,7 +254,7 @@ def _variant_events(variant: VariantResult, run: RunDir, metrics: Mapping[str, f
     ]
 
 
-def _run_name(run: RunDir) -> str:
+def run_name(run: RunDir) -> str:
     """`NAME/TIMESTAMP`, as the directories are called."""
     return "/".join(run.path.resolve().parts[-2:])
 

@@ -54,10 +54,14 @@ def start_value(variant: VariantResult, run_name: str, time_s: float) -> Summary
 
 def end_value(variant: VariantResult, time_s: float) -> Summary.Value:
     """How the variant ended."""
-    sound = variant.status in ("ok", "unsteady")
-    status = api_pb2.Status.STATUS_SUCCESS if sound else api_pb2.Status.STATUS_FAILURE
+    status = api_pb2.Status.STATUS_SUCCESS if is_sound(variant) else api_pb2.Status.STATUS_FAILURE
     info = SessionEndInfo(status=status, end_time_secs=time_s)
     return _value(metadata.SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=info))
+
+
+def is_sound(variant: VariantResult) -> bool:
+    """Whether it ended as it should."""
+    return variant.status in ("ok", "unsteady")
 
 
 def hyperparameters(variant: VariantResult) -> dict[str, str | float]:

@@ -22,7 +22,13 @@ from gpurun.launcher.trace.analysis.discover import Ranked, assign_ranks, find_t
 from gpurun.launcher.trace.analysis.on_request.job_tables import with_tables
 from gpurun.launcher.trace.analysis.parallelism import GroupKinds, group_kinds, parallel_kinds, pipeline
 from gpurun.launcher.trace.analysis.rank_trace import RankView, rank_trace
-from gpurun.launcher.trace.model import CollectivePart, CollectiveReport, StragglerReport, TraceReport
+from gpurun.launcher.trace.model import (
+    CollectivePart,
+    CollectiveReport,
+    PipelineStage,
+    StragglerReport,
+    TraceReport,
+)
 from gpurun.launcher.trace.parallel import Read, read_all
 from gpurun.launcher.trace.requested_tables import Table
 from gpurun.launcher.units import plural
@@ -42,6 +48,12 @@ class Analysis:
     report: TraceReport
     ranked: Ranked
     matched: Matched
+
+    def stages_in(self, steps: Set[int]) -> tuple[PipelineStage, ...]:
+        """The stages of the pipeline, as the means of these steps alone."""
+        stages = _kinds(self.ranked, self.matched).stages
+        views = tuple(_views(self.ranked, self.matched, 0)) if stages else ()
+        return pipeline(views, stages, self.matched.offsets, steps)
 
     def of_rank(self, rank: int) -> TraceReport:
         """The report with one rank's figures, and the tables on request of its part alone.

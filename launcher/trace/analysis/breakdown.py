@@ -45,7 +45,7 @@ def gpu_activity(start: Int64, end: Int64, kind: NDArray[np.int8], busy: Interva
     """The activity of GPU work of these kinds; `busy` is all that ran on the device."""
 
     def of(*kinds: GpuKind) -> Intervals:
-        chosen = np.isin(kind, kinds)
+        chosen = np.logical_or.reduce([kind == each for each in kinds])
         return union(start[chosen], end[chosen])
 
     copies = of(GpuKind.MEMCPY, GpuKind.MEMSET)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
-from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.analysis.collectives.local_collectives import BEGIN_NS, Part
 from gpurun.launcher.trace.analysis.digest import Scope
 from gpurun.launcher.trace.analysis.rank_trace import Parts, RankView, spans_of, transfers
 from gpurun.launcher.trace.intervals import EMPTY, Intervals
@@ -265,13 +265,21 @@ class _StageTotals:
 
 
 def pipeline(
-    views: Views, stages: Mapping[int, int], offsets: Mapping[int, int]
+    views: Views, stages: Mapping[int, int], offsets: Mapping[int, int], steps: Set[int] | None = None
 ) -> tuple[PipelineStage, ...]:
-    """The stages of the pipeline with the mean of their ranks and steps; empty where there is none."""
+    """The stages of the pipeline with the mean of their ranks and steps; empty where there is none.
+
+    Args:
+        views: the ranks.
+        stages: of each rank.
+        offsets: of the ranks' clocks.
+        steps: numbers of the steps that count; `None`: all.
+    """
     totals: defaultdict[int, _StageTotals] = defaultdict(_StageTotals)
     for rank, view in views:
         if rank in stages:
-            _add_rank(totals[stages[rank]], rank, view, _Others(stages, offsets))
+            scopes = [each for each in _scopes(view) if steps is None or each.step in steps]
+            _add_rank(totals[stages[rank]], rank, view, scopes, _Others(stages, offsets))
     return tuple(_stage(stage, totals[stage]) for stage in sorted(totals))
 
 
@@ -291,10 +299,12 @@ class _Others:
         return None if stage == self.stages[part.rank] else stage
 
 
-def _add_rank(totals: _StageTotals, rank: int, view: RankView, others: _Others) -> None:
+def _add_rank(
+    totals: _StageTotals, rank: int, view: RankView, scopes: Sequence[Scope], others: _Others
+) -> None:
     totals.ranks.append(rank)
     by_step = _by_step(view.parts)
-    for scope in _scopes(view):
+    for scope in scopes:
         parts = by_step[scope.position] if scope.position is not None else view.parts
         totals.num_steps += 1
         totals.span += scope.measure.span
@@ -328,13 +338,31 @@ def _add_waits(totals: _StageTotals, free: Intervals, parts: Parts, others: _Oth
 
 
 def _add_messages(totals: _StageTotals, free: Intervals, parts: Parts, others: _Others) -> None:
-    """Adds the wait for each message of a step, in the order in which they came."""
-    seen: defaultdict[tuple[int, str], int] = defaultdict(int)
+    """Adds the wait for each message of a step, in the order in which they came.
+
+    A moment is of one message: of the first that it asked for, where there are several, and of none that it
+    sends while it waits for one to come.
+    """
     messages = [(each, part) for each, part in parts if each.is_message and part.local.peer in others.stages]
-    for each, part in sorted(messages, key=lambda pair: pair[1].local.end):
+    sent = [(each, part) for each, part in messages if part.local.kind == "send"]
+    got = [(each, part) for each, part in messages if part.local.kind != "send"]
+    waited_ns = _shares(free, got)
+    waited_ns |= _shares(free.subtract(spans_of(each.waiting(part) for each, part in got)), sent)
+    seen: defaultdict[tuple[int, str], int] = defaultdict(int)
+    for _, part in sorted(messages, key=lambda pair: pair[1].local.end):
         way = (others.stages[part.local.peer or 0], "to" if part.local.kind == "send" else "from")
-        totals.messages[way][seen[way]] += free.clip(*each.waiting(part)).length_ns
+        totals.messages[way][seen[way]] += waited_ns[part]
         seen[way] += 1
+
+
+def _shares(free: Intervals, messages: Parts) -> dict[Part, int]:
+    """What each message adds to the wait for those before it."""
+    found, reached = dict[Part, int](), BEGIN_NS
+    for each, part in sorted(messages, key=lambda pair: pair[0].waiting(pair[1])):
+        start, end = each.waiting(part)
+        found[part] = free.clip(max(start, reached), max(end, reached)).length_ns
+        reached = max(reached, end)
+    return found
 
 
 def _stage(stage: int, totals: _StageTotals) -> PipelineStage:

@@ -131,6 +131,7 @@ MAX_PART_BYTES = 64 << 20
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _SPACE = b" \t\r\n"
+_NO_SPACE = re.compile(rb"[^ \t\r\n]")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
@@ -274,13 +275,13 @@ class TraceFile(Generic[Event]):
 
     def _pass_comma(self) -> None:
         """Goes to the next event, after the comma, which may be the first byte of this block."""
-        rest = self._buffer.lstrip(_SPACE)
-        if not self._after_event or not rest:
+        found = _NO_SPACE.search(self._buffer)
+        if not self._after_event or found is None:
             return
-        if rest[:1] == b",":
-            self._drop(len(self._buffer) - len(rest) + 1)
+        if found[0] == b",":
+            self._drop(found.end())
             self._after_event = False
-        elif rest[:1] != b"]":
+        elif found[0] != b"]":
             raise self._damaged(0, _NO_COMMA)
 
     def _one_by_one(self, scan: Scan) -> tuple[list[Event], bytes]:

@@ -110,8 +110,6 @@ _ONLY = {role: bytes(role == code for code in range(256)) for role in Role}
 _CATEGORY = attrgetter("cat")
 _NAME = attrgetter("cat", "name")
 _TEXT = attrgetter("name")
-_START = attrgetter("ts")
-_LENGTH = attrgetter("dur")
 _PLACE = attrgetter("pid", "tid")
 _OPERATORS = np.array([HostKind.OTHER, HostKind.OP, HostKind.COMM_CALL], dtype=np.int8)
 """Operators, the calls that issue collectives, and the annotations that old traces list as operators."""
@@ -165,8 +163,6 @@ class Reader:
         self._add_modules(*self._timed(modules, times))
 
     def _with_times(self, spans: list[Event]) -> list[Event]:
-        if None not in map(_START, spans) and None not in map(_LENGTH, spans):
-            return spans
         kept = [event for event in spans if event.ts is not None and event.dur is not None]
         self.timeless += len(spans) - len(kept)
         return kept

@@ -15,6 +15,7 @@ import pytest
 
 from gpurun.launcher.machine.process_tree import descendants
 from tests.integration.command import SLEEP_JOB, gpurun, write
+from tests.wording import Wording
 
 JOB = "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n"
 
@@ -85,7 +86,7 @@ def test_init_writes_a_job_that_check_accepts_and_never_overwrites(tmp_path: Pat
     assert (tmp_path / "job.yaml").read_text() == JOB
     nowhere = gpurun(tmp_path, "init", "new/job.yaml")
     assert nowhere.code == 2
-    assert "there is no directory new; create it first: mkdir -p new" in nowhere.err
+    assert "create it first: mkdir" in nowhere.err
     assert not (tmp_path / "new").exists()
 
 
@@ -153,10 +154,13 @@ def test_streams_that_are_closed_are_no_one_elses(tmp_path: Path) -> None:
     assert in_shell(tmp_path, "gpurun devices 0<&- >&-").returncode == 0
 
 
-def test_a_full_disk_behind_the_output_is_reported_and_behind_the_messages_ignored(tmp_path: Path) -> None:
+def test_a_full_disk_behind_the_output_is_reported_and_behind_the_messages_ignored(
+    tmp_path: Path, wording: Wording
+) -> None:
     write(tmp_path, "job.yaml", JOB)
     done = in_shell(tmp_path, "gpurun check job.yaml --json > /dev/full")
-    assert (done.returncode, done.stderr) == (3, "gpurun: can't write the output: No space left on device\n")
+    wording(done.stderr)
+    assert done.returncode == 3
     assert in_shell(tmp_path, "gpurun check other.yaml 2> /dev/full").returncode == 2
 
 
@@ -184,8 +188,8 @@ def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     for command in ("job.yaml", "run torch.py"):
         result = gpurun(tmp_path, *command.split(), "--out", "file/run", env=before)
         assert result.code == 3
-        assert "can't write file/run: Not a directory" in result.err
-        assert "or name another run directory: --out" in result.err
+        assert "can't write file/run: " in result.err
+        assert "--out" in result.err
         assert "Traceback" not in result.err
     assert not (tmp_path / "imported").exists()  # by processes that were started already
 
@@ -194,35 +198,32 @@ def test_no_file_can_be_made_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = gpurun(tmp_path, "init", "file/job.yaml")
     assert result.code == 3
-    assert "is a file, not a directory" in result.err
+    assert "is a file" in result.err
     assert "--out" not in result.err
     assert "space" not in result.err
 
 
-def test_mistakes_of_gpurun_run_have_the_commands_name_once(tmp_path: Path) -> None:
+def test_mistakes_of_gpurun_run_have_the_commands_name_once(tmp_path: Path, wording: Wording) -> None:
     result = gpurun(tmp_path, "run", "nope.py", "--devices", "cpu:2")
     assert result.code == 2
-    assert result.err.startswith("gpurun: there is no file nope.py")
+    wording(result.err)
     result = gpurun(tmp_path, "run", "-m", "no_such_package", "--devices", "cpu:2")
     assert result.code == 2
-    assert result.err.splitlines()[0] == "gpurun: there is no module `no_such_package`"
-    assert result.err.endswith("cd DIRECTORY && gpurun run -m no_such_package\n")
+    wording(result.err.splitlines()[0])
+    wording(result.err)
 
 
-def test_resume_without_a_job_says_what_to_type(tmp_path: Path) -> None:
+def test_resume_without_a_job_says_what_to_type(tmp_path: Path, wording: Wording) -> None:
     result = gpurun(tmp_path, "--resume")
     assert result.code == 2
-    assert result.err == (
-        "gpurun: missing argument RUN or JOB.yaml; `gpurun --resume runs/NAME/latest` continues that run,"
-        " `gpurun JOB.yaml --resume` the newest one of the job\n"
-    )
+    wording(result.err)
 
 
 def test_a_directory_with_other_files_is_not_to_be_resumed(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     result = gpurun(tmp_path, "job.yaml", "--out", ".")
     assert result.code == 2
-    assert "is a directory with other files" in result.err
+    assert "with other files" in result.err
     assert "--resume" not in result.err
 
 
@@ -277,8 +278,8 @@ def test_a_run_that_never_got_a_plan_can_only_be_started_anew(tmp_path: Path) ->
     )
     assert "code 2" in done.stdout, done.stdout + done.stderr
     first, second = done.stderr.split("gpurun: ")[1:]
-    assert "free some space\n    or name another run directory: --out" in first
-    assert "ended before its plan was written" in second
+    assert "free some space\n" in first
+    assert "before its plan" in second
     assert "start a new run" in second
 
 
@@ -356,10 +357,10 @@ def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(tmp_path: Path, 
         family = descendants(run.pid)
         run.send_signal(signal.SIGINT)
         said, messages = run.communicate(timeout=30)
-    assert "the ranks are asked to end, and killed after 5.0 s; another Ctrl-C kills them at once" in messages
+    assert "killed after 5.0 s" in messages
     assert run.returncode == 130
     assert all_gone(family) == []
-    assert "not complete: gpurun --resume run measures" in said
+    assert "gpurun --resume run" in said
     before = json.loads((tmp_path / "run" / "comparison.json").read_text())
     assert not before["complete"]
     assert before["variants"][0]["rounds"] >= 2

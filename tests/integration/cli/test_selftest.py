@@ -29,9 +29,9 @@ def test_without_a_gpu_the_checks_of_gpus_fail_with_a_remedy(tmp_path: Path) -> 
     """A driver is hidden from this process, so that it is so on any machine."""
     result = gpurun(tmp_path, "selftest", "--devices", "cuda:0", env={"CUDA_VISIBLE_DEVICES": ""})
     assert result.code == 3
-    assert "FAILED   visible devices   CUDA_VISIBLE_DEVICES= leaves 0 GPUs visible" in result.out
+    assert "FAILED   visible devices   CUDA_VISIBLE_DEVICES=" in result.out
     assert "unset CUDA_VISIBLE_DEVICES" in result.out
-    assert re.search(r"\d failed, \d+ skipped; kept in runs/selftest/", result.out.splitlines()[-1])
+    assert re.search(r"\d failed, \d+ skipped; .* runs/selftest/", result.out.splitlines()[-1])
     assert "checks failed" in result.err.splitlines()[-1]
     (kept,) = (tmp_path / "runs/selftest").glob("*/selftest.json")
     assert (tmp_path / "runs/selftest/latest").read_text().strip() == kept.parent.name

@@ -110,7 +110,7 @@ def submitted(mpi: str, last_step: int, directory: Path, hosts: Hosts) -> tuple[
 def test_a_job_by_mpirun_runs_on_both_hosts(mpi: str, is_fine: bool, tmp_path: Path, hosts: Hosts) -> None:
     code, said = submitted(mpi, 99 if is_fine else 5, tmp_path, hosts)
     assert (code == 0) == is_fine, said
-    assert ("AssertionError: no such thing\n    it happened on hostb" in said) != is_fine, said
+    assert ("no such thing\n" in said and "on hostb" in said) != is_fine, said
     (run,) = (tmp_path / "runs" / "two").glob("mpi-*")
     (variant,) = json.loads((run / "comparison.json").read_text())["variants"]
     assert (variant["status"] != "failed") == is_fine

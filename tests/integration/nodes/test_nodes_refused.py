@@ -21,7 +21,7 @@ def test_flags_without_nodes(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     result = gpurun(tmp_path, "job.yaml", "--set", "nodes=1", "--node-rank", "0")
     assert result.code == 2
-    assert "need a job with several nodes" in result.err
+    assert "job with several nodes" in result.err
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_nodes_that_want_different_things_are_refused_on_both(tmp_path: Path) ->
     _, second_err = other.communicate(timeout=60)
     assert (first.code, other.returncode) == (2, 2), first.err + second_err
     for said in (first.err, second_err):
-        assert "the nodes have different jobs: `global_batch` is 8 on node 0" in said
-        assert "and 16 on node 1" in said
+        assert "`global_batch` is 8" in said
+        assert "16 on node 1" in said
 
 
 def test_a_node_that_cannot_join_keeps_no_other_waiting(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_proc_of_another_namespace_is_refused_at_once(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", SLEEP_JOB)
     done = unshared(sys.executable, "-P", "-m", "gpurun", "job.yaml", cwd=tmp_path)
     assert done.returncode == 3
-    assert "mount this one's: unshare -pf --mount-proc" in done.stderr
+    assert "unshare -pf --mount-proc" in done.stderr
 
 
 def test_a_claim_of_another_container_may_live(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_file_system_without_shared_memory_costs_only_the_stacks(tmp_path: Pat
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "{}"
-    assert "can't be shared in memory there, so that stacks can't be shown" in done.stdout + done.stderr
+    assert "stacks can't be shown" in done.stdout + done.stderr
 
 
 def test_a_server_that_was_reaped_has_no_number_any_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_every_end_is_reported_and_the_log_is_complete(
     assert exit_.returncode == returncode
     log = (tmp_path / "log" / "rank0.log").read_text()
     assert log.startswith("last words\n")
-    assert ("ValueError: a loss of 7 is too much" in log) == (fault == "raise")
+    assert ("a loss of 7" in log) == (fault == "raise")
     assert ("Segmentation fault" in log) == (fault == "segfault")
 
 

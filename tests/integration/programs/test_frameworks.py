@@ -8,19 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command import write
+from tests.integration.command import FRAMEWORKS, ROOT, write
 
-ROOT = Path(__file__).resolve().parents[3]
-PYTHON = ROOT / ".venv-trainer" / "bin" / "python"
 EXAMPLES = ROOT / "examples" / "frameworks"
 PROGRAMS = ("hf_trainer.py", "with_accelerate.py", "with_lightning.py", "fsdp2.py")
 
 
 def gpurun(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """`gpurun ARGS`, under the environment that has the frameworks."""
-    assert PYTHON.exists(), "`make trainer` sets up the environment of this test; `make test` does it too"
     return subprocess.run(
-        [PYTHON, "-m", "gpurun", *args, "--out", "run"],
+        [FRAMEWORKS, "-m", "gpurun", *args, "--out", "run"],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"},
         capture_output=True,

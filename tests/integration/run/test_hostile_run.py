@@ -64,7 +64,7 @@ def test_an_id_leads_to_no_other_directory(run: RunDir, identity: str) -> None:
     run.plan.write_text(plan.replace(json.dumps(name), json.dumps(identity)))  # in its launches, too
     done = gpurun(run.path.parent, "report", "run")
     assert done.code == 2
-    assert "is no id of a launch or a variant" in done.err
+    assert "is no id of" in done.err
     assert "read from outside" not in done.out
 
 
@@ -98,7 +98,7 @@ def test_nothing_is_opened_through_a_link_and_nothing_waits(
     more = ["run"] if command == "diff" else ["--format", "html,tensorboard"] if command == "report" else []
     done = gpurun(run.path.parent, command, "run", *more)
     assert done.code == 2
-    assert "which no run of gpurun contains" in done.err
+    assert "no run of gpurun" in done.err
     assert sorted(run.path.parent.rglob("*")) == before
 
 
@@ -185,7 +185,7 @@ def test_only_a_run_of_ones_own_is_resumed(run: RunDir, place: str) -> None:
     os.chown(run.path / place, 1234, -1)
     done = gpurun(run.path.parent, "--resume", "run")
     assert (done.code, ran.exists()) == (2, False)
-    assert "belongs to another user; only runs of your own can be resumed" in done.err
+    assert "belongs to another user" in done.err
 
 
 def test_a_run_that_everyone_may_change_is_not_resumed(run: RunDir) -> None:

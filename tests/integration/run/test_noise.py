@@ -83,6 +83,6 @@ def test_a_program_on_one_core_affects_both_strategies_and_the_report_says_so(tm
     assert result.code == 0, result.err
     said = " ".join(result.comparison["interference"])
     for label in ("ddp 32/32", "dp 32/32"):
-        assert f"of {label} waited for a free core" in said
+        assert f"of {label} waited for" in said
     assert result.comparison["fastest"] is None
-    assert "intervals are wider by as much" in result.out
+    assert "intervals are wider" in result.out

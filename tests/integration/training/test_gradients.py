@@ -77,7 +77,7 @@ def test_the_check_compares_weights_where_ranks_share_the_optimizer(
             assert (facts["gradient_error"] <= 1e-12, facts["warnings"]) == (True, [])
             is_right = not name.endswith("without steps")
             assert (facts["parameter_error"] <= 1e-10) == is_right
-            assert ("weights after 5 steps differ" in (facts["gradient_warning"] or "")) == (not is_right)
+            assert ("after 5 steps differ" in (facts["gradient_warning"] or "")) == (not is_right)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -95,7 +95,7 @@ def test_the_check_sees_plain_ddps_weights(results: list[dict[str, Any]], rank: 
     plain = results[rank]["checks"]["plain"]
     assert plain["even"]["gradient_error"] <= 1e-12
     assert plain["uneven"]["gradient_error"] > 0.1
-    assert "isn't a mean over samples" in plain["uneven"]["gradient_warning"]
+    assert "isn't a mean" in plain["uneven"]["gradient_warning"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

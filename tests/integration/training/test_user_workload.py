@@ -228,7 +228,7 @@ def test_model_tensors_left_on_another_device(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UserError) as caught:
         start(source, tmp_path, device="meta")
     assert str(caught.value).startswith(f"{tmp_path}/train.py:6: ")
-    assert "all tensors on meta like the model" in caught.value.expected
+    assert "all tensors on meta" in caught.value.expected
 
 
 def test_running_out_of_memory_is_nobodys_mistake(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_batch_that_ignores_its_generator_is_reported(
     warning = Trainer(built("train.py:build", {}, tmp_path), config(), 0).batch_warning
     if warns:
         assert warning is not None
-        assert warning.startswith(f"{tmp_path}/train.py:7: batch(size, generator) returns different samples")
+        assert warning.startswith(f"{tmp_path}/train.py:7: batch(size, generator) returns")
     else:
         assert warning is None
 
@@ -283,7 +283,7 @@ def test_a_dataset_that_is_too_small_names_the_global_batch(tmp_path: Path) -> N
     source = SMALL_DATASET.replace("def build(", "def build(size, ")
     with pytest.raises(UserError) as error:
         start(source, tmp_path, size=1)
-    assert "at least one global batch, 8 samples" in str(error.value)
+    assert "global batch, 8 samples" in str(error.value)
     assert "got:      1 sample\n" in f"{error.value}\n"
 
 

@@ -127,7 +127,7 @@ def test_examples_are_listed_shown_and_copied_with_the_programs_that_they_name(t
         return result.output
 
     assert "\nquickstart.yaml " in output_of()
-    assert output_of("script").startswith("# A program as it is")
+    assert output_of("script").rstrip() == (EXAMPLES / "script.yaml").read_text().rstrip()
     assert output_of("script", "own_model", "--copy", str(tmp_path / "a")).startswith("wrote 3 files; next:")
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"script.yaml", "train.py", "own_model.py"}
     output_of("--copy", str(tmp_path / "b"))
@@ -158,9 +158,9 @@ def test_options_of_submit_come_from_the_table(monkeypatch: pytest.MonkeyPatch) 
     finally:
         monkeypatch.undo()
         importlib.reload(module)
-    assert re.search("Time limit, such as 2:00:00 or 2:00 .slurm, .*, lsf", shown)
-    assert re.search("--bsub OPTION +Any other option of bsub", shown)
-    assert re.search("Partition of the cluster .slurm, lsf", shown)
+    assert re.search("2:00:00 or 2:00 .slurm, .*, lsf", shown)
+    assert re.search("--bsub OPTION .* option of bsub", shown)
+    assert re.search("Partition .*slurm, lsf", shown)
 
 
 class ClosedTerminal(io.StringIO):

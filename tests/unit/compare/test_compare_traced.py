@@ -1,15 +1,23 @@
 """What a comparison takes from traces: one step that adds up, kept until a trace changes."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.compare.figures.traced import RankBreakdown, of_devices, read_traced
+from gpurun.launcher.compare.causes import largest_loss
+from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced, of_devices, read_traced
 from gpurun.launcher.compare.figures.variant import with_breakdown
 from gpurun.launcher.compare.model import RankFigures
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.trace.model import Bubble
+from tests.unit.compare.test_compare_explain import TRACED, variant
+from tests.unit.compare.test_compare_explain import rank as rank_figures
+from tests.unit.compare.test_compare_summary import sentence
+from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
+from tests.wording import Wording
 
 RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 FIELDS = ("compute_ns", "exposed_transfer_ns", "exposed_wait_ns", "exposed_memcpy_ns", "idle_ns")
@@ -40,6 +48,41 @@ def run(tmp_path: Path) -> RunDir:
     record(run, 0, {1: 50, 2: 60.25, 3: 65})
     record(run, 1, {1: 50, 2: 40, 3: 30})
     return run
+
+
+def test_a_pipeline_whose_ranks_work_alike_loses_its_bubble() -> None:
+    """Ranks 0 and 1 are stages that each sleep 120 ms and wait 30 to 40 for the other."""
+    bubbles = (Bubble(0, (1,), 33.0), Bubble(1, (0, 2), 37.4))
+    stages = tuple(
+        replace(rank_figures(number, 1, 130.0, bubble.ms, host=128.0), bubble=bubble)
+        for number, bubble in enumerate(bubbles)
+    )
+    said = "stage 1 waits 37.4 of 167 ms for stages 0 and 2 (pipeline bubble)"
+    asleep_ = tuple(replace(one, step_ms=167.0, cpu_ms=1.1) for one in stages)
+    assert str(largest_loss(asleep_)) == said
+    text = sentence([variant("pp", (1, 1), 167.0, *asleep_)], {})
+    assert f"{said[:-1]}; {TRACED[1:]}: try more micro-batches" in text
+    slow = (rank_figures(0, 1, 167.0), stages[1])
+    assert "rank 1 waits 37.4 of 167 ms for rank 0, which takes longer" in str(largest_loss(slow))
+
+
+def test_a_stages_bubble_is_of_the_steps_that_its_other_figures_are_of(tmp_path: Path) -> None:
+    """Stage 1 waits 20, 30 and 40 ms for stage 0's message, then stage 0 5 ms for stage 1's."""
+    run, job = RunDir(tmp_path), Job(2)
+    for number in (1, 2, 3):
+        begin, sent, back = 1e5 * number, 1e5 * number + 1e4 + 1e4 * number, 1e5 * number + 7e4
+        job.message(0, 1, (sent, begin), (sent + 10, sent + 10))
+        job.message(1, 0, (back, back - 5e3), (back + 10, back + 10))
+        for rank in (0, 1):
+            job.events[rank].append(step(number, begin - 100, 9e4))
+    run.trace("v", 0).parent.mkdir(parents=True)
+    for rank, events in job.events.items():
+        write(run.trace("v", rank), events, **rank_info(rank, 2))
+    traced = read_traced(run, "v")
+    assert traced is not None
+    assert traced.steps == (2, 3)
+    assert traced.bubbles == {0: Bubble(0, (1,), 5.0), 1: Bubble(1, (0,), 35.0)}
+    assert read_traced(run, "v") == traced
 
 
 def test_the_mean_of_all_ranks_adds_up_to_the_nanosecond(run: RunDir) -> None:
@@ -79,7 +122,7 @@ def test_nothing_is_written_into_a_strangers_run(run: RunDir, monkeypatch: pytes
     assert sorted(run.path.rglob("*")) == before
 
 
-def test_a_gpu_whose_work_was_not_recorded_has_no_figures_of_the_cpu(run: RunDir) -> None:
+def test_a_gpu_whose_work_was_not_recorded_has_no_figures_of_the_cpu(run: RunDir, wording: Wording) -> None:
     """Another profiler has CUPTI: Kineto then writes a trace of the CPU alone."""
     write(run.trace("v", 1), [step(2, 2000, 100), span("cpu_op", "aten::mm", 2000, 50)], **rank_info(1, 2))
     found = read_traced(run, "v")
@@ -89,7 +132,7 @@ def test_a_gpu_whose_work_was_not_recorded_has_no_figures_of_the_cpu(run: RunDir
     of_gpus = of_devices(found, ("cuda:0", "cuda:1"))
     assert of_gpus is not None
     assert of_gpus.ranks == {0: found.ranks[0]}
-    assert "no GPU work is in the traces of rank 1, " in of_gpus.warnings[-1]
+    wording(of_gpus.warnings[-1])
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"schema": 0}'])
@@ -147,7 +190,8 @@ def test_the_figures_of_a_rank_are_those_of_its_trace() -> None:
     figures = RankFigures(0, "cpu:0", 4, 1.0, {}, None, None)
     assert with_breakdown(figures, None) == figures
     breakdown = RankBreakdown(10, 3, 3, 1, 0, 1, 3, 1, 1, 1, None, None)
-    found = with_breakdown(figures, breakdown)
+    traced = Traced(1, {}, (1,), 1, {0: breakdown}, ())
+    found = with_breakdown(figures, traced)
     assert (found.span_ms, found.input_ms, found.host_ms, found.wait_ms) == (1e-5, 1e-6, 1e-6, None)
     assert found.exposed_comm_ms.trace == pytest.approx(5e-6)  # with the idle time of a collective on the CPU
-    assert with_breakdown(figures, breakdown, alone=True).exposed_comm_ms.trace is None
+    assert with_breakdown(figures, traced, alone=True).exposed_comm_ms.trace is None

@@ -28,6 +28,7 @@ from gpurun.launcher.errors import GateError, UndecidedError
 from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.stats.verdict import percent_from_log
 from tests.known import known
+from tests.wording import Wording
 
 
 def result(
@@ -106,11 +107,9 @@ def test_a_gate_has_three_outcomes(percent: float, outcome: str) -> None:
     assert 8.0 < low < 9.8 < high < 12.0
 
 
-def test_what_is_undecided_says_what_it_could_have_seen() -> None:
+def test_what_is_undecided_says_what_it_could_have_seen(wording: Wording) -> None:
     found = gate(run(result("v", A)), run(result("v", B)), 9.8)
-    assert found.headline == (
-        "Whether ddp 32/32 is slower than in run A by more than 9.8 % is undecided: +9.8 % (8.9 to 10.8)."
-    )
+    wording(found.headline)
     least = "The smallest difference it would have seen, with 80 % chance, is 11.3 %."
     assert found.details[0] == least
     assert "gpurun gate" in found.details[-1]
@@ -144,21 +143,19 @@ def test_a_wide_interval_no_longer_passes() -> None:
     assert found.outcome == "undecided"
 
 
-def test_the_gate_lets_faster_runs_pass() -> None:
+def test_the_gate_lets_faster_runs_pass(wording: Wording) -> None:
     found = gate(run(result("v", B)), run(result("v", A)), 0.0)
     assert found.outcome == "not slower"
-    assert found.headline.startswith(
-        "ddp 32/32 is not slower than in run A by more than 0 %: −9.0 % (−9.7 to"
-    )
+    wording(found.headline)
 
 
-def test_one_slower_variant_is_enough_and_all_must_pass() -> None:
+def test_one_slower_variant_is_enough_and_all_must_pass(wording: Wording) -> None:
     a, b = run(result("v", A), result("w", A)), run(result("v", B), result("w", A))
     assert (gate(a, b).outcome, [row.outcome for row in gate(a, b).rows]) == (
         "slower",
         ["slower", "not slower"],
     )
-    assert gate(a, a).headline.startswith("None of 2 variants is slower than in run A by more than 3 %; ddp")
+    wording(gate(a, a).headline)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +178,7 @@ def test_what_has_no_interval_leaves_the_gate_undecided(
     assert words in found.headline
 
 
-def test_runs_with_other_load_are_refused() -> None:
+def test_runs_with_other_load_are_refused(wording: Wording) -> None:
     """Identical code gave "21 % slower beyond doubt", though the second run had refused to rank."""
     a, b = run(result("v", A)), run(result("v", [1.3 * ms for ms in A]))
     assert gate(a, b).outcome == "slower"
@@ -189,7 +186,7 @@ def test_runs_with_other_load_are_refused() -> None:
     for pair in ((a, busy), (busy, a)):
         found = gate(*pair)
         assert found.outcome == "undecided"
-        assert "ran with other load on the machine: rank 0 waited" in found.headline
+        wording(found.headline)
         assert found.details[0].startswith("Stop other programs")
 
 
@@ -199,9 +196,9 @@ def test_a_variant_that_already_failed_in_run_a_is_not_for_the_gate() -> None:
     assert gate(a, a).outcome == "not slower"
 
 
-def test_the_command_ends_by_the_outcome() -> None:
+def test_the_command_ends_by_the_outcome(wording: Wording) -> None:
     a, b = run(result("v", A)), run(result("v", B))
-    with pytest.raises(GateError, match="slower by more than 3 %: ddp 32/32") as failed:
+    with wording.raises(GateError) as failed:
         check_gate(gate(a, b))
     with pytest.raises(UndecidedError, match="so it doesn't pass") as undecided:
         check_gate(gate(a, b, 9.8))
@@ -209,10 +206,10 @@ def test_the_command_ends_by_the_outcome() -> None:
     assert (failed.value.exit_code, undecided.value.exit_code) == (5, 6)
 
 
-def test_a_gate_over_nothing_is_undecided() -> None:
+def test_a_gate_over_nothing_is_undecided(wording: Wording) -> None:
     found = gate(run(result("x", A)), run(result("y", A)))
     assert found.outcome == "undecided"
-    assert found.headline == "Undecided: no variant does the same work in both."
+    wording(found.headline)
 
 
 @given(st.lists(st.floats(1, 1000), min_size=1, max_size=8))
@@ -224,17 +221,14 @@ def test_a_run_against_itself_never_differs(medians_ms: list[float]) -> None:
     assert diff.marks == ()
 
 
-def test_one_launch_has_no_interval_and_the_note_says_how_to_get_one() -> None:
+def test_one_launch_has_no_interval_and_the_note_says_how_to_get_one(wording: Wording) -> None:
     (one,) = diff_runs(run(result("v", [100.0])), run(result("v", [150.0]))).variants
     assert one.difference.percent == pytest.approx(50.0)
     assert (one.difference.ci, one.difference.verdict) == (None, "inconclusive")
-    assert one.note == (
-        "both runs have only one launch, so the variation between launches is unknown: "
-        "set `steps: {launches: 6}`"
-    )
+    wording(one.note)
     decided = run(result("v", [150.0]), job={"until": "decided"})
     (one,) = diff_runs(run(result("v", A)), decided).variants
-    assert known(one.note).startswith("run B has only one launch")
+    wording(known(one.note))
     assert known(one.note).endswith("set a larger `budget`")
 
 
@@ -279,7 +273,7 @@ def test_variants_of_one_name_that_do_other_work_are_not_compared(
     assert diff.ci_level == (None if job else 0.95)
 
 
-def test_differences_of_host_versions_and_job_are_marked() -> None:
+def test_differences_of_host_versions_and_job_are_marked(wording: Wording) -> None:
     host = {
         "hostname": "n1",
         "versions": {"torch": "2.12.1"},
@@ -294,26 +288,20 @@ def test_differences_of_host_versions_and_job_are_marked() -> None:
     }
     a = run(result("v", A), host=host, job={"steps": {"rounds": 28}, "args": [1, 2]})
     b = replace(a, host=other, job={"steps": {"rounds": 14}, "args": [1, 3]})
-    assert diff_runs(a, b).marks == (
-        "host versions.torch: 2.12.1 → 2.13.0",
-        "host gpus.0.name: H200 → H100",
-        "host versions.numpy: none → 2.1",
-        "job steps.rounds: 28 → 14",
-        "job args: [1, 2] → [1, 3]",
-    )
+    wording(diff_runs(a, b).marks)
 
 
-def test_a_setting_at_its_default_is_no_difference() -> None:
+def test_a_setting_at_its_default_is_no_difference(wording: Wording) -> None:
     a = run(result("v", A), job={})
     assert diff_runs(a, replace(a, job={"bucket_mb": 25})).marks == ()
-    assert diff_runs(a, replace(a, job={"bucket_mb": 50})).marks == ("job bucket_mb: 25 → 50",)
+    wording(diff_runs(a, replace(a, job={"bucket_mb": 50})).marks)
 
 
-def test_a_run_that_could_not_be_ranked_is_marked() -> None:
+def test_a_run_that_could_not_be_ranked_is_marked(wording: Wording) -> None:
     a = run(result("v", A))
     b = replace(a, interference=("rank 0 of ddp 4/4 waited for a free core in 8 % of its step",))
     (mark,) = diff_runs(a, b).marks
-    assert mark.startswith("run B ran with other load on the machine: rank 0 of ddp 4/4 waited for")
+    wording(mark)
 
 
 def test_a_balanced_split_that_moves_by_one_sample_is_the_same_work() -> None:
@@ -340,17 +328,13 @@ def test_settings_that_change_the_work_can_be_allowed_to_differ(key: str, old: A
     assert any(mark.startswith(f"job {key}") for mark in allowed.marks)
 
 
-def test_the_code_of_both_runs_is_compared() -> None:
+def test_the_code_of_both_runs_is_compared(wording: Wording) -> None:
     one, other = (
         replace(result("v", A), code=code)
         for code in ({"train.py": "1", "model.py": "2"}, {"train.py": "3", "model.py": "2", "new.py": "4"})
     )
     a = replace(run(one), code=CodeVersion("/x", "1" * 40, False))
     b = replace(run(other), code=CodeVersion("/y", "1" * 40, True))
-    assert diff_runs(a, b).marks == (
-        "code commit: 1111111111 → 1111111111 with uncommitted changes",
-        "code new.py: only in B",
-        "code train.py: changed",
-    )
+    wording(diff_runs(a, b).marks)
     assert diff_runs(a, replace(a, code=CodeVersion("/y", "1" * 40, False))).marks == ()
     assert diff_runs(a, run(result("v", A))).marks == ()

@@ -15,6 +15,7 @@ from gpurun.launcher.compare.notes import memory_notes
 from gpurun.launcher.compare.ranking import pareto_front
 from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.units import GIB
+from tests.wording import Wording
 
 ONE = msgspec.json.decode(
     (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -50,13 +51,13 @@ def test_only_what_saves_memory_is_worth_its_time() -> None:
     assert front((10, 4.0), (12, None)) == []
 
 
-def test_the_sentence_is_there_where_there_is_a_choice() -> None:
+def test_the_sentence_is_there_where_there_is_a_choice(wording: Wording) -> None:
     assert memory_notes(variants((10, 4.0), (12, 4.0))) == ()
     assert memory_notes([]) == ()
     (note,) = memory_notes(variants((10, 4.0), (12, 2.0), (13, 2.0)))
     assert "(10.0 ms, 4.00 GiB)" in note
     assert "(12.0 ms, 2.00 GiB)" in note
-    assert note.endswith("Every other is slower than one of these and not clearly smaller.")
+    wording(note)
     (note,) = memory_notes(variants((10, 4.0), (12, 2.0)))
     assert note.endswith("GiB).")
 
@@ -98,13 +99,11 @@ def test_the_fastest_that_fits(gib: float, pairwise: Everywhere, fastest: str | 
     assert found.variants == tuple(f"v{i}" for i in range(3) if (4.0, 2.0, 1.0)[i] <= gib)
 
 
-def test_what_a_peak_is_and_whose_is_not_known() -> None:
+def test_what_a_peak_is_and_whose_is_not_known(wording: Wording) -> None:
     results = variants((10, 4.0), (12, None))
     found = fitting_in(8 * GIB, results, SLOWER, is_on_host=True)
     assert found is not None
-    assert found.summary.endswith(
-        "The peak of 1 other isn't known. On CPU devices that is the peak of live tensors."
-    )
+    wording(found.summary)
     assert fitting_in(8 * GIB, variants((10, None)), SLOWER, is_on_host=True) is None
 
 

@@ -31,6 +31,7 @@ from gpurun.launcher.rundir.records import FailureRecord
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.training.load_workload import load_workload
 from tests.unit.compare import hand_made
+from tests.wording import Wording
 
 files = hand_made.files
 
@@ -56,10 +57,10 @@ def record(rank: int, time_s: float, *, secondary: bool = False, kind: str = "ex
     )
 
 
-def test_the_earliest_exception_is_the_cause() -> None:
+def test_the_earliest_exception_is_the_cause(wording: Wording) -> None:
     failure = root_cause([ended(0, 1, 11.0), ended(1, 1, 10.9)], [record(0, 10.0), record(1, 10.5)], None)
     assert (failure.rank, failure.kind, failure.also, failure.victims) == (0, "exception", (1,), ())
-    assert failure.headline == "rank 0 raised ValueError: boom"
+    wording(failure.headline)
 
 
 def test_of_a_huge_message_the_beginning_and_the_end_are_kept(tmp_path: Path) -> None:
@@ -128,11 +129,11 @@ def test_the_oom_killer_is_named() -> None:
     assert "OOM killer" in explain(failure, "", "x.log")
 
 
-def test_a_rank_that_left_early_is_named() -> None:
+def test_a_rank_that_left_early_is_named(wording: Wording) -> None:
     exits = [ended(0, 1, 5.2), ended(1, 0, 5.0), ended(2, -15, 6.0, 15)]
     failure = root_cause(exits, [record(0, 5.1, secondary=True)], 6 * S)
     assert (failure.rank, failure.kind, failure.victims) == (1, "early_exit", (0, 2))
-    assert failure.headline == "rank 1 ended with exit code 0: ranks 0, 2 still waited for it"
+    wording(failure.headline)
 
 
 def test_a_rank_that_left_in_order_is_not_to_blame_for_an_exception() -> None:
@@ -140,11 +141,11 @@ def test_a_rank_that_left_in_order_is_not_to_blame_for_an_exception() -> None:
     assert failure.rank == 1
 
 
-def test_without_a_cause_the_report_says_so() -> None:
+def test_without_a_cause_the_report_says_so(wording: Wording) -> None:
     records = [record(0, 5.0, secondary=True), record(1, 4.0, secondary=True)]
     failure = root_cause([ended(0, 1, 5.1), ended(1, 1, 5.2)], records, None)
     assert (failure.rank, failure.secondary) == (1, True)
-    assert "no rank recorded the cause" in explain(failure, "", "x.log")
+    wording(explain(failure, "", "x.log"))
 
 
 def test_what_a_stop_provoked_is_no_cause() -> None:
@@ -190,15 +191,15 @@ def test_usual_mistakes_have_a_remedy(error: str, message: str, log: str, words:
     assert (words or "None") in str(what_to_do(made, log))
 
 
-def test_a_users_mistake_is_shown_whole_and_once() -> None:
+def test_a_users_mistake_is_shown_whole_and_once(wording: Wording) -> None:
     words = "train.py:3: the loss is no scalar\n    expected: one number\n    got:      shape (4,)"
     mistake = replace(record(0, 4.9, kind="user"), message=words, traceback="")
     failure = root_cause([ended(0, 1, 5.0)], [mistake], None)
     text = explain(failure, f"step 1\n{words}\n", "x.log")
-    assert failure.headline == "rank 0 found a mistake in the workload: train.py:3: the loss is no scalar"
+    wording(failure.headline)
     assert text.count("expected: one number") == 1
     assert "step 1" in text
-    assert failure.reason == f"{failure.headline}; expected one number, got shape (4,)"
+    wording(failure.reason)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +221,10 @@ def test_what_a_dataloaders_worker_raised_is_the_reason(raised: str, words: str)
     assert failure.headline == f"rank 1 raised ValueError: {caught.removesuffix('.')}: {words}"
 
 
-def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(files: Any) -> None:
-    with pytest.raises(ParamsError, match=r"^params of gpt: width must be divisible by heads") as refused:
+def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(
+    files: Any, wording: Wording
+) -> None:
+    with wording.raises(ParamsError) as refused:
         load_workload("gpt", {"width": 65}, ".")
     mistake = replace(
         record(0, 4.9, kind="user"),
@@ -231,13 +234,11 @@ def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(files:
         traceback="",
     )
     failure = root_cause([ended(0, 1, 5.0)], [mistake], None)
-    assert failure.headline.startswith("rank 0 found a mistake in the job: params of gpt: width must")
+    wording(failure.headline)
     assert fails_everywhere(failure)
     assert not is_transient(failure)
     hinted = replace(mistake, message="train.py:1: build has no parameter `widht`\n    did you mean `width`?")
-    assert root_cause([ended(0, 1, 5.0)], [hinted], None).reason == (
-        "rank 0 found a mistake in the job: train.py:1: build has no parameter `widht`; did you mean `width`?"
-    )
+    wording(root_cause([ended(0, 1, 5.0)], [hinted], None).reason)
     write_json(files.run.plan, hand_made.splits_plan())
     files.close(hand_made.EVEN, hand_made.UNEVEN, status="failed", reason=failure.reason)
     lost = compare_run(files.run)
@@ -267,7 +268,7 @@ ValueError: boom
 """
 
 
-def test_the_traceback_shows_the_users_frames_and_the_log_the_whole() -> None:
+def test_the_traceback_shows_the_users_frames_and_the_log_the_whole(wording: Wording) -> None:
     failure = root_cause([ended(1, 1, 5.0)], [replace(record(1, 4.9), traceback=TRACEBACK)], None)
     text = explain(failure, f"step 1\n{TRACEBACK}", "x.log")
     shown = "".join(TRACEBACK.splitlines(keepends=True)[i] for i in (0, 6, 7, 8, 11, 12))
@@ -277,7 +278,7 @@ def test_the_traceback_shows_the_users_frames_and_the_log_the_whole() -> None:
     assert "functional.py" not in text
     assert text.count("ValueError: boom\n") == 2  # the headline, and the end of the traceback
     assert "step 1" in text
-    assert text.endswith("log (with the whole traceback): x.log")
+    wording(text)
 
 
 def test_a_traceback_without_a_line_of_the_users_is_shown_whole() -> None:
@@ -285,7 +286,7 @@ def test_a_traceback_without_a_line_of_the_users_is_shown_whole() -> None:
     assert users_traceback(ours) == ours
 
 
-def test_a_crash_shows_where_and_not_the_end_of_the_stack() -> None:
+def test_a_crash_shows_where_and_not_the_end_of_the_stack(wording: Wording) -> None:
     log = (
         "step 1\nUSDT:profiler_start\nFatal Python error: Aborted\n\n"
         "Current thread 0x7f (most recent call first):\n"
@@ -294,15 +295,14 @@ def test_a_crash_shows_where_and_not_the_end_of_the_stack() -> None:
         '  File "<frozen runpy>", line 88 in _run_code\n\nExtension modules: a, b (total: 2)\n'
     )
     failure = with_crash(root_cause([ended(1, -signal.SIGABRT, 5.0)], [], None), log)
-    assert failure.headline == "rank 1 was killed by SIGABRT: Aborted at /home/ada/train.py:14 in forward"
+    wording(failure.headline)
     text = explain(failure, log, "x.log")
-    assert 'Fatal Python error: Aborted (most recent call first)\n      File "' in text
-    assert 'File "/home/ada/train.py", line 14 in forward' in text
+    wording(text, hide=r"/\S+(?=/torch/)")
     assert "step 1" in text
     assert not any(word in text for word in ("runpy", "Extension", "USDT"))
     of_gloo = f"  what():  [x] Is there a distributed collective mismatch in your code?\n{log}"
     mismatched = with_crash(root_cause([ended(1, -signal.SIGABRT, 5.0)], [], None), of_gloo)
-    assert ": mismatched collectives at /home/ada/train.py:14" in mismatched.headline
+    wording(mismatched.headline)
 
 
 RECORD = st.builds(

@@ -7,6 +7,7 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
+from tests.conftest import SNAPSHOTS
 from tests.unit.house.source import FACE, ROOT, Module, everything_imported, modules, page, product
 
 MAX_FLAT = 12
@@ -102,6 +103,14 @@ def test_a_small_module_has_several_importers() -> None:
     assert lonely.keys() >= OWN_MODULE.keys(), "an exception that is needed no more"
     left = [text for name, text in lonely.items() if name not in OWN_MODULE]
     assert not left, "\n".join(left)
+
+
+def test_every_snapshot_of_words_has_its_test() -> None:
+    wording = SNAPSHOTS / "wording"
+    tests = (
+        SNAPSHOTS.parent / path.relative_to(wording).with_suffix(".py") for path in wording.rglob("*.txt")
+    )
+    assert not [str(path) for path in tests if not path.exists() or "wording" not in path.read_text()]
 
 
 def test_every_module_is_imported() -> None:

@@ -1,7 +1,6 @@
 """What ranks were doing, from stacks as faulthandler writes them."""
 
 import sysconfig
-from pathlib import PurePath
 from textwrap import dedent
 
 import pytest
@@ -19,6 +18,7 @@ from gpurun.launcher.inspect.stacks import (
     parse_threads,
 )
 from tests.known import known
+from tests.wording import Wording
 
 STDLIB = sysconfig.get_path("stdlib")
 LIBRARY = sysconfig.get_path("purelib")
@@ -105,13 +105,13 @@ def hang(*texts: str) -> Hang | None:
     return find_hang({rank: activity(parse_threads(text)) for rank, text in enumerate(texts)})
 
 
-def test_the_rank_that_does_not_wait_is_named_with_its_line() -> None:
+def test_the_rank_that_does_not_wait_is_named_with_its_line(wording: Wording) -> None:
     found = hang(IN_BARRIER, IN_FORWARD, IN_BARRIER)
     assert known(found).rank == 1
-    assert known(found).headline == f"rank 1 is in `lookup` ({PurePath(USER).name}:25); ranks 0, 2 wait"
+    wording(known(found).headline)
     assert known(found).details[0] == f"rank 0 {COLLECTIVE}"
-    assert "(rank 2 is busy, too); rank 0 waits" in known(hang(IN_BARRIER, IN_FORWARD, IN_FORWARD)).headline
-    assert "(ranks 1, 2 are busy, too); rank 3 waits" in known(hang(*[IN_FORWARD] * 3, IN_BARRIER)).headline
+    wording(known(hang(IN_BARRIER, IN_FORWARD, IN_FORWARD)).headline)
+    wording(known(hang(*[IN_FORWARD] * 3, IN_BARRIER)).headline)
 
 
 def test_before_the_first_step_is_distinguished() -> None:
@@ -121,22 +121,20 @@ def test_before_the_first_step_is_distinguished() -> None:
     assert not Hang(None, "", ()).is_before_first_step
 
 
-def test_of_the_backward_pass_no_waiting_is_claimed() -> None:
+def test_of_the_backward_pass_no_waiting_is_claimed(wording: Wording) -> None:
     found = hang(IN_BACKWARD, IN_FORWARD)
-    assert known(found).headline == (
-        f"rank 1 is in `lookup` ({PurePath(USER).name}:25); rank 0 is in the backward pass"
-    )
-    assert "in which DDP waits for the other ranks" in known(found).details[0]
+    wording(known(found).headline)
+    wording(known(found).details[0])
     alone = hang(IN_BACKWARD)
-    assert known(alone).headline == "rank 0 is in the backward pass"
+    wording(known(alone).headline)
 
 
-def test_where_the_stacks_single_out_no_rank_none_is_blamed() -> None:
+def test_where_the_stacks_single_out_no_rank_none_is_blamed(wording: Wording) -> None:
     assert known(hang(IN_BARRIER, IN_BACKWARD)).rank is None
-    assert "all ranks wait for each other" in known(hang(IN_BARRIER, IN_USERS_COLLECTIVE)).headline
+    wording(known(hang(IN_BARRIER, IN_USERS_COLLECTIVE)).headline)
     assert "no rank waits" in known(hang(IN_FORWARD, IN_FORWARD)).headline
     assert hang("", "") == find_hang({})
-    assert known(hang(IN_BARRIER, "")).headline == "rank 1 wrote no stack, and all others wait"
+    wording(known(hang(IN_BARRIER, "")).headline)
 
 
 CRASH = dedent(f"""\

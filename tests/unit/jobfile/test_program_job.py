@@ -18,6 +18,7 @@ from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Restart
 from tests.unit.plan.machines import FakeGpu as Gpu
+from tests.wording import Wording
 
 
 @dataclass(frozen=True)
@@ -168,17 +169,17 @@ def test_gpurun_run_means_a_job_that_can_be_written_down(tmp_path: Path) -> None
     assert (listed.module, listed.devices) == ("json.tool", ("cuda:0", "cuda:1"))
 
 
-def test_mistakes_of_gpurun_run_have_no_line(tmp_path: Path) -> None:
+def test_mistakes_of_gpurun_run_have_no_line(tmp_path: Path, wording: Wording) -> None:
     with pytest.raises(SpecError) as caught:
         load_text(program_job("nope.py", None, [], "cpu:2"), "", [], tmp_path)
-    assert str(caught.value).startswith("there is no file nope.py")
+    wording(str(caught.value))
 
 
-def test_a_rank_that_there_will_not_be_can_not_be_shown(tmp_path: Path) -> None:
+def test_a_rank_that_there_will_not_be_can_not_be_shown(tmp_path: Path, wording: Wording) -> None:
     plan = plan_of(tmp_path, "script: train.py\ndevices: cpu:2\n")
     Output(only_rank=1).check(plan)
     Output().check(plan)
-    with pytest.raises(SpecError, match="--only-rank 2: no variant has this rank; the ranks are 0 to 1"):
+    with wording.raises(SpecError):
         Output(only_rank=2).check(plan)
 
 

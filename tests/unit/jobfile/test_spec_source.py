@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.yaml.source import Source, override_source, parse_source, read_source
 from gpurun.launcher.jobfile.yaml.tree import Unreadable
+from tests.wording import Wording
 
 BOMB = "a: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"b{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
@@ -127,9 +128,9 @@ def test_what_is_refused_and_where(content: bytes, message: str) -> None:
     assert re.search(message, refusal(content)), refusal(content)[:500]
 
 
-def test_aliases_that_nest_too_deep() -> None:
+def test_aliases_that_nest_too_deep(wording: Wording) -> None:
     chain = "a: &a0 [1]\n" + "".join(f"b{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 90))
-    assert "aliases nest more than 50 levels deep" in refusal(chain.encode())
+    wording(refusal(chain.encode()))
 
 
 def test_several_mistakes_come_at_once() -> None:
@@ -145,15 +146,15 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
     assert data_of("\ufeffa: 1") == {"a": 1}
 
 
-def test_a_missing_file_suggests_its_neighbour(tmp_path: Path) -> None:
+def test_a_missing_file_suggests_its_neighbour(tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "quickstart.yaml").write_text("a: 1")
-    with pytest.raises(SpecError, match=r"no such file\n.*did you mean .*quickstart\.yaml"):
+    with wording.raises(SpecError):
         read_source(tmp_path / "quikstart.yaml")
 
 
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
+def test_a_directory_is_no_file(tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "job.yaml").write_text("a: 1")
-    with pytest.raises(SpecError, match=r"a directory, not a job file\n.*holds job\.yaml"):
+    with wording.raises(SpecError):
         read_source(tmp_path)
 
 
@@ -163,12 +164,14 @@ def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
         read_source(tmp_path / name)
 
 
-def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     def refuse(self: Path, mode: str) -> None:  # root, as in a container, may read everything
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(SpecError, match="can't be read: Permission denied"):
+    with wording.raises(SpecError):
         read_source(tmp_path / "job.yaml")
 
 
@@ -186,9 +189,9 @@ def test_overrides_replace_add_and_reach_into_lists() -> None:
     }
 
 
-def test_a_mistake_in_an_override_names_the_option() -> None:
+def test_a_mistake_in_an_override_names_the_option(wording: Wording) -> None:
     source = overridden("a: {b: 1}\n", "a.b=.nan")
-    assert str(source.problems[0]).startswith("--set a.b: `.nan` is not a number")
+    wording(str(source.problems[0]))
     assert str(source.problem(("a", "b"), "wrong")) == "--set a.b: wrong"
 
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, find_facts, parse_endpoint
+from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, bounds_here, find_facts, parse_endpoint
 from gpurun.launcher.schedulers.slurm import expand_hosts, slurm_port
+from tests.wording import Wording
 
 SLURM = {
     "SLURM_JOB_ID": "123456",
@@ -107,6 +108,18 @@ def test_facts(flags: NodeFlags, environ: Mapping[str, str], facts: Facts) -> No
 def test_missing_and_contradictory_facts(flags: NodeFlags, environ: Mapping[str, str], words: str) -> None:
     with pytest.raises(SpecError, match=words.replace("[", r"\[")):
         find_facts(2, flags, environ)
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds"), [({}, (2, 4)), (PET, (2, 2)), ({**PET, "PET_NNODES": "2:4"}, (2, 4))]
+)
+def test_a_range_of_nodes_is_what_the_scheduler_gives(
+    given: Mapping[str, str], bounds: tuple[int, int], wording: Wording
+) -> None:
+    assert bounds_here("2..4", NodeFlags(), given) == bounds
+    assert find_facts("2..4", NodeFlags(3, "a"), given).rank == 3
+    with wording.raises(SpecError):
+        bounds_here("2..4", NodeFlags(), {**PET, "PET_NNODES": "5"})
 
 
 @pytest.mark.parametrize(

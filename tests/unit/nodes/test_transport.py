@@ -32,6 +32,7 @@ from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, i
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
 from gpurun.launcher.nodes.transport.server import MAX_STRANGERS
 from tests.strangers import CRAFTED, approach, noise
+from tests.wording import Wording
 
 SECRET, OTHER = (identity_from(text * 16) for text in (b"s", b"o"))
 WAIT_S = 30.0
@@ -234,13 +235,36 @@ def test_the_first_end_is_the_end_for_all(loop: LinkLoop) -> None:
         assert said == [("it is over", 3)] * 3
 
 
-def test_a_node_that_ends_without_a_word_is_lost(loop: LinkLoop) -> None:
+def test_a_node_that_ends_without_a_word_is_lost(loop: LinkLoop, wording: Wording) -> None:
     port = free_port()
     with linked(loop, options(0, port, silence_s=3.0)) as (first,):
         with linked(loop, options(1, port)) as (second,):
             assert second.await_connected(WAIT_S)
-        with pytest.raises(NodesError, match=r"node 1 \(host1\) is lost: its connection was closed for 3 s"):
+        with wording.raises(NodesError):
             collect(first, 1)
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_node_that_comes_too_late_learns_it_and_costs_nothing(
+    loop: LinkLoop, was_there: bool, wording: Wording
+) -> None:
+    """Also one that connects at the moment when the run begins with the others."""
+    port = free_port()
+    with linked(loop, options(0, port), options(1, port)) as (first, second):
+        assert first.await_connected(WAIT_S)
+        assert second.await_connected(WAIT_S)
+        if not was_there:
+            first.begin(("host0", "host1"))
+        with linked(loop, options(2, port)) as (late,):
+            if was_there:
+                assert late.await_connected(WAIT_S)
+                first.begin(("host0", "host1"))
+            with wording.raises(NodesEnded) as end:
+                late.poll(WAIT_S)
+            assert end.value.exit_code == 3
+            late.announce(End(1, "this is heard by no one"))
+        second.send(0, LogText("still here"))
+        assert collect(first, 1) == [LogText("still here")]
 
 
 def test_a_node_with_another_secret_learns_it_at_once(loop: LinkLoop) -> None:
@@ -309,7 +333,7 @@ def test_2000_silent_connections_keep_no_node_out(loop: LinkLoop) -> None:
             strangers.communicate(b"\n")
 
 
-def test_a_secret_is_made_once_for_a_user(tmp_path: Path) -> None:
+def test_a_secret_is_made_once_for_a_user(tmp_path: Path, wording: Wording) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
     secret, path = find_secret(environ), tmp_path / "gpurun" / "secret"
     assert len(secret) >= 32
@@ -317,11 +341,11 @@ def test_a_secret_is_made_once_for_a_user(tmp_path: Path) -> None:
     assert find_secret(environ) == secret
     assert os.listdir(path.parent) == ["secret"]
     path.chmod(0o640)
-    with pytest.raises(MachineError, match="no one else may read it"):
+    with wording.raises(MachineError):
         find_secret(environ)
 
 
-def test_a_secret_from_the_environment_has_to_be_long(tmp_path: Path) -> None:
+def test_a_secret_from_the_environment_has_to_be_long(tmp_path: Path, wording: Wording) -> None:
     good = secrets.token_hex(8)
     assert find_secret({"GPURUN_SECRET": good}) == good.encode()
     with pytest.raises(SpecError, match="shorter than 16 bytes"):
@@ -330,5 +354,5 @@ def test_a_secret_from_the_environment_has_to_be_long(tmp_path: Path) -> None:
         with pytest.raises(SpecError, match="could be guessed"):
             find_secret({"GPURUN_SECRET": weak})
     (tmp_path / "file").touch()
-    with pytest.raises(MachineError, match="set GPURUN_SECRET to the same value on all nodes"):
+    with wording.raises(MachineError):
         find_secret({"XDG_CONFIG_HOME": str(tmp_path / "file")})

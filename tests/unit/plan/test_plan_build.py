@@ -22,6 +22,7 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.rundir.records import LaunchConfig, MemoryPeak, ProfileConfig, VariantConfig
 from tests.unit.plan.machines import FakeGpu, FakeMachine
+from tests.wording import Wording
 
 CPU = FakeMachine(8)
 GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
@@ -242,11 +243,11 @@ def test_the_baseline_is_named_only_where_it_runs() -> None:
     assert [config.baseline for config in found] == ["ddp-2-even", None]
 
 
-def test_what_a_trace_holds_and_of_which_ranks() -> None:
+def test_what_a_trace_holds_and_of_which_ranks(wording: Wording) -> None:
     profile = {"steps": 2, "modules": True, "ranks": [1]}
     (config,) = configs(spec_of(profile=profile), CPU)
     assert config.profile == ProfileConfig(2, modules=True, ranks=(1,))
-    with pytest.raises(SpecError, match="no variant has a rank 2: the ranks are 0 to 1"):
+    with wording.raises(SpecError):
         build_plan(spec_of(profile={"ranks": [0, 2]}), CPU)
 
 
@@ -327,12 +328,12 @@ def test_longer_runs_are_estimated_longer() -> None:
     assert estimate_s(longer, spec) == 2 * estimate_s(plan, spec)
 
 
-def test_a_step_that_is_known_to_be_long_is_in_the_estimate() -> None:
+def test_a_step_that_is_known_to_be_long_is_in_the_estimate(wording: Wording) -> None:
     """The search for the largest batch has made such steps."""
     spec = spec_of(compare={"split": ["even", [48, 16]]}, until="fixed")
     plan = replace(build_plan(spec, CPU), step_s=10.0)
     assert estimate_s(plan, spec) > 10.0 * sum(launch.rounds for launch in plan.launches)
-    assert headlines(plan, spec)[1].endswith(" with steps of 10 s")
+    wording(headlines(plan, spec)[1])
     assert headlines(replace(plan, step_s=0.002), spec)[1].endswith(" if steps are short")
 
 

@@ -24,6 +24,7 @@ from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
 from gpurun.launcher.worker.training import max_batch_attempts
 from gpurun.launcher.worker.training.max_batch_attempts import MAX_SAMPLES, RESOLUTION, next_attempt
+from tests.wording import Wording
 
 
 @given(room=st.integers(0, 2 * MAX_SAMPLES))
@@ -148,10 +149,10 @@ def test_the_knee_is_the_first_batch_within_a_tenth_of_the_best() -> None:
     assert knee(points((8, 100.0), (16, 100.0), (32, 60.0))) == 8
 
 
-def test_the_picture_marks_the_knee() -> None:
+def test_the_picture_marks_the_knee(wording: Wording) -> None:
     found = points((8, 50.0), (16, 91.0), (32, 100.0))
     lines = batch_curve_lines([BatchCurve("ddp even on 2", found, 16)])
-    assert lines[0] == "Throughput of ddp even on 2 over its global batch:"
+    wording(lines[0])
     assert lines[2].split()[:2] == ["8", "50.0"]
     assert [line.count("#") for line in lines[2:5]] == [20, 36, 40]
     assert ["knee" in line for line in lines[2:5]] == [False, True, False]
@@ -169,19 +170,17 @@ def search_in(directory: Path, *devices: list[Attempt]) -> Search:
     return search
 
 
-def test_a_search_that_memory_did_not_end_found_at_least_so_much(tmp_path: Path) -> None:
+def test_a_search_that_memory_did_not_end_found_at_least_so_much(tmp_path: Path, wording: Wording) -> None:
     slow = [Attempt("fits", 4096), Attempt("done", 0, "a step of 4,096 takes more than 10 s")]
     full = [Attempt("fits", 100), Attempt("fails", 102), Attempt("done", 0)]
     search = search_in(tmp_path, slow, full)
-    assert str(search.found(0)) == "at least 3\u202f891 (a step of 4,096 takes more than 10 s)"
+    wording(str(search.found(0)))
     assert str(search.found(1)) == "95"
     assert min(search.found(0), search.found(1)).samples == 95
 
 
-def test_a_search_without_time_reports_what_it_knows_and_what_to_do(tmp_path: Path) -> None:
-    said = search_in(tmp_path, [Attempt("fits", 256), Attempt("begins", 512)], []).timeout_text()
-    assert "within 120 s\n    so far these batches fit: 256 on cpu:0, 0 on cpu:1" in said
-    assert "raise `timeout`, or set a number instead of `max`" in said
+def test_a_search_without_time_reports_what_it_knows_and_what_to_do(tmp_path: Path, wording: Wording) -> None:
+    wording(search_in(tmp_path, [Attempt("fits", 256), Attempt("begins", 512)], []).timeout_text())
 
 
 def test_what_is_interrupted_before_a_run_began_claims_to_keep_nothing() -> None:
@@ -190,7 +189,7 @@ def test_what_is_interrupted_before_a_run_began_claims_to_keep_nothing() -> None
 
 
 def test_where_nothing_fails_the_searchs_own_limit_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     """No memory runs out in steps that take none."""
     config = MaxBatchConfig(
@@ -201,4 +200,5 @@ def test_where_nothing_fails_the_searchs_own_limit_is_reported(
     monkeypatch.setattr(max_batch_attempts, "attempt", lambda *_: True)
     max_batch_attempts.search(config)
     last = list(read_lines(tmp_path / "0.jsonl", Attempt))[-1]
-    assert (last.outcome, last.message) == ("done", "no more than 1\u202f048\u202f576 are tried")
+    wording(last.message)
+    assert last.outcome == "done"

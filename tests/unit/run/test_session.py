@@ -28,6 +28,7 @@ from tests.unit.run.session_case import (
     record,
     stage,
 )
+from tests.wording import Wording
 
 
 def test_a_launch_that_ends_well_leaves_its_variants_measured(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_the_traceback_of_a_rank_that_takes_its_time_to_end_is_shown_once(tmp_pa
     assert "\n".join(case.said).count("Traceback: no luck") == 1
 
 
-def test_other_load_is_reported_once_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_other_load_is_reported_once_while_the_run_goes_on(tmp_path: Path, wording: Wording) -> None:
     """At the end it is too late to stop what else runs."""
     case = Case(tmp_path, SPLITS, [])
 
@@ -79,9 +80,7 @@ def test_other_load_is_reported_once_while_the_run_goes_on(tmp_path: Path) -> No
         append_lines(case.run.steps(EVEN, 1), records)
 
     def ended() -> None:
-        assert case.said[-1].startswith(
-            "So far rank 1 of ddp 4/4 waited for a free core in 28.1 % of its step. "
-        )
+        wording(case.said[-1])
 
     round_ = replace(stage("round", EVEN), round=3)
     events: Script = [(1.0, round_), (2.0, blocks), (5.0, round_), (9.0, ended), (9.0, round_)]
@@ -90,10 +89,10 @@ def test_other_load_is_reported_once_while_the_run_goes_on(tmp_path: Path) -> No
     assert sum("free core" in text for text in case.said) == 1
 
 
-def test_a_run_whose_directory_is_removed_ends_with_a_sentence(tmp_path: Path) -> None:
+def test_a_run_whose_directory_is_removed_ends_with_a_sentence(tmp_path: Path, wording: Wording) -> None:
     removed: Script = [(1.0, Removed(tmp_path / "run")), (2.0, stage("round", SPLIT))]
     case = Case(tmp_path, SPLITS, [removed])
-    assert "was removed while the run was in progress" in str(case.fails())
+    wording(str(case.fails()))
     assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
 
 
@@ -134,16 +133,16 @@ def test_an_error_before_the_first_launch_has_nothing_to_stop() -> None:
     assert decisions.fail(state, CTRL_C)[1] == do.Finish(CTRL_C)
 
 
-def test_a_failure_costs_only_the_variant_that_caused_it(tmp_path: Path) -> None:
+def test_a_failure_costs_only_the_variant_that_caused_it(tmp_path: Path, wording: Wording) -> None:
     case = Case(tmp_path, SPLITS, [KILLED, WELL]).done()
     assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2", "start 01-ddp-2~2", "stop 01-ddp-2~2"]
     assert case.statuses() == ["ok", "failed"]
-    assert case.status(SPLIT).reason == "rank 1 was killed by SIGKILL"
+    wording(case.status(SPLIT).reason)
     assert case.status(SPLIT).log == "launches/01-ddp-2/log/rank1.log"
     assert case.clock.passed_s == pytest.approx(3 + 0.6 + 3, abs=0.5)
 
 
-def test_a_rank_that_lost_its_peer_is_not_the_cause(tmp_path: Path) -> None:
+def test_a_rank_that_lost_its_peer_is_not_the_cause(tmp_path: Path, wording: Wording) -> None:
     script: Script = [
         (2.0, stage("round", SPLIT)),
         (2.9, record(1, "ValueError", "round", SPLIT)),
@@ -151,7 +150,7 @@ def test_a_rank_that_lost_its_peer_is_not_the_cause(tmp_path: Path) -> None:
     ]
     lost = replace(record(0, "RuntimeError", "round", SPLIT), secondary=True)
     case = Case(tmp_path, SPLITS, [[*script[:1], (2.8, lost), *script[1:]], WELL]).done()
-    assert case.status(SPLIT).reason == "rank 1 raised ValueError: no luck"
+    wording(case.status(SPLIT).reason)
 
 
 def test_a_rank_that_is_killed_while_devices_are_measured_ended_there(tmp_path: Path) -> None:
@@ -162,10 +161,10 @@ def test_a_rank_that_is_killed_while_devices_are_measured_ended_there(tmp_path: 
         assert case.statuses() == ["ok", "failed"]
 
 
-def test_a_variant_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+def test_a_variant_that_takes_too_long_is_stopped(tmp_path: Path, wording: Wording) -> None:
     case = Case(tmp_path, f"{SPLITS}timeout: 5\n", [[(1.0, stage("round", SPLIT))], WELL]).done()
     assert case.statuses() == ["ok", "timeout"]
-    assert case.status(SPLIT).reason == "took longer than 5 s"
+    wording(case.status(SPLIT).reason)
     assert case.said == [
         f"{SPLIT}: took longer than 5 s\nstacks of all ranks: {case.run.hang('01-ddp-2')}\n"
         f"log: {case.run.log('01-ddp-2', 0)}"
@@ -180,10 +179,10 @@ def test_a_variants_time_is_that_of_all_its_rounds(tmp_path: Path) -> None:
     assert case.clock.passed_s < 9.5 + 6.5
 
 
-def test_a_start_has_a_minute_whatever_a_variant_may_take(tmp_path: Path) -> None:
+def test_a_start_has_a_minute_whatever_a_variant_may_take(tmp_path: Path, wording: Wording) -> None:
     case = Case(tmp_path, f"{SPLITS}timeout: 5\n", [[(1.0, stage("build"))]]).done()
     assert case.statuses() == ["timeout", "timeout"]
-    assert case.status(EVEN).reason == "took longer than 60 s"
+    wording(case.status(EVEN).reason)
 
 
 @pytest.mark.parametrize(
@@ -201,13 +200,15 @@ def test_ranks_that_complete_no_step_are_stopped(tmp_path: Path, script: Script,
     assert case.clock.passed_s == pytest.approx(2 + 30 + 3, abs=1.5)
 
 
-def test_a_hang_that_is_only_reported_is_reported_once_until_a_step_is_completed(tmp_path: Path) -> None:
+def test_a_hang_that_is_only_reported_is_reported_once_until_a_step_is_completed(
+    tmp_path: Path, wording: Wording
+) -> None:
     steps = [(2.0, (4, 4)), (50.0, (5, 5))]
     script: Script = [(1.0, stage("round", SPLIT)), *steps, (100.0, stage("done")), (100.0, Exit(0, 1, 0, 0)),
               (100.0, Exit(1, 2, 0, 0))]  # fmt: skip
     case = Case(tmp_path, f"{SPLITS}hang_timeout: 20\non_hang: continue\n", [script]).done()
     assert case.statuses() == ["ok", "ok"]
-    assert [text.partition("\n")[0] for text in case.said] == [f"{SPLIT}: no step completed for 20 s"] * 2
+    wording([text.partition("\n")[0] for text in case.said])
 
 
 def test_nothing_hangs_before_the_ranks_exist(tmp_path: Path) -> None:
@@ -215,14 +216,16 @@ def test_nothing_hangs_before_the_ranks_exist(tmp_path: Path) -> None:
     assert Case(tmp_path, f"{SPLITS}hang_timeout: 10\n", [late]).done().statuses() == ["ok", "ok"]
 
 
-def test_transient_failures_are_tried_again_after_pauses_that_double(tmp_path: Path) -> None:
+def test_transient_failures_are_tried_again_after_pauses_that_double(
+    tmp_path: Path, wording: Wording
+) -> None:
     case = Case(tmp_path, f"{SPLITS}restarts: 3\n", [KILLED, KILLED, KILLED, WELL]).done()
     assert case.clock.slept_s == [1, 2, 4]
     assert case.statuses() == ["ok", "ok"]
     assert [restart.launch for restart in case.run.read_restarts()] == [
         "01-ddp-2", "01-ddp-2~2", "01-ddp-2~3",
     ]  # fmt: skip
-    assert "restart 2 of 3 of 01-ddp-2 in 2 s" in case.said
+    wording(case.said, hide=r"(?<=happened on )\S+")
 
 
 def test_after_the_last_restart_the_variant_is_given_up(tmp_path: Path) -> None:
@@ -239,12 +242,14 @@ def test_a_timeout_is_tried_again_and_a_mistake_in_the_program_is_not(tmp_path: 
     assert case.statuses() == ["ok", "failed"]
 
 
-def test_the_same_failure_in_building_the_model_is_not_tried_by_other_launches(tmp_path: Path) -> None:
+def test_the_same_failure_in_building_the_model_is_not_tried_by_other_launches(
+    tmp_path: Path, wording: Wording
+) -> None:
     wrong: Script = [(1.0, stage("build")), (2.0, record(0, "NameError", "build")), *exits(1, 1)]
     case = Case(tmp_path, STRATEGIES, [wrong]).done()
     assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
     assert case.statuses() == ["failed", "failed"]
-    assert case.said[-1].startswith("1 other variant would build the same model")
+    wording(case.said[-1])
     assert case.session.mistake is None
 
 
@@ -263,9 +268,11 @@ def test_a_mistake_in_the_job_that_only_building_shows_is_the_outcome(tmp_path: 
     assert str(error) == "no luck"
 
 
-def test_a_rank_that_leaves_early_is_waited_for_no_longer_than_seconds(tmp_path: Path) -> None:
+def test_a_rank_that_leaves_early_is_waited_for_no_longer_than_seconds(
+    tmp_path: Path, wording: Wording
+) -> None:
     case = Case(tmp_path, SPLITS, [[(1.0, stage("round", SPLIT)), *exits(0)], WELL]).done()
-    assert case.status(SPLIT).reason == "rank 0 ended with exit code 0: rank 1 still waited for it"
+    wording(case.status(SPLIT).reason)
     assert case.clock.passed_s == pytest.approx(3 + 8 + 3, abs=0.5)
 
 
@@ -282,9 +289,9 @@ def test_a_program_that_saves_and_leaves_when_it_is_late_is_not_done(tmp_path: P
     assert [event.stage for event in case.run.read_events("01-script-2")] == ["start"]
 
 
-def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_run(tmp_path: Path, wording: Wording) -> None:
     case = Case(tmp_path, STRATEGIES, [[(1.0, stage("round", EVEN)), *exits(0, 74)[1:]]])
     error = case.fails()
     assert isinstance(error, MachineError)
-    assert f"can't write to {case.run.path}: the disk is full" in str(error)
+    wording(str(error))
     assert f"log: {case.run.log('01-ddp-2', 1)}" in str(error)

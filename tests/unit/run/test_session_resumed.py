@@ -30,6 +30,7 @@ from tests.unit.run.session_case import (
     record,
     stage,
 )
+from tests.wording import Wording
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,9 @@ def test_an_incomplete_pair_of_launches_is_measured_anew_with_other_software(tmp
     assert f"{said}." in comparison.notes
 
 
-def test_of_what_ran_out_of_memory_only_what_the_kernel_killed_is_tried_again(tmp_path: Path) -> None:
+def test_of_what_ran_out_of_memory_only_what_the_kernel_killed_is_tried_again(
+    tmp_path: Path, wording: Wording
+) -> None:
     killed = replace(exits(0, -9)[1][1], oom_killed=True)
     script: Script = [(1.0, stage("round", SPLIT)), (1.0, OfRank(1, stage("round", SPLIT))), (2.0, killed)]
     too_large = replace(record(0, "OutOfMemoryError", "round", EVEN), kind="oom")
@@ -92,17 +95,19 @@ def test_of_what_ran_out_of_memory_only_what_the_kernel_killed_is_tried_again(tm
     assert case.statuses() == ["oom", "oom"]
     resume_run(case.run.path, case.plan, case.said.append)
     assert case.statuses() == ["oom", None]
-    assert case.said[-1] == f"not tried again, since out of memory: {EVEN}"
+    wording(case.said[-1])
 
 
 @pytest.mark.parametrize("at", ["build", "round", "done"])
-def test_ctrl_c_stops_the_ranks_and_keeps_what_was_measured(tmp_path: Path, at: str) -> None:
+def test_ctrl_c_stops_the_ranks_and_keeps_what_was_measured(
+    tmp_path: Path, at: str, wording: Wording
+) -> None:
     before = [line for line in WELL if isinstance(line[1], Event) and line[1].stage != at]
     case = Case(tmp_path, STRATEGIES, [[*before, (3.0, CTRL_C)]])
     finished = finish(case.session)
     assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
-    assert str(finished.error) == "interrupted by Ctrl-C; what was measured before is kept"
-    assert case.said[0].startswith("Ctrl-C: the ranks are asked to end, and killed after ")
+    wording(str(finished.error))
+    wording(case.said[0])
     assert case.run.comparison.exists()
     assert not case.run.control("01-ddp-2").exists()
 
@@ -149,14 +154,14 @@ def test_a_resumed_run_does_only_what_is_missing(tmp_path: Path) -> None:
     assert Case(tmp_path, STRATEGIES, []).done().ranks.log == []
 
 
-def test_a_run_of_another_job_is_refused_with_what_differs() -> None:
+def test_a_run_of_another_job_is_refused_with_what_differs(wording: Wording) -> None:
     def plan_of(text: str) -> Plan:
         machine: Any = FakeMachine()
         text = f"workload: gpt\nglobal_batch: 8\ndevices: cpu:2\n{text}"
         return build_plan(load_text(text, "job.yaml", (), Path()), machine)
 
     before = plan_of("seed: 1\n")
-    assert plan_difference(before, plan_of("seed: 2\n")) == "seed of ddp-2-even was 1, and is 2 now"
+    wording(plan_difference(before, plan_of("seed: 2\n")))
     other = "the job no longer has ddp-2-even"
     assert plan_difference(before, plan_of("seed: 1\nsplit: [6, 2]\n")) == other
-    assert plan_difference(before, replace(before, notes=("new",))) == "its plan has other notes"
+    wording(plan_difference(before, replace(before, notes=("new",))))

@@ -15,6 +15,7 @@ from gpurun.launcher.logs.relay import all_lines
 from gpurun.launcher.run.open import find_run
 from gpurun.launcher.rundir.files import MAX_BYTES, MAX_LINES_BYTES, RunDir
 from gpurun.launcher.rundir.paths import check_owner, rank_files
+from tests.wording import Wording
 
 RECORDED = Path("docs/runs/balanced")
 NESTED = b'{"a":' * 100_000
@@ -120,7 +121,7 @@ def test_what_cannot_be_read_is_named(run: RunDir, plant: Plant) -> None:
         compare_run(find_run(run.path))
 
 
-def test_directories_without_end_are_refused(run: RunDir) -> None:
+def test_directories_without_end_are_refused(run: RunDir, wording: Wording) -> None:
     fd = os.open(run.path, os.O_RDONLY)
     for _ in range(100):
         os.mkdir("d", dir_fd=fd)
@@ -128,7 +129,7 @@ def test_directories_without_end_are_refused(run: RunDir) -> None:
         os.close(fd)
         fd = below
     os.close(fd)
-    with pytest.raises(SpecError, match="deeper than any directory of a run; remove it"):
+    with wording.raises(SpecError):
         find_run(run.path)
 
 
@@ -161,10 +162,10 @@ def open_to_all(path: Path) -> None:
 
 @other_user
 @pytest.mark.parametrize("place", [".", "variants", "plan.json"])
-def test_what_its_owner_keeps_private_is_named(run: RunDir, place: str) -> None:
+def test_what_its_owner_keeps_private_is_named(run: RunDir, place: str, wording: Wording) -> None:
     open_to_all(run.path)
     (run.path / place).chmod(0)
-    with as_another_user(), pytest.raises((SpecError, MachineError), match="ask its owner for a copy"):
+    with as_another_user(), wording.raises((SpecError, MachineError)):
         compare_run(find_run(run.path))
 
 
@@ -180,12 +181,12 @@ def test_a_pointer_to_the_newest_run_may_hold_anything(run: RunDir) -> None:
 
 @other_user
 @pytest.mark.parametrize("place", [".", "job.yaml", "plan.json", "invocation.json"])
-def test_a_run_that_a_group_may_change_is_not_resumed(run: RunDir, place: str) -> None:
+def test_a_run_that_a_group_may_change_is_not_resumed(run: RunDir, place: str, wording: Wording) -> None:
     path = run.path / place
     path.chmod(0o775)
     check_owner(run)  # the group of root has no other member
     os.chown(path, -1, 12345)
-    with pytest.raises(SpecError, match=r"the group 12345 may write to .*chmod -R go-w"):
+    with wording.raises(SpecError):
         check_owner(run)
     path.chmod(0o755)
     check_owner(run)
@@ -201,10 +202,10 @@ def test_a_log_of_no_rank_is_none(run: RunDir) -> None:
 
 
 @other_user
-def test_a_log_that_its_owner_keeps_private_is_named(run: RunDir) -> None:
+def test_a_log_that_its_owner_keeps_private_is_named(run: RunDir, wording: Wording) -> None:
     log = next((run.path / "launches").iterdir()) / "log"
     log.mkdir(exist_ok=True)
     (log / "rank0.log").touch(mode=0o600)
     open_to_all(log)
-    with as_another_user(), pytest.raises(MachineError, match=r"rank0\.log: .*ask its owner for a copy"):
+    with as_another_user(), wording.raises(MachineError):
         list(all_lines(run, None, log.parent.name, colour=False))

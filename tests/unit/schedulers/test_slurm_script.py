@@ -42,6 +42,11 @@ def test_the_jobs_own_words_are_not_repeated() -> None:
     assert "nodes=4 --out" not in script
     assert "#SBATCH --gpus-per-node=4\n" in script
     assert "--time" not in script
+    open_one = submission(nodes="2..4", devices="cpu:2")
+    script = batch_script(open_one, SubmitOptions())
+    assert "#SBATCH --nodes=2-4\n" in script
+    assert "nodes=" not in script.partition("exec srun ")[2]
+    assert "--set nodes=3 --out" in batch_script(open_one, SubmitOptions(nodes=3))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Call, Submission, SubmitOptions, submit
 from gpurun.launcher.schedulers.kubernetes import seconds
+from tests.wording import Wording
 
 HOME = Path("/home/me/my jobs")
 OPTIONS = SubmitOptions(
@@ -180,10 +181,12 @@ def test_no_script_holds_the_secret(name: str, tmp_path: Path, monkeypatch: pyte
         ("trainjob", replace(OPTIONS, time="soon"), {}, "--time: "),
     ],
 )
-def test_what_is_missing_is_named(name: str, options: SubmitOptions, job: dict[str, Any], words: str) -> None:
+def test_what_is_missing_is_named(
+    name: str, options: SubmitOptions, job: dict[str, Any], words: str, wording: Wording
+) -> None:
     with pytest.raises(SpecError, match=words):
         script(name, submission(**job), options)
-    with pytest.raises(SpecError, match="is not in /home/me/my jobs"):
+    with wording.raises(SpecError):
         script(name, replace(submission(), job_file=Path("/elsewhere/job.yaml")))
 
 
@@ -260,13 +263,13 @@ def test_it_says_how_to_look_after_the_job(name: str) -> None:
     assert not any("it's" in command for command in said.values())  # quoted, where it is repeated
 
 
-def test_a_command_that_is_missing_and_one_that_refuses(tmp_path: Path) -> None:
+def test_a_command_that_is_missing_and_one_that_refuses(tmp_path: Path, wording: Wording) -> None:
     def answer(*argv: str, queue: str = "slurm") -> str:
         return submit(QUEUES[queue], Call(argv, "standard input"), tmp_path / "x", submission())
 
     with pytest.raises(MachineError, match="no-such-sbatch was not found"):
         answer("no-such-sbatch")
-    with pytest.raises(MachineError, match="sh rejected the job: invalid partition"):
+    with wording.raises(MachineError):
         answer("sh", "-c", "echo invalid partition >&2; exit 1")
     with pytest.raises(MachineError, match="it answered 'hello'"):
         answer("sh", "-c", "echo hello")

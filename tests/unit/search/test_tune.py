@@ -20,6 +20,7 @@ from gpurun.launcher.search.space import Space, build_space, levels_of, processe
 from gpurun.launcher.search.trials import Trials
 from gpurun.launcher.search.tune import Screening, Tuning, finals, job_to_tune, resumed
 from tests.unit.plan.machines import FakeMachine
+from tests.wording import Wording
 
 JOB = """
     name: search
@@ -132,7 +133,7 @@ def test_a_search_finds_the_fastest_and_says_what_it_left_out(tmp_path: Path) ->
     assert f"tried {search.tried} of 26 different combinations" in search.summary
 
 
-def test_a_search_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+def test_a_search_that_was_interrupted_goes_on(tmp_path: Path, wording: Wording) -> None:
     tuning = tuning_of(tmp_path)
 
     def interrupted(variant: Variant) -> Mapping[str, Any]:
@@ -144,7 +145,7 @@ def test_a_search_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         searched(tuning, interrupted)
     comparison = compare_run(tuning.run)
     assert comparison.search is not None
-    assert comparison.search.summary.startswith("The search is not over: 3 of 26 ")
+    wording(comparison.search.summary)
     assert not comparison.complete
     again = searched(replace(tuning, run=resumed(tuning.run, tuning.space)))
     first = [trial.variant for trial in tuning.run.read_trials()[:3]]
@@ -153,7 +154,7 @@ def test_a_search_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         resumed(tuning.run, tuning_of(tmp_path / "other", JOB.replace("[1, 5, 25]", "[1, 5]")).space)
 
 
-def test_what_fails_or_does_not_fit_is_a_result(tmp_path: Path) -> None:
+def test_what_fails_or_does_not_fit_is_a_result(tmp_path: Path, wording: Wording) -> None:
     tuning = tuning_of(tmp_path, JOB + "    memory: 1 GiB\n")
 
     def outcome(variant: Variant) -> Mapping[str, Any]:
@@ -164,14 +165,13 @@ def test_what_fails_or_does_not_fit_is_a_result(tmp_path: Path) -> None:
     searched(tuning, outcome)
     record = tuning.run.read_search()
     assert record is not None
-    reasons = {one.reason for one in record.failed}
-    assert reasons == {"rank 0 raised ValueError", "its peak memory of 2.00 GiB is above `memory`"}
+    wording({one.reason for one in record.failed})
     best = [tuning.space.plan.variant(one) for one in record.finalists]
     assert not any(one.strategy == "zero1" or one.gradient_as_bucket_view for one in best)
 
 
-def test_nothing_that_could_be_measured_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="no combination could be measured: it broke"):
+def test_nothing_that_could_be_measured_is_a_mistake(tmp_path: Path, wording: Wording) -> None:
+    with wording.raises(SpecError):
         searched(tuning_of(tmp_path), lambda variant: {"status": "failed", "reason": "it broke"})
 
 

@@ -29,6 +29,7 @@ from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.selftest import device_program, misbehaving_model, plain_programs
 from tests.unit.selftest.healthy import evidence
 from tests.unit.worker.test_program_steps import program_config
+from tests.wording import Wording
 
 HOST = torch.device("cpu")
 Patch = pytest.MonkeyPatch
@@ -143,7 +144,7 @@ def test_a_healthy_device_has_no_fault() -> None:
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("dtype", device_program.TYPES)
 def test_an_all_reduce_that_gives_another_sum_in_one_type_is_named(
-    dtype: torch.dtype, monkeypatch: Patch
+    dtype: torch.dtype, monkeypatch: Patch, wording: Wording
 ) -> None:
     right = dist.all_reduce
 
@@ -153,9 +154,9 @@ def test_an_all_reduce_that_gives_another_sum_in_one_type_is_named(
             values[-1] += 1
 
     monkeypatch.setattr(dist, "all_reduce", wrong)
-    assert device_program.wrong_sums(0, HOST, is_host=True) == (f"1 of 1023 elements of {dtype} on rank 0",)
+    wording(device_program.wrong_sums(0, HOST, is_host=True))
     seen = replace(evidence(), facts=(measured(), *evidence().facts[1:]))
-    assert link_checks.sums(seen).found == f"1 of 1023 elements of {dtype} on rank 0"
+    wording(link_checks.sums(seen).found)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])

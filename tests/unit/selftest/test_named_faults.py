@@ -30,6 +30,7 @@ from gpurun.launcher.selftest.evidence import (
 from gpurun.launcher.selftest.run_checks import FAULTY
 from tests.unit.machine.fake_driver import UUIDS, NVMLError
 from tests.unit.selftest.healthy import DEVICES, SLEEPING, evidence, health, three_gpus, variant
+from tests.wording import Wording
 
 Change = Callable[[Evidence], Evidence]
 
@@ -328,14 +329,14 @@ FAILURES: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAILURES)
-def test_why_measuring_ended_is_said_with_what_to_do(fault: str) -> None:
+def test_why_measuring_ended_is_said_with_what_to_do(fault: str, wording: Wording) -> None:
     """After a hang, which would come again, nothing else is started."""
     status, reason, remedy = FAILURES[fault]
     names = [check.name for check in CHECKS]
     job = RanJob((replace(variant(), status=status),), problem=reason, log="/run/rank1.log")
     seen = replace(evidence(), facts=(), jobs={**evidence().jobs, MEASURING: job})
     found = not_ok(seen)
-    assert found["measuring"].found == f"“devices and links” ended early: {reason}"
+    wording(found["measuring"].found)
     assert remedy in (found["measuring"].remedy or "")
     of_host = finding(CHECKS[names.index("measuring")], replace(seen, kind=CPU)).remedy or ""
     assert ("gloo speaks" in of_host) == (fault == "hang")
@@ -352,22 +353,21 @@ def test_a_clock_that_the_power_limit_keeps_down_is_no_fault(power_w: float | No
     assert "cuda:0" in found.found
 
 
-def test_a_slow_device_is_named_where_the_rates_of_links_are_unknown() -> None:
+def test_a_slow_device_is_named_where_the_rates_of_links_are_unknown(wording: Wording) -> None:
     seen = replace(evidence(), health=(GpuHealth(),) * 3)
     seen = with_gpus(seen, lambda gpu: replace(gpu, peer_links=dict.fromkeys(range(3), "PCIe")))
     for rank, rate in enumerate((1.0, 1.0)):
         pairs = (replace(pair, gb_per_s=rate if pair.high == 2 else 10.0) for pair in seen.facts[rank].pairs)
         seen = of_rank(rank, pairs=tuple(pairs))(seen)
-    assert judged(seen)["pairs of devices"].found.startswith("all links of cuda:2 are slow: 1.00 GB/s")
+    wording(judged(seen)["pairs of devices"].found)
 
 
-def test_a_device_with_only_slow_links_is_named_itself() -> None:
+def test_a_device_with_only_slow_links_is_named_itself(wording: Wording) -> None:
     seen = evidence()
     for rank, rate in enumerate((4.0, 2.0)):
         slow = (replace(pair, gb_per_s=rate) if pair.high == 2 else pair for pair in seen.facts[rank].pairs)
         seen = of_rank(rank, pairs=tuple(slow))(seen)
-    found = not_ok(seen)["pairs of devices"].found
-    assert found.startswith("all links of cuda:2 are slow: 2.00 GB/s, but PCIe")
+    wording(not_ok(seen)["pairs of devices"].found)
 
 
 def test_a_device_is_compared_with_others_of_its_model_alone() -> None:
@@ -381,8 +381,8 @@ def test_after_a_check_on_which_ranks_depend_no_rank_is_started() -> None:
     assert is_blocked(INJECTED["full disk"][0](evidence()))
 
 
-def test_a_job_that_found_nothing_is_named_once() -> None:
+def test_a_job_that_found_nothing_is_named_once(wording: Wording) -> None:
     seen = replace(evidence(), jobs={**evidence().jobs, FAULTS: RanJob(problem="no ranks could be started")})
     found = not_ok(seen)
-    assert found["a late rank"].found == "“ranks that fail” ended early: no ranks could be started"
+    wording(found["a late rank"].found)
     assert found.keys() - FIRST_TIME == {"a late rank"}

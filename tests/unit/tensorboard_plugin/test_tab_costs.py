@@ -8,6 +8,7 @@ import msgspec
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.compare.size_curves import Balanced, DeviceCost, SplitCost
 from gpurun.launcher.tensorboard_plugin.answers.sentences import cost_sentences
+from tests.wording import Wording
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -18,15 +19,9 @@ COSTS = tuple(
 FOUND = Balanced(COSTS, 37.0, 0.5, 37.5, 38.0, 37 / 38, SplitCost((32, 32), 37.5), None, ("ddp-2-even",))
 
 
-def test_of_a_balanced_split_it_says_what_the_terminal_says() -> None:
+def test_of_a_balanced_split_it_says_what_the_terminal_says(wording: Wording) -> None:
     even = replace(COMPARISON.variants[0], id="ddp-2-even")
     one = replace(even, id="ddp-2-balanced", split_name="balanced", balanced=FOUND)
     other = replace(one, id="ddp-2-other")
-    assert cost_sentences(one, (even, one, other)) == [
-        "Predicted 37.5 ms: T* = 37.0, the lowest predicted time of any split, + 0.500 overhead;"
-        " measured 38.0: T*/T = 0.97.",
-        "By the same costs, even (32/32) would take 37.5 ms.",
-        "These are the samples of ddp 32/32 too: both were measured.",
-        "T*: compute time of the slowest device by these costs. T: the measured step.",
-    ]
+    wording(cost_sentences(one, (even, one, other)))
     assert cost_sentences(even, (even, one)) == []

@@ -16,6 +16,7 @@ from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     system_line,
     timed_parts,
 )
+from tests.wording import Wording
 
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
@@ -140,8 +141,8 @@ def test_without_traces_nothing_is_explained() -> None:
     assert explanation(COMPARISON.variants[0], COMPARISON) is None
 
 
-def test_the_system_line_says_what_ran_where() -> None:
+def test_the_system_line_says_what_ran_where(wording: Wording) -> None:
     host = {"gpus": [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}], "versions": {"torch": "2.13.0"}}
-    assert system_line(host, COMPARISON) == "2 × NVIDIA H200 · bf16 · torch 2.13.0"
+    wording(system_line(host, COMPARISON))
     assert system_line({"cpu_cores": 2, "cpu_model": "EPYC"}, None) == "2 × EPYC"
     assert system_line({"gpus": "none", "versions": 3}, None) == ""

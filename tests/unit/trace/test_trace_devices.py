@@ -10,6 +10,7 @@ from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import losses
 from gpurun.launcher.trace.model import TraceReport
 from tests.unit.trace.trace_files import Event, kernel, launch, step, write
+from tests.wording import Wording
 
 
 def on_device(device: int, start_us: float, length_us: float, correlation: int = 0) -> Event:
@@ -55,10 +56,10 @@ def test_the_replicas_of_a_run_have_their_own_figures(replicas: TraceReport) -> 
     }
 
 
-def test_a_touch_of_another_device_makes_no_second_one(tmp_path: Path) -> None:
+def test_a_touch_of_another_device_makes_no_second_one(tmp_path: Path, wording: Wording) -> None:
     events = [on_device(3, 0, 1000), on_device(0, 1000, 2), on_device(3, 1500, 500)]
     report = analyse_paths([write(tmp_path / "rank0.json", events)])
     (rank,) = report.ranks
     assert rank.devices == ()
     assert (rank.total.span_us, rank.total.compute_us) == (2000, 1500)
-    assert any("another device (0) left out" in text for text in report.warnings)
+    wording(report.warnings)

@@ -11,6 +11,7 @@ from gpurun.launcher.trace.explain import CUT, explain, explained_stretches, mea
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.several_ranks.test_trace_groups import grouped
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
+from tests.wording import Wording
 
 
 def late_kernel(number: int, begin: float) -> list[Event]:
@@ -19,16 +20,20 @@ def late_kernel(number: int, begin: float) -> list[Event]:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 30])
-def test_the_sentence_is_about_the_steps_that_the_table_shows(tmp_path: Path, steps: int) -> None:
+def test_the_sentence_is_about_the_steps_that_the_table_shows(
+    tmp_path: Path, steps: int, wording: Wording
+) -> None:
     events = [event for i in range(steps) for event in late_kernel(i + 1, 1000 * i)]
-    text = render_trace(analyse_paths([write(tmp_path / "rank0.json", events)]), 120)
+    report = analyse_paths([write(tmp_path / "rank0.json", events)])
+    text = render_trace(report, 120)
     (mean,) = (line.split() for line in text.splitlines() if line.startswith("mean "))
     assert mean[:2] == ["mean", "0.100"]
     assert mean[-5:-2] == ["0.075", "0.075", "-"]  # idle, all of it the host's
-    assert "75 % of the steps' time is spent waiting for the CPU to launch work" in text
+    wording(explain(report))
+    assert explain(report) in " ".join(text.split())
 
 
-def test_where_ranks_wait_in_a_ring_no_rank_is_blamed(tmp_path: Path) -> None:
+def test_where_ranks_wait_in_a_ring_no_rank_is_blamed(tmp_path: Path, wording: Wording) -> None:
     """Each rank waits for its own neighbours, so none is the last."""
     job = Job(4)
     job.all_reduce("0", [0, 1, 2, 3], [3_100] * 4, 3_110)
@@ -36,12 +41,14 @@ def test_where_ranks_wait_in_a_ring_no_rank_is_blamed(tmp_path: Path) -> None:
         messages = [("send", (rank + 1) % 4), ("recv", (rank - 1) % 4)]
         grouped(job, rank, messages, 1_000 + 600 * rank, 3_000)
     text = explain(job.report(tmp_path))
-    assert "spent waiting for other ranks." in text
+    wording(text)
     assert "rank 0" not in text
 
 
 @pytest.mark.parametrize("lacks", ["kernel", "user_annotation"])
-def test_no_cause_is_named_for_what_a_truncated_file_lacks(tmp_path: Path, lacks: str) -> None:
+def test_no_cause_is_named_for_what_a_truncated_file_lacks(
+    tmp_path: Path, lacks: str, wording: Wording
+) -> None:
     """It may lack the last kernel, or all steps; then its whole time is none of the steps."""
     events = sorted([*late_kernel(1, 0), *late_kernel(2, 1000)], key=lambda event: event["cat"] == lacks)
     paths = [write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2)) for rank in (0, 1)]
@@ -50,16 +57,16 @@ def test_no_cause_is_named_for_what_a_truncated_file_lacks(tmp_path: Path, lacks
     assert explain(analyse_paths(paths[1:])) == CUT
     report = analyse_paths(paths)
     assert [rank.is_cut for rank in report.ranks] == [False, True]
-    assert explain(report).startswith("75 % of the steps' time is spent waiting for the CPU to launch work")
+    wording(explain(report))
     mean = mean_stretch(explained_stretches(report))
     assert mean.span_us == pytest.approx(100, abs=20)
 
 
-def test_without_steps_the_sentence_is_about_the_total(tmp_path: Path) -> None:
+def test_without_steps_the_sentence_is_about_the_total(tmp_path: Path, wording: Wording) -> None:
     events = [kernel("a", 0, 25), launch(70, 1, 2), kernel("b", 75, 25, 2)]
-    text = render_trace(analyse_paths([write(tmp_path / "rank0.json", events)]), 120)
-    assert "mean" not in text
-    assert "50 % of the time is spent waiting for the CPU to launch work" in text
+    report = analyse_paths([write(tmp_path / "rank0.json", events)])
+    assert "mean" not in render_trace(report, 120)
+    wording(explain(report))
 
 
 def test_no_advice_about_gpus_without_gpus(tmp_path: Path) -> None:
@@ -77,36 +84,35 @@ def test_no_advice_about_gpus_without_gpus(tmp_path: Path) -> None:
     ids=["no launch is recorded", "that of the next work is lost"],
 )
 def test_gaps_are_of_an_unknown_cause_where_the_launch_of_what_came_next_is(
-    tmp_path: Path, launches: list[Event]
+    tmp_path: Path, launches: list[Event], wording: Wording
 ) -> None:
     work = [kernel("k", 100, 100, 1), kernel("k", 800, 100, 2), kernel("k", 905, 95, 3)]
     report = analyse_paths([write(tmp_path / "t.json", [*launches, *work])])
     causes = report.ranks[0].total.idle_by_cause_us
     assert (causes.unknown, causes.other) == (605 if not launches else 600, 0)
-    assert "in gaps before work whose launch the trace doesn't have" in explain(report)
+    wording(explain(report))
 
 
-def test_what_the_cpu_waits_for_on_a_device_that_the_trace_lacks_is_not_called_python(tmp_path: Path) -> None:
+def test_what_the_cpu_waits_for_on_a_device_that_the_trace_lacks_is_not_called_python(
+    tmp_path: Path, wording: Wording
+) -> None:
     ops = [span("cpu_op", "aten::mm", 0, 20), span("cpu_op", "aten::mm", 80, 20)]
     mtia = span("mtia_ccp_events", "k", 10, 60)
     (tmp_path / "t").mkdir()
-    text = explain(analyse_paths([write(tmp_path / "t" / "t.json", [*ops, mtia])]))
-    assert text.startswith(
-        "60 % of the time is spent outside of operators: in Python, or waiting for the device"
-    )
+    wording(explain(analyse_paths([write(tmp_path / "t" / "t.json", [*ops, mtia])])))
 
 
 @pytest.mark.parametrize(("memory", "advised"), [("Pageable", True), ("Pinned", False)])
 def test_pinning_is_advised_only_where_copies_are_not_pinned(
-    tmp_path: Path, memory: str, advised: bool
+    tmp_path: Path, memory: str, advised: bool, wording: Wording
 ) -> None:
     copy = kernel(f"Memcpy HtoD ({memory} -> Device)", 10, 80, 1) | {"cat": "gpu_memcpy"}
     text = explain(analyse_paths([write(tmp_path / "t.json", [launch(9, 1, 1), copy])]))
-    assert "on copies that nothing overlaps" in text
+    wording(text)
     assert ("pin the memory" in text) == advised
 
 
-def test_the_sentence_names_the_stage_that_waits(tmp_path: Path) -> None:
+def test_the_sentence_names_the_stage_that_waits(tmp_path: Path, wording: Wording) -> None:
     """Stage 1 asks at once and gets its input after 25 of 70 ms; then stage 0 waits 5 ms for the gradient."""
     job = Job(2)
     for number in range(3):
@@ -117,11 +123,12 @@ def test_the_sentence_names_the_stage_that_waits(tmp_path: Path) -> None:
                 job.kernel(rank, "gemm", begin + start, begin + end, False)
         job.message(0, 1, (begin + 25_000, begin), (begin + 25_000, begin + 25_000))
         job.message(1, 0, (begin + 60_000, begin + 25_000), (begin + 60_000, begin + 60_000))
-    text = explain(job.report(tmp_path))
-    assert "stage 0 waits 35.0 of 70.0 ms for stage 1 (pipeline bubble): try more micro-batches" in text
+    wording(explain(job.report(tmp_path)))
 
 
-def test_a_bubble_is_nothing_but_waiting_and_a_straggler_in_a_stage_is_named_too(tmp_path: Path) -> None:
+def test_a_bubble_is_nothing_but_waiting_and_a_straggler_in_a_stage_is_named_too(
+    tmp_path: Path, wording: Wording
+) -> None:
     """Stage 0 is 18 and 8 ms too early; meanwhile rank 0 waits 9 ms for rank 1, and data moves for 1 ms.
 
     None of rank 0's 10 ms in that all-reduce is part of the bubble, nor is rank 1's last one.
@@ -134,7 +141,4 @@ def test_a_bubble_is_nothing_but_waiting_and_a_straggler_in_a_stage_is_named_too
         job.message(rank, rank + 2, (asks_us, 20_000), (20_100, 20_100))
     report = job.report(tmp_path)
     assert [(stage.ranks, stage.bubble_us) for stage in report.pipeline] == [((0, 1), 7_500), ((2, 3), 0)]
-    text = explain(report)
-    assert "stage 0 waits 7.50 of 20.1 ms for stage 1 (pipeline bubble): try more micro-batches" in text
-    assert "11 % of the time is spent waiting for other ranks" in text
-    assert "rank 1, which came last 1 of 1 times and cost the others 9.0 ms: find out what slows" in text
+    wording(explain(report))

@@ -19,6 +19,7 @@ from gpurun.launcher.trace.merge import merge_traces
 from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.units import MINUS, THOUSANDS
 from tests.unit.trace.trace_files import REAL, kernel, launch, load, rank_info, span, step, write
+from tests.wording import Wording
 
 RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
@@ -144,7 +145,7 @@ def test_the_difference_of_two_captures(tmp_path: Path) -> None:
     assert all(each.change_us == 0 for each in diff_traces(a, a).kernels + diff_traces(a, a).classes)
 
 
-def test_captures_without_steps_are_compared_by_their_time(tmp_path: Path) -> None:
+def test_captures_without_steps_are_compared_by_their_time(tmp_path: Path, wording: Wording) -> None:
     """The same loop, recorded for one turn and for ten: nothing has changed."""
 
     def record(name: str, turns: int, is_marked: bool) -> TraceReport:
@@ -162,10 +163,10 @@ def test_captures_without_steps_are_compared_by_their_time(tmp_path: Path) -> No
         "end": (pytest.approx(100_000), pytest.approx(10_000)),
     }
     assert sum(each.b_us for each in diff.classes) == pytest.approx(1e6)
-    assert "A and B mark no steps" in render_trace_diff(diff, 100)
+    wording(render_trace_diff(diff, 100).partition("\nnote: ")[0])
     mixed = diff_traces(record("marked.json", 1, True), long)
     assert mixed.per == "second"
-    assert "B marks no steps (profiler.step() does), so ms per second" in render_trace_diff(mixed, 100)
+    wording(render_trace_diff(mixed, 100).partition("\nnote: ")[0])
 
 
 def test_thousands_are_separated_as_in_every_report() -> None:
@@ -213,12 +214,10 @@ def test_a_real_capture_merged(tmp_path: Path) -> None:
     assert sum("nccl" in event["name"] for event in kernels) == 8
 
 
-def test_a_place_that_cannot_be_written(capture: Path, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written(capture: Path, tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "file").write_text("")
     for directory in ("file", "missing"):
-        with pytest.raises(
-            SpecError, match=f"can't write .*: there is no directory .*{directory}; create it"
-        ):
+        with wording.raises(SpecError):
             merge_traces([capture], tmp_path / directory / "merged.json")
     assert not (tmp_path / "missing").exists()
 
@@ -256,32 +255,32 @@ def test_only_a_regular_file_is_replaced(capture: Path, tmp_path: Path) -> None:
     assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)
 
 
-def test_a_link_is_not_written_through(capture: Path, tmp_path: Path) -> None:
+def test_a_link_is_not_written_through(capture: Path, tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "target.json").write_text("old")
     out = tmp_path / "out.json"
     out.symlink_to("target.json")
-    with pytest.raises(SpecError, match="it is a symbolic link; name a file"):
+    with wording.raises(SpecError):
         merge_traces([capture], out)
     assert (tmp_path / "target.json").read_text() == "old"
 
 
-def test_a_trace_is_not_merged_over_itself(capture: Path, tmp_path: Path) -> None:
+def test_a_trace_is_not_merged_over_itself(capture: Path, tmp_path: Path, wording: Wording) -> None:
     rank = capture / "r0.json"
     before = rank.read_bytes()
     os.link(rank, tmp_path / "hard.json")
     for out in (rank, tmp_path / "hard.json"):
-        with pytest.raises(SpecError, match="one of the traces to merge"):
+        with wording.raises(SpecError):
             merge_traces([capture], out)
     assert rank.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["all.json", "all.json.gz"])
-def test_a_merged_trace_next_to_the_ranks_is_passed_over(capture: Path, name: str) -> None:
+def test_a_merged_trace_next_to_the_ranks_is_passed_over(capture: Path, name: str, wording: Wording) -> None:
     alone = analyse_paths([capture])
     merge_traces([capture], capture / name)
     first = (capture / name).read_bytes()
     report = analyse_paths([capture])
-    assert report.warnings == (f"{capture / name}: a merged trace of all ranks, written by gpurun; left out",)
+    wording(report.warnings)
     assert report.ranks == alone.ranks
     merge_traces([capture], capture / name)  # once more, over the older one
     assert (capture / name).read_bytes() == first

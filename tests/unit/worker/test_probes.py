@@ -37,6 +37,7 @@ from gpurun.workloads.micro_benchmarks import (
 )
 from gpurun.workloads.micro_benchmarks import crossover as crossover_probe
 from tests.unit.plan.machines import FakeMachine
+from tests.wording import Wording
 
 CPU = Site((torch.device("cpu"),), ("cpu:0",), 1, torch.float32)
 
@@ -61,19 +62,17 @@ def test_only_what_computes_in_it_has_a_precision() -> None:
     assert spec_of("workload: allreduce\nprecision: fp32\n").precision == "fp32"
 
 
-def test_an_allreduce_on_one_device_is_refused_or_left_out() -> None:
-    for lines, line in (("devices: cpu:1", 2), ("devices: cpu:4\ndevice_count: 1", 3)):
-        with pytest.raises(
-            SpecError, match=rf":{line}:.*an all-reduce needs at least two devices"
-        ) as refused:
+def test_an_allreduce_on_one_device_is_refused_or_left_out(wording: Wording) -> None:
+    for lines in ("devices: cpu:1", "devices: cpu:4\ndevice_count: 1"):
+        with wording.raises(SpecError) as refused:
             build_plan(spec_of(f"workload: allreduce\n{lines}\n"), FakeMachine())
         assert refused.value.exit_code == 2
-    with pytest.raises(MachineError, match="an all-reduce needs at least two devices, but"):
+    with wording.raises(MachineError):
         build_plan(spec_of("workload: allreduce\n"), FakeMachine(cpu_cores=1))
     both = spec_of("workload: allreduce\ndevices: cpu:4\ncompare: {device_count: [1, 2]}\n")
     plan = build_plan(both, FakeMachine())
     assert [len(variant.devices) for variant in plan.variants] == [2]
-    assert "an all-reduce needs at least two devices" in plan.left_out[0].reason
+    wording(plan.left_out[0].reason)
 
 
 @dataclass
@@ -131,7 +130,7 @@ def test_bus_bandwidth_counts_what_crosses_a_link() -> None:
     assert point.gflop_per_s is None
 
 
-def test_operations_are_shares_of_the_best_and_of_the_peak() -> None:
+def test_operations_are_shares_of_the_best_and_of_the_peak(wording: Wording) -> None:
     records = [record("m", 64, 1.0, flops=1_000_000), record("m", 128, 2.0, flops=8_000_000)]
     result = probe_result(records, "matmul", "NVIDIA H200", "bf16")
     assert result is not None
@@ -139,7 +138,7 @@ def test_operations_are_shares_of_the_best_and_of_the_peak() -> None:
     assert (first.ceiling_percent, second.ceiling_percent) == (pytest.approx(25), pytest.approx(100))
     assert second.peak_percent == pytest.approx(100 * 4e12 / 989.4e12)
     assert probe_result([], "matmul", None, "fp32") is None
-    assert probe_summary("matmul", {"v": result}) == "m: at most 4\u202f000 GFLOP/s."
+    wording(probe_summary("matmul", {"v": result}))
     unknown = probe_result(records, "matmul", None, "fp32")
     assert unknown is not None
     assert unknown.curves[0].points[0].peak_percent is None
@@ -157,16 +156,14 @@ def test_the_gpu_pays_from_where_it_stays_ahead() -> None:
     assert crossover(cpu, line("GPU", {16: 0.1, 32: 0.1, 64: 1, 128: 1})) == 16
 
 
-def test_the_summary_gives_one_number() -> None:
+def test_the_summary_gives_one_number(wording: Wording) -> None:
     records = [record("CPU", 16, 1.0), record("GPU", 16, 9.0), record("CPU", 32, 9.0), record("GPU", 32, 2.0)]
     result = probe_result(records, "crossover", "NVIDIA H200", "fp32")
-    assert (
-        probe_summary("crossover", {"v": result}) == "The GPU is faster from 32 rows on, transfer included."
-    )
+    wording(probe_summary("crossover", {"v": result}))
     assert probe_summary("h2d", {"v": None}) == "h2d has measured nothing."
     two_sizes = [record("all-reduce", 1024, 9.0, nbytes=1024), record("all-reduce", 4000, 2.0, nbytes=4000)]
     no_line = probe_result(two_sizes, "allreduce", None, "fp32")
-    assert probe_summary("allreduce", {"v": no_line}) == "all-reduce: 2 µs for 4000 B (2.00 GB/s)."
+    wording(probe_summary("allreduce", {"v": no_line}))
     points = curve_points(result, 1.0)
     assert {(point.step, *point.values) for point in points} == {
         (16, "curve/CPU/us"), (16, "curve/GPU/us"), (32, "curve/CPU/us"), (32, "curve/GPU/us")
@@ -180,24 +177,20 @@ def swept(*times_us: float) -> ProbeResult | None:
     return probe_result(records, "allreduce", None, "fp32")
 
 
-def test_each_fit_says_where_it_was_measured_in_units_that_can_be_read() -> None:
+def test_each_fit_says_where_it_was_measured_in_units_that_can_be_read(wording: Wording) -> None:
     line = [9200 + size / 123 for size in powers(1024, 1 << 26, 4)]
-    said = probe_summary("allreduce", {"2 devices": swept(*line), "4 devices": swept(5, 5.1, 5.4)})
-    assert said.startswith("2 devices, all-reduce: 9.20 ms + size / 0.123 GB/s; 4 devices, all-reduce: 4.9")
+    wording(probe_summary("allreduce", {"2 devices": swept(*line), "4 devices": swept(5, 5.1, 5.4)}))
 
 
-def test_where_no_straight_line_fits_none_is_claimed() -> None:
+def test_where_no_straight_line_fits_none_is_claimed(wording: Wording) -> None:
     line = [1 + size / 6000 for size in powers(1024, 1 << 22, 4)]
     result = swept(*line[:-1], 3 * line[-1])
-    said = probe_summary("allreduce", {"2 devices": result})
-    assert said.startswith(
-        "all-reduce: 1.17 µs for 1 KiB (0.875 GB/s) and 2.10 ms for 4 MiB (2.00 GB/s); no straight"
-    )
+    wording(probe_summary("allreduce", {"2 devices": result}))
     assert result is not None
     assert result.curves[0].fit_off_by == pytest.approx(2.3, abs=0.7)
 
 
-def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path) -> None:
+def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path, wording: Wording) -> None:
     config = LaunchConfig(
         launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
         devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
@@ -209,7 +202,7 @@ def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path) -> None:
     ProbeRounds(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns, meter).run()
     skipped, busy = journal.facts["v"].warnings
     assert skipped == "skipped: something"
-    assert busy.startswith("rank 0 waited for a free core in ")
+    wording(busy, hide="(?<=core in ).*(?= % of)")
 
 
 def test_sizes_are_read_easily() -> None:
@@ -220,14 +213,14 @@ def test_sizes_are_read_easily() -> None:
     assert powers(4, 100, 4) == (4, 16, 64, 100)
 
 
-def test_what_a_cpu_cannot_measure_is_said() -> None:
+def test_what_a_cpu_cannot_measure_is_said(wording: Wording) -> None:
     copies = h2d(max_mib=1).cases(CPU)
-    assert {case.series for case in copies.cases} == {"host memory to host memory"}
-    assert copies.notes[0].startswith("skipped: copies from and to a GPU need CUDA")
+    wording({case.series for case in copies.cases})
+    wording(copies.notes[0])
     products = crossover_probe(max_size=32).cases(CPU)
     assert [(case.series, case.size) for case in products.cases] == [("CPU", 16), ("CPU", 32)]
     assert "no crossover" in products.notes[0]
-    assert allreduce().cases(CPU).notes == ("skipped: an all-reduce needs at least two devices",)
+    wording(allreduce().cases(CPU).notes)
     for case in (*copies.cases, *products.cases, *matmul(max_size=64).cases(CPU).cases):
         case.run()
 
@@ -242,14 +235,14 @@ def test_on_gpus_every_direction_is_copied() -> None:
     assert found == ways | back | own | {"cuda:3 to cuda:1", "cuda:1 to cuda:3"}
 
 
-def test_sizes_must_be_positive() -> None:
+def test_sizes_must_be_positive(wording: Wording) -> None:
     for make in (allreduce, h2d, matmul, crossover_probe):
-        with pytest.raises(ValueError, match="must be at least 1, but it is 0"):
+        with wording.raises(ValueError):
             make(0)
 
 
-def test_the_head_of_curves_says_nothing_twice() -> None:
+def test_the_head_of_curves_says_nothing_twice(wording: Wording) -> None:
     usual = SimpleNamespace(workload="matmul", devices=("cpu:0",), precision="bf16", status="ok", probe=None)
     usual.varied = {"workload": "matmul", "precision": "bf16", "params": {"max_size": 128}}
     (head,) = curve_lines(SimpleNamespace(variants=[usual]))  # type: ignore[arg-type]
-    assert head.plain == "matmul on cpu:0, bf16 params=max_size=128"
+    wording(head.plain)

@@ -17,6 +17,7 @@ from gpurun.launcher.trace.diff import OperatorChange, diff_traces
 from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.trace.requested_tables import OperatorTotal, Table
 from tests.unit.trace.trace_files import REAL, Event, kernel, launch, load, rank_info, span, step, write
+from tests.wording import Wording
 
 TREE: frozenset[Table] = frozenset({"operators"})
 
@@ -169,7 +170,7 @@ def facts(changes: Sequence[OperatorChange], sign: int = 1) -> list[tuple[Any, .
     ]
 
 
-def test_what_is_new_gone_slower_and_by_shape(tmp_path: Path) -> None:
+def test_what_is_new_gone_slower_and_by_shape(tmp_path: Path, wording: Wording) -> None:
     def events(side: int, gemm_us: float, last: str) -> list[Event]:
         dims = {"Input Dims": [[side, 8], [8, 2]], "Input type": ["float", "float"]}
         return [
@@ -196,12 +197,8 @@ def test_what_is_new_gone_slower_and_by_shape(tmp_path: Path) -> None:
         (1, "aten::gelu", "new", 5.0),
         (1, "aten::relu", "gone", -5.0),
     ]
-    lines = render_operator_changes(diff, 100).splitlines()
-    assert "0.020  0.030  +0.010  +50.0    aten::mm" in lines
-    assert "    -  0.005  +0.005    new    aten::gelu" in lines
-    assert "No module or operator takes another time." in render_operator_changes(
-        diff_traces(*reports[:1] * 2), 100
-    )
+    wording(render_operator_changes(diff, 100).splitlines())
+    wording(render_operator_changes(diff_traces(*reports[:1] * 2), 100))
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the directory of real traces next to the repository")

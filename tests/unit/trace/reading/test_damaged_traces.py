@@ -17,6 +17,7 @@ from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.discover import find_traces
 from gpurun.launcher.trace.kineto import file_blocks, trace_file
 from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
+from tests.wording import Wording
 
 
 def message(path: Path) -> str:
@@ -44,9 +45,8 @@ def test_a_truncated_file_is_read_as_far_as_it_goes(
             continue
         report = analyse_paths([path])
         assert report.ranks[0].total.num_kernels == num_kernels
-        assert report.warnings == (
-            f"{path}: cut off at byte {size}: what was to follow is missing, so times are too short",
-        )
+        (note,) = report.warnings
+        assert note.startswith(f"{path}: cut off at byte {size}: ")
 
 
 def test_keys_after_the_events_may_be_missing(tmp_path: Path) -> None:
@@ -163,21 +163,23 @@ def test_every_api_of_a_device_launches(tmp_path: Path, category: str) -> None:
     assert (report.ranks[0].steps[0].compute_us, report.warnings) == (3, ())
 
 
-def test_a_trace_that_lost_its_gpu_work_is_not_taken_for_one_of_a_cpu(tmp_path: Path) -> None:
+def test_a_trace_that_lost_its_gpu_work_is_not_taken_for_one_of_a_cpu(
+    tmp_path: Path, wording: Wording
+) -> None:
     """Kineto writes GPU work last, so of a truncated file it is what is missing."""
     events = [step(1, 0, 9), span("cpu_op", "aten::mm", 0, 5), launch(1, 1, 1)]
     path = write(tmp_path / "rank0.json", events, **rank_info(0, 1))
     report = analyse_paths([path])
     assert report.ranks[0].device == "CPU (GPU not recorded)"
-    assert any("calls of the GPU's API but no GPU work" in text for text in report.warnings)
+    wording(report.warnings)
 
 
-def test_one_bad_file_costs_the_others_nothing(tmp_path: Path) -> None:
+def test_one_bad_file_costs_the_others_nothing(tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "rank0.json").write_text('{"traceEvents": [')
     write(tmp_path / "rank1.json", [kernel("k", 1, 1)])
     report = analyse_paths([tmp_path])
     assert [rank.rank for rank in report.ranks] == [1]
-    assert any("rank0.json: cut off at byte 17" in warning for warning in report.warnings)
+    wording(report.warnings)
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +189,7 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "gzip bomb" in message(path)
 
 
-def test_links_out_of_the_directory_are_not_followed(tmp_path: Path) -> None:
+def test_links_out_of_the_directory_are_not_followed(tmp_path: Path, wording: Wording) -> None:
     secret = write(tmp_path / "secret.json", [kernel("k", 1, 1)])
     directory = tmp_path / "traces"
     directory.mkdir()
@@ -198,7 +200,7 @@ def test_links_out_of_the_directory_are_not_followed(tmp_path: Path) -> None:
     os.mkfifo(directory / "rank4.json")
     report = analyse_paths([directory])
     assert [rank.rank for rank in report.ranks] == [0]
-    assert any("rank1.json: symbolic link out of the directory" in warning for warning in report.warnings)
+    wording(report.warnings)
 
 
 def test_directories_may_be_deeper_than_python_recurses(tmp_path: Path) -> None:
@@ -215,12 +217,12 @@ def test_directories_may_be_deeper_than_python_recurses(tmp_path: Path) -> None:
     assert found.files == (deepest / "rank0.json", tmp_path / "rank0.json")
 
 
-def test_a_directory_without_traces(tmp_path: Path) -> None:
+def test_a_directory_without_traces(tmp_path: Path, wording: Wording) -> None:
     assert "no traces here" in message(tmp_path)
-    assert "no such file or directory" in message(tmp_path / "missing")
+    wording(message(tmp_path / "missing"))
 
 
-def test_events_that_are_none_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_events_that_are_none_are_left_out_and_counted(tmp_path: Path, wording: Wording) -> None:
     odd: list[Any] = [
         kernel("k", 0, 10),
         kernel("k", 20, 10) | {"ts": "soon"},
@@ -231,9 +233,7 @@ def test_events_that_are_none_are_left_out_and_counted(tmp_path: Path) -> None:
     ]
     report = analyse_paths([write(tmp_path / "t.json", odd)])
     assert report.ranks[0].total.compute_us == 10
-    warning = report.warnings[-1]
-    assert "2 malformed events, first at byte" in warning
-    assert "1 event of negative length" in warning
+    wording(report.warnings[-1])
 
 
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
@@ -244,13 +244,15 @@ def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-inf", "null"])
-def test_times_that_are_no_numbers_are_left_out_and_counted(tmp_path: Path, number: str) -> None:
+def test_times_that_are_no_numbers_are_left_out_and_counted(
+    tmp_path: Path, number: str, wording: Wording
+) -> None:
     odd = [kernel("k", 1, 2) | {"ts": "HERE"}, kernel("k", 4, 1) | {"dur": "HERE"}, kernel("k", 6, 1)]
     path = write(tmp_path / "t.json", odd)
     path.write_text(path.read_text().replace('"HERE"', number))
     report = analyse_paths([path])
     assert report.ranks[0].total.span_us == 1
-    assert "2 events whose time is not a number left out" in report.warnings[-1]
+    wording(report.warnings[-1])
 
 
 def test_absurd_numbers_and_depths(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from gpurun.launcher.trace import parallel
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import TraceReport
 from tests.unit.trace.trace_files import kernel, rank_info, step, write
+from tests.wording import Wording
 
 
 def test_ranks_by_name_then_by_place(tmp_path: Path) -> None:
@@ -51,23 +52,19 @@ def test_many_jobs_are_not_all_listed(tmp_path: Path) -> None:
         analyse_paths([tmp_path])
 
 
-def test_steps_that_exist_nowhere_are_an_error(tmp_path: Path) -> None:
+def test_steps_that_exist_nowhere_are_an_error(tmp_path: Path, wording: Wording) -> None:
     write(tmp_path / "rank0.json", [step(3, 0, 9), step(4, 9, 9), kernel("k", 0, 1)], **rank_info(0, 2))
     write(tmp_path / "rank1.json", [kernel("k", 0, 1)], **rank_info(1, 2))
     with pytest.raises(SpecError) as caught:
         analyse_paths([tmp_path], slice(10, 20))
-    assert str(caught.value).splitlines() == [
-        "no trace has the steps that --steps asks for:",
-        f"{tmp_path / 'rank0.json'}: steps 3 to 4",
-        f"{tmp_path / 'rank1.json'}: no steps, which profiler.step() would mark",
-    ]
+    wording(str(caught.value).splitlines())
 
 
-def test_a_directory_of_jobs_asks_for_one_of_them(tmp_path: Path) -> None:
+def test_a_directory_of_jobs_asks_for_one_of_them(tmp_path: Path, wording: Wording) -> None:
     for name in ("before", "after"):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "rank0.json", [kernel("k", 0, 1)], **rank_info(0, 1))
-    with pytest.raises(TraceError, match="holds the traces of several jobs; choose one:") as caught:
+    with wording.raises(TraceError) as caught:
         analyse_paths([tmp_path])
     assert f"\n    gpurun trace {tmp_path / 'after'}" in str(caught.value)
 
@@ -91,16 +88,16 @@ def test_ranks_may_be_strings_of_digits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [None, "", "three", "-1", "²", "9" * 5000])
-def test_a_single_file_without_a_rank_is_reported(tmp_path: Path, rank: str | None) -> None:
+def test_a_single_file_without_a_rank_is_reported(tmp_path: Path, rank: str | None, wording: Wording) -> None:
     path = write(tmp_path / "t.json", [kernel("k", 0, 1)], distributedInfo={"rank": rank})
     report = analyse_paths([path])
     assert [rank.rank for rank in report.ranks] == [0]
-    assert report.warnings == (f"{path}: doesn't state its rank; assumed to be rank 0",)
+    wording(report.warnings)
 
 
-def test_a_trace_without_events_is_no_rank(tmp_path: Path) -> None:
+def test_a_trace_without_events_is_no_rank(tmp_path: Path, wording: Wording) -> None:
     empty = write(tmp_path / "a.json", [], **rank_info(0, 1))
-    with pytest.raises(TraceError, match="nothing to analyse; left out"):
+    with wording.raises(TraceError):
         analyse_paths([empty])
     write(tmp_path / "b.json", [kernel("k", 0, 1)], **rank_info(1, 1))
     report = analyse_paths([tmp_path])
@@ -108,12 +105,12 @@ def test_a_trace_without_events_is_no_rank(tmp_path: Path) -> None:
     assert [warning for warning in report.warnings if "left out" in warning and "a.json" in warning]
 
 
-def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path: Path) -> None:
+def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path: Path, wording: Wording) -> None:
     write(tmp_path / "old.json", [kernel("k", 100, 1)], **rank_info(0, 1))
     write(tmp_path / "new.json", [kernel("k", 200, 2)], **rank_info(0, 1))
     report = analyse_paths([tmp_path])
     assert [rank.total.compute_us for rank in report.ranks] == [2]
-    assert any("old.json: same rank 0 as" in warning for warning in report.warnings)
+    wording(report.warnings)
 
 
 def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:

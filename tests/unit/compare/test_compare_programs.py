@@ -1,0 +1,131 @@
+"""Programs: what counts of steps that no plan has arranged."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.figures.recorded import step_numbers
+from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.rundir.files import append_lines, write_json
+from gpurun.launcher.rundir.records import Event, StepRecord
+from tests.known import known
+from tests.unit.compare import hand_made
+from tests.unit.compare.hand_made import (
+    Files,
+    launch,
+    plan,
+)
+from tests.wording import Wording
+
+files = hand_made.files
+
+PROGRAM = Variant(
+    id="script-2", strategy="script", devices=("cpu:0", "cpu:1"), split=(), split_name="-", varied={}
+)
+
+
+@pytest.mark.parametrize(("ended", "timed"), [(True, 0), (False, 0), (True, 7)])
+def test_a_program_that_never_got_steady_shows_its_last_half(
+    files: Files, ended: bool, timed: int, wording: Wording
+) -> None:
+    """Not while it runs: then the rest is still to come. If one rank got steady, no round is of all."""
+    program = PROGRAM
+    for rank, num_steps in enumerate((12, 13)):
+        lines = [step_of(number, 100 if number < 6 else 50) for number in range(num_steps)]
+        warm = len(lines) - rank * timed
+        lines[warm:] = [replace(line, kind="timed", round=line.step // 5 + 1) for line in lines[warm:]]
+        append_lines(files.run.steps(program.id, rank), lines)
+    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-2", 0, [program])], program.id))
+    if ended:
+        files.close(program)
+    (found,) = compare_run(files.run).variants
+    if not ended:
+        assert found.step_ms is None
+        return
+    assert (found.status, known(found.step_ms).estimate) == ("unsteady", pytest.approx(50))
+    wording(found.reason)
+    assert [rank.step_ms for rank in found.ranks] == [50, 50]
+
+
+def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(
+    files: Files, wording: Wording
+) -> None:
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    lines = [step_of(number, 50 + number % 2) for number in range(12)]
+    lines[10:] = [replace(line, kind="timed", round=3) for line in lines[10:]]
+    append_lines(files.run.steps(program.id, 0), lines)
+    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
+    files.close(program)
+    comparison = compare_run(files.run)
+    (found,) = comparison.variants
+    assert known(found.step_ms).ci == (50, 51)
+    wording(found.warnings)
+    wording(comparison.notes[0])
+
+
+@pytest.mark.parametrize(("ms_per_step", "warns"), [(3, True), (-2, True), (0.1, False), (0, False)])
+def test_a_program_whose_steps_grow_or_shrink_all_the_time_has_a_warning(
+    files: Files, ms_per_step: float, warns: bool
+) -> None:
+    """A pattern of 7 steps hides the growth from the windows of the warm-up."""
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    lines = [step_of(number, 60 + 10 * (number % 7) + ms_per_step * number) for number in range(35)]
+    lines[10:] = [replace(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
+    append_lines(files.run.steps(program.id, 0), lines)
+    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
+    files.close(program)
+    (found,) = compare_run(files.run).variants
+    assert any("during a launch" in text for text in found.warnings) == warns
+
+
+def test_figures_of_a_long_program_are_those_of_a_sample(files: Files, wording: Wording) -> None:
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    numbers = (*range(10), *range(50_000, 50_010), 123_456)
+    lines = [replace(step_of(number, 50), kind="timed", round=number // 5 + 1) for number in numbers]
+    append_lines(files.run.steps(program.id, 0), lines)
+    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
+    files.close(program)
+    (found,) = compare_run(files.run).variants
+    wording(found.warnings)
+    again = [replace(line, launch="02") for line in lines]
+    assert [*step_numbers(lines), *numbers] == [*numbers, *numbers]
+    assert [*step_numbers(lines + again)][21:] == [123_457 + number for number in numbers]
+    assert [*step_numbers(lines[10:12])] == [50_000, 50_001]
+    assert [*step_numbers([replace(line, step=line.step + 7) for line in lines[:3]])] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("steps", "replaced", "said"),
+    [
+        ({"01": 40, "02": 40}, (), None),
+        ({"01": 40, "02": 19}, (), "its launches made 19 to 40 steps"),
+        ({"01": 40, "02": 0}, (), "its launches made 0 to 40 steps"),
+        ({"01": 40, "02!": 30, "02~2": 10}, (), None),  # a restart goes on from what was saved
+        ({"01": 5, "01~2": 40, "02": 40}, ("01",), None),
+        ({"01": 40, "01~2": 40, "02": 5}, ("01",), "its launches made 5 to 40 steps"),
+    ],
+)
+def test_launches_that_go_on_from_another_are_a_finding(
+    files: Files, steps: dict[str, int], replaced: tuple[str, ...], said: str | None
+) -> None:
+    """By attempts, of which those with `!` failed."""
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    for attempt, num in steps.items():
+        name = attempt.removesuffix("!")
+        records = [replace(step_of(step, 50), launch=name, round=1, kind="timed") for step in range(num)]
+        append_lines(files.run.steps(program.id, 0), records)
+        events = [Event(1, "run", program.id), Event(2, "done", program.id)]
+        append_lines(files.run.events(name), events[: 1 if attempt.endswith("!") else 2])
+    write_json(files.run.replaced, replaced)
+    launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(("01", "02"))]
+    write_json(files.run.plan, plan([program], launches, program.id))
+    files.close(program)
+    (found,) = compare_run(files.run).variants
+    made = [text.partition(":")[0] for text in found.warnings if "its launches made" in text]
+    assert made == ([said] if said else [])
+
+
+def step_of(number: int, ms: float) -> StepRecord:
+    """A step of a program that is still warming up."""
+    return StepRecord("01-script-2", 0, 0, number, "warmup", round(ms * 1e6), {}, None)
