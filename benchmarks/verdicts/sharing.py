@@ -1,7 +1,7 @@
 """Do strategies scatter less against each other in one set of processes than in launches of their own?
 
-`python -m benchmarks.verdicts.sharing [LAUNCHES [PAIRS]]` runs pairs of jobs that differ in `steps.together`, in ABBA
-order.
+`python -m benchmarks.verdicts.sharing [LAUNCHES [PAIRS]]` runs pairs of jobs that differ in `steps.together`,
+in ABBA order.
 """
 
 import json
@@ -42,14 +42,11 @@ def main(launches: int = LAUNCHES, pairs: int = PAIRS) -> None:
         for how in (TOGETHER, ALONE) if number % 2 == 0 else (ALONE, TOGETHER):
             found[how].append(comparison(how, launches))
     rows = [row(NAMES[how], runs, launches) for how, runs in found.items()]
-    header = [
-        "dp against ddp",
-        "difference",
-        "SD over launches",
-        "95 % interval",
-        "seconds of a job, by its launches",
-    ]
-    text = f"{pairs} jobs of each kind in ABBA order, each with {launches} launches of {ROUNDS} rounds that count.\n\n"
+    header = ["dp against ddp", "difference", "SD over launches", "95 % interval", "s per launch"]
+    text = (
+        f"{pairs} jobs of each kind in ABBA order, each with {launches} launches of {ROUNDS} rounds that "
+        "count; their time is that of the whole job.\n\n"
+    )
     record("One set of processes for several strategies", text + table(header, rows), facts)
 
 
