@@ -133,13 +133,14 @@ def test_a_spent_budget_leaves_open_what_it_can_not_decide(tmp_path: Path, wordi
     assert comparison.fastest is None
     (open_,) = comparison.open
     assert {open_.variant, comparison.leader} == {EVEN, SPLIT}
-    wording(comparison.notes[-1])
+    (spent,) = (note for note in comparison.notes if "of the budget" in note)
+    wording(spent, comparison.notes[-1])
+    assert len(configs(case)) == 22
 
 
 @pytest.mark.parametrize(
     ("late_s", "launches"),
     [
-        ({}, 22),
         ({"01-ddp-2": 10.0}, 18),  # what the first launch takes is a part of the budget
         ({"01-ddp-2": 20.0}, 2),  # another one may take as long
         ({"04-ddp-2": 5.0}, 21),
@@ -155,8 +156,7 @@ def test_no_launch_begins_that_does_not_fit_in_the_budget(
 
     def late(config: LaunchConfig) -> Script:
         (at_s, first), *rest = play(config)
-        extra_s = late_s.get(config.launch, 0.0)
-        return [(at_s, first), *((at_s + extra_s, what) for at_s, what in rest)]
+        return [(at_s, first), *((at_s + late_s.get(config.launch, 0.0), what) for at_s, what in rest)]
 
     case.ranks.scripts = late
     comparison = read_json(case.done().run.comparison, Comparison)
@@ -164,7 +164,6 @@ def test_no_launch_begins_that_does_not_fit_in_the_budget(
     assert comparison.complete
     (spent,) = (note for note in comparison.notes if "of the budget" in note)
     assert spent.startswith(f"{launches} launches took ")
-    assert spent.endswith("rounds 49 %, start-up 49 %.") or late_s
 
 
 def test_a_budget_for_less_than_two_launches_measures_every_variant_once(tmp_path: Path) -> None:
