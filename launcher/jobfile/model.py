@@ -124,6 +124,11 @@ class Steps(Section):
     """How often a run of fixed size launches each group of processes. By default 1 where only splits are
     compared, which says nothing of other launches, and 6 where several strategies, precisions or device
     counts are: their times come from different processes, and those scatter."""
+    together: Literal["auto", "always", "never"] = setting("auto", instead="")
+    """Whether strategies share their processes from the second launch on, where they scatter less against
+    each other. They take turns in every round if the memory holds all their models at once, else one follows
+    the other. The first launches, which measure memory and take traces, are each strategy's own, and don't
+    count. `auto`: on CPU devices."""
 
 
 @dataclass(frozen=True, kw_only=True)

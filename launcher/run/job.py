@@ -34,9 +34,10 @@ from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
+from gpurun.launcher.rundir.copier import copied
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Event
-from gpurun.launcher.rundir.store import Url, copied, keep_at, kept_at, refuse_taken
+from gpurun.launcher.rundir.store import Url, keep_at, kept_at, refuse_taken
 from gpurun.launcher.units import plural
 
 LATEST = Path("latest")
@@ -195,8 +196,8 @@ def carry_out(
             relay=output.relay(lambda text: progress.say(hide(text)), ready.spec.logs.keep_bytes),
         )
         with (
-            copied(ready.run.path, kept_at(ready.run.path), say),
             claimed(ready.run),
+            copied(ready.run.path, kept_at(ready.run.path), say),
             forwarded(lambda number: session.ranks.forward(number)),
         ):
             return finish(session)
