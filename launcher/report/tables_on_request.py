@@ -299,7 +299,7 @@ def _critical_path(report: TraceReport) -> Shown:
 
 
 def _parts(path: CriticalPath, times: tuple[Figure[PathPart], ...]) -> ShownTable:
-    gain = Figure[PathPart]("without it: ms less", lambda row: row.gain_us, ms_text)
+    gain = Figure[PathPart]("gain ms", lambda row: row.gain_us, ms_text)
     title = "critical path over all ranks"
     table = _table((*times, gain), title, path.parts, lambda row: _WORDS[row.part])
     whole = (Cell(ms_text(path.length_us), path.length_us), Cell("100", 100.0), Cell("", None))

@@ -96,7 +96,7 @@ def planned_rounds(
     """Rounds of each variant of a launch: with a budget, those with which it began, or those chosen."""
     if plan.budget_s is not None and started:
         head = run.read_launch_head(started[0])
-        return {variant.id: variant.rounds or head.rounds for variant in head.variants}
+        return {variant.id: variant.rounds or head.rounds for variant in head.all_variants}
     if chosen is not None:
         return {v: chosen[v] for v in launch.variants if v in chosen}
     return dict.fromkeys(launch.variants, launch.rounds)
@@ -119,7 +119,7 @@ def variant_rounds(run: RunDir, plan: Plan, variant_id: str) -> tuple[RoundTime,
 
 def run_variants(run: RunDir, attempt: str) -> set[str]:
     """Variants that an attempt was to measure."""
-    return {variant.id for variant in run.read_launch_head(attempt).variants}
+    return {variant.id for variant in run.read_launch_head(attempt).all_variants}
 
 
 def spent_s(run: RunDir) -> float:
