@@ -143,7 +143,7 @@ class Profile(Section):
     """Whether a trace holds the shapes of the operators' inputs."""
     memory: bool = False
     """Whether a trace holds allocations. On CUDA a snapshot for https://pytorch.org/memory_viz is kept
-    next to it."""
+    next to it, where torch uses its own allocator."""
     stacks: bool = False
     """Whether a trace holds Python stacks; the traces grow and the traced steps become slower."""
     modules: bool = False

@@ -14,7 +14,13 @@ from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.run.attempts import attempts, spent_s
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Event, Look, elapsed_s, stages_s
-from gpurun.launcher.stats.sequential import ROUNDS_WITHIN, best_rounds, detectable_percent, is_spent, next_look
+from gpurun.launcher.stats.sequential import (
+    ROUNDS_WITHIN,
+    best_rounds,
+    detectable_percent,
+    is_spent,
+    next_look,
+)
 
 ASSUMED_PERCENT = 10.0
 """What launches, and rounds, scatter by until it is known."""

@@ -50,7 +50,7 @@ def next_look(launches: int) -> int:
 
 
 def is_spent(looks: Sequence[Look]) -> bool:
-    """Whether the last look has been taken: no error is left for another one, so no further launch is judged."""
+    """Whether the last look has been taken: no error is left for another one."""
     return bool(looks) and looks[-1].fraction >= 1
 
 
