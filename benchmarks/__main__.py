@@ -7,6 +7,7 @@ import sys
 MODULES = (
     "cost.startup",
     "cost.launch",
+    "cost.engine_start",
     "cost.hooks",
     "cost.overhead",
     "cost.sweep",
@@ -22,6 +23,7 @@ MODULES = (
     "faults.supervision",
     "faults.nodes",
     "faults.agents",
+    "faults.engines",
     "faults.long",
     "traces.trace",
     "traces.timeline",
@@ -40,11 +42,11 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; without one, all")
-    parser.add_argument("--times", type=int, help="how often `jobs` runs each of its jobs; it adds them up")
+    parser.add_argument("--times", type=int, help="how often `jobs` or `engines` runs each of its jobs")
     options = parser.parse_args()
     names = options.names
-    if options.times is not None and names != ["jobs"]:
-        parser.error("--times is for `jobs` alone")
+    if options.times is not None and names not in (["jobs"], ["engines"]):
+        parser.error("--times is for `jobs` or `engines` alone")
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")

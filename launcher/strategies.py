@@ -36,8 +36,8 @@ class Strategy:
     """Whether the batch is split over devices, by sizes that the job chooses."""
     has_buckets: bool = False
     """Whether gradients are averaged between processes in buckets."""
-    has_backend: bool = False
-    """Whether its processes communicate through a process group that gpurun makes."""
+    collectives: tuple[str, ...] = ()
+    """What its processes communicate by in every step, in NCCL's words."""
     keeps_gradients: bool = False
     """Whether gradients have memory of their own all the time, as in DDP's buckets."""
     shards_optimizer: bool = False
@@ -62,6 +62,11 @@ class Strategy:
     """Why no training loop of one's own can use an uneven split with it; empty where one can."""
     in_jobs: bool = True
     """Whether a job file can name it."""
+
+    @property
+    def has_backend(self) -> bool:
+        """Whether its processes communicate through a process group that gpurun makes."""
+        return bool(self.collectives)
 
     def num_devices(self, wanted: int | None, num_devices: int, num_local: int) -> int:
         """How many devices a variant has: `wanted` by the job, by default all that it can use."""
@@ -88,6 +93,25 @@ class Strategy:
 PROGRAM = "script"
 """The strategy of variants that are programs."""
 
+_AVERAGES = ("allreduce",)
+_GATHERS = ("allgather", "reducescatter")
+NCCL_ALGORITHMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "ring": (*_GATHERS, *_AVERAGES, "broadcast", "reduce"),
+        "tree": _AVERAGES,
+        "collnetdirect": (*_GATHERS, *_AVERAGES),
+        "collnetchain": _AVERAGES,
+        "nvls": (*_GATHERS, *_AVERAGES),
+        "nvlstree": _AVERAGES,
+        "pat": _GATHERS,
+    }
+)
+"""The collectives that each of NCCL's algorithms can do.
+Source: NVIDIA's nccl, src/graph/tuning.cc, `ncclTopoTuneModel`.
+"""
+NCCL_ANY_PROTOCOL = ("ring", "tree")
+"""Algorithms of NCCL's that have all its protocols; the others have `simple` only. Source: as above."""
+
 _IN_PARTS = "devices are tried one at a time, and a single one would have to hold the whole training state"
 
 _FSDP = Strategy(
@@ -96,7 +120,7 @@ _FSDP = Strategy(
     Reach.JOB,
     "gpurun.launcher.worker.strategies.fsdp:Fsdp",
     process_per_device=True,
-    has_backend=True,
+    collectives=_GATHERS,
     shards_optimizer=True,
     shards_parameters=True,
     max_batch_refusal=_IN_PARTS,
@@ -134,7 +158,7 @@ _ALL = (
         "gpurun.launcher.worker.strategies.ddp:Ddp",
         process_per_device=True,
         has_buckets=True,
-        has_backend=True,
+        collectives=_AVERAGES,
         keeps_gradients=True,
     ),
     Strategy(
@@ -144,7 +168,7 @@ _ALL = (
         "gpurun.launcher.worker.strategies.zero1:Zero1",
         process_per_device=True,
         has_buckets=True,
-        has_backend=True,
+        collectives=_AVERAGES,
         keeps_gradients=True,
         shards_optimizer=True,
         max_batch_refusal=_IN_PARTS,
@@ -157,6 +181,7 @@ _ALL = (
         name="hsdp",
         summary="`fsdp` within groups of devices, each of which has all parameters (HSDP)",
         worker="gpurun.launcher.worker.strategies.fsdp:Hsdp",
+        collectives=(*_GATHERS, *_AVERAGES),
         has_shard_groups=True,
         loop="FSDP2 with a mesh of two dimensions",
         transfer_advice="try larger batches, or another `shard_size`",

@@ -11,6 +11,8 @@ MINUS = "\u2212"
 THOUSANDS = "\u202f"
 """Narrow no-break space: a figure is not torn apart at the end of a line."""
 _BYTES = ("B", "KiB", "MiB", "GiB")
+LOPSIDED = 1.5
+"""From this ratio of its sides on, an interval is written out: one ± for both would claim too much of one."""
 
 
 def format_ms(ms: float, ci: Interval | None = None) -> str:
@@ -20,9 +22,9 @@ def format_ms(ms: float, ci: Interval | None = None) -> str:
     """
     if ci is None:
         return format_number(ms, _three_digits(ms))
-    half_width = max(ms - ci[0], ci[1] - ms)
-    decimals = supported_decimals(half_width, most=3)
-    return f"{format_number(ms, decimals)} ± {format_number(round_up(half_width, decimals), decimals)}"
+    half = half_width(ms, ci)
+    decimals = supported_decimals(half, most=3)
+    return f"{format_number(ms, decimals)} ± {format_number(round_up(half, decimals), decimals)}"
 
 
 def format_percent(percent: float, ci: Interval | None = None, signed: bool = False) -> str:
@@ -143,3 +145,15 @@ def _three_digits(value: float) -> int:
     if value <= 0:
         return 1
     return min(3, max(0, 2 - math.floor(math.log10(value))))
+
+
+def half_width(middle: float, interval: Interval) -> float:
+    """The larger side of a confidence interval, so that what ± shows covers the interval."""
+    return max(middle - interval[0], interval[1] - middle)
+
+
+def is_lopsided(middle: float, interval: Interval) -> bool:
+    """Whether ± would mislead: one side is much longer, or the longer one, taken for both, would reach 0."""
+    half, shorter = half_width(middle, interval), min(middle - interval[0], interval[1] - middle)
+    reaches_zero = abs(middle) <= half and not interval[0] <= 0 <= interval[1]
+    return reaches_zero or half > LOPSIDED * max(shorter, 0.0)

@@ -31,7 +31,7 @@ class Workload:
 
     model: "torch.nn.Module"
     """On the CPU; it is moved to the devices of the job and cast to its precision."""
-    batch: Batch | None
+    batch: Batch | None = None
     """`batch(size, generator)` gives `(inputs, targets)` of `size` samples on the CPU.
 
     All randomness must come from `generator`: then every rank draws the same batch, and takes its part of it.

@@ -36,7 +36,7 @@ gradient_check: false
 """
 KINDS = {
     "in one launch": "compare: {split: [even, [9, 7]]}\n",
-    "in launches of their own": "compare: {bucket_mb: [25, 26]}\n",
+    "in launches of their own": "compare: {bucket_mb: [25, 26]}\nsteps: {together: never}\n",
 }
 """Names that share processes, and names that need their own: the model is smaller than any of the buckets."""
 BUSY = """

@@ -66,6 +66,7 @@ def draw(seed: int) -> Outcome:
             )
     result = search.found(trials)
     assert result is not None
+    assert result.missed is not None
     compared = list(dict.fromkeys((*result.finalists, own)))
     best = min(
         compared, key=lambda chosen: times[chosen] + rng.normal(0, STEP_SCATTER / math.sqrt(TIMED_STEPS))

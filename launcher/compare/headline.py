@@ -211,8 +211,8 @@ def _alone(leader: VariantResult) -> str:
     step = leader.step_ms
     if leader.kind.runs_program and step is not None:
         return f"{named_with_error(leader)}: {format_ms(step.estimate)} ms per step."
-    time = f", {format_ms(step.estimate)} ms per step" if step else ""
-    return f"Fastest: {named_with_error(leader)}{time}; no other variant was measured."
+    time = f": {format_ms(step.estimate)} ms per step" if step else ""
+    return f"{named_with_error(leader)}{time}; no other variant was measured."
 
 
 def _clear_lead(standings: Standings, baseline: str, scope: str) -> Conclusion:

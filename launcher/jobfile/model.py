@@ -124,6 +124,11 @@ class Steps(Section):
     """How often a run of fixed size launches each group of processes. By default 1 where only splits are
     compared, which says nothing of other launches, and 6 where several strategies, precisions or device
     counts are: their times come from different processes, and those scatter."""
+    together: Literal["auto", "always", "never"] = setting("auto", instead="")
+    """Whether strategies share their processes from the second launch on, where they scatter less against
+    each other. They take turns in every round if the memory holds all their models at once, else one follows
+    the other. The first launches, which measure memory and take traces, are each strategy's own, and don't
+    count. `auto`: on CPU devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +143,7 @@ class Profile(Section):
     """Whether a trace holds the shapes of the operators' inputs."""
     memory: bool = False
     """Whether a trace holds allocations. On CUDA a snapshot for https://pytorch.org/memory_viz is kept
-    next to it."""
+    next to it, where torch uses its own allocator."""
     stacks: bool = False
     """Whether a trace holds Python stacks; the traces grow and the traced steps become slower."""
     modules: bool = False

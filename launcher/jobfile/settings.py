@@ -286,8 +286,9 @@ class Settings:
         needs_processes=True,
     )
     """What NCCL doesn't choose by itself: `{algorithm: ring, protocol: ll128, channels: 4}`. They become
-    `NCCL_ALGO`, `NCCL_PROTO`, and `NCCL_MIN_NCHANNELS` with `NCCL_MAX_NCHANNELS`. Some versions fail where an
-    algorithm can't do one of the collectives: `tree` can't broadcast, as `ddp` does once at the start."""
+    `NCCL_ALGO`, `NCCL_PROTO`, and `NCCL_MIN_NCHANNELS` with `NCCL_MAX_NCHANNELS`. An algorithm applies to the
+    collectives that it can do, `tree` to all-reduces. Where it doesn't work on these GPUs the run fails, but
+    NCCL before 2.24 takes `ring`. `ll128` can corrupt data on links for which NCCL wouldn't choose it."""
     reshard: bool = setting(
         True,
         compare="`[false, true]` compares parameters that stay after the forward with those that are freed.",

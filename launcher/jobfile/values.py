@@ -11,6 +11,7 @@ from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, expected, on
 from gpurun.launcher.jobfile.yaml.describe import correction, shorten
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds, sold_memory_gb
 from gpurun.launcher.splits import BALANCED
+from gpurun.launcher.strategies import NCCL_ALGORITHMS
 from gpurun.launcher.units import GIB
 
 Split = str | tuple[int, ...]
@@ -317,7 +318,7 @@ def _samples(value: Any) -> int:
 
 
 _OF_NCCL = {
-    "algorithm": one_of(("ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")),
+    "algorithm": one_of(tuple(NCCL_ALGORITHMS)),
     "protocol": one_of(("simple", "ll", "ll128")),
     "channels": whole(1, 64),
 }

@@ -92,16 +92,17 @@ def _limit(which: int) -> str:
     return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft}"
 
 
-def oom_kills(pid: str = "self") -> int | None:
+def oom_kills(root: Path = Path("/")) -> int | None:
     """Processes that the OOM killer has ended in this process's memory cgroup; `None` if unknown.
 
+    `root` is where `proc` and `sys` are.
     Source: Documentation/admin-guide/cgroup-v2.rst (memory.events, oom_kill) and cgroup-v1/memory.rst.
     """
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return None
-    for file in _counter_files(lines):
+    for file in _counter_files(lines, root / "sys/fs/cgroup"):
         count = _read_counter(file)
         if count is not None:
             return count
@@ -132,16 +133,16 @@ def _records(fd: int) -> list[str]:
             return found
 
 
-def _counter_files(cgroup_lines: list[str]) -> list[Path]:
+def _counter_files(cgroup_lines: list[str], mount: Path) -> list[Path]:
     """Where the counter may be. A container often sees its own group as the root of the mount."""
     files: list[Path] = []
     for line in cgroup_lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+            roots = [mount, mount / "unified"]
             name = "memory.events"
         elif "memory" in controllers.split(","):
-            roots = [Path("/sys/fs/cgroup/memory")]
+            roots = [mount / "memory"]
             name = "memory.oom_control"
         else:
             continue

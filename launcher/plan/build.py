@@ -11,7 +11,7 @@ from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.combination import allowed, group_id, make_unique
 from gpurun.launcher.plan.devices import MachineLike, all_devices, gpu_of, interface_env, visible_gpus
 from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, estimate_s
-from gpurun.launcher.plan.expand import Expansion, expand, processes_of
+from gpurun.launcher.plan.expand import Expansion, expand, processes_in_turns, processes_of
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan, Process, SideName, Variant
 from gpurun.launcher.plan.nodes import Node, RankPlace, bind_ranks, device_of_node, node_of_device, places
 from gpurun.launcher.plan.program_processes import program_processes
@@ -36,12 +36,21 @@ _HERE = RunPaths(Path())
 """File names relative to the run directory."""
 
 
+TOGETHER = "together"
+"""Name of a group of several strategies."""
+
+
 @dataclass(frozen=True)
 class Group:
-    """Variants that can share processes: only their batches differ."""
+    """Variants that share processes: only their batches differ, or their strategies take turns."""
 
     name: str
     variants: tuple[Variant, ...]
+
+    @property
+    def largest(self) -> Variant:
+        """The first one with the most processes; others need only the first of these."""
+        return max(self.variants, key=lambda variant: variant.world_size)
 
 
 def build_plan(
@@ -70,7 +79,8 @@ def build_plan(
         gate = replace(gate, pairs=tuple((_side_id(one, "a"), _side_id(one, "b")) for one in ids))
         groups = tuple(_of_side(group, gate, side) for group in groups for side in SIDES)
         baseline = _side_id(baseline, "a")
-    size = _size(spec, groups, is_gate=gate is not None)
+    later = _in_turns(spec, groups) if gate is None and not nodes else groups
+    size = _size(spec, groups, is_gate=gate is not None, has_turns=len(later) < len(groups))
     _check_size(spec, groups, size.repetitions)
     _check_ranks(spec, expansion.variants)
     return Plan(
@@ -79,8 +89,13 @@ def build_plan(
         baseline=baseline,
         variants=tuple(v for group in groups for v in group.variants) if gate else expansion.variants,
         left_out=expansion.left_out,
-        launches=_launches(spec, groups, size, tuple(nodes) or (machine,)),
-        notes=(*notes, *expansion.notes, *(gate.notes if gate else ())),
+        launches=_launches(spec, groups, later, size, tuple(nodes) or (machine,)),
+        notes=(
+            *notes,
+            *expansion.notes,
+            *_notes_of_turns(groups, later, size),
+            *(gate.notes if gate else ()),
+        ),
         nodes=tuple(nodes),
         budget_s=size.budget_s,
         gate=gate,
@@ -124,23 +139,25 @@ class Size:
     """`None`: the size is fixed."""
 
 
-def _size(spec: JobSpec, groups: tuple[Group, ...], is_gate: bool) -> Size:
-    """A fixed size, or short launches that are repeated until all is decided."""
+def _size(spec: JobSpec, groups: tuple[Group, ...], is_gate: bool, has_turns: bool) -> Size:
+    """A fixed size, or short launches that are repeated until all is decided.
+
+    Where strategies take turns, one repetition more: the first one doesn't count.
+    """
     variants = [variant for group in groups for variant in group.variants]
     is_compared = is_gate or (
         len(variants) > 1 and all(variant.same_task(variants[0]) for variant in variants)
     )
     if spec.has_fixed_size or not is_compared:
         is_across = len(groups) > 1 and spec.kind.is_ranked
-        repetitions = spec.steps.launches or (LAUNCHES_TO_COMPARE if is_across else 1)
-        return Size(
-            repetitions, math.ceil(spec.steps.rounds / repetitions) if spec.kind.has_rounds else 1, None
-        )
+        launches = spec.steps.launches or (LAUNCHES_TO_COMPARE if is_across else 1)
+        rounds = math.ceil(spec.steps.rounds / launches) if spec.kind.has_rounds else 1
+        return Size(launches + (has_turns and launches > 1), rounds, None)
     fit = math.ceil(spec.budget_s / (SHORTEST_LAUNCH_S * len(groups)))
     per_repetition = sum(group.variants[0].world_size for group in groups)
     most = min(MOST_LAUNCHES, fit, MAX_PROCESSES // per_repetition)
     rounds = ROUNDS if spec.kind.has_rounds else 1
-    return Size(max(most, LAUNCHES_TO_COMPARE), rounds, spec.budget_s)
+    return Size(max(most, LAUNCHES_TO_COMPARE) + has_turns, rounds, spec.budget_s)
 
 
 def assume_batch(
@@ -171,14 +188,68 @@ def _group_name(first: Variant) -> str:
     return group_id(first.strategy, len(first.devices), first.varied)
 
 
+def _in_turns(spec: JobSpec, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """The groups of later launches: strategies that can take turns in the same processes are one group."""
+    largest: dict[str, Variant] = {}
+    for first in (group.variants[0] for group in groups):
+        key = processes_in_turns(first)
+        largest[key] = max(largest.get(key, first), first, key=lambda variant: variant.world_size)
+    members: dict[str, list[Group]] = {}
+    for group in groups:
+        first = group.variants[0]
+        key = processes_in_turns(first)
+        members.setdefault(key if _fits_into(first, largest[key], spec) else group.name, []).append(group)
+    found = [
+        Group(
+            TOGETHER if of_key[1:] else of_key[0].name, tuple(v for group in of_key for v in group.variants)
+        )
+        for of_key in members.values()
+    ]
+    names = make_unique([group.name for group in found])
+    return tuple(replace(group, name=name) for group, name in zip(found, names, strict=True))
+
+
+def _fits_into(variant: Variant, largest: Variant, spec: JobSpec) -> bool:
+    """Whether a variant can run in the processes of another one: in all of them, or in the first one alone.
+
+    Threads of one process that is bound to its share of the cores would have no more than that share.
+    """
+    together = spec.steps.together
+    strategy, is_host = STRATEGIES[variant.strategy], accelerator_of(variant.devices[0]).is_host
+    if not variant.kind.trains or not (is_host if together == "auto" else together == "always"):
+        return False
+    if variant.world_size > 1:
+        return variant.devices == largest.devices
+    is_bound = strategy.has_replicas and spec.bind != "none"
+    return variant.devices[0] == largest.devices[0] and not is_bound and not strategy.has_backend
+
+
+def _notes_of_turns(groups: tuple[Group, ...], later: tuple[Group, ...], size: Size) -> tuple[str, ...]:
+    """That strategies share processes, where later launches do."""
+    if size.repetitions == 1 or len(later) == len(groups):
+        return ()
+    shared = [group for group in later if group.name.startswith(TOGETHER)]
+    names = (", ".join(dict.fromkeys(one.strategy for one in group.variants)) for group in shared)
+    return (f"after their first launches, which don't count, {'; '.join(names)} share processes",)
+
+
 def _launches(
-    spec: JobSpec, groups: tuple[Group, ...], size: Size, machines: Sequence[MachineLike]
+    spec: JobSpec,
+    groups: tuple[Group, ...],
+    later: tuple[Group, ...],
+    size: Size,
+    machines: Sequence[MachineLike],
 ) -> tuple[Launch, ...]:
-    """ABBA: every other repetition runs the groups backwards, so that a steady drift cancels between them."""
+    """ABBA: every other repetition runs the groups backwards, so that a steady drift cancels between them.
+
+    Args:
+        groups: of the first repetition.
+        later: those of all others.
+    """
     order = [
         (repetition, group)
         for repetition in range(size.repetitions)
-        for group in (groups if repetition % 2 == 0 else groups[::-1])
+        for group in (later if repetition else groups)[:: 1 if repetition % 2 == 0 else -1]
     ]
     launches = (
         _launch(spec, f"{position:02d}-{group.name}", group, repetition, size.rounds, machines)
@@ -204,7 +275,7 @@ def _launch(
     if first.kind.runs_program:
         processes = program_processes(spec, launch_id, first, machines)
     else:
-        processes = _processes(launch_id, first, machines)
+        processes = _processes(launch_id, group, machines)
     return Launch(
         id=launch_id,
         group=group.name,
@@ -215,11 +286,15 @@ def _launch(
     )
 
 
-def _processes(launch_id: str, first: Variant, machines: Sequence[MachineLike]) -> tuple[Process, ...]:
-    owned = STRATEGIES[first.strategy].devices_by_process(first.devices)
+def _processes(launch_id: str, group: Group, machines: Sequence[MachineLike]) -> tuple[Process, ...]:
+    """Each with its own devices; the first one also with those of variants that run in it alone."""
+    largest = group.largest
+    first, *others = STRATEGIES[largest.strategy].devices_by_process(largest.devices)
+    alone = (device for one in group.variants if one.world_size == 1 for device in one.devices)
+    owned = [tuple(dict.fromkeys((*first, *alone))), *others]
     found = places([node_of_device(devices[0]) for devices in owned])
     return tuple(
-        _process(launch_id, place, devices, first, machines)
+        _process(launch_id, place, devices, largest, machines)
         for place, devices in zip(found, owned, strict=True)
     )
 

@@ -94,8 +94,8 @@ def detectable(plan: Plan, spec: JobSpec, earlier: Earlier | None) -> Detectable
     first, *others = plan.variants
     if not (others and spec.kind.is_ranked and all(other.same_task(first) for other in others)):
         return None
-    groups = {launch.group for launch in plan.launches}
-    launches = len(plan.launches) // len(groups)
+    groups = _groups_that_count(plan)
+    launches = sum(launch.group in groups for launch in plan.launches) // len(groups)
     enough_s = None
     if plan.budget_s is not None and (repetition_s := _repetition_s(plan, spec, earlier)):
         enough_s = LAUNCHES_TO_COMPARE * repetition_s * _shortest(plan, spec)
@@ -110,6 +110,14 @@ def detectable(plan: Plan, spec: JobSpec, earlier: Earlier | None) -> Detectable
     percent = detectable_percent(scatter, launches)
     percent = percent and 100 * ((1 + percent / 100) * (1 + waited / 100) - 1)
     return Detectable(launches, len(groups) == 1, percent, scatter, waited, enough_s)
+
+
+def _groups_that_count(plan: Plan) -> set[str]:
+    """Not those of strategies that share their processes later: what these do alone isn't compared."""
+    members = {launch.group: {*launch.variants} for launch in plan.launches}
+    return {
+        group for group, variants in members.items() if not any(variants < one for one in members.values())
+    }
 
 
 def _shortest(plan: Plan, spec: JobSpec) -> float:

@@ -187,6 +187,20 @@ def processes_of(variant: Variant) -> str:
     return json.dumps((common, variant.devices), sort_keys=True)
 
 
+def processes_in_turns(variant: Variant) -> str:
+    """What variants have in common that can take turns in the same processes, each with its own model.
+
+    Their strategies and what these take may differ; everything else may be a setting of the whole process.
+    """
+    own = {"strategy", "device_count"}
+    common = {
+        name: getattr(variant, name)
+        for name, one in SETTINGS.items()
+        if not (one.shares_processes or one.option or name in own)
+    }
+    return json.dumps(common, sort_keys=True)
+
+
 def _work(variant: Variant) -> str:
     """What a variant does, whatever it is called."""
     split = variant.split or variant.split_name

@@ -1,6 +1,7 @@
 """What no variant can be, whatever the job says: each refusal names the key to change and the reason."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpurun.launcher.jobfile.kinds import builtin_named
 from gpurun.launcher.jobfile.settings import Settings
@@ -10,7 +11,7 @@ from gpurun.launcher.plan.devices import MachineLike, backend_for, gpu_of, is_pa
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.plan.nodes import node_of_device
 from gpurun.launcher.splits import Split
-from gpurun.launcher.strategies import STRATEGIES, Reach
+from gpurun.launcher.strategies import NCCL_ALGORITHMS, NCCL_ANY_PROTOCOL, STRATEGIES, Reach, Strategy
 from gpurun.launcher.units import plural
 
 
@@ -70,10 +71,23 @@ def refuse_backend(variant: Variant, machines: Sequence[MachineLike]) -> None:
     backend = backend_for(variant, machines)
     if variant.nccl and backend == CPU.backend:
         raise ImpossibleError("nccl", f"these processes communicate by {backend}, not by NCCL")
+    if variant.nccl and (problem := _nccl_problem(STRATEGIES[variant.strategy], variant.nccl)):
+        raise ImpossibleError("nccl", problem)
     if variant.comm_hook == "powersgd" and backend == CPU.backend:
         reason = f"torch's PowerSGD hook deadlocks with {CPU.backend}"
         why = "it waits for a collective in the thread that would run it"
         raise ImpossibleError("comm_hook", f"{reason}: {why}")
+
+
+def _nccl_problem(strategy: Strategy, chosen: Mapping[str, Any]) -> str | None:
+    """Why NCCL would fail with this choice, or it would change nothing."""
+    algorithm = chosen.get("algorithm", "ring")
+    if algorithm not in NCCL_ANY_PROTOCOL and chosen.get("protocol", "simple") != "simple":
+        return f"NCCL's {algorithm} has no protocol but `simple`"
+    if set(strategy.collectives).isdisjoint(NCCL_ALGORITHMS[algorithm]):
+        used = " and ".join(strategy.collectives)
+        return f"{strategy.name} communicates by {used}, which NCCL's {algorithm} can't do"
+    return None
 
 
 def _check_micro_batches(wanted: Combination, split: Split) -> None:

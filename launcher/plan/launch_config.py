@@ -1,6 +1,7 @@
 """What the workers of a launch, or the ranks of its program, read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,10 +12,12 @@ from gpurun.launcher.jobfile.values import MAX_COUNT
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.devices import MachineLike, backend_for, job_devices
 from gpurun.launcher.plan.estimate import ablation_rounds
+from gpurun.launcher.plan.expand import processes_of
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.records import (
     BalanceConfig,
     LaunchConfig,
+    MemoryPeak,
     ProfileConfig,
     ProgramConfig,
     VariantConfig,
@@ -22,10 +25,57 @@ from gpurun.launcher.rundir.records import (
 )
 from gpurun.launcher.splits import split_near_even
 from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.units import GIB
 
 COLLECTIVE_MARGIN_S = 300.0
 """By which torch's limit of one collective is above the command's of a variant, so that the command, which
 can say who is missing, comes first. It is more than the least time that a start has."""
+
+SHARE_OF_MEMORY = 0.8
+"""That several strategies may fill together: libraries and fragments take more than tensors do."""
+
+
+def turns_of(plan: Plan, launch: Launch, variants: Collection[str]) -> tuple[Launch, ...]:
+    """The launch as each strategy that takes turns in it has it; of those with most processes comes first.
+
+    Args:
+        variants: that are to be measured; the others are left out.
+    """
+    members: dict[str, list[Variant]] = {}
+    for one in (plan.variant(name) for name in launch.variants if name in variants):
+        members.setdefault(processes_of(one), []).append(one)
+    in_order = sorted(members.values(), key=lambda group: -group[0].world_size)
+    return tuple(
+        replace(
+            launch,
+            variants=tuple(one.id for one in group),
+            processes=launch.processes[: group[0].world_size],
+        )
+        for group in in_order
+    )
+
+
+def fit_at_once(
+    turns: Sequence[Launch], peaks: Mapping[str, Mapping[int, MemoryPeak]], host: Mapping[str, Any]
+) -> bool:
+    """Whether the memory holds the models of all strategies at once, by what each has needed alone.
+
+    Args:
+        turns: the launch as each of them has it.
+        peaks: by variant and rank; without them nothing is known, and no more than one is held at a time.
+        host: `host.json`, which has the memory that was free before the run, and that of each GPU.
+    """
+    if any(not peaks.get(variant) for turn in turns for variant in turn.variants):
+        return False
+    is_host = accelerator_of(turns[0].processes[0].devices[0]).is_host
+    of_ranks: Callable[[Iterable[int]], int] = sum if is_host else max
+    needed = sum(
+        max(of_ranks(peak.reserved or peak.total for peak in peaks[v].values()) for v in turn.variants)
+        for turn in turns
+    )
+    of_gpus = (gpu["memory_gib"] or 0.0 for gpu in host["gpus"])
+    available_gib: float = host["memory_available_gib"] if is_host else min(of_gpus)
+    return needed <= SHARE_OF_MEMORY * available_gib * GIB
 
 
 def launch_config_for(

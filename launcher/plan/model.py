@@ -214,5 +214,9 @@ class Plan:
         """Where the first node's ranks listen for the others."""
         return self.nodes[0].address if self.nodes else LOOPBACK
 
+    def launches_of(self, variant_id: str) -> tuple[Launch, ...]:
+        """Those that a variant is in."""
+        return tuple(launch for launch in self.launches if variant_id in launch.variants)
+
     def variant(self, variant_id: str) -> Variant:
         return next(variant for variant in self.variants if variant.id == variant_id)

@@ -16,10 +16,16 @@ from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.model import Comparison, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import LEAST_GIB, is_ranked
 from gpurun.launcher.rundir.records import MemoryPart
-from gpurun.launcher.units import Interval, format_number, format_rate, least_decimals, round_up
+from gpurun.launcher.units import (
+    Interval,
+    format_number,
+    format_rate,
+    half_width,
+    is_lopsided,
+    least_decimals,
+    round_up,
+)
 
-LOPSIDED = 1.5
-"""From this ratio of its sides on, an interval is written out: one ± for both would claim too much of one."""
 LEAST_DIFFERENCE = 0.05
 """By how much of the highest peak a part of the memory must differ between variants to have a column."""
 Results = Sequence[VariantResult]
@@ -89,17 +95,8 @@ def values_of(results: Results) -> dict[str, dict[str, float]]:
 
 def described(results: Results) -> list[dict[str, Any]]:
     """The metrics that have a value here, as data."""
-    return [
-        {
-            "key": each.key,
-            "title": each.title,
-            "short": each.short,
-            "unit": each.unit,
-            "better": each.better,
-            "drop": each.drop,
-        }
-        for each in figures_of(results)
-    ]
+    data = ("key", "title", "short", "unit", "better", "drop")
+    return [{name: getattr(metric, name) for name in data} for metric in figures_of(results)]
 
 
 def answer_figures(results: Results) -> dict[str, dict[str, Any]]:
@@ -121,18 +118,6 @@ def with_figures(comparison: Comparison) -> dict[str, Any]:
     for entry in data["variants"]:
         entry["figures"] = values[entry["id"]]
     return data | {"metrics": described(comparison.variants)}
-
-
-def half_width(middle: float, interval: Interval) -> float:
-    """The larger side of a confidence interval, so that what ± shows covers the interval."""
-    return max(middle - interval[0], interval[1] - middle)
-
-
-def is_lopsided(middle: float, interval: Interval) -> bool:
-    """Whether ± would mislead: one side is much longer, or the longer one, taken for both, would reach 0."""
-    half, shorter = half_width(middle, interval), min(middle - interval[0], interval[1] - middle)
-    reaches_zero = abs(middle) <= half and not interval[0] <= 0 <= interval[1]
-    return reaches_zero or half > LOPSIDED * max(shorter, 0.0)
 
 
 def _column(metric: Metric, results: Results) -> list[Figure | None]:

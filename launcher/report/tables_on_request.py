@@ -281,6 +281,9 @@ def _launches(report: TraceReport) -> Shown:
     return Shown((ShownTable(titles, "", rows, "queue over time, by rank"),), (note,))
 
 
+_GAIN = Figure[PathPart]("gain ms", lambda row: row.gain_us, ms_text)
+
+
 def _critical_path(report: TraceReport) -> Shown:
     path = report.critical_path
     if path is None or not path.length_us:
@@ -289,9 +292,8 @@ def _critical_path(report: TraceReport) -> Shown:
     times = (Figure[PathPart]("ms", lambda row: row.path_us, ms_text), share)
     tables = [_parts(path, times)]
     if path.names:
-        gain = Figure[PathPart]("gain ms", lambda row: row.gain_us, ms_text)
         title = "kernels and collectives on it"
-        tables.append(_table((*times, gain), title, path.names, lambda row: row.name or ""))
+        tables.append(_table((*times, _GAIN), title, path.names, lambda row: row.name or ""))
     if len(report.ranks) > 1:
         rank = Figure[PathPart]("rank", lambda row: row.rank, format_count)
         tables.append(_table((*times, rank), "where it runs", path.ranks, lambda row: _WORDS[row.part]))
@@ -299,9 +301,8 @@ def _critical_path(report: TraceReport) -> Shown:
 
 
 def _parts(path: CriticalPath, times: tuple[Figure[PathPart], ...]) -> ShownTable:
-    gain = Figure[PathPart]("without it: ms less", lambda row: row.gain_us, ms_text)
     title = "critical path over all ranks"
-    table = _table((*times, gain), title, path.parts, lambda row: _WORDS[row.part])
+    table = _table((*times, _GAIN), title, path.parts, lambda row: _WORDS[row.part])
     whole = (Cell(ms_text(path.length_us), path.length_us), Cell("100", 100.0), Cell("", None))
     total = ShownRow(whole, _whole(path), is_total=True)
     return ShownTable(table.titles, table.name_title, (*table.rows, total))

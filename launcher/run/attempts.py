@@ -9,6 +9,7 @@ from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.effects import Ended, Remaining, Settle
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import RoundTime, VariantFacts, VariantStatus, elapsed_s
+from gpurun.launcher.stats.sequential import is_spent
 
 UNRANKED = ("oom", "failed", "timeout", "skipped")
 
@@ -55,6 +56,12 @@ def is_incomplete(run: RunDir, plan: Plan, launch: Launch, is_last: bool) -> boo
     return not was_left_out and bool(remaining(run, plan, launch, None).missing)
 
 
+def has_ended(run: RunDir, plan: Plan) -> bool:
+    """Whether a run's budget is spent, and no launch that it began is incomplete."""
+    begun = [launch for launch in plan.launches if attempts(run, launch)]
+    return is_spent(run.read_looks()) and not any(remaining(run, plan, one, None).missing for one in begun)
+
+
 def num_restarts(run: RunDir, launch: Launch) -> int:
     """How often a launch has been started again after a failure."""
     return sum(restart.launch.partition("~")[0] == launch.id for restart in run.read_restarts())
@@ -96,7 +103,7 @@ def planned_rounds(
     """Rounds of each variant of a launch: with a budget, those with which it began, or those chosen."""
     if plan.budget_s is not None and started:
         head = run.read_launch_head(started[0])
-        return {variant.id: variant.rounds or head.rounds for variant in head.variants}
+        return {variant.id: variant.rounds or head.rounds for variant in head.all_variants}
     if chosen is not None:
         return {v: chosen[v] for v in launch.variants if v in chosen}
     return dict.fromkeys(launch.variants, launch.rounds)
@@ -119,7 +126,7 @@ def variant_rounds(run: RunDir, plan: Plan, variant_id: str) -> tuple[RoundTime,
 
 def run_variants(run: RunDir, attempt: str) -> set[str]:
     """Variants that an attempt was to measure."""
-    return {variant.id for variant in run.read_launch_head(attempt).variants}
+    return {variant.id for variant in run.read_launch_head(attempt).all_variants}
 
 
 def spent_s(run: RunDir) -> float:

@@ -14,7 +14,13 @@ from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.run.attempts import attempts, spent_s
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Event, Look, elapsed_s, stages_s
-from gpurun.launcher.stats.sequential import ROUNDS_WITHIN, best_rounds, detectable_percent, next_look
+from gpurun.launcher.stats.sequential import (
+    ROUNDS_WITHIN,
+    best_rounds,
+    detectable_percent,
+    is_spent,
+    next_look,
+)
 
 ASSUMED_PERCENT = 10.0
 """What launches, and rounds, scatter by until it is known."""
@@ -82,9 +88,12 @@ class Budget:
 
         None if all is decided, or no other repetition fits.
         """
+        looks = self.run.read_looks()
+        if is_spent(looks):
+            return {}
         self.learn(repetitions - 1)
         outlook = self.outlook(repetitions)
-        look = outlook.due_look(self.run.read_looks())
+        look = outlook.due_look(looks)
         if look is not None:
             append_lines(self.run.looks, [look])
         self.rounds = outlook.next_rounds(compare())
@@ -99,7 +108,7 @@ class Budget:
             costs=self.costs,
             planned=self.planned(),
             baseline=self.plan.baseline,
-            groups=tuple(launch.variants for launch in self.plan.launches if launch.repetition == 0),
+            groups=tuple(launch.variants for launch in self.later),
             is_planned=any(launch.repetition >= repetitions for launch in self.plan.launches),
         )
 
@@ -117,16 +126,18 @@ class Budget:
         self.reviewed_s = now_s
 
     def costs(self, variants: Collection[str]) -> Costs:
-        """Of a repetition of these variants: a launch of each of their groups."""
-        first = [launch for launch in self.plan.launches if launch.repetition == 0]
-        found = [self.launch_costs(launch, variants) for launch in first if {*launch.variants} & {*variants}]
+        """Of a later repetition of these variants: a launch of each of their groups."""
+        found = [self.launch_costs(one, variants) for one in self.later if {*one.variants} & {*variants}]
         start_s = sum(each.start_s + self.around_s for each in found)
         return Costs(start_s, max((each.block_s for each in found), default=0.0), self.twice)
 
     def launch_costs(self, launch: Launch, variants: Collection[str]) -> Costs:
         """Of those variants that a launch has, from its ranks' first event to the last."""
-        first, later = (times := self.times.get(launch.group, []))[:1], times[1:]
-        recent = later[-RECENT:] or first  # the first launch imports and builds what later ones find
+        times = self.times.get(launch.group, [])
+        if launch.repetition and launch.group not in self.first_groups(launch):
+            recent = times[-RECENT:] or self.first_times(launch)
+        else:
+            recent = times[1:][-RECENT:] or times  # the first launch imports and builds what later ones find
         warmup_s = (
             max((each.warmup_s.get(variant, 0.0) for each in recent), default=0.0)
             for variant in launch.variants
@@ -135,6 +146,24 @@ class Budget:
         start_s = max((each.start_s for each in recent), default=0.0)
         block_s = max((each.block_s for each in recent), default=0.0)
         return Costs(start_s + sum(warmup_s), block_s, self.twice)
+
+    @property
+    def later(self) -> tuple[Launch, ...]:
+        """The launches of a repetition after the first one."""
+        last = min(1, self.plan.launches[-1].repetition)
+        return tuple(launch for launch in self.plan.launches if launch.repetition == last)
+
+    def first_groups(self, launch: Launch) -> list[str]:
+        """The groups in which the launch's variants were launched first."""
+        return [
+            one.group
+            for one in self.plan.launches
+            if one.repetition == 0 and {*one.variants} & {*launch.variants}
+        ]
+
+    def first_times(self, launch: Launch) -> list[LaunchTime]:
+        """What a launch of several strategies will take, by those that each had of its own."""
+        return [one for group in self.first_groups(launch) for one in self.times.get(group, [])]
 
     def fits(self, launch: Launch, rounds: Mapping[str, int] | None) -> bool:
         """Whether there is time left for a launch with these rounds.

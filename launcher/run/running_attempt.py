@@ -8,6 +8,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,7 @@ from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.devices import MachineLike
-from gpurun.launcher.plan.launch_config import launch_config_for, program_config
+from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, program_config, turns_of
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.processes.pool import OPTIMIZING
 from gpurun.launcher.processes.pool_per_env import Ranks
@@ -32,9 +33,10 @@ from gpurun.launcher.rundir.files import (
     decoded_portion,
     inode_of,
     num_bytes,
+    read_json,
     write_json,
 )
-from gpurun.launcher.rundir.records import Event
+from gpurun.launcher.rundir.records import Event, LaunchConfig
 
 STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
 
@@ -79,6 +81,20 @@ class Starter:
 
     def write_config(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> None:
         """The one file that the workers of an attempt read."""
+        turns = turns_of(self.plan, launch, rounds.keys())
+        first, *guests = (self.config(turn, name, rounds) for turn in turns)
+        config = replace(first, guests=tuple(guests), takes_turns=self.fit_at_once(turns))
+        write_json(self.run.launch_config(name), config)
+
+    def fit_at_once(self, turns: Sequence[Launch]) -> bool:
+        """Whether the memory holds the models of all strategies of a launch."""
+        if len(turns) == 1:
+            return True
+        peaks = {variant: self.run.read_memory(variant) for turn in turns for variant in turn.variants}
+        return fit_at_once(turns, peaks, read_json(self.run.host, dict[str, Any]))
+
+    def config(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> LaunchConfig:
+        """What the workers need of one strategy."""
         config = launch_config_for(
             self.plan,
             self.spec,
@@ -91,13 +107,10 @@ class Starter:
         )
         most = max(rounds.values())
         variants = tuple(
-            replace(variant, rounds=num if num < most else None)
+            replace(variant, rounds=rounds[variant.id] if rounds[variant.id] < most else None)
             for variant in config.variants
-            if (num := rounds.get(variant.id))
         )
-        baseline = config.baseline if config.baseline in rounds else None
-        attempt = replace(config, launch=name, variants=variants, rounds=most, baseline=baseline)
-        write_json(self.run.launch_config(name), attempt)
+        return replace(config, launch=name, variants=variants, rounds=most)
 
     def found_splits(self, launch: Launch) -> Mapping[str, tuple[int, ...]]:
         """Balanced splits of this launch whose samples an earlier launch or attempt has found."""

@@ -1,4 +1,4 @@
-"""Run directories at URLs (`s3://`, `gs://`, …): written locally and copied as they grow; read as copies.
+"""Run directories at URLs (`s3://`, `gs://`, …): the store itself, and the copies that are read.
 
 fsspec comes with torch, the package of a store does not. Neither is imported without a URL.
 """
@@ -10,37 +10,33 @@ import re
 import secrets
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.rundir.files import open_regular, unwritable, write_bytes, write_json
+from gpurun.launcher.errors import GpurunError, MachineError, SpecError
+from gpurun.launcher.rundir.claim import read
+from gpurun.launcher.rundir.files import RunDir, open_regular, unwritable, write_bytes, write_json
 from gpurun.launcher.rundir.paths import CONTROL, cache_directory, is_name
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://.+")
-PLAN = "plan.json"
 EVERY_S = 5.0
-"""How often a running job is copied."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""Before the store is tried again; doubled each time."""
-FINAL_S = 60.0
-"""How long the command waits for the store once the run has ended."""
-SMALL_BYTES = 1 << 20
-GROWTH = 1.25
-"""A larger file is copied again when it has grown by this factor, and at the end: stores only replace."""
+"""How often a running job is copied, and a copy that is shown made anew."""
+STOP_S = 10.0
+"""How long the end of `gpurun view` waits for what is being read."""
 BLOCK_BYTES = 1 << 20
-MOST_URL_BYTES = 1 << 12
-_VERSIONS = ".versions.json"
-"""In a copy: what was read of each file."""
+MOST_URL_BYTES, MOST_VERSIONS_BYTES = 1 << 12, 1 << 26
+VERSIONS = ".versions.json"
+"""In a run directory, or a copy: which version of each file in the store is which here."""
 _STORE = ".store"
 """In a run directory: the URL where it is kept too. Neither is copied."""
 
 Stamp = tuple[int, int, int]
 """Size, time and inode of a file."""
+Versions = dict[str, tuple[str, Stamp]]
+"""By name: the version of a file in the store, and the stamp of the same here."""
 
 
 class Url(str):
@@ -129,76 +125,18 @@ def _draft(target: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-class Copier:
-    """Copies a run directory to a store, again and again; while the store is away, nothing is lost."""
+def read_versions(run: Path) -> Versions:
+    """Those of the files that were copied, in either direction."""
+    try:
+        with open_regular(run / VERSIONS) as file:
+            return msgspec.json.decode(file.read(MOST_VERSIONS_BYTES), type=Versions)
+    except (OSError, ValueError):
+        return {}
 
-    def __init__(
-        self,
-        run: Path,
-        store: Store,
-        say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._run, self._store, self._say, self._clock = run, store, say, clock
-        self._copied: dict[str, Stamp] = {}
-        self._failures = 0
-        self._next_s = float("-inf")
-        self.error: Exception | None = None
-        """Why the store can't be written now."""
 
-    def step(self, final: bool = False) -> bool:
-        """Copies what has changed, unless the store failed a moment ago; whether all is there then.
-
-        Args:
-            final: whether large files are copied even if they have grown by little.
-        """
-        if self._clock() < self._next_s:
-            return False
-        try:
-            self._copy(final)
-        except Exception as error:  # every store has exceptions of its own
-            self._failed(error)
-            return False
-        if self.error is not None:
-            self._say(f"{self._store.url} can be written again")
-        self.error, self._failures = None, 0
-        return True
-
-    def outdated(self, final: bool = True) -> dict[str, Stamp]:
-        """What is not in the store as it is here; the plan, which makes a directory a run, comes last."""
-        found = {
-            name: stamp
-            for name, stamp in stamps(self._run).items()
-            if stamp != self._copied.get(name) and (final or self._is_worth_it(name, stamp))
-        }
-        return dict(sorted(found.items(), key=lambda each: (each[0] == PLAN, each[0])))
-
-    def _is_worth_it(self, name: str, stamp: Stamp) -> bool:
-        before = self._copied.get(name)
-        return before is None or stamp[0] < SMALL_BYTES or not before[0] <= stamp[0] < GROWTH * before[0]
-
-    def _copy(self, final: bool) -> None:
-        for name, stamp in self.outdated(final).items():
-            try:
-                self._store.put(self._run / name, name)
-            except FileNotFoundError:
-                if (self._run / name).exists():
-                    raise
-                continue  # it was removed meanwhile
-            self._copied[name] = stamp
-        for name in self._copied.keys() - stamps(self._run).keys():
-            self._store.remove(name)
-            del self._copied[name]
-
-    def _failed(self, error: Exception) -> None:
-        if self.error is None:
-            self._say(
-                f"can't write to {self._store.url}: {_reason(error)}\n"
-                "    the run goes on, and is copied as soon as that is possible"
-            )
-        self.error = error
-        self._next_s = self._clock() + min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
-        self._failures = min(self._failures + 1, 10)
+def _stamp(path: Path) -> Stamp:
+    status = path.lstat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def stamps(run: Path) -> dict[str, Stamp]:
@@ -211,45 +149,8 @@ def stamps(run: Path) -> dict[str, Stamp]:
             if name.startswith(".") or path == run / "running.json":
                 continue
             with contextlib.suppress(OSError):
-                status = path.lstat()
-                found[path.relative_to(run).as_posix()] = status.st_size, status.st_mtime_ns, status.st_ino
+                found[path.relative_to(run).as_posix()] = _stamp(path)
     return found
-
-
-@contextlib.contextmanager
-def copied(run: Path, url: Url | None, say: Callable[[str], None]) -> Iterator[None]:
-    """Copies the run to the URL until the block is left, and then what is missing; `None`: to nowhere."""
-    if url is None:
-        yield
-        return
-    copier, stop = Copier(run, Store(url), say), threading.Event()
-
-    def copy() -> None:
-        while not stop.wait(EVERY_S):
-            copier.step()
-
-    thread = threading.Thread(target=copy, daemon=True, name="copier")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(FINAL_S)
-        say(_finish(copier, run, url, is_free=not thread.is_alive()))
-
-
-def _finish(copier: Copier, run: Path, url: Url, is_free: bool) -> str:
-    """Copies the rest; what has come of that."""
-    deadline = time.monotonic() + FINAL_S
-    while is_free and not copier.step(final=True) and time.monotonic() < deadline:
-        time.sleep(FIRST_PAUSE_S)
-    missing = len(copier.outdated())
-    if not missing:
-        return f"the run is also at {url}"
-    return (
-        f"not at {url}: {missing} of {len(stamps(run))} files, since it can't be written: "
-        f"{_reason(copier.error)}\n    nothing is lost; to copy them later: gpurun --resume {run}"
-    )
 
 
 def keep_at(run: Path, url: Url) -> None:
@@ -304,54 +205,88 @@ def fetched(url: Url) -> Path:
     if not versions:
         raise SpecError(f"there is nothing at {url}")
     try:
-        place = (
-            cache_directory()
-            / "stores"
-            / hashlib.sha256(url.encode()).hexdigest()[:16]
-            / url.rpartition("/")[2]
-        )
+        place = _copies() / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rpartition("/")[2]
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise unwritable(Path(str(error.filename)), error) from error
     if versions.keys() == {""}:
         _read(store, "", place)
         return place
+    if (claim := read(RunDir(place))) is not None and claim.may_live:
+        return place  # a command continues the run there: that is newer
     _renew(store, place, versions)
     keep_at(place, url)
     return place
 
 
+@contextlib.contextmanager
+def refreshed(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Until the block is left, a copy of what is at a URL gets what is new there; nothing, if it is none.
+
+    Args:
+        path: what `fetched` returned, or any other.
+        say: gets, once, that the store can't be read, and that it can be again.
+    """
+    url = kept_at(path) if path.is_relative_to(_copies()) else None
+    if url is None:
+        yield
+        return
+    stop = threading.Event()
+
+    def refresh() -> None:
+        is_away = False
+        while not stop.wait(EVERY_S):
+            try:
+                fetched(url)
+            except GpurunError as error:
+                if not is_away:
+                    say(f"{error}\n    what is shown is what was there before")
+                is_away = True
+                continue
+            if is_away:
+                say(f"{url} can be read again")
+            is_away = False
+
+    thread = threading.Thread(target=refresh, daemon=True, name="refresh")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(STOP_S)
+
+
+def _copies() -> Path:
+    return cache_directory() / "stores"
+
+
 def _renew(store: Store, place: Path, versions: Mapping[str, str]) -> None:
     """Makes the copy what is in the store."""
-    kept = place / _VERSIONS
-    try:
-        known = msgspec.json.decode(kept.read_bytes(), type=dict[str, str])
-    except (OSError, ValueError):
-        known = {}
+    known = read_versions(place)
     for name, version in versions.items():
         if not all(is_name(part) for part in name.split("/")):
             raise SpecError(f"{store.url} has a file {name!r}, which no run of gpurun contains; remove it")
-        if known.get(name) != version or not (place / name).exists():
+        if name not in known or known[name][0] != version or not (place / name).exists():
             _read(store, name, place / name)
-            known[name] = version
+            known[name] = version, _stamp(place / name)
     for name in [name for name in known if name not in versions]:
         (place / name).unlink(missing_ok=True)
         del known[name]
-    write_json(kept, known)
+    write_json(place / VERSIONS, known)
 
 
 def _read(store: Store, name: str, target: Path) -> None:
     try:
         store.get(name, target)
     except Exception as error:
-        raise MachineError(f"can't copy {store.url}/{name} to {target}: {_reason(error)}") from error
+        raise MachineError(f"can't copy {store.url}/{name} to {target}: {reason(error)}") from error
 
 
 def _unreachable(url: Url, error: Exception) -> MachineError:
-    return MachineError(f"can't read {url}: {_reason(error)}")
+    return MachineError(f"can't read {url}: {reason(error)}")
 
 
-def _reason(error: Exception | None) -> str:
+def reason(error: Exception | None) -> str:
     """In one line."""
     text = " ".join(str(error).split())
     return text or type(error).__name__

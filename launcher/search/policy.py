@@ -64,8 +64,11 @@ class Found:
     """The fastest first."""
     times: Floats
     """The log time of every combination, measured or predicted."""
-    missed: float
-    """With 95 % confidence, no other is faster than the best finalist by more, in log time."""
+    missed: float | None
+    """With 95 % confidence, no other is faster than the best finalist by more, in log time. `None`: some have
+    a value that none of those measured has, so that nothing is known of it."""
+    unknown: frozenset[int]
+    """The combinations with such a value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +149,18 @@ class Search:
         finalists = tuple(one.combination for one in order[:FINALISTS])
         failed = {trial.combination for trial in trials if trial.log_time is None}
         others = [one for one in range(len(self.levels)) if one not in {*finalists, *failed}]
-        return Found(finalists, belief.mean, missed(belief, finalists, others, self.seed))
+        unknown = self.unlike([one.combination for one in known]) & {*others}
+        most = None if unknown else missed(belief, finalists, others, self.seed)
+        return Found(finalists, belief.mean, most, unknown)
+
+    def unlike(self, known: Sequence[int]) -> frozenset[int]:
+        """Combinations with a value of some key that none of these has."""
+        seen = [{*self.levels[list(known), key]} for key in range(self.levels.shape[1])]
+        return frozenset(
+            one
+            for one, levels in enumerate(self.levels)
+            if any(level not in of_key for level, of_key in zip(levels, seen, strict=True))
+        )
 
 
 def missed(belief: Posterior, finalists: Sequence[int], others: Sequence[int], seed: int) -> float:

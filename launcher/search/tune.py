@@ -309,7 +309,7 @@ class Screening:
             best=best[0] if best else None,
             left_out=(*space.impossible, *(self.not_tried(found) if found else ())),
             failed=tuple(self.failed()),
-            at_most_missed_percent=100 * (1 - math.exp(-found.missed)) if found else None,
+            at_most_missed_percent=percent_less(found.missed) if found else None,
         )
         write_json(self.tuning.run.search, record)
         return record
@@ -328,10 +328,19 @@ class Screening:
         """Combinations that were not tried, and by how much they are slower by the model."""
         tried = {record.variant for record in self.records}
         best = found.times[found.finalists[0]]
-        for variant, time in zip(self.tuning.space.variants, found.times, strict=True):
+        for number, (variant, time) in enumerate(zip(self.tuning.space.variants, found.times, strict=True)):
             if variant.id not in tried:
                 percent = 100 * (math.exp(time - best) - 1)
-                yield Unmeasured(settings_text(variant), predicted_text(percent))
+                reason = UNLIKE_ANY if number in found.unknown else predicted_text(percent)
+                yield Unmeasured(settings_text(variant), reason)
+
+
+UNLIKE_ANY = "not tried: no combination with one of its values was measured"
+
+
+def percent_less(log_time: float | None) -> float | None:
+    """How much less time it is, in percent."""
+    return None if log_time is None else 100 * (1 - math.exp(-log_time))
 
 
 def predicted_text(percent: float) -> str:

@@ -20,7 +20,7 @@ from gpurun.launcher.tensorboard_plugin.answers.runs import (
     variant_ids,
 )
 from gpurun.launcher.tensorboard_plugin.answers.sentences import operators_said, shown_as
-from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer, straggler
+from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
 from gpurun.launcher.tensorboard_plugin.logdir.documents import version
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed, Listing
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
@@ -226,7 +226,7 @@ def operators(server: Server, query: Query) -> Answer:
     ours = is_ours(server, query)
 
     def answer(index: Index) -> Answer:
-        late = None if ours else straggler(index.header)
+        late = None if ours else index.header.straggler
         found = operators_answer(index.header, against, kind, late.rank if late else None)
         listed = server.run(query)
         other = shown_as(listed, query.name("against")) if against else None

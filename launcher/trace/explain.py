@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from gpurun.launcher.strategies import Strategy
 from gpurun.launcher.trace.model import (
     Breakdown,
-    CollectiveReport,
     HostWhileIdle,
     IdleCauses,
     RankTrace,
@@ -109,6 +108,11 @@ _NEEDS_NO_PINNING = re.compile(r"Pinned|DtoD|PtoP|Device -> Device|Memset")
 _OF_PINNED = replace(CAUSES["copies"], advice="copy less, or on another stream while the device computes")
 """Instead of `copies`, where they are from and to pinned memory already."""
 
+_OF_MODEL = replace(
+    CAUSES["transfer"], advice="overlap it with compute, or place its ranks where links are fastest"
+)
+"""Instead of `transfer`, where it isn't the gradients of data parallel ranks."""
+
 TRANSFER_OR_WAIT = "on communication, or waiting for it, that nothing overlaps"
 """Instead of what `transfer` says, where waiting can't be separated from it."""
 
@@ -182,7 +186,10 @@ def explain(report: TraceReport) -> str:
     if not found:
         return "Nothing to explain: the traces hold no work."
     if found[0].share < MENTION_FROM:
-        return f"Compute fills {_time(report)}: no other cause takes more than {found[0].percent} of it."
+        most = (
+            f": no other cause takes more than {found[0].percent} of it" if found[0].share >= 0.0005 else ""
+        )
+        return f"Compute fills {_time(report)}{most}."
     mentioned = [found[0], *(loss for loss in found[1:2] if loss.share >= MENTION_NEXT_FROM)]
     if any(loss.kind in _WAITING for loss in mentioned):
         waits = [loss for loss in found if loss.kind in _WAITING and loss.share >= MENTION_FROM]
@@ -203,9 +210,14 @@ def _sentence(report: TraceReport, loss: Loss) -> str:
     if loss.kind == "copies" and _are_pinned(report):
         cause = _OF_PINNED
     spent = cause.spent or (_bubble(report) if loss.kind == "bubble" else _waiting(report))
-    if loss.kind == "transfer" and _is_waiting_unknown(report):
-        spent = TRANSFER_OR_WAIT
-    advice = "" if loss.kind == "straggler" and _last(report) is None else f": {cause.advice}"
+    if loss.kind == "transfer":
+        kind = _most_transfer(report)
+        spent = TRANSFER_OR_WAIT if _is_waiting_unknown(report) else spent
+        cause = _OF_MODEL if kind is not None and kind != "data" else cause
+        if kind is not None and len(report.parallelism) > 1:
+            where = "between stages of the pipeline" if kind == "pipeline" else f"in {kind} parallel groups"
+            spent += f", mostly {where}"
+    advice = "" if loss.kind == "straggler" and last_rank(report) is None else f": {cause.advice}"
     return f"{loss.percent} of {_time(report)} is spent {spent}{advice}."
 
 
@@ -230,17 +242,28 @@ def _bubble(report: TraceReport) -> str:
     return f"waiting for other stages; stage {most.stage} waits {waits} for stage {awaited} (pipeline bubble)"
 
 
-def _within_stages(report: TraceReport) -> list[CollectiveReport]:
+class Arrivals(Protocol):
+    """What a collective says of who came last."""
+
+    @property
+    def parallelism(self) -> str: ...
+    @property
+    def last_rank(self) -> int | None: ...
+
+
+Arrived = TypeVar("Arrived", bound=Arrivals)
+
+
+def within_stages(collectives: Iterable[Arrived], has_stages: bool) -> list[Arrived]:
     """Those with a last rank; without what runs between stages, where waiting is the bubble."""
-    between = [each.parallelism == "pipeline" and bool(report.pipeline) for each in report.collectives]
-    pairs = zip(report.collectives, between, strict=True)
-    return [each for each, is_between in pairs if each.last_rank is not None and not is_between]
+    between = "pipeline" if has_stages else None
+    return [each for each in collectives if each.last_rank is not None and each.parallelism != between]
 
 
-def _last(report: TraceReport) -> StragglerReport | None:
+def last_rank(report: TraceReport) -> StragglerReport | None:
     """The rank that the others waited for most, if they waited for one."""
     arrivals, caused_us = Counter[int](), defaultdict[int, float](float)
-    for each in _within_stages(report):
+    for each in within_stages(report.collectives, bool(report.pipeline)):
         last = cast(int, each.last_rank)
         arrivals[last] += 1
         caused_us[last] += sum(part.wait_us or 0.0 for part in each.ranks if part.rank != last)
@@ -249,16 +272,25 @@ def _last(report: TraceReport) -> StragglerReport | None:
 
 
 def _waiting(report: TraceReport) -> str:
-    last = _last(report)
+    last = last_rank(report)
     if last is None:
         return (
             f"waiting for other ranks{_in_kind(report)}" if report.stragglers else "waiting for collectives"
         )
-    times = f"{last.last_arrivals} of {len(_within_stages(report))} times"
+    known = within_stages(report.collectives, bool(report.pipeline))
+    times = f"{last.last_arrivals} of {len(known)} times"
     return (
         f"waiting for other ranks{_in_kind(report)}, mostly for rank {last.rank}, which came last {times} "
-        f"and cost the others {last.wait_caused_us / 1000:.1f} ms"
+        f"and cost the others {format_ms(last.wait_caused_us / 1000)} ms"
     )
+
+
+def _most_transfer(report: TraceReport) -> str | None:
+    """The kind of parallelism that most of the exposed transfer is in; `None` if it isn't known."""
+    means = {each.kind: each.mean_us(len(report.ranks)) for each in report.parallelism}
+    moved_us = {kind: exposed_us - (wait_us or 0.0) for kind, (_, exposed_us, wait_us) in means.items()}
+    most = max(moved_us, key=lambda kind: moved_us[kind], default="other")
+    return None if most == "other" or 2 * moved_us[most] < sum(moved_us.values()) else most
 
 
 def _in_kind(report: TraceReport) -> str:

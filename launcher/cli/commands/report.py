@@ -133,6 +133,11 @@ def report(run: Path, formats: str, as_json: bool, with_host: bool) -> None:
         FORMATS[name](comparison, found, **keep)
 
 
+def warn(text: str) -> None:
+    """Says on stderr what doesn't end the command."""
+    click.echo(f"gpurun: {text}", err=True)
+
+
 port_option = click.option(
     "--port", type=WholeNumber(0, 65535), default=0, help="Port on 127.0.0.1; default: a free one."
 )
@@ -146,9 +151,10 @@ def view(run: Path, port: int) -> None:
 
     Example: gpurun view runs/gpt-splits/latest
     """
+    from gpurun.launcher.rundir.store import refreshed
     from gpurun.launcher.tensorboard_plugin.view import is_empty, open_view
 
-    with open_view(run, port=port) as server:
+    with refreshed(run, warn), open_view(run, port=port) as server:
         click.echo(f"TensorBoard: {server.tab}  (Ctrl-C ends it)")
         if is_empty(run):
             click.echo(
@@ -169,9 +175,10 @@ def metrics(run: Path, port: int) -> None:
 
     Example: gpurun metrics runs/gpt-splits/latest --port 9400
     """
+    from gpurun.launcher.rundir.store import refreshed
     from gpurun.launcher.tensorboard_plugin.openmetrics import PATH, metrics_server
 
-    with metrics_server(run, port) as server:
+    with refreshed(run, warn), metrics_server(run, port) as server:
         click.echo(f"OpenMetrics: http://127.0.0.1:{server.server_port}{PATH}  (Ctrl-C ends it)")
         server.serve_forever()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
-from gpurun.launcher.plan.model import Plan, Variant
+from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
     Balance,
@@ -80,7 +80,7 @@ class Measured:
 
 def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     """Reads the files of `variant`; what is not there yet is empty."""
-    launches = [launch for launch in plan.launches if variant.id in launch.variants]
+    launches = plan.launches_of(variant.id)
     world_size = variant.world_size
     status = run.read_status(variant.id)
     steps: Mapping[int, Sequence[StepRecord]]
@@ -106,17 +106,18 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
     if damage and not timed and status is not None and status.status == "ok":
         status = VariantStatus("failed", damage[0])
     points = run.read_points(variant.id)
-    aa = round_times(steps, world_size, "aa")
-    repetitions = {launch.id: launch.repetition for launch in launches}
+    counting, timed = launches_that_count(launches, timed)
+    repetitions = {launch.id: launch.repetition for launch in counting}
+    aa = [time for time in round_times(steps, world_size, "aa") if planned_launch(time.launch) in repetitions]
     return Measured(
         variant=replace(variant, split=balance.best.split) if balance else variant,
-        group=launches[0].group if launches else "",
+        group=counting[0].group if counting else "",
         status=_effective_status(status, facts, bool(timed or points)),
         finished=status is not None,
         facts=facts,
         steps=steps,
         timed=timed,
-        aa=aa,
+        aa=tuple(aa),
         logs=launch_logs(timed, repetitions),
         aa_logs=launch_logs(aa, repetitions),
         memory=run.read_memory(variant.id),
@@ -124,6 +125,21 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
         points=points,
         ended_s=_ended_s(run, variant) if variant.kind.runs_program else {},
     )
+
+
+def launches_that_count(
+    launches: Sequence[Launch], timed: Sequence[RoundTime]
+) -> tuple[Sequence[Launch], tuple[RoundTime, ...]]:
+    """The launches that show how a variant differs from others, and its rounds in them.
+
+    Where strategies take turns in later launches, these alone, as soon as there is one: the first launches,
+    of each strategy alone, scatter more against each other.
+    """
+    later = {launch.id for launch in launches if launch.group == launches[-1].group}
+    rounds = tuple(time for time in timed if planned_launch(time.launch) in later)
+    if not rounds:
+        return launches, tuple(timed)
+    return [launch for launch in launches if launch.id in later], rounds
 
 
 def last_half(
@@ -323,14 +339,19 @@ def timed_steps(measured: Measured, rank: int) -> list[StepRecord]:
     return [step for step in steps if step.kind == "timed" and (step.launch, step.round) in rounds]
 
 
-def gpu_loads(measured: Measured, position: int) -> list[GpuLoad]:
-    """What the GPU at a position of the split did in each timed block; nothing for a CPU device."""
+def gpu_loads(measured: Measured, position: int, of_every_launch: bool = False) -> list[GpuLoad]:
+    """What the GPU at a position of the split did in each timed block; nothing for a CPU device.
+
+    Args:
+        of_every_launch: also of launches that don't count.
+    """
     variant = measured.variant
     strategy, devices = STRATEGIES[variant.strategy], variant.devices
     rank = 0 if strategy.has_replicas else position
     own = dict.fromkeys(devices[index] for index in strategy.positions_of(rank, len(devices)))
     index = list(own).index(devices[position])
-    return [step.gpus[index] for step in timed_steps(measured, rank) if len(step.gpus) > index]
+    steps = measured.steps.get(rank, ()) if of_every_launch else timed_steps(measured, rank)
+    return [step.gpus[index] for step in steps if step.kind == "timed" and len(step.gpus) > index]
 
 
 def waited_percents(measured: Measured) -> list[float | None]:
@@ -352,6 +373,6 @@ def allocated_gib(measured: Measured, rank: int) -> float | None:
     A workload's resident set is left out: next to live tensors of other variants it would mislead.
     """
     on_host = timed_steps(measured, rank) if measured.variant.kind.runs_program else ()
-    records = gpu_loads(measured, rank) or on_host
+    records = gpu_loads(measured, rank, of_every_launch=True) or on_host
     peaks = [one.peak_bytes for one in records if one.peak_bytes is not None]
     return max(peaks) / GIB if peaks else None

@@ -103,7 +103,9 @@ def _summary(record: SearchRecord, tried: Sequence[Tried]) -> str:
         return f"The search is not over: {counts} have been tried{failed}{fastest}."
     said = f"The search tried {counts}{failed}"
     missed = record.at_most_missed_percent
-    if missed is None or len(tried) == record.distinct:
+    if len(tried) == record.distinct:
         return f"{said}."
+    if missed is None:
+        return f"{said}, too few to say how much faster others may be: give it a larger budget."
     most = "faster" if missed < 0.05 else f"more than {format_number(missed, 1)} % faster"
     return f"{said}; by a model of their times no other is {most} than the best of these (95 % confidence)."

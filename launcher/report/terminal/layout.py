@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpurun.launcher.compare.model import Difference
-from gpurun.launcher.report.metrics import half_width, is_lopsided
-from gpurun.launcher.units import Interval, format_number, round_up
+from gpurun.launcher.units import Interval, format_number, half_width, is_lopsided, round_up
 
 GAP = 2
 """Spaces between columns: `awk -F '  +'` can split a piped table."""

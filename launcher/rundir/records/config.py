@@ -106,9 +106,21 @@ class LaunchConfig:
     device_names: tuple[str, ...] = ()
     """What the job calls the devices, in which a process that sees one GPU only calls each `cuda:0`."""
 
+    guests: tuple["LaunchConfig", ...] = ()
+    """Other strategies in the same processes, each with a model of its own. One that has a single process is
+    in the first rank alone."""
+    takes_turns: bool = True
+    """Whether they are measured in the same rounds; otherwise one follows the other, with the memory for
+    itself."""
+
     def __post_init__(self) -> None:
         """Rejects an unknown strategy, also in a file that is read back."""
         strategy_named(self.strategy)
+
+    @property
+    def parts(self) -> tuple["LaunchConfig", ...]:
+        """The configuration of each strategy."""
+        return (self, *self.guests)
 
     @property
     def world_size(self) -> int:
@@ -156,6 +168,13 @@ class LaunchHead:
 
     variants: tuple[VariantRef, ...]
     rounds: int = 1
+    guests: tuple["LaunchHead", ...] = ()
+    """As in `LaunchConfig`."""
+
+    @property
+    def all_variants(self) -> tuple[VariantRef, ...]:
+        """Those of its guests too."""
+        return (*self.variants, *(variant for guest in self.guests for variant in guest.all_variants))
 
 
 @dataclass(frozen=True)

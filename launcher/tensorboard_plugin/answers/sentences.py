@@ -215,11 +215,11 @@ def _most_time(answer: Answer, label: str, against: Shown | None) -> str:
     whole = "step" if answer["steps"] else "trace"
     waits = top["wait_ms"] >= WAITING_FROM * top["self_ms"]
     waiting = f", {format_ms(top['wait_ms'])} ms of it waiting" if waits else ""
+    takes = f"{label}: {_row_name(top)} {'take' if many else 'takes'} {format_ms(top['self_ms'])}"
+    if top["self_ms"] > answer["step_ms"]:
+        return f"{takes} ms side by side, in a {whole} of {format_ms(answer['step_ms'])} ms{waiting}."
     share = f"{format_number(top['share_percent'], 0)} % of the {whole}"
-    return (
-        f"{label}: {_row_name(top)} {'take' if many else 'takes'} {format_ms(top['self_ms'])} of "
-        f"{format_ms(answer['step_ms'])} ms, {share}{waiting}."
-    )
+    return f"{takes} of {format_ms(answer['step_ms'])} ms, {share}{waiting}."
 
 
 def _difference(answer: Answer, rows: Sequence[Answer], label: str, other: str) -> str:

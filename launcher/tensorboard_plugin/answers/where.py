@@ -12,7 +12,7 @@ from gpurun.launcher.compare.figures.traced import (
     rank_breakdown,
 )
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
-from gpurun.launcher.trace.model import StragglerReport
+from gpurun.launcher.trace.explain import within_stages
 from gpurun.launcher.units import format_count, format_ms, format_number, plural
 
 PARTS = (
@@ -68,12 +68,6 @@ def mean_steps(header: Header) -> dict[int, RankBreakdown]:
     }
 
 
-def straggler(header: Header) -> StragglerReport | None:
-    """The rank that cost the others most; `None` where no rank is known to have waited."""
-    first = header.stragglers[0] if header.stragglers else None
-    return first if first is not None and first.wait_caused_us > 0 else None
-
-
 def _sentence(header: Header, every: Sequence[RankBreakdown], has_steps: bool) -> str:
     """What a step takes, as `gpurun trace` has it, and which rank the others wait for."""
     mean = mean_breakdown(every) if every else None
@@ -83,10 +77,10 @@ def _sentence(header: Header, every: Sequence[RankBreakdown], has_steps: bool) -
     share = format_number(100 * mean.compute_ns / mean.span_ns, 0)
     what = "A step" if has_steps else "The recorded work"
     step = f"{what} takes {format_ms(mean.span_ns / 1e6)} ms{over}; {share} % of it is compute."
-    late = straggler(header)
+    late = header.straggler
     if late is None:
         return step
-    times = plural(sum(each.last_rank is not None for each in header.collectives), "time")
+    times = plural(len(within_stages(header.collectives, bool(header.pipeline))), "time")
     often = f"{format_count(late.last_arrivals)} of {times}"
     return (
         f"{step} The others wait most for rank {late.rank}: it came last {often} "

@@ -21,7 +21,7 @@ from typing import BinaryIO, Literal
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
-from gpurun.launcher.trace.analysis.discover import is_merged, rank_in_name
+from gpurun.launcher.trace.analysis.discover import SUFFIXES, begins_as_trace, is_merged, rank_in_name
 
 MAX_ENTRIES = 50_000
 """Files and directories that are looked at for one listing."""
@@ -29,6 +29,8 @@ MAX_DEPTH = 8
 MAX_TRACES = 1024
 """Of one directory: ranks of one capture."""
 TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
+MAX_OTHERS = 8
+"""If none of so many other JSON files is a trace, a directory is taken for one of data."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,31 @@ def _is_run(root: Path, directory: Directory) -> bool:
 def _listed(root: Path, directory: Directory) -> Listed | None:
     if _is_run(root, directory):
         return Listed(root, directory.path, "gpurun")
-    return Listed(root, directory.path, "traces", directory.traces) if directory.traces else None
+    names = directory.traces or _traces_of_other_names(root, directory)
+    return Listed(root, directory.path, "traces", names) if names else None
+
+
+def _traces_of_other_names(root: Path, directory: Directory) -> tuple[str, ...]:
+    """What `export_chrome_trace` wrote, under whatever name; only the content shows it."""
+    names = [name for name in directory.files if name.endswith(SUFFIXES)]
+    paths = [path for name in names[:MAX_TRACES] if (path := inside(root, directory.path / name))]
+    if not any(map(_is_trace, paths[:MAX_OTHERS])):
+        return ()
+    return tuple(path.name for path in paths if _is_trace(path))
+
+
+def _is_trace(path: Path) -> bool:
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return _head_says_trace(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=10_000)
+def _head_says_trace(path: Path, num_bytes: int, mtime_ns: int) -> bool:
+    """Read once per file as it is."""
+    return begins_as_trace(path)
 
 
 class Listing:

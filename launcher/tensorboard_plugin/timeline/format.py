@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from gpurun.launcher.trace.model import ParallelKind, PipelineStage, RankTrace, StragglerReport
 
-FORMAT = 9
+FORMAT = 10
 """Increase it with every change here or in the meaning of entries; older indexes are then rebuilt."""
 INDEX_FILE = "index.json"
 
@@ -132,7 +132,8 @@ class Header:
     steps: tuple[StepSpan, ...]
     collectives: tuple[CollectiveFacts, ...]
     ranks: tuple[RankTrace, ...]
-    stragglers: tuple[StragglerReport, ...]
+    straggler: StragglerReport | None
+    """The rank that the others waited for most, but between stages."""
     warnings: tuple[str, ...]
     problems: tuple[Problem, ...]
     apart: bool = False

@@ -110,13 +110,17 @@ def _everything_in(directory: Path) -> Iterator[Path]:
 
 def _is_own(path: Path) -> bool:
     """Whether this is a file of a run directory; a trace may well be called `trace.json`."""
-    if path.name not in OWN_FILES and not path.name.endswith(OWN_SUFFIX):
-        return False
+    is_named_so = path.name in OWN_FILES or path.name.endswith(OWN_SUFFIX)
+    return is_named_so and not begins_as_trace(path)
+
+
+def begins_as_trace(path: Path) -> bool:
+    """Whether the beginning of a file has the key of a trace's events; false for unreadable files."""
     try:
         with open_source(path) as source:
-            return b'"traceEvents"' not in source.read(HEAD_BYTES)
+            return b'"traceEvents"' in source.read(HEAD_BYTES)
     except TraceError:
-        return True
+        return False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """GPUs that torch calls `cuda`: NVIDIA's, and AMD's under ROCm."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -24,11 +24,22 @@ class CudaRuntime(StreamRuntime):
 
     @contextmanager
     def memory_history(self, max_entries: int) -> Iterator[Write | None]:
-        torch.cuda.memory._record_memory_history(stacks="python", max_entries=max_entries)
+        """As stated; other allocators than torch's own record nothing, and are an error.
+
+        Source: `recordHistory` in c10/cuda/CUDAMallocAsyncAllocator.cpp and
+        torch/csrc/cuda/CUDAPluggableAllocator.cpp.
+        """
+        record = torch.cuda.memory._record_memory_history
+        dump: Write | None = torch.cuda.memory._dump_snapshot
         try:
-            yield torch.cuda.memory._dump_snapshot
+            record(stacks="python", max_entries=max_entries)
+        except RuntimeError:
+            dump = None
+        try:
+            yield dump
         finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
+            with suppress(RuntimeError):  # but not before torch has removed what it calls in every operator
+                record(enabled=None)
 
     def allow_tf32(self, allowed: bool) -> None:
         """Says it by torch's old properties first, then by the new ones.

@@ -36,7 +36,7 @@ _OUT_OF_MEMORY = re.compile(
 _LOST_PEER = re.compile(
     r"connection (closed|reset|refused|was closed|was lost)|closed by (remote )?peer|reset by peer"
     r"|broken pipe|socket (closed|error|timeout)|no route to host|transport endpoint|gloo/transport"
-    r"|ncclRemoteError|remote process exited|watchdog caught collective"
+    r"|ncclRemoteError|remote process exited|watchdog caught collective|NCCL timeout (in|when)\b"
     r"|timed ?out (waiting|after)|operation timed out|wait timeout|application timeout"
     r"|another rank|peer (rank|process)|failed to (recv|send), got \d+ bytes",
     re.IGNORECASE,

@@ -87,6 +87,8 @@ class Journal:
         energy_mj = load.energy_mj() if load else None
         share_mj = energy_mj / len(timings) if energy_mj is not None and timings else None
         peak, gpus = (load.peak_bytes(), load.loads()) if load else (None, ())
+        if self.config.guests:  # others have their models in the same memory
+            peak, gpus = None, tuple(replace(gpu, peak_bytes=None) for gpu in gpus)
         throttled = next((gpu.throttled for gpu in gpus if gpu.throttled), None)
         first = self.steps_made.get(variant, 0)
         self.steps_made[variant] = first + len(timings)

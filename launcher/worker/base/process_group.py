@@ -22,6 +22,7 @@ from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_
 from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.rundir.records import LaunchConfig
+from gpurun.launcher.strategies import NCCL_ALGORITHMS
 
 _POLL_S = 0.005
 _RENDEZVOUS_TIMEOUT_S = 120.0
@@ -74,7 +75,18 @@ def stay_on_this_machine() -> None:
 
 def nccl_variables(chosen: Mapping[str, Any]) -> dict[str, str]:
     """The environment variables that tell NCCL what a job chooses; it reads them when it connects."""
-    return {variable: str(value) for name, value in chosen.items() for variable in NCCL_VARIABLES[name]}
+    texts = {name: nccl_algorithm(value) if name == "algorithm" else value for name, value in chosen.items()}
+    return {variable: str(text) for name, text in texts.items() for variable in NCCL_VARIABLES[name]}
+
+
+def nccl_algorithm(name: str) -> str:
+    """What has NCCL do by the algorithm whatever can be done by it: `allreduce:tree,tree`.
+
+    Since 2.24 NCCL fails in a collective that can't be, unless the ones that can are named. Before, it knew
+    lists without names only, so that it reads what is behind the last comma; there the rest went by the ring.
+    Source: NCCL's user guide, "NCCL_ALGO"; src/graph/tuning.cc of NCCL 2.21 and 2.24, `parseList`.
+    """
+    return ";".join(f"{collective}:{name}" for collective in NCCL_ALGORITHMS[name]) + f",{name}"
 
 
 def backend_of(config: LaunchConfig, rank: int) -> str:

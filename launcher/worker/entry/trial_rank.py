@@ -1,6 +1,5 @@
 """The body of a rank of a search: it tries one combination after the other, building all anew each time."""
 
-import gc
 import itertools
 import math
 import time
@@ -11,12 +10,12 @@ import torch
 
 from gpurun.launcher.rundir.control import ControlBlock
 from gpurun.launcher.rundir.files import read_json, write_json
-from gpurun.launcher.rundir.records import LaunchConfig, TrialConfig, TrialTimes
+from gpurun.launcher.rundir.records import TrialConfig, TrialTimes
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import finish
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone, Group, Peers, init_group
-from gpurun.launcher.worker.entry.workload_rank import report_failure
+from gpurun.launcher.worker.entry.workload_rank import release, report_failure
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 from gpurun.launcher.worker.profiling.step_traces import open_block
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
@@ -99,11 +98,3 @@ def measure(
         peak_bytes = int(max(peers.gather(float(trainer.memory_peak(one).total))))
     trainer.close()
     return TrialTimes(tuple(step_ns), peak_bytes)
-
-
-def release(config: LaunchConfig, rank: int) -> None:
-    """Frees what a trial has left, so that the next one finds a device as empty as the first."""
-    if config.compile:
-        torch._dynamo.reset()
-    gc.collect()
-    runtime_of(torch.device(config.devices[rank])).release_memory()

@@ -1,5 +1,6 @@
 """The body of a rank that trains a workload or runs a micro-benchmark: launch file in, records out."""
 
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,8 @@ import torch
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.stacks import code_hashes
+from gpurun.launcher.jobfile.kinds import workload_kind
+from gpurun.launcher.rundir.control import ControlBlock
 from gpurun.launcher.rundir.files import read_json
 from gpurun.launcher.rundir.records import LaunchConfig, LossOver
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
@@ -22,7 +25,7 @@ from gpurun.launcher.worker.profiling.step_traces import open_block
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load_workload import load_workload
-from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of
+from gpurun.launcher.worker.training.timed_rounds import TimedRounds, Turn, load_of, run_in_turns
 from gpurun.launcher.worker.training.traces import TraceRequests, profile
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
@@ -67,6 +70,9 @@ def run_launch(journal: Journal) -> None:
     config, rank = journal.config, journal.rank
     journal.enter("start")
     torch.set_num_threads(config.threads)
+    if rank >= config.world_size:  # the variants that needed this rank aren't measured any more
+        journal.enter("done")
+        return
     peers: Peers = Alone()
     if config.backend is not None:  # with one rank too: DDP needs a group, and a program would have one
         init_group(config, rank)
@@ -77,51 +83,94 @@ def run_launch(journal: Journal) -> None:
 
 
 def measure(journal: Journal, peers: Peers) -> None:
-    """All that needs the model, which is freed when this returns: before the process group is closed."""
-    config, rank = journal.config, journal.rank
+    """All that needs the models, which are freed when this returns: before the process group is closed."""
+    config = journal.config
     journal.enter("build")
+    if not workload_kind(config.workload).trains:
+        probe = build(config)
+        assert isinstance(probe, Probe)
+        site = site_of(config, journal.rank)
+        ProbeRounds(probe, site, journal, peers, noise=NoiseMeter(), load=load_meter(site.devices)).run()
+    elif config.takes_turns:
+        measure_in_turns(config.parts, journal, peers)
+    else:
+        for part in config.parts:
+            measure_in_turns((part,), journal, peers)
+            release(part, journal.rank)
+    journal.enter("done")
+
+
+def measure_in_turns(configs: Sequence[LaunchConfig], journal: Journal, peers: Peers) -> None:
+    """Measures strategies that hold their models at the same time; nothing of them is left afterwards."""
+    block = open_block(journal.run, journal.config.launch, journal.rank)
+    turns = [turn_of(config, journal, peers, block) for config in configs]
+    run_in_turns(turns, peers)
+    for timed in (turn.timed for turn in turns if turn.timed is not None):
+        finish_turn(timed)
+
+
+def finish_turn(timed: TimedRounds) -> None:
+    """What follows the timed rounds of a strategy, whose model is dropped then."""
+    profile(timed.trainer, timed.config, timed.journal, timed.peers)
+    measure_memory(timed.trainer, timed.config, timed.journal, timed.peers)
+    add_code(timed.config, timed.journal)
+    timed.trainer.close()
+
+
+def build(config: LaunchConfig) -> Workload | Probe:
+    """The workload, the same on all ranks."""
     torch.manual_seed(config.seed)
-    workload = load_workload(config.workload, dict(config.params), Path(config.job_dir))
-    if isinstance(workload, Probe):
-        site = site_of(config, rank)
-        ProbeRounds(workload, site, journal, peers, noise=NoiseMeter(), load=load_meter(site.devices)).run()
-        journal.enter("done")
-        return
+    return load_workload(config.workload, dict(config.params), Path(config.job_dir))
+
+
+def turn_of(config: LaunchConfig, journal: Journal, peers: Peers, block: ControlBlock | None) -> Turn:
+    """One strategy of the launch, ready to be timed, with a model of its own.
+
+    Args:
+        config: of the strategy.
+        journal: of this rank.
+        peers: all ranks of the launch, which build one strategy after the other.
+        block: of this rank.
+    """
+    rank = journal.rank
+    peers.barrier()
+    if rank >= config.world_size:
+        return Turn(config)
+    is_of_all = config.world_size == journal.config.world_size
+    own_peers = peers if is_of_all else Alone()
+    workload = build(config)
+    assert isinstance(workload, Workload)
     device = torch.device(config.devices[rank])
     trainer = Trainer(workload, config, rank)
     clock = runtime_of(device).clock(device)
-    journal.config = resolve_balanced(config, trainer, clock, peers, journal)
-    check(trainer, journal)
-    requests = TraceRequests(config, rank, open_block(journal.run, config.launch, rank))
-    TimedRounds(journal.config, trainer, clock, peers, journal, device, requests, load_of(config, rank)).run()
-    profile(trainer, journal, peers)
-    measure_memory(trainer, journal, peers)
-    add_code(journal)
-    journal.enter("done")
-    trainer.close()
+    config = resolve_balanced(config, trainer, clock, own_peers, journal)
+    check(trainer, config, journal)
+    is_first = config is journal.config or not journal.config.takes_turns
+    requests = TraceRequests(config, rank, block, answers=is_of_all and is_first)
+    load = load_of(config, rank)
+    return Turn(config, TimedRounds(config, trainer, clock, own_peers, journal, device, requests, load))
 
 
-def measure_memory(trainer: Trainer, journal: Journal, peers: Peers) -> None:
+def measure_memory(trainer: Trainer, config: LaunchConfig, journal: Journal, peers: Peers) -> None:
     """What memory holds in a step of each variant, after all timing: the step is slowed down many times."""
-    if not journal.config.memory:
+    if not config.memory:
         return
-    for variant in journal.config.variants:
+    for variant in config.variants:
         journal.enter("memory", variant.id)
         journal.add_memory(variant.id, trainer.memory_peak(variant))
         peers.barrier()
 
 
-def add_code(journal: Journal) -> None:
+def add_code(config: LaunchConfig, journal: Journal) -> None:
     """Keeps which of the user's files the launch has loaded, by then all of them."""
     if journal.rank == 0:
-        code = code_hashes(journal.config.job_dir)
-        for variant in journal.config.variants:
+        code = code_hashes(config.job_dir)
+        for variant in config.variants:
             journal.add_facts(variant.id, code=code)
 
 
-def check(trainer: Trainer, journal: Journal) -> None:
+def check(trainer: Trainer, config: LaunchConfig, journal: Journal) -> None:
     """Whether every variant computes the one-device gradient; nothing is timed before that is known."""
-    config = journal.config
     journal.enter("check")
     for variant in config.variants:
         journal.add_facts(
@@ -136,6 +185,14 @@ def check(trainer: Trainer, journal: Journal) -> None:
     found = check_gradients(trainer, config, journal.rank, lambda variant: journal.enter("check", variant))
     for variant_id, facts in found.items():
         journal.add_facts(variant_id, **facts)
+
+
+def release(config: LaunchConfig, rank: int) -> None:
+    """Frees what a strategy has left, so that the next one finds a device as empty as the first."""
+    if config.compile:
+        torch._dynamo.reset()
+    gc.collect()
+    runtime_of(torch.device(config.devices[min(rank, config.world_size - 1)])).release_memory()
 
 
 def loss_over(workload: Workload) -> LossOver:

@@ -148,6 +148,15 @@ class MemoryLog:
             self.changes.append(Change(number, storage.nbytes() - self.sizes[number]))
             self.sizes[number] = storage.nbytes()
 
+    def end(self) -> None:
+        """The step has ended: a known storage that outlives it was there before, as after any other step.
+
+        DDP's buckets are first seen when gradients are copied to them.
+        """
+        kept = {number for number, _ in self.alive.values() if number in self.parts} - self.at_start.keys()
+        self.at_start |= {number: self.sizes[number] for number in kept}
+        self.changes = [change for change in self.changes if change.storage not in kept]
+
     def part_of(self, number: int) -> MemoryPart:
         """What is neither known nor the optimizer's is the model's: activations, inputs, temporaries."""
         return self.parts.get(number, "optimizer" if number in self.of_optimizer else "activations")
@@ -280,4 +289,5 @@ def peak_of_step(
     log.label(list(optimizer.state.values()), "optimizer")
     with watching(log):
         step(log)
+    log.end()
     return log.peak()

@@ -39,7 +39,7 @@ MAX_PREFETCH_STEPS = 64
 
 @dataclass
 class TimedRounds:
-    """Measures all variants of one launch on one rank; every rank runs the same sequence of blocks."""
+    """Measures variants of one strategy on one rank; all its ranks run the same sequence of blocks."""
 
     config: LaunchConfig
     trainer: Trainer
@@ -63,14 +63,6 @@ class TimedRounds:
         """Whether the host submits steps while the device still does earlier ones."""
         return not accelerator_of(self.device.type).is_host
 
-    def run(self) -> None:
-        """Warms up and measures; results are in the journal."""
-        for variant in self.measured:
-            self.journal.enter("warmup", self.named(variant))
-            self.warm_up(variant)
-        for round_ in range(1, self.config.rounds + 1):
-            self.run_round(round_)
-
     def named(self, variant: VariantConfig) -> str:
         """The variant whose results these are: the control's are the baseline's."""
         return variant.id.removesuffix(CONTROL)
@@ -80,6 +72,7 @@ class TimedRounds:
 
         Windows are shorter after the first variant, which has warmed up the model for all.
         """
+        self.journal.enter("warmup", self.named(variant))
         steps_ns: list[int] = []
         window = WINDOW_STEPS if variant is self.measured[0] else NEXT_WINDOW_STEPS
         minimum, maximum = warmup_minimum(self.config.warmup, window), warmup_maximum(self.config.warmup)
@@ -91,16 +84,6 @@ class TimedRounds:
         if not is_steady(steps_ns, minimum, window):
             self.journal.add_facts(self.named(variant), unsteady=unsteady_text(len(steps_ns)))
         self.block_steps[variant.id] = block_steps(steps_ns, self.config.block_ms)
-
-    def run_round(self, round_: int) -> None:
-        """A block of each variant that has as many rounds, in a fresh order."""
-        active = [variant for variant in self.measured if round_ <= (variant.rounds or self.config.rounds)]
-        blocks = shuffled(active, f"{self.config.draw}/{self.config.launch}/{round_}")
-        for order, variant in enumerate(blocks):
-            self.run_block(variant, round_, order)
-        self.slowest([], blocks[-1])
-        if round_ <= self.config.ablation_rounds:
-            self.ablate(round_, active, len(blocks))
 
     def slowest(self, values: list[float], variant: VariantConfig) -> list[float]:
         """Element by element, the largest value over ranks; then the requested traces of `variant`.
@@ -116,6 +99,8 @@ class TimedRounds:
 
         It comes after the round's timed blocks, which it must not affect.
         """
+        if round_ > self.config.ablation_rounds:
+            return
         state = self.trainer.save_state()
         chosen = [variant for variant in self.config.variants if variant in active]
         for order, variant in enumerate(chosen, first_order):
@@ -196,6 +181,51 @@ class TimedRounds:
             room = PREFETCH_BYTES // len(self.measured) if self.runs_ahead else PREFETCH_BYTES
             self.prefetch[variant.id] = max(1, min(MAX_PREFETCH_STEPS, int(room // largest)))
         return self.prefetch[variant.id]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One of the strategies that take turns in a launch, on this rank."""
+
+    config: LaunchConfig
+    timed: TimedRounds | None = None
+    """`None`: the strategy doesn't need this rank, which waits."""
+
+    def active(self, round_: int) -> list[VariantConfig]:
+        """Variants that have as many rounds."""
+        return [one for one in with_control(self.config) if round_ <= (one.rounds or self.config.rounds)]
+
+
+def run_in_turns(turns: Sequence[Turn], peers: Peers) -> None:
+    """Warms up and measures the variants of all strategies; results are in the journal.
+
+    Every rank runs the same sequence of blocks. Where a strategy doesn't need a rank, or has been quicker on
+    it than on others, the rank waits for all `peers`, so that no two strategies work at the same time.
+    """
+    for turn in turns:
+        for variant in with_control(turn.config):
+            peers.barrier()
+            if turn.timed is not None:
+                turn.timed.warm_up(variant)
+    for round_ in range(1, turns[0].config.rounds + 1):
+        run_round(turns, peers, round_)
+
+
+def run_round(turns: Sequence[Turn], peers: Peers, round_: int) -> None:
+    """A block of each variant that has as many rounds, in a fresh order."""
+    config = turns[0].config
+    active = [(turn, variant) for turn in turns for variant in turn.active(round_)]
+    blocks = shuffled(active, f"{config.draw}/{config.launch}/{round_}")
+    for order, (turn, variant) in enumerate(blocks):
+        peers.barrier()
+        if turn.timed is not None:
+            turn.timed.run_block(variant, round_, order)
+    for turn in turns:
+        own = [variant for of_turn, variant in blocks if of_turn is turn]
+        peers.barrier()
+        if turn.timed is not None and own:
+            turn.timed.slowest([], own[-1])
+            turn.timed.ablate(round_, own, len(blocks))
 
 
 def with_control(config: LaunchConfig) -> tuple[VariantConfig, ...]:

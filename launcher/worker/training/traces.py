@@ -51,6 +51,8 @@ class TraceRequests:
     config: LaunchConfig
     rank: int
     block: ControlBlock | None
+    answers: bool = True
+    """Whether this strategy's ranks take the traces: all have to take part."""
     answered: int = 0
 
     def count_step(self) -> None:
@@ -60,7 +62,7 @@ class TraceRequests:
     @property
     def newest(self) -> float:
         """Number of the newest request that this rank knows of; the ranks take the highest of theirs."""
-        return float(self.block.bell) if self.block is not None else 0.0
+        return float(self.block.bell) if self.block is not None and self.answers else 0.0
 
     def answer(self, up_to: float, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:
         """Takes the traces of the requests that have not been answered yet, in steps of their own."""
@@ -81,20 +83,21 @@ class TraceRequests:
         trace_steps(trainer, variant, wanted, peers, path, rank=self.rank, all_threads=all_threads)
 
 
-def profile(trainer: Trainer, journal: Journal, peers: Peers) -> None:
+def profile(trainer: Trainer, config: LaunchConfig, journal: Journal, peers: Peers) -> None:
     """A trace per variant, in steps of their own after all timing."""
-    config = journal.config
     if config.profile is None or config.profile.steps == 0:
         return
     for variant in config.variants:
         journal.enter("profile", variant.id)
-        profile_variant(trainer, journal, variant, peers)
+        profile_variant(trainer, config, journal, variant, peers)
         peers.barrier()
 
 
-def profile_variant(trainer: Trainer, journal: Journal, variant: VariantConfig, peers: Peers) -> None:
+def profile_variant(
+    trainer: Trainer, config: LaunchConfig, journal: Journal, variant: VariantConfig, peers: Peers
+) -> None:
     """One trace per rank that is to be recorded."""
-    config, rank, run = journal.config, journal.rank, journal.run
+    rank, run = journal.rank, journal.run
     wanted = config.profile
     assert wanted is not None
     trace_steps(

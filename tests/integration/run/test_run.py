@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.launcher.rundir.files import RunDir
 from tests.integration.command import SLEEP_JOB, Result, gpurun, write
 
 pytestmark = pytest.mark.alone
@@ -187,32 +188,54 @@ def test_a_new_run_never_overwrites_one(naps: Path) -> None:
     assert "--resume run" in result.err
 
 
-def test_strategies_are_compared_over_launches_in_abba_order(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def strategies(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    directory = tmp_path_factory.mktemp("strategies")
     write(
-        tmp_path,
+        directory,
         "job.yaml",
         """
         workload: sleep
         params: {alpha_ms: 10}
         devices: cpu:2
         global_batch: 4
-        compare: {strategy: [single, ddp, dp]}
-        steps: {rounds: 3}
+        compare: {strategy: [single, ddp, dp, zero1]}
+        steps: {rounds: 12}
         profile: {steps: 0}
         baseline: {strategy: ddp}
         """,
     )
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--json")
+    result = gpurun(directory, "job.yaml", "--out", "run", "--json")
     assert result.code == 0, result.err
-    assert result.measured == result.comparison
-    groups = [path.name.split("-", 1)[1] for path in sorted((tmp_path / "run" / "launches").iterdir())]
-    abba = ["single-1", "ddp-2", "dp-2", "dp-2", "ddp-2", "single-1"]
-    assert groups == abba * 3
-    for variant in result.comparison["variants"]:
-        assert variant["launches"] == 6
+    return result
+
+
+def test_strategies_share_processes_after_their_first_launches(strategies: Result) -> None:
+    """Launches in which all are measured are what counts."""
+    assert strategies.measured == strategies.comparison
+    run = strategies.directory / "run"
+    groups = [path.name.split("-", 1)[1] for path in sorted((run / "launches").iterdir())]
+    assert groups == ["single-1", "ddp-2", "dp-2", "zero1-2", *["together"] * 6]
+    for variant in strategies.comparison["variants"]:
+        assert variant["status"] == "ok"
+        assert (variant["launches"], variant["rounds"]) == (6, 12)
+        assert variant["gradient_error"] < 1e-6
         assert variant["step_ms"]["estimate"] >= 10
     # One device sleeps as long for the whole batch as two for half of it each: half the efficiency.
-    single, ddp = (result.variant(name) for name in ("single-1", "ddp-2-even"))
+    single, ddp = (strategies.variant(name) for name in ("single-1", "ddp-2-even"))
     expected = single["step_ms"]["estimate"] / (2 * ddp["step_ms"]["estimate"])
     assert ddp["scaling_efficiency"] == pytest.approx(expected, rel=0.05)
     assert ddp["scaling_efficiency"] < 0.7
+
+
+def test_strategies_that_share_processes_never_work_at_the_same_time(strategies: Result) -> None:
+    """A rank that one of them doesn't need has no steps of it."""
+    run = RunDir(strategies.directory / "run")
+    ranks = {variant: set(run.read_steps(variant)) for variant in ("single-1", "dp-2-even", "ddp-2-even")}
+    assert ranks == {"single-1": {0}, "dp-2-even": {0}, "ddp-2-even": {0, 1}}
+    blocks = [event for event in run.read_events("05-together") if event.stage == "round"]
+    assert {event.variant for event in blocks} == {one["id"] for one in strategies.comparison["variants"]}
+    waiting = [event for event in run.read_events("05-together", 1) if event.stage == "round"]
+    assert [event.variant for event in waiting] == [
+        event.variant for event in blocks if event.variant in ("ddp-2-even", "zero1-2-even")
+    ]

@@ -41,6 +41,13 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
         server.communicate()
 
 
+def last_modified(env: dict[str, str], name: str) -> str:
+    """When a file of the run was written to the server."""
+    place = RUN.replace("s3:/", env["AWS_ENDPOINT_URL"])
+    with urllib.request.urlopen(urllib.request.Request(f"{place}/{name}", method="HEAD")) as answer:
+        return str(answer.headers["Last-Modified"])
+
+
 def test_a_run_on_s3_is_read_and_continued(tmp_path: Path, env: dict[str, str]) -> None:
     write(tmp_path, "job.yaml", SLEEP_JOB)
     job = ("job.yaml", "--set", "compare.split=[even]", "--set", "gradient_check=false")
@@ -54,8 +61,10 @@ def test_a_run_on_s3_is_read_and_continued(tmp_path: Path, env: dict[str, str]) 
     traced = gpurun(tmp_path, "trace", f"{RUN}/variants/ddp-2-even", "--json", env=env)
     assert [rank["rank"] for rank in traced.json["ranks"]] == [0, 1]
 
+    before = last_modified(env, "plan.json")
     resumed = gpurun(tmp_path, "--resume", RUN, "--json", env=env)
     assert resumed.code == 0, resumed.err
     assert f"the run is also at {RUN}" in resumed.err
     assert resumed.json["variants"] == local.json["variants"]
     assert json.loads(local.out)["complete"]
+    assert last_modified(env, "plan.json") == before  # nothing is copied twice

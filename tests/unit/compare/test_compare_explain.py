@@ -113,19 +113,11 @@ def test_what_is_small_is_not_said_of_the_fastest(wording: Wording) -> None:
     wording(sentence([variant("ddp-even", (32, 32), 65.0, *alike)], {}))
 
 
-@pytest.mark.parametrize(
-    ("part", "said"),
-    [
-        ("transfer", "every rank spends 15.0 of 65.0 ms on communication that nothing overlaps"),
-        ("memcpy", "every rank spends 15.0 of 65.0 ms on copies that nothing overlaps"),
-        ("input", "every rank spends 15.0 of 65.0 ms waiting for data"),
-        ("host", "every rank spends 15.0 of 65.0 ms in Python between operators"),
-    ],
-)
-def test_other_causes(part: str, said: str) -> None:
+@pytest.mark.parametrize("part", ["transfer", "memcpy", "input", "host"])
+def test_other_causes(part: str, wording: Wording) -> None:
     work_ms = 50.0 if part == "transfer" else 65.0
     slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, work_ms, **{part: 15.0}) for i in (0, 1)))
-    assert why_slower(slow, EVEN) == f"{said} {TRACED}"
+    wording(why_slower(slow, EVEN))
 
 
 @pytest.mark.parametrize("part", ["transfer", "memcpy", "input", "host"])
@@ -248,15 +240,9 @@ def test_what_is_said_of_every_rank_holds_of_every_rank(wording: Wording) -> Non
     assert "every rank" not in said
 
 
-@pytest.mark.parametrize(
-    ("ms_per_sample", "kind", "said"),
-    [
-        ((3.0, 1.0), "straggler", "waits 36.0 of 51.0 ms for rank 0, which takes longer for each sample"),
-        ((1.0, 1.0), "split", "waits 2.00 of 17.0 ms for rank 0's larger batch"),
-    ],
-)
+@pytest.mark.parametrize(("ms_per_sample", "kind"), [((3.0, 1.0), "straggler"), ((1.0, 1.0), "split")])
 def test_two_samples_more_are_not_why_a_slow_device_takes_three_times_as_long(
-    ms_per_sample: tuple[float, float], kind: str, said: str
+    ms_per_sample: tuple[float, float], kind: str, wording: Wording
 ) -> None:
     """Of the wait, 15 × (17 / 15 − 1) samples are the split; the rest is the device."""
     work = [samples * ms for samples, ms in zip((17, 15), ms_per_sample, strict=True)]
@@ -264,7 +250,7 @@ def test_two_samples_more_are_not_why_a_slow_device_takes_three_times_as_long(
     slow = variant("ddp-17-15", (17, 15), work[0], rank(0, 17, work[0]), rank(1, 15, work[1], wait_ms))
     found = known(largest_loss(slow.ranks))
     assert (found.kind, found.ms) == (kind, wait_ms)
-    assert said in str(found)
+    wording(str(found))
 
 
 def test_a_larger_batch_and_a_slower_device_are_both_named_by_their_size(wording: Wording) -> None:
@@ -317,22 +303,13 @@ def test_a_rank_without_samples_waits_for_nobodys_larger_batch(wording: Wording)
     wording(sentence([alone], {}))
 
 
-@pytest.mark.parametrize(
-    ("slow", "advice"),
-    [
-        (
-            rank(0, 40, 60.0),
-            "find out why the ranks' times differ from those that were measured to find this split.",
-        ),
-        (rank(0, 24, 60.0), "find out what slows that rank down."),
-    ],
-)
-def test_no_advice_to_balance_a_balanced_split(slow: RankFigures, advice: str) -> None:
+@pytest.mark.parametrize("slow", [rank(0, 40, 60.0), rank(0, 24, 60.0)])
+def test_no_advice_to_balance_a_balanced_split(slow: RankFigures, wording: Wording) -> None:
     quick = rank(1, 64 - (slow.local_batch or 0), 30.0, 30.0)
     uneven = variant("ddp-a", (slow.local_batch or 0, quick.local_batch or 0), 60.0, slow, quick)
     assert "split: balanced" in sentence([uneven], {})
     said = sentence([replace(uneven, split_name="balanced")], {})
-    assert said.endswith(f": {advice}")
+    wording(said)
     assert "split: balanced" not in said
 
 

@@ -159,23 +159,19 @@ def test_one_slower_variant_is_enough_and_all_must_pass(wording: Wording) -> Non
 
 
 @pytest.mark.parametrize(
-    ("in_a", "in_b", "words"),
+    ("in_a", "in_b"),
     [
-        (result("v", [100.0]), result("v", [150.0]), "1 launch of each run: a verdict takes 6"),
-        (result("v", A), result("v", [], status="failed"), "failed in run B"),
-        (
-            result("v", A),
-            result("v", A, global_batch=128),
-            "other work (split: [32, 32] → [64, 64], global_batch: 64 → 128)",
-        ),
+        (result("v", [100.0]), result("v", [150.0])),
+        (result("v", A), result("v", [], status="failed")),
+        (result("v", A), result("v", A, global_batch=128)),
     ],
 )
 def test_what_has_no_interval_leaves_the_gate_undecided(
-    in_a: VariantResult, in_b: VariantResult, words: str
+    in_a: VariantResult, in_b: VariantResult, wording: Wording
 ) -> None:
     found = gate(run(in_a), run(in_b))
     assert found.outcome == "undecided"
-    assert words in found.headline
+    wording(found.headline)
 
 
 def test_runs_with_other_load_are_refused(wording: Wording) -> None:

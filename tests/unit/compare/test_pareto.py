@@ -83,19 +83,17 @@ UNDECIDED = Everywhere(Difference(0.1, (-1.0, 1.2), "inconclusive"))
 
 
 @pytest.mark.parametrize(
-    ("gib", "pairwise", "fastest", "summary"),
-    [
-        (4.0, SLOWER, "v0", "Fastest that fits in 4.00 GiB: ddp 32/32 (10.0 ms, 4.00 GiB)."),
-        (3.5, SLOWER, "v1", "Fastest that fits in 3.50 GiB: ddp 32/32 (12.0 ms, 2.00 GiB)."),
-        (3.5, UNDECIDED, "v1", "Fastest on average that fits in 3.50 GiB: ddp 32/32 (12.0 ms, 2.00 GiB)."),
-        (0.5, SLOWER, None, "No variant fits in 0.50 GiB: even ddp 32/32 takes 1.00 GiB."),
-    ],
+    ("gib", "pairwise", "fastest"),
+    [(4.0, SLOWER, "v0"), (3.5, SLOWER, "v1"), (3.5, UNDECIDED, "v1"), (0.5, SLOWER, None)],
 )
-def test_the_fastest_that_fits(gib: float, pairwise: Everywhere, fastest: str | None, summary: str) -> None:
+def test_the_fastest_that_fits(
+    gib: float, pairwise: Everywhere, fastest: str | None, wording: Wording
+) -> None:
     results = variants((10, 4.0), (12, 2.0), (20, 1.0))
     found = fitting_in(int(gib * GIB), results, pairwise, is_on_host=False)
     assert found is not None
-    assert (found.fastest, found.summary) == (fastest, summary)
+    wording(found.summary)
+    assert found.fastest == fastest
     assert found.variants == tuple(f"v{i}" for i in range(3) if (4.0, 2.0, 1.0)[i] <= gib)
 
 

@@ -170,6 +170,17 @@ FINDINGS = {
     "54: collectives that NCCL runs as one never seem to be completed": [
         "test_collectives_that_run_as_one_are_completed_with_it"
     ],
+    # A seventh one, of torch's C++ that none had been about, and of NCCL's.
+    "55: an algorithm that can't do every collective fails in the first one": [
+        "test_an_algorithm_is_for_the_collectives_that_it_can_do",
+        "test_what_nccl_cannot_do_is_refused",
+    ],
+    "56: a trace fails with an allocator that keeps no history": [
+        "test_an_allocator_without_a_history_costs_no_trace"
+    ],
+    "57: a rank that waits for others to connect seems to be the cause": [
+        "test_a_rank_whose_peers_never_connected_is_no_cause"
+    ],
 }
 
 

@@ -212,7 +212,7 @@ def test_a_group_of_gpus_connects_at_once_and_waits_as_long_as_the_job(
         "init_process_group",
         lambda backend, **rest: asked.append({"backend": backend, **rest}),
     )
-    chosen = {"algorithm": "nvlstree", "protocol": "ll", "channels": 4}
+    chosen = {"algorithm": "tree", "protocol": "ll", "channels": 4}
     for name in ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"):
         monkeypatch.setenv(name, "unset")
     shared = launch(
@@ -224,7 +224,7 @@ def test_a_group_of_gpus_connects_at_once_and_waits_as_long_as_the_job(
     assert (on_gpu["backend"], on_gpu["device_id"]) == ("cpu:gloo,cuda:nccl", torch.device("cuda", 0))
     assert on_gpu["timeout"].total_seconds() == 2100
     assert (on_cpu["backend"], on_cpu["device_id"]) == ("gloo", None)
-    assert (os.environ["NCCL_ALGO"], os.environ["NCCL_PROTO"]) == ("nvlstree", "ll")
+    assert (os.environ["NCCL_ALGO"], os.environ["NCCL_PROTO"]) == ("allreduce:tree,tree", "ll")
     assert os.environ["NCCL_MIN_NCHANNELS"] == os.environ["NCCL_MAX_NCHANNELS"] == "4"
 
 

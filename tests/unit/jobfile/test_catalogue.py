@@ -50,17 +50,11 @@ def test_one_workload_is_shown_with_what_its_parameters_mean(wording: Wording) -
     assert [one["name"] for one in listed["workloads"]] == ["gpt", "lstm"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["gtp"], "there is no built-in workload `gtp`\n    did you mean `gpt`?"),
-        (["gpt", "zzz"], "there is no built-in workload `zzz`\n    built-in workloads: gpt, vit_b16"),
-    ],
-)
-def test_names_that_are_no_workloads_are_mistakes(words: list[str], said: str) -> None:
+@pytest.mark.parametrize("words", [["gtp"], ["gpt", "zzz"]])
+def test_names_that_are_no_workloads_are_mistakes(words: list[str], wording: Wording) -> None:
     refused = CliRunner().invoke(cli, ["workloads", *words])
     assert isinstance(refused.exception, SpecError)
-    assert said in str(refused.exception)
+    wording(str(refused.exception))
 
 
 def test_listing_needs_no_torch() -> None:

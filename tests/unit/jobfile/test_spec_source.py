@@ -195,22 +195,10 @@ def test_a_mistake_in_an_override_names_the_option(wording: Wording) -> None:
     assert str(source.problem(("a", "b"), "wrong")) == "--set a.b: wrong"
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("nothing", "--set nothing: expected key.path=value"),
-        ("=1", "expected key.path=value"),
-        ("a..b=1", "expected key.path=value"),
-        ("a=[", "--set a: invalid YAML"),
-        ("a.b=1", "not a mapping"),
-        ("l.7=1", "not an index into a list of length 1"),
-        ("l.x=1", "not an index into a list of length 1"),
-        ("a=\x00", "control character"),
-    ],
-)
-def test_overrides_that_are_refused(override: str, message: str) -> None:
+@pytest.mark.parametrize("override", ["nothing", "=1", "a..b=1", "a=[", "a.b=1", "l.7=1", "l.x=1", "a=\x00"])
+def test_overrides_that_are_refused(override: str, wording: Wording) -> None:
     (problem,) = overridden("a: 1\nl: [x]\n", override).problems
-    assert message in str(problem)
+    wording(str(problem))
 
 
 def test_a_refused_override_stops_no_other() -> None:

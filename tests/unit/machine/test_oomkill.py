@@ -4,30 +4,33 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.machine.resource_limits import _counter_files, _read_counter, oom_kills
+from gpurun.launcher.machine.resource_limits import oom_kills
 
-
-def test_both_versions_of_cgroups_are_looked_for() -> None:
-    files = [str(file) for file in _counter_files(["4:cpu,memory:/job/7", "0::/user/x:y"])]
-    assert "/sys/fs/cgroup/memory/job/7/memory.oom_control" in files
-    assert "/sys/fs/cgroup/memory/memory.oom_control" in files
-    assert "/sys/fs/cgroup/user/x:y/memory.events" in files
+V1, V2 = "4:cpu,memory:/job/7\n", "0::/user/x:y\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "count"),
+    ("cgroup", "file", "text", "count"),
     [
-        ("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n", 2),
-        ("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n", 5),
-        ("oom_kill_disable 0\nunder_oom 0\n", None),
-        ("", None),
-        ("three words here\n", None),
+        (V2, "user/x:y/memory.events", "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n", 2),
+        (V2, "unified/memory.events", "oom_kill 3\n", 3),  # a container sees its own group as the root
+        (V1 + V2, "memory/job/7/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n", 5),
+        (V1 + V2, "memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n", 5),
+        (V1, "memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n", None),
+        (V2, "memory.events", "", None),
+        (V2, "memory.events", "three words here\n", None),
+        ("2:cpu:/job/7\n", "memory.events", "oom_kill 2\n", None),
     ],
 )
-def test_the_counter_is_read(tmp_path: Path, text: str, count: int | None) -> None:
-    (tmp_path / "events").write_text(text)
-    assert _read_counter(tmp_path / "events") == count
+def test_the_counter_is_found_and_read(
+    tmp_path: Path, cgroup: str, file: str, text: str, count: int | None
+) -> None:
+    for name, content in (("proc/self/cgroup", cgroup), (f"sys/fs/cgroup/{file}", text)):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text(content)
+    assert oom_kills(tmp_path) == count
 
 
-def test_a_process_that_is_gone_has_no_counter() -> None:
-    assert oom_kills("0") is None
+def test_without_a_cgroup_there_is_no_counter(tmp_path: Path) -> None:
+    assert oom_kills(tmp_path) is None

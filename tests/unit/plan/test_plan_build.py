@@ -17,10 +17,10 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import read_spec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.build import build_plan, estimate_s
-from gpurun.launcher.plan.launch_config import launch_config_for
+from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, turns_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.report.terminal.plan import headlines
-from gpurun.launcher.rundir.records import LaunchConfig, ProfileConfig, VariantConfig
+from gpurun.launcher.rundir.records import LaunchConfig, MemoryPeak, ProfileConfig, VariantConfig
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.wording import Wording
 
@@ -64,7 +64,7 @@ def test_batches_and_micro_batches_share_one_launch() -> None:
 
 def test_strategies_take_turns_in_abba_order() -> None:
     compare = {"strategy": ["ddp", "dp"], "split": ["even", [48, 16]]}
-    plan = build_plan(spec_of(compare=compare, until="fixed"), CPU)
+    plan = build_plan(spec_of(compare=compare, until="fixed", steps={"together": "never"}), CPU)
     assert [launch.id for launch in plan.launches] == [
         "01-ddp-2", "02-dp-2", "03-dp-2", "04-ddp-2", "05-ddp-2", "06-dp-2",
         "07-dp-2", "08-ddp-2", "09-ddp-2", "10-dp-2", "11-dp-2", "12-ddp-2",
@@ -73,8 +73,55 @@ def test_strategies_take_turns_in_abba_order() -> None:
     assert {launch.rounds for launch in plan.launches} == {math.ceil(28 / 6)}
 
 
+TURNS = {"single": "single-1", "dp": "dp-2", "ddp": "ddp-2", "zero1": "zero1-2"}
+
+
+@pytest.mark.parametrize(
+    ("job", "groups"),
+    [
+        ({}, ["together"]),
+        ({"steps": {"launches": 3, "together": "never"}}, list(TURNS.values())),
+        ({"bind": "cores"}, ["together", "dp-2"]),
+        ({"compare": {"strategy": ["ddp", "single"], "device_count": [1, 2]}}, ["ddp-1", "together"]),
+        ({"compare": {"strategy": ["ddp", "dp"], "bucket_mb": [1, 25]}}, ["together"]),
+        ({"compare": {"strategy": ["ddp", "dp"], "threads": [1, 2]}}, ["together", "together-2"]),
+        ({"compare": {"strategy": ["dp", "single"]}}, ["together"]),
+    ],
+)
+def test_strategies_share_their_processes_after_their_first_launches(
+    job: dict[str, Any], groups: list[str]
+) -> None:
+    """A `ddp` of one device has a process group of its own; bound ranks have too few cores for `dp`."""
+    fixed = {"compare": {"strategy": list(TURNS)}, "until": "fixed", "steps": {"launches": 3}}
+    plan = build_plan(spec_of(**fixed | job), CPU)
+    by_repetition = [[x for x in plan.launches if x.repetition == number] for number in range(4)]
+    _, second, third, fourth = ([launch.group for launch in launches] for launches in by_repetition)
+    assert sorted(second) == sorted(third) == sorted(groups)
+    assert fourth == (second if "together" in groups else [])
+    for launches in by_repetition:
+        measured = [variant for launch in launches for variant in launch.variants]
+        assert sorted(measured) in (sorted(variant.id for variant in plan.variants), [])
+    for launch in plan.launches:
+        sizes = [plan.variant(variant).world_size for variant in launch.variants]
+        assert len(launch.processes) == max(sizes)
+
+
+@pytest.mark.parametrize("together", ["auto", "always"])
+def test_on_gpus_the_first_process_sees_what_its_strategies_need(together: str) -> None:
+    """By default strategies don't share GPUs' memory."""
+    job = {"devices": "cuda", "compare": {"strategy": ["ddp", "dp"]}, "until": "fixed"}
+    plan = build_plan(spec_of(**job, steps={"launches": 2, "together": together}), GPUS)
+    shared = [launch for launch in plan.launches if launch.group == "together"]
+    assert len(shared) == (2 if together == "always" else 0)
+    for first, second in (launch.processes for launch in shared):
+        assert first.devices == ("cuda:0", "cuda:1")
+        assert second.devices == ("cuda:1",)
+        assert first.env["CUDA_VISIBLE_DEVICES"].split(",")[1:] == [second.env["CUDA_VISIBLE_DEVICES"]]
+
+
 def test_with_a_budget_there_are_as_many_short_launches_as_may_fit() -> None:
-    job: dict[str, Any] = {"compare": {"strategy": ["ddp", "dp"], "split": ["even", [48, 16]]}}
+    compare = {"strategy": ["ddp", "dp"], "split": ["even", [48, 16]]}
+    job: dict[str, Any] = {"compare": compare, "steps": {"together": "never"}}
     plan = build_plan(spec_of(**job), CPU)
     assert plan.budget_s == 180.0
     assert [launch.id for launch in plan.launches[:4]] == ["01-ddp-2", "02-dp-2", "03-dp-2", "04-ddp-2"]
@@ -183,7 +230,8 @@ def test_a_config_holds_all_that_workers_need() -> None:
 
 
 def test_checks_and_traces_belong_to_a_groups_first_launch() -> None:
-    found = configs(spec_of(compare={"strategy": ["ddp", "dp"]}, until="fixed"), CPU)
+    job = {"compare": {"strategy": ["ddp", "dp"]}, "steps": {"together": "never"}}
+    found = configs(spec_of(**job, until="fixed"), CPU)
     assert [config.gradient_check for config in found] == [True, True] + [False] * 10
     assert [config.profile is not None for config in found] == [True, True] + [False] * 10
     assert [config.memory for config in found] == [True, True] + [False] * 10
@@ -256,7 +304,11 @@ def test_every_variant_gets_its_rounds_and_neighbours_pair(
     strategies: list[str], launches: int, rounds: int
 ) -> None:
     plan = build_plan(
-        spec_of(compare={"strategy": strategies}, steps={"launches": launches, "rounds": rounds}), CPU
+        spec_of(
+            compare={"strategy": strategies},
+            steps={"launches": launches, "rounds": rounds, "together": "never"},
+        ),
+        CPU,
     )
     for variant in plan.variants:
         mine = [launch for launch in plan.launches if variant.id in launch.variants]
@@ -283,3 +335,39 @@ def test_a_step_that_is_known_to_be_long_is_in_the_estimate(wording: Wording) ->
     assert estimate_s(plan, spec) > 10.0 * sum(launch.rounds for launch in plan.launches)
     wording(headlines(plan, spec)[1])
     assert headlines(replace(plan, step_s=0.002), spec)[1].endswith(" if steps are short")
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "peaks", "fits"),
+    [
+        (10, {"ddp-2-even": (2, 2), "dp-2-even": (3,)}, True),
+        (8, {"ddp-2-even": (2, 2), "dp-2-even": (3,)}, False),
+        (10, {"ddp-2-even": (2, 2)}, False),
+    ],
+)
+def test_strategies_are_held_at_once_only_where_the_memory_is_known_to_suffice(
+    free_gib: float, peaks: dict[str, tuple[int, ...]], fits: bool
+) -> None:
+    """The peaks of a strategy's ranks add up on a host; a fifth of the memory stays free."""
+    plan = build_plan(spec_of(compare={"strategy": ["ddp", "dp"]}, until="fixed"), CPU)
+    turns = turns_of(plan, plan.launches[-1], plan.launches[-1].variants)
+    assert [(turn.variants, len(turn.processes)) for turn in turns] == [
+        (("ddp-2-even",), 2),
+        (("dp-2-even",), 1),
+    ]
+    found = {
+        variant: {rank: MemoryPeak(parameters=gib << 30) for rank, gib in enumerate(of_ranks)}
+        for variant, of_ranks in peaks.items()
+    }
+    assert fit_at_once(turns, found, {"memory_available_gib": free_gib, "gpus": []}) == fits
+
+
+def test_on_gpus_what_their_allocators_held_decides() -> None:
+    job = {"devices": "cuda", "compare": {"strategy": ["ddp", "dp"]}, "until": "fixed"}
+    plan = build_plan(spec_of(**job, steps={"together": "always"}), GPUS)
+    turns = turns_of(plan, plan.launches[-1], plan.launches[-1].variants)
+    of_gpu = MemoryPeak(parameters=1 << 30, reserved=30 << 30)
+    peaks = {"ddp-2-even": {0: of_gpu, 1: of_gpu}, "dp-2-even": {0: of_gpu}}
+    for gib, fits in ((80.0, True), (70.0, False), (None, False)):
+        host = {"memory_available_gib": 1.0, "gpus": [{"memory_gib": 80.0}, {"memory_gib": gib}]}
+        assert fit_at_once(turns, peaks, host) == fits

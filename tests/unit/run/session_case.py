@@ -43,7 +43,8 @@ class Case:
 
     def __post_init__(self) -> None:
         self.directory.mkdir(exist_ok=True)
-        size = "" if "budget:" in self.job or "steps:" in self.job else "steps: {rounds: 6, launches: 1}\n"
+        own = "steps: {together: never}\n" if "budget:" in self.job else "steps: {rounds: 6, launches: 1}\n"
+        size = "" if "\nsteps:" in self.job else own
         text = f"workload: gpt\nglobal_batch: 8\ndevices: cpu:2\n{size}{self.job}"
         if "script:" in self.job:
             (self.directory / "train.py").write_text("")

@@ -64,7 +64,9 @@ def with_step(launch: LaunchConfig, run: RunDir) -> Script:
 
 def test_an_incomplete_pair_of_launches_is_measured_anew_with_other_software(tmp_path: Path) -> None:
     """The second pair, `03-dp-2` and `04-ddp-2`, which was interrupted in its second half."""
-    cases = [Case(tmp_path, f"{STRATEGIES}steps: {{rounds: 3, launches: 2}}\n", []) for _ in TORCH]
+    cases = [
+        Case(tmp_path, f"{STRATEGIES}steps: {{rounds: 3, launches: 2, together: never}}\n", []) for _ in TORCH
+    ]
     ended = iter((True, True, True, False))
     first, second = cases
     first.ranks.scripts = lambda one: with_step(one, first.run) if next(ended) else [(1.0, CTRL_C)]

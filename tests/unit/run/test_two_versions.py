@@ -19,6 +19,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import git, prune, remove
 from gpurun.launcher.plan.model import GatePlan, Side
 from gpurun.launcher.start_gate import Interpreter, Wanted, gate_job, interpreter, two_versions
+from tests.wording import Wording
 
 MAIN = Wanted("main", 3.0)
 IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b")
@@ -108,20 +109,20 @@ def test_a_directory_is_like_the_working_copy_or_like_the_job_files(repository: 
 
 
 @pytest.mark.parametrize(
-    ("wanted", "text", "words"),
+    ("wanted", "text"),
     [
-        (Wanted("nowhere", 3.0), "script: train.py", "--against nowhere: neither a commit in"),
-        (Wanted("--help", 3.0), "script: train.py", "--against --help: neither"),
-        (Wanted("main", 3.0), "script: new.py", "new.py is not in main\n    if it isn't committed"),
-        (Wanted("main", 3.0, (Path("/etc/hostname"),)), "script: train.py", "it must be in"),
-        (Wanted("main", 3.0), "workload: mlp\nglobal_batch: 8", "mlp is a workload of gpurun itself"),
+        (Wanted("nowhere", 3.0), "script: train.py"),
+        (Wanted("--help", 3.0), "script: train.py"),
+        (Wanted("main", 3.0), "script: new.py"),
+        (Wanted("main", 3.0, (Path("/etc/hostname"),)), "script: train.py"),
+        (Wanted("main", 3.0), "workload: mlp\nglobal_batch: 8"),
     ],
 )
-def test_what_is_no_gate_is_refused(repository: Path, wanted: Wanted, text: str, words: str) -> None:
+def test_what_is_no_gate_is_refused(repository: Path, wanted: Wanted, text: str, wording: Wording) -> None:
     spec = job(repository, f"{text}\ndevices: cpu:1\n")
     with pytest.raises(SpecError) as error, two_versions(wanted, spec, repository / "jobs"):
         pass
-    assert words in str(error.value)
+    wording(str(error.value))
     assert worktrees(repository) == 1
 
 

@@ -1,6 +1,7 @@
 """Run directories in stores: a store that is away, a copy that breaks off, a full disk. Nothing is lost."""
 
 import errno
+import queue
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,15 +13,18 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.rundir import store as stores
+from gpurun.launcher.rundir.claim import claimed
+from gpurun.launcher.rundir.copier import Copier
+from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import cache_directory
 from gpurun.launcher.rundir.store import (
-    Copier,
     Store,
     Url,
     as_url,
     fetched,
     keep_at,
     kept_at,
+    refreshed,
     refuse_taken,
     stamps,
 )
@@ -111,6 +115,65 @@ def test_only_what_has_changed_is_read_again(run: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Store, "get", get_and_tell)
     fetched(HERE)
     assert read == ["plan.json"]
+
+
+@pytest.mark.parametrize("where", ["here", "in the copy"])
+def test_a_run_that_is_resumed_is_copied_only_as_far_as_it_has_changed(
+    run: Path, url: Url, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[str] = []
+    put = Store.put
+
+    def put_and_tell(store: Store, source: Path, name: str) -> None:
+        copied.append(name)
+        put(store, source, name)
+
+    monkeypatch.setattr(Store, "put", put_and_tell)
+    (run / "old").touch()
+    Copier(run, Store(url), print).step(final=True)
+    resumed = run if where == "here" else fetched(url)
+    copied.clear()
+    assert Copier(resumed, Store(url), print).step()
+    assert copied == []
+    (resumed / "comparison.json").write_bytes(b"{}")
+    (resumed / "old").unlink()
+    assert Copier(resumed, Store(url), print).step(final=True)
+    assert copied == ["comparison.json"]
+    Store(url).remove("plan.json")  # by someone else
+    with (resumed / "comparison.json").open("ab") as file:
+        file.write(b"\n")
+    assert Copier(resumed, Store(url), print).step()
+    assert copied == ["comparison.json"] * 2 + ["plan.json"]
+    assert in_store(url) == contents(resumed)
+
+
+def test_a_copy_in_which_a_run_goes_on_is_left_alone(run: Path) -> None:
+    Copier(run, Store(HERE), print).step()
+    copy = fetched(HERE)
+    (run / "log").write_bytes(b"old")
+    Copier(run, Store(HERE), print).step()
+    with claimed(RunDir(copy)):
+        (copy / "log").write_bytes(b"newer")
+        assert (fetched(HERE) / "log").read_bytes() == b"newer"
+    assert (fetched(HERE) / "log").read_bytes() == b"old"
+
+
+def test_what_is_shown_of_a_url_is_kept_up_to_date(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "EVERY_S", 0.01)
+    copier, said = Copier(run, Store(HERE), print), queue.SimpleQueue[str]()
+    copier.step()
+    copy = fetched(HERE)
+    with refreshed(copy, said.put):
+        MemoryFileSystem.store.clear()  # away
+        assert said.get(timeout=60).startswith("there is nothing at memory://bucket/run")
+        Copier(run, Store(HERE), print).step()
+        assert said.get(timeout=60) == "memory://bucket/run can be read again"
+        (run / "comparison.json").write_bytes(b"{}")
+        copier.step()
+        while not (copy / "comparison.json").exists():
+            assert said.empty()
+    with refreshed(run, said.put):  # which is no copy
+        assert said.empty()
 
 
 def test_a_store_that_is_away_for_60_s_loses_nothing(
@@ -210,7 +273,7 @@ def test_a_read_that_breaks_off_leaves_the_old_copy(
 def test_large_files_are_copied_again_when_they_have_grown_by_a_quarter(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "SMALL_BYTES", 100)
+    monkeypatch.setattr("gpurun.launcher.rundir.copier.SMALL_BYTES", 100)
     log = run / "log"
     log.write_bytes(b"x" * 1000)
     copier = Copier(run, Store(HERE), print)

@@ -173,18 +173,18 @@ def test_no_script_holds_the_secret(name: str, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "job", "words"),
+    ("name", "options", "job"),
     [
-        ("kubernetes", replace(OPTIONS, image=None), {}, "missing option --image"),
-        ("skypilot", replace(OPTIONS, gpu=None), {}, "missing option --gpu"),
-        ("jobset", replace(OPTIONS, gpus_per_node=None), {"devices": "cuda"}, "how many GPUs a node has"),
-        ("trainjob", replace(OPTIONS, time="soon"), {}, "--time: "),
+        ("kubernetes", replace(OPTIONS, image=None), {}),
+        ("skypilot", replace(OPTIONS, gpu=None), {}),
+        ("jobset", replace(OPTIONS, gpus_per_node=None), {"devices": "cuda"}),
+        ("trainjob", replace(OPTIONS, time="soon"), {}),
     ],
 )
 def test_what_is_missing_is_named(
-    name: str, options: SubmitOptions, job: dict[str, Any], words: str, wording: Wording
+    name: str, options: SubmitOptions, job: dict[str, Any], wording: Wording
 ) -> None:
-    with pytest.raises(SpecError, match=words):
+    with wording.raises(SpecError):
         script(name, submission(**job), options)
     with wording.raises(SpecError):
         script(name, replace(submission(), job_file=Path("/elsewhere/job.yaml")))
@@ -230,21 +230,13 @@ def test_every_name_becomes_one_that_kubernetes_takes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["--to", "ray", "--partition", "gpu"],
-            "--partition is not for ray\n    it takes --nodes, --cpus-per",
-        ),
-        (["--to", "mpi", "--sbatch=--x"], "--sbatch is not for mpi"),
-        (["--slurm", "--to", "ray"], "--slurm and --to ray: choose one"),
-        ([], "missing option --to: one of mpi, slurm, skypilot, kubernetes, jobset, trainjob, ray"),
-    ],
+    "words",
+    [["--to", "ray", "--partition", "gpu"], ["--to", "mpi", "--sbatch=--x"], ["--slurm", "--to", "ray"], []],
 )
-def test_mistakes_on_the_command_line(words: list[str], said: str) -> None:
+def test_mistakes_on_the_command_line(words: list[str], wording: Wording) -> None:
     result = CliRunner().invoke(cli, ["submit", "job.yaml", *words])
     assert isinstance(result.exception, GpurunError)
-    assert said in str(result.exception)
+    wording(str(result.exception))
 
 
 def test_the_list_names_all_and_how_each_announces_a_preemption() -> None:

@@ -102,4 +102,19 @@ def test_what_may_be_missed_shrinks_with_what_is_known() -> None:
     assert found is not None
     assert found.finalists[0] == 0
     others = [one for one in range(len(levels)) if one not in found.finalists]
+    assert found.missed is not None
     assert found.missed < missed(early, found.finalists, others, 0)
+
+
+def test_nothing_is_said_of_values_that_no_trial_had() -> None:
+    """By a single trial the model would know others to 20 %."""
+    search = Search(levels_of((2, 3)))
+    one = Trial(0, math.log(0.06), 1e-4, 1.0)
+    found = search.found([one])
+    assert found is not None
+    assert (found.missed, found.unknown) == (None, frozenset(range(1, 6)))
+    others = [Trial(number, math.log(0.06), 1e-4, 1.0) for number in (4, 2)]
+    found = search.found([one, *others])
+    assert found is not None
+    assert found.missed is not None
+    assert not found.unknown

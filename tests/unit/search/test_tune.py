@@ -176,17 +176,14 @@ def test_nothing_that_could_be_measured_is_a_mistake(tmp_path: Path, wording: Wo
 
 
 @pytest.mark.parametrize(
-    ("job", "message"),
+    "job",
     [
-        (
-            "workload: gpt\nglobal_batch: max\ncompare: {bucket_mb: [1, 5]}",
-            "needs a number for `global_batch`",
-        ),
-        ("workload: gpt\nglobal_batch: 8\nnodes: 2\ncompare: {bucket_mb: [1, 5]}", "set `nodes: 1`"),
-        ("workload: matmul\ncompare: {precision: [fp32, bf16]}", "micro-benchmark"),
-        ("workload: gpt\nglobal_batch: 8", "nothing to search"),
+        "workload: gpt\nglobal_batch: max\ncompare: {bucket_mb: [1, 5]}",
+        "workload: gpt\nglobal_batch: 8\nnodes: 2\ncompare: {bucket_mb: [1, 5]}",
+        "workload: matmul\ncompare: {precision: [fp32, bf16]}",
+        "workload: gpt\nglobal_batch: 8",
     ],
 )
-def test_jobs_that_cannot_be_searched(tmp_path: Path, job: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
+def test_jobs_that_cannot_be_searched(tmp_path: Path, job: str, wording: Wording) -> None:
+    with wording.raises(SpecError):
         tuning_of(tmp_path, f"devices: cpu:2\n{job}")

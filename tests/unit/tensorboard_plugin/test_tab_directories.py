@@ -34,6 +34,7 @@ from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
 from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, Refused, Server
 from gpurun.launcher.tensorboard_plugin.timeline import index_store
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, home_of, making
+from gpurun.launcher.tensorboard_plugin.view import is_empty
 
 COMPARISON = Path(__file__).resolve().parents[2] / "data" / "comparison.json"
 PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
@@ -192,6 +193,21 @@ def test_traces_that_links_lead_out_to_are_named_not_opened(logdir: Path) -> Non
     (variant,) = run_answer(only(logdir))["variants"]
     assert [each["rank"] for each in variant["traces"]] == [1]
     assert [each.file for each in variant["problems"]] == ["rank0.pt.trace.json"]
+
+
+def test_traces_of_any_name_are_found_by_what_they_hold(tmp_path: Path) -> None:
+    """As `export_chrome_trace` writes them; other JSON makes no directory one of traces."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "config.json").write_text("{}")
+    assert is_empty(tmp_path)
+    (tmp_path / "data" / "trace.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    (tmp_path / "data" / "rank3.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
+    assert not is_empty(tmp_path)
+    (listed,) = Listing(str(tmp_path)).all().values()
+    assert [(each.path.name, each.rank) for each in listed.traces_of(TRACES)] == [
+        ("rank3.json.gz", 3),
+        ("trace.json", None),
+    ]
 
 
 def test_a_trace_that_is_written_again_is_another_version(tmp_path: Path) -> None:

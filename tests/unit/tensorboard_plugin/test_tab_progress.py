@@ -3,6 +3,7 @@
 import os
 import platform
 import time
+from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from gpurun.launcher.tensorboard_plugin.html import without_host
 from gpurun.launcher.tensorboard_plugin.logdir import machine
 from gpurun.launcher.tensorboard_plugin.logdir.documents import Kept, stamp_of, status
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
-from gpurun.launcher.tensorboard_plugin.logdir.machine import CpuTimes, LiveDevices
+from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
 from tests.known import known
 from tests.wording import Wording
 
@@ -152,8 +153,9 @@ def test_before_the_first_variant_is_done_the_plan_is_shown(run: RunDir) -> None
 def test_the_use_of_the_cpu_is_unknown_at_first_and_then_what_it_was_since(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    times = iter([CpuTimes(10.0, 100.0), CpuTimes(13.0, 104.0)])
-    monkeypatch.setattr(machine, "_cpu_times", lambda: next(times))
+    cpu_times = namedtuple("cpu_times", "user idle")
+    times = iter([cpu_times(10.0, 90.0), cpu_times(13.0, 91.0)])
+    monkeypatch.setattr("psutil.cpu_times", lambda: next(times))
     monkeypatch.setattr(machine, "FRESH_S", -1.0)
     monkeypatch.setattr(machine, "inspect_gpus", lambda *_: SimpleNamespace(gpus=()))
     devices = LiveDevices()

@@ -115,6 +115,7 @@ def test_sentences(snapshot: Callable[[str, str], None]) -> None:
         "no step": step_sentence(replace(UNTRACED, step_ms=None)),
         "operators": operators(),
         "operators, compared": operators(OTHER, against_step_ms=59.8),
+        "operators side by side": operators(step_ms=9.0),
         "operators that wait": operators(rows=[row("a", 1.0), ROWS[1]]),
         "operators without names": operators(rows=ROWS[1:]),
         "operators without times": operators(rows=[row("a", 0.0)]),

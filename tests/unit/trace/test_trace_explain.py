@@ -142,3 +142,15 @@ def test_a_bubble_is_nothing_but_waiting_and_a_straggler_in_a_stage_is_named_too
     report = job.report(tmp_path)
     assert [(stage.ranks, stage.bubble_us) for stage in report.pipeline] == [((0, 1), 7_500), ((2, 3), 0)]
     wording(explain(report))
+
+
+@pytest.mark.parametrize("description", ["mesh_dp", "mesh_tp", "undefined"])
+def test_advice_on_transfer_fits_the_kind_of_parallelism(
+    tmp_path: Path, description: str, wording: Wording
+) -> None:
+    """Bucket sizes are of gradients; a group of unknown kind is taken for one of them."""
+    job = Job(4)
+    for ranks in ([0, 1], [2, 3]):
+        described: dict[str, object] = {"Process Group Description": description}
+        job.all_reduce("1", ranks, [1_000, 1_000], 3_000, args=described)
+    wording(explain(job.report(tmp_path)))

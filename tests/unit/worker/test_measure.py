@@ -1,7 +1,7 @@
 """Scheduling with a clock and a trainer whose every time is known."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,8 +15,9 @@ from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming
 from gpurun.launcher.worker.base import journal as journal_module
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone
+from gpurun.launcher.worker.entry.workload_rank import measure
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
-from gpurun.launcher.worker.training.timed_rounds import TimedRounds
+from gpurun.launcher.worker.training.timed_rounds import TimedRounds, Turn, run_in_turns
 from gpurun.launcher.worker.training.traces import TraceRequests
 from gpurun.launcher.worker.training.trainer import Trainer
 
@@ -111,13 +112,18 @@ def bench(
     return measured, trainer
 
 
+def run_alone(measured: TimedRounds) -> None:
+    """All rounds of a launch with one strategy."""
+    run_in_turns([Turn(measured.config, measured)], measured.peers)
+
+
 def records(tmp_path: Path, variant: str) -> list[StepRecord]:
     return RunDir(tmp_path).read_steps(variant)[0]
 
 
 def test_a_block_lasts_200_ms_and_times_only_steps(tmp_path: Path) -> None:
     made, _ = bench(tmp_path, {"a": 30.0, "b": 450.0}, rounds=3)
-    made.run()
+    run_alone(made)
     timed = [record for record in records(tmp_path, "a") if record.kind == "timed"]
     assert [record.round for record in timed] == [1] * 7 + [2] * 7 + [3] * 7
     assert {record.step_ns for record in timed} == {30 * MS}
@@ -126,7 +132,7 @@ def test_a_block_lasts_200_ms_and_times_only_steps(tmp_path: Path) -> None:
 
 def test_every_round_has_every_variant_once_and_the_baseline_twice_in_changing_order(tmp_path: Path) -> None:
     made, trainer = bench(tmp_path, {"a": 200.0, "b": 200.0, "c": 200.0}, rounds=12)
-    made.run()
+    run_alone(made)
     rounds = [tuple(trainer.ran[28 + 4 * i : 32 + 4 * i]) for i in range(12)]
     assert all(sorted(order) == ["a", "a~control", "b", "c"] for order in rounds)
     assert len(set(rounds)) > 3
@@ -137,7 +143,7 @@ def test_every_round_has_every_variant_once_and_the_baseline_twice_in_changing_o
 
 def test_no_sample_is_drawn_twice_and_memory_for_inputs_is_bounded(tmp_path: Path) -> None:
     made, trainer = bench(tmp_path, {"a": 10.0}, rounds=2)
-    made.run()
+    run_alone(made)
     steps = [step for name, step in trainer.drawn if name == "a"][
         1:
     ]  # the first draw only asked for the size
@@ -148,7 +154,7 @@ def test_no_sample_is_drawn_twice_and_memory_for_inputs_is_bounded(tmp_path: Pat
 def test_a_variant_may_have_fewer_rounds_than_the_others(tmp_path: Path) -> None:
     variants = (VariantConfig("a", (4, 4), 1), VariantConfig("b", (4, 4), 1, rounds=2))
     made, _ = bench(tmp_path, {"a": 200.0, "b": 200.0}, rounds=5, variants=variants)
-    made.run()
+    run_alone(made)
     rounds = {
         name: [record.round for record in records(tmp_path, name) if record.kind == "timed"] for name in "ab"
     }
@@ -193,7 +199,7 @@ def test_of_a_long_launch_all_ranks_keep_the_same_sample(
 def test_the_control_has_a_warm_up_and_inputs_of_its_own(tmp_path: Path) -> None:
     """Otherwise it would begin where the baseline's block has left the allocator."""
     made, trainer = bench(tmp_path, {"a": 200.0, "b": 200.0}, rounds=1)
-    made.run()
+    run_alone(made)
     assert [record.kind for record in records(tmp_path, "a")].count("warmup") == 10 + 6
     assert [step for name, step in trainer.drawn if name == "a~control"] == [0, *range(7)]
     assert not RunDir(tmp_path).variant("a~control").exists()
@@ -202,14 +208,14 @@ def test_the_control_has_a_warm_up_and_inputs_of_its_own(tmp_path: Path) -> None
 def test_warm_up_goes_on_until_steady_and_says_when_it_never_is(tmp_path: Path) -> None:
     made, trainer = bench(tmp_path, {"a": 100.0}, rounds=1)
     trainer.warm_up_ms = [300.0] * 5 + [150.0] * 5 + [0.0] * 100
-    made.run()
+    run_alone(made)
     of_control = 6
     assert [r.kind for r in records(tmp_path, "a")].count("warmup") == 20 + of_control
     assert made.journal.facts == {}
 
     made, trainer = bench(tmp_path / "other", {"a": 100.0}, rounds=1)
     trainer.warm_up_ms = [1e5 * 0.9**i for i in range(30)]
-    made.run()
+    run_alone(made)
     facts = made.journal.facts["a"]
     assert facts.unsteady is not None
     assert "30 warm-up steps" in facts.unsteady
@@ -218,7 +224,7 @@ def test_warm_up_goes_on_until_steady_and_says_when_it_never_is(tmp_path: Path) 
 
 def test_steps_without_communication_follow_the_timed_ones_of_the_first_rounds(tmp_path: Path) -> None:
     made, trainer = bench(tmp_path, {"a": 30.0, "b": 450.0}, rounds=3, ablation_rounds=2)
-    made.run()
+    run_alone(made)
     found = {name: [r for r in records(tmp_path, name) if r.kind == "ablation"] for name in "ab"}
     assert [record.round for record in found["a"]] == [1] * 5 + [2] * 5
     assert [record.round for record in found["b"]] == [1, 2]  # never more steps than a timed block
@@ -231,5 +237,57 @@ def test_steps_without_communication_follow_the_timed_ones_of_the_first_rounds(t
 def test_the_slowest_rank_decides(tmp_path: Path) -> None:
     made, _ = bench(tmp_path, {"a": 100.0}, rounds=1)
     made.peers = SlowPeer(extra_ns=100.0 * MS)
-    made.run()
+    run_alone(made)
     assert made.block_steps["a"] == 1
+
+
+@dataclass
+class CountingPeers(Alone):
+    """All ranks of a launch."""
+
+    barriers: int = 0
+
+    def barrier(self) -> None:
+        self.barriers += 1
+
+
+def test_strategies_take_turns_in_every_round_and_ranks_wait_for_those_that_do_not_need_them(
+    tmp_path: Path,
+) -> None:
+    """As often as the others: a rank that waits once more would wait forever."""
+    ddp, of_ddp = bench(tmp_path / "ddp", {"ddp": 200.0}, rounds=8)
+    dp, of_dp = bench(tmp_path / "dp", {"dp": 200.0}, rounds=8, strategy="dp", baseline=None, backend=None)
+    of_dp.ran = of_ddp.ran
+    first, second = CountingPeers(), CountingPeers()
+    run_in_turns([Turn(ddp.config, ddp), Turn(dp.config, dp)], first)
+    rounds = [tuple(of_ddp.ran[i : i + 3]) for i in range(len(of_ddp.ran) - 3 * 8, len(of_ddp.ran), 3)]
+    assert all(sorted(one) == ["ddp", "ddp~control", "dp"] for one in rounds)
+    assert len(set(rounds)) > 1
+    alone, _ = bench(tmp_path / "rank1", {"ddp": 200.0}, rounds=8)
+    run_in_turns([Turn(alone.config, alone), Turn(dp.config)], second)
+    assert first.barriers == second.barriers > 3 * 8
+
+
+@pytest.mark.parametrize("takes_turns", [True, False])
+def test_strategies_of_one_process_are_measured_in_the_same_rounds_or_one_after_the_other(
+    tmp_path: Path, takes_turns: bool
+) -> None:
+    made, _ = bench(tmp_path, {"single": 1.0}, rounds=2)
+    config = replace(
+        made.config, workload="sleep", params={"alpha_ms": 0.1}, strategy="single", devices=("cpu",),
+        backend=None, variants=(VariantConfig("single", (2,), 1),), baseline=None, block_ms=1.0,
+        gradient_check=False,
+    )  # fmt: skip
+    dp = replace(config, strategy="dp", devices=("cpu", "cpu"), variants=(VariantConfig("dp", (1, 1), 1),))
+    measure(Journal(replace(config, guests=(dp,), takes_turns=takes_turns), 0), Alone())
+    events = [(event.stage, event.variant) for event in RunDir(tmp_path).read_events(config.launch)]
+    assert events[-1] == ("done", None)
+    rounds = [str(variant) for stage, variant in events if stage == "round"]
+    assert sorted(rounds) == ["dp", "dp", "single", "single"]
+    is_in_sequence = events.index(("warmup", "dp")) > len(events) - 1 - events[::-1].index(
+        ("round", "single")
+    )
+    assert is_in_sequence != takes_turns
+    for name in ("single", "dp"):
+        assert {one.round for one in records(tmp_path, name) if one.kind == "timed"} == {1, 2}
+        assert {one.peak_bytes for one in records(tmp_path, name)} == {None}

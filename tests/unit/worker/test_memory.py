@@ -4,6 +4,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -141,3 +142,17 @@ def test_threads_number_no_two_storages_alike() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert sorted(number for number, _ in log.alive.values()) == list(range(8_000))
+
+
+def test_a_bucket_that_is_first_seen_late_was_there_all_the_time() -> None:
+    """DDP copies gradients to its buckets when activations are gone already, and they hold most."""
+    model, bucket = Model(), torch.empty(WEIGHTS // 4)
+
+    def step(log: MemoryLog) -> None:
+        model.step(log)
+        bucket.zero_()
+        log.label([bucket], "communication")
+
+    alone = peak_of_step(model.step, model.network, model.optimizer, "cpu")
+    peak = peak_of_step(step, model.network, model.optimizer, "cpu")
+    assert peak == replace(alone, communication=bucket.nbytes)

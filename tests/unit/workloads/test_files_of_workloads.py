@@ -60,24 +60,21 @@ def test_of_many_images_some_are_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    "make",
     [
-        (lambda directory: None, "contains no images; image files end in"),
-        (lambda directory: (directory / "x.png").write_text("x"), "none of the 1 images in"),
-        (
-            lambda directory: directory.rmdir(),
-            "images does not exist",
-        ),
-        (lambda directory: (directory.rmdir(), directory.write_text("")), "is a file"),
+        lambda directory: None,
+        lambda directory: (directory / "x.png").write_text("x"),
+        lambda directory: directory.rmdir(),
+        lambda directory: (directory.rmdir(), directory.write_text("")),
     ],
 )
-def test_a_directory_without_images_is_refused(tmp_path: Path, make: object, said: str) -> None:
+def test_a_directory_without_images_is_refused(tmp_path: Path, make: object, wording: Wording) -> None:
     directory = tmp_path / "images"
     directory.mkdir()
     make(directory)  # type: ignore[operator]
     with pytest.raises(ValueError, match="image") as refused:
         read_directory(directory, 10)
-    assert said in str(refused.value)
+    wording(str(refused.value))
 
 
 def test_text_is_that_of_all_files_in_order_and_the_rest_is_said(tmp_path: Path, wording: Wording) -> None:
@@ -110,37 +107,25 @@ def test_a_few_skipped_files_are_all_named(tmp_path: Path, wording: Wording) -> 
     assert note.endswith("3.bin (binary), 4.bin (binary)")
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "text does not exist"),
-        (b"", "there is no text in"),
-        (b"\0", "(binary)"),
-        (b"abc", "has 3 bytes, but a sample needs 5"),
-    ],
-)
-def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+@pytest.mark.parametrize("content", [None, b"", b"\0", b"abc"])
+def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes | None, wording: Wording) -> None:
     path = tmp_path / "text"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ParamsError) as refused:
         load_workload("gpt", {**TINY, "text": str(path)}, tmp_path)
-    assert said in str(refused.value)
+    wording(str(refused.value))
 
 
 @pytest.mark.parametrize(
-    ("params", "said"),
-    [
-        ({"preset": "125M"}, "preset must be one of tiny, small, 124M, but it is 125M"),
-        ({"vocabulary": 100}, "vocabulary must be at least 256, but it is 100"),
-        ({"layers": 0}, "layers must be at least 1"),
-        ({"width": 10, "heads": 4}, "width must be divisible by heads, but 10 is not divisible by 4"),
-    ],
+    "params", [{"preset": "125M"}, {"vocabulary": 100}, {"layers": 0}, {"width": 10, "heads": 4}]
 )
-def test_a_shape_that_cannot_be_is_refused(tmp_path: Path, params: dict[str, object], said: str) -> None:
+def test_a_shape_that_cannot_be_is_refused(
+    tmp_path: Path, params: dict[str, object], wording: Wording
+) -> None:
     with pytest.raises(ParamsError) as refused:
         load_workload("gpt", params, tmp_path)
-    assert said in str(refused.value)
+    wording(str(refused.value))
 
 
 def test_a_learning_rate_and_a_number_of_workers_that_cannot_be_are_refused(

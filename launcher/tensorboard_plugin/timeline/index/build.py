@@ -26,6 +26,7 @@ from gpurun.launcher.trace.analysis.analyse import Analysis, combine
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.digest import Digest, digest
+from gpurun.launcher.trace.explain import last_rank
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.parallel import PARALLEL_FROM_BYTES, weight
 
@@ -143,7 +144,7 @@ def _write(
         steps=tuple(steps),
         collectives=facts(analysis.report.collectives),
         ranks=analysis.report.ranks,
-        stragglers=analysis.report.stragglers,
+        straggler=last_rank(analysis.report),
         warnings=_warnings(analysis, writer.num_hidden, is_apart),
         problems=problems,
         apart=is_apart,

@@ -103,55 +103,51 @@ def test_garbage_between_events_names_the_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    "content",
     [
-        (b"", "empty (byte 0)"),
-        (b"hello", "not JSON at byte 0"),
-        (b"null", "JSON, but a single value instead of events at byte 0"),
-        (b" 42", "JSON, but a single value instead of events at byte 1"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a pointer of Git LFS"),
-        (b'{"traceEvents": []} {"traceEvents": []}', "damaged at byte 20: a second JSON document"),
-        (b'{"traceEvents": []}end', "damaged at byte 19: bytes that aren't part of the trace follow"),
-        (b'  {"a": 1}', "no traceEvents"),
-        (b'{"a": {"traceEvents": []}}', "no traceEvents"),
-        (b'{"traceEvents": {}}', "no traceEvents"),
-        (b'{"schema": "1.1", "pid": 1, "nodes": [{"id": 1}]}', "a PyTorch execution trace"),
-        (b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}', "a result of rocprofv3"),
-        (b'{"a": 1, "b": {"c": 2}}', "JSON with the keys 'a', 'b'"),
-        (b"SQLite format 3\x00", "an SQLite database, such as Nsight Systems exports, not JSON"),
-        (b'[{"ph": "X", "name": "f", "ts": 1, "dur": 2}]', "a bare list of events, as Chrome's tools write"),
-        (
-            b'[{"ph": "B", "cat": "v8", "name": "f", "ts": 1}]',
-            "a bare list of events, as Chrome's tools write",
-        ),
-        (b'{"traceEvents": [{"ph": "X", "name": "f", "ts": 1, "dur": 2}]}', "only events without a category"),
-        (b'{"traceEvents": [{"ph": "X", "cat": "v8", "name": "f", "ts": 1}]}', "of the categories 'v8'"),
-        (
-            b'{"metadata": {"highres-ticks": true}, "traceEvents": [{"ph": "X", "name": "f", "ts": 1}]}',
-            "a trace of another tracer, such as XLA's",
-        ),
+        b"",
+        b"hello",
+        b"null",
+        b" 42",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+        b'{"traceEvents": []} {"traceEvents": []}',
+        b'{"traceEvents": []}end',
+        b'  {"a": 1}',
+        b'{"a": {"traceEvents": []}}',
+        b'{"traceEvents": {}}',
+        b'{"schema": "1.1", "pid": 1, "nodes": [{"id": 1}]}',
+        b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}',
+        b'{"a": 1, "b": {"c": 2}}',
+        b"SQLite format 3\x00",
+        b'[{"ph": "X", "name": "f", "ts": 1, "dur": 2}]',
+        b'[{"ph": "B", "cat": "v8", "name": "f", "ts": 1}]',
+        b'{"traceEvents": [{"ph": "X", "name": "f", "ts": 1, "dur": 2}]}',
+        b'{"traceEvents": [{"ph": "X", "cat": "v8", "name": "f", "ts": 1}]}',
+        b'{"metadata": {"highres-ticks": true}, "traceEvents": [{"ph": "X", "name": "f", "ts": 1}]}',
     ],
 )
-def test_foreign_files(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_foreign_files(tmp_path: Path, content: bytes, wording: Wording) -> None:
     path = tmp_path / "f.json"
     path.write_bytes(content)
-    assert expected in message(path)
+    wording(message(path))
 
 
 @pytest.mark.parametrize(
-    ("category", "note", "device"),
+    ("category", "device"),
     [
-        ("mtia_runtime", "work on the MTIA isn't read", "CPU (MTIA not read)"),
-        ("mtia_ccp_events", "work on the MTIA isn't read", "CPU (MTIA not read)"),
-        ("hpu_op", "work on the HPU isn't read", "CPU (HPU not read)"),
-        ("npu_kernel", "events of unknown categories left out: 'npu_kernel'", "CPU"),
+        ("mtia_runtime", "CPU (MTIA not read)"),
+        ("mtia_ccp_events", "CPU (MTIA not read)"),
+        ("hpu_op", "CPU (HPU not read)"),
+        ("npu_kernel", "CPU"),
     ],
 )
-def test_work_of_unknown_devices_is_mentioned(tmp_path: Path, category: str, note: str, device: str) -> None:
+def test_work_of_unknown_devices_is_mentioned(
+    tmp_path: Path, category: str, device: str, wording: Wording
+) -> None:
     events = [span("cpu_op", "aten::mm", 0, 5), span(category, "work", 5, 50)]
     report = analyse_paths([write(tmp_path / "rank0.json", events, **rank_info(0, 1))])
     assert [rank.device for rank in report.ranks] == [device]
-    assert report.warnings == (f"{tmp_path / 'rank0.json'}: {note}",)
+    wording(report.warnings)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from gpurun.launcher.report.terminal.trace import render_trace
-from gpurun.launcher.tensorboard_plugin.answers.where import parallelism_sentences
+from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer, parallelism_sentences
 from gpurun.launcher.tensorboard_plugin.timeline.format import INDEX_FILE, Header
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import build
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.parallelism import kind_of_name
+from gpurun.launcher.trace.explain import last_rank
 from gpurun.launcher.trace.model import TraceReport
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.several_ranks.pipelines import Schedule, one_forward_one_backward
@@ -264,8 +265,8 @@ def test_what_groups_are_called(text: str, kind: str | None) -> None:
 
 
 def test_the_page_of_where_time_goes_says_the_same(tmp_path: Path, wording: Wording) -> None:
-    known = mesh(random.Random(1), [0.0] * 8, DESCRIBED, False, steps=2)
-    known.job.report(tmp_path)
+    """Also of the rank that came last: waits between stages are no rank's fault."""
+    report = mesh(random.Random(1), [0.0] * 8, DESCRIBED, False, steps=2).job.report(tmp_path)
     index = tmp_path / "index"
     index.mkdir()
     build(sorted(tmp_path.glob("*.json")), index, lambda *_: None)
@@ -273,3 +274,6 @@ def test_the_page_of_where_time_goes_says_the_same(tmp_path: Path, wording: Word
     kinds, bubble = parallelism_sentences(header)
     wording(kinds)
     wording(bubble)
+    assert header.straggler == last_rank(report)
+    assert header.straggler not in report.stragglers
+    wording(breakdown_answer(header, ours=False)["sentence"])

@@ -1,10 +1,13 @@
-"""What a sixth reading of torch's sources found, by a reader who had written none of the code."""
+"""What a sixth reading of torch's sources found, by a reader who had written none of the code; then one of
+torch's and NCCL's C++.
+"""
 
 import json
 import os
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +16,21 @@ import pytest
 import torch
 
 import gpurun
+from gpurun.launcher.errors import SpecError
 from gpurun.launcher.inspect.collectives import find_pending, parse_history
+from gpurun.launcher.plan.expand import expand
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.strategies import NCCL_ALGORITHMS
 from gpurun.launcher.worker.accelerators.clock import EventClock, StepTiming
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
+from gpurun.launcher.worker.base.failure import is_secondary
+from gpurun.launcher.worker.base.process_group import nccl_variables
 from gpurun.launcher.worker.entry.zygote import remember_collectives
 from gpurun.launcher.worker.program.program_rank import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from tests.unit.gpu.fake_cuda import FakeCuda, fake_cuda  # noqa: F401 - a fixture
+from tests.unit.plan.machines import FakeGpu, FakeMachine
+from tests.unit.plan.test_plan_expand import spec_of
 from tests.unit.worker.test_program_steps import program_config
 
 # 51: the variable of the flight recorder
@@ -158,3 +168,93 @@ def test_collectives_that_run_as_one_are_completed_with_it(state: str, stuck: st
     ]
     history = parse_history(json.dumps({"entries": entries}).encode())
     assert str(find_pending({0: history, 1: history})) == stuck
+
+
+# 55: an algorithm of NCCL's that can't do every collective
+
+COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
+
+
+def allowed_since_2_24(text: str) -> dict[str, set[str]]:
+    """NCCL 2.24 to 2.30, src/graph/tuning.cc, `parseList`: one list for all collectives, or one for each that
+    is named, which leaves the others as they are; a name that it doesn't know is an error.
+    """
+    allowed = {collective: set(NCCL_ALGORITHMS) for collective in COLLECTIVES}
+    for entry in text.split(";"):
+        collective, _, names = entry.rpartition(":")
+        assert set(names.split(",")) <= set(NCCL_ALGORITHMS)
+        allowed |= {each: set(names.split(",")) for each in ([collective] if collective else COLLECTIVES)}
+    assert set(allowed) == set(COLLECTIVES)
+    return allowed
+
+
+def allowed_before_2_24(text: str) -> set[str]:
+    """NCCL 2.21, of torch 2.6, at the same place: one list for all, in which unknown names are ignored; a
+    collective that has none of it takes the ring.
+    """
+    return set(text.split(",")) & set(NCCL_ALGORITHMS)
+
+
+@pytest.mark.parametrize("algorithm", NCCL_ALGORITHMS)
+def test_an_algorithm_is_for_the_collectives_that_it_can_do(algorithm: str) -> None:
+    """NCCL 2.27, src/enqueue.cc, `topoGetAlgoInfo`: without any it fails, as in the broadcasts of `ddp`."""
+    text = nccl_variables({"algorithm": algorithm})["NCCL_ALGO"]
+    for collective, allowed in allowed_since_2_24(text).items():
+        able = {name for name, collectives in NCCL_ALGORITHMS.items() if collective in collectives}
+        assert allowed & able == ({algorithm} if algorithm in able else able)
+    assert allowed_before_2_24(text) == {algorithm}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "chosen", "problem"),
+    [
+        ("ddp", {"algorithm": "nvls", "protocol": "ll"}, "NCCL's nvls has no protocol but `simple`"),
+        ("ddp", {"algorithm": "pat"}, "ddp communicates by allreduce, which NCCL's pat can't do"),
+        (
+            "fsdp",
+            {"algorithm": "tree"},
+            "fsdp communicates by allgather and reducescatter, which NCCL's tree",
+        ),
+        ("hsdp", {"algorithm": "tree", "protocol": "ll128"}, None),
+        ("zero1", {"algorithm": "nvlstree", "protocol": "simple"}, None),
+    ],
+)
+def test_what_nccl_cannot_do_is_refused(strategy: str, chosen: dict[str, str], problem: str | None) -> None:
+    """NCCL 2.27, src/graph/tuning.cc, `ncclTopoTuneModel`: 0 GB/s means that there is no such combination."""
+    gpus = tuple(FakeGpu(f"GPU-{number}", bus=str(number)) for number in range(4))
+    text = f"strategy: {strategy}\nnccl: {json.dumps(chosen)}\ndevices: auto\nglobal_batch: 64\n"
+    with pytest.raises(SpecError, match=problem) if problem else nullcontext():
+        expand(spec_of(text + "shard_size: 2\n" * (strategy == "hsdp")), FakeMachine(gpus=gpus))
+
+
+# 56: allocators that keep no history
+
+
+class Async(FakeCuda):
+    """c10/cuda/CUDAMallocAsyncAllocator.cpp, `recordHistory`; torch/csrc/cuda/memory_snapshot.cpp,
+    `_record_memory_history`: its callbacks come before the allocator's error, and go likewise.
+    """
+
+    callbacks = 0
+
+    def record(self, enabled: str | None = "all", **_: Any) -> None:
+        self.callbacks = int(enabled is not None)
+        raise RuntimeError("cudaMallocAsync does not yet support recordHistory.")
+
+
+def test_an_allocator_without_a_history_costs_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync`, or as in 53."""
+    allocator = Async()
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", allocator.record)
+    with CudaRuntime().memory_history(1000) as write:
+        assert write is None
+    assert allocator.callbacks == 0
+
+
+# 57: the limit of a communicator that doesn't block
+
+
+def test_a_rank_whose_peers_never_connected_is_no_cause() -> None:
+    """torch/csrc/distributed/c10d/NCCLUtils.hpp, `C10D_CHECK_TIMEOUT`: half an hour, whatever the group's."""
+    error = RuntimeError("NCCL timeout in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:134")
+    assert is_secondary(error)

@@ -1,0 +1,151 @@
+"""Copies a run directory to a store as it grows."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.rundir.files import write_json
+from gpurun.launcher.rundir.store import EVERY_S, VERSIONS, Stamp, Store, Url, read_versions, reason, stamps
+
+PLAN = "plan.json"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""Before the store is tried again; doubled each time."""
+FINAL_S = 60.0
+"""How long the command waits for the store once the run has ended."""
+SMALL_BYTES = 1 << 20
+GROWTH = 1.25
+"""A larger file is copied again when it has grown by this factor, and at the end: stores only replace."""
+
+
+class Copier:
+    """Copies a run directory to a store, again and again; while the store is away, nothing is lost."""
+
+    def __init__(
+        self,
+        run: Path,
+        store: Store,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._store, self._say, self._clock = run, store, say, clock
+        self._copied: dict[str, Stamp] | None = None
+        """`None`: not known yet."""
+        self._failures = 0
+        self._next_s = float("-inf")
+        self.error: Exception | None = None
+        """Why the store can't be written now."""
+
+    def step(self, final: bool = False) -> bool:
+        """Copies what has changed, unless the store failed a moment ago; whether all is there then.
+
+        Args:
+            final: whether large files are copied even if they have grown by little.
+        """
+        if self._clock() < self._next_s:
+            return False
+        try:
+            self._copy(final)
+        except Exception as error:  # every store has exceptions of its own
+            self._failed(error)
+            return False
+        if self.error is not None:
+            self._say(f"{self._store.url} can be written again")
+        self.error, self._failures = None, 0
+        return True
+
+    def outdated(self, final: bool = True) -> dict[str, Stamp]:
+        """What is not in the store as it is here; the plan, which makes a directory a run, comes last."""
+        copied = self._copied or {}
+        found = {
+            name: stamp
+            for name, stamp in stamps(self._run).items()
+            if stamp != copied.get(name) and (final or _is_worth_it(copied.get(name), stamp))
+        }
+        return dict(sorted(found.items(), key=lambda each: (each[0] == PLAN, each[0])))
+
+    def _copy(self, final: bool) -> None:
+        if self._copied is None:
+            self._copied = _in_both(self._run, self._store)
+        outdated = self.outdated(final)
+        for name, stamp in outdated.items():
+            try:
+                self._store.put(self._run / name, name)
+            except FileNotFoundError:
+                if (self._run / name).exists():
+                    raise
+                continue  # it was removed meanwhile
+            self._copied[name] = stamp
+        for name in self._copied.keys() - stamps(self._run).keys():
+            self._store.remove(name)
+            del self._copied[name]
+        if final and outdated:
+            self._remember(self._copied)
+
+    def _remember(self, copied: Mapping[str, Stamp]) -> None:
+        """What is in the store, for the command that continues the run; without, it would copy all anew."""
+        there = self._store.versions()
+        with contextlib.suppress(MachineError):
+            found = {name: (there[name], stamp) for name, stamp in copied.items() if name in there}
+            write_json(self._run / VERSIONS, found)
+
+    def _failed(self, error: Exception) -> None:
+        if self.error is None:
+            self._say(
+                f"can't write to {self._store.url}: {reason(error)}\n"
+                "    the run goes on, and is copied as soon as that is possible"
+            )
+        self.error = error
+        self._next_s = self._clock() + min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
+        self._failures = min(self._failures + 1, 10)
+
+
+@contextlib.contextmanager
+def copied(run: Path, url: Url | None, say: Callable[[str], None]) -> Iterator[None]:
+    """Copies the run to the URL until the block is left, and then what is missing; `None`: to nowhere."""
+    if url is None:
+        yield
+        return
+    copier, stop = Copier(run, Store(url), say), threading.Event()
+
+    def copy() -> None:
+        while not stop.wait(EVERY_S):
+            copier.step()
+
+    thread = threading.Thread(target=copy, daemon=True, name="copier")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(FINAL_S)
+        say(_finish(copier, run, url, is_free=not thread.is_alive()))
+
+
+def _finish(copier: Copier, run: Path, url: Url, is_free: bool) -> str:
+    """Copies the rest; what has come of that."""
+    deadline = time.monotonic() + FINAL_S
+    while is_free and not copier.step(final=True) and time.monotonic() < deadline:
+        time.sleep(FIRST_PAUSE_S)
+    missing = len(copier.outdated())
+    if not missing:
+        return f"the run is also at {url}"
+    return (
+        f"not at {url}: {missing} of {len(stamps(run))} files, since it can't be written: "
+        f"{reason(copier.error)}\n    nothing is lost; to copy them later: gpurun --resume {run}"
+    )
+
+
+def _is_worth_it(before: Stamp | None, now: Stamp) -> bool:
+    """Whether a file is copied while it grows."""
+    return before is None or now[0] < SMALL_BYTES or not before[0] <= now[0] < GROWTH * before[0]
+
+
+def _in_both(run: Path, store: Store) -> dict[str, Stamp]:
+    """The files that an earlier command has copied, and that no one has changed in the store since."""
+    if not (known := read_versions(run)):
+        return {}
+    there = store.versions()
+    return {name: stamp for name, (version, stamp) in known.items() if there.get(name) == version}
