@@ -124,6 +124,7 @@ def layers_and_optimizers(rank: int) -> dict[str, dict[str, Any]]:
         launch = replace(config(strategy, 2, (UNEVEN,)), **change)
         trainer = Trainer(blocks(), launch, rank)
         (facts,) = check_gradients(trainer, launch, rank).values()
+        trainer.step(trainer.prepare(UNEVEN, 0), NoClock())  # which makes the optimizer's state
         memory = trainer.memory_peak(UNEVEN).parts
         names = Names()
         with names:
