@@ -52,7 +52,7 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.sequential import ALPHA
+from gpurun.launcher.stats.sequential import ALPHA, is_spent
 from gpurun.launcher.trace.explain import MENTION_FROM
 
 SCHEMA = 2
@@ -262,7 +262,7 @@ def is_complete(measured: Measured, plan: Plan) -> bool:
 
 def has_ended(plan: Plan, looks: Sequence[Look], undecided: Sequence[object]) -> bool:
     """Whether no other launch follows: all were planned, all is decided, or the budget is spent."""
-    return plan.budget_s is None or bool(looks and (looks[-1].fraction >= 1 or not undecided))
+    return plan.budget_s is None or bool(looks and (is_spent(looks) or not undecided))
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

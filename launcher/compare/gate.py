@@ -21,7 +21,7 @@ from gpurun.launcher.stats.family import (
     launches_to_decide,
     paired,
 )
-from gpurun.launcher.stats.sequential import MIN_LAUNCHES, POWER, next_look
+from gpurun.launcher.stats.sequential import MIN_LAUNCHES, POWER, is_spent, next_look
 from gpurun.launcher.stats.verdict import verdict_of
 from gpurun.launcher.units import format_number, format_percent, format_percent_interval, plural, round_up
 
@@ -258,8 +258,7 @@ class _Pair:
         if self.a.status == "failed":
             return [f"If {self.gate.a.name} lacks files that aren't committed, name them by --with."]
         found = [COOL_DOWN] if self.is_hot else []
-        is_spent = bool(looks) and looks[-1].fraction >= 1
-        return [*found, self.time_needed(budget_s)] if is_spent and not self.lost else found
+        return [*found, self.time_needed(budget_s)] if is_spent(looks) and not self.lost else found
 
     def time_needed(self, budget_s: float) -> str:
         """How long it would take to decide."""

@@ -9,6 +9,7 @@ from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.effects import Ended, Remaining, Settle
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import RoundTime, VariantFacts, VariantStatus, elapsed_s
+from gpurun.launcher.stats.sequential import is_spent
 
 UNRANKED = ("oom", "failed", "timeout", "skipped")
 
@@ -53,6 +54,12 @@ def is_incomplete(run: RunDir, plan: Plan, launch: Launch, is_last: bool) -> boo
     """Whether something is missing of a launch. With a budget, earlier repetitions may have left it out."""
     was_left_out = plan.budget_s is not None and not is_last and not attempts(run, launch)
     return not was_left_out and bool(remaining(run, plan, launch, None).missing)
+
+
+def has_ended(run: RunDir, plan: Plan) -> bool:
+    """Whether a run's budget is spent, and no launch that it began is incomplete."""
+    begun = [launch for launch in plan.launches if attempts(run, launch)]
+    return is_spent(run.read_looks()) and not any(remaining(run, plan, one, None).missing for one in begun)
 
 
 def num_restarts(run: RunDir, launch: Launch) -> int:

@@ -14,7 +14,13 @@ from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.run.attempts import attempts, spent_s
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Event, Look, elapsed_s, stages_s
-from gpurun.launcher.stats.sequential import ROUNDS_WITHIN, best_rounds, detectable_percent, next_look
+from gpurun.launcher.stats.sequential import (
+    ROUNDS_WITHIN,
+    best_rounds,
+    detectable_percent,
+    is_spent,
+    next_look,
+)
 
 ASSUMED_PERCENT = 10.0
 """What launches, and rounds, scatter by until it is known."""
@@ -82,9 +88,12 @@ class Budget:
 
         None if all is decided, or no other repetition fits.
         """
+        looks = self.run.read_looks()
+        if is_spent(looks):
+            return {}
         self.learn(repetitions - 1)
         outlook = self.outlook(repetitions)
-        look = outlook.due_look(self.run.read_looks())
+        look = outlook.due_look(looks)
         if look is not None:
             append_lines(self.run.looks, [look])
         self.rounds = outlook.next_rounds(compare())

@@ -26,7 +26,7 @@ from gpurun.launcher.processes.pool import WorkerPool
 from gpurun.launcher.processes.pool_per_env import Pools
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.report.terminal.plan import headlines
-from gpurun.launcher.run.attempts import replace_other_software, spent_s
+from gpurun.launcher.run.attempts import has_ended, replace_other_software, spent_s
 from gpurun.launcher.run.earlier_runs import find_earlier
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import Invocation, find_run, open_run, resume_run
@@ -38,9 +38,14 @@ from gpurun.launcher.rundir.copier import copied
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Event
 from gpurun.launcher.rundir.store import Url, keep_at, kept_at, refuse_taken
-from gpurun.launcher.units import plural
+from gpurun.launcher.units import format_duration, plural
 
 LATEST = Path("latest")
+
+SPENT = (
+    "Nothing is left to measure: the budget of {} is spent.\n"
+    "    to measure for longer, start a new run with a larger `budget`"
+)
 
 SPEED_FROM_LAUNCHES = 0.3
 """Share of a launch after which its start-up no longer distorts the estimate of the remaining time."""
@@ -177,6 +182,8 @@ def carry_out(
     with Progress(sys.stderr) as progress:
         earlier = find_earlier(plan.name, ready.machine.hostname)
         progress.say("\n".join((*headlines(plan, ready.spec, earlier), *plan.notes)))
+        if plan.budget_s is not None and has_ended(ready.run, plan):
+            progress.say(SPENT.format(format_duration(plan.budget_s)))
 
         def say(text: str) -> None:
             progress.say(text)

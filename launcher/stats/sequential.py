@@ -49,6 +49,11 @@ def next_look(launches: int) -> int:
     return look
 
 
+def is_spent(looks: Sequence[Look]) -> bool:
+    """Whether the last look has been taken: no error is left for another one."""
+    return bool(looks) and looks[-1].fraction >= 1
+
+
 def level_at(looks: Sequence[Look], launches: int, alpha: float = ALPHA) -> float:
     """Level (two-sided) of an interval from the first `launches`, with `alpha` for all looks together.
 

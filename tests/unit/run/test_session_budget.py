@@ -10,6 +10,7 @@ import pytest
 
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.run.attempts import has_ended
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
 from gpurun.launcher.rundir.records import LaunchConfig, Look, MemoryPeak, StepRecord
 from tests.unit.run.fake_ranks import Script
@@ -189,3 +190,13 @@ def test_an_interrupted_run_with_a_budget_goes_on_where_it_was(tmp_path: Path) -
     assert [look.launches for look in second.run.read_looks()] == [6]
     assert read_json(second.run.comparison, Comparison).fastest == EVEN
     assert with_budget(tmp_path, CLEAR).done().ranks.log == []
+
+
+def test_a_run_whose_budget_is_spent_begins_no_launch(tmp_path: Path) -> None:
+    """The last look has spent the error, so what is measured after it would only widen the intervals."""
+    case = with_budget(tmp_path, CLEAR)
+    append_lines(case.run.looks, [Look(1, 1.0)])
+    case.done()
+    assert case.ranks.log[::2] == ["start 01-ddp-2", "start 02-dp-2"]
+    assert len(configs(case)) == 2
+    assert has_ended(case.run, case.plan)
