@@ -97,7 +97,7 @@ def versions_text(gate: GatePlan) -> str:
 
 def budget_text(s: float) -> str:
     """`90 s`, `10 min`."""
-    return f"{s:g} s" if s <= 120 else format_duration(s)
+    return f"{round(s, 0 if s >= 10 else 1):g} s" if s <= 120 else format_duration(s)
 
 
 def _power(plan: Plan, found: Detectable) -> str | None:
