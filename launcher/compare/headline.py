@@ -266,7 +266,8 @@ def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -
             f", and so {'is' if others == 1 else 'are'} {plural(others, 'other')}",
         )
     race = f"{name} and {named_with_error(closest.result)} {found} ({_signed(closest.behind)})"
-    return f"No {leader.kind.choice} is clearly fastest{scope}: {race}{more if others else ''}."
+    what = leader.kind.choice if closest.result.strategy == leader.strategy else "variant"
+    return f"No {what} is clearly fastest{scope}: {race}{more if others else ''}."
 
 
 def _faster(leader: VariantResult, reference: VariantResult, difference: Difference) -> str:

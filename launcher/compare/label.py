@@ -61,13 +61,13 @@ def varied_texts(varied: Mapping[str, Any]) -> list[str]:
 
 def varied_text(key: str, value: Any) -> str:
     """A varied key's value; a program's arguments as a shell takes them."""
-    return (shlex.join(value) or "no args") if key == "args" else value_text(value)
+    return (shlex.join(value) or "no args") if key == "args" else value_text(value) or "none"
 
 
 def value_text(value: Any) -> str:
     """A job's value as a person would write it on one line."""
     if isinstance(value, Mapping):
-        return ",".join(varied_texts(value)) or "{}"
+        return ",".join(varied_texts(value))
     if isinstance(value, list | tuple):
         return f"[{', '.join(value_text(part) for part in value)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

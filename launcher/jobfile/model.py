@@ -123,7 +123,8 @@ class Steps(Section):
     launches: Annotated[int, whole(1, 100)] | None = None
     """How often a run of fixed size launches each group of processes. By default 1 where only splits are
     compared, which says nothing of other launches, and 6 where several strategies, precisions or device
-    counts are: their times come from different processes, and those scatter."""
+    counts are: their times come from different processes, and those scatter. Where strategies share their
+    processes later (`together`), the first launches, which each has of its own, come in addition."""
     together: Literal["auto", "always", "never"] = setting("auto", instead="")
     """Whether strategies share their processes from the second launch on, where they scatter less against
     each other. They take turns in every round if the memory holds all their models at once, else one follows

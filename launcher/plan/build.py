@@ -230,7 +230,7 @@ def _notes_of_turns(groups: tuple[Group, ...], later: tuple[Group, ...], size: S
         return ()
     shared = [group for group in later if group.name.startswith(TOGETHER)]
     names = (", ".join(dict.fromkeys(one.strategy for one in group.variants)) for group in shared)
-    return (f"after their first launches, which don't count, {'; '.join(names)} share processes",)
+    return (f"After their first launches, which don't count, {'; '.join(names)} share processes.",)
 
 
 def _launches(
