@@ -65,7 +65,8 @@ def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look])
     if len(launches) < len(undecided) or s > MOST_BUDGET_S:
         return (f"{found}: they differ by too little to decide that in an hour.",)
     minutes = math.ceil(s / 60)
-    return (f"{found}. To decide it takes about {plural(minutes, 'minute')}: set `budget: {minutes}m`.",)
+    about = f"To decide it takes about {plural(minutes, 'minute')}"
+    return (f"{found}. {about}: start a new run with `budget: {minutes}m`.",)
 
 
 SPENT_ON: dict[str, tuple[Stage, ...]] = {
