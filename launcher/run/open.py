@@ -28,8 +28,8 @@ _MOST_NAME_BYTES = 255
 OTHER_JOB = "was made from another job, or on another machine"
 OTHER_BUDGET = (
     "{path} has a budget of {was}, which can't become {now}\n"
-    "    a run that is made longer or shorter once its first results are known is wrong more often: resume it\n"
-    "    with the budget that it has, or start a new run"
+    "    a run whose length depends on its first results is wrong more often: resume it with the budget\n"
+    "    that it has, or start a new run"
 )
 """What is wrong with a run that can't be continued."""
 LATEST = "latest"

@@ -40,6 +40,7 @@ from gpurun.launcher.rundir.records.measured import (
     VariantFacts,
 )
 from gpurun.launcher.rundir.records.outcome import (
+    Command,
     Event,
     FailureRecord,
     Restart,
@@ -65,6 +66,7 @@ __all__ = [
     "BalanceConfig",
     "CaptureRequest",
     "CodeVersion",
+    "Command",
     "Curve",
     "DeviceFacts",
     "Event",
