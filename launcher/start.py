@@ -1,18 +1,28 @@
-"""Starts a job: on this machine alone, or as one of several nodes."""
+"""Starts a job: on this machine alone, or as one of several nodes; or estimates the memory that it takes."""
 
 import gc
-from collections.abc import Callable, Iterator
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.machine.host import inspect_machine
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.helper_process import helper_argv
+from gpurun.launcher.machine.host import Machine, inspect_machine
 from gpurun.launcher.masking import revealed
 from gpurun.launcher.nodes.rendezvous import NodeFlags
+from gpurun.launcher.plan.launch_config import launch_config_for
+from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare, say_on_stderr
 from gpurun.launcher.run.open import Invocation, load_invocation, read_invocation
+from gpurun.launcher.rundir.files import read_json, write_json
+from gpurun.launcher.rundir.records import EstimateConfig, MemoryEstimate, MemoryEstimates
 from gpurun.launcher.rundir.store import Url
+
+ESTIMATE = "gpurun.launcher.worker.training.memory_estimate:main"
 
 
 def run_job(
@@ -73,3 +83,31 @@ def reported_to_nodes(flags: NodeFlags) -> Iterator[None]:
 
         refuse_to_join(error, flags, say_on_stderr)
         raise
+
+
+def estimated_memory(
+    plan: Plan, spec: JobSpec, machine: Machine, job_dir: Path
+) -> Mapping[str, MemoryEstimate]:
+    """What each variant is expected to hold, by a process that imports torch and runs no step.
+
+    Raises:
+        SpecError: the job runs a program, whose model is not known before.
+        MachineError: the process failed.
+    """
+    if spec.kind.runs_program:
+        raise SpecError("--memory needs a workload: of a program, the model isn't known before it runs")
+    with tempfile.TemporaryDirectory() as name:
+        request, answer = Path(name) / "request.json", Path(name) / "answer.json"
+        first = (launch for launch in plan.launches if launch.repetition == 0)
+        launches = [
+            launch_config_for(plan, spec, launch, run_dir=Path(name), job_dir=job_dir, machine=machine)
+            for launch in first
+        ]
+        write_json(request, EstimateConfig(tuple(launches)))
+        ended = subprocess.run(
+            helper_argv(ESTIMATE, str(request), str(answer)), stdin=subprocess.DEVNULL, capture_output=True
+        )
+        if ended.returncode:
+            last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise MachineError(f"memory can't be estimated: the process that does it failed\n    {last}")
+        return read_json(answer, MemoryEstimates).variants

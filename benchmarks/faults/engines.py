@@ -14,7 +14,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -310,10 +310,16 @@ def try_case(name: str, engine: Engine, case: str) -> Tried:
     """One job, and what it left behind."""
     began_s, token = time.monotonic(), secrets.token_hex(8)
     with tempfile.TemporaryDirectory() as directory:
-        wrong = CASES[case](engine, Path(directory), {TOKEN: token})
+        try:
+            wrong = CASES[case](engine, Path(directory), {TOKEN: token})
+        except (AssertionError, subprocess.TimeoutExpired) as error:  # it took too long
+            wrong = str(error)
         deadline = time.monotonic() + LEFT_S
         while (left := processes_of(token)) and time.monotonic() < deadline:
             time.sleep(0.1)
+        for pid in left:  # so that the next case doesn't meet them
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     wrong = f"left behind: {[_arguments(pid) for pid in left]}" if left and not wrong else wrong
     when = f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
     return Tried(name, case, when, (commit_of(Path()) or "")[:7], time.monotonic() - began_s, wrong)
@@ -325,7 +331,8 @@ def main(times: int = 1) -> None:
     with engines() as found:
         for _ in range(times):
             for name, engine in found.items():
-                append_lines(KEPT, [try_case(name, engine, case) for case in CASES])
+                for case in CASES:
+                    append_lines(KEPT, [try_case(name, engine, case)])
     record("Engines", text_of(list(read_lines(KEPT, Tried))), facts)
 
 

@@ -67,7 +67,7 @@ def varied_text(key: str, value: Any) -> str:
 def value_text(value: Any) -> str:
     """A job's value as a person would write it on one line."""
     if isinstance(value, Mapping):
-        return ",".join(varied_texts(value))
+        return ",".join(varied_texts(value)) or "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(value_text(part) for part in value)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

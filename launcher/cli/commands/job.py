@@ -5,6 +5,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from gpurun.launcher.errors import SpecError
 
 if TYPE_CHECKING:
     from gpurun.launcher.plan.estimate import Earlier
+    from gpurun.launcher.plan.model import Plan
     from gpurun.launcher.rundir.store import Url
 
 
@@ -101,10 +103,15 @@ def is_missing(resume: "Path | Url") -> bool:
 
 @click.command()
 @job_argument
+@click.option(
+    "--memory", "with_memory", is_flag=True, help="Estimate each variant's peak memory, by part; loads torch."
+)
 @json_option
 @set_option
-def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
+def check(job: Path, with_memory: bool, as_json: bool, overrides: tuple[str, ...]) -> None:
     """Check a job file and print its plan, without running anything.
+
+    With --memory a process builds the model on the CPU and traces a step without data.
 
     Example: gpurun check job.yaml --set global_batch=128
     """
@@ -119,13 +126,26 @@ def check(job: Path, as_json: bool, overrides: tuple[str, ...]) -> None:
     check_files(spec, job.parent)
     machine = inspect_machine()
     plan = build_plan(spec, machine, assumed_nodes(machine, node_bounds(spec.nodes)[1]))
-    if as_json:
-        show_json(plan)
-        return
-    from gpurun.launcher.report.terminal.plan import render_plan
+    memory = None
+    if with_memory:
+        from gpurun.launcher.start import estimated_memory
 
+        memory = estimated_memory(plan, spec, machine, job.parent)
+    if as_json:
+        show_json(plan if memory is None else {**fields_of(plan), "memory": memory})
+        return
+    from gpurun.launcher.report.terminal.plan import render_memory, render_plan
+
+    plain = not sys.stdout.isatty()
     earlier = earlier_run(spec.name, machine.hostname)
-    click.echo(render_plan(plan, spec, width(), plain=not sys.stdout.isatty(), earlier=earlier))
+    click.echo(render_plan(plan, spec, width(), plain=plain, earlier=earlier))
+    if memory is not None:
+        click.echo("\n" + render_memory(memory, width(), plain=plain))
+
+
+def fields_of(plan: "Plan") -> dict[str, Any]:
+    """The plan by the names of its fields, as it is shown in JSON."""
+    return {field.name: getattr(plan, field.name) for field in fields(plan)}
 
 
 def earlier_run(job: str, hostname: str) -> "Earlier | None":

@@ -3,6 +3,8 @@
 import math
 import shlex
 import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from gpurun.launcher.compare.label import split_label, value_text, varied_texts
 from gpurun.launcher.jobfile.model import JobSpec
@@ -17,7 +19,10 @@ from gpurun.launcher.plan.estimate import (
 from gpurun.launcher.plan.model import GatePlan, Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
 from gpurun.launcher.stats.schedule import first_traced_step, warmup_minimum
-from gpurun.launcher.units import format_count, format_duration, plural
+from gpurun.launcher.units import GIB, format_count, format_duration, plural
+
+if TYPE_CHECKING:
+    from gpurun.launcher.rundir.records import MemoryEstimate
 
 LONG_STEP_S = 0.1
 """Shorter ones don't make the blocks of a launch longer."""
@@ -44,6 +49,25 @@ def render_plan(
         lines += ["", *(line for note in plan.notes for line in wrap(f"Note: {note}", width))]
     lines += ["", *_launch_lines(plan, width)]
     return "\n".join(lines)
+
+
+def render_memory(memory: "Mapping[str, MemoryEstimate]", width: int, plain: bool = False) -> str:
+    """The estimated peak of each variant's fullest rank and its parts, or why there is none."""
+    from gpurun.launcher.rundir.records import MEMORY_PARTS  # which a plan alone needn't wait for
+
+    header = ("memory, not measured", "peak", *MEMORY_PARTS, "")
+    lines = grid(header, [_memory_row(*item) for item in memory.items()], right=range(1, len(header) - 1))
+    return "\n".join(lines if plain else [cut(line, width) for line in lines])
+
+
+def _memory_row(variant_id: str, estimate: "MemoryEstimate") -> tuple[str, ...]:
+    from gpurun.launcher.compare.headline import memory_text
+    from gpurun.launcher.rundir.records import MEMORY_PARTS
+
+    if estimate.peak is None:
+        return (variant_id, *[""] * (1 + len(MEMORY_PARTS)), f"not estimated: {estimate.reason}")
+    parts = (estimate.peak.total, *estimate.peak.parts.values())
+    return (variant_id, *(memory_text(num_bytes / GIB) for num_bytes in parts), "")
 
 
 def headlines(plan: Plan, spec: JobSpec, earlier: Earlier | None = None) -> tuple[str, ...]:
@@ -73,7 +97,7 @@ def versions_text(gate: GatePlan) -> str:
 
 def budget_text(s: float) -> str:
     """`90 s`, `10 min`."""
-    return f"{s:g} s" if s <= 120 else format_duration(s)
+    return f"{round(s, 0 if s >= 10 else 1):g} s" if s <= 120 else format_duration(s)
 
 
 def _power(plan: Plan, found: Detectable) -> str | None:

@@ -165,7 +165,9 @@ def _body(comparison: Comparison, page: Page) -> list[Text]:
     if drawn:
         lines.append(Text.assemble(("Bars: ", "dim"), bar_legend(bars, plain)))
     lines += [Text(f"{column.header}: {column.legend}", "dim") for column in figures if column.legend]
-    lines += _hidden_line([column.header for column in wanted if column not in figures])
+    has_bars = any(bars) and not drawn
+    hidden = [column.header for column in wanted if column not in figures]
+    lines += _hidden_line([*hidden, *([BAR_HEADER] if has_bars else [])])
     return [*lines, *footer(comparison, page)]
 
 

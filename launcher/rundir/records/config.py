@@ -209,6 +209,13 @@ class MaxBatchConfig:
 
 
 @dataclass(frozen=True)
+class EstimateConfig:
+    """Launches of whose variants a process estimates the memory."""
+
+    launches: tuple[LaunchConfig, ...]
+
+
+@dataclass(frozen=True)
 class CaptureRequest:
     """A request of `gpurun capture` to the running ranks; `launches/ID/control/captureN.json`."""
 

@@ -110,6 +110,22 @@ class MemoryPeak:
 
 
 @dataclass(frozen=True)
+class MemoryEstimate:
+    """What a step of a variant is expected to hold, on its fullest rank."""
+
+    peak: MemoryPeak | None = None
+    reason: str = ""
+    """Why it isn't estimated."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimates:
+    """By variant."""
+
+    variants: Mapping[str, MemoryEstimate]
+
+
+@dataclass(frozen=True)
 class PointRecord:
     """One block of a micro-benchmark's case; a line of `variants/ID/points.jsonl`, written by rank 0."""
 

@@ -164,7 +164,7 @@ class MemoryLog:
     def peak(self) -> MemoryPeak:
         """Of the device whose memory is fullest at some moment of the step."""
         peaks = [
-            MemoryPeak(**self.fullest_of(device), reserved=runtime_of(device).reserved_bytes(device))
+            MemoryPeak(**self.fullest_of(device), reserved=reserved_bytes(device))
             for device in dict.fromkeys(self.devices)
         ]
         return max(peaks, key=lambda peak: peak.total, default=MemoryPeak())
@@ -174,6 +174,11 @@ class MemoryLog:
         at_start = {number: size for number, size in self.at_start.items() if self.devices[number] == device}
         changes = (change for change in self.changes if self.devices[change.storage] == device)
         return fullest(at_start, changes, self.part_of)
+
+
+def reserved_bytes(device: torch.device) -> int | None:
+    """What the device's allocator holds; `None` where there is none, or the storages have no data."""
+    return None if device.type == "meta" else runtime_of(device).reserved_bytes(device)
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -108,6 +108,14 @@ def strategy_of(model: nn.Module, config: LaunchConfig, rank: int, hints: Hints)
     Raises:
         ValueError: there is no such strategy.
     """
-    module, _, name = strategy_named(config.strategy).worker.partition(":")
-    strategy = cast("type[Strategy]", getattr(importlib.import_module(module), name))
-    return strategy.of(model, config, rank, hints)
+    return class_of(config.strategy).of(model, config, rank, hints)
+
+
+def class_of(name: str) -> type[Strategy]:
+    """What trains under the strategy of that name.
+
+    Raises:
+        ValueError: there is no such strategy.
+    """
+    module, _, worker = strategy_named(name).worker.partition(":")
+    return cast("type[Strategy]", getattr(importlib.import_module(module), worker))

@@ -175,7 +175,10 @@ def as_workload(name: str, built: Any, place: SourceLine | None) -> Workload:
     for attribute, expected, is_right in requirements(workload):
         if not is_right:
             value = values[attribute]
-            got = f"{type(value).__name__} {value!r:.80}" if hasattr(built, attribute) else missing(built)
+            is_there = hasattr(built, attribute)
+            got = (
+                f"{type(value).__name__} {' '.join(repr(value).split()):.80}" if is_there else missing(built)
+            )
             what = f"the workload of {name} has an invalid {attribute!r}"
             raise UserError(what, expected=expected, got=got, place=place)
     return workload
@@ -187,6 +190,8 @@ def default_of(default: Any) -> Any:
 
 def missing(built: Any) -> str:
     """How to say that an attribute is not there."""
+    if isinstance(built, nn.Module):
+        return f"a {type(built).__name__} alone: return Workload(model, …)"
     return "None: build returned nothing" if built is None else f"a {type(built).__name__} without it"
 
 
@@ -216,7 +221,8 @@ def requirements(workload: Workload) -> Iterable[tuple[str, str, bool]]:
         mapped = hasattr(w.dataset, "__getitem__") and hasattr(w.dataset, "__len__")
         listed = "; of an iterable one, a list of its first samples"
         yield "dataset", f"a map-style dataset, with __getitem__ and __len__{listed}", mapped
-    yield "optimizer", f"a function from parameters to an optimizer {optional}", is_optional(w.optimizer)
+    maker = f"a function, as lambda parameters: torch.optim.SGD(parameters, lr=0.1), {optional}"
+    yield "optimizer", maker, is_optional(w.optimizer)
     yield "reduction", "'mean' or 'sum'", w.reduction in ("mean", "sum")
     yield "count", f"a function count(targets) {optional}", is_optional(w.count)
     yield "blocks", "a tuple of classes of modules", is_classes(w.blocks)

@@ -159,7 +159,14 @@ def first_loss(workload: Workload, micro: MicroBatch, device: torch.device) -> T
 def first_outputs(workload: Workload, inputs: Tree, device: torch.device) -> Tree:
     """The model's outputs for the inputs; all of them have to be on `device`."""
     place = place_of(workload.model, workload.batch, workload.dataset)
-    expected = f"outputs for these inputs ({describe(inputs)}), with all tensors on {device} like the model"
+    whole = (
+        ""
+        if workload.loss
+        else "; without `loss`, inputs are all that a sample has, and the model makes the loss"
+    )
+    expected = (
+        f"outputs for these inputs ({describe(inputs)}), with all tensors on {device} like the model{whole}"
+    )
     with users_code("the model failed on a small batch", expected, place):
         outputs = workload.model(inputs)
     check_devices("the model's outputs", outputs, device, place)

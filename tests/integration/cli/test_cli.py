@@ -85,7 +85,8 @@ def test_init_writes_a_job_that_check_accepts_and_never_overwrites(tmp_path: Pat
 
 def test_json_is_for_programs(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
-    plan = gpurun(tmp_path, "check", "job.yaml", "--json", "--set", "split=[6, 2]").json
+    plan = gpurun(tmp_path, "check", "job.yaml", "--memory", "--json", "--set", "split=[6, 2]").json
+    assert plan["memory"][plan["variants"][0]["id"]]["peak"]["parameters"] > 0
     assert plan["variants"][0]["split"] == [6, 2]
     assert plan["launches"][0]["processes"][1]["env"]["RANK"] == "1"
     assert gpurun(tmp_path, "devices", "--json").json["cpu_cores"] == len(os.sched_getaffinity(0))

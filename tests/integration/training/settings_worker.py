@@ -41,6 +41,14 @@ DDP_OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"checkpointing": "none", "optimizer": "default"},
+    {"checkpointing": 2, "optimizer": "foreach"},
+    {"checkpointing": "full", "optimizer": "fused"},
+)
+UNEVEN = VariantConfig("uneven", (192, 64), 1)
+
+
 def collectives(rank: int) -> dict[str, int]:
     """How often ranks communicate in one step of each strategy, with some settings."""
     group: Any = dist.group.WORLD
@@ -110,23 +118,18 @@ def blocks() -> Workload:
 
 
 def layers_and_optimizers(rank: int) -> dict[str, dict[str, Any]]:
-    """What the check finds, what activations take, and which operators update the weights."""
+    """What the check finds, what memory holds, and which operators update the weights."""
     found = {}
-    variant = VariantConfig("uneven", (192, 64), 1)
-    changes: list[dict[str, Any]] = [
-        {"checkpointing": "none", "optimizer": "default"},
-        {"checkpointing": 2, "optimizer": "foreach"},
-        {"checkpointing": "full", "optimizer": "fused"},
-    ]
-    for strategy, change in itertools.product(IN_PROCESSES, changes):
-        launch = replace(config(strategy, 2, (variant,)), **change)
+    for strategy, change in itertools.product(IN_PROCESSES, CHANGES):
+        launch = replace(config(strategy, 2, (UNEVEN,)), **change)
         trainer = Trainer(blocks(), launch, rank)
         (facts,) = check_gradients(trainer, launch, rank).values()
-        peak = trainer.memory_peak(variant)
+        trainer.step(trainer.prepare(UNEVEN, 0), NoClock())  # which makes the optimizer's state
+        memory = trainer.memory_peak(UNEVEN).parts
         names = Names()
         with names:
-            trainer.step(trainer.prepare(variant, 1), NoClock())
-        found[f"{strategy} {change}"] = facts | {"activations": peak.activations, "names": sorted(names.seen)}
+            trainer.step(trainer.prepare(UNEVEN, 1), NoClock())
+        found[f"{strategy} {change}"] = facts | {"memory": memory, "names": sorted(names.seen)}
         trainer.close()
     return found
 

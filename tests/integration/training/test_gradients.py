@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpurun import Workload
-from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.rundir.records import BalanceConfig, LaunchConfig, VariantConfig
 from gpurun.launcher.strategies import IN_JOBS
+from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.gradient_check import check_gradients
+from gpurun.launcher.worker.training.memory_estimate import estimate, estimate_of, refusal
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.integration.ranks import run_ranks
 from tests.integration.training import gradient_worker as worker
@@ -173,8 +176,43 @@ def test_layers_that_compute_again_keep_less_and_train_alike(settings: list[dict
         assert (one["gradient_warning"], one["warnings"], one["gradient_error"] <= 1e-12) == (None, [], True)
         assert one.get("parameter_error", 0.0) <= 1e-10
     for strategy in worker.IN_PROCESSES:
-        none, some, all_ = (one["activations"] for name, one in found.items() if strategy in name)
+        none, some, all_ = (one["memory"]["activations"] for name, one in found.items() if strategy in name)
         assert none > 1.1 * some > 1.1**2 * all_
+
+
+@pytest.mark.parametrize("strategy", worker.IN_PROCESSES)
+def test_memory_is_estimated_as_it_is_measured(settings: list[dict[str, Any]], strategy: str) -> None:
+    for change in settings_worker.CHANGES:
+        launch = replace(worker.config(strategy, 2, (settings_worker.UNEVEN,)), **change)
+        estimate = estimate_of(settings_worker.blocks(), launch, settings_worker.UNEVEN)
+        measured = max(sum(found["layers"][f"{strategy} {change}"]["memory"].values()) for found in settings)
+        assert estimate.peak is not None
+        assert estimate.peak.total == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp"])
+def test_memory_of_one_process_is_estimated_to_the_byte(strategy: str) -> None:
+    split = (256,) if strategy == "single" else (192, 64)
+    variant = VariantConfig("some", split, 2)
+    launch = worker.config(strategy, len(split), (variant,), "bf16")
+    trainer = Trainer(settings_worker.blocks(), launch, 0)
+    trainer.step(trainer.prepare(variant, 0), NoClock())
+    assert estimate_of(settings_worker.blocks(), launch, variant).peak == trainer.memory_peak(variant)
+
+
+def test_what_is_not_known_before_a_run_is_not_estimated() -> None:
+    even = VariantConfig("even", (128, 128), 1)
+    ddp = worker.config("ddp", 2, (even,))
+    balanced = replace(even, balance=BalanceConfig(1, (256, 256)))
+    refusals = [
+        refusal(replace(ddp, compile=True), even),
+        refusal(ddp, balanced),
+        refusal(replace(ddp, options={"comm_hook": "fp16"}), even),
+        refusal(replace(worker.config("dp", 2, (even,)), devices=("cuda:0", "cuda:1")), even),
+        estimate(replace(ddp, workload="matmul"), even).reason,
+        estimate(replace(ddp, workload="nothing.py:build"), even).reason,
+    ]
+    assert [text.split()[0] for text in refusals] == ["torch.compile", "its", "the", "the", "a", "the"]
 
 
 def test_the_optimizer_is_the_implementation_that_the_job_names(settings: list[dict[str, Any]]) -> None:

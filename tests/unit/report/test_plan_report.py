@@ -10,11 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
+from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.plan.model import Launch, Plan, Process, SkippedCombination, Variant
 from gpurun.launcher.report.terminal.grid import cut, grid
-from gpurun.launcher.report.terminal.plan import render_plan
+from gpurun.launcher.report.terminal.plan import render_memory, render_plan
+from gpurun.launcher.rundir.records import MemoryEstimate, MemoryPeak
 from tests.wording import Wording
 
 SPEC = JobSpec(name="gpt-splits", workload="gpt", params={"layers": 4, "width": 256}, global_batch=64)
@@ -94,6 +96,23 @@ def test_check_leaves_nothing_out_when_it_is_piped(tmp_path: Path) -> None:
 
 def test_sentences_fit_80_columns_in_a_pipe_too() -> None:
     assert max(map(len, render_plan(SHARED, SPEC, 80, plain=True).splitlines())) <= 80
+
+
+def test_estimated_memory(wording: Wording) -> None:
+    peak = MemoryPeak(parameters=2**30, gradients=2**30, activations=3 * 2**30)
+    found = {
+        EVEN.id: MemoryEstimate(peak),
+        DP.id: MemoryEstimate(reason="torch.compile decides what is kept"),
+    }
+    wording(render_memory(found, 80, plain=True))
+
+
+def test_the_memory_of_a_program_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    job = tmp_path / "job.yaml"
+    job.write_text("script: train.py\ndevices: cpu:1\n")
+    with pytest.raises(SpecError, match="--memory needs a workload"):
+        CliRunner().invoke(cli, ["check", str(job), "--memory"], catch_exceptions=False)
 
 
 def test_lists_among_params_keep_their_brackets(wording: Wording) -> None:
