@@ -65,7 +65,8 @@ def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look])
     if len(launches) < len(undecided) or s > MOST_BUDGET_S:
         return (f"{found}: they differ by too little to decide that in an hour.",)
     minutes = math.ceil(s / 60)
-    return (f"{found}. To decide it takes about {plural(minutes, 'minute')}: set `budget: {minutes}m`.",)
+    about = f"To decide it takes about {plural(minutes, 'minute')}"
+    return (f"{found}. {about}: start a new run with `budget: {minutes}m`.",)
 
 
 SPENT_ON: dict[str, tuple[Stage, ...]] = {
@@ -82,7 +83,8 @@ SPENT_ON: dict[str, tuple[Stage, ...]] = {
 
 def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
     """What part of the budget the launches took, and for what."""
-    logs = [log for log in run.read_all_events().values() if log]
+    found = {name: log for name, log in run.read_all_events().items() if log}
+    logs, launches = found.values(), {planned_launch(name) for name in found}
     stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
     if plan.budget_s is None or not stages:
         return ()
@@ -90,11 +92,11 @@ def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
         name: format_number(100 * sum(s for stage, s in stages if stage in names) / plan.budget_s, 0)
         for name, names in SPENT_ON.items()
     }
-    gaps_s = sum(between_s(logs))
+    gaps_s = sum(between_s(logs, run.read_commands()))
     spent["between launches"] = format_number(100 * gaps_s / plan.budget_s, 0)
     parts = [f"{name} {percent} %" for name, percent in spent.items() if percent != "0"]
     total = format_number(100 * (sum(seconds for _, seconds in stages) + gaps_s) / plan.budget_s, 0)
-    of = f"{plural(len(logs), 'launch')} took {total} % of the budget"
+    of = f"{plural(len(launches), 'launch')} took {total} % of the budget"
     return (f"{of}: {', '.join(parts)}." if len(parts) > 1 else f"{of}.",)
 
 

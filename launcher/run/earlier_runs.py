@@ -64,7 +64,8 @@ def _launch_s(run: RunDir) -> float | None:
     """From one launch to the next: the median of the second half, in which only close rivals run."""
     logs = [log for log in run.read_all_events().values() if log and log[-1].stage == "done"]
     seconds = [*map(elapsed_s, logs)]
-    return median(seconds[len(seconds) // 2 :]) + median(between_s(logs) or [0.0]) if seconds else None
+    gaps = between_s(logs, run.read_commands()) or [0.0]
+    return median(seconds[len(seconds) // 2 :]) + median(gaps) if seconds else None
 
 
 def _waited_percent(compared: _Compared) -> float:

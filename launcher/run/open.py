@@ -4,7 +4,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,15 @@ from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, open_regular, read_json, unwritable, write_bytes, write_json
 from gpurun.launcher.rundir.paths import OTHER_DIRECTORY, check_owner, is_name, refuse_links, unreadable
 from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
+from gpurun.launcher.units import format_duration
 
 _MOST_NAME_BYTES = 255
 OTHER_JOB = "was made from another job, or on another machine"
+OTHER_BUDGET = (
+    "{path} has a budget of {was}, which can't become {now}\n"
+    "    a run whose length depends on its first results is wrong more often: resume it with the budget\n"
+    "    that it has, or start a new run"
+)
 """What is wrong with a run that can't be continued."""
 LATEST = "latest"
 """A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
@@ -299,15 +305,23 @@ def resume_run(path: Path, plan: Plan, say: Callable[[str], None]) -> RunDir:
     stored = read_json(run.plan, Plan)
     if stored.gate is not None:
         raise SpecError(f"{run.path} is the run of a gate, whose versions are gone: start the gate again")
-    if stored != as_read_back(plan):
+    now = as_read_back(plan)
+    if stored.budget_s and now.budget_s and replace(now, **_sizes(stored)) == stored != now:
+        was_s, is_s = map(format_duration, (stored.budget_s, now.budget_s))
+        raise SpecError(OTHER_BUDGET.format(path=run.path, was=was_s, now=is_s))
+    if stored != now:
         raise SpecError(
-            f"{run.path} {OTHER_JOB}: "
-            f"{plan_difference(stored, as_read_back(plan))}\n    start a new run: gpurun JOB.yaml"
+            f"{run.path} {OTHER_JOB}: {plan_difference(stored, now)}\n    start a new run: gpurun JOB.yaml"
         )
     too_large = [variant.id for variant in plan.variants if not _is_tried_again(run, variant.id)]
     if too_large:
         say(f"not tried again, since out of memory: {', '.join(too_large)}")
     return run
+
+
+def _sizes(plan: Plan) -> dict[str, Any]:
+    """What follows from the budget."""
+    return {"budget_s": plan.budget_s, "launches": plan.launches}
 
 
 def _is_tried_again(run: RunDir, variant_id: str) -> bool:

@@ -19,8 +19,8 @@ from gpurun.launcher.run.attempts import record_outcomes, remaining
 from gpurun.launcher.run.budget import Budget
 from gpurun.launcher.run.running_attempt import RunningAttempt, Starter
 from gpurun.launcher.run.watch import Tick, limits_of
-from gpurun.launcher.rundir.files import write_json
-from gpurun.launcher.rundir.records import Event, Restart
+from gpurun.launcher.rundir.files import append_lines, write_json
+from gpurun.launcher.rundir.records import Command, Event, Restart
 from gpurun.launcher.units import plural
 
 OnEvent = Callable[[Launch, Event | None], None]
@@ -78,6 +78,7 @@ class Session:
             MachineError: the run directory can't be written any more.
             Interrupted: by Ctrl-C or SIGTERM, after the processes are gone.
         """
+        append_lines(self.run.commands, [Command(self.clock.time_ns())])
         repetitions = [launch.repetition for launch in self.plan.launches]
         has_budget = self.plan.budget_s is not None
         state, action = decisions.begin(repetitions, limits_of(self.starter.spec), has_budget)

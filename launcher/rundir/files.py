@@ -16,6 +16,7 @@ from gpurun.launcher.rundir.paths import PROGRAM_FILES, RunPaths, rank_files, un
 from gpurun.launcher.rundir.records import (
     Balance,
     CodeVersion,
+    Command,
     Event,
     FailureRecord,
     LaunchHead,
@@ -126,6 +127,9 @@ class RunDir(RunPaths):
     def has_failures(self, launch_id: str) -> bool:
         """Whether a rank has recorded one."""
         return bool(rank_files(self.launch(launch_id) / "failures", ".json"))
+
+    def read_commands(self) -> tuple[Command, ...]:
+        return tuple(read_lines(self.commands, Command))
 
     def read_restarts(self) -> list[Restart]:
         return list(read_lines(self.restarts, Restart))

@@ -64,6 +64,11 @@ class RunPaths:
         return self.path / "running.json"
 
     @property
+    def commands(self) -> Path:
+        """A line per command that has worked on the run: the first one, and each `--resume`."""
+        return self.path / "commands.jsonl"
+
+    @property
     def restarts(self) -> Path:
         return self.path / "restarts.jsonl"
 

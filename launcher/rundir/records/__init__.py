@@ -43,6 +43,7 @@ from gpurun.launcher.rundir.records.measured import (
     VariantFacts,
 )
 from gpurun.launcher.rundir.records.outcome import (
+    Command,
     Event,
     FailureRecord,
     Restart,
@@ -68,6 +69,7 @@ __all__ = [
     "BalanceConfig",
     "CaptureRequest",
     "CodeVersion",
+    "Command",
     "Curve",
     "DeviceFacts",
     "EstimateConfig",

@@ -1,6 +1,7 @@
 """What happens during a run or a search, and how ranks, launches, variants and trials ended."""
 
 import time
+from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -49,15 +50,28 @@ def stages_s(events: Sequence[Event]) -> list[tuple[Event, float]]:
     return [(event, elapsed_s((event, after))) for event, after in pairwise(events)]
 
 
-MOST_BETWEEN_S = 60.0
-"""Longer than the command takes from one launch to the next: the run was stopped and resumed."""
+@dataclass(frozen=True)
+class Command:
+    """A line of `commands.jsonl`: a command begins to work on a run."""
+
+    time_ns: Whole
 
 
-def between_s(logs: Iterable[Sequence[Event]]) -> list[float]:
-    """Seconds from the end of each launch to the start of the next one; none where a run was resumed."""
-    in_order = sorted(logs, key=lambda log: log[0].time_ns)
-    gaps = (elapsed_s((before[-1], after[0])) for before, after in pairwise(in_order))
-    return [gap for gap in gaps if 0 < gap < MOST_BETWEEN_S]
+def between_s(logs: Iterable[Sequence[Event]], commands: Sequence[Command]) -> list[float]:
+    """Seconds from the end of each launch to the start of the next one that the same command ran.
+
+    Args:
+        logs: of each attempt.
+        commands: all of the run; a run that is older than their file has none, and no time between launches.
+    """
+    begun_ns = sorted(command.time_ns for command in commands)
+    by_command: dict[int, list[Sequence[Event]]] = {}
+    for log in sorted((log for log in logs if log), key=lambda log: log[0].time_ns):
+        by_command.setdefault(bisect(begun_ns, log[0].time_ns), []).append(log)
+    by_command.pop(0, None)  # no command is known
+    pairs = (pair for own in by_command.values() for pair in pairwise(own))
+    gaps = (elapsed_s((before[-1], after[0])) for before, after in pairs)
+    return [gap for gap in gaps if gap > 0]
 
 
 @dataclass(frozen=True)

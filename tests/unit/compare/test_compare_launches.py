@@ -16,7 +16,7 @@ from gpurun.launcher.compare.notes import open_notes
 from gpurun.launcher.compare.ranking import Following, following
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.rundir.files import append_lines, write_json
-from gpurun.launcher.rundir.records import Event, Look, RoundTime, between_s
+from gpurun.launcher.rundir.records import Command, Event, Look, RoundTime, between_s
 from gpurun.launcher.stats.estimates import t_interval, wilcoxon_interval
 from gpurun.launcher.stats.sequential import levels
 from gpurun.launcher.stats.verdict import percent_interval
@@ -276,4 +276,7 @@ def test_figures_of_ranks_are_of_the_same_steps(files: Files) -> None:
 def test_time_between_launches_is_counted_and_that_until_a_run_is_resumed_is_not() -> None:
     times_s = [(12, 15), (0, 10), (4000, 4010)]
     logs = [[Event(start * 10**9, "start"), Event(end * 10**9, "done")] for start, end in times_s]
-    assert between_s(logs) == [2.0]
+    assert between_s(logs, [Command(0), Command(3990 * 10**9)]) == [2.0]
+    assert between_s(logs, [Command(0), Command(11 * 10**9), Command(3990 * 10**9)]) == []
+    assert between_s(logs, [Command(0)]) == [2.0, 3985.0]
+    assert between_s(logs, []) == []

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.errors import Interrupted, MachineError, NodesError
+from gpurun.launcher.errors import Interrupted, MachineError, NodesError, SpecError
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.attempts import replace_other_software
 from gpurun.launcher.run.job import finish
 from gpurun.launcher.run.open import plan_difference, resume_run
-from gpurun.launcher.rundir.files import RunDir, append_lines
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, LaunchConfig, StepRecord
 from tests.unit.run.fake_ranks import FakeClock, OfRank, Script
 from tests.unit.run.session_case import (
@@ -152,6 +152,15 @@ def test_a_resumed_run_does_only_what_is_missing(tmp_path: Path) -> None:
     assert second.ranks.log == ["start 02-dp-2~2", "stop 02-dp-2~2"]
     assert second.statuses() == ["ok", "ok"]
     assert Case(tmp_path, STRATEGIES, []).done().ranks.log == []
+
+
+def test_a_run_keeps_its_budget(tmp_path: Path, wording: Wording) -> None:
+    """A look has spent error by its share of the budget, which may not depend on the results."""
+    case, longer = (Case(tmp_path / "x", f"budget: {s}s\n{SPLITS}", []) for s in (60, 90))
+    write_json(case.run.plan, case.plan)
+    with pytest.raises(SpecError) as refused:
+        resume_run(case.run.path, longer.plan, case.said.append)
+    wording(refused.value)
 
 
 def test_a_run_of_another_job_is_refused_with_what_differs(wording: Wording) -> None:
