@@ -40,7 +40,7 @@ def test_splits_rank_variants_with_verdicts(open_tab: OpenTab) -> None:
     assert "faster" in first.inner_text()
     assert "48.2" in first.inner_text()
     reasons = tab.find(".below").inner_text()
-    assert any("146.1 GiB" in reason for reason in reasons)
+    assert "146.1 GiB" in reasons
     assert "unsteady: step time drifted" in reasons
 
 
