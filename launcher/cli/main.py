@@ -127,7 +127,8 @@ def missing_argument(param: click.Parameter, ctx: click.Context) -> str:
     name = param.make_metavar(ctx)
     if name == JOB_METAVAR:
         return MISSING_JOB
-    return f"missing argument {name}; `gpurun {ctx.info_name} --help` shows an example"
+    what = f"option {param.opts[0]}" if isinstance(param, click.Option) else "argument"
+    return f"missing {what} {name}; `gpurun {ctx.info_name} --help` shows an example"
 
 
 def _option_meant(error: click.NoSuchOption) -> str:

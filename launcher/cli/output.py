@@ -37,9 +37,11 @@ def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
         return
     from gpurun.launcher.logs.lines import has_colour
     from gpurun.launcher.report.terminal.table import render_table
+    from gpurun.launcher.rundir.claim import progress_text
+    from gpurun.launcher.rundir.files import RunDir
 
     plain, colour = not sys.stdout.isatty(), has_colour(sys.stdout, os.environ)
-    click.echo(render_table(comparison, width(), plain, run_path=str(path), has_colour=colour))
+    click.echo(render_table(comparison, width(), plain, str(path), colour, progress_text(RunDir(path))))
 
 
 def run_and_print(

@@ -64,7 +64,8 @@ _REMEDIES = (
     ),
     (
         r"SystemExit: exit code 2\n(?s:.*)^usage: ",
-        "the program's arguments follow `--`: `gpurun run train.py -- --epochs 1`; in a job they are `args`",
+        "the program refused its arguments; they follow `--`: `gpurun run train.py -- --epochs 1`; "
+        "in a job they are `args`",
     ),
 )
 """What to do about usual failures, by their type, message and log."""

@@ -89,10 +89,25 @@ def named_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
     if len(titles) > 1:
         raise SpecError(f"{mixed_kinds(titles)}: {ONE_KIND}")
     if kind.is_host:
-        return _cpus(len(devices))
+        return _shares(devices)
     num_gpus = len(gpus_of(kind, machine))
     missing = [name for name in devices if gpu_index(name) >= num_gpus]
     return devices if not missing else _refuse(f"the job asks for {', '.join(missing)}", kind, machine)
+
+
+def _shares(names: tuple[str, ...]) -> tuple[str, ...]:
+    """CPU devices that are named one by one.
+
+    Raises:
+        SpecError: they aren't numbered from 0: no core belongs to a number.
+    """
+    shares = _cpus(len(names))
+    if any(name not in ("cpu", share) for name, share in zip(names, shares, strict=True)):
+        raise SpecError(
+            f"`devices`: CPU devices are equal shares of the cores, numbered from 0: write cpu:{len(names)}, "
+            f"not {','.join(names)}"
+        )
+    return shares
 
 
 def job_devices(spec: JobSpec, machine: MachineLike) -> tuple[str, ...]:

@@ -181,7 +181,7 @@ def find_run(path: Path) -> RunDir:
             f"{path}: this run ended before its plan was written, so there is nothing to resume\n"
             "    start a new run, with another --out or after removing that directory: gpurun JOB.yaml"
         )
-    found = f"{path}: no run here (no plan.json)" if path.exists() else f"there is no run `{path}`"
+    found = f"{path}: no run here" if path.exists() else f"there is no run `{path}`"
     raise SpecError(f"{found}; runs are in runs/NAME/TIME, the newest is runs/NAME/latest")
 
 

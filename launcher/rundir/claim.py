@@ -133,6 +133,17 @@ def in_use(path: Path, found: Running | None) -> str:
     return text
 
 
+def progress_text(run: RunDir) -> str | None:
+    """That a command works on the run now; `None`: none does."""
+    found = read(run)
+    if found is None or not found.may_live:
+        return None
+    who = f"process {found.pid} on {found.host}"
+    if found.is_here:
+        return f"This run is still in progress: {who} measures what is missing."
+    return f"This run is not complete; {who} measures what is missing, unless it was killed."
+
+
 def entered(run: RunDir, launch: str | None) -> None:
     """Records which launch runs now. A full disk costs nothing but `gpurun stacks`."""
     found = read(run)

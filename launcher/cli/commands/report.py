@@ -251,7 +251,10 @@ def diff_two_runs(
     from gpurun.launcher.run.open import find_run
 
     check_settings(may_differ)
-    runs = compare_run(find_run(a)), compare_run(find_run(b))
+    found = find_run(a), find_run(b)
+    if found[0].path.resolve() == found[1].path.resolve():
+        click.echo(f"A and B are the same run: {found[0].path}", err=True)
+    runs = compare_run(found[0]), compare_run(found[1])
     difference = diff_runs(*runs, may_differ=may_differ)
     if fail_slower_percent is not None:
         difference = gated(difference, *runs, fail_slower_percent)

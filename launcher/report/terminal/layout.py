@@ -88,6 +88,8 @@ class Page:
     """Goes into a pipe: no colour, no wrapping."""
     run: str | None = None
     """The run directory as a person would type it."""
+    in_progress: str | None = None
+    """That a command works on the run now."""
     has_colour: bool = True
     """Whether the terminal shows colours; one that doesn't may show no escape at all."""
 

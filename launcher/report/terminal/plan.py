@@ -171,7 +171,7 @@ def _program_limits(spec: JobSpec) -> list[str]:
     lines = [f"Steps count once they are steady, after at least {first}."]
     if spec.profile.steps:
         traced = first_traced_step(spec.steps.warmup) + 1
-        lines.append(f"Steps {traced} to {traced + spec.profile.steps - 1} are traced instead.")
+        lines.append(f"Steps {traced} to {traced + spec.profile.steps - 1} are traced, and don't count.")
     if spec.limit_s < float("inf"):
         lines.append(f"Each launch may take at most {format_duration(spec.limit_s)}.")
     return lines

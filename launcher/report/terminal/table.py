@@ -131,13 +131,19 @@ STATUS_STYLES = {"oom": "red", "failed": "red", "timeout": "red", "skipped": "di
 
 
 def render_table(
-    comparison: Comparison, width: int, plain: bool, run_path: str | None = None, has_colour: bool = True
+    comparison: Comparison,
+    width: int,
+    plain: bool,
+    run_path: str | None = None,
+    has_colour: bool = True,
+    in_progress: str | None = None,
 ) -> str:
     """The whole report for a terminal of `width` columns; `plain` is for a file or a pipe.
 
     `run_path` is the run directory as a person would type it, for the paths of logs and the last commands.
+    `in_progress` says that a command works on the run now.
     """
-    page = Page(width, plain, run_path, has_colour)
+    page = Page(width, plain, run_path, in_progress, has_colour)
     first = [Text.assemble(("! ", "red"), Text(alert, "bold")) for alert in comparison.alerts]
     return to_string([*first, *([Text()] if first else []), *_body(comparison, page)], page)
 
@@ -289,7 +295,9 @@ def footer(comparison: Comparison, page: Page) -> list[Text]:
     notes = [Text(note) for note in (*found, *fact_lines(comparison))]
     warnings = [Text.assemble(("! ", "yellow"), warning) for warning in warning_lines(comparison.variants)]
     if not comparison.complete:
-        warnings.append(Text.assemble(("! ", "yellow"), incomplete_text(comparison, page.run)))
+        warnings.append(
+            Text.assemble(("! ", "yellow"), page.in_progress or incomplete_text(comparison, page.run))
+        )
     answer = Text.assemble((comparison.headline, "bold"), " ", comparison.details)
     answer.rstrip()
     lines = [*notes, *warnings, Text(), answer]

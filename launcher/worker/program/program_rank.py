@@ -37,7 +37,8 @@ from gpurun.launcher.worker.program.recorder import StepRecorder
 
 NO_STEPS = (
     "no steps were recorded, only the running time: no optimizer stepped at least twice; "
-    "in a loop without an optimizer, mark each step: `with gpurun.step():`"
+    "in a loop without an optimizer, mark each step: `with gpurun.step():`; a program that goes "
+    "on from its own checkpoint may have had nothing left to do"
 )
 
 

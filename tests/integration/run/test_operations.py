@@ -101,6 +101,8 @@ def test_a_running_job_answers_from_another_terminal_and_ends_by_sigterm(
             refused = gpurun(tmp_path, *arguments)
             assert (refused.code, f"in use by process {job.pid}" in refused.err) == (2, True)
 
+        assert f"in progress: process {job.pid} on " in gpurun(tmp_path, "report", "run").out
+
         follow_one_line(tmp_path, job)
         assert all((tmp_path / f"notice{rank}").exists() for rank in (0, 1))
         family = descendants(job.pid)

@@ -181,7 +181,7 @@ def test_the_explanation_shows_everything_once() -> None:
             "DETAIL",
         ),
         ("EOFError", "EOF when reading a line", "run name? ", "what `input()` asks for"),
-        ("SystemExit", "exit code 2", "x\nusage: a.py [-h]\na.py: error: --data", "arguments follow `--`"),
+        ("SystemExit", "exit code 2", "x\nusage: a.py [-h]\na.py: error: --data", "they follow `--`"),
         ("SystemExit", "exit code 2", "OSError: Too many open files", "ulimit -n"),
         ("ValueError", "no use for EOFError: EOF when reading a line", "usage: none", None),
     ],

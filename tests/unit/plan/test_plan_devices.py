@@ -23,7 +23,7 @@ TWO_GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
         ("auto", TWO_GPUS, ("cuda:0", "cuda:1")),
         ("cuda", TWO_GPUS, ("cuda:0", "cuda:1")),
         ("cpu:3", TWO_GPUS, ("cpu:0", "cpu:1", "cpu:2")),
-        (("cpu", "cpu:7"), FakeMachine(), ("cpu:0", "cpu:1")),
+        (("cpu", "cpu:1"), FakeMachine(), ("cpu:0", "cpu:1")),
         (("cuda:1",), TWO_GPUS, ("cuda:1",)),
         (("cuda:0", "cuda:0"), TWO_GPUS, ("cuda:0", "cuda:0")),
     ],
