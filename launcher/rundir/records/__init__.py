@@ -44,6 +44,7 @@ from gpurun.launcher.rundir.records.measured import (
 )
 from gpurun.launcher.rundir.records.outcome import (
     Command,
+    Effect,
     Event,
     FailureRecord,
     Restart,
@@ -72,6 +73,7 @@ __all__ = [
     "Command",
     "Curve",
     "DeviceFacts",
+    "Effect",
     "EstimateConfig",
     "Event",
     "FailureRecord",
