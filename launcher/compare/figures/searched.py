@@ -124,7 +124,7 @@ MOST_EFFECTS = 5
 
 
 def effects_note(search: SearchResult) -> tuple[str, ...]:
-    """What the values do that matter most, of those whose interval excludes 0; nothing where there is none."""
+    """What the values do that matter most, of those whose interval excludes 0; none where there is none."""
     clear = [one for one in search.effects if not one.ci[0] <= 0 <= one.ci[1]]
     largest = sorted(clear, key=lambda one: -abs(math.log1p(one.percent / 100)))[:MOST_EFFECTS]
     texts = [

@@ -4,6 +4,8 @@ import { el } from '../shared/dom.js';
 import { interval, percent } from '../shared/format.js';
 import { forestAxis, forestRow, forestScale } from '../splits/forest.js';
 
+const TITLE = 'What each value does to the time';
+
 /**
  * A row for each value; `null` while none is known.
  * @param {SearchEffect[]} effects
@@ -27,11 +29,11 @@ export function effectsTable(effects, unit) {
   );
   return el(
     'section',
-    { class: 'searched', 'aria-label': 'effects of each value' },
-    el('h2', {}, 'What each value does to the time'),
+    { class: 'searched', 'aria-label': TITLE },
+    el('h2', {}, TITLE),
     el(
       'table',
-      { class: 'grid dense effects', 'aria-label': 'effects of each value' },
+      { class: 'grid dense effects', 'aria-label': TITLE },
       el('colgroup', {}, ['key', 'value', 'against', 'forest', 'percent', 'interval'].map((name) => el('col', { class: `c-${name}` }))),
       el(
         'thead',

@@ -5,7 +5,14 @@ import { number, three, tickDecimals } from '../shared/format.js';
 import { around } from '../shared/scale.js';
 import { hideTip, showTip } from '../shared/tip.js';
 import { names } from '../splits/plot.js';
+import { STATUS_WORDS } from '../splits/words.js';
 
+/** What combinations are called that stand out. */
+export const WORDS = {
+  own: 'the job\u2019s own setting',
+  finalist: 'compared at the end',
+  front: 'none is both as fast and as small',
+};
 const HEIGHT = 340;
 const TOP = 24;
 const BOTTOM = 36;
@@ -227,10 +234,10 @@ export function pointsLegend(search, tried) {
   /** @type {[isThere: boolean, name: string, text: string][]} */
   const entries = [
     [true, 'point', 'tried'],
-    [search.finalists.length > 0, 'point finalist', 'compared at the end'],
-    [timed.some((one) => one.isOwn), 'point own', 'the job\u2019s own setting'],
-    [search.front.length > 1, 'point on-front', 'none is both as fast and as small'],
-    [timed.some((one) => !one.isUsable), 'point too-large', 'takes more memory than the job allows'],
+    [search.finalists.length > 0, 'point finalist', WORDS.finalist],
+    [timed.some((one) => one.isOwn), 'point own', WORDS.own],
+    [search.front.length > 1, 'point on-front', WORDS.front],
+    [timed.some((one) => !one.isUsable), 'point too-large', STATUS_WORDS['too large']],
   ];
   return el(
     'ul',

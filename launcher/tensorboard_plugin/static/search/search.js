@@ -6,10 +6,12 @@ import { number, plural, three } from '../shared/format.js';
 import { problemNotes } from '../shared/states.js';
 import { tipped } from '../shared/tip.js';
 import { rowKeys, virtualRows } from '../shared/virtual.js';
+import { STATUS_WORDS } from '../splits/words.js';
 import { effectsTable } from './effects.js';
-import { memoryText, pointsChart, pointsLegend } from './points.js';
+import { memoryText, pointsChart, pointsLegend, WORDS } from './points.js';
 
 const ROW_PX = 22;
+const TRIED = 'Combinations that were tried, fastest first';
 
 /**
  * Draws the view into `host`.
@@ -74,11 +76,11 @@ export class Combination {
   get words() {
     const { status, reason } = this.tried;
     return [
-      this.isUsable ? null : reason ? `${STATUS[status]}: ${reason}` : STATUS[status],
-      this.isOwn ? 'the job\u2019s own setting' : null,
+      this.isUsable ? null : [STATUS_WORDS[status], reason].filter(Boolean).join(': '),
+      this.isOwn ? WORDS.own : null,
       this.isBest ? 'the best' : null,
-      this.isFinalist && !this.isBest ? 'compared at the end' : null,
-      this.isOnFront ? 'none is both as fast and as small' : null,
+      this.isFinalist && !this.isBest ? WORDS.finalist : null,
+      this.isOnFront ? WORDS.front : null,
     ].filter((text) => text != null);
   }
 
@@ -89,14 +91,6 @@ export class Combination {
     return [tried.label, time, memory, ...this.words].filter(Boolean).join('\n');
   }
 }
-
-/** @type {{ [status: string]: string }} */
-const STATUS = {
-  oom: 'out of memory',
-  failed: 'failed',
-  timeout: 'ran out of time',
-  'too large': 'takes more memory than the job allows',
-};
 
 /** @param {Combination[]} tried */
 function unitOf(tried) {
@@ -181,11 +175,11 @@ function triedTable(tried, app, mark) {
   virtualRows(body, tried.length, ROW_PX, 5, row);
   return el(
     'section',
-    { class: 'searched', 'aria-label': 'combinations that were tried' },
-    el('h2', {}, 'Combinations that were tried, fastest first'),
+    { class: 'searched', 'aria-label': TRIED },
+    el('h2', {}, TRIED),
     el(
       'table',
-      { class: 'grid dense tried', 'aria-label': 'combinations that were tried' },
+      { class: 'grid dense tried', 'aria-label': TRIED },
       el('colgroup', {}, ['label', 'ms', 'memory', 'trials', 'words'].map((name) => el('col', { class: `c-${name}` }))),
       el(
         'thead',
