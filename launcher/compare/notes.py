@@ -14,7 +14,7 @@ from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan, SkippedCombination
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, between_s, stages_s
+from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import Interval, format_ms, format_number, plural
@@ -88,14 +88,13 @@ def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
     stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
     if plan.budget_s is None or not stages:
         return ()
-    spent = {
-        name: format_number(100 * sum(s for stage, s in stages if stage in names) / plan.budget_s, 0)
-        for name, names in SPENT_ON.items()
-    }
-    gaps_s = sum(between_s(logs, run.read_commands()))
-    spent["between launches"] = format_number(100 * gaps_s / plan.budget_s, 0)
-    parts = [f"{name} {percent} %" for name, percent in spent.items() if percent != "0"]
-    total = format_number(100 * (sum(seconds for _, seconds in stages) + gaps_s) / plan.budget_s, 0)
+    commands = run.read_commands()
+    spent_s = {name: sum(s for stage, s in stages if stage in names) for name, names in SPENT_ON.items()}
+    spent_s["before the first launch"] = before_s(logs, commands)
+    spent_s["between launches"] = sum(between_s(logs, commands))
+    percents = {name: format_number(100 * s / plan.budget_s, 0) for name, s in spent_s.items()}
+    parts = [f"{name} {percent} %" for name, percent in percents.items() if percent != "0"]
+    total = format_number(100 * sum(spent_s.values()) / plan.budget_s, 0)
     of = f"{plural(len(launches), 'launch')} took {total} % of the budget"
     return (f"{of}: {', '.join(parts)}." if len(parts) > 1 else f"{of}.",)
 

@@ -8,7 +8,14 @@ from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.effects import Ended, Remaining, Settle
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.rundir.records import RoundTime, VariantFacts, VariantStatus, between_s, elapsed_s
+from gpurun.launcher.rundir.records import (
+    RoundTime,
+    VariantFacts,
+    VariantStatus,
+    before_s,
+    between_s,
+    elapsed_s,
+)
 from gpurun.launcher.stats.sequential import is_spent
 
 UNRANKED = ("oom", "failed", "timeout", "skipped")
@@ -130,9 +137,9 @@ def run_variants(run: RunDir, attempt: str) -> set[str]:
 
 
 def spent_s(run: RunDir) -> float:
-    """Seconds that the launches of a run have taken so far, with the time between those of a command."""
-    logs = run.read_all_events().values()
-    return sum(map(elapsed_s, logs)) + sum(between_s(logs, run.read_commands()))
+    """Seconds that the launches of a run have taken so far, and those before and between them."""
+    logs, commands = run.read_all_events().values(), run.read_commands()
+    return sum(map(elapsed_s, logs)) + before_s(logs, commands) + sum(between_s(logs, commands))
 
 
 def record_outcomes(run: RunDir, plan: Plan, launch: Launch, attempt: str, settle: Settle) -> tuple[str, ...]:

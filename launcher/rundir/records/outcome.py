@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -64,14 +64,27 @@ def between_s(logs: Iterable[Sequence[Event]], commands: Sequence[Command]) -> l
         logs: of each attempt.
         commands: all of the run; a run that is older than their file has none, and no time between launches.
     """
+    pairs = (pair for _, own in _by_command(logs, commands) for pair in pairwise(own))
+    gaps = (elapsed_s((before[-1], after[0])) for before, after in pairs)
+    return [gap for gap in gaps if gap > 0]
+
+
+def before_s(logs: Iterable[Sequence[Event]], commands: Sequence[Command]) -> float:
+    """Seconds from the start of each command to its first launch, together: processes import torch."""
+    gaps_ns = (own[0][0].time_ns - begun_ns for begun_ns, own in _by_command(logs, commands))
+    return sum(gap for gap in gaps_ns if gap > 0) / 1e9
+
+
+def _by_command(
+    logs: Iterable[Sequence[Event]], commands: Sequence[Command]
+) -> Iterator[tuple[int, list[Sequence[Event]]]]:
+    """When each command that ran launches began, and their logs in order."""
     begun_ns = sorted(command.time_ns for command in commands)
     by_command: dict[int, list[Sequence[Event]]] = {}
     for log in sorted((log for log in logs if log), key=lambda log: log[0].time_ns):
         by_command.setdefault(bisect(begun_ns, log[0].time_ns), []).append(log)
     by_command.pop(0, None)  # no command is known
-    pairs = (pair for own in by_command.values() for pair in pairwise(own))
-    gaps = (elapsed_s((before[-1], after[0])) for before, after in pairs)
-    return [gap for gap in gaps if gap > 0]
+    return ((begun_ns[number - 1], own) for number, own in by_command.items())
 
 
 @dataclass(frozen=True)

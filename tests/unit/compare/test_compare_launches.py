@@ -16,7 +16,7 @@ from gpurun.launcher.compare.notes import open_notes
 from gpurun.launcher.compare.ranking import Following, following
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.rundir.files import append_lines, write_json
-from gpurun.launcher.rundir.records import Command, Event, Look, RoundTime, between_s
+from gpurun.launcher.rundir.records import Command, Event, Look, RoundTime, before_s, between_s
 from gpurun.launcher.stats.estimates import t_interval, wilcoxon_interval
 from gpurun.launcher.stats.sequential import levels
 from gpurun.launcher.stats.verdict import percent_interval
@@ -280,3 +280,11 @@ def test_time_between_launches_is_counted_and_that_until_a_run_is_resumed_is_not
     assert between_s(logs, [Command(0), Command(11 * 10**9), Command(3990 * 10**9)]) == []
     assert between_s(logs, [Command(0)]) == [2.0, 3985.0]
     assert between_s(logs, []) == []
+
+
+def test_time_before_a_commands_first_launch_is_counted() -> None:
+    times_s = [(12, 15), (2, 10), (4000, 4010)]
+    logs = [[Event(start * 10**9, "start"), Event(end * 10**9, "done")] for start, end in times_s]
+    assert before_s(logs, [Command(0), Command(3990 * 10**9)]) == 12.0
+    assert before_s(logs, [Command(0)]) == 2.0
+    assert before_s(logs, []) == 0.0
