@@ -1,4 +1,4 @@
-"""How many rounds leave communication out, and how long a run takes: by steps, or by earlier runs on this machine."""
+"""How many rounds leave communication out, and how long a run takes: a rough guess, and what earlier runs say."""
 
 import math
 from collections.abc import Iterator, Mapping

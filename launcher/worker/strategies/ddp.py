@@ -1,4 +1,4 @@
-"""DistributedDataParallel: one process per device, gradients averaged while they are computed; ZeRO stage 1 on top of it."""
+"""DistributedDataParallel: a process per device, gradients averaged as they are computed; and ZeRO stage 1 on it."""
 
 import inspect
 from collections import defaultdict
