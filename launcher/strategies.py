@@ -137,7 +137,7 @@ _ALL = (
         "single",
         "one device",
         Reach.DEVICE,
-        "gpurun.launcher.worker.strategies.single:Single",
+        "gpurun.launcher.worker.strategies.dp:Single",
         has_split=False,
     ),
     Strategy(

@@ -1,4 +1,4 @@
-"""How many rounds leave communication out, and how long a run takes: a rough guess, and what earlier runs say."""
+"""How many rounds leave communication out, and how long a run takes: a rough guess, or by earlier runs."""
 
 import math
 from collections.abc import Iterator, Mapping
