@@ -190,7 +190,7 @@ def find_earlier(job: str, hostname: str, runs: Path = Path("runs")) -> Earlier 
             continue
         shared, apart = compared.scatter.get("shared_percent"), compared.scatter.get("apart_percent")
         if compared.host.get("hostname") == hostname and (shared, apart) != (None, None):
-            launch_s = _launch_s(RunDir(path)) if name == job else None
+            launch_s = _seconds_per_launch(RunDir(path)) if name == job else None
             return Earlier(path, shared, apart, launch_s, _waited_percent(compared))
     return None
 
@@ -203,7 +203,7 @@ def _newest_first(job: str, runs: Path) -> Iterator[tuple[str, Path]]:
     yield from ((path.parent.name, path) for path in (*own[:MOST_RUNS], *others[:MOST_RUNS]))
 
 
-def _launch_s(run: RunDir) -> float | None:
+def _seconds_per_launch(run: RunDir) -> float | None:
     """From one launch to the next: the median of the second half, in which only close rivals run."""
     logs = [log for log in run.read_all_events().values() if log and log[-1].stage == "done"]
     seconds = [*map(elapsed_s, logs)]

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: a process per device, gradients averaged while computed; ZeRO stage 1 on top of it."""
+"""DistributedDataParallel: a process per device, gradients averaged while computed; ZeRO stage 1 on it."""
 
 import inspect
 from collections import defaultdict
