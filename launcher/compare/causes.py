@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from gpurun.launcher.compare.interference import interference_of
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import RankFigures, VariantResult
 from gpurun.launcher.strategies import STRATEGIES
@@ -22,7 +23,8 @@ MOST = 0.5
 """Share of a difference that a cause must cover to be named as the cause."""
 
 EVERY = 0.9
-"""Share of the loss that each rank must have for the sentence to say "every rank"."""
+"""Share of the slowest rank's loss that each must have for the sentence to say "every rank", and what the one
+that loses least loses."""
 ALL_HOST = 0.9
 """Share of a rank's work from which on the CPU's own time is the work: there are hardly any operators."""
 
@@ -72,14 +74,23 @@ def on_cpu(ranks: Sequence[RankFigures]) -> bool:
 
 
 def traced_steps(span_ms: float, variant: VariantResult) -> str:
-    """`in the 8 quietest of 16 traced steps`, with the timed step where it is far from the traced one."""
-    steps, timed = variant.traced_steps, ""
+    """`in the 8 quietest of 16 traced steps`, with the timed step where it is far from the traced one.
+
+    How much was traced, and whether other load affected the variant, says how far it is to be trusted.
+    """
+    steps, more = variant.traced_steps, ""
     if variant.step_ms is not None and is_far_from_timed(span_ms, variant):
-        timed = f"; timed ones take {format_ms(variant.step_ms.estimate)} ms"
-    if steps is None or steps.used == steps.recorded:
-        return f"in traced steps{timed}"
+        more = f"; timed ones take {format_ms(variant.step_ms.estimate)} ms"
+    if interference_of(variant):
+        more += "; other load affected this variant"
+    if steps is None:
+        return f"in traced steps{more}"
+    if steps.recorded == 1:
+        return f"in the only traced step{more}"
+    if steps.used == steps.recorded:
+        return f"in traced steps{more}"
     quietest = "quietest" if steps.used == 1 else f"{steps.used} quietest"
-    return f"in the {quietest} of {steps.recorded} traced steps{timed}"
+    return f"in the {quietest} of {steps.recorded} traced steps{more}"
 
 
 def is_far_from_timed(span_ms: float, variant: VariantResult) -> bool:
@@ -177,20 +188,30 @@ def losses(ranks: Sequence[RankFigures]) -> list[Loss]:
     if len(traced) == len(ranks) > 1:
         wait, bubble = _wait(traced), _bubble(traced)
         found.append(bubble if bubble is not None and not wait.ms else wait)
-    return [*found, _blocked(slowest, traced)]
+    return [*found, *([_own_loss("blocked", slowest, ranks)] if len(traced) == len(ranks) else [])]
 
 
 def _own_loss(kind: Kind, slowest: RankFigures, ranks: Sequence[RankFigures]) -> Loss:
-    """Of the rank that works longest: what it loses, the step loses."""
+    """Of the rank that works longest: what it loses, the step loses.
+
+    Where all lose about as much, what each loses at least; always so where they are blocked: if one is
+    blocked for longer, the others wait for it.
+    """
     ms = _part_ms(slowest, kind)
     traced = [rank for rank in ranks if rank.span_ms is not None]
     alike = tuple(rank.rank for rank in traced if _part_ms(rank, kind) >= MOST * ms)
-    is_every = len(traced) == len(ranks) > 1 and all(_part_ms(rank, kind) >= EVERY * ms for rank in traced)
-    who = "every rank" if is_every else f"rank {slowest.rank}"
-    spent = cause_named(kind, on_cpu(ranks)).spent
+    least = min(traced, key=lambda rank: _part_ms(rank, kind))
+    is_alike = kind == "blocked" or _part_ms(least, kind) >= EVERY * ms
+    is_every = len(traced) == len(ranks) > 1 and is_alike
+    shown = least if is_every else slowest
+    is_equal = len({format_ms(_part_ms(rank, kind)) for rank in traced}) == 1
+    who = (
+        f"every rank spends {'' if is_equal else 'at least '}" if is_every else f"rank {slowest.rank} spends "
+    )
+    spent = cause_named(kind, on_cpu(ranks), is_cpu_timed=slowest.cpu_ms is not None).spent
     if kind == "transfer" and slowest.wait_ms is None:
         spent = TRANSFER_OR_WAIT
-    return Loss(kind, alike, ms, slowest.span_ms or 0.0, f"{who} spends {{ms}} {spent}")
+    return Loss(kind, alike, _part_ms(shown, kind), shown.span_ms or 0.0, f"{who}{{ms}} {spent}")
 
 
 def _part_ms(rank: RankFigures, kind: Kind) -> float:
@@ -210,12 +231,6 @@ def _python_ms(rank: RankFigures) -> float | None:
         return rank.host_ms
     longer = max(1.0, (rank.span_ms or 0.0) / rank.step_ms) if rank.step_ms else 1.0
     return min(rank.host_ms, longer * rank.cpu_ms)
-
-
-def _blocked(slowest: RankFigures, ranks: Sequence[RankFigures]) -> Loss:
-    """What every rank is blocked for; if one is blocked for longer, the others wait for it."""
-    found = _own_loss("blocked", slowest, ranks)
-    return replace(found, ms=min(_part_ms(rank, "blocked") for rank in ranks))
 
 
 def _wait(ranks: Sequence[RankFigures]) -> Loss:
@@ -316,7 +331,9 @@ def advice(kind: Kind, variant: VariantResult) -> str:
     if kind == "transfer":
         return STRATEGIES[variant.strategy].transfer_advice
     has_no_other_split = variant.split_name == "balanced" or variant.kind.runs_program
-    return cause_named(kind, on_cpu(variant.ranks), has_no_other_split).advice
+    slowest = slowest_rank(variant.ranks)
+    is_cpu_timed = slowest is not None and slowest.cpu_ms is not None
+    return cause_named(kind, on_cpu(variant.ranks), has_no_other_split, is_cpu_timed).advice
 
 
 def largest_loss(ranks: tuple[RankFigures, ...]) -> Loss | None:

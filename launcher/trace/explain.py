@@ -98,6 +98,11 @@ CAUSES: dict[Kind, Cause] = {
 _ON_CPU = CAUSES | {
     "host": Cause("try larger batches, fewer operators, or torch.compile", "in Python between operators")
 }
+_OUTSIDE_OPERATORS = Cause(
+    "Python's functions, recorded by with_stack=True, show what it does then",
+    "while no operator runs: in Python, asleep, or waiting for a lock",
+)
+"""Instead of `host` on a CPU, where nothing says how much of the time the CPU worked."""
 _ON_UNSEEN_DEVICE = Cause(
     "record the device's work as well", "outside of operators: in Python, or waiting for the device"
 )
@@ -117,15 +122,18 @@ TRANSFER_OR_WAIT = "on communication, or waiting for it, that nothing overlaps"
 """Instead of what `transfer` says, where waiting can't be separated from it."""
 
 
-def cause_named(kind: Kind, on_cpu: bool, is_balanced: bool = False) -> Cause:
+def cause_named(kind: Kind, on_cpu: bool, is_balanced: bool = False, is_cpu_timed: bool = False) -> Cause:
     """The cause, with the words and the advice that fit.
 
     Args:
         kind: its key in the table.
         on_cpu: whether the CPU itself is what computes.
         is_balanced: whether the split is a balanced one already.
+        is_cpu_timed: whether CPU time shows that the CPU was working; a trace alone doesn't.
     """
     found = (_ON_CPU if on_cpu else CAUSES)[kind]
+    if kind == "host" and on_cpu and not is_cpu_timed:
+        found = _OUTSIDE_OPERATORS
     return replace(found, advice=found.if_balanced) if is_balanced and found.if_balanced else found
 
 
@@ -199,7 +207,10 @@ def explain(report: TraceReport) -> str:
 
 def _time(report: TraceReport) -> str:
     """The time that shares refer to: the mean step where the table has steps."""
-    return "the steps' time" if steps_add_detail(report) else "the time"
+    if not steps_add_detail(report):
+        return "the time"
+    numbers = {step.step for rank in report.ranks for row in rank.devices or (rank,) for step in row.steps}
+    return "the only step's time" if len(numbers) == 1 else "the steps' time"
 
 
 def _sentence(report: TraceReport, loss: Loss) -> str:

@@ -40,6 +40,7 @@ def rank(number: int, batch: int, work_ms: float, wait_ms: float = 0.0, **parts:
         exposed_wait_ms=wait_ms,
         exposed_memcpy_ms=own["memcpy"],
         idle_ms=own["input"] + own["host"],
+        cpu_ms=work_ms,
         input_ms=own["input"],
         host_ms=own["host"],
         wait_ms=wait_ms,
@@ -238,6 +239,39 @@ def test_what_is_said_of_every_rank_holds_of_every_rank(wording: Wording) -> Non
     said = sentence([variant("ddp-46-18", (46, 18), 73.0, *uneven)], {})
     wording(said)
     assert "every rank" not in said
+
+
+@pytest.mark.parametrize(
+    ("host_ms", "said"),
+    [
+        ((24.0, 24.0), "every rank spends 24.0 of 65.0 ms"),
+        ((22.0, 24.0), "every rank spends at least 22.0 of 65.0 ms"),
+        ((24.0, 40.0), "every rank spends at least 24.0 of 65.0 ms"),
+        ((20.0, 24.0), "rank 1 spends 24.0 of 65.0 ms"),
+    ],
+)
+def test_the_figure_of_every_rank_is_that_of_the_one_that_loses_least(
+    host_ms: tuple[float, float], said: str
+) -> None:
+    """Rank 1 works longest, by a hair's breadth of communication that rank 0 has."""
+    first = replace(rank(0, 32, 65.0, input=host_ms[0]), exposed_comm_ms=ExposedComm(trace=0.1))
+    ranks = (first, rank(1, 32, 65.0, input=host_ms[1]))
+    if host_ms[1] > 30:
+        ranks = (
+            replace(ranks[1], rank=0, exposed_comm_ms=ExposedComm(trace=0.1)),
+            rank(1, 32, 65.0, input=24.0),
+        )
+    assert str(largest_loss(ranks)).startswith(said)
+
+
+def test_a_cause_seen_under_other_load_says_so(wording: Wording) -> None:
+    queued = tuple(replace(one, queue_percent=40.0) for one in UNEVEN.ranks)
+    wording(why_slower(replace(UNEVEN, ranks=queued), EVEN))
+
+
+def test_without_cpu_time_nothing_is_said_to_be_python() -> None:
+    unknown = tuple(replace(rank(number, 32, 65.0, host=30.0), cpu_ms=None) for number in (0, 1))
+    assert "while no operator runs: in Python, asleep, or waiting for a lock" in str(largest_loss(unknown))
 
 
 @pytest.mark.parametrize(("ms_per_sample", "kind"), [((3.0, 1.0), "straggler"), ((1.0, 1.0), "split")])
