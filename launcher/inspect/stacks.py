@@ -88,11 +88,15 @@ class Activity:
 
     @property
     def short(self) -> str:
-        """For one line: `is in `DataLoader.__next__` (train.py:41)`."""
+        """`is in `forward` (train.py:25)`, `is in `DataLoader.__next__`, called at train.py:41`."""
         if self.waiting is not None or self.frame is None:
             return self.waiting or "wrote no stack"
         place = f"{PurePath(self.frame.file).name}:{self.frame.line}"
-        return f"is in `{self.inside or self.frame.function}` ({place})"
+        return (
+            f"is in `{self.inside}`, called at {place}"
+            if self.inside
+            else f"is in `{self.frame.function}` ({place})"
+        )
 
 
 @dataclass(frozen=True)
@@ -136,11 +140,18 @@ def activity(threads: Sequence[Thread]) -> Activity | None:
     thread = main_thread(threads)
     if thread is None:
         return None
-    main = thread.frames
+    main = _in_files(thread.frames)
     if workload_frame(main) is None and waiting_for(main) in (None, BACKWARD):
-        helpers = [thread.frames for thread in threads if not thread.current and computes(thread.frames)]
+        helpers = [
+            _in_files(thread.frames) for thread in threads if not thread.current and computes(thread.frames)
+        ]
         main = next((frames for frames in helpers if workload_frame(frames)), main)
     return Activity(waiting_for(main), workload_frame(main) or main[0], called_inside(main))
+
+
+def _in_files(frames: Stack) -> Stack:
+    """Without `<frozen importlib._bootstrap>`, which is in no file; all frames, if that is all."""
+    return tuple(frame for frame in frames if not frame.file.startswith("<frozen ")) or frames
 
 
 def main_thread(threads: Sequence[Thread]) -> Thread | None:
@@ -154,6 +165,9 @@ def called_inside(frames: Stack) -> str | None:
         if is_workload(callee.file):
             return None
         if is_workload(frame.file):
+            if callee.function == "<module>":
+                file = PurePath(callee.file)
+                return f"import {file.parent.name if file.stem == '__init__' else file.stem}"
             owner = _KNOWN_OWNERS.get(PurePath(callee.file).name)
             return f"{owner}.{callee.function}" if owner else callee.function
     return None

@@ -10,6 +10,7 @@ from gpurun.launcher.inspect.stacks import (
     BACKWARD,
     COLLECTIVE,
     GPU,
+    LIBRARY_DIRECTORIES,
     WORKLOADS,
     activity,
     fatal_error,
@@ -171,3 +172,26 @@ def test_whose_a_file_is() -> None:
     assert not any(is_users(file) for file in (f"{LIBRARY}/torch/x.py", f"{LAUNCHER}/cli.py", "<string>"))
     assert is_workload(f"{WORKLOADS}gpt.py")
     assert not is_users(f"{WORKLOADS}gpt.py")
+
+
+def test_a_function_is_never_shown_with_the_place_of_another() -> None:
+    """The import system has frames in no file; a library's function is named with the line that called it."""
+    user, library = (
+        '  File "/job/train.py", line 41 in main',
+        f'  File "{LIBRARY_DIRECTORIES[0]}torch/utils/data/dataloader.py"',
+    )
+    frozen = '  File "<frozen importlib._bootstrap>", line 1360 in _find_and_load'
+    head = "Current thread 0x1 (most recent call first):"
+    shown = [
+        known(activity(parse_threads("\n".join((head, *lines))))).short
+        for lines in (
+            (f"{library}, line 9 in __next__", user),
+            (f"{library}, line 2 in <module>", frozen, user),
+            (frozen, f"{library}, line 2 in <module>"),
+        )
+    ]
+    assert shown == [
+        "is in `DataLoader.__next__`, called at train.py:41",
+        "is in `import dataloader`, called at train.py:41",
+        "is in `<module>` (dataloader.py:2)",
+    ]
