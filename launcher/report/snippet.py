@@ -130,16 +130,15 @@ def _yours(uneven: VariantResult) -> str:
 
 def _whose(uneven: VariantResult, comparison: Comparison) -> str:
     """What is known of the split."""
-    if comparison.is_unranked:
+    is_alone = len(by_rank(comparison)[0]) == 1
+    if comparison.fastest is None and not is_alone:
         return "No split was shown to be the fastest. To train with"
-    if uneven.id == comparison.first:
+    if uneven.id == comparison.first or is_alone:
         return "To train with"
     other = first_uneven(comparison, has_snippet=False)
     leads = other is not None and other.id == comparison.first
     which = f"the fastest uneven split{f' of {uneven.strategy}' if leads else ''}"
-    faster = next((one for one in comparison.variants if one.id == comparison.fastest), None)
-    if faster is None:
-        return f"To train with {which},"
+    faster = next(one for one in comparison.variants if one.id == comparison.fastest)
     return f"{variant_label(faster)} was shown to be faster. To train with {which} all the same,"
 
 

@@ -57,6 +57,15 @@ def test_no_lines_for_a_split_that_an_even_one_is_ahead_of(files: Any) -> None:
     assert lines_to_paste(comparison) is None
 
 
+def test_lines_for_a_split_that_leads_by_chance_say_so(files: Any) -> None:
+    hand_made.write_splits(files, rounds=2, ratio=0.99)
+    comparison = compare_run(files.run)
+    assert (comparison.fastest, comparison.leader) == (None, hand_made.UNEVEN.id)
+    assert (lines_to_paste(comparison) or "").startswith(
+        "No split was shown to be the fastest. To train with "
+    )
+
+
 def test_no_lines_for_a_split_that_the_even_one_was_shown_to_beat(files: Any) -> None:
     hand_made.write_splits(files, ratio=1.2)
     assert lines_to_paste(compare_run(files.run)) is None
