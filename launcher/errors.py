@@ -87,12 +87,15 @@ class UndecidedError(GpurunError):
     exit_code = 6
 
 
+CTRL_C = "Ctrl-C"
+
+
 class Interrupted(GpurunError):
     """Ctrl-C or SIGTERM ended the command; of a run, what was measured before is kept."""
 
     exit_code = 130
 
-    def __init__(self, cause: str = "Ctrl-C", kept: bool = False) -> None:
+    def __init__(self, cause: str = CTRL_C, kept: bool = False) -> None:
         self.cause = cause
         super().__init__(f"interrupted by {cause}{'; what was measured before is kept' if kept else ''}")
 

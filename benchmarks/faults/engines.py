@@ -24,7 +24,7 @@ from gpurun.launcher.machine.git import commit_of
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from tests.integration.command import write
 from tests.integration.nodes.hosts import NAMES, Hosts, await_file
-from tests.integration.nodes.test_mpi import AS_ROOT, OPTIONS, agent, entering, executable
+from tests.integration.nodes.test_mpi import AS_ROOT, OPTIONS, agent, executable
 from tests.slurm.cluster import NODES, SlurmCluster
 
 KEPT = Path(__file__).with_name("engines.jsonl")
@@ -137,22 +137,20 @@ def spawned(argv: Sequence[str], directory: Path, env: Environ) -> subprocess.Po
     )
 
 
-def by_hand(hosts: Hosts, names: Path) -> Engine:
+def by_hand(hosts: Hosts) -> Engine:
     """The command on both nodes."""
     command = [*GPURUN, "job.yaml", "--rendezvous", f"{NAMES[0]}:29400", "--node-rank"]
 
     def submit(directory: Path, env: Environ) -> Started:
-        nodes = [
-            spawned([*entering(hosts, node, names), *command, str(node)], directory, env) for node in range(2)
-        ]
+        nodes = [spawned([*hosts.entering(node), *command, str(node)], directory, env) for node in range(2)]
         return Started(nodes, partial(nodes[0].send_signal, signal.SIGINT))
 
     return Engine(NAMES[1], submit)
 
 
-def mpi(name: str, hosts: Hosts, names: Path, launch_agent: Path) -> Engine:
+def mpi(name: str, hosts: Hosts, launch_agent: Path) -> Engine:
     """`mpirun` of an MPI."""
-    enter = entering(hosts, 0, names)
+    enter = hosts.entering(0)
 
     def bare(argv: Sequence[str], per_node: int) -> list[str]:
         slots = ",".join(f"{host}:{per_node}" for host in NAMES)
@@ -203,11 +201,11 @@ def engines() -> Iterator[dict[str, Engine]]:
         Hosts(Path(name)) as hosts,
         SlurmCluster(Path(name) / "slurm") as cluster,
     ):
-        launch_agent, names = agent(Path(name), hosts), Path(name) / "hosts"
+        launch_agent = agent(Path(name), hosts)
         yield {
-            "by hand": by_hand(hosts, names),
-            "Open MPI": mpi("openmpi", hosts, names, launch_agent),
-            "MPICH": mpi("mpich", hosts, names, launch_agent),
+            "by hand": by_hand(hosts),
+            "Open MPI": mpi("openmpi", hosts, launch_agent),
+            "MPICH": mpi("mpich", hosts, launch_agent),
             "Slurm": slurm(cluster),
         }
 

@@ -8,7 +8,7 @@ import termios
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from gpurun.launcher.errors import Interrupted
+from gpurun.launcher.errors import CTRL_C, Interrupted
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -82,4 +82,4 @@ def _terminal() -> int | None:
 
 
 def _name(number: int) -> str:
-    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    return CTRL_C if number == signal.SIGINT else signal.Signals(number).name

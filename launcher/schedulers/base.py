@@ -1,17 +1,21 @@
 """What gpurun asks a scheduler: which node this is, where the nodes meet, and how to submit a job."""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpurun.launcher import __version__
-from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS, Nodes, node_bounds
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.machine.process_tree import die_with
+from gpurun.launcher.processes.incoming_signals import forwarded, interruptible
 
 Environ = Mapping[str, str]
 
@@ -192,6 +196,39 @@ def submit(queue: Queue, call: Call, path: Path, submission: Submission) -> str:
         reason = last or f"it answered {done.stdout.strip()!r}"
         raise MachineError(f"{call.argv[0]} rejected the job: {reason}\n    the script is {path}")
     return job_id
+
+
+def follow(queue: Queue, call: Call) -> int:
+    """Carries out a command that lasts as long as the job; its exit code.
+
+    It has a session of its own, and gets each signal once, from here.
+
+    Raises:
+        MachineError: it isn't installed here.
+        Interrupted: a signal came. After Ctrl-C, `mpirun` of MPICH ends with 0.
+    """
+    require(queue.command)
+    parent = os.getpid()
+
+    def end(number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+    with interruptible(lambda: end(signal.SIGINT)):
+        process = subprocess.Popen(
+            call.argv,
+            env={**os.environ, **call.env},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: die_with(parent, signal.SIGTERM),
+        )
+        with forwarded(process.send_signal):
+            try:
+                return process.wait()
+            except Interrupted as ended:
+                end(signal.SIGINT if ended.cause == CTRL_C else signal.SIGTERM)
+                process.wait()
+                raise
 
 
 def require(command: str) -> None:

@@ -1,6 +1,5 @@
 """`gpurun submit`: a job for a scheduler."""
 
-import os
 import re
 import secrets
 import shutil
@@ -15,7 +14,7 @@ import click
 from gpurun.launcher.cli.options import WholeNumber, job_argument, set_option
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.schedulers import SCHEDULERS
-from gpurun.launcher.schedulers.base import Call, Queue, Submission, SubmitOptions
+from gpurun.launcher.schedulers.base import Queue, Submission, SubmitOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 QUEUES = {name: one.queue for name, one in SCHEDULERS.items() if one.queue}
@@ -85,13 +84,13 @@ def submit(
     dry_run: bool,
     overrides: tuple[str, ...],
     **options: Any,
-) -> None:
+) -> int:
     """Write a batch script or manifest for JOB.yaml, and submit it: one gpurun per node.
 
     Example: gpurun submit job.yaml --to slurm --nodes 2 --dry-run
 
     Exit codes: 0 submitted, 2 the job file or the command line is wrong, 3 what submits is not installed here
-    or rejects the job.
+    or rejects the job; with --to mpi, which runs it here, that of mpirun, or 130 interrupted.
     """
     from gpurun.launcher.jobfile.load import load_job
 
@@ -105,9 +104,9 @@ def submit(
     text = QUEUES[name].script(submission, wanted)
     if dry_run:
         click.echo(text, nl=False)
-        return
+        return 0
     path = (script or Path("runs") / spec.name / QUEUES[name].script_name).absolute()
-    hand_over(QUEUES[name], submission, wanted, text, path)
+    return hand_over(QUEUES[name], submission, wanted, text, path)
 
 
 def scheduler_name(to: str | None, slurm: bool) -> str:
@@ -165,31 +164,21 @@ def label_for(name: str) -> str:
     return f"{plain if plain[:1].isalpha() else f'job-{plain}'.strip('-')}-{secrets.token_hex(3)}"
 
 
-def hand_over(queue: Queue, submission: Submission, options: SubmitOptions, text: str, path: Path) -> None:
-    """Writes the script and submits it."""
+def hand_over(queue: Queue, submission: Submission, options: SubmitOptions, text: str, path: Path) -> int:
+    """Writes the script and submits it; the exit code."""
     from gpurun.launcher.rundir.files import write_bytes
+    from gpurun.launcher.schedulers.base import follow
     from gpurun.launcher.schedulers.base import submit as submit_to
 
     write_bytes(path, text.encode())
     call = queue.call(submission, options, path, secrets.token_urlsafe(32))
     if queue.is_foreground:
-        become(queue, call)
+        return follow(queue, call)
     job_id = submit_to(queue, call, path, submission)
     click.echo(f"submitted {submission.spec.name} as job {job_id}; its script is {path}")
     for purpose, command in queue.next_commands(submission, options, job_id).items():
         click.echo(f"{purpose + ':':<9}{command}")
-
-
-def become(queue: Queue, call: Call) -> None:
-    """Replaces this process by one that lasts as long as the job; Ctrl-C and exit codes are its own.
-
-    Raises:
-        MachineError: what it starts isn't installed here.
-    """
-    from gpurun.launcher.schedulers.base import require
-
-    require(queue.command)
-    os.execvpe(call.argv[0], call.argv, {**os.environ, **call.env})
+    return 0
 
 
 def own_command() -> tuple[str, ...]:

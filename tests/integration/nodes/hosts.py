@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,9 @@ TIMEOUT_S = 180
 """A command that takes longer hangs."""
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 NAMES = ("hosta", "hostb")
-_ENTER = 'hostname "$1" && mount --bind "$2" "$3" && cd "$3" && shift 3 && exec "$@"'
+_ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
+"""A host has a name, and knows those of both."""
+_AT_WORK = 'mount --bind "$1" "$2" && cd "$2" && shift 2 && exec "$@"'
 """Both hosts work at the same path, where each finds its own directory: nothing is shared."""
 
 
@@ -46,7 +48,7 @@ class Hosts:
     """Two hosts. A context manager, which leaves no namespace and no process behind."""
 
     def __init__(self, directory: Path) -> None:
-        self.work = directory / "work"
+        self.work, self.names = directory / "work", directory / "names"
         self.directories = tuple(directory / name for name in NAMES)
         self.temporary = tuple(directory / f"tmp-{name}" for name in NAMES)
         tag = os.getpid()
@@ -56,6 +58,7 @@ class Hosts:
     def __enter__(self) -> Self:
         for path in (self.work, *self.directories, *self.temporary):
             path.mkdir(parents=True, exist_ok=True)
+        self.write_names(NAMES)
         for space in self.spaces:
             _ip("netns", "add", space)
         _ip("link", "add", "cable", "netns", self.spaces[0],
@@ -76,22 +79,18 @@ class Hosts:
         for space in self.spaces:
             _ip("netns", "del", space)
 
+    def entering(self, host: int) -> list[str]:
+        """What runs a command on a host."""
+        space = ("ip", "netns", "exec", self.spaces[host], "unshare", "--uts", "--mount")
+        return [*space, "sh", "-c", _ENTER, "sh", NAMES[host], str(self.names)]
+
     def start(self, host: int, *args: str, env: dict[str, str] | None = None) -> Command:
         """`gpurun ARGS` on a host."""
-        argv = ["ip", "netns", "exec", self.spaces[host], "unshare", "--uts", "--mount", "sh", "-c", _ENTER]
-        argv += [
-            "sh",
-            NAMES[host],
-            str(self.directories[host]),
-            str(self.work),
-            sys.executable,
-            "-m",
-            "gpurun",
-        ]
+        argv = [*self.entering(host), "sh", "-c", _AT_WORK, "sh", str(self.directories[host]), str(self.work)]
         said = self.work.with_name(f"stderr-{len(self._commands)}")
         with said.open("w") as stderr:
             process = subprocess.Popen(
-                [*argv, *args],
+                [*argv, sys.executable, "-m", "gpurun", *args],
                 env={**os.environ, "TMPDIR": str(self.temporary[host]), **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -105,6 +104,11 @@ class Hosts:
         """`gpurun ARGS` on both, as node 0 and node 1."""
         place = ("--rendezvous", f"{ADDRESSES[0]}:29400")
         return [self.start(host, *args, "--node-rank", str(host), *place, env=env[host]) for host in range(2)]
+
+    def write_names(self, names: Sequence[str]) -> None:
+        """What the hosts call each other, from now on."""
+        lines = (f"{address} {name}\n" for address, name in zip(ADDRESSES, names, strict=False))
+        self.names.write_text(f"127.0.0.1 localhost\n{''.join(lines)}")
 
     def write(self, name: str, text: str) -> None:
         """A file on both hosts."""

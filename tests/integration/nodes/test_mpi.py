@@ -2,15 +2,17 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.integration.command import write
-from tests.integration.nodes.hosts import ADDRESSES, NAMES, TIMEOUT_S, Hosts
+from tests.integration.nodes.hosts import NAMES, TIMEOUT_S, Hosts, await_file
 from tools.system_packages import without
 
 pytestmark = pytest.mark.skipif(bool(reason := without("iproute2", "openmpi-bin", "mpich")), reason=reason)
@@ -23,6 +25,7 @@ nodes: 2
 profile: {steps: 0}
 """
 TRAIN = """
+import time
 import torch
 
 torch.distributed.init_process_group("gloo")
@@ -31,11 +34,10 @@ optimizer = torch.optim.SGD([parameter], lr=0.1)
 for step in range(20):
     (parameter * 2).sum().backward()
     torch.distributed.all_reduce(parameter.grad)
-    assert step < LAST or torch.distributed.get_rank() != 1, "no such thing"
+    BODY
     optimizer.step()
 torch.distributed.destroy_process_group()
 """
-ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
 AGENT = """\
 #!/bin/sh
 # Called like ssh, by mpirun.
@@ -58,18 +60,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield both
 
 
-def entering(hosts: Hosts, host: int, names: Path) -> list[str]:
-    """What runs a command on a host, which knows both by name."""
-    space = ("ip", "netns", "exec", hosts.spaces[host], "unshare", "--uts", "--mount")
-    return [*space, "sh", "-c", ENTER, "sh", NAMES[host], str(names)]
-
-
 def agent(directory: Path, hosts: Hosts) -> Path:
     """A program that `mpirun` calls instead of ssh."""
-    names = "".join(f"{address} {name}\n" for address, name in zip(ADDRESSES, NAMES, strict=True))
-    write(directory, "hosts", f"127.0.0.1 localhost\n{names}")
     cases = "".join(
-        f'{name}) exec {" ".join(map(quoted, entering(hosts, host, directory / "hosts")))} sh -c "$*" ;;\n'
+        f'{name}) exec {" ".join(map(quoted, hosts.entering(host)))} sh -c "$*" ;;\n'
         for host, name in enumerate(NAMES)
     )
     return executable(directory / "agent", f"{AGENT}{cases}esac\n")
@@ -86,32 +80,44 @@ def executable(path: Path, text: str) -> Path:
     return path
 
 
-def submitted(mpi: str, last_step: int, directory: Path, hosts: Hosts) -> tuple[int, str]:
-    """The exit code and the output of a job whose rank 1 fails after this step."""
-    write(directory, "train.py", TRAIN.replace("LAST", str(last_step)))
+@contextmanager
+def submitted(mpi: str, body: str, directory: Path, hosts: Hosts) -> Iterator[subprocess.Popen[str]]:
+    """The command that carries out a job whose ranks do this in every step."""
+    write(directory, "train.py", TRAIN.replace("BODY", body))
     write(directory, "job.yaml", JOB)
     mpirun = executable(directory / "bin" / "mpirun", f'#!/bin/sh\nexec mpirun.{mpi} "$@"\n')
     options = [f"--mpirun={word}" for word in (*OPTIONS[mpi], str(agent(directory, hosts)))]
-    command = [*entering(hosts, 0, directory / "hosts"), sys.executable, "-m", "gpurun", "submit", "job.yaml"]
-    done = subprocess.run(
+    command = [*hosts.entering(0), sys.executable, "-m", "gpurun", "submit", "job.yaml"]
+    with subprocess.Popen(
         [*command, "--to", "mpi", *options],
         cwd=directory,
         env={**os.environ, **AS_ROOT, "PATH": f"{mpirun.parent}:{os.environ['PATH']}"},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+    ) as process:
+        yield process
 
 
-@pytest.mark.parametrize(("mpi", "is_fine"), [("openmpi", True), ("mpich", False)])
-def test_a_job_by_mpirun_runs_on_both_hosts(mpi: str, is_fine: bool, tmp_path: Path, hosts: Hosts) -> None:
-    code, said = submitted(mpi, 99 if is_fine else 5, tmp_path, hosts)
-    assert (code == 0) == is_fine, said
-    assert ("no such thing\n" in said and "on hostb" in said) != is_fine, said
+WAITS = "if step == 15: open(f'waits-{torch.distributed.get_rank()}', 'w').close(); time.sleep(60)"
+
+
+@pytest.mark.parametrize(("mpi", "is_cancelled"), [("openmpi", False), ("mpich", True)])
+def test_a_job_by_mpirun_runs_on_both_hosts(
+    mpi: str, is_cancelled: bool, tmp_path: Path, hosts: Hosts
+) -> None:
+    with submitted(mpi, WAITS if is_cancelled else "pass", tmp_path, hosts) as command:
+        if is_cancelled:
+            for rank in range(2):
+                await_file(tmp_path / f"waits-{rank}")
+            command.send_signal(signal.SIGINT)  # only to the command: what it has started is elsewhere
+        said, _ = command.communicate(timeout=TIMEOUT_S)
+    assert command.returncode == (130 if is_cancelled else 0), said
+    assert said.endswith("gpurun: interrupted by Ctrl-C\n") == is_cancelled, said
     (run,) = (tmp_path / "runs" / "two").glob("mpi-*")
-    (variant,) = json.loads((run / "comparison.json").read_text())["variants"]
-    assert (variant["status"] != "failed") == is_fine
+    comparison = json.loads((run / "comparison.json").read_text())
+    assert comparison["complete"] != is_cancelled
+    (variant,) = comparison["variants"]
     assert [rank["host"] for rank in variant["ranks"]] == list(NAMES)
+    assert all(path.stat().st_size for path in run.glob("variants/*/rank?.jsonl"))

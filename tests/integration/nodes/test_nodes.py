@@ -4,13 +4,13 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.integration.command import MODEL
-from tests.integration.nodes.hosts import NAMES, Hosts, await_file, ended
+from tests.integration.nodes.hosts import NAMES, Command, Hosts, await_file, ended
 from tools.system_packages import without
 
 pytestmark = pytest.mark.skipif(bool(reason := without("iproute2")), reason=reason)
@@ -106,11 +106,29 @@ def prepare(hosts: Hosts, body: str) -> None:
     hosts.write("job.yaml", JOB)
 
 
-def test_a_run_over_a_slow_link_with_clocks_apart(tmp_path: Path, hosts: Hosts) -> None:
+def pods(hosts: Hosts, out: str, env: Sequence[Mapping[str, str]] = ({}, {})) -> list[Command]:
+    """The command on both hosts, in Pods of an Indexed Job."""
+    job = ("job.yaml", "--rendezvous", "two-0.two:29400", "--out", out)
+    return [
+        hosts.start(rank, *job, env={"JOB_COMPLETION_INDEX": str(rank), **env[rank]}) for rank in range(2)
+    ]
+
+
+def test_pods_that_are_known_late_and_preempted_run_over_a_slow_link_with_clocks_apart(
+    tmp_path: Path, hosts: Hosts
+) -> None:
     prepare(hosts, PICKY)
+    hosts.write_names(())
+    preempted = pods(hosts, "preempted")
+    for pod in preempted:
+        await_file(pod.stderr, "waits until the name two-0.two is known")
+    hosts.write_names(("two-0.two",))
+    await_file(preempted[1].stderr, "results and tables are on node 0")
+    preempted[1].process.terminate()
+    assert [pod.code for pod in ended(preempted)] == [130, 130]  # by which the Job knows that it may go on
+
     with hosts.slowed(mbit_per_s=5, latency_ms=400):
-        clocks: tuple[dict[str, str], dict[str, str]] = ({}, clock_ahead(tmp_path))
-        nodes = ended(hosts.start_both("job.yaml", "--out", "run", env=clocks))
+        nodes = ended(pods(hosts, "run", ({}, clock_ahead(tmp_path))))
     run = hosts.directories[0] / "run"
     for node in nodes:
         assert node.code == 4, node.err

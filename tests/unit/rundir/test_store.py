@@ -3,12 +3,18 @@
 import errno
 import queue
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.asyn import get_loop
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gpurun.launcher.errors import MachineError, SpecError
@@ -28,6 +34,7 @@ from gpurun.launcher.rundir.store import (
     refuse_taken,
     stamps,
 )
+from tests.s3 import S3Server
 from tests.wording import Wording
 
 HERE = Url("memory://bucket/run")
@@ -52,9 +59,29 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     MemoryFileSystem.store.clear()
 
 
-@pytest.fixture(params=["memory", "file"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Url:
-    return HERE if request.param == "memory" else Url(f"file://{tmp_path}/there/run")
+@pytest.fixture(scope="module", autouse=True)
+def s3() -> Iterator[S3Server]:
+    """The server. The threads with which s3fs waits for it, one each, stay until Python ends."""
+    loop, executor = get_loop(), ThreadPoolExecutor(1)
+    executor.submit(int).result()
+    loop.call_soon_threadsafe(loop.set_default_executor, executor)
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Url:
+    if request.param != "s3":
+        return HERE if request.param == "memory" else Url(f"file://{tmp_path}/there/run")
+    for name, value in s3.env.items():
+        monkeypatch.setenv(name, value)
+    core = import_module("s3fs.core")
+    for each in (core.S3FileSystem, core.S3File):
+        monkeypatch.setattr(each, "retries", 1)
+    store = Store(Url("s3://bucket/run"))
+    for name in store.versions():
+        store.remove(name)
+    return store.url
 
 
 @pytest.fixture
@@ -176,27 +203,35 @@ def test_what_is_shown_of_a_url_is_kept_up_to_date(run: Path, monkeypatch: pytes
         assert said.empty()
 
 
+@pytest.mark.parametrize("url", ["s3"], indirect=True)
 def test_a_store_that_is_away_for_60_s_loses_nothing(
-    run: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+    run: Path, url: Url, s3: S3Server, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     clock, said, tries = Clock(), list[str](), list[float]()
     put = Store.put
 
-    def while_away(store: Store, source: Path, name: str) -> None:
+    def put_and_tell(store: Store, source: Path, name: str) -> None:
         tries.append(clock.now_s)
-        if clock.now_s < 60:
-            raise ConnectionError("no route to host")
         put(store, source, name)
 
-    monkeypatch.setattr(Store, "put", while_away)
-    copier = Copier(run, Store(HERE), said.append, clock)
+    monkeypatch.setattr(Store, "put", put_and_tell)
+    copier = Copier(run, Store(url), said.append, clock)
+    (run / "plan.json").write_bytes(b"old")
+    assert copier.step()
+    before = in_store(url)
+    tries.clear()
+    with s3.away():
+        while clock.now_s < 60:
+            (run / "plan.json").write_text(str(clock.now_s))  # the run goes on
+            assert not copier.step()
+            clock.now_s += 1
+    assert tries == [0, 1, 3, 7, 15, 31]
+    assert in_store(url) == before
     while not copier.step():
         clock.now_s += 1
-        (run / "log").write_text(str(clock.now_s))  # the run goes on
         assert clock.now_s < 100
-    assert in_store(HERE) == contents(run)
-    wording([line.partition("\n")[0] for line in said])
-    assert [second for second in tries if second < 60] == [0, 1, 3, 7, 15, 31]
+    assert in_store(url) == contents(run)
+    wording([line.partition("\n")[0] for line in said], hide=r"(?<=to )s3://[^:]*|(?<=URL: ).*|^s3:\S+")
 
 
 @pytest.mark.parametrize("cause", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
@@ -221,6 +256,30 @@ def test_a_copy_that_breaks_off_leaves_the_old_content(
     copier = Copier(run, Store(url), print)
     assert copier.step()
     assert in_store(url) == contents(run)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from s3fs.core import S3File
+from gpurun.launcher.rundir.copier import Copier
+from gpurun.launcher.rundir.store import Store, Url
+S3File.commit = lambda file: os.kill(os.getpid(), 9)
+Copier(Path(sys.argv[1]), Store(Url(sys.argv[2])), print).step()
+"""
+"""All of a file is on the server, which doesn't know yet that this is all."""
+
+
+@pytest.mark.parametrize("url", ["s3"], indirect=True)
+def test_a_killed_upload_leaves_the_old_content(run: Path, url: Url) -> None:
+    assert Copier(run, Store(url), print).step()
+    before = in_store(url)
+    (run / "plan.json").write_bytes(b"new")
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(run), url])
+    assert killed.returncode == -signal.SIGKILL
+    assert in_store(url) == contents(fetched(url)) == before
+    assert Copier(run, Store(url), print).step()
+    assert in_store(url) == contents(fetched(url)) == contents(run)
 
 
 def breaking(cause: BaseException, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -250,11 +309,11 @@ class Breaking:
 
 
 def test_a_read_that_breaks_off_leaves_the_old_copy(
-    run: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+    run: Path, url: Url, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    copier = Copier(run, Store(HERE), print)
+    copier = Copier(run, Store(url), print)
     copier.step()
-    before = contents(fetched(HERE))
+    before = contents(fetched(url))
     (run / "plan.json").write_bytes(b"{ }")
     copier.step()
 
@@ -263,11 +322,11 @@ def test_a_read_that_breaks_off_leaves_the_old_copy(
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfileobj", full)
-        with wording.raises(MachineError):
-            fetched(HERE)
+        with wording.raises(MachineError, hide=r"(?<=stores/)\w+"):
+            fetched(url)
     (cached,) = (cache_directory() / "stores").glob("*/run")
     assert contents(cached) == before
-    assert contents(fetched(HERE)) == contents(run)
+    assert contents(fetched(url)) == contents(run)
 
 
 def test_large_files_are_copied_again_when_they_have_grown_by_a_quarter(
