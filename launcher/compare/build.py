@@ -9,7 +9,7 @@ from typing import Any
 from gpurun.launcher.compare.causes import advice, largest_loss, loss_text
 from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
-from gpurun.launcher.compare.figures.searched import search_result
+from gpurun.launcher.compare.figures.searched import effects_note, search_result
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
 from gpurun.launcher.compare.figures.traced import of_devices, read_traced
 from gpurun.launcher.compare.figures.variant import (
@@ -131,6 +131,7 @@ def _notes(
     """What is to be known of a comparison and of the run itself."""
     return (
         *notes(plan, measured, within),
+        *(effects_note(found.search) if found.search else ()),
         *(budget_notes(run, plan) if found.complete else ()),
         *(open_notes(plan, found.open, looks) if found.complete and not found.interference else ()),
         *(memory_notes(found.variants) if found.gate is None else ()),

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from gpurun.launcher.compare.figures.searched import smaller_than_all_before
 from gpurun.launcher.compare.model import Comparison, Difference, OpenPair, VariantResult
 from gpurun.launcher.compare.variant_difference import Differences, opposite
 from gpurun.launcher.stats.sequential import launches_needed
@@ -189,12 +190,6 @@ def _is_beaten(one: VariantResult, ranked: Sequence[VariantResult], pairwise: Pa
     )
 
 
-LEAST_SAVING = 0.01
-"""Share of the memory from which one variant is called smaller than another."""
-LEAST_GIB = 1 / 1024
-"""Less than that matters to no one."""
-
-
 def pareto_front(results: Sequence[VariantResult]) -> list[VariantResult]:
     """By the estimates, the variants than which no other is both as fast and as small; fastest first.
 
@@ -203,14 +198,8 @@ def pareto_front(results: Sequence[VariantResult]) -> list[VariantResult]:
     ranked = fastest_first(results)
     if len({result.global_batch for result in ranked}) > 1:
         return []
-    front: list[VariantResult] = []
-    for result in ranked:
-        if result.peak_gib is None:
-            return []
-        least_gib = min((one.peak_gib or 0.0 for one in front), default=math.inf)
-        if not front or result.peak_gib < least_gib - max(LEAST_SAVING * least_gib, LEAST_GIB):
-            front.append(result)
-    return front
+    peaks = [result.peak_gib for result in ranked]
+    return [ranked[one] for one in smaller_than_all_before(peaks)]
 
 
 def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantResult]]:

@@ -84,6 +84,74 @@ def posterior(levels: Levels, measured: Sequence[Measured]) -> Posterior:
     return Posterior(centre + gain @ (times - centre), covariance - gain @ towards.T)
 
 
+@dataclass(frozen=True)
+class Change:
+    """How much longer a step takes, in log time, where a key has one value instead of another."""
+
+    key: int
+    """A column of the levels."""
+    level: int
+    against: int
+    """The other value."""
+    log_time: float
+    """The mean over all pairs of combinations that differ in no other key that both have."""
+    deviation: float
+    """The standard deviation of that mean, by what is known."""
+
+
+def changes(
+    belief: Posterior, levels: Levels, has: NDArray[np.bool_], known: Sequence[int], own: int
+) -> list[Change]:
+    """What each measured value of each key changes, compared with `own`'s value of the key.
+
+    Where `own` has no such key, or its value wasn't measured, the value that was measured most often takes
+    its place.
+
+    Args:
+        belief: of the log time of every combination.
+        levels: of all combinations.
+        has: which keys mean something for which combinations, like `levels`.
+        known: the combinations that were measured.
+        own: the job's own setting.
+    """
+    return [
+        change
+        for key in range(levels.shape[1])
+        for change in _changes_of(key, belief, levels, has, list(known), own)
+    ]
+
+
+def _changes_of(
+    key: int, belief: Posterior, levels: Levels, has: NDArray[np.bool_], known: list[int], own: int
+) -> Iterator[Change]:
+    seen = [int(levels[one, key]) for one in known if has[one, key]]
+    values = sorted(set(seen))
+    if len(values) < 2:
+        return
+    is_own = has[own, key] and int(levels[own, key]) in values
+    against = int(levels[own, key]) if is_own else max(values, key=seen.count)
+    for level in values:
+        pairs = _pairs(key, level, against, levels, has)
+        if level != against and len(pairs):
+            weights = np.bincount(pairs[:, 0], minlength=len(levels)) / len(pairs)
+            weights -= np.bincount(pairs[:, 1], minlength=len(levels)) / len(pairs)
+            variance = float(weights @ belief.covariance @ weights)
+            yield Change(key, level, against, float(weights @ belief.mean), math.sqrt(max(0.0, variance)))
+
+
+def _pairs(key: int, level: int, against: int, levels: Levels, has: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Combinations with either value of the key which, in every other key that both have, are the same."""
+    rows = np.flatnonzero(has[:, key] & (levels[:, key] == level))
+    others = np.flatnonzero(has[:, key] & (levels[:, key] == against))
+    alike = np.ones((len(rows), len(others)), dtype=bool)
+    for other in range(levels.shape[1]):
+        if other != key:
+            same = levels[rows, None, other] == levels[None, others, other]
+            alike &= same | ~(has[rows, None, other] & has[None, others, other])
+    first, second = np.nonzero(alike)
+    return np.stack([rows[first], others[second]], axis=1)
+
+
 def _learned(kernels: Floats, times: Floats, fixed: Floats) -> Floats:
     """The variance of each kind of effect; the last two are of combinations by themselves, and of trials."""
     num_keys = _num_keys(len(kernels))

@@ -62,7 +62,7 @@ class Found:
 
     finalists: tuple[int, ...]
     """The fastest first."""
-    times: Floats
+    belief: Posterior
     """The log time of every combination, measured or predicted."""
     missed: float | None
     """With 95 % confidence, no other is faster than the best finalist by more, in log time. `None`: some have
@@ -151,7 +151,7 @@ class Search:
         others = [one for one in range(len(self.levels)) if one not in {*finalists, *failed}]
         unknown = self.unlike([one.combination for one in known]) & {*others}
         most = None if unknown else missed(belief, finalists, others, self.seed)
-        return Found(finalists, belief.mean, most, unknown)
+        return Found(finalists, belief, most, unknown)
 
     def unlike(self, known: Sequence[int]) -> frozenset[int]:
         """Combinations with a value of some key that none of these has."""

@@ -1,12 +1,14 @@
 """The combinations that a search chooses from: which can be, who can try them, and where they differ."""
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS
@@ -15,10 +17,14 @@ from gpurun.launcher.plan.combination import group_id, make_unique
 from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.expand import expand
 from gpurun.launcher.plan.model import Launch, Plan, Variant
-from gpurun.launcher.rundir.records import Unmeasured
-from gpurun.launcher.search.model import Levels
+from gpurun.launcher.rundir.records import Effect, Unmeasured
+from gpurun.launcher.search.model import Change, Levels, Posterior, changes
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
+
+NOT_GIVEN = "not given"
+NORMAL_95 = 1.96
+"""Standard deviations around a normal variable's mean that hold 95 % of its values."""
 
 
 @dataclass(frozen=True)
@@ -98,26 +104,84 @@ def processes_for(variant: Variant) -> str:
     return json.dumps((layout, variant.devices, needed), sort_keys=True)
 
 
+@dataclass(frozen=True)
+class Key:
+    """A key by which variants differ, or a part of one: of a mapping, or an option of a program."""
+
+    setting: str
+    part: str
+    """Empty for a whole setting."""
+    values: tuple[Any, ...]
+    """Of each variant; `NOT_GIVEN` where it has no such part."""
+
+    @property
+    def name(self) -> str:
+        """`bucket_mb`, `params width`, `args --workers`."""
+        return f"{self.setting} {self.part}".rstrip()
+
+    @property
+    def levels(self) -> list[int]:
+        """The number of each variant's value, by its first occurrence."""
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(map(repr, self.values)))}
+        return [numbers[repr(value)] for value in self.values]
+
+    def text(self, level: int) -> str:
+        """The value with this number, as a report shows it."""
+        value = self.values[self.levels.index(level)]
+        if value is None:
+            return NOT_GIVEN
+        return value_text(value) or ("given" if self.setting == "args" else "none")
+
+
+def keys_of(variants: Sequence[Variant]) -> list[Key]:
+    """All by which these variants differ."""
+    rows = [dict(_values(variant)) for variant in variants]
+    names = dict.fromkeys(name for row in rows for name in row)
+    keys = [Key(*name, tuple(row.get(name, NOT_GIVEN) for row in rows)) for name in names]
+    return [key for key in keys if max(key.levels)]
+
+
 def levels_of(variants: Sequence[Variant]) -> Levels:
     """A row per variant, a column per key that varies: the number of its value."""
-    rows = [dict(_values(variant)) for variant in variants]
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    columns = [_numbered([row.get(key) for row in rows]) for key in keys]
-    varied = [column for column in columns if max(column) > 0]
-    return np.array(varied or [[0] * len(rows)], dtype=np.int64).T
+    columns = [key.levels for key in keys_of(variants)]
+    return np.array(columns or [[0] * len(variants)], dtype=np.int64).T
 
 
-def _values(variant: Variant) -> list[tuple[str, str]]:
+def effects(space: Space, compared: Iterable[str], belief: Posterior, known: Sequence[int]) -> list[Effect]:
+    """What each value of what a job compares does to the time of a step.
+
+    Args:
+        space: of the job.
+        compared: keys under `compare`; others follow from them, as the number of devices from the strategy.
+        belief: of the log time of every variant.
+        known: the variants that were measured, by their position.
+    """
+    variants, compared = space.variants, set(compared)
+    keys = [key for key in keys_of(variants) if key.setting in compared]
+    if not keys:
+        return []
+    levels = np.array([key.levels for key in keys], dtype=np.int64).T
+    has = np.array([[variant.has(key.setting) for key in keys] for variant in variants])
+    return [_effect(one, keys[one.key]) for one in changes(belief, levels, has, known, space.own)]
+
+
+def _effect(change: Change, key: Key) -> Effect:
+    reach = NORMAL_95 * change.deviation
+    percent, low, high = (100 * math.expm1(change.log_time + by) for by in (0.0, -reach, reach))
+    return Effect(key.name, key.text(change.level), key.text(change.against), percent, (low, high))
+
+
+def _values(variant: Variant) -> list[tuple[tuple[str, str], Any]]:
     """Key and value of everything by which variants may differ; a mapping has several, arguments too."""
-    found: list[tuple[str, str]] = [("split", variant.split_name)]
+    found: list[tuple[tuple[str, str], Any]] = [(("split", ""), variant.split_name)]
     for name in SETTINGS:
         value = getattr(variant, name)
         if name == "args":
-            found += _options(value)
+            found += [((name, option), text) for option, text in _options(value)]
         elif isinstance(value, Mapping):
-            found += [(f"{name} {key}", repr(item)) for key, item in value.items()]
+            found += [((name, key), item) for key, item in value.items()]
         elif name != "split":
-            found.append((name, repr(value)))
+            found.append(((name, ""), value))
     return found
 
 
@@ -128,18 +192,12 @@ def _options(args: Sequence[str]) -> list[tuple[str, str]]:
     for position, word in enumerate(args):
         if word.startswith("-") and not word[1:2].isdigit():
             option, _, value = word.partition("=")
-            found.append((f"args {option}", value))
+            found.append((option, value))
         elif option:
             found[-1] = (found[-1][0], f"{found[-1][1]} {word}")
         else:
-            found.append((f"args {position}", word))
+            found.append((str(position), word))
     return found
-
-
-def _numbered(values: Sequence[str | None]) -> list[int]:
-    """Each value's number, by its first occurrence; `None` where there is none."""
-    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-    return [numbers[value] for value in values]
 
 
 def refusals(spec: JobSpec) -> list[str]:

@@ -111,8 +111,8 @@ class Trials:
             machine=starter.machine,
             found=starter.found_splits(only),
         )
-        wants_peak = starter.spec.memory_bytes is not None and number == 1 and config.memory
-        config = replace(config, baseline=None, profile=None, gradient_check=False, memory=wants_peak)
+        memory = config.memory and number == 1
+        config = replace(config, baseline=None, profile=None, gradient_check=False, memory=memory)
         times = 2 ** (number - 1)
         return TrialConfig(config, FIRST_STEPS * times, SHARE_OF_BLOCK * config.block_ms * times)
 

@@ -34,11 +34,19 @@ from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.rundir.claim import claimed, refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.paths import check_owner
-from gpurun.launcher.rundir.records import SearchRecord, TrialRecord, Unmeasured
-from gpurun.launcher.search.policy import Found, Search, Trial
-from gpurun.launcher.search.space import Space, build_space, count_text, levels_of, refusals, settings_text
+from gpurun.launcher.rundir.records import Effect, SearchRecord, TrialRecord, Unmeasured
+from gpurun.launcher.search.policy import Found, Search, Trial, measured
+from gpurun.launcher.search.space import (
+    Space,
+    build_space,
+    count_text,
+    effects,
+    levels_of,
+    refusals,
+    settings_text,
+)
 from gpurun.launcher.search.trials import Trials
-from gpurun.launcher.units import format_duration, format_ms, format_number
+from gpurun.launcher.units import GIB, format_duration, format_ms, format_number
 
 BUDGET_S = 900.0
 SHARE_OF_TRIALS = 0.6
@@ -62,21 +70,18 @@ class Tuning:
         """What decides what is tried; the same for the same job."""
         return Search(levels_of(self.space.variants), first=(self.space.own,))
 
+    @property
+    def memory_gib(self) -> float | None:
+        """What a combination may take, where the job states it."""
+        return None if self.spec.memory_bytes is None else self.spec.memory_bytes / GIB
+
     def trial_of(self, record: TrialRecord) -> Trial:
         """A trial as the search sees it: where batches differ, by the time of a sample."""
         position = next(i for i, one in enumerate(self.space.variants) if one.id == record.variant)
-        if record.step_ms is None or does_not_fit(record, self.spec):
+        if record.step_ms is None or record.is_too_large(self.memory_gib):
             return Trial(position, None, 0.0, record.seconds)
         samples = self.space.variants[position].global_batch or 1
         return Trial(position, math.log(record.step_ms / samples), record.variance, record.seconds)
-
-
-def does_not_fit(record: TrialRecord, spec: JobSpec) -> bool:
-    """Whether it takes more memory than the job states."""
-    from gpurun.launcher.units import GIB
-
-    limit = spec.memory_bytes
-    return limit is not None and record.peak_gib is not None and record.peak_gib * GIB > limit
 
 
 def run_tune(
@@ -239,9 +244,11 @@ class Screening:
             for position in self.in_order(batch.combinations):
                 variant = self.tuning.space.variants[position]
                 record = trials.run(variant.id, batch.number)
-                self.keep(replace(record, settings=settings_text(variant)), variant)
+                self.keep(described(record, variant))
                 if self.left_s() <= 0:
                     return
+            self.conclude(is_over=False)
+            write_json(self.tuning.run.comparison, compare_run(self.tuning.run))  # for the tab
 
     def in_order(self, combinations: Sequence[int]) -> list[int]:
         """Those that the same ranks can try follow each other."""
@@ -251,13 +258,13 @@ class Screening:
             combinations, key=lambda one: launches.index(self.tuning.space.launch_of(variants[one].id).id)
         )
 
-    def keep(self, record: TrialRecord, variant: Variant) -> None:
+    def keep(self, record: TrialRecord) -> None:
         """Writes a trial down, and shows it."""
         self.records.append(record)
         self.spent_s += record.seconds
         append_lines(self.tuning.run.trials, [record])
         found = record.reason if record.step_ms is None else f"{format_ms(record.step_ms)} ms"
-        self.say(f"trial {len(self.records)}: {variant_label(variant)}: {found}")
+        self.say(f"trial {len(self.records)}: {record.label}: {found}")
 
     def seen(self) -> list[Trial]:
         return [self.tuning.trial_of(record) for record in self.records]
@@ -310,6 +317,8 @@ class Screening:
             left_out=(*space.impossible, *(self.not_tried(found) if found else ())),
             failed=tuple(self.failed()),
             at_most_missed_percent=percent_less(found.missed) if found else None,
+            effects=tuple(self.effects(found)) if found else (),
+            memory_gib=self.tuning.memory_gib,
         )
         write_json(self.tuning.run.search, record)
         return record
@@ -320,19 +329,35 @@ class Screening:
             variant = self.tuning.space.plan.variant(record.variant)
             if record.reason is not None:
                 yield Unmeasured(settings_text(variant), record.reason)
-            elif does_not_fit(record, self.tuning.spec):
+            elif record.is_too_large(self.tuning.memory_gib):
                 peak = format_number(record.peak_gib or 0.0, 2)
                 yield Unmeasured(settings_text(variant), f"its peak memory of {peak} GiB is above `memory`")
+
+    def effects(self, found: Found) -> list[Effect]:
+        """What each value does to the time of a step, by the trials."""
+        known = [one.combination for one in measured(self.seen())]
+        return effects(self.tuning.space, self.tuning.spec.compare.lists(), found.belief, known)
 
     def not_tried(self, found: Found) -> Iterator[Unmeasured]:
         """Combinations that were not tried, and by how much they are slower by the model."""
         tried = {record.variant for record in self.records}
-        best = found.times[found.finalists[0]]
-        for number, (variant, time) in enumerate(zip(self.tuning.space.variants, found.times, strict=True)):
+        times = found.belief.mean
+        best = times[found.finalists[0]]
+        for number, (variant, time) in enumerate(zip(self.tuning.space.variants, times, strict=True)):
             if variant.id not in tried:
                 percent = 100 * (math.exp(time - best) - 1)
                 reason = UNLIKE_ANY if number in found.unknown else predicted_text(percent)
                 yield Unmeasured(settings_text(variant), reason)
+
+
+def described(record: TrialRecord, variant: Variant) -> TrialRecord:
+    """The record with what reports say of the variant."""
+    return replace(
+        record,
+        settings=settings_text(variant),
+        label=variant_label(variant),
+        global_batch=variant.global_batch,
+    )
 
 
 UNLIKE_ANY = "not tried: no combination with one of its values was measured"

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,14 @@ from tests.browser.odd_runs import (
     write_traced,
 )
 from tests.browser.pages import Tab, Watched, watched_page
-from tests.browser.sample_runs import write_balanced, write_batches, write_gpt_splits, write_many, write_ranks
+from tests.browser.sample_runs import (
+    write_balanced,
+    write_batches,
+    write_gpt_splits,
+    write_many,
+    write_ranks,
+    write_search,
+)
 from tests.browser.sample_traces import write_mesh
 from tools.system_packages import without
 
@@ -36,6 +44,8 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "balanced": write_balanced,
     "batches": write_batches,
     "many": write_many,
+    "search": write_search,
+    "searching": partial(write_search, is_over=False),
     "ranks": write_ranks,
     "mesh": write_mesh,
     "hostile": write_hostile,

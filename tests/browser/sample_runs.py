@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpurun.launcher.compare.figures.searched import search_result
 from gpurun.launcher.compare.headline import Conclusion, ranking_conclusion
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
@@ -22,7 +23,8 @@ from gpurun.launcher.compare.model import (
 )
 from gpurun.launcher.compare.ranking import standings, time_per_sample
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint, DeviceCost, SplitCost
-from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
+from gpurun.launcher.rundir.records import Effect, SearchRecord, TrialRecord, Unmeasured
 from tests.browser.sample_traces import write_traces
 from tests.known import known
 
@@ -300,4 +302,56 @@ def write_ranks(path: Path, count: int = 64) -> RunDir:
     )
     run = write_comparison(path, "ranks", [one, variant("ddp", [2 * count, 2 * count], 60.0, percent=96.0)])
     write_traces(run.variant(one.id), compute, num_steps=3, kernels_per_step=10)
+    return run
+
+
+def write_search(path: Path, is_over: bool = True) -> RunDir:
+    """A search of `ddp` and `fsdp` with buckets: one failed, one is too large; while it goes on, of one no memory is known."""
+    rows: list[tuple[str, float | None, float | None, str | None]] = [
+        ("ddp bucket_mb=25", 20.0, 2.0, None),
+        ("ddp bucket_mb=5", 18.0, 2.1, None),
+        ("ddp bucket_mb=1", 19.0, 1.9, None),
+        ("ddp bucket_mb=100", 18.5, 4.5, None),
+        ("fsdp reshard=false", 24.0, 1.4, None),
+        ("fsdp reshard=true", 26.0, 1.0, None),
+        ("ddp bucket_mb=50", 23.0, 2.2 if is_over else None, None),
+        ("fsdp split=3:1", None, None, f"rank 1 raised ValueError: {MARKUP}"),
+    ]
+    ids = [label.replace(" ", "-").replace("=", "-") for label, *_ in rows]
+    own, best = (
+        variant("ddp", (32, 32), 20.0),
+        variant("ddp", (33, 31), 18.0, percent=-10.0, verdict="faster"),
+    )
+    own, best = replace(own, id=ids[0]), replace(best, id=ids[1])
+    run = write_comparison(path, "search", [best, own])
+    records = [
+        TrialRecord(
+            one,
+            1,
+            "failed" if reason else "ok",
+            1.0,
+            {"strategy": label.split()[0]},
+            label,
+            64,
+            ms,
+            1e-5,
+            gib,
+            reason,
+        )
+        for one, (label, ms, gib, reason) in zip(ids, rows, strict=True)
+    ]
+    append_lines(run.trials, records)
+    search = SearchRecord(
+        space=12, distinct=10, own=ids[0], budget_s=600.0, finalists=(ids[1], ids[0]) if is_over else (), best=ids[1],
+        left_out=(Unmeasured({"strategy": "single", "bucket_mb": [1, 5]}, "not tried: by the model 40.2 % slower than the best that was"),),
+        failed=(), at_most_missed_percent=1.4, memory_gib=4.0,
+        effects=(
+            Effect("bucket_mb", "5", "25", -9.8, (-11.0, -8.6)),
+            Effect("bucket_mb", "1", "25", 0.4, (-1.5, 2.3)),
+            Effect("strategy", "fsdp", "ddp", 24.0, (19.0, 29.2)),
+        ),
+    )  # fmt: skip
+    write_json(run.search, search)
+    result = search_result(run, best.id if is_over else None, -10.0)
+    write_json(run.comparison, replace(read_json(run.comparison, Comparison), search=result))
     return run

@@ -11,7 +11,7 @@ from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.tensorboard_plugin.html import render_html
 from tests.browser.odd_runs import write_hostile
 from tests.browser.pages import watched_page
-from tests.browser.sample_runs import FASTEST, write_balanced, write_batches, write_gpt_splits
+from tests.browser.sample_runs import FASTEST, write_balanced, write_batches, write_gpt_splits, write_search
 
 MOST_BYTES = 1_000_000
 
@@ -61,14 +61,17 @@ def test_its_timeline_zooms_selects_and_searches(browser: Browser, report: Path)
         expect(page.locator(".matches").first).to_contain_text("1 of ")
 
 
-def test_it_has_cost_curves_and_throughput_over_the_batch(browser: Browser, tmp_path: Path) -> None:
+def test_it_has_cost_curves_throughput_over_the_batch_and_a_search(browser: Browser, tmp_path: Path) -> None:
     balanced, batches = written(write_balanced(tmp_path / "a")), written(write_batches(tmp_path / "b"))
+    search = written(write_search(tmp_path / "c"))
     with watched_page(browser, None) as watched:
         watched.page.goto(balanced.as_uri())
         expect(watched.page.locator(".cost circle.chosen")).to_have_count(4)
         expect(watched.page.locator(".costs")).to_contain_text("measured 58.6: T*/T = 0.97.")
         watched.page.goto(batches.as_uri())
         expect(watched.page.locator(".batches text.knee")).to_have_text("knee: 512")
+        watched.page.goto(f"{search.as_uri()}#tab=search")
+        expect(watched.page.locator(".points-chart .point")).to_have_count(7)
 
 
 def test_names_with_markup_stay_text_in_the_file(browser: Browser, tmp_path: Path) -> None:

@@ -1,14 +1,33 @@
 """What a search has tried, and what it has come to, from the files of its run."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import SearchRecord, TrialRecord, Unmeasured
-from gpurun.launcher.units import format_count, format_number
+from gpurun.launcher.rundir.records import Effect, SearchRecord, TrialRecord, Unmeasured
+from gpurun.launcher.units import format_count, format_number, format_percent, format_percent_interval
+
+LEAST_SAVING = 0.01
+"""Share of the memory from which one variant is called smaller than another."""
+LEAST_GIB = 1 / 1024
+"""Less than that matters to no one."""
+
+
+def smaller_than_all_before(peaks_gib: Sequence[float | None]) -> list[int]:
+    """Which peaks, that of the fastest first, are smaller than all before; none if one is unknown."""
+    front: list[int] = []
+    least_gib = math.inf
+    for number, peak_gib in enumerate(peaks_gib):
+        if peak_gib is None:
+            return []
+        if not front or peak_gib < least_gib - max(LEAST_SAVING * least_gib, LEAST_GIB):
+            front.append(number)
+            least_gib = peak_gib
+    return front
 
 
 @dataclass(frozen=True)
@@ -21,7 +40,14 @@ class Tried:
     step_ms: float | None
     """The mean over its trials; `None`: one failed."""
     peak_gib: float | None
-    """Where the job states `memory`."""
+    """Of the fullest device in one step; `None` where it isn't known: of programs, and with `compile`."""
+    label: str = ""
+    status: Literal["ok", "oom", "failed", "timeout", "too large"] = "ok"
+    """`too large`: it takes more memory than the job states."""
+    reason: str | None = None
+    """Why it failed."""
+    ms_per_sample: float | None = None
+    """What combinations are compared by where their global batches differ; else `None`."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +75,17 @@ class SearchResult:
     is_over: bool
     """Whether the comparison of the best has begun."""
     summary: str
+    own: str | None = None
+    """The variant that is the job's own setting."""
+    finalists: tuple[str, ...] = ()
+    """The variants that are compared in the end; empty before."""
+    front: tuple[str, ...] = ()
+    """Those tried than which no other is both as fast and as small, by their trials, the fastest first; none
+    where global batches differ or the memory of one isn't known."""
+    effects: tuple[Effect, ...] = ()
+    """What each value does to the time of a step, or of a sample where global batches differ."""
+    memory_gib: float | None = None
+    """What a combination may take, where the job states `memory`."""
 
 
 def search_result(run: RunDir, best: str | None, percent: float | None) -> SearchResult | None:
@@ -62,7 +99,7 @@ def search_result(run: RunDir, best: str | None, percent: float | None) -> Searc
     record = run.read_search()
     if record is None:
         return None
-    tried = _tried(run.read_trials())
+    tried = _tried(run.read_trials(), record.memory_gib)
     return SearchResult(
         space=record.space,
         distinct=record.distinct,
@@ -75,22 +112,67 @@ def search_result(run: RunDir, best: str | None, percent: float | None) -> Searc
         combinations=tried,
         is_over=bool(record.finalists),
         summary=_summary(record, tried),
+        own=record.own,
+        finalists=record.finalists,
+        front=_front(tried),
+        effects=record.effects,
+        memory_gib=record.memory_gib,
     )
 
 
-def _tried(trials: Sequence[TrialRecord]) -> tuple[Tried, ...]:
+MOST_EFFECTS = 5
+
+
+def effects_note(search: SearchResult) -> tuple[str, ...]:
+    """What the values do that matter most, of those whose interval excludes 0; none where there is none."""
+    clear = [one for one in search.effects if not one.ci[0] <= 0 <= one.ci[1]]
+    largest = sorted(clear, key=lambda one: -abs(math.log1p(one.percent / 100)))[:MOST_EFFECTS]
+    texts = [
+        f"{one.key}={one.value} instead of {one.against} {format_percent(one.percent, one.ci, signed=True)} "
+        f"({format_percent_interval(one.percent, one.ci)})"
+        for one in largest
+    ]
+    has_batches = any(one.ms_per_sample is not None for one in search.combinations)
+    what = "the time of a sample" if has_batches else "step time"
+    return (f"Effects on {what}, by the model of the search: {'; '.join(texts)}.",) if texts else ()
+
+
+def _front(tried: Sequence[Tried]) -> tuple[str, ...]:
+    """As the table of a run has it, of those that can be used."""
+    usable = [one for one in tried if one.status == "ok"]
+    if any(one.ms_per_sample is not None for one in usable):
+        return ()
+    usable.sort(key=lambda one: one.step_ms or 0.0)
+    return tuple(usable[one].variant for one in smaller_than_all_before([one.peak_gib for one in usable]))
+
+
+def _tried(trials: Sequence[TrialRecord], memory_gib: float | None) -> tuple[Tried, ...]:
     """Each combination with all of its trials."""
     by_variant: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         by_variant.setdefault(trial.variant, []).append(trial)
-    return tuple(_together(variant, own) for variant, own in by_variant.items())
+    has_batches = len({trial.global_batch for trial in trials}) > 1
+    return tuple(_together(own, memory_gib, has_batches) for own in by_variant.values())
 
 
-def _together(variant: str, trials: Sequence[TrialRecord]) -> Tried:
+def _together(trials: Sequence[TrialRecord], memory_gib: float | None, has_batches: bool) -> Tried:
+    first, last = trials[0], trials[-1]
     times = [trial.step_ms for trial in trials if trial.step_ms is not None]
     peaks = [trial.peak_gib for trial in trials if trial.peak_gib is not None]
     step_ms = fmean(times) if len(times) == len(trials) else None
-    return Tried(variant, trials[0].settings, len(trials), step_ms, max(peaks, default=None))
+    return Tried(
+        variant=first.variant,
+        settings=first.settings,
+        trials=len(trials),
+        step_ms=step_ms,
+        peak_gib=max(peaks, default=None),
+        label=first.label or value_text(first.settings),
+        status="too large" if any(one.is_too_large(memory_gib) for one in trials) else last.status,
+        reason=last.reason,
+        ms_per_sample=step_ms / first.global_batch
+        if has_batches and step_ms and first.global_batch
+        else None,
+    )
 
 
 def _summary(record: SearchRecord, tried: Sequence[Tried]) -> str:
@@ -99,7 +181,7 @@ def _summary(record: SearchRecord, tried: Sequence[Tried]) -> str:
     counts = f"{len(tried)} of {format_count(record.distinct)} different combinations"
     if not record.finalists:
         best = next((one for one in tried if one.variant == record.best), None)
-        fastest = f"; the fastest is {value_text(best.settings)}" if best else ""
+        fastest = f"; the fastest is {best.label}" if best else ""
         return f"The search is not over: {counts} have been tried{failed}{fastest}."
     said = f"The search tried {counts}{failed}"
     missed = record.at_most_missed_percent

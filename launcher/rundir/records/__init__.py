@@ -44,6 +44,7 @@ from gpurun.launcher.rundir.records.measured import (
 )
 from gpurun.launcher.rundir.records.outcome import (
     Command,
+    Effect,
     Event,
     FailureRecord,
     Restart,
@@ -73,6 +74,7 @@ __all__ = [
     "Command",
     "Curve",
     "DeviceFacts",
+    "Effect",
     "EstimateConfig",
     "Event",
     "FailureRecord",

@@ -193,6 +193,9 @@ class TrialRecord:
     """What the trial took, the start of processes included."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What makes the variant."""
+    label: str = ""
+    """What reports call it; empty in runs that are older than this field."""
+    global_batch: Count | None = None
     step_ms: float | None = None
     """The median of its steps."""
     variance: float = 0.0
@@ -200,6 +203,26 @@ class TrialRecord:
     peak_gib: float | None = None
     reason: str | None = None
     """Why it failed."""
+
+    def is_too_large(self, memory_gib: float | None) -> bool:
+        """Whether it takes more memory than it may."""
+        return None not in (memory_gib, self.peak_gib) and (self.peak_gib or 0.0) > (memory_gib or 0.0)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a value of a key does to the time of a step, by the model of a search."""
+
+    key: str
+    """As in the job; of a mapping or of arguments with the name of the part: `params width`."""
+    value: str
+    against: str
+    """The value that it is compared with: that of the job's own setting, where this has one."""
+    percent: float
+    """How much longer steps take, negative: shorter. The geometric mean over all pairs of combinations that
+    differ in no other key that both have."""
+    ci: tuple[float, float]
+    """With 95 % confidence."""
 
 
 @dataclass(frozen=True)
@@ -229,3 +252,6 @@ class SearchRecord:
     failed: tuple[Unmeasured, ...] = ()
     at_most_missed_percent: float | None = None
     """By the model, with 95 % confidence: no other combination is faster than the best by more."""
+    effects: tuple[Effect, ...] = ()
+    memory_gib: float | None = None
+    """What a combination may take, where the job states `memory`."""

@@ -6,6 +6,7 @@ import { el, found, isTyping, replace } from './shared/dom.js';
 import { Run } from './model.js';
 import { showOperators } from './operators/operators.js';
 import { isAbort, Latest, messageOf } from './source.js';
+import { showSearch } from './search/search.js';
 import { showSplits } from './splits/splits.js';
 import { State } from './state.js';
 import { showTables } from './tables/tables.js';
@@ -18,6 +19,7 @@ import { drawBlocks, showWhere } from './where/where.js';
 /** @type {{ [tab: string]: { name: string, show: Show } }} */
 const VIEWS = {
   splits: { name: 'Splits', show: showSplits },
+  search: { name: 'Search', show: showSearch },
   where: { name: 'Where time goes', show: showWhere },
   timeline: { name: 'Timeline', show: showTimeline },
   operators: { name: 'Operators', show: showOperators },
@@ -163,12 +165,20 @@ export class App {
 
   get tab() {
     const wanted = this.state.get('tab') ?? '';
-    if (this.views[wanted] && !(this.run?.isTraces && wanted === 'splits')) return wanted;
-    return this.run?.isTraces ? 'where' : Object.keys(this.views)[0];
+    const keys = this.tabs;
+    return keys.includes(wanted) ? wanted : keys[0];
+  }
+
+  /** The views that the run has: traces have no ranking, and a search is only shown of others where it is asked for. */
+  get tabs() {
+    const isSearch = this.run?.comparison?.search != null || this.state.get('tab') === 'search';
+    /** @type {{ [tab: string]: boolean }} */
+    const has = { splits: !this.run?.isTraces, search: !this.run?.isTraces && isSearch };
+    return Object.keys(this.views).filter((key) => has[key] ?? true);
   }
 
   drawHead() {
-    const keys = Object.keys(this.views).filter((key) => !(this.run?.isTraces && key === 'splits'));
+    const keys = this.tabs;
     const tabs = keys.map((key) =>
       el(
         'button',

@@ -30,7 +30,7 @@ export class FileSource {
   constructor(data) {
     this.data = data;
     this.live = false;
-    this.views = ['splits', 'where', 'timeline'];
+    this.views = ['splits', 'search', 'where', 'timeline'];
     this.timelines = new Map(
       Object.entries(data.timelines).map(([id, one]) => [id, new StoredTimeline(one)]),
     );

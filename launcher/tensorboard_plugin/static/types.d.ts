@@ -129,7 +129,45 @@ interface Comparison {
   summary: string;
   batch_curves: BatchCurve[];
   interference: string[];
+  search: SearchResult | null;
 }
+
+/** What `gpurun tune` has searched. */
+interface SearchResult {
+  best: string | null;
+  own: string | null;
+  left_out: { settings: { [key: string]: unknown }; reason: string }[];
+  combinations: TriedCombination[];
+  finalists: string[];
+  /** Than which no other tried one is both as fast and as small, fastest first. */
+  front: string[];
+  effects: SearchEffect[];
+  memory_gib: number | null;
+  is_over: boolean;
+  summary: string;
+}
+
+interface TriedCombination {
+  variant: string;
+  label: string;
+  trials: number;
+  step_ms: number | null;
+  ms_per_sample: number | null;
+  peak_gib: number | null;
+  status: 'ok' | 'oom' | 'failed' | 'timeout' | 'too large';
+  reason: string | null;
+}
+
+interface SearchEffect {
+  key: string;
+  value: string;
+  against: string;
+  percent: number;
+  ci: Interval;
+}
+
+/** Marks one combination wherever it is drawn; `null` none. */
+type Mark = (id: string | null) => void;
 
 interface Noise {
   aa_percent: number | null;
@@ -706,6 +744,7 @@ type Variant = import('./model.js').Variant;
 type State = import('./state.js').State;
 type Scale = import('./shared/scale.js').Scale;
 type Plot = import('./splits/plot.js').Plot;
+type Combination = import('./search/search.js').Combination;
 type Timeline = import('./timeline/timeline.js').Timeline;
 
 /** The app once it has a run: what views are given. */

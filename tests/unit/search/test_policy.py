@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpurun.launcher.search.model import Levels, Measured, posterior
+from gpurun.launcher.search.model import Levels, Measured, Posterior, changes, posterior
 from gpurun.launcher.search.policy import MOST_TRIALS, Search, Trial, design, measured, missed
 
 SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
@@ -89,6 +89,43 @@ def test_the_model_finds_effects_and_pairs(with_pair: bool) -> None:
     deviations = np.sqrt(np.diag(belief.covariance)[others])
     assert float(np.median(errors)) < 0.06
     assert float(np.mean(errors < 3 * deviations)) >= 0.9  # it knows what it doesn't know
+
+
+def test_a_change_is_the_mean_over_pairs_that_differ_in_nothing_else_that_both_have() -> None:
+    """The second key means nothing to the last combination, whose only pairs differ in the first one."""
+    levels = np.array([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)])
+    has = np.array([(True, True)] * 4 + [(True, False)])
+    belief = Posterior(np.array([0.0, 0.1, 0.4, 0.9, 2.0]), np.diag([0.04, 0.0, 0.0, 0.0, 0.0]))
+    found = changes(belief, levels, has, known=range(5), own=0)
+    assert [(one.key, one.level, one.against) for one in found] == [(0, 1, 0), (0, 2, 0), (1, 1, 0)]
+    means = [(0.4 + 0.8) / 2, (2.0 + 1.9) / 2, (0.1 + 0.5) / 2]
+    assert [one.log_time for one in found] == pytest.approx(means)
+    assert [one.deviation for one in found] == pytest.approx([0.1] * 3)  # half of the first one's
+    assert [(one.level, one.against) for one in changes(belief, levels, has, known=[1, 2, 3], own=4)] == [
+        (0, 1),
+        (0, 1),
+    ], "what most have takes the place of a value that wasn't measured"
+
+
+def test_intervals_of_changes_hold_what_they_should() -> None:
+    """36 of 48 combinations are measured, on costs with effects, a pair that matters and deviations."""
+    levels, held = levels_of((4, 4, 3)), list[bool]()
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        times = sum(rng.normal(0, 0.2, size)[levels[:, key]] for key, size in enumerate((4, 4, 3)))
+        times = times + rng.normal(0, 0.1, (4, 4))[levels[:, 0], levels[:, 1]] + rng.normal(0, 0.01, 48)
+        chosen = [int(one) for one in rng.permutation(len(levels))[:36]]
+        known = [Measured(one, float(times[one] + rng.normal(0, 0.01)), 1e-4, 1) for one in chosen]
+        true = Posterior(times, np.zeros((48, 48)))
+        has = np.ones_like(levels, dtype=bool)
+        both = zip(
+            changes(posterior(levels, known), levels, has, chosen, 0),
+            changes(true, levels, has, chosen, 0),
+            strict=True,
+        )
+        held += [abs(one.log_time - fact.log_time) <= 1.96 * one.deviation for one, fact in both]
+    assert len(held) == 10 * 8
+    assert np.mean(held) >= 0.9
 
 
 def test_what_may_be_missed_shrinks_with_what_is_known() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.figures.searched import effects_note
 from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import Machine
@@ -19,6 +20,7 @@ from gpurun.launcher.rundir.records import TrialRecord
 from gpurun.launcher.search.space import Space, build_space, levels_of, processes_for
 from gpurun.launcher.search.trials import Trials
 from gpurun.launcher.search.tune import Screening, Tuning, finals, job_to_tune, resumed
+from tests.known import known
 from tests.unit.plan.machines import FakeMachine
 from tests.wording import Wording
 
@@ -133,6 +135,31 @@ def test_a_search_finds_the_fastest_and_says_what_it_left_out(tmp_path: Path) ->
     assert f"tried {search.tried} of 26 different combinations" in search.summary
 
 
+def test_a_search_says_what_each_value_does_to_the_time(tmp_path: Path) -> None:
+    tuning = tuning_of(tmp_path)
+    searched(tuning)
+    search = known(compare_run(tuning.run).search)
+    found = {f"{one.key}={one.value} instead of {one.against}": one for one in search.effects}
+    assert list(found) == [
+        "split=3:1 instead of even",
+        "strategy=zero1 instead of ddp",
+        "strategy=single instead of ddp",
+        "bucket_mb=1 instead of 10",
+        "bucket_mb=5 instead of 10",
+        "bucket_mb=25 instead of 10",
+        "gradient_as_bucket_view=true instead of false",
+    ]
+    percents = [one.percent for one in found.values()]
+    assert percents == pytest.approx([30, 20, 178, 0, 0, 0, -10], abs=4)  # `single` next to all splits of ddp
+    assert all(one.ci[0] <= one.percent <= one.ci[1] for one in found.values())
+    assert all(one.ci[0] <= 0 <= one.ci[1] for one in found.values() if one.key == "bucket_mb")
+    (note,) = effects_note(search)
+    assert note.startswith(
+        "Effects on step time, by the model of the search: strategy=single instead of ddp +17"
+    )
+    assert note.count("instead of") == 4
+
+
 def test_a_search_that_was_interrupted_goes_on(tmp_path: Path, wording: Wording) -> None:
     tuning = tuning_of(tmp_path)
 
@@ -166,6 +193,11 @@ def test_what_fails_or_does_not_fit_is_a_result(tmp_path: Path, wording: Wording
     record = tuning.run.read_search()
     assert record is not None
     wording({one.reason for one in record.failed})
+    search = known(compare_run(tuning.run).search)
+    assert {one.status for one in search.combinations} == {"ok", "failed", "too large"}
+    (leader,) = search.front  # all that fit are as large
+    assert {one.peak_gib for one in search.combinations if one.variant == leader} == {0.5}
+    assert not {one.key for one in search.effects if "zero1" in (one.value, one.against)}
     best = [tuning.space.plan.variant(one) for one in record.finalists]
     assert not any(one.strategy == "zero1" or one.gradient_as_bucket_view for one in best)
 

@@ -3,7 +3,7 @@
 import { plural } from '../shared/format.js';
 
 /** @type {{ [status: string]: string }} */
-const STATUS_WORDS = {
+export const STATUS_WORDS = {
   ok: 'measured',
   oom: 'out of memory',
   unsteady: 'unsteady',
@@ -12,6 +12,7 @@ const STATUS_WORDS = {
   skipped: 'skipped',
   planned: 'not measured yet',
   running: 'running',
+  'too large': 'takes more memory than the job allows',
 };
 
 /**

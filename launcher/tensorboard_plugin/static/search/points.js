@@ -1,0 +1,256 @@
+// Time over memory: a point for each combination that has a time.
+
+import { el, onWidth, svg, widest } from '../shared/dom.js';
+import { number, three, tickDecimals } from '../shared/format.js';
+import { around } from '../shared/scale.js';
+import { hideTip, showTip } from '../shared/tip.js';
+import { names } from '../splits/plot.js';
+import { STATUS_WORDS } from '../splits/words.js';
+
+/** What combinations are called that stand out. */
+export const WORDS = {
+  own: 'the job\u2019s own setting',
+  finalist: 'compared at the end',
+  front: 'none is both as fast and as small',
+};
+const HEIGHT = 340;
+const TOP = 24;
+const BOTTOM = 36;
+const RIGHT = 16;
+/** For those whose memory isn't known. */
+const STRIP_PX = 92;
+const TEXT_PX = 11;
+const RADIUS = 4.5;
+/** Around the points, as a share of their range. */
+const ROOM = 0.04;
+
+/**
+ * Memory as the table has it: `1.25 GiB`, `84 MiB`.
+ * @param {number} gib
+ */
+export function memoryText(gib) {
+  return gib >= 1 ? `${three(gib)} GiB` : `${three(gib * 1024)} MiB`;
+}
+
+/**
+ * The chart, as wide as its place. Arrow keys go from point to point, in the order of their times.
+ * @param {SearchResult} search
+ * @param {Combination[]} tried
+ * @param {Mark} mark
+ */
+export function pointsChart(search, tried, mark) {
+  const timed = tried.filter((one) => one.ms != null);
+  const label = `Time over memory of ${number(timed.length)} combinations; the table below has their figures.`;
+  const root = svg('svg', { class: 'line-chart points-chart', role: 'group', 'aria-label': label });
+  onWidth(root, (width) => root.replaceChildren(...new Chart(search, timed, width).parts(mark)));
+  return root;
+}
+
+/**
+ * An axis on which no point is at the very end, unless that is 0.
+ * @param {number[]} values
+ */
+function roomy(values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const room = ROOM * (high - low);
+  return around(values.length ? [Math.max(0, low - room), high + room] : []);
+}
+
+class Chart {
+  /** @param {SearchResult} search @param {Combination[]} timed @param {number} width */
+  constructor(search, timed, width) {
+    this.search = search;
+    this.timed = timed;
+    this.placed = timed.filter((one) => one.tried.peak_gib != null);
+    this.unit = Math.max(search.memory_gib ?? 0, ...this.placed.map((one) => one.tried.peak_gib ?? 0)) >= 1 ? 'GiB' : 'MiB';
+    this.times = roomy(timed.map((one) => one.ms ?? 0));
+    this.memory = roomy(this.placed.map((one) => this.amount(one.tried.peak_gib ?? 0)));
+    this.texts = this.times.scale.ticks(this.times.step).map((tick) => number(tick, tickDecimals(this.times.step)));
+    this.left = Math.ceil(widest(this.texts, TEXT_PX)) + 10;
+    this.hasStrip = this.placed.length < timed.length;
+    this.end = width - RIGHT - (this.hasStrip && this.placed.length ? STRIP_PX : 0);
+    this.width = width;
+    this.floor = HEIGHT - BOTTOM;
+  }
+
+  /** @param {number} gib */
+  amount(gib) {
+    return this.unit === 'GiB' ? gib : gib * 1024;
+  }
+
+  /** @param {Combination} one */
+  x({ tried }) {
+    if (tried.peak_gib == null) return this.placed.length ? this.end + STRIP_PX / 2 : (this.left + this.end) / 2;
+    return this.left + this.memory.scale.share(this.amount(tried.peak_gib)) * (this.end - this.left);
+  }
+
+  /** @param {number} ms */
+  y(ms) {
+    return this.floor - this.times.scale.share(ms) * (this.floor - TOP);
+  }
+
+  /** @param {Mark} mark */
+  parts(mark) {
+    return [...this.frame(), ...this.limit(), ...this.front(), ...this.timed.map((one, index) => this.point(one, index, mark)), ...this.named()];
+  }
+
+  frame() {
+    const { left, end, floor, times, memory } = this;
+    const decimals = tickDecimals(memory.step);
+    const perSample = this.timed.some((one) => one.tried.ms_per_sample != null);
+    const last = this.width - RIGHT;
+    return [
+      ...times.scale.ticks(times.step).flatMap((tick, index) => [
+        svg('line', { class: 'grid-line', x1: left, x2: last, y1: this.y(tick), y2: this.y(tick) }),
+        svg('text', { x: left - 8, y: this.y(tick) + 4, 'text-anchor': 'end' }, this.texts[index]),
+      ]),
+      svg('line', { class: 'axis', x1: left, x2: last, y1: floor + 0.5, y2: floor + 0.5 }),
+      ...(this.placed.length
+        ? memory.scale.ticks(memory.step).flatMap((tick) => {
+            const x = left + memory.scale.share(tick) * (end - left);
+            return [
+              svg('line', { class: 'axis', x1: x, x2: x, y1: floor, y2: floor + 4 }),
+              svg('text', { x, y: floor + 16, 'text-anchor': 'middle' }, number(tick, decimals)),
+            ];
+          })
+        : []),
+      svg('text', { x: 0, y: 10 }, perSample ? 'ms per sample' : 'ms per step'),
+      ...(this.placed.length
+        ? [svg('text', { x: end, y: floor + 32, 'text-anchor': 'end' }, `peak memory of the fullest device, ${this.unit}`)]
+        : []),
+      ...(this.hasStrip
+        ? [svg('text', { x: this.placed.length ? end + STRIP_PX / 2 : (left + end) / 2, y: floor + 16, 'text-anchor': 'middle' }, 'memory unknown')]
+        : []),
+    ];
+  }
+
+  /** The memory that the job allows, where that is within the chart. */
+  limit() {
+    const share = this.search.memory_gib == null ? -1 : this.memory.scale.share(this.amount(this.search.memory_gib));
+    if (!this.placed.length || share < 0 || share > 1) return [];
+    const x = this.left + share * (this.end - this.left);
+    return [svg('line', { class: 'limit-line', x1: x, x2: x, y1: TOP, y2: this.floor })];
+  }
+
+  /** Steps along those that none beats: at each memory the fastest that there is. */
+  front() {
+    const points = this.search.front.flatMap((id) => this.timed.filter((one) => one.id === id)).reverse();
+    if (points.length < 2) return [];
+    const path = points.map((one, index) =>
+      index ? `H${this.x(one).toFixed(1)} V${this.y(one.ms ?? 0).toFixed(1)}` : `M${this.x(one).toFixed(1)} ${this.y(one.ms ?? 0).toFixed(1)}`,
+    );
+    return [svg('path', { class: 'front', d: path.join(' ') })];
+  }
+
+  /** @param {Combination} one @param {number} index @param {Mark} mark */
+  point(one, index, mark) {
+    const [x, y] = [this.x(one), this.y(one.ms ?? 0)];
+    /** @param {number} clientX @param {number} clientY */
+    const show = (clientX, clientY) => {
+      mark(one.id);
+      showTip(one.spoken, clientX, clientY);
+    };
+    const leave = () => {
+      mark(null);
+      hideTip();
+    };
+    return svg(
+      'g',
+      {
+        class: classes(one),
+        role: 'img',
+        'aria-label': one.spoken,
+        tabindex: index ? -1 : 0,
+        'data-tried': one.id,
+        onpointermove: (event) => show(event.clientX, event.clientY),
+        onpointerleave: leave,
+        onfocus: ({ currentTarget }) => {
+          const box = currentTarget.getBoundingClientRect();
+          if (currentTarget.matches(':focus-visible')) show(box.right, box.bottom - 12);
+        },
+        onblur: leave,
+        onkeydown: pointKeys,
+      },
+      svg('circle', { class: 'reach', cx: x, cy: y, r: 9 }),
+      shape(one, x, y),
+    );
+  }
+
+  /** Names of the two that matter most. */
+  named() {
+    return names(
+      this.timed
+        .filter((one) => one.isOwn || one.isBest)
+        .map((one) => ({
+          text: [one.isBest ? 'best' : '', one.isOwn ? 'own setting' : ''].filter(Boolean).join(', '),
+          x: this.x(one) + 10,
+          y: this.y(one.ms ?? 0) - 7,
+          class: one.isBest ? 'strong' : '',
+        })),
+    );
+  }
+}
+
+/** @param {Combination} one */
+function classes(one) {
+  return ['point', one.isUsable ? '' : 'too-large', one.isFinalist || one.isBest ? 'finalist' : '', one.isOnFront ? 'on-front' : '', one.isOwn ? 'own' : '']
+    .filter(Boolean)
+    .join(' ');
+}
+
+/**
+ * A diamond for the job's own setting, a cross for what takes too much memory, else a dot.
+ * @param {Combination} one
+ * @param {number} x
+ * @param {number} y
+ */
+function shape(one, x, y) {
+  const r = RADIUS;
+  if (!one.isUsable) return svg('path', { class: 'shape', d: `M${x - r} ${y - r} L${x + r} ${y + r} M${x - r} ${y + r} L${x + r} ${y - r}` });
+  if (one.isOwn) return svg('path', { class: 'shape', d: `M${x} ${y - 1.4 * r} L${x + 1.4 * r} ${y} L${x} ${y + 1.4 * r} L${x - 1.4 * r} ${y} Z` });
+  return svg('circle', { class: 'shape', cx: x, cy: y, r });
+}
+
+/**
+ * Arrow keys go to the next slower or faster combination.
+ * @param {KeyboardEvent & { currentTarget: SVGElement }} event
+ */
+function pointKeys(event) {
+  const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (!move) return;
+  event.preventDefault();
+  const all = [...(event.currentTarget.parentElement?.querySelectorAll('.point') ?? [])];
+  const next = all[all.indexOf(event.currentTarget) + move];
+  if (next instanceof SVGElement) next.focus();
+}
+
+/**
+ * What the marks mean, of those that are there.
+ * @param {SearchResult} search
+ * @param {Combination[]} tried
+ */
+export function pointsLegend(search, tried) {
+  const timed = tried.filter((one) => one.ms != null);
+  /** @type {[isThere: boolean, name: string, text: string][]} */
+  const entries = [
+    [true, 'point', 'tried'],
+    [search.finalists.length > 0, 'point finalist', WORDS.finalist],
+    [timed.some((one) => one.isOwn), 'point own', WORDS.own],
+    [search.front.length > 1, 'point on-front', WORDS.front],
+    [timed.some((one) => !one.isUsable), 'point too-large', STATUS_WORDS['too large']],
+  ];
+  return el(
+    'ul',
+    { class: 'legend', 'aria-label': 'marks' },
+    entries
+      .filter(([isThere]) => isThere)
+      .map(([, name, text]) => el('li', {}, svg('svg', { viewBox: '0 0 16 16', width: 16, height: 16, 'aria-hidden': 'true' }, svg('g', { class: name }, swatch(name))), text)),
+  );
+}
+
+/** @param {string} name */
+function swatch(name) {
+  if (name.includes('too-large')) return svg('path', { class: 'shape', d: 'M4 4 L12 12 M4 12 L12 4' });
+  if (name.includes('own')) return svg('path', { class: 'shape', d: 'M8 2 L14 8 L8 14 L2 8 Z' });
+  return svg('circle', { class: 'shape', cx: 8, cy: 8, r: RADIUS });
+}

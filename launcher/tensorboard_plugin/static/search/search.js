@@ -1,0 +1,221 @@
+// Search: what `gpurun tune` has tried, what each value does to the time, and what was left out.
+
+import { headline } from '../shared/controls.js';
+import { el, replace } from '../shared/dom.js';
+import { number, plural, three } from '../shared/format.js';
+import { problemNotes } from '../shared/states.js';
+import { tipped } from '../shared/tip.js';
+import { rowKeys, virtualRows } from '../shared/virtual.js';
+import { STATUS_WORDS } from '../splits/words.js';
+import { effectsTable } from './effects.js';
+import { memoryText, pointsChart, pointsLegend, WORDS } from './points.js';
+
+const ROW_PX = 22;
+const TRIED = 'Combinations that were tried, fastest first';
+
+/**
+ * Draws the view into `host`.
+ * @param {HTMLElement} host
+ * @param {OpenApp} app
+ */
+export function showSearch(host, app) {
+  const search = app.run.comparison?.search;
+  if (!search) return noSearch(host);
+  const { answer } = app.run;
+  const tried = search.combinations.map((one) => new Combination(one, search)).sort((a, b) => a.order - b.order);
+  const failed = tried.filter((one) => one.ms == null);
+  const mark = marker(host);
+  replace(
+    host,
+    problemNotes([], answer.alerts),
+    search.is_over ? headline(answer.headline ?? search.summary, search.summary) : headline(search.summary, null),
+    tried.length > failed.length
+      ? [el('div', { class: 'controls' }, pointsLegend(search, tried)), pointsChart(search, tried, mark)]
+      : null,
+    failedMarks(failed, mark),
+    effectsTable(search.effects, unitOf(tried)),
+    tried.length ? triedTable(tried, app, mark) : null,
+    leftOut(search),
+  );
+  return {};
+}
+
+/** @param {HTMLElement} host */
+function noSearch(host) {
+  replace(
+    host,
+    el(
+      'div',
+      { class: 'state', 'data-state': 'none' },
+      headline('This run is not a search.', 'A search tries all combinations of what a job lists under `compare`.'),
+      el('pre', {}, 'gpurun tune job.yaml'),
+    ),
+  );
+  return {};
+}
+
+/** A combination that was tried, as the chart and the table show it. */
+export class Combination {
+  /** @param {TriedCombination} tried @param {SearchResult} search */
+  constructor(tried, search) {
+    this.tried = tried;
+    this.id = tried.variant;
+    this.ms = tried.ms_per_sample ?? tried.step_ms;
+    this.isOwn = tried.variant === search.own;
+    this.isBest = tried.variant === search.best;
+    this.isFinalist = search.finalists.includes(tried.variant);
+    this.isOnFront = search.front.includes(tried.variant);
+    this.isUsable = tried.status === 'ok';
+  }
+
+  /** Usable ones by their time, then the others. */
+  get order() {
+    return (this.isUsable ? 0 : 1e12) + (this.ms ?? 1e12);
+  }
+
+  get words() {
+    const { status, reason } = this.tried;
+    return [
+      this.isUsable ? null : [STATUS_WORDS[status], reason].filter(Boolean).join(': '),
+      this.isOwn ? WORDS.own : null,
+      this.isBest ? 'the best' : null,
+      this.isFinalist && !this.isBest ? WORDS.finalist : null,
+      this.isOnFront ? WORDS.front : null,
+    ].filter((text) => text != null);
+  }
+
+  get spoken() {
+    const { tried } = this;
+    const time = this.ms == null ? null : `${three(this.ms)} ${unitOf([this])} by ${plural(tried.trials, 'trial')}`;
+    const memory = tried.peak_gib == null ? null : `${memoryText(tried.peak_gib)} at the peak`;
+    return [tried.label, time, memory, ...this.words].filter(Boolean).join('\n');
+  }
+}
+
+/** @param {Combination[]} tried */
+function unitOf(tried) {
+  return tried.some((one) => one.tried.ms_per_sample != null) ? 'ms per sample' : 'ms';
+}
+
+/**
+ * Marks one combination wherever it is drawn; `null` none.
+ * @param {HTMLElement} host
+ * @returns {Mark}
+ */
+function marker(host) {
+  return (id) => {
+    for (const one of host.querySelectorAll('[data-tried]')) one.classList.toggle('on', one.getAttribute('data-tried') === id);
+  };
+}
+
+/**
+ * Those without a time, a mark each.
+ * @param {Combination[]} failed
+ * @param {Mark} mark
+ */
+function failedMarks(failed, mark) {
+  if (!failed.length) return null;
+  const marks = failed.map((one) =>
+    el('span', { class: 'cross', role: 'img', 'aria-label': one.spoken, 'data-tried': one.id, ...pointed(one, mark) }, '\u00d7'),
+  );
+  return el('p', { class: 'failed-marks' }, el('span', { class: 'muted' }, `${number(failed.length)} without a time:`), marks);
+}
+
+/**
+ * What hovering a row or a mark does.
+ * @param {Combination} one
+ * @param {Mark} mark
+ * @returns {Attributes<HTMLElement>}
+ */
+function pointed(one, mark) {
+  const tip = tipped(one.spoken);
+  return {
+    ...tip,
+    onpointerenter: () => mark(one.id),
+    onpointerleave: (event) => {
+      mark(null);
+      tip.onpointerleave?.(event);
+    },
+    onfocus: (event) => {
+      mark(one.id);
+      tip.onfocus?.(event);
+    },
+    onblur: (event) => {
+      mark(null);
+      tip.onblur?.(event);
+    },
+  };
+}
+
+/** @param {Combination[]} tried @param {OpenApp} app @param {Mark} mark */
+function triedTable(tried, app, mark) {
+  const body = el('tbody');
+  /** @param {number} index */
+  const row = (index) => {
+    const one = tried[index];
+    const open = () => app.run.byId.has(one.id) && app.state.go({ tab: 'where', variant: one.id });
+    return el(
+      'tr',
+      {
+        class: [one.isBest ? 'best' : '', one.isUsable ? '' : 'unranked'].join(' '),
+        tabindex: index ? -1 : 0,
+        'data-tried': one.id,
+        'data-key': `tried:${one.id}`,
+        onclick: open,
+        onkeydown: (event) => rowKeys(event, open),
+        ...pointed(one, mark),
+      },
+      el('td', {}, one.tried.label),
+      el('td', { class: 'right' }, three(one.ms)),
+      el('td', { class: 'right' }, one.tried.peak_gib == null ? '\u2013' : memoryText(one.tried.peak_gib)),
+      el('td', { class: 'right' }, number(one.tried.trials)),
+      el('td', { class: 'pad muted' }, one.words.join('; ')),
+    );
+  };
+  virtualRows(body, tried.length, ROW_PX, 5, row);
+  return el(
+    'section',
+    { class: 'searched', 'aria-label': TRIED },
+    el('h2', {}, TRIED),
+    el(
+      'table',
+      { class: 'grid dense tried', 'aria-label': TRIED },
+      el('colgroup', {}, ['label', 'ms', 'memory', 'trials', 'words'].map((name) => el('col', { class: `c-${name}` }))),
+      el(
+        'thead',
+        {},
+        el(
+          'tr',
+          {},
+          el('th', { scope: 'col' }, 'combination'),
+          el('th', { scope: 'col', class: 'right' }, unitOf(tried)),
+          el('th', { scope: 'col', class: 'right' }, 'peak memory'),
+          el('th', { scope: 'col', class: 'right' }, 'trials'),
+          el('th', { scope: 'col', class: 'pad' }, ''),
+        ),
+      ),
+      body,
+    ),
+  );
+}
+
+/** @param {SearchResult} search */
+function leftOut({ left_out: left }) {
+  if (!left.length) return null;
+  const rows = left.map(({ settings, reason }) =>
+    el('tr', {}, el('td', {}, settingsText(settings)), el('td', { class: 'pad muted' }, reason)),
+  );
+  return el(
+    'details',
+    { class: 'searched' },
+    el('summary', {}, `${plural(left.length, 'combination')} left out`),
+    el('table', { class: 'grid dense left-out', 'aria-label': 'combinations left out' }, el('tbody', {}, rows)),
+  );
+}
+
+/** @param {{ [key: string]: unknown }} settings */
+function settingsText(settings) {
+  return Object.entries(settings)
+    .map(([key, value]) => `${key}=${typeof value === 'string' ? value : JSON.stringify(value)}`)
+    .join(' ');
+}
