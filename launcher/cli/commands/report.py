@@ -257,8 +257,8 @@ def diff_two_runs(
     if found[0].path.resolve() == found[1].path.resolve():
         click.echo(f"A and B are the same run: {found[0].path}", err=True)
     runs = compare_run(found[0]), compare_run(found[1])
-    names = {"name_a": str(found[0].path), "name_b": str(found[1].path)}
-    difference = replace(diff_runs(*runs, may_differ=may_differ), **names)
+    name_a, name_b = (str(one.path) for one in found)
+    difference = replace(diff_runs(*runs, may_differ=may_differ), name_a=name_a, name_b=name_b)
     if fail_slower_percent is not None:
         difference = gated(difference, *runs, fail_slower_percent)
     if as_json:
