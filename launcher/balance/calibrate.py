@@ -11,8 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpurun.launcher.balance.curve import cost_ms, fit_curve
-from gpurun.launcher.balance.solve import Cost, slowest, solve
+from gpurun.launcher.balance.solve import Cost, cost_ms, fit_curve, slowest, solve
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.rundir.records import Balance, Curve, Prediction
 from gpurun.launcher.splits import split_even, split_near_even, split_proportional

@@ -102,7 +102,7 @@ def _shares(names: tuple[str, ...]) -> tuple[str, ...]:
         SpecError: they aren't numbered from 0: no core belongs to a number.
     """
     shares = _cpus(len(names))
-    if any(name not in ("cpu", share) for name, share in zip(names, shares, strict=True)):
+    if any(":" in name and name != share for name, share in zip(names, shares, strict=True)):
         raise SpecError(
             f"`devices`: CPU devices are equal shares of the cores, numbered from 0: write cpu:{len(names)}, "
             f"not {','.join(names)}"

@@ -141,7 +141,7 @@ def progress_text(run: RunDir) -> str | None:
     who = f"process {found.pid} on {found.host}"
     if found.is_here:
         return f"This run is still in progress: {who} measures what is missing."
-    return f"This run is not complete; {who} measures what is missing, unless it was killed."
+    return f"Unless it was killed, {who} still measures what is missing of this run."
 
 
 def entered(run: RunDir, launch: str | None) -> None:

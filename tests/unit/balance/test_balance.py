@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.balance import calibrate
 from gpurun.launcher.balance.calibrate import Calibration, balance_of
-from gpurun.launcher.balance.curve import cost_ms, fit_curve, isotonic, theil_sen
-from gpurun.launcher.balance.solve import slowest, solve
+from gpurun.launcher.balance.solve import cost_ms, fit_curve, isotonic, slowest, solve, theil_sen
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.rundir.records import Curve
 from gpurun.launcher.splits import split_near_even, split_proportional

@@ -39,7 +39,7 @@ from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.base.process_group import Alone
 from gpurun.launcher.worker.meters.gpu_load import GpuMeter, LoadMeter
-from gpurun.launcher.worker.strategies.single import Single
+from gpurun.launcher.worker.strategies.dp import Single
 from gpurun.launcher.worker.training import max_batch_attempts
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of

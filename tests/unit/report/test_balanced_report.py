@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.balance.calibrate import balance_of
-from gpurun.launcher.balance.curve import fit_curve
+from gpurun.launcher.balance.solve import fit_curve
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.label import split_label
 from gpurun.launcher.compare.size_curves import DeviceCost, could_be_best
