@@ -1,6 +1,5 @@
 """The sentence under a trace's tables: its numbers are theirs, and its advice fits the device."""
 
-import re
 from pathlib import Path
 
 import pytest
