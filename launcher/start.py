@@ -1,6 +1,7 @@
 """Starts a job: on this machine alone, or as one of several nodes; or estimates the memory that it takes."""
 
 import gc
+import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +22,11 @@ from gpurun.launcher.run.open import Invocation, load_invocation, read_invocatio
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import EstimateConfig, MemoryEstimate, MemoryEstimates
 from gpurun.launcher.rundir.store import Url
+from gpurun.launcher.units import format_duration
 
 ESTIMATE = "gpurun.launcher.worker.training.memory_estimate:main"
+ESTIMATE_LIMIT_S = 600.0
+"""A model that takes longer to build doesn't end."""
 
 
 def run_job(
@@ -92,7 +96,7 @@ def estimated_memory(
 
     Raises:
         SpecError: the job runs a program, whose model is not known before.
-        MachineError: the process failed.
+        MachineError: the process failed, or took too long.
     """
     if spec.kind.runs_program:
         raise SpecError("--memory needs a workload: of a program, the model isn't known before it runs")
@@ -104,9 +108,14 @@ def estimated_memory(
             for launch in first
         ]
         write_json(request, EstimateConfig(tuple(launches)))
-        ended = subprocess.run(
-            helper_argv(ESTIMATE, str(request), str(answer)), stdin=subprocess.DEVNULL, capture_output=True
-        )
+        argv = helper_argv(ESTIMATE, str(os.getpid()), str(request), str(answer))
+        try:
+            ended = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=ESTIMATE_LIMIT_S
+            )
+        except subprocess.TimeoutExpired:
+            limit = format_duration(ESTIMATE_LIMIT_S)
+            raise MachineError(f"memory can't be estimated: that took longer than {limit}") from None
         if ended.returncode:
             last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             raise MachineError(f"memory can't be estimated: the process that does it failed\n    {last}")

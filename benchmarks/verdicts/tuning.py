@@ -2,16 +2,25 @@
 
 Each draw has 240 combinations of four keys, whose values change the step by some 15 %, with an interaction of
 two of the keys and a deviation of each combination's own. Steps scatter by 4 %, trials by 1 %.
+
+`python -m benchmarks.verdicts.tuning --real` searches 48 combinations of a real model, and measures them all.
 """
 
+import json
 import math
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import record, table
+from benchmarks.timing import machine_facts, record, table
 from gpurun.launcher.search.policy import Search, Trial
 from gpurun.launcher.search.trials import FIRST_STEPS, MEDIAN_VARIANCE
 
@@ -94,7 +103,7 @@ def main() -> None:
         ["combinations tried", spread(outcomes, "tried", unit=""), ""],
         ["what could have been missed held", f"{kept} of {NUM_DRAWS}", f"≥ {LEAST_FOUND}"],
     ]
-    about = " ".join((__doc__ or "").split("\n\n", 1)[1].split())
+    about = " ".join((__doc__ or "").split("\n\n")[1].split())
     record("Tuning", f"{about}\n\n{table(['over 20 draws', 'median (most)', 'goal'], rows)}")
 
 
@@ -104,5 +113,102 @@ def spread(outcomes: Sequence[Outcome], name: str, unit: str = " %") -> str:
     return f"{median(values):.3g}{unit} ({max(values):.3g}{unit})"
 
 
+JOB = """
+name: tuning
+workload: gpt
+params: {layers: 2, width: 64, heads: 2, context: 64}
+devices: cpu:2
+global_batch: 8
+gradient_check: false
+profile: {steps: 0}
+compare:
+  strategy: [ddp, zero1]
+  split: [even, [5, 3], "3:1"]
+  accumulate: [1, 2]
+  bucket_mb: [25, 1]
+  gradient_as_bucket_view: [false, true]
+"""
+BUDGET = "3m"
+EXHAUSTIVE = ("steps.launches=1", "steps.rounds=6", "until=fixed")
+MOST_ABOVE = 3.0
+
+
+def real() -> None:
+    """Writes what a search of a real model finds, next to what measuring all of its combinations finds."""
+    facts = machine_facts()
+    tuned, tuned_s = ended("tune", "--budget", BUDGET)
+    whole, whole_s = ended(*(word for one in EXHAUSTIVE for word in ("--set", one)))
+    times = {one["id"]: one["step_ms"] for one in whole["variants"] if one["step_ms"]}
+    search, fastest = tuned["search"], min(times, key=lambda one: times[one]["estimate"])
+    best = search["best"]
+    above = 100 * (times[best]["estimate"] / times[fastest]["estimate"] - 1)
+    rows = [
+        ["combinations tried", f"{search['tried']}", f"{len(times)}"],
+        ["wall time", f"{tuned_s:.0f} s", f"{whole_s:.0f} s"],
+        ["best", named(tuned, best), named(whole, fastest)],
+        ["its step in the exhaustive run", step_text(times[best]), step_text(times[fastest])],
+        [
+            f"above the best there, at most {MOST_ABOVE:g} %",
+            f"{above:.1f} %",
+            "",
+        ],
+        ["decided", "no, the intervals overlap" if overlap(times[best], times[fastest]) else "yes", ""],
+        ["said: at most missed", f"{search['at_most_missed_percent']:.1f} %", ""],
+    ]
+    about = (
+        f"`gpurun tune --budget {BUDGET}` of the job below, and all of its combinations by "
+        f"`gpurun --set {' --set '.join(EXHAUSTIVE)}`. Steps have their 95 % intervals."
+    )
+    text = f"{about}\n\n{table(['', 'search', 'exhaustive'], rows)}\n\n```yaml\n{JOB.strip()}\n```"
+    record("Tuning a real model", text, facts)
+
+
+def ended(*words: str) -> tuple[dict[str, Any], float]:
+    """What `gpurun` concludes of the job, and the seconds that it takes."""
+    with tempfile.TemporaryDirectory() as directory:
+        job = Path(directory, "job.yaml")
+        job.write_text(JOB)
+        command = [word for word in words if word == "tune"]
+        options = [word for word in words if word != "tune"]
+        argv = [
+            sys.executable,
+            "-m",
+            "gpurun",
+            *command,
+            str(job),
+            *options,
+            "--out",
+            str(Path(directory, "run")),
+            "--json",
+        ]
+        began_s = time.monotonic()
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        seconds = time.monotonic() - began_s
+    if done.returncode:
+        raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found, seconds
+
+
+def named(comparison: dict[str, Any], variant: str) -> str:
+    """`ddp even accumulate=2 …`."""
+    one = next(one for one in comparison["variants"] if one["id"] == variant)
+    varied = (f"{key}={value}" for key, value in one["varied"].items())
+    return " ".join((one["strategy"], one["split_name"], *varied))
+
+
+def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two step times can't be told apart by their intervals; without any they can't be."""
+    if one == other:
+        return False
+    return not (one["ci"] and other["ci"]) or one["ci"][0] <= other["ci"][1]
+
+
+def step_text(step_ms: dict[str, Any]) -> str:
+    """`41.2 ms (39.0 to 43.1)`."""
+    low, high = step_ms["ci"] or (math.nan, math.nan)
+    return f"{step_ms['estimate']:.1f} ms ({low:.1f} to {high:.1f})"
+
+
 if __name__ == "__main__":
-    main()
+    real() if "--real" in sys.argv[1:] else main()

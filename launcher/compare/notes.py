@@ -17,7 +17,7 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.units import Interval, format_ms, format_number, plural
+from gpurun.launcher.units import Interval, format_duration, format_ms, format_number, plural
 
 MOST_OPEN = 3
 """Variants that are named."""
@@ -81,6 +81,10 @@ SPENT_ON: dict[str, tuple[Stage, ...]] = {
 }
 
 
+MUCH_LONGER = 1.1
+"""From this multiple of a search's budget on its report says why it took longer."""
+
+
 def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
     """What part of the budget the launches took, and for what."""
     found = {name: log for name, log in run.read_all_events().items() if log}
@@ -88,15 +92,24 @@ def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
     stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
     if plan.budget_s is None or not stages:
         return ()
-    commands = run.read_commands()
-    spent_s = {name: sum(s for stage, s in stages if stage in names) for name, names in SPENT_ON.items()}
+    commands, search, trials = run.read_commands(), run.read_search(), run.read_trials()
+    budget_s = (
+        search.budget_s if search else plan.budget_s
+    )  # of a search, the plan's is what trials have left
+    spent_s = {"trials": sum(trial.seconds for trial in trials)}
+    spent_s |= {name: sum(s for stage, s in stages if stage in names) for name, names in SPENT_ON.items()}
     spent_s["before the first launch"] = before_s(logs, commands)
     spent_s["between launches"] = sum(between_s(logs, commands))
-    percents = {name: format_number(100 * s / plan.budget_s, 0) for name, s in spent_s.items()}
+    percents = {name: format_number(100 * s / budget_s, 0) for name, s in spent_s.items()}
     parts = [f"{name} {percent} %" for name, percent in percents.items() if percent != "0"]
-    total = format_number(100 * sum(spent_s.values()) / plan.budget_s, 0)
-    of = f"{plural(len(launches), 'launch')} took {total} % of the budget"
-    return (f"{of}: {', '.join(parts)}." if len(parts) > 1 else f"{of}.",)
+    total_s = sum(spent_s.values())
+    total = format_number(100 * total_s / budget_s, 0)
+    who = " and ".join((*([plural(len(trials), "trial")] if search else ()), plural(len(launches), "launch")))
+    of = f"{who} took {total} % of the budget"
+    once = {launch.id for launch in plan.launches if launch.repetition == 0}
+    is_over = search is not None and launches <= once and total_s > MUCH_LONGER * budget_s
+    why = f" Each variant was launched once, though {format_duration(budget_s)} are too short for it."
+    return (f"{of}: {', '.join(parts)}.{why if is_over else ''}" if len(parts) > 1 else f"{of}.",)
 
 
 def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:

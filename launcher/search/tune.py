@@ -4,6 +4,7 @@ import gc
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from gpurun.launcher.rundir.claim import claimed, refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.paths import check_owner
 from gpurun.launcher.rundir.records import Effect, SearchRecord, TrialRecord, Unmeasured
-from gpurun.launcher.search.policy import Found, Search, Trial, measured
+from gpurun.launcher.search.policy import FINALISTS, Found, Search, Trial, measured
 from gpurun.launcher.search.space import (
     Space,
     build_space,
@@ -219,7 +220,12 @@ class Screening:
     def __post_init__(self) -> None:
         self.records = list(self.tuning.run.read_trials())
         self.search = self.tuning.search
-        self.spent_s = sum(record.seconds for record in self.records)
+        self.began_s = time.monotonic() - sum(record.seconds for record in self.records)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of all trials so far, and of what lies between those of this command."""
+        return time.monotonic() - self.began_s
 
     def trials_with(self, pools: WorkerPools, output: Output) -> Trials:
         """What tries combinations, in a directory of its own: steps of trials are no rounds of the run."""
@@ -261,7 +267,6 @@ class Screening:
     def keep(self, record: TrialRecord) -> None:
         """Writes a trial down, and shows it."""
         self.records.append(record)
-        self.spent_s += record.seconds
         append_lines(self.tuning.run.trials, [record])
         found = record.reason if record.step_ms is None else f"{format_ms(record.step_ms)} ms"
         self.say(f"trial {len(self.records)}: {record.label}: {found}")
@@ -277,9 +282,12 @@ class Screening:
         """What is searched."""
         space, budget = self.tuning.space, format_duration(self.tuning.budget_s)
         again = f", {len(self.records)} trials kept" if self.records else ""
+        trials = format_duration(SHARE_OF_TRIALS * self.tuning.budget_s)
         return (
             f"{self.tuning.spec.name}: {count_text(space.num_combinations)}, with the job's own setting "
-            f"{len(space.variants)} different ones; at most {budget}{again} → {self.tuning.run.path}"
+            f"{len(space.variants)} different ones{again} → {self.tuning.run.path}\n"
+            f"Budget: {budget}. No trial begins after {trials} of them; then each of the best {FINALISTS} "
+            "and the job's own setting is launched once, even where that takes longer."
         )
 
     def show(self, variant: str, stage: str) -> None:
@@ -343,9 +351,9 @@ class Screening:
         tried = {record.variant for record in self.records}
         times = found.belief.mean
         best = times[found.finalists[0]]
-        for number, (variant, time) in enumerate(zip(self.tuning.space.variants, times, strict=True)):
+        for number, (variant, log_time) in enumerate(zip(self.tuning.space.variants, times, strict=True)):
             if variant.id not in tried:
-                percent = 100 * (math.exp(time - best) - 1)
+                percent = 100 * (math.exp(log_time - best) - 1)
                 reason = UNLIKE_ANY if number in found.unknown else predicted_text(percent)
                 yield Unmeasured(settings_text(variant), reason)
 

@@ -111,7 +111,7 @@ def is_missing(resume: "Path | Url") -> bool:
 def check(job: Path, with_memory: bool, as_json: bool, overrides: tuple[str, ...]) -> None:
     """Check a job file and print its plan, without running anything.
 
-    With --memory a process builds the model on the CPU and traces a step without data.
+    With --memory a process builds the model on the CPU and traces a step without data, in 10 minutes at most.
 
     Example: gpurun check job.yaml --set global_batch=128
     """

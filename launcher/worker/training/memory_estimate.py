@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of
+from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import (
     EstimateConfig,
@@ -59,8 +60,9 @@ WITHOUT_DATA = "meta"
 
 
 def main() -> None:
-    """Answers the request in the file `argv[1]` in the file `argv[2]`."""
-    request, answer = map(Path, sys.argv[1:])
+    """Answers the request in the file `argv[2]` in the file `argv[3]`; ends with the process `argv[1]`."""
+    die_with(int(sys.argv[1]))
+    request, answer = map(Path, sys.argv[2:])
     launches = read_json(request, EstimateConfig).launches
     found = {variant.id: estimate(launch, variant) for launch in launches for variant in launch.variants}
     write_json(answer, MemoryEstimates(found))

@@ -9,8 +9,9 @@ from subprocess import run
 import pytest
 from click.testing import CliRunner
 
+from gpurun.launcher import start
 from gpurun.launcher.cli.main import cli
-from gpurun.launcher.errors import SpecError
+from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.plan.model import Launch, Plan, Process, SkippedCombination, Variant
@@ -112,6 +113,14 @@ def test_the_memory_of_a_program_is_not_known(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("script: train.py\ndevices: cpu:1\n")
     with pytest.raises(SpecError, match="--memory needs a workload"):
+        CliRunner().invoke(cli, ["check", str(job), "--memory"], catch_exceptions=False)
+
+
+def test_an_estimate_that_takes_too_long_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n")
+    monkeypatch.setattr(start, "ESTIMATE_LIMIT_S", 0.1)
+    with pytest.raises(MachineError, match=r"can't be estimated: that took longer than 0\.1 s"):
         CliRunner().invoke(cli, ["check", str(job), "--memory"], catch_exceptions=False)
 
 
