@@ -187,10 +187,11 @@ def _own_loss(kind: Kind, slowest: RankFigures, ranks: Sequence[RankFigures]) ->
     alike = tuple(rank.rank for rank in traced if _part_ms(rank, kind) >= MOST * ms)
     is_every = len(traced) == len(ranks) > 1 and all(_part_ms(rank, kind) >= EVERY * ms for rank in traced)
     who = "every rank" if is_every else f"rank {slowest.rank}"
+    about = " about" if is_every and len({format_ms(_part_ms(rank, kind)) for rank in traced}) > 1 else ""
     spent = cause_named(kind, on_cpu(ranks)).spent
     if kind == "transfer" and slowest.wait_ms is None:
         spent = TRANSFER_OR_WAIT
-    return Loss(kind, alike, ms, slowest.span_ms or 0.0, f"{who} spends {{ms}} {spent}")
+    return Loss(kind, alike, ms, slowest.span_ms or 0.0, f"{who} spends{about} {{ms}} {spent}")
 
 
 def _part_ms(rank: RankFigures, kind: Kind) -> float:
@@ -215,7 +216,11 @@ def _python_ms(rank: RankFigures) -> float | None:
 def _blocked(slowest: RankFigures, ranks: Sequence[RankFigures]) -> Loss:
     """What every rank is blocked for; if one is blocked for longer, the others wait for it."""
     found = _own_loss("blocked", slowest, ranks)
-    return replace(found, ms=min(_part_ms(rank, "blocked") for rank in ranks))
+    if found.text.startswith("every rank"):
+        return found
+    who = "every traced rank spends at least" if len(ranks) > 1 else f"rank {slowest.rank} spends"
+    text = f"{who} {{ms}} {cause_named('blocked', on_cpu(ranks)).spent}"
+    return replace(found, ms=min(_part_ms(rank, "blocked") for rank in ranks), text=text)
 
 
 def _wait(ranks: Sequence[RankFigures]) -> Loss:

@@ -102,6 +102,10 @@ _ON_UNSEEN_DEVICE = Cause(
     "record the device's work as well", "outside of operators: in Python, or waiting for the device"
 )
 """Instead of `host`, where a trace has no work of the device that the CPU launches for."""
+_UNTIMED = Cause(
+    "the profiler's with_stack=True shows where", "outside of operators: in Python, asleep, or waiting"
+)
+"""Instead of `host` where the CPU is what computes: a trace doesn't have the time that its threads worked."""
 
 
 _NEEDS_NO_PINNING = re.compile(r"Pinned|DtoD|PtoP|Device -> Device|Memset")
@@ -205,8 +209,9 @@ def _time(report: TraceReport) -> str:
 def _sentence(report: TraceReport, loss: Loss) -> str:
     on_cpu = all(rank.device.startswith(CPU) for rank in report.ranks)
     cause = cause_named(loss.kind, on_cpu)
-    if loss.kind == "host" and on_cpu and any(rank.device != CPU for rank in report.ranks):
-        cause = _ON_UNSEEN_DEVICE
+    if loss.kind == "host" and on_cpu:
+        is_unseen = any(rank.device != CPU for rank in report.ranks)
+        cause = _ON_UNSEEN_DEVICE if is_unseen else _UNTIMED
     if loss.kind == "copies" and _are_pinned(report):
         cause = _OF_PINNED
     spent = cause.spent or (_bubble(report) if loss.kind == "bubble" else _waiting(report))

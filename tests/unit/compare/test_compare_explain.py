@@ -240,6 +240,11 @@ def test_what_is_said_of_every_rank_holds_of_every_rank(wording: Wording) -> Non
     assert "every rank" not in said
 
 
+def test_what_ranks_lose_about_as_much_of_is_not_called_equal(wording: Wording) -> None:
+    one = variant("ddp-32-32", (32, 32), 65.0, rank(0, 32, 65.0, host=24.0), rank(1, 32, 65.0, host=22.5))
+    wording(str(largest_loss(one.ranks)))
+
+
 @pytest.mark.parametrize(("ms_per_sample", "kind"), [((3.0, 1.0), "straggler"), ((1.0, 1.0), "split")])
 def test_two_samples_more_are_not_why_a_slow_device_takes_three_times_as_long(
     ms_per_sample: tuple[float, float], kind: str, wording: Wording
