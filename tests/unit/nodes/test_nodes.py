@@ -20,13 +20,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.network import find_address, resolve
 from gpurun.launcher.nodes.cluster_pool import Timeline
 from gpurun.launcher.nodes.follower import Places
-from gpurun.launcher.nodes.join import (
-    disagreement,
-    find_place,
-    missing_nodes,
-    program_sha256,
-    source_sha256,
-)
+from gpurun.launcher.nodes.join import disagreement, find_place, missing_nodes, program_sha256
 from gpurun.launcher.nodes.messages import Chunk, Hello, decode, encode
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags
 from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
@@ -79,17 +73,6 @@ def test_a_program_is_known_by_its_content(tmp_path: Path, job: dict[str, Any]) 
     assert before
     assert program_sha256(job, tmp_path) not in (None, before)
     assert program_sha256({"workload": "gpt", "script": None}, tmp_path) is None
-
-
-def test_a_working_copy_is_known_by_what_its_links_lead_to(tmp_path: Path) -> None:
-    """There, gpurun is a directory of links."""
-    for name in ("launcher", "package"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "package" / "launcher").symlink_to("../launcher")
-    (tmp_path / "launcher" / "start.py").write_text("1")
-    before = source_sha256(tmp_path / "package")
-    (tmp_path / "launcher" / "start.py").write_text("2")
-    assert source_sha256(tmp_path / "package") != before
 
 
 def test_messages_survive_the_way() -> None:
