@@ -19,7 +19,6 @@ from gpurun.launcher.machine.host import Machine, software_of
 from gpurun.launcher.machine.resource_limits import check_open_files
 from gpurun.launcher.masking import hidden
 from gpurun.launcher.plan.build import build_plan, estimate_s, ranks_there
-from gpurun.launcher.plan.estimate import find_earlier
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.incoming_signals import forwarded
@@ -27,6 +26,7 @@ from gpurun.launcher.processes.pool import WorkerPool
 from gpurun.launcher.processes.pool_per_env import Pools
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.attempts import has_ended, replace_other_software, spent_s
+from gpurun.launcher.run.earlier_runs import find_earlier
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import Invocation, find_run, open_run, resume_run
 from gpurun.launcher.run.progress_line import Progress, Status
