@@ -12,6 +12,7 @@ MODULES = (
     "cost.overhead",
     "cost.sweep",
     "cost.profiler",
+    "cost.memory",
     "verdicts.accuracy",
     "verdicts.statistics",
     "verdicts.alike",

@@ -114,9 +114,10 @@ def estimated_memory(
                 argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=ESTIMATE_LIMIT_S
             )
         except subprocess.TimeoutExpired:
-            limit = format_duration(ESTIMATE_LIMIT_S)
-            raise MachineError(f"memory can't be estimated: that took longer than {limit}") from None
-        if ended.returncode:
+            why = f"that took longer than {format_duration(ESTIMATE_LIMIT_S)}"
+        else:
+            if ended.returncode == 0:
+                return read_json(answer, MemoryEstimates).variants
             last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-            raise MachineError(f"memory can't be estimated: the process that does it failed\n    {last}")
-        return read_json(answer, MemoryEstimates).variants
+            why = f"the process that does it failed\n    {last}"
+        raise MachineError(f"memory can't be estimated: {why}")

@@ -326,6 +326,7 @@ def try_case(name: str, engine: Engine, case: str) -> Tried:
 def main(times: int = 1) -> None:
     """Each case so many times by each engine, in turn, and the section "Engines" of all so far."""
     facts = machine_facts()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
     with engines() as found:
         for _ in range(times):
             for name, engine in found.items():

@@ -198,7 +198,7 @@ def named(comparison: dict[str, Any], variant: str) -> str:
 
 
 def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two step times can't be told apart by their intervals; without any they can't be."""
+    """Whether the intervals of two step times have values in common; without intervals they may."""
     if one == other:
         return False
     return not (one["ci"] and other["ci"]) or one["ci"][0] <= other["ci"][1]

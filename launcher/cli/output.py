@@ -21,6 +21,13 @@ def width() -> int:
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
 
 
+def line_width() -> int:
+    """Columns of lines that may be as long as their text where there is no terminal."""
+    from gpurun.launcher.report.terminal.layout import NEVER_WRAPPED
+
+    return width() if sys.stdout.isatty() else NEVER_WRAPPED
+
+
 def show_json(value: Any) -> None:
     """Prints the value for a program; NaN and infinity become `null`."""
     import msgspec

@@ -80,6 +80,7 @@ class Diff:
 
     name_a: str
     name_b: str
+    """The runs as a person would type them, or the names of their jobs."""
     ci_level: float | None
     """Of one variant's interval; `None` if no variant can be compared."""
     variants: tuple[VariantDiff, ...]

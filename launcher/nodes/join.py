@@ -343,11 +343,14 @@ def program_sha256(job: Mapping[str, Any], job_dir: Path) -> str | None:
 
 
 def source_sha256(root: Path) -> str:
-    """Of all Python files of a package, with their names."""
+    """Of all Python files of a package, with their names. In a working copy its directories are links."""
     found = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        found.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
-        found.update(path.read_bytes())
+    for directory, names, files in os.walk(root, followlinks=True):
+        names.sort()
+        for path in (Path(directory, name) for name in sorted(files) if name.endswith(".py")):
+            content = path.read_bytes()
+            found.update(f"{path.relative_to(root)}\0{len(content)}\0".encode())
+            found.update(content)
     return found.hexdigest()
 
 

@@ -229,7 +229,7 @@ def _notes_of_turns(groups: tuple[Group, ...], later: tuple[Group, ...], size: S
     if size.repetitions == 1 or len(later) == len(groups):
         return ()
     shared = [group for group in later if group.name.startswith(TOGETHER)]
-    names = (", ".join(dict.fromkeys(one.strategy for one in group.variants)) for group in shared)
+    names = (" and ".join(dict.fromkeys(one.strategy for one in group.variants)) for group in shared)
     return (f"After their first launches, which don't count, {'; '.join(names)} share processes.",)
 
 

@@ -1,19 +1,11 @@
-"""How many rounds leave communication out, and how long a run takes: a rough guess, or by earlier runs."""
+"""How many rounds leave communication out, and a rough duration of a run before its speed is known."""
 
-import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-from gpurun.launcher.errors import MachineError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Launch, Plan
-from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.records import between_s, elapsed_s
-from gpurun.launcher.stats.busy import waiting_bias
 
 LAUNCHES_TO_COMPARE = 6
 """With fewer launches of each there is no verdict on what other launches would show."""
@@ -154,64 +146,3 @@ def _launch_s(plan: Plan, spec: JobSpec, launch: Launch) -> float:
     steps = num_variants * (max(spec.steps.warmup, _STEADY_STEPS) + extra_steps)
     block_s = max(_BLOCK_OVERHEAD * kind.block_ms / 1e3, plan.step_s)
     return kind.start_s + blocks * block_s + steps * max(_STEP_S, plan.step_s)
-
-
-MOST_RUNS = 20
-"""Earlier runs that are looked at, the newest ones of a job; then as many of others."""
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """The part of `comparison.json` that is needed."""
-
-    scatter: Mapping[str, float | None]
-    host: Mapping[str, Any]
-    variants: tuple["_Waited", ...] = ()
-
-
-@dataclass(frozen=True)
-class _WaitedRank:
-    queue_percent: float | None = None
-
-
-@dataclass(frozen=True)
-class _Waited:
-    """How long each rank of a variant waited for a core."""
-
-    ranks: tuple[_WaitedRank, ...] = ()
-
-
-def find_earlier(job: str, hostname: str, runs: Path = Path("runs")) -> Earlier | None:
-    """The newest run of this job on this machine that shows how much launches scatter, else of any job."""
-    for name, path in _newest_first(job, runs):
-        try:
-            compared = read_json(path / "comparison.json", _Compared)
-        except MachineError:
-            continue
-        shared, apart = compared.scatter.get("shared_percent"), compared.scatter.get("apart_percent")
-        if compared.host.get("hostname") == hostname and (shared, apart) != (None, None):
-            launch_s = _seconds_per_launch(RunDir(path)) if name == job else None
-            return Earlier(path, shared, apart, launch_s, _waited_percent(compared))
-    return None
-
-
-def _newest_first(job: str, runs: Path) -> Iterator[tuple[str, Path]]:
-    """Runs of the job, then those of others; their directories are named by the time."""
-    found = sorted(runs.glob("*/*/comparison.json"), key=lambda path: path.parent.name, reverse=True)
-    own = [path.parent for path in found if path.parent.parent.name == job]
-    others = [path.parent for path in found if path.parent.parent.name != job]
-    yield from ((path.parent.name, path) for path in (*own[:MOST_RUNS], *others[:MOST_RUNS]))
-
-
-def _seconds_per_launch(run: RunDir) -> float | None:
-    """From one launch to the next: the median of the second half, in which only close rivals run."""
-    logs = [log for log in run.read_all_events().values() if log and log[-1].stage == "done"]
-    seconds = [*map(elapsed_s, logs)]
-    gaps = between_s(logs, run.read_commands()) or [0.0]
-    return median(seconds[len(seconds) // 2 :]) + median(gaps) if seconds else None
-
-
-def _waited_percent(compared: _Compared) -> float:
-    """By how much waiting for cores made intervals wider: for its variant that waited most."""
-    biases = [waiting_bias(rank.queue_percent for rank in one.ranks) for one in compared.variants]
-    return 100 * math.expm1(max(biases, default=0.0))

@@ -4,23 +4,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.masking import Secrets
 from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.processes.pool import TRAINING, WorkerPool
 from gpurun.launcher.processes.protocol import Exit, StartRequest
 
+if TYPE_CHECKING:
+    from gpurun.launcher.inspect.snapshot import RankSnapshot  # slow to import
+
 MOST_SERVERS = 4
 """Each holds an imported torch (about 300 MB). The least recently used one is ended first."""
-WORKER = (
-    "gpurun.launcher.worker.entry.workload_rank",
-    "gpurun.launcher.worker.program.program_rank",
-    "gpurun.launcher.worker.base.process_group",
-)
-"""Imported in the server as well: every rank begins with one of them."""
+STORE = "gpurun.launcher.worker.base.process_group"
+"""All ranks need it. A server imports the rest of what its ranks begin with when it starts the first one."""
 
 
 Environment = tuple[Mapping[str, str], str]
@@ -48,7 +46,7 @@ class Ranks(Protocol):
     def forward(self, number: int) -> None:
         """Sends a signal to this machine's ranks, with the next `poll`; may be called by a signal handler."""
 
-    def observe(self, directory: Path) -> tuple[RankSnapshot, ...]:
+    def observe(self, directory: Path) -> "tuple[RankSnapshot, ...]":
         """Snapshots of all running ranks; `directory` has the control blocks of this machine's ranks."""
 
     def steps_elsewhere(self) -> tuple[int, ...]:
@@ -116,5 +114,5 @@ def early_servers(guard: Guard) -> Iterator[WorkerPools]:
 
     This module's own imports delay that, so there are few. From here on a signal raises `Interrupted`.
     """
-    with interruptible(guard.kill_workers), WorkerPools(guard, (*TRAINING, *WORKER)) as pools:
+    with interruptible(guard.kill_workers), WorkerPools(guard, (*TRAINING, STORE)) as pools:
         yield pools

@@ -19,15 +19,14 @@ from gpurun.launcher.machine.host import Machine, software_of
 from gpurun.launcher.machine.resource_limits import check_open_files
 from gpurun.launcher.masking import hidden
 from gpurun.launcher.plan.build import build_plan, estimate_s, ranks_there
-from gpurun.launcher.plan.estimate import find_earlier
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import WorkerPool
 from gpurun.launcher.processes.pool_per_env import Pools
-from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.attempts import has_ended, replace_other_software, spent_s
+from gpurun.launcher.run.earlier_runs import find_earlier
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import Invocation, find_run, open_run, resume_run
 from gpurun.launcher.run.progress_line import Progress, Status
@@ -193,12 +192,17 @@ def carry_out(
         def hide(text: str) -> str:
             return hidden(text, known)
 
+        def on_event(launch: Launch, event: Event | None) -> None:
+            progress.update(tracker.status(launch, event))
+            if event is None:
+                tensorboard_writer()
+
         session = Session(
             starter=Starter(
                 plan, ready.spec, ready.run, ready.job_dir, ready.machine, software_of(ready.machine)
             ),
             pools=pools,
-            on_event=lambda *what: progress.update(tracker.status(*what)),
+            on_event=on_event,
             reporter=Reporter(ready.run, say, hide),
             relay=output.relay(lambda text: progress.say(hide(text)), ready.spec.logs.keep_bytes),
         )
@@ -221,8 +225,15 @@ def finish(session: Session) -> Finished:
         error = Interrupted(ended.cause, kept=True)
     except NodesError as ended:
         comparison, error = session.compare(), ended
-    write_tensorboard(comparison, session.run)
+    tensorboard_writer()(comparison, session.run)
     return Finished(session.run, comparison, error)
+
+
+def tensorboard_writer() -> Callable[[Comparison, RunDir], None]:
+    """What writes event files. It is slow to import: on node 0 alone, and while the first ranks start."""
+    from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
+
+    return write_tensorboard
 
 
 @dataclass

@@ -140,8 +140,8 @@ class Session:
         launch = self.plan.launches[action.position]
         self.ranks = self.pools.get(*self.plan.environment(launch.variants[0]))
         self.attempt = RunningAttempt(self.starter, launch, action.attempt, self.ranks, self.relay)
-        self.on_event(launch, None)
         self.attempt.start(self.preloading(action))
+        self.on_event(launch, None)
         return do.Started(len(launch.processes), self.clock.monotonic())
 
     def preloading(self, action: do.Start) -> do.Start:

@@ -98,15 +98,14 @@ CAUSES: dict[Kind, Cause] = {
 _ON_CPU = CAUSES | {
     "host": Cause("try larger batches, fewer operators, or torch.compile", "in Python between operators")
 }
-_OUTSIDE_OPERATORS = Cause(
-    "Python's functions, recorded by with_stack=True, show what it does then",
-    "while no operator runs: in Python, asleep, or waiting for a lock",
-)
-"""Instead of `host` on a CPU, where nothing says how much of the time the CPU worked."""
 _ON_UNSEEN_DEVICE = Cause(
     "record the device's work as well", "outside of operators: in Python, or waiting for the device"
 )
 """Instead of `host`, where a trace has no work of the device that the CPU launches for."""
+_UNTIMED = Cause(
+    "the profiler's with_stack=True shows where", "outside of operators: in Python, asleep, or waiting"
+)
+"""Instead of `host` where the CPU is what computes: a trace doesn't have the time that its threads worked."""
 
 
 _NEEDS_NO_PINNING = re.compile(r"Pinned|DtoD|PtoP|Device -> Device|Memset")
@@ -133,7 +132,7 @@ def cause_named(kind: Kind, on_cpu: bool, is_balanced: bool = False, is_cpu_time
     """
     found = (_ON_CPU if on_cpu else CAUSES)[kind]
     if kind == "host" and on_cpu and not is_cpu_timed:
-        found = _OUTSIDE_OPERATORS
+        found = _UNTIMED
     return replace(found, advice=found.if_balanced) if is_balanced and found.if_balanced else found
 
 

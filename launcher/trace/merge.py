@@ -30,7 +30,8 @@ RawEvent = dict[str, Any]
 
 PIDS_PER_RANK = 10_000
 IDS_PER_RANK = 1 << 40
-"""Flow ids of different ranks must differ, and stay below 2^53 for JavaScript."""
+"""Flow ids of different ranks must differ, and stay below 2^53 for JavaScript: they go by the position among
+the ranks, not by the rank, which may be any number that a file has in its name."""
 
 
 def merge_traces(paths: Sequence[Path], out: Path, steps: slice | None = None) -> None:
@@ -82,19 +83,19 @@ def _write(analysis: Analysis, file: IO[bytes] | gzip.GzipFile) -> None:
 
 def _blocks(analysis: Analysis, base_ns: int) -> Iterator[list[RawEvent]]:
     movers: dict[int, _Mover] = {}
-    for rank, digest in analysis.ranked.digests:
+    for position, (rank, digest) in enumerate(analysis.ranked.digests):
         parts = [part for each in analysis.matched.collectives for part in each.parts if part.rank == rank]
         starts_ns = frozenset(_in_file_ns(part, digest) for part in parts)
         realigned = analysis.matched.clocks.realigned(rank, digest.base_ns, base_ns)
         since_base_ns = digest.zero_ns - digest.base_ns
-        movers[rank] = _Mover(rank, realigned, since_base_ns, starts_ns, _window(digest))
+        movers[rank] = _Mover(rank, position, realigned, since_base_ns, starts_ns, _window(digest))
         with open_source(digest.path) as source:
             for events, block in TraceFile(source, RawEvent).blocks():
                 yield movers[rank].move(events, block)
         yield movers[rank].labels()
     digests = dict(analysis.ranked.digests)
     for number, each in enumerate(analysis.matched.collectives):
-        yield _links(number + (max(movers) + 1) * IDS_PER_RANK, each, movers, digests)
+        yield _links(number + len(movers) * IDS_PER_RANK, each, movers, digests)
 
 
 def _in_file_ns(part: Part, digest: Digest) -> int:
@@ -115,6 +116,8 @@ class _Mover:
     """Maps one rank's events to process ids and times of the merged trace."""
 
     rank: int
+    position: int
+    """Among the ranks."""
     realigned: Realigned
     since_base_ns: int
     """Added to the file's times before they are realigned."""
@@ -175,7 +178,7 @@ class _Mover:
 
     def _id(self, identity: Any) -> Any:
         if isinstance(identity, int):
-            return identity % IDS_PER_RANK + self.rank * IDS_PER_RANK
+            return identity % IDS_PER_RANK + self.position * IDS_PER_RANK
         return f"{self.rank}:{identity}"
 
     def _named(self, event: RawEvent) -> RawEvent:

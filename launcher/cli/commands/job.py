@@ -152,7 +152,7 @@ def earlier_run(job: str, hostname: str) -> "Earlier | None":
     """One that shows what can be detected; without any, the modules that read it aren't loaded."""
     if not Path("runs").is_dir():
         return None
-    from gpurun.launcher.plan.estimate import find_earlier
+    from gpurun.launcher.run.earlier_runs import find_earlier
 
     return find_earlier(job, hostname)
 

@@ -5,6 +5,7 @@
 
 import re
 import shlex
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import click
 
 from gpurun.launcher.cli.completion import SHELLS, completer
 from gpurun.launcher.cli.options import json_option
-from gpurun.launcher.cli.output import show_json, width
+from gpurun.launcher.cli.output import line_width, show_json, width
 from gpurun.launcher.errors import Problem, SpecError
 
 
@@ -59,8 +60,10 @@ def examples(names: tuple[str, ...], copy: Path | None) -> None:
     elif names:
         click.echo("\n\n".join((examples_directory() / name).read_text().rstrip() for name in found))
     else:
-        width = max(map(len, example_names()))
-        click.echo("\n".join(f"{name:{width}}  {subject(name)}" for name in example_names()))
+        indent = " " * (max(map(len, example_names())) + 2)
+        for name in example_names():
+            lines = textwrap.wrap(subject(name), line_width() - len(indent))
+            click.echo(name.ljust(len(indent)) + f"\n{indent}".join(lines))
         click.echo("\nTo show one: gpurun examples NAME; to copy all: gpurun examples --copy examples")
 
 

@@ -17,7 +17,7 @@ from gpurun.launcher.cli.options import (
     parse_tables,
     run_argument,
 )
-from gpurun.launcher.cli.output import check_gate, print_comparison, show_json, width
+from gpurun.launcher.cli.output import check_gate, line_width, print_comparison, show_json, width
 from gpurun.launcher.errors import MachineError, SpecError
 
 if TYPE_CHECKING:
@@ -246,6 +246,8 @@ def diff_two_runs(
     a: Path, b: Path, fail_slower_percent: float | None, may_differ: tuple[str, ...], as_json: bool
 ) -> None:
     """How run B differs from run A, and whether that is too much."""
+    from dataclasses import replace
+
     from gpurun.launcher.compare.build import compare_run
     from gpurun.launcher.compare.diff import diff_runs, gated
     from gpurun.launcher.run.open import find_run
@@ -255,7 +257,8 @@ def diff_two_runs(
     if found[0].path.resolve() == found[1].path.resolve():
         click.echo(f"A and B are the same run: {found[0].path}", err=True)
     runs = compare_run(found[0]), compare_run(found[1])
-    difference = diff_runs(*runs, may_differ=may_differ)
+    name_a, name_b = (str(one.path) for one in found)
+    difference = replace(diff_runs(*runs, may_differ=may_differ), name_a=name_a, name_b=name_b)
     if fail_slower_percent is not None:
         difference = gated(difference, *runs, fail_slower_percent)
     if as_json:
@@ -263,7 +266,7 @@ def diff_two_runs(
     else:
         from gpurun.launcher.report.terminal.changes import render_diff
 
-        click.echo(render_diff(difference, width()))
+        click.echo(render_diff(difference, line_width()))
     if difference.gate is not None:
         check_gate(difference.gate)
 

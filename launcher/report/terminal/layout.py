@@ -77,6 +77,7 @@ def aligned(cells: Sequence[Text], columns: Sequence[Column]) -> Text:
 
 
 NEVER_WRAPPED = 1_000_000
+"""Columns of a file or a pipe."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ class Page:
     has_colour: bool = True
     """Whether the terminal shows colours; one that doesn't may show no escape at all."""
 
+    @property
+    def line_width(self) -> int:
+        return NEVER_WRAPPED if self.plain else self.width
+
     def in_run(self, path: str) -> str:
         """A path of the run directory as a person would type it."""
         return path if self.run is None else f"{self.run}/{path}"
@@ -101,7 +106,7 @@ class Page:
 def to_string(lines: Iterable[Text], page: Page) -> str:
     """ANSI text; without any escape where `page` is plain or has no colour. Long sentences wrap at words."""
     console = Console(
-        width=NEVER_WRAPPED if page.plain else page.width,
+        width=page.line_width,
         color_system="standard" if page.has_colour and not page.plain else None,
         force_terminal=not page.plain,
         highlight=False,

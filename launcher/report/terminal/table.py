@@ -160,7 +160,11 @@ def _body(comparison: Comparison, page: Page) -> list[Text]:
     wanted = figures
     figures = wanted if plain else _fitting(names, wanted, width, any(bars))
     drawn = _bar_column(bars, width - total_width(names + figures), plain)
-    lines = [Text(line) for line in (*gate_table(comparison.gate, width), "")] if comparison.gate else []
+    lines = (
+        [Text(line) for line in (*gate_table(comparison.gate, page.line_width), "")]
+        if comparison.gate
+        else []
+    )
     lines += _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)
     above = None
     for row, variant in enumerate(unranked, start=len(ranked)):

@@ -66,6 +66,16 @@ class Nesting:
         result[self.order] = own
         return result
 
+    def around(self, marked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which ranges have one of the marked ones inside; both in the order of the column."""
+        inside, found = marked[self.order], np.zeros(len(self.order), dtype=bool)
+        for members in reversed(self.levels):
+            outer = self.outer[members[inside[members] | found[members]]]
+            found[outer[outer >= 0]] = True
+        result = np.empty_like(found)
+        result[self.order] = found
+        return result
+
     def innermost(self, threads: NDArray[np.int32], times_ns: Int64) -> Int64:
         """Position in the column of the innermost range that is open then and there; −1 where none is."""
         line = times_ns - self.first_ns

@@ -17,10 +17,9 @@ import numpy as np
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.intervals import Int64
-from gpurun.launcher.trace.kineto.foreign import kind_of_document, kind_of_file
+from gpurun.launcher.trace.kineto.foreign import TOKENS, kind_of_document, kind_of_file
 from gpurun.launcher.trace.kineto.trace_file import Source
 
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 _OPENS_EVENTS = re.compile(rb"\s*:\s*\[")
 _BRACKETS = np.zeros(256, dtype=np.int8)
 _BRACKETS[[ord("{"), ord("[")]] = 1
@@ -82,7 +81,7 @@ def _quotes(codes: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Int64:
 def find_events(head: bytes | bytearray) -> int | None:
     """Position after the `[` of the top-level key `traceEvents`; `None` if `head` doesn't reach it."""
     depth = 0
-    for token in _TOKENS.finditer(head):
+    for token in TOKENS.finditer(head):
         text = token.group()
         if text in b"{[":
             depth += 1

@@ -29,7 +29,9 @@ _WRITERS = (
     ("otherData", "another tracer"),
     ("metadata", "another tracer, such as XLA's (JAX, TensorFlow) or Chrome's"),
 )
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
+"""Strings and brackets of JSON. A string without an end is one token, or each escaped quote in it would be
+tried as a beginning; nothing is kept to go back to."""
 _VALUE = re.compile(rb'null|true|false|-?[0-9][0-9.eE+-]*|"[^"\\]*"')
 _COLON = re.compile(rb"\s*:")
 
@@ -57,7 +59,7 @@ def _top_keys(text: bytes | bytearray) -> tuple[list[str], bool]:
     """The keys of the outermost object, as far as the text goes; whether it has all of them."""
     keys: list[str] = []
     depth = 0
-    for token in _TOKENS.finditer(text):
+    for token in TOKENS.finditer(text):
         mark = token.group()
         if mark in b"{[":
             depth += 1

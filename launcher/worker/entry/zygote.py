@@ -96,6 +96,7 @@ class ForkServer:
         if isinstance(request, Preload):
             self._preload(request.modules)
         elif isinstance(request, StartRequest):
+            self._import_entry(request.entry)
             self._fork(request)
         elif isinstance(request, Signal):
             for pid in self._ranks:
@@ -109,6 +110,11 @@ class ForkServer:
                 except BaseException as error:
                     self._channel.send(ImportFailed(module, f"{type(error).__name__}: {error}"))
                     raise
+
+    def _import_entry(self, entry: str) -> None:
+        """Imports, for all ranks at once, what they begin with; if that fails, the rank says why."""
+        with asking_the_driver(), contextlib.suppress(Exception):
+            importlib.import_module(entry.partition(":")[0])
 
     def _fork(self, request: StartRequest) -> None:
         # What exists now is shared by all ranks and stays: the garbage collector needn't visit it, and so

@@ -15,7 +15,6 @@ import pytest
 
 from gpurun.launcher.machine.process_tree import descendants
 from tests.integration.command import SLEEP_JOB, gpurun, write
-from tests.integration.run.test_operations import wait_for
 from tests.wording import Wording
 
 JOB = "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n"
@@ -92,41 +91,6 @@ def test_json_is_for_programs(tmp_path: Path) -> None:
     assert plan["launches"][0]["processes"][1]["env"]["RANK"] == "1"
     assert gpurun(tmp_path, "devices", "--json").json["cpu_cores"] == len(os.sched_getaffinity(0))
     assert gpurun(tmp_path, "schema").json["properties"]["global_batch"]["description"]
-
-
-def test_nothing_is_left_of_an_estimate_that_is_interrupted(tmp_path: Path, all_gone: Any) -> None:
-    """The signal is for the command alone, as from a scheduler; the model would take a minute to build."""
-    write(tmp_path, "job.yaml", JOB)
-    write(
-        tmp_path,
-        "model.py",
-        """
-        import os, pathlib, time
-
-        def build():
-            pathlib.Path("building").write_text(str(os.getpid()))
-            time.sleep(60)
-    """,
-    )
-    argv = [
-        sys.executable,
-        "-m",
-        "gpurun",
-        "check",
-        "job.yaml",
-        "--memory",
-        "--set",
-        "workload=model.py:build",
-    ]
-    pid = tmp_path / "building"
-    with subprocess.Popen(
-        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        wait_for(lambda: pid.exists() and bool(pid.read_bytes()), process)
-        process.send_signal(signal.SIGINT)
-        out = process.communicate()[0]
-    assert (process.returncode, out.strip()) == (130, "")
-    assert all_gone([int(pid.read_text())]) == []
 
 
 @pytest.mark.parametrize("args", [["--help"], ["check", "job.yaml"], ["devices"], ["schema"]])

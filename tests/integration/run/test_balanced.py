@@ -47,6 +47,17 @@ def test_the_slow_device_gets_few_samples_and_the_step_is_as_predicted(run: Resu
     assert run.variant("ddp-2-even")["balanced"] is None
 
 
+def test_strategies_that_share_out_the_optimizer_or_the_weights_are_balanced_alike(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "job.yaml",
+        JOB.replace("split: [even, balanced]", "strategy: [zero1, fsdp], split: [balanced]"),
+    )
+    found = gpurun(tmp_path, "job.yaml", "--json", "--set", "steps={rounds: 1, launches: 1}").json["variants"]
+    assert [(one["strategy"], one["status"]) for one in found] == [("zero1", "ok"), ("fsdp", "ok")]
+    assert all(6 <= one["split"][1] <= 8 and one["gradient_error"] < 1e-5 for one in found)
+
+
 def test_the_report_shows_how_it_was_found_and_how_to_train_with_it(run: Result) -> None:
     said = gpurun(run.directory, "report", "run").out
     first, second = run.variant("ddp-2-balanced")["split"]

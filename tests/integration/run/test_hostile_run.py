@@ -26,7 +26,7 @@ JOB = """
     devices: cpu:1
     global_batch: 4
     compare: {precision: [fp32, bf16]}
-    steps: {rounds: 2}
+    steps: {rounds: 2, launches: 1}
     profile: {steps: 0}
 """
 ESCAPES = "\x1b]52;c;Y3VybA==\x07\x1b[2J\x1b[1A\x9b5n\r\u202e"

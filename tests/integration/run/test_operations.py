@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.machine.process_tree import descendants
-from tests.integration.command import gpurun, misbehaving
+from tests.integration.command import gpurun, misbehaving, write
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = """
@@ -175,3 +175,36 @@ def test_ranks_run_on_the_cores_that_they_are_bound_to(tmp_path: Path) -> None:
     quiet = gpurun(tmp_path, "job.yaml", "--out", "run2", "--quiet", *brief, *alone)
     assert quiet.code == 0, quiet.err
     assert "[rank" not in quiet.err
+
+
+def test_nothing_is_left_of_an_estimate_that_is_interrupted(tmp_path: Path, all_gone: Any) -> None:
+    """The signal is for the command alone, as from a scheduler; the model would take a minute to build."""
+    write(tmp_path, "job.yaml", "workload: model.py:build\ndevices: cpu:2\nglobal_batch: 8\n")
+    write(
+        tmp_path,
+        "model.py",
+        """
+        import os, pathlib, time
+
+        def build():
+            pathlib.Path("building").write_text(str(os.getpid()))
+            time.sleep(60)
+    """,
+    )
+    argv = [
+        sys.executable,
+        "-m",
+        "gpurun",
+        "check",
+        "job.yaml",
+        "--memory",
+    ]
+    pid = tmp_path / "building"
+    with subprocess.Popen(
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        wait_for(lambda: pid.exists() and bool(pid.read_bytes()), process)
+        process.send_signal(signal.SIGINT)
+        out = process.communicate()[0]
+    assert (process.returncode, out.strip()) == (130, "")
+    assert all_gone([int(pid.read_text())]) == []

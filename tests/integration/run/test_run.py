@@ -159,6 +159,8 @@ def test_json_is_the_comparison_with_its_figures(naps: Path) -> None:
 def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> None:
     same = gpurun(naps, "diff", "run", "run")
     assert (same.code, same.err) == (0, "A and B are the same run: run\n")
+    assert "A: run   B: run" in same.out.splitlines()
+    assert not [line for line in same.out.splitlines() if line.endswith("…") or line.startswith("    ")]
     result = gpurun(naps, "diff", "run", "run", "--fail-slower", "1%", "--json")
     assert result.code == 6
     assert "undecided at 1 %" in result.err

@@ -20,6 +20,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from gpurun.launcher.cli.commands import job_file
 from gpurun.launcher.cli.main import COMMANDS, cli, main
 from gpurun.launcher.cli.streams import Cleaned, prepare_streams
 from gpurun.launcher.errors import MachineError
@@ -209,3 +210,11 @@ def test_no_encoding_lets_more_through(encoding: str, err: bool, monkeypatch: py
     assert shown.decode("latin-1" if encoding == "latin-1" else "utf-8") == "ab \\udc9b2J ±\n"
     for way_around in ("buffer", "detach", "writelines", "reconfigure"):
         assert not hasattr(sys.stderr if err else sys.stdout, way_around)
+
+
+def test_the_list_of_examples_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_pipe = CliRunner().invoke(cli, ["examples"]).output
+    monkeypatch.setattr(job_file, "line_width", lambda: 80)
+    on_a_terminal = CliRunner().invoke(cli, ["examples"]).output
+    assert max(map(len, on_a_terminal.splitlines())) <= 80 < max(map(len, in_a_pipe.splitlines()))
+    assert on_a_terminal.split() == in_a_pipe.split()

@@ -271,7 +271,7 @@ def test_a_cause_seen_under_other_load_says_so(wording: Wording) -> None:
 
 def test_without_cpu_time_nothing_is_said_to_be_python() -> None:
     unknown = tuple(replace(rank(number, 32, 65.0, host=30.0), cpu_ms=None) for number in (0, 1))
-    assert "while no operator runs: in Python, asleep, or waiting for a lock" in str(largest_loss(unknown))
+    assert "outside of operators: in Python, asleep, or waiting" in str(largest_loss(unknown))
 
 
 @pytest.mark.parametrize(("ms_per_sample", "kind"), [((3.0, 1.0), "straggler"), ((1.0, 1.0), "split")])

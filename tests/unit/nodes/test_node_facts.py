@@ -1,12 +1,14 @@
 """Which node this is and where the nodes meet, from every source."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.errors import SpecError
+from gpurun.launcher.nodes.join import source_sha256
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, bounds_here, find_facts, parse_endpoint
 from gpurun.launcher.schedulers.slurm import expand_hosts, slurm_port
 from tests.wording import Wording
@@ -155,3 +157,14 @@ def test_a_host_list_without_end_is_refused() -> None:
 def test_ports_of_slurm_jobs_are_not_those_of_outgoing_connections(job_id: int) -> None:
     assert 1024 <= slurm_port(job_id) < 32768
     assert parse_endpoint(f"h:{slurm_port(job_id)}") == ("h", slurm_port(job_id))
+
+
+def test_a_working_copy_is_known_by_what_its_links_lead_to(tmp_path: Path) -> None:
+    """There, gpurun is a directory of links."""
+    for name in ("launcher", "package"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "package" / "launcher").symlink_to("../launcher")
+    (tmp_path / "launcher" / "start.py").write_text("1")
+    before = source_sha256(tmp_path / "package")
+    (tmp_path / "launcher" / "start.py").write_text("2")
+    assert source_sha256(tmp_path / "package") != before

@@ -1,6 +1,5 @@
 """The sentence under a trace's tables: its numbers are theirs, and its advice fits the device."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -69,13 +68,10 @@ def test_without_steps_the_sentence_is_about_the_total(tmp_path: Path, wording: 
     wording(explain(report))
 
 
-def test_no_advice_about_gpus_without_gpus(tmp_path: Path) -> None:
+def test_gaps_between_operators_of_a_cpu_are_not_called_python(tmp_path: Path, wording: Wording) -> None:
+    """It may sleep: a trace doesn't have the time that its threads worked. Nor is there advice about GPUs."""
     on_cpu = [step(1, 0, 100), span("cpu_op", "aten::mm", 0, 20), span("cpu_op", "aten::mm", 80, 20)]
-    text = explain(analyse_paths([write(tmp_path / "cpu.json", on_cpu)]))
-    assert text.startswith("60 % of the time is spent while no operator runs: in Python, asleep, ")
-    assert not re.search("GPU|CUDA|launch|pin", text)
-    on_gpu = explain(analyse_paths([write(tmp_path / "gpu.json", late_kernel(1, 0))]))
-    assert "CUDA graphs" in on_gpu
+    wording(explain(analyse_paths([write(tmp_path / "cpu.json", on_cpu)])))
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,11 @@ _FORMULAS: Mapping[str, Formula] = {
 }  # fmt: skip
 
 
+def has_formula(name: str) -> bool:
+    """Whether the work of this operator's calls is known from their shapes."""
+    return name in _FORMULAS
+
+
 def call_of(dims: Sequence[Any], types: Sequence[Any], values: Sequence[Any]) -> Call:
     """The call with these arguments as the trace has them."""
     return Call(tuple(map(_shape, dims)), tuple(map(str, types)), tuple(values))

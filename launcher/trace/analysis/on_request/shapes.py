@@ -15,6 +15,7 @@ from gpurun.launcher.trace.analysis.on_request.operator_work import (
     Shape,
     Work,
     call_of,
+    has_formula,
     shapes_text,
     work_of,
 )
@@ -93,6 +94,7 @@ def op_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Chosen, devic
     counted = np.flatnonzero((runs > 0) & (device_ns > 0) & (arguments != NO_SHAPES) & compute_ops(trace))
     width = len(trace.details.op_arguments) + 1
     keys = trace.ops.name[counted].astype(np.int64) * width + arguments[counted]
+    keys = 2 * keys + _hands_on(trace)[counted]
     unique, place = np.unique(keys, return_inverse=True)
     counts, sums = (
         np.bincount(place, weights=each[counted], minlength=len(unique)).astype(np.int64)
@@ -107,6 +109,20 @@ def op_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Chosen, devic
                   bool(tensor_cores[first[i]]))
         for i in order
     ]  # fmt: skip
+
+
+def _hands_on(trace: Trace) -> NDArray[np.bool_]:
+    """Operators that leave their work to another one with shapes: as `aten::linear` does to `aten::addmm`."""
+    assert trace.details is not None
+    works = np.array([has_formula(name) for name in trace.op_names], dtype=bool)[trace.ops.name]
+    works &= trace.details.of_op != NO_SHAPES
+    found = np.zeros(len(trace.ops), dtype=bool)
+    for stretch in stretches(trace.ops):
+        mine = stretch.holds(trace.ops.start)
+        nesting = nest(trace.ops.where(mine))
+        if nesting is not None:
+            found[mine] = nesting.around(works[mine])
+    return found
 
 
 def _device_ns(trace: Trace, ops_of: Int64, chosen: Chosen) -> Int64:
@@ -148,6 +164,7 @@ def _op_shape(
     trace: Trace, key: int, width: int, count: int, device_ns: int, device: str, is_tf32: bool
 ) -> OpShape:
     assert trace.details is not None
+    key, hands_on = divmod(key, 2)
     name, number = divmod(key, width)
     given = trace.details.op_arguments[number]
     call = call_of(decoded(given.dims), decoded(given.types), decoded(given.inputs))
@@ -158,7 +175,7 @@ def _op_shape(
         name=title,
         shapes=_shapes_text(trace, number),
         types=", ".join(types),
-        work=work_of(title, call),
+        work=None if hands_on else work_of(title, call),
         precision="tf32" if precision == "fp32" and is_tf32 else precision,
         count=count,
         device_ns=device_ns,

@@ -208,3 +208,19 @@ def test_what_a_call_has_to_do(
 ) -> None:
     found = work_of(name, call_of(dims, ["float"] * len(dims), values))
     assert found == (None if flops is None else Work(flops, 4 * elements))
+
+
+def test_work_counts_once_where_operators_hand_it_on(tmp_path: Path) -> None:
+    """`aten::linear` calls `aten::addmm` on the CPU; another one does the product itself."""
+    dims, floats = [[8, 4], [2, 4], [2]], ["float"] * 3
+    events = [
+        step(1, 0, 100),
+        op("aten::linear", 10, 30, dims, floats),
+        op("aten::addmm", 15, 20, [[2], [8, 4], [4, 2]], floats),
+        op("aten::linear", 50, 10, dims, floats),
+    ]
+    file = write(tmp_path / "rank0.json", events, **rank_info(0, 1))
+    shapes = analyse_paths([file], None, frozenset({"shapes"})).shapes
+    assert shapes is not None
+    found = {(row.name, row.device_us, row.flops) for row in shapes}
+    assert found == {("aten::addmm", 20, 128), ("aten::linear", 10, None), ("aten::linear", 10, 128)}

@@ -264,6 +264,13 @@ def test_absurd_numbers_and_depths(tmp_path: Path) -> None:
         assert "damaged at byte" in message(tmp_path / "deep.json")
 
 
+@pytest.mark.parametrize("start", ['{"a": "', '{"traceEvents": [], "a": "', '{"traceEvents": [{"name": "'])
+def test_a_string_without_an_end_takes_no_longer_than_its_length(tmp_path: Path, start: str) -> None:
+    """Tried anew from each of its escaped quotes, this one would take hours."""
+    (tmp_path / "t.json").write_text(start + '\\"' * 1_000_000)
+    assert "t.json" in message(tmp_path / "t.json")
+
+
 def test_broken_text_in_names(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", [kernel("NAME", 1, 2)])
     path.write_bytes(path.read_bytes().replace(b"NAME", b"\xff\x07\x1b[31m"))

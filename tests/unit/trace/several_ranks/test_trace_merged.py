@@ -71,6 +71,18 @@ def test_a_merged_trace_keeps_the_rules(capture: Path, tmp_path: Path) -> None:
     check(load(tmp_path / "all.json.gz")["traceEvents"])
 
 
+def test_ranks_are_any_number_that_is_in_a_name(capture: Path, tmp_path: Path) -> None:
+    """Ids of 2^40 for each rank before it would need more than 64 bits."""
+    for rank in (0, 1):
+        header = json.loads((path := capture / f"r{rank}.json").read_bytes())
+        path.unlink()
+        write(capture / f"rank99999999{rank}.json", header["traceEvents"])
+    merge_traces([capture], tmp_path / "all.json.gz")
+    events = load(tmp_path / "all.json.gz")["traceEvents"]
+    check(events)
+    assert max(event.get("id", 0) for event in events) < 1 << 53
+
+
 @pytest.mark.parametrize("name", ["dlrm_8xV100", "ddp_2of128"])
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the directory of real traces next to the repository")
 def test_real_captures_keep_the_rules(tmp_path: Path, name: str) -> None:

@@ -1,0 +1,74 @@
+"""What earlier runs on this machine say of the next: how much launches scatter, and how long one takes."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.plan.estimate import Earlier
+from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.rundir.records import between_s, elapsed_s
+from gpurun.launcher.stats.busy import waiting_bias
+
+MOST_RUNS = 20
+"""Earlier runs that are looked at, the newest ones of a job; then as many of others."""
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The part of `comparison.json` that is needed."""
+
+    scatter: Mapping[str, float | None]
+    host: Mapping[str, Any]
+    variants: tuple["_Waited", ...] = ()
+
+
+@dataclass(frozen=True)
+class _WaitedRank:
+    queue_percent: float | None = None
+
+
+@dataclass(frozen=True)
+class _Waited:
+    """How long each rank of a variant waited for a core."""
+
+    ranks: tuple[_WaitedRank, ...] = ()
+
+
+def find_earlier(job: str, hostname: str, runs: Path = Path("runs")) -> Earlier | None:
+    """The newest run of this job on this machine that shows how much launches scatter, else of any job."""
+    for name, path in _newest_first(job, runs):
+        try:
+            compared = read_json(path / "comparison.json", _Compared)
+        except MachineError:
+            continue
+        shared, apart = compared.scatter.get("shared_percent"), compared.scatter.get("apart_percent")
+        if compared.host.get("hostname") == hostname and (shared, apart) != (None, None):
+            launch_s = _launch_s(RunDir(path)) if name == job else None
+            return Earlier(path, shared, apart, launch_s, _waited_percent(compared))
+    return None
+
+
+def _newest_first(job: str, runs: Path) -> Iterator[tuple[str, Path]]:
+    """Runs of the job, then those of others; their directories are named by the time."""
+    found = sorted(runs.glob("*/*/comparison.json"), key=lambda path: path.parent.name, reverse=True)
+    own = [path.parent for path in found if path.parent.parent.name == job]
+    others = [path.parent for path in found if path.parent.parent.name != job]
+    yield from ((path.parent.name, path) for path in (*own[:MOST_RUNS], *others[:MOST_RUNS]))
+
+
+def _launch_s(run: RunDir) -> float | None:
+    """From one launch to the next: the median of the second half, in which only close rivals run."""
+    logs = [log for log in run.read_all_events().values() if log and log[-1].stage == "done"]
+    seconds = [*map(elapsed_s, logs)]
+    gaps = between_s(logs, run.read_commands()) or [0.0]
+    return median(seconds[len(seconds) // 2 :]) + median(gaps) if seconds else None
+
+
+def _waited_percent(compared: _Compared) -> float:
+    """By how much waiting for cores made intervals wider: for its variant that waited most."""
+    biases = [waiting_bias(rank.queue_percent for rank in one.ranks) for one in compared.variants]
+    return 100 * math.expm1(max(biases, default=0.0))
