@@ -1,5 +1,7 @@
 """Figures as people read them."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,3 +108,10 @@ def test_a_small_rate_keeps_its_digits(rate: float, text: str) -> None:
 )  # fmt: skip
 def test_a_small_figure_shows_two_digits(value: float, decimals: int, text: str) -> None:
     assert units.format_number(value, units.least_decimals(value, decimals)) == text
+
+
+@given(st.lists(st.floats(0, 1e4), max_size=12))
+def test_parts_in_whole_numbers_add_up_to_their_rounded_sum(parts: list[float]) -> None:
+    found = units.whole_parts(parts)
+    assert sum(found) == math.floor(sum(parts) + 0.5)
+    assert all(abs(whole - part) <= 1 for whole, part in zip(found, parts, strict=True))
