@@ -17,6 +17,16 @@ MERGED = """async (body, steps) => {
 """What the page makes of the steps of all ranks, and how long it says that they take."""
 
 
+IDLE = """async () => {
+  const loaded = performance.getEntriesByType("resource").map((each) => each.name);
+  const { idleIn } = await import(loaded.find((name) => name.endsWith("timeline/compact.js")));
+  const lane = { lane: 3, band: { activeNs: [10, 90] } };
+  const lanes = [null, { from: 0, to: 50, lanes: new Set([3]) }, { from: 0, to: 50, lanes: new Set([4]) }];
+  return lanes.map((each) => idleIn(lane, each));
+}"""
+"""Where a row is idle before anything is loaded, when half of it is, and when other rows are."""
+
+
 def mesh(open_tab: OpenTab, **more: Any) -> Tab:
     tab = open_tab("mesh", tab="timeline", **more)
     tab.find("[data-canvas=lanes][data-drawn=true]").wait_for()
@@ -62,6 +72,11 @@ def test_a_step_takes_as_long_as_its_slowest_rank(open_tab: OpenTab) -> None:
         (2, 40, 85),
     ]
     assert mean_ms == pytest.approx(37.5e-6)
+
+
+def test_what_is_not_loaded_yet_is_not_called_idle(open_tab: OpenTab) -> None:
+    found = mesh(open_tab, height=1100).find("body").evaluate(IDLE)
+    assert found == [None, {"from": 10, "to": 50}, None]
 
 
 def test_rows_are_sorted_and_coloured_as_asked_for(open_tab: OpenTab) -> None:

@@ -71,6 +71,19 @@ export function compactLayout(ranks, { order, colours }) {
 }
 
 /**
+ * Where a row is idle but for its blocks: between its first and last, as far as they are loaded. What isn't
+ * loaded yet is blank. `null`: no part of the row.
+ * @param {PlacedLane} lane
+ * @param {(Stretch & { lanes: Set<number> }) | null} loaded
+ * @returns {Stretch | null}
+ */
+export function idleIn({ lane, band }, loaded) {
+  if (!band || !loaded?.lanes.has(lane)) return null;
+  const [from, to] = [Math.max(band.activeNs[0], loaded.from), Math.min(band.activeNs[1], loaded.to)];
+  return from < to ? { from, to } : null;
+}
+
+/**
  * Compact or all lanes; of compact rows their order and colours, where there is a choice.
  * @param {Timeline} view
  */

@@ -194,6 +194,10 @@ export class Timeline {
     return this.feed.data;
   }
 
+  get loaded() {
+    return this.feed.asked;
+  }
+
   get overview() {
     return this.feed.overview;
   }

@@ -1,6 +1,7 @@
 // Draws the lanes, their names and the links between them. Nothing here asks or listens.
 
 import { three } from '../../shared/format.js';
+import { idleIn } from '../compact.js';
 import { LABEL_PX, rowBox, shownBox } from '../layout.js';
 import { clip, drawRange, fills, fitted, FONT, line, prepare, xOf } from './pen.js';
 
@@ -23,7 +24,7 @@ export function drawLanes(canvas, view, colours) {
     drawRange(context, view, x, view.scrollTop, height, colours);
     for (const lane of view.placed.lanes) {
       if (lane.y + lane.height < view.scrollTop || lane.y > view.scrollTop + height) continue;
-      if (lane.band) drawIdle(context, lane, lane.band, x, colours);
+      drawIdle(context, lane, view, x, colours);
       drawLane(context, lane, view, x, fill, colours, width);
     }
     drawLinks(context, view, x, colours);
@@ -47,17 +48,18 @@ function drawBands(context, view, x, colours) {
 }
 
 /**
- * In a row a rank, what no block covers between its first and last is idle.
  * @param {Context} context
  * @param {PlacedLane} lane
- * @param {Band} band
+ * @param {Timeline} view
  * @param {ToPx} x
  * @param {Palette} colours
  */
-function drawIdle(context, lane, { activeNs: [from, to] }, x, colours) {
+function drawIdle(context, lane, view, x, colours) {
+  const idle = idleIn(lane, view.loaded);
+  if (!idle) return;
   const { y, height } = rowBox(lane, 0);
   context.fillStyle = colours.idle;
-  context.fillRect(x(from), y, x(to) - x(from), height);
+  context.fillRect(x(idle.from), y, x(idle.to) - x(idle.from), height);
 }
 
 /**
