@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.units import plural
 
 if TYPE_CHECKING:
     from gpurun.launcher.compare.model import VariantResult
@@ -17,9 +18,15 @@ LONGEST_SPLIT = 16
 
 
 def variant_label(variant: "Variant | VariantResult") -> str:
-    """`ddp 48/16`, with what else varies: `ddp 48/16 precision=bf16`; of a program all that varies."""
+    """`ddp 48/16`, with what else varies: `ddp 48/16 precision=bf16`; of a program all that varies.
+
+    Where nothing varies, `script on 2 devices`.
+    """
     if not STRATEGIES[variant.strategy].in_jobs:
-        return " ".join(varied_texts(variant.varied)) or f"{variant.strategy} {len(variant.devices)}"
+        return (
+            " ".join(varied_texts(variant.varied))
+            or f"{variant.strategy} on {plural(len(variant.devices), 'device')}"
+        )
     return " ".join((variant.strategy, *_split_words(variant), *varied_texts(variant.varied)))
 
 

@@ -87,10 +87,10 @@ def test_a_program_that_became_slower_fails_the_gate(repository: Path) -> None:
     found = result.json["gate"]
     (row,) = found["rows"]
     assert found["outcome"] == "slower"
-    assert row["label"] == "script 1"
+    assert row["label"] == "script on 1 device"
     assert row["ci"][0] > 50
     assert result.json["headline"] == found["headline"]
-    assert "50 %: script 1" in result.err
+    assert "50 %: script on 1 device" in result.err
 
     files_of = {one["id"]: one["code"] for one in result.json["variants"]}
     a, b = (files_of[f"script-1-{side}"] for side in "ab")
@@ -103,7 +103,7 @@ def test_a_program_that_became_slower_fails_the_gate(repository: Path) -> None:
     assert git(repository, "worktree", "list").out.count("\n") == 0
 
     (case,) = ElementTree.parse(repository.parent / "gate.xml").iter("testcase")
-    assert (case.get("name"), [child.tag for child in case]) == ("script 1", ["failure"])
+    assert (case.get("name"), [child.tag for child in case]) == ("script on 1 device", ["failure"])
     text = (repository.parent / "gate.md").read_text()
     assert "| slower |" in text
     assert "with uncommitted changes" in text
