@@ -43,8 +43,8 @@ _COMMANDS_HEAD = """\
 Made by `make docs` from what `gpurun COMMAND --help` prints.
 
 `gpurun JOB.yaml` runs a job file; the word `job` may be left out. `--json` prints JSON on stdout; messages
-go to stderr. Every RUN may be a run directory, `runs/NAME/latest`, `runs/NAME`, or
-[the URL of a run in a store](clusters.md#in-a-store).
+go to stderr. Every RUN may be a run directory, `runs/NAME` or `runs/NAME/latest` (both mean the newest run of
+that name), or [the URL of a run in a store](clusters.md#in-a-store).
 
 Exit codes:
 
