@@ -106,3 +106,7 @@ def test_a_small_rate_keeps_its_digits(rate: float, text: str) -> None:
 )  # fmt: skip
 def test_a_small_figure_shows_two_digits(value: float, decimals: int, text: str) -> None:
     assert units.format_number(value, units.least_decimals(value, decimals)) == text
+
+
+def test_a_list_is_joined_by_a_word() -> None:
+    assert [listed(list("abc")[:num]) for num in range(4)] == ["", "a", "a and b", "a, b and c"]
