@@ -41,6 +41,18 @@ def format_percent_interval(percent: float, ci: Interval) -> str:
     return f"{low} to {high}"
 
 
+def whole_parts(parts: Sequence[float]) -> list[int]:
+    """Whole numbers that add up to the rounded sum, each less than 1 from its part.
+
+    What rounding down leaves goes to the largest remainders (Hamilton's method).
+    """
+    found = [math.floor(part) for part in parts]
+    left = math.floor(sum(parts) + 0.5) - sum(found)
+    for index in sorted(range(len(parts)), key=lambda i: found[i] - parts[i])[:left]:
+        found[index] += 1
+    return found
+
+
 def percent_decimals(percent: float, ci: Interval | None) -> int:
     """Decimals for a percentage: one digit of the interval's half-width, at most two decimals."""
     if ci is None:

@@ -17,7 +17,7 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.units import Interval, format_duration, format_ms, format_number, plural
+from gpurun.launcher.units import Interval, format_count, format_duration, format_ms, plural, whole_parts
 
 MOST_OPEN = 3
 """Variants that are named."""
@@ -100,12 +100,11 @@ def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
     spent_s |= {name: sum(s for stage, s in stages if stage in names) for name, names in SPENT_ON.items()}
     spent_s["before the first launch"] = before_s(logs, commands)
     spent_s["between launches"] = sum(between_s(logs, commands))
-    percents = {name: format_number(100 * s / budget_s, 0) for name, s in spent_s.items()}
-    parts = [f"{name} {percent} %" for name, percent in percents.items() if percent != "0"]
-    total_s = sum(spent_s.values())
-    total = format_number(100 * total_s / budget_s, 0)
+    percents = whole_parts([100 * seconds / budget_s for seconds in spent_s.values()])
+    parts = [f"{name} {percent} %" for name, percent in zip(spent_s, percents, strict=True) if percent]
+    total_s, total = sum(spent_s.values()), sum(percents)
     who = " and ".join((*([plural(len(trials), "trial")] if search else ()), plural(len(launches), "launch")))
-    of = f"{who} took {total} % of the budget"
+    of = f"{who} took {format_count(total)} % of the budget"
     once = {launch.id for launch in plan.launches if launch.repetition == 0}
     is_over = search is not None and launches <= once and total_s > MUCH_LONGER * budget_s
     why = f" Each variant was launched once, though {format_duration(budget_s)} are too short for it."

@@ -1,5 +1,7 @@
 """Figures as people read them."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,4 +111,11 @@ def test_a_small_figure_shows_two_digits(value: float, decimals: int, text: str)
 
 
 def test_a_list_is_joined_by_a_word() -> None:
-    assert [listed(list("abc")[:num]) for num in range(4)] == ["", "a", "a and b", "a, b and c"]
+    assert [units.listed(list("abc")[:num]) for num in range(4)] == ["", "a", "a and b", "a, b and c"]
+
+
+@given(st.lists(st.floats(0, 1e4), max_size=12))
+def test_parts_in_whole_numbers_add_up_to_their_rounded_sum(parts: list[float]) -> None:
+    found = units.whole_parts(parts)
+    assert sum(found) == math.floor(sum(parts) + 0.5)
+    assert all(abs(whole - part) <= 1 for whole, part in zip(found, parts, strict=True))

@@ -52,6 +52,10 @@ PHASES = (
     ("optimizer", "▪", "+", "green"),
 )
 """In the order in which they happen: name, glyph, glyph without box drawing, colour."""
+REST = ("between phases", "◦", "o", "magenta")
+"""What of a step is in no phase."""
+MOST_OF_STEP = 0.9
+"""Share of a step from which on its phases are all of it."""
 
 TRACED = {
     "compute": ("▇", "=", "blue"),
@@ -77,12 +81,20 @@ def parts_of(variants: Sequence[VariantResult]) -> list[tuple[Part, ...]]:
 
 
 def phase_parts(variant: VariantResult) -> tuple[Part, ...]:
-    """The phases of the variant's slowest rank; empty where none was measured."""
+    """The phases of the variant's slowest rank, as long as the variant's step; empty where none was measured.
+
+    Medians of phases don't add up to that of the step: they are scaled to it, unless they are a smaller part
+    of it than that explains.
+    """
     rank = slowest_rank(variant.ranks)
-    if rank is None:
+    if rank is None or not rank.phases_ms:
         return ()
-    parts = (Part(name, rank.phases_ms.get(name, 0.0), *look) for name, *look in PHASES)
-    return tuple(part for part in parts if part.ms > 0)
+    phases_ms = sum(rank.phases_ms.get(name, 0.0) for name, *_ in PHASES)
+    step_ms = variant.step_ms.estimate if variant.step_ms else phases_ms
+    scale = step_ms / phases_ms if phases_ms > MOST_OF_STEP * step_ms else 1.0
+    parts = [Part(name, scale * rank.phases_ms.get(name, 0.0), *look) for name, *look in PHASES]
+    parts.append(Part(REST[0], step_ms - sum(part.ms for part in parts), *REST[1:]))
+    return tuple(part for part in parts if part.ms > 1e-6 * step_ms)
 
 
 def _traced_parts(variant: VariantResult) -> tuple[Part, ...]:
@@ -112,7 +124,7 @@ def draw_bar(parts: Iterable[Part], cells: int, full_ms: float, plain: bool) -> 
 def bar_legend(bars: Iterable[Sequence[Part]], plain: bool) -> Text:
     """Every label that occurs in the bars, once, with its glyph in its colour."""
     first = {part.label: part for parts in bars for part in parts}
-    order = [name for name, *_ in PHASES] + list(TRACED)
+    order = [name for name, *_ in (*PHASES, REST)] + list(TRACED)
     parts = sorted(first.values(), key=lambda part: order.index(part.label) if part.label in order else 0)
     items = (
         Text.assemble(f"{part.label} ", (part.ascii_glyph if plain else part.glyph, part.style))

@@ -22,11 +22,12 @@ from gpurun.launcher.compare.model import (
     Noise,
     RankFigures,
     Status,
+    StepTime,
     VariantResult,
 )
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
-from gpurun.launcher.report.terminal.table import Part, draw_bar, render_table
+from gpurun.launcher.report.terminal.table import Part, draw_bar, phase_parts, render_table
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
 from gpurun.launcher.units import format_rate
 from tests.wording import Wording
@@ -286,6 +287,27 @@ def test_slowest_rank_is_the_one_that_the_others_wait_for() -> None:
     assert slowest(rank(0, 20.0), rank(1, 10.0)) == 0
     assert slowest(rank(0, 20.0, exposed_ms=9.0), rank(1, 10.0, exposed_ms=1.0)) == 1
     assert slowest() is None
+
+
+@pytest.mark.parametrize(
+    ("phases_ms", "shown_ms"),
+    [
+        ((4.0, 7.0), (4.0, 7.0)),
+        ((36.0, 68.0), (110 * 36 / 104, 110 * 68 / 104)),
+        ((60.0, 60.0), (55.0, 55.0)),
+    ],
+)
+def test_bars_without_traces_are_as_long_as_the_steps_next_to_them(
+    phases_ms: tuple[float, ...], shown_ms: tuple[float, ...]
+) -> None:
+    """Phases that are a small part of the step are as long as they are; the rest is in none."""
+    phases = dict(zip(("forward", "backward"), phases_ms, strict=True))
+    slowest = replace(variant("ddp-2-even").ranks[0], phases_ms=phases)
+    timed = replace(variant("ddp-2-even"), ranks=(slowest,), step_ms=StepTime(110.0))
+    parts = phase_parts(timed)
+    assert sum(part.ms for part in parts) == pytest.approx(110.0)
+    assert [part.ms for part in parts[:2]] == pytest.approx(shown_ms)
+    assert [part.label for part in parts[2:]] == (["between phases"] if sum(phases_ms) < 50 else [])
 
 
 @given(st.lists(st.floats(0, 1e4), max_size=6), st.integers(1, 100))
