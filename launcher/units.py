@@ -77,6 +77,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"
 
 
+def listed(words: Sequence[str]) -> str:
+    """`ddp`, `ddp and dp`, `ddp, dp and fsdp`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
 def ranks_text(ranks: Sequence[int]) -> str:
     """`rank 2`, `ranks 0, 1, 3`, `ranks 0–30, 32`."""
     if len(ranks) == 1:

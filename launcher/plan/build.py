@@ -18,6 +18,7 @@ from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.rundir.paths import RunPaths
 from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.units import listed
 
 __all__ = ["Group", "build_plan", "estimate_s"]
 
@@ -229,7 +230,7 @@ def _notes_of_turns(groups: tuple[Group, ...], later: tuple[Group, ...], size: S
     if size.repetitions == 1 or len(later) == len(groups):
         return ()
     shared = [group for group in later if group.name.startswith(TOGETHER)]
-    names = (" and ".join(dict.fromkeys(one.strategy for one in group.variants)) for group in shared)
+    names = (listed([*dict.fromkeys(one.strategy for one in group.variants)]) for group in shared)
     return (f"After their first launches, which don't count, {'; '.join(names)} share processes.",)
 
 

@@ -110,6 +110,10 @@ def test_a_small_figure_shows_two_digits(value: float, decimals: int, text: str)
     assert units.format_number(value, units.least_decimals(value, decimals)) == text
 
 
+def test_a_list_is_joined_by_a_word() -> None:
+    assert [units.listed(list("abc")[:num]) for num in range(4)] == ["", "a", "a and b", "a, b and c"]
+
+
 @given(st.lists(st.floats(0, 1e4), max_size=12))
 def test_parts_in_whole_numbers_add_up_to_their_rounded_sum(parts: list[float]) -> None:
     found = units.whole_parts(parts)
