@@ -339,10 +339,17 @@ def advice(kind: Kind, variant: VariantResult) -> str:
 def largest_loss(ranks: tuple[RankFigures, ...]) -> Loss | None:
     """What takes most of the step that isn't compute; `None` without traces.
 
-    That ranks are blocked says least about why: it counts where nothing else is significant.
+    That ranks are blocked says least about why: it counts where nothing else is significant, and where what
+    else they lose by themselves is far less.
     """
     found = sorted(losses(ranks), key=lambda loss: -loss.ms)
-    known = (loss for loss in found if loss.kind != "blocked" and loss.ms >= MENTION_FROM * loss.span_ms)
+    blocked_ms = sum(loss.ms for loss in found if loss.kind == "blocked")
+    known = (
+        loss
+        for loss in found
+        if loss.kind != "blocked"
+        and loss.ms >= max(MENTION_FROM * loss.span_ms, 0.0 if loss.is_wait else MOST * blocked_ms)
+    )
     return next(known, next(iter(found), None))
 
 

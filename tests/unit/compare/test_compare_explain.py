@@ -302,6 +302,8 @@ def test_a_rank_that_sleeps_is_not_in_python_between_operators(wording: Wording)
     wording(str(largest_loss(seen)))
     alike = tuple(replace(one, step_ms=42.0, cpu_ms=1.1) for one in (asleep_[1], replace(asleep_[1], rank=0)))
     wording(str(largest_loss(alike)))
+    partly = tuple(replace(one, cpu_ms=4.0) for one in alike)  # Python's 4 ms aren't what takes long
+    assert "blocked" in str(largest_loss(partly))
     busy = tuple(replace(one, cpu_ms=41.0) for one in alike)
     assert "in Python between operators" in str(largest_loss(busy))
 
