@@ -58,11 +58,11 @@ class S3Server:
         }
 
     def ask(self, method: str, path: str) -> Mapping[str, str]:
-        """The headers of its answer."""
+        """The headers of its answer, by their names in lower case."""
         with urllib.request.urlopen(
             urllib.request.Request(f"{self.address}/{path}", method=method)
         ) as answer:
-            return dict(answer.headers)
+            return {name.lower(): value for name, value in answer.headers.items()}
 
     @contextmanager
     def away(self) -> Iterator[None]:

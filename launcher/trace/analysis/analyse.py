@@ -200,7 +200,10 @@ def _clock_notes(clocks: Clocks) -> list[str]:
     widths = {
         rank: most - least
         for rank, (least, most) in clocks.between.items()
-        if least is not None and most is not None and most - least >= 2 * MENTION_SLACK_NS
+        if rank in clocks.slack
+        and least is not None
+        and most is not None
+        and most - least >= 2 * MENTION_SLACK_NS
     }
     if widths:
         found.append(

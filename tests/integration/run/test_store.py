@@ -20,7 +20,7 @@ def server() -> Iterator[S3Server]:
 
 def last_modified(server: S3Server, name: str) -> str:
     """When a file of the run was written to the server."""
-    return server.ask("HEAD", f"{RUN.removeprefix('s3://')}/{name}")["Last-Modified"]
+    return server.ask("HEAD", f"{RUN.removeprefix('s3://')}/{name}")["last-modified"]
 
 
 def test_a_run_on_s3_is_read_and_continued(tmp_path: Path, server: S3Server) -> None:

@@ -12,6 +12,8 @@ from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import SAME_SIZE, SYNCHRONISING
 
+MAX_RATE = 1e-3
+"""No working clock runs faster or slower than others by more; more is not drift."""
 Shift = tuple[int | None, int | None]
 """The least and the most ns by which one clock may be ahead of another; `None`: no bound."""
 
@@ -25,7 +27,8 @@ class Clocks:
     """± ns to those that link them, of ranks that only messages link with the lowest rank; `None` where they
     run one way only."""
     between: Mapping[int, Shift]
-    """Between which each offset is; one value for ranks that collectives link with the lowest rank."""
+    """Between which each offset is; of ranks that collectives link with the lowest rank one value, if their
+    drift is known."""
     unlinked: tuple[tuple[int, ...], ...]
     """Ranks that nothing links with the lowest rank, by what links them; their clocks are as recorded."""
     rates: Mapping[int, float | None] = field(default_factory=dict)
@@ -46,11 +49,32 @@ class Clocks:
             offsets={rank: self.offsets[owner] for rank, owner in owners.items()},
             slack={rank: self.slack[owner] for rank, owner in owners.items() if owner in self.slack},
             between={rank: self.between[owner] for rank, owner in owners.items()},
+            rates={rank: self.rates[owner] for rank, owner in owners.items()},
+            bounds={rank: self.bounds[owner] for rank, owner in owners.items()},
             unlinked=tuple(
                 tuple(rank for rank, owner in owners.items() if owner in island) for island in self.unlinked
             ),
             owners=owners,
         )
+
+    def with_drift(self, rates: Mapping[int, float | None], collectives: Sequence[Sequence[Part]]) -> Clocks:
+        """With these rates; offsets of which the drift isn't known may be all that their collectives show."""
+        left = [
+            [(part.rank, part.end_ns - self.offsets[part.rank]) for part in parts]
+            for parts in collectives
+            if parts[0].local.kind in SYNCHRONISING
+        ]
+        times_ns = [time_ns for parts in left for _, time_ns in parts]
+        most_ns = MAX_RATE * (max(times_ns, default=0) - min(times_ns, default=0))
+        doubts: dict[int, tuple[int, int]] = {}
+        for parts in left:
+            known_ns = next((ns for rank, ns in parts if rates.get(rank) is not None), parts[0][1])
+            for rank, ns in parts:
+                if rates.get(rank) is None and abs(ns - known_ns) <= most_ns:  # more is no drift
+                    least, most = doubts.get(rank, (0, 0))
+                    doubts[rank] = min(least, ns - known_ns), max(most, ns - known_ns)
+        between = {rank: _wider(own, doubts.get(rank, (0, 0))) for rank, own in self.between.items()}
+        return replace(self, rates=rates, between=between)
 
     def realigned(self, rank: int, base_ns: int, origin_ns: int) -> Realigned:
         """From times since a rank's `base_ns` to those since `origin_ns`, on the lowest rank's clock."""
@@ -135,8 +159,12 @@ def _around(ahead_ns: int, shift: Shift) -> Shift:
 
 
 def _moved(shift: Shift, by_ns: int) -> Shift:
-    least, most = shift
-    return None if least is None else least + by_ns, None if most is None else most + by_ns
+    return _wider(shift, (by_ns, by_ns))
+
+
+def _wider(shift: Shift, doubt: tuple[int, int]) -> Shift:
+    (least, most), (less, more) = shift, doubt
+    return None if least is None else least + less, None if most is None else most + more
 
 
 def _edges(collectives: Sequence[Sequence[Part]]) -> dict[int, dict[int, int]]:

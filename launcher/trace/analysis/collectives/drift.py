@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
+from gpurun.launcher.trace.analysis.collectives.clocks import MAX_RATE
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
 from gpurun.launcher.trace.kineto.classify import SAME_SIZE, SYNCHRONISING
 
@@ -17,9 +18,6 @@ MIN_CHANGE_NS = 500
 MIN_CHANGE_ON_CPU_NS = 1_000_000
 """There a thread sees an end when it gets a core."""
 SIGMAS = 5
-MAX_RATE = 1e-3
-"""No working clock is further off; more is not drift."""
-
 MAX_BOUNDS = 16
 """Collectives at either end of the traces that bound a rate."""
 Links = list[tuple[int, int]]
@@ -94,8 +92,20 @@ def _pairs(collectives: Sequence[Sequence[Part]]) -> dict[tuple[int, int], list[
     return found
 
 
+def contradict(collectives: Sequence[Sequence[Part]]) -> bool:
+    """Whether these can't be collectives of one group: a rank would leave before another has come."""
+    found = map(_rate_bounds, _pairs(collectives).values())
+    return any(bounds is not None and bounds[0] - bounds[1] > MAX_RATE for bounds in found)
+
+
 def rate_bounds(pairs: Sequence[tuple[Part, Part]]) -> Bounds | None:
-    """The least and the largest rate that collectives of two ranks allow; `None` if there are too few.
+    """The least and the largest rate that collectives of two ranks allow; `None` if too few do."""
+    bounds = _rate_bounds(pairs)
+    return bounds if bounds is not None and bounds[0] <= bounds[1] else None
+
+
+def _rate_bounds(pairs: Sequence[tuple[Part, Part]]) -> Bounds | None:
+    """The rates; the least is above the largest where the ends contradict each other.
 
     None leaves a collective before the other has come: so each bounds how far one clock is ahead, and two of
     them, by the time between them, how much faster it runs.

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offsets, clock_owners, steady
 from gpurun.launcher.trace.analysis.collectives.collective import Collective, can_separate, waits_and_transfer
-from gpurun.launcher.trace.analysis.collectives.drift import Bounds, bounds_of_rates, clock_rates
+from gpurun.launcher.trace.analysis.collectives.drift import Bounds, bounds_of_rates, clock_rates, contradict
 from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, Part, group_labels
 from gpurun.launcher.trace.analysis.collectives.unnamed import groups_found, named
 from gpurun.launcher.trace.intervals import Int64
@@ -87,17 +87,10 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
     old versions of torch; unless most of its collectives then don't end together.
     """
     ranks = _with_groups(ranks)
-    found = _sorted(ranks, {})
-    owners = clock_owners({rank.rank: rank.clock for rank in ranks})
-    rates, bounds = _drift(found, owners)
-    if any(rates.values()):
-        found = _sorted(ranks, rates)
-    clocks = _clocks(found, owners)
+    found, clocks = _aligned(ranks, frozenset())
     doubtful = _not_one_group(found.collectives, clocks.offsets)
     if doubtful:
-        for key in [key for key in found.collectives if key[0] in doubtful]:
-            found.unknown_groups.extend(found.collectives.pop(key))
-        clocks = _clocks(found, owners)
+        found, clocks = _aligned(ranks, doubtful)
     offsets = clocks.offsets
     good = [[part] for part in (*found.unknown_groups, *found.unknown_peers)]
     loose: list[Part] = []
@@ -112,7 +105,7 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
     all_here = {rank.world_size for rank in ranks} == {len(ranks)}
     collectives = tuple(_collectives(good, all_here, clocks))
     unknown = len(found.unknown_groups), len(found.unknown_peers)
-    return Matched(collectives, replace(clocks, rates=rates, bounds=bounds), *unknown)
+    return Matched(collectives, clocks, *unknown)
 
 
 def _with_groups(ranks: Sequence[RankCollectives]) -> list[RankCollectives]:
@@ -184,20 +177,31 @@ def _place_in(whole: Sequence[Part], parts: Sequence[Part]) -> int:
     return int(best) if is_clear else 0
 
 
-def _clocks(found: _Sorted, owners: Mapping[int, int]) -> Clocks:
-    return clock_offsets(*_links(found, owners), sorted(set(owners.values()))).of_all(owners)
+def _aligned(ranks: Sequence[RankCollectives], doubtful: Set[object]) -> tuple[_Sorted, Clocks]:
+    """All parts, those of doubtful groups apart, and the clocks that the others show."""
+    owners = clock_owners({rank.rank: rank.clock for rank in ranks})
+    found = _without(doubtful, _sorted(ranks, {}))
+    rates, bounds = _drift(found, owners)
+    if any(rates.values()):
+        found = _without(doubtful, _sorted(ranks, {rank: rates[own] for rank, own in owners.items()}))
+    links = _links(found, owners)
+    clocks = replace(clock_offsets(*links, sorted(rates)), bounds=bounds)
+    return found, clocks.with_drift(rates, links[0]).of_all(owners)
+
+
+def _without(doubtful: Set[object], found: _Sorted) -> _Sorted:
+    for key in [key for key in found.collectives if key[0] in doubtful]:
+        found.unknown_groups.extend(found.collectives.pop(key))
+    return found
 
 
 def _drift(
     found: _Sorted, owners: Mapping[int, int]
 ) -> tuple[dict[int, float | None], dict[int, Bounds | None]]:
-    """The rate of each rank's clock, and its bounds."""
+    """The rate of each clock, and its bounds, by its lowest rank."""
     links, lowest = _links(found, owners), sorted(set(owners.values()))
-    rates = clock_rates(*links, lowest)
     bounds = bounds_of_rates([parts for parts in links[0] if len(parts) > 1], lowest)
-    return {rank: rates[each] for rank, each in owners.items()}, {
-        rank: bounds[each] for rank, each in owners.items()
-    }
+    return clock_rates(*links, lowest), bounds
 
 
 def _links(found: _Sorted, owners: Mapping[int, int]) -> tuple[list[list[Part]], list[tuple[Part, Part]]]:
@@ -263,13 +267,22 @@ def _linked(messages: Mapping[Key, Sequence[Part]], offsets: Mapping[int, int]) 
 
 
 def _not_one_group(groups: Mapping[Key, Sequence[Part]], offsets: Mapping[int, int]) -> set[object]:
-    """Groups without known ranks whose collectives mostly don't end together: they are several groups."""
-    votes: Counter[object] = Counter()
+    """Groups without known ranks that are several, since their collectives mostly don't end together.
+
+    Or since they can't at all: unless some are missing, so that the n-th of two ranks aren't the same.
+    """
+    found: defaultdict[object, list[Sequence[Part]]] = defaultdict(list)
     for key, parts in groups.items():
-        group = parts[0].local.group
-        if group.ranks is None and len(parts) > 1 and parts[0].local.kind in SYNCHRONISING:
-            votes[key[0]] += 1 if _end_together(parts, offsets) else -1
-    return {group for group, balance in votes.items() if balance < 0}
+        if parts[0].local.group.ranks is None and parts[0].local.kind in SYNCHRONISING:
+            found[key[0]].append(parts)
+    return {group for group, same in found.items() if _are_several(same, offsets)}
+
+
+def _are_several(same: Sequence[Sequence[Part]], offsets: Mapping[int, int]) -> bool:
+    shared = [parts for parts in same if len(parts) > 1]
+    if 2 * sum(_end_together(parts, offsets) for parts in shared) < len(shared):
+        return True
+    return len({len(parts) for parts in same}) == 1 and contradict(shared)
 
 
 def _group_size(parts: Sequence[Part], all_here: bool) -> int | None:

@@ -114,6 +114,36 @@ def test_collectives_that_do_not_end_together_are_not_matched(tmp_path: Path, wo
     wording(report.warnings)
 
 
+def test_where_no_clocks_could_have_the_ends_it_is_not_one_group(tmp_path: Path) -> None:
+    """Two stages: the second one's come 4 ms later in forward passes, and 4 ms sooner in backward ones."""
+    for rank, moved_us in ((0, 0), (1, 4_000)):
+        events: list[Event] = []
+        for number in range(12):
+            back = -1 if number % 6 >= 3 else 1
+            events += collective(RING, 50_000 + 10_000 * number + back * moved_us, 100, number + 1)
+        write_rank(tmp_path, rank, events, world_size=4)
+    report = analyse_paths([tmp_path])
+    assert [len(each.ranks) for each in report.collectives] == [1] * 24
+    assert report.clock_offset_bounds_us["1"] == (None, None)
+    assert report.clock_drift_ppm["1"] is None
+    assert report.clock_drift_bounds_ppm["1"] is None
+
+
+def test_where_the_drift_is_unknown_an_offset_may_be_what_any_collective_shows(tmp_path: Path) -> None:
+    """50 ppm; five collectives are too few to show it."""
+    for rank in (0, 1):
+        times_us = [10_000.0 * number * (1 + rank * 5e-5) + rank * 700 for number in range(1, 6)]
+        write_rank(
+            tmp_path,
+            rank,
+            [event for i, at in enumerate(times_us) for event in collective(RING, at, 10, i + 1, **sized(8))],
+        )
+    report = analyse_paths([tmp_path])
+    assert report.clock_drift_ppm["1"] is None
+    assert report.clock_offset_bounds_us["1"] == pytest.approx((700.5, 702.5))
+    assert report.clock_offset_bounds_us["0"] == (0, 0)
+
+
 def gloo(report: TraceReport) -> list[tuple[float, ...]]:
     return [
         (each.span_us, each.compute_us, each.exposed_transfer_us, each.exposed_wait_us, each.idle_us)
