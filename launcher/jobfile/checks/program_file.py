@@ -40,12 +40,23 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
     if is_dir:
         yield spec.problem(("script",), f"{shorten(script)} is a directory", "name a Python file in it")
     elif not is_file:
-        yield spec.problem(("script",), no_file(script), near_file(path, job_dir))
+        hint = _command_line(script, job_dir) or near_file(path, job_dir)
+        yield spec.problem(("script",), no_file(script), hint)
     elif path.suffix in (".yaml", ".yml"):  # a short one may be Python too: `workload: mlp` is an annotation
         message = f"{shorten(script)} is a job file, not a program"
         yield spec.problem(("script",), message, f"to run it: gpurun {shlex.quote(script)}")
     else:
         yield from _not_python(spec, "script", path, script)
+
+
+def _command_line(text: str, job_dir: Path) -> str | None:
+    """How to write a whole command line, `python train.py --epochs 3`, of a program that is there."""
+    words = text.split()
+    at = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
+    if at is None or len(words) < 2 or not (job_dir / words[at]).is_file():
+        return None
+    args = f" and `args: [{', '.join(words[at + 1 :])}]`" if words[at + 1 :] else ""
+    return f"write `script: {words[at]}`{args}"[:120]
 
 
 def near_file(path: Path, job_dir: Path) -> str:
