@@ -134,9 +134,7 @@ def explain(
     return found, max(0, len(unreported) - most)
 
 
-def _explain(
-    mistake: Mistake, source: Source, listed: set[KeyPath], params: Sequence[str] = ()
-) -> Problem:
+def _explain(mistake: Mistake, source: Source, listed: set[KeyPath], params: Sequence[str] = ()) -> Problem:
     """A message for the mistake.
 
     Args:

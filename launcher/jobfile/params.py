@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.jobfile.kinds import builtin_file, builtin_function
-from gpurun.launcher.jobfile.yaml.describe import any_of, correction, describe, did_you_mean, flow_text, shorten
+from gpurun.launcher.jobfile.yaml.describe import (
+    any_of,
+    correction,
+    describe,
+    did_you_mean,
+    flow_text,
+    shorten,
+)
 
 TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "int": ("a whole number", (int,)),

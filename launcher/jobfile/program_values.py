@@ -66,7 +66,8 @@ def check_args_list(items: list[Any]) -> None:
     if items and not any(isinstance(item, list | dict) for item in items):
         lists = [", ".join(str(item).split()) for item in items]
         are_lists = len(items) > 1 and all("," in one for one in lists)
-        hint = f"write [[{'], ['.join(lists)}]]" if are_lists else f"for one list, write [[{', '.join(lists)}]]"
+        hint = "write " if are_lists else "for one list, write "
+        hint += f"[[{'], ['.join(lists)}]]" if are_lists else f"[[{', '.join(lists)}]]"
         raise InvalidValue("an argument alone is not a list of arguments", hint[:120])
 
 

@@ -82,8 +82,8 @@ def _lists_several(kind: ListOf, value: Any, wrong: InvalidValue | None) -> bool
     """Whether a value is a list for `compare`.
 
     Args:
-        wrong: what is wrong with it, if it is a list in the file. Every item must fit if it is none, or if the
-            key itself takes lists.
+        wrong: what is wrong with it, if it is a list in the file. If it is none, or if the key itself takes
+            lists, every item must fit.
     """
     if not isinstance(value, list) or len(value) < 2:
         return False
@@ -99,7 +99,7 @@ def _listed(name: str, values: list[Any]) -> str:
 
 
 def _in_full(section: type[Section], name: str, value: Any) -> str | None:
-    """How to write `steps: 100`, `profile: true` or `baseline: ddp`: the value belongs to a key of the section."""
+    """How to write `steps: 100`, `profile: true` or `baseline: ddp`: the value belongs to one of its keys."""
     for meant in section.shorthand:
         key = section.keys[meant]
         if isinstance(value, bool):

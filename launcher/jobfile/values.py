@@ -124,8 +124,8 @@ def _devices_hint(value: Any) -> str:
             return f"write `[{value}]` for that GPU, `{kind}` for all GPUs"
     if isinstance(value, dict) and len(value) == 1:
         return "write it without the space: `cpu:2`"
-    if type(value) is int and 1 <= value <= MAX_DEVICES:
-        return f"write `{CPU.device(value)}`; or `{GPU_KINDS[0]}`, and `device_count: {value}`"
+    if re.fullmatch("[1-9][0-9]{0,2}", str(value)):
+        return f"write `{CPU.device(int(value))}`; or `{GPU_KINDS[0]}`, and `device_count: {value}`"
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else []
     if len(names) > 1 and all(map(_is_device, names)):
         return f"write [{', '.join(names)}]"
@@ -225,7 +225,7 @@ def _split_hint(value: Any) -> str:
     text = value if isinstance(value, str) else ""
     numbers = [int(number) for number in re.findall(r"[0-9]{1,9}", text)]
     if len(numbers) > 1 and "/" in text:
-        return f"write samples per device as a list, {numbers}, or a ratio, \"{':'.join(map(str, numbers))}\""
+        return f'write samples per device as a list, {numbers}, or a ratio, "{":".join(map(str, numbers))}"'
     if len(numbers) > 1 and "," in text:
         return f"write samples per device as a list: {numbers}"
     if (len(numbers) > 1 and ":" in text) or "%" in text:

@@ -101,9 +101,10 @@ def _how_to_find(spec: JobSpec, module: str) -> str:
 
 
 def _near_module(name: str, places: Sequence[str] | None) -> str | None:
-    """The module of that directory or package that may be meant."""
+    """The module of the job's directory, or of that package, that may be meant."""
     package, dot, last = name.rpartition(".")
-    near = nearest(last, (module.name for module in pkgutil.iter_modules(places or ())))
+    near_ones = (places or ()) if package else (places or ())[:1]
+    near = nearest(last, (module.name for module in pkgutil.iter_modules(near_ones)))
     if near:
         return f"did you mean `{package}{dot}{near}`?"
     if package:
