@@ -1,11 +1,13 @@
 """Mistakes in `script` and `module`, found without running any of the program's code."""
 
 import importlib.machinery
+import importlib.util
 import pkgutil
 import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -76,7 +78,7 @@ def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Prob
     names = module.split(".")
     for end in range(1, len(names) + 1):
         name = ".".join(names[:end])
-        found = importlib.machinery.PathFinder.find_spec(name, places) if places is not None else None
+        found = _found_at(name, places) if places is not None else None
         if found is None:
             hint = _near_module(name, places) or _how_to_find(spec, module)
             yield spec.problem(("module",), no_module(name), hint)
@@ -91,6 +93,18 @@ def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Prob
         found = main
     if found is not None and found.origin and found.origin.endswith(".py"):
         yield from _not_python(spec, "module", Path(found.origin), found.origin)
+
+
+def _found_at(name: str, places: Sequence[str]) -> ModuleSpec | None:
+    """The module in those places; a top-level one also where an editable installation has it.
+
+    Those have finders of their own, which `PathFinder` doesn't ask. To find a top-level name imports nothing.
+    """
+    found = importlib.machinery.PathFinder.find_spec(name, places)
+    if found is None and "." not in name:
+        with suppress(ImportError, ValueError):  # such as a module that runs without a spec of its own
+            found = importlib.util.find_spec(name)
+    return found
 
 
 def _how_to_find(spec: JobSpec, module: str) -> str:
