@@ -244,4 +244,4 @@ def key_meant(key: str, known: Iterable[str]) -> str | None:
 def key_elsewhere(key: str, known: Iterable[str]) -> str | None:
     """The one of the known keys that other tools call `key`."""
     meant = _ELSEWHERE.get(key.lower().replace("-", "_"))
-    return meant if meant in known else None
+    return meant if meant is not None and meant in known else None
