@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -68,6 +69,16 @@ def test_manifests_are_what_the_published_models_know(name: str, options: Submit
         part = document["spec"] if document["kind"] == "Job" else document
         read = getattr(import_module(f"kubeflow_trainer_api.models.{module}"), model).from_dict(part)
         assert without_empty(read.to_dict()) == part
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+@pytest.mark.parametrize("options", [OPTIONS, SubmitOptions(image="reg/me:1", gpus_per_node=1)])
+def test_manifests_follow_the_schema_of_kubernetes(version: str, options: SubmitOptions) -> None:
+    """Strictly: a field that isn't in it is an error."""
+    for document in yaml.safe_load_all(script("kubernetes", submission(*HOSTILE), options)):
+        kubernetes_validate.validate(document, version, strict=True)
+        with pytest.raises(kubernetes_validate.ValidationError, match="unexpected"):
+            kubernetes_validate.validate(document | {"x": 1}, version, strict=True)
 
 
 def without_empty(part: Any) -> Any:
