@@ -16,6 +16,7 @@ PROGRAMS = {
     "munge": ("munged",),
     "openmpi-bin": ("mpirun.openmpi",),
     "mpich": ("mpirun.mpich",),
+    "kubernetes-client": ("kubectl",),
 }
 """Debian's package → the programs that tests start from it."""
 FOR_ROOT = {"iproute2", "slurm-wlm", "munge", "openmpi-bin", "mpich"}

@@ -266,6 +266,24 @@ def test_it_says_how_to_look_after_the_job(name: str) -> None:
     assert not any("it's" in command for command in said.values())  # quoted, where it is repeated
 
 
+@pytest.mark.parametrize(
+    ("name", "further", "repeated"),
+    [
+        ("kubernetes", ("--namespace=ml", "--validate=false"), "kubectl --namespace=ml "),
+        ("jobset", ("--dry-run=client", "-n", "ml", "--token=secret"), "kubectl -n ml "),
+        ("kubernetes", ("-nml", "--save-config"), "kubectl -nml "),
+        ("ray", ("--runtime-env-json={}", "--address", "http://head:8265"), "--address http://head:8265 42"),
+    ],
+)
+def test_only_options_that_other_commands_know_are_repeated(
+    name: str, further: tuple[str, ...], repeated: str
+) -> None:
+    said = QUEUES[name].next_commands(submission(), replace(OPTIONS, further=further), "42")
+    text = "\n".join(said[each] for each in ("state", "logs", "cancel"))
+    assert text.count(repeated) == 3
+    assert not any(word in text for word in ("validate", "dry-run", "secret=", "save-config", "runtime"))
+
+
 def test_a_command_that_is_missing_and_one_that_refuses(tmp_path: Path, wording: Wording) -> None:
     def answer(*argv: str, queue: str = "slurm") -> str:
         return submit(QUEUES[queue], Call(argv, "standard input"), tmp_path / "x", submission())
