@@ -201,7 +201,7 @@ def resources_of(group: str) -> Object:
 
 @contextmanager
 def cluster(directory: Path) -> Iterator[tuple[Cluster, Path]]:
-    """A server, and the file that tells `kubectl` where it is."""
+    """A server, and the file with its address for `kubectl`."""
     server = Cluster()
     thread = Thread(target=server.serve_forever)
     thread.start()
