@@ -92,6 +92,11 @@ def number_of(*choices: int) -> Kind:
     return Kind(parse, {"type": "integer", "enum": list(choices)})
 
 
+def by_other_names(**others: str) -> dict[str, str]:
+    """The name of each of the other names: `by_other_names(fp64="float64 double")`."""
+    return {other: name for name, listed in others.items() for other in listed.split()}
+
+
 def one_of(
     choices: Sequence[str],
     elsewhere: Mapping[str, str] = MappingProxyType({}),

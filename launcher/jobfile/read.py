@@ -5,7 +5,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, ListOf, check_mapping, expected
+from gpurun.launcher.jobfile.field_types import (
+    InvalidValue,
+    Kind,
+    ListOf,
+    by_other_names,
+    check_mapping,
+    expected,
+)
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
 from gpurun.launcher.jobfile.section import Key, Section
 from gpurun.launcher.jobfile.yaml.describe import flow_text, nearest, shorten
@@ -217,21 +224,17 @@ def _meant(mistake: Mistake) -> set[Path]:
     return {(*section, near)} if near else set()
 
 
-_ELSEWHERE = {
-    other: key
-    for key, others in {
-        "accumulate": "gradient_accumulation_steps accumulate_grad_batches",
-        "checkpointing": "gradient_checkpointing activation_checkpointing",
-        "compare": "variants sweep grid matrix",
-        "device_count": "gpus num_gpus num_devices world_size nproc nproc_per_node",
-        "global_batch": "batch batch_size train_batch_size",
-        "precision": "dtype amp",
-        "script": "program command",
-        "split": "ratio",
-        "workload": "model",
-    }.items()
-    for other in others.split()
-}
+_ELSEWHERE = by_other_names(
+    accumulate="gradient_accumulation_steps accumulate_grad_batches",
+    checkpointing="gradient_checkpointing activation_checkpointing",
+    compare="variants sweep grid matrix",
+    device_count="gpus num_gpus num_devices world_size nproc nproc_per_node",
+    global_batch="batch batch_size train_batch_size",
+    precision="dtype amp",
+    script="program command",
+    split="ratio",
+    workload="model",
+)
 """Keys by the names that other tools give them."""
 
 

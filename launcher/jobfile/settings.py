@@ -14,32 +14,21 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from gpurun.launcher.jobfile import program_values, values
-from gpurun.launcher.jobfile.field_types import MAPPING, Kind, one_of, whole
+from gpurun.launcher.jobfile.field_types import MAPPING, Kind, by_other_names, one_of, whole
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS
 from gpurun.launcher.jobfile.section import ITEMS, WORDS, Setting, setting
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
 from gpurun.workloads.limits import RANGES
 
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
-_DTYPES = {"float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "bfloat16": "bf16"} | {
-    "float16": "fp16",
-    "half": "fp16",
-    "mixed": "bf16",
-    "16": "fp16",
-    "16-mixed": "fp16",
-    "32": "fp32",
-    "64": "fp64",
-}
-"""Precisions by the names that torch and its trainers give them."""
-_STRATEGIES_ELSEWHERE = {
-    "distributeddataparallel": "ddp",
-    "distributed": "ddp",
-    "dataparallel": "dp",
-    "data_parallel": "dp",
-    "fullyshardeddataparallel": "fsdp",
-    "zero3": "fsdp",
-    "zero": "zero1",
-}
+_DTYPES = by_other_names(
+    fp64="float64 double 64", fp32="float32 float 32", bf16="bfloat16 mixed", fp16="float16 half 16 16-mixed"
+)
+_STRATEGIES_ELSEWHERE = by_other_names(
+    ddp="distributeddataparallel distributed", dp="dataparallel data_parallel",
+    fsdp="fullyshardeddataparallel zero3", zero1="zero",
+)  # fmt: skip
+"""Precisions and strategies by the names that torch and its trainers give them."""
 _NOT_OPTIMIZERS = dict.fromkeys(
     ("adam", "adamw", "sgd", "lamb", "adafactor"),
     "the workload makes its optimizer; this key chooses the implementation",

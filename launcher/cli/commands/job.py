@@ -169,8 +169,8 @@ class ProgramCommand(click.Command):
         first = next((word for word in args if not word.startswith("-")), "")
         if first in LAUNCHERS and not Path(first).exists():
             program = next((word for word in args if word.endswith(".py")), "train.py")
-            text = f"gpurun starts the ranks itself: leave `{first}` and its options out"
-            raise SpecError(Problem(text, f"gpurun run {program} --devices cuda"))
+            text = f"leave `{first}` and its options out: gpurun runs one process per device"
+            raise SpecError(Problem(text, f"gpurun run {program}"))
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
