@@ -16,6 +16,7 @@ PROGRAMS = {
     "munge": ("munged",),
     "openmpi-bin": ("mpirun.openmpi",),
     "mpich": ("mpirun.mpich",),
+    "kubernetes-client": ("kubectl",),
 }
 """Debian's package → the programs that tests start from it."""
 FOR_ROOT = {"iproute2", "slurm-wlm", "munge", "openmpi-bin", "mpich"}
@@ -61,16 +62,19 @@ def as_root() -> list[str] | None:
     return [str(sudo), "-n"] if may else None
 
 
-def install(packages: Sequence[str]) -> bool:
-    """Whether apt-get has installed them; it shows its own errors."""
+def install(packages: Sequence[str]) -> None:
+    """Has apt-get install them, which shows its own errors: not every distribution has all."""
     prefix = as_root()
     if prefix is None or not shutil.which("apt-get"):
-        return False
+        return
     apt = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
     print(f"installing {', '.join(packages)} for the tests", flush=True)
     options = ["install", "--yes", "--no-install-recommends"]
     subprocess.run([*apt, "update"], stdout=subprocess.DEVNULL, check=False)  # install reports what matters
-    return subprocess.run([*apt, *options, *packages], stdout=subprocess.DEVNULL, check=False).returncode == 0
+    for some in (packages, *([package] for package in packages)):
+        done = subprocess.run([*apt, *options, *some], stdout=subprocess.DEVNULL, check=False)
+        if some is packages and done.returncode == 0:
+            return
 
 
 def main() -> None:
@@ -79,9 +83,11 @@ def main() -> None:
     if not packages:
         return
     fonts = [FONTS] if "chromium" in packages else []
-    if install([*packages, *fonts]) and not lacking():
+    install([*packages, *fonts])
+    packages = lacking()
+    if not packages:
         return
-    needed = " ".join(packages)
+    needed = " and ".join(packages)
     if os.environ.get(ALL_TESTS):
         raise SystemExit(f"gpurun: no test may be skipped ({ALL_TESTS}), and these need {needed}")
     print(

@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +37,17 @@ class SubmitOptions:
     """The PersistentVolumeClaim that keeps run directories."""
     further: tuple[str, ...] = ()
     """Other options of the command that submits, as they are: `--constraint=a100`."""
+
+
+def those_among(options: Sequence[str], names: Set[str]) -> list[str]:
+    """Of a command's options those with these names, which other commands know too, with their values."""
+    kept, is_known = [], False
+    for word in options:
+        if word.startswith("-"):
+            is_known = word.partition("=")[0] in names or (word[1] != "-" and word[:2] in names)
+        if is_known:
+            kept.append(word)
+    return kept
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from gpurun.launcher.schedulers.base import (
     Submission,
     SubmitOptions,
     number,
+    those_among,
 )
 
 Manifest = dict[str, Any]
@@ -40,6 +41,21 @@ NVIDIA = "nvidia.com/gpu"
 CONTAINER = "gpurun"
 _RESOURCE = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", re.ASCII)
 """Source: kubernetes.io, "Extended resources"."""
+OF_ALL_COMMANDS = frozenset(
+    {
+        *("-n", "--namespace", "--context", "--cluster", "--user", "--kubeconfig", "-s", "--server"),
+        *(
+            "--as",
+            "--as-group",
+            "--as-uid",
+            "--certificate-authority",
+            "--client-certificate",
+            "--client-key",
+        ),
+        *("--insecure-skip-tls-verify", "--tls-server-name", "--request-timeout"),
+    }
+)
+"""Options that every command of `kubectl` knows, but for passwords. Source: `kubectl options`."""
 _TIME = re.compile(r"(?:(\d{1,3})-)?(\d{1,4}):(\d{2}):(\d{2})", re.ASCII)
 
 
@@ -229,7 +245,8 @@ def call(wanted: Submission, options: SubmitOptions, path: Path, secret: str) ->
 
 def next_commands(wanted: Submission, options: SubmitOptions, kinds: str, label: str) -> Mapping[str, str]:
     """How to look after what a manifest made: objects of these kinds, and Pods with this label."""
-    kubectl, pods = shlex.join(("kubectl", *options.further)), f"-l {label}={wanted.label}"
+    kubectl = shlex.join(("kubectl", *those_among(options.further, OF_ALL_COMMANDS)))
+    pods = f"-l {label}={wanted.label}"
     most = max(5, wanted.num_nodes(options))
     return {
         "state": f"{kubectl} get pods {pods}",

@@ -14,6 +14,7 @@ from gpurun.launcher.schedulers.base import (
     Scheduler,
     Submission,
     SubmitOptions,
+    those_among,
 )
 
 _DRIVER = '''\
@@ -83,9 +84,13 @@ def script(wanted: Submission, options: SubmitOptions) -> str:
     return f"{head}\n{lines}\n{_DRIVER}"
 
 
+OF_ALL_COMMANDS = frozenset({"--address", "--headers", "--verify"})
+"""Options that every command of `ray job` knows. Source: docs.ray.io, "Ray Jobs CLI API Reference"."""
+
+
 def next_commands(wanted: Submission, options: SubmitOptions, job_id: str) -> Mapping[str, str]:
     """How to look after the job, by Ray's own commands."""
-    job = shlex.join((*options.further, job_id))
+    job = shlex.join((*those_among(options.further, OF_ALL_COMMANDS), job_id))
     return {
         "state": f"ray job status {job}",
         "logs": f"ray job logs --follow {job}",

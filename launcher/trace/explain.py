@@ -154,9 +154,10 @@ CUT = "No cause is named: the files are cut off, so work may be missing where a 
 def losses(report: TraceReport) -> list[Loss]:
     """Everything but compute, largest first. Shares are of the total time of `explained_stretches`.
 
-    Files that end early are left out: what they lack would look like waiting.
+    None where all files end early: what they lack would look like waiting.
     """
-    stretches = explained_stretches(report, with_cut=False)
+    is_cut = all(rank.is_cut for rank in report.ranks)
+    stretches = [] if is_cut else explained_stretches(report)
     mean = mean_stretch(stretches) if stretches else None
     if mean is None or mean.span_us == 0:
         return []
@@ -177,9 +178,9 @@ def losses(report: TraceReport) -> list[Loss]:
 
 
 def _bubble_us(report: TraceReport) -> float:
-    """The mean of all ranks."""
+    """The mean of all ranks that are explained."""
     in_stages = sum(stage.bubble_us * len(stage.ranks) for stage in report.pipeline)
-    return in_stages / len(report.ranks)
+    return in_stages / len(whole_ranks(report))
 
 
 def explain(report: TraceReport) -> str:
@@ -297,7 +298,7 @@ def _waiting(report: TraceReport) -> str:
 
 def _most_transfer(report: TraceReport) -> str | None:
     """The kind of parallelism that most of the exposed transfer is in; `None` if it isn't known."""
-    means = {each.kind: each.mean_us(len(report.ranks)) for each in report.parallelism}
+    means = {each.kind: each.mean_us(len(whole_ranks(report))) for each in report.parallelism}
     moved_us = {kind: exposed_us - (wait_us or 0.0) for kind, (_, exposed_us, wait_us) in means.items()}
     most = max(moved_us, key=lambda kind: moved_us[kind], default="other")
     return None if most == "other" or 2 * moved_us[most] < sum(moved_us.values()) else most
@@ -306,7 +307,7 @@ def _most_transfer(report: TraceReport) -> str | None:
 def _in_kind(report: TraceReport) -> str:
     """The kind of parallelism that most of the waiting is in, where there are several."""
     waits = {
-        each.kind: each.mean_us(len(report.ranks))[2] or 0.0
+        each.kind: each.mean_us(len(whole_ranks(report)))[2] or 0.0
         for each in report.parallelism
         if each.kind != "pipeline"
     }
@@ -326,14 +327,17 @@ def _is_total(rank: RankTrace) -> bool:
     )
 
 
-def explained_stretches(report: TraceReport, with_cut: bool = True) -> list[Breakdown]:
+def whole_ranks(report: TraceReport) -> Sequence[RankTrace]:
+    """Those whose files don't end early; all, where all do."""
+    return [rank for rank in report.ranks if not rank.is_cut] or report.ranks
+
+
+def explained_stretches(report: TraceReport) -> list[Breakdown]:
     """The time to explain: every step of every rank, or every rank's total where steps add no detail.
 
     A rank with several devices contributes each of them; one without steps nothing where others have some.
-    Ranks whose files end early do if `with_cut`.
     """
-    ranks = [rank for rank in report.ranks if with_cut or not rank.is_cut]
-    rows = [row for rank in ranks for row in rank.devices or (rank,)]
+    rows = [row for rank in whole_ranks(report) for row in rank.devices or (rank,)]
     if not steps_add_detail(report):
         return [row.total for row in rows]
     return [step for row in rows for step in row.steps]

@@ -202,6 +202,19 @@ def test_packages_of_the_system_are_named_where_they_may_not_be_installed(
         system_packages.main()
 
 
+def test_a_distribution_that_lacks_a_package_gets_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    apt = tmp_path / "apt-get"
+    apt.write_text(f'#!/bin/sh\ncase "$*" in *mpich*) exit 100;; *) echo "$*" >> {log};; esac\n')
+    apt.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    system_packages.install(["chromium", "mpich", "munge"])
+    assert [line.split()[-1] for line in log.read_text().splitlines()] == ["update", "chromium", "munge"]
+
+
 FAKE_GPURUN = """#!/bin/sh
 printf '%s\\n' "$*" >> "$LOG"
 case "$*" in *open.yaml*) exit 6;; *mistake*) exit 2;; *gpus*) exit 3;; *worse.yaml*) exit 5;; esac

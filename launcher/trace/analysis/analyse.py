@@ -20,7 +20,13 @@ from gpurun.launcher.trace.analysis.collectives.match import Matched, RankCollec
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.discover import Ranked, assign_ranks, find_traces, of_one_job
 from gpurun.launcher.trace.analysis.on_request.job_tables import with_tables
-from gpurun.launcher.trace.analysis.parallelism import GroupKinds, group_kinds, parallel_kinds, pipeline
+from gpurun.launcher.trace.analysis.parallelism import (
+    GroupKinds,
+    Views,
+    group_kinds,
+    parallel_kinds,
+    pipeline,
+)
 from gpurun.launcher.trace.analysis.rank_trace import RankView, rank_trace
 from gpurun.launcher.trace.model import (
     CollectivePart,
@@ -53,7 +59,7 @@ class Analysis:
         """The stages of the pipeline, as the means of these steps alone."""
         stages = _kinds(self.ranked, self.matched).stages
         views = tuple(_views(self.ranked, self.matched, 0)) if stages else ()
-        return pipeline(views, stages, self.matched.offsets, steps)
+        return pipeline(_whole(views), stages, self.matched.offsets, steps)
 
     def of_rank(self, rank: int) -> TraceReport:
         """The report with one rank's figures, and the tables on request of its part alone.
@@ -149,6 +155,9 @@ def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
         found.append(
             f"{len(ranks)} of {max(sizes)} ranks are present: waiting for the others counts as transfer"
         )
+    cut = [rank for rank, digest in ranked.digests if digest.is_cut]
+    if cut and len(cut) < len(ranks):
+        found.append(f"means, bubbles and causes are without {_ranks_text(cut)}: what is cut off isn't known")
     if len(sizes) > 1:
         found.append(f"the traces disagree about the number of ranks: {', '.join(map(str, sorted(sizes)))}")
     ranges = {_step_range(digest) for _, digest in ranked.digests}
@@ -244,8 +253,8 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
             for each, last in zip(matched.collectives, last_ranks, strict=True)
         ),
         stragglers=_stragglers(matched, last_ranks, ranks),
-        parallelism=parallel_kinds(views, kinds),
-        pipeline=pipeline(views, kinds.stages, matched.offsets),
+        parallelism=parallel_kinds(_whole(views), kinds),
+        pipeline=pipeline(_whole(views), kinds.stages, matched.offsets),
     )
 
 
@@ -277,6 +286,11 @@ def _views(ranked: Ranked, matched: Matched, base_ns: int) -> Iterator[tuple[int
     for rank, digest in ranked.digests:
         realigned = matched.clocks.realigned(rank, digest.base_ns, base_ns)
         yield rank, RankView(digest, realigned, tuple(parts[rank]))
+
+
+def _whole(views: Views) -> Views:
+    """Those of files that don't end early, if there are any: what the others lack would look like waiting."""
+    return tuple((rank, view) for rank, view in views if not view.digest.is_cut) or views
 
 
 def _first_ns(rank: int, digest: Digest, clocks: Clocks) -> int:

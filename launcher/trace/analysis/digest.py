@@ -353,6 +353,8 @@ def _device(trace: Trace, on_gpu: bool) -> str:
     """The name of the device that the work ran on, from the trace."""
     if not on_gpu:
         others = devices_not_read(trace.other_categories)
+        if trace.cut:
+            return "CPU (the rest is cut off)"
         if len(trace.launches):
             return "CPU (GPU not recorded)"
         return f"CPU ({', '.join(others)} not read)" if others else "CPU"

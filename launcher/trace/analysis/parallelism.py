@@ -223,10 +223,9 @@ def parallel_kinds(views: Views, kinds: GroupKinds) -> tuple[ParallelKind, ...]:
 
 
 def _parallel_rank(rank: int, view: RankView, parts: Parts) -> ParallelRank:
-    scopes, by_step = _scopes(view), _by_step(parts)
+    scopes = _scopes(view)
     comm_ns, exposed_ns, exposed_wait_ns = 0, 0, 0
-    for scope in scopes:
-        mine = by_step[scope.position] if scope.position is not None else parts
+    for scope, mine in _with_parts(scopes, parts):
         running = spans_of((part.local.start, part.local.end) for _, part in mine)
         exposed = scope.measure.exposed_comm.intersect(running)
         comm_ns += running.length_ns
@@ -242,11 +241,13 @@ def _scopes(view: RankView) -> Sequence[Scope]:
     return view.digest.steps or (view.digest.total,)
 
 
-def _by_step(parts: Parts) -> defaultdict[int | None, list[tuple[Collective, Part]]]:
-    found: defaultdict[int | None, list[tuple[Collective, Part]]] = defaultdict(list)
+def _with_parts(scopes: Sequence[Scope], parts: Parts) -> Iterator[tuple[Scope, Parts]]:
+    """Each step with its own parts; the whole trace with all."""
+    by_step: defaultdict[int | None, list[tuple[Collective, Part]]] = defaultdict(list)
     for each in parts:
-        found[each[1].local.step].append(each)
-    return found
+        by_step[each[1].local.step].append(each)
+    for scope in scopes:
+        yield scope, parts if scope.position is None else by_step[scope.position]
 
 
 @dataclass
@@ -269,6 +270,9 @@ def pipeline(
 ) -> tuple[PipelineStage, ...]:
     """The stages of the pipeline with the mean of their ranks and steps; empty where there is none.
 
+    What a rank waited for a message that the other rank's trace lacks isn't known: its step doesn't count,
+    unless a stage has no other.
+
     Args:
         views: the ranks.
         stages: of each rank.
@@ -276,11 +280,27 @@ def pipeline(
         steps: numbers of the steps that count; `None`: all.
     """
     totals: defaultdict[int, _StageTotals] = defaultdict(_StageTotals)
+    asked = {
+        rank: [each for each in _scopes(view) if steps is None or each.step in steps]
+        for rank, view in views
+        if rank in stages
+    }
+    known = {rank: _with_known_messages(view, asked[rank]) for rank, view in views if rank in asked}
+    known_stages = {stages[rank] for rank, scopes in known.items() if scopes}
     for rank, view in views:
-        if rank in stages:
-            scopes = [each for each in _scopes(view) if steps is None or each.step in steps]
-            _add_rank(totals[stages[rank]], rank, view, scopes, _Others(stages, offsets))
+        if rank in asked:
+            stage = stages[rank]
+            scopes = known[rank] if stage in known_stages else asked[rank]
+            _add_rank(totals[stage], rank, view, scopes, _Others(stages, offsets))
     return tuple(_stage(stage, totals[stage]) for stage in sorted(totals))
+
+
+def _with_known_messages(view: RankView, scopes: Sequence[Scope]) -> list[Scope]:
+    return [
+        scope
+        for scope, parts in _with_parts(scopes, view.parts)
+        if all(each.matched for each, _ in parts if each.is_message)
+    ]
 
 
 @dataclass(frozen=True)
@@ -303,9 +323,7 @@ def _add_rank(
     totals: _StageTotals, rank: int, view: RankView, scopes: Sequence[Scope], others: _Others
 ) -> None:
     totals.ranks.append(rank)
-    by_step = _by_step(view.parts)
-    for scope in scopes:
-        parts = by_step[scope.position] if scope.position is not None else view.parts
+    for scope, parts in _with_parts(scopes, view.parts):
         totals.num_steps += 1
         totals.span += scope.measure.span
         free = scope.measure.exposed_comm.subtract(_other_communication(parts, others))

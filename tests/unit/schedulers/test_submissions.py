@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -68,6 +69,16 @@ def test_manifests_are_what_the_published_models_know(name: str, options: Submit
         part = document["spec"] if document["kind"] == "Job" else document
         read = getattr(import_module(f"kubeflow_trainer_api.models.{module}"), model).from_dict(part)
         assert without_empty(read.to_dict()) == part
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+@pytest.mark.parametrize("options", [OPTIONS, SubmitOptions(image="reg/me:1", gpus_per_node=1)])
+def test_manifests_follow_the_schema_of_kubernetes(version: str, options: SubmitOptions) -> None:
+    """Strictly: a field that isn't in it is an error."""
+    for document in yaml.safe_load_all(script("kubernetes", submission(*HOSTILE), options)):
+        kubernetes_validate.validate(document, version, strict=True)
+        with pytest.raises(kubernetes_validate.ValidationError, match="unexpected"):
+            kubernetes_validate.validate(document | {"x": 1}, version, strict=True)
 
 
 def without_empty(part: Any) -> Any:
@@ -253,6 +264,24 @@ def test_it_says_how_to_look_after_the_job(name: str) -> None:
     said = QUEUES[name].next_commands(submission(), options, "42")
     assert list(said) == ["state", "logs", "results", "cancel"]
     assert not any("it's" in command for command in said.values())  # quoted, where it is repeated
+
+
+@pytest.mark.parametrize(
+    ("name", "further", "repeated"),
+    [
+        ("kubernetes", ("--namespace=ml", "--validate=false"), "kubectl --namespace=ml "),
+        ("jobset", ("--dry-run=client", "-n", "ml", "--token=secret"), "kubectl -n ml "),
+        ("kubernetes", ("-nml", "--save-config"), "kubectl -nml "),
+        ("ray", ("--runtime-env-json={}", "--address", "http://head:8265"), "--address http://head:8265 42"),
+    ],
+)
+def test_only_options_that_other_commands_know_are_repeated(
+    name: str, further: tuple[str, ...], repeated: str
+) -> None:
+    said = QUEUES[name].next_commands(submission(), replace(OPTIONS, further=further), "42")
+    text = "\n".join(said[each] for each in ("state", "logs", "cancel"))
+    assert text.count(repeated) == 3
+    assert not any(word in text for word in ("validate", "dry-run", "secret=", "save-config", "runtime"))
 
 
 def test_a_command_that_is_missing_and_one_that_refuses(tmp_path: Path, wording: Wording) -> None:

@@ -16,7 +16,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.format import INDEX_FILE, Heade
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import build
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.parallelism import kind_of_name
-from gpurun.launcher.trace.explain import last_rank
+from gpurun.launcher.trace.explain import explained_stretches, last_rank, mean_stretch, whole_ranks
 from gpurun.launcher.trace.model import TraceReport
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.several_ranks.pipelines import Schedule, one_forward_one_backward
@@ -131,6 +131,21 @@ def test_kinds_and_bubble_of_a_mesh(tmp_path: Path, names: dict[str, str], calls
         assert each.bubble_us == pytest.approx(known.bubble[each.stage], abs=1)
         (received,) = (found.wait_us for found in each.messages if found.way == "from")
         assert received == pytest.approx(known.messages[each.stage], abs=1)
+
+
+def test_what_a_truncated_file_lacks_changes_no_figure_of_the_others(tmp_path: Path) -> None:
+    """Steps in which they wait for messages of unknown times don't count."""
+    known = mesh(random.Random(5), [0.0] * 8, DESCRIBED, False, steps=4)
+    known.job.report(tmp_path)
+    text = (tmp_path / "rank5.json").read_text()
+    (tmp_path / "rank5.json").write_text(text[: len(text) // 2])
+    report = analyse_paths([tmp_path])
+    assert any(text.startswith("means, bubbles and causes are without rank 5: ") for text in report.warnings)
+    assert [each.ranks for each in report.pipeline] == [(0, 1, 2, 3), (4, 6, 7)]
+    assert {each.stage: each.bubble_us for each in report.pipeline} == pytest.approx(known.bubble, abs=1)
+    assert {rank.rank for rank in whole_ranks(report)} == {0, 1, 2, 3, 4, 6, 7}
+    compute_us = (FORWARD_US + BACKWARD_US) * MICRO_BATCHES
+    assert mean_stretch(explained_stretches(report)).compute_us == pytest.approx(compute_us, abs=1)
 
 
 def test_of_messages_that_are_asked_for_early_each_has_what_it_adds(tmp_path: Path) -> None:
