@@ -1,6 +1,5 @@
 """Values of a job file in words, for messages."""
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -102,6 +101,8 @@ def _num_shared(word: str, other: str) -> int:
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
     """The one of `words` that `word` may be a slip or the beginning of, if there is one."""
+    import difflib
+
     by_lower = {each.lower(): each for each in words}
     near = difflib.get_close_matches(word.lower(), list(by_lower), n=1) or _begun(word.lower(), by_lower)
     return by_lower[near[0]] if near else None

@@ -1,6 +1,5 @@
 """A job file as text and as a tree, with all that is wrong with it before its keys are looked at."""
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -131,6 +130,8 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _near_files(path: Path) -> str:
+    import difflib
+
     files = {name.lower(): name for name in _job_files(path.parent)}
     near = difflib.get_close_matches(path.name.lower(), files, n=1, cutoff=0.75)
     if near:
