@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -91,7 +92,7 @@ class Commands(click.Group):
         if args[0] not in COMMANDS:
             import difflib
 
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            near = difflib.get_close_matches(args[0], [*COMMANDS, "help", "--version"], n=1)
             hint = f"did you mean `gpurun {near[0]}`?" if near else "`gpurun --help` lists the commands"
             raise SpecError(f"there is no command or job file {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
@@ -131,15 +132,16 @@ def missing_argument(param: click.Parameter, ctx: click.Context) -> str:
     return f"missing {what} {name}; `gpurun {ctx.info_name} --help` shows an example"
 
 
-def _option_meant(error: click.NoSuchOption) -> str:
-    """What to write instead of an option that isn't there: a key of the job, or a similar option."""
-    from gpurun.launcher.jobfile.model import JobSpec
+def _choice_meant(error: click.ClickException, message: str) -> str:
+    """The one of an option's values that a wrong one may be meant to be, as a question."""
+    import difflib
 
-    key = error.option_name.strip("-").replace("-", "_")
-    sets_keys = error.ctx is not None and any(each.name == "overrides" for each in error.ctx.command.params)
-    if sets_keys and key in JobSpec.keys:
-        return f"; write --set {key}=VALUE"
-    return f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
+    kind = error.param.type if isinstance(error, click.BadParameter) and error.param else None
+    wrong = re.search(r"'([^']*)' is not one of", message)
+    if not isinstance(kind, click.Choice) or wrong is None:
+        return ""
+    near = difflib.get_close_matches(wrong[1].lower(), [str(choice) for choice in kind.choices], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def usage_message(error: click.ClickException) -> str:
@@ -152,10 +154,12 @@ def usage_message(error: click.ClickException) -> str:
             f"options come after the command: gpurun {command} … --option\n    see `gpurun {command} --help`"
         )
     if isinstance(error, click.NoSuchOption):
-        text = f"there is no option {error.option_name}{_option_meant(error)}"
+        from gpurun.launcher.cli.options import option_meant
+
+        text = f"there is no option {error.option_name}{option_meant(error)}"
     else:
         message = error.format_message()
-        text = f"{message[0].lower()}{message[1:]}".rstrip(".")
+        text = f"{message[0].lower()}{message[1:]}".rstrip(".") + _choice_meant(error, message)
     return f"{text}\n    see `{ctx.command_path} --help`" if ctx is not None else text
 
 

@@ -12,6 +12,7 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile import DEVICES_HELP
 
 if TYPE_CHECKING:
+    from gpurun.launcher.jobfile.kinds import JobKind
     from gpurun.launcher.nodes.rendezvous import NodeFlags
     from gpurun.launcher.rundir.store import Url
     from gpurun.launcher.trace.requested_tables import Table
@@ -38,6 +39,30 @@ class WholeNumber(click.types.IntParamType):  # in older versions of click `Para
             range_ = f"of at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
             self.fail(f"{value!r} is not a whole number {range_}", param, ctx)
         return number
+
+
+def option_meant(error: click.NoSuchOption, kind: "JobKind | None" = None) -> str:
+    """What to write instead of an option that isn't there: a key of the job, or a similar option.
+
+    Args:
+        kind: of the job whose keys can be set, where the command has only jobs of one.
+    """
+    from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, keys_without_effect
+    from gpurun.launcher.jobfile.yaml.describe import nearest
+
+    key, ctx = error.option_name.strip("-").replace("-", "_"), error.ctx
+    paths: dict[str, str] = {}
+    for section, model in (("profile.", SECTIONS["profile"]), ("steps.", SECTIONS["steps"]), ("", JobSpec)):
+        unset = keys_without_effect(model(), kind) if kind else frozenset()
+        paths |= {name: f"{section}{name}" for name in model.keys if name not in unset}
+    if ctx is not None and key in paths and any(each.name == "overrides" for each in ctx.command.params):
+        return f"; write --set {paths[key]}=VALUE"
+    names: list[str] = []
+    while ctx is not None:
+        names += [name for each in ctx.command.get_params(ctx) for name in each.opts if name.startswith("--")]
+        ctx = ctx.parent
+    near = nearest(key, (name.removeprefix("--") for name in names))
+    return f"; did you mean --{near}?" if near else ""
 
 
 class RunPath(click.Path):

@@ -1,11 +1,19 @@
 """Kinds of values: each says how a value is read, and how the schema describes it."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from gpurun.launcher.jobfile.yaml.describe import any_of, correction, describe, did_you_mean
+from gpurun.launcher.jobfile.yaml.describe import (
+    any_of,
+    correction,
+    describe,
+    did_you_mean,
+    flow_text,
+    shorten,
+)
 
 
 class InvalidValue(Exception):
@@ -84,6 +92,11 @@ def number_of(*choices: int) -> Kind:
     return Kind(parse, {"type": "integer", "enum": list(choices)})
 
 
+def by_other_names(**others: str) -> dict[str, str]:
+    """The name of each of the other names: `by_other_names(fp64="float64 double")`."""
+    return {other: name for name, listed in others.items() for other in listed.split()}
+
+
 def one_of(
     choices: Sequence[str],
     elsewhere: Mapping[str, str] = MappingProxyType({}),
@@ -101,9 +114,9 @@ def one_of(
         if isinstance(value, str) and value in choices:
             return value
         hint = None
-        if isinstance(value, str):
-            near = did_you_mean(elsewhere.get(value, value), choices)
-            hint = remedies.get(value.lower(), near)
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            word = str(value).lower()
+            hint = remedies.get(word) or did_you_mean(elsewhere.get(word, word), choices)
         raise expected(any_of(choices), value, hint)
 
     return Kind(parse, {"type": "string", "enum": list(choices)})
@@ -122,8 +135,22 @@ def check_mapping(value: Any) -> dict[str, Any]:
     """The value itself, if it is a mapping; its keys are texts then, as those of all mappings here."""
     if isinstance(value, dict):
         return value
-    hint = "leave the key out, or write {}" if value is None else None
-    raise expected("a mapping (`key: value`)", value, hint)
+    raise expected("a mapping (`key: value`)", value, _as_mapping(value))
+
+
+def _as_mapping(value: Any) -> str | None:
+    """How to write what was meant to be a mapping."""
+    if value is None:
+        return "leave the key out, or write {}"
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        return f"write {shorten(flow_text({key: one[key] for one in value for key in one}))}"
+    if isinstance(value, str) and (assigned := _ASSIGNED.fullmatch(value)):
+        return f"write {{{assigned[1]}: {assigned[2]}}}"
+    return None
+
+
+_ASSIGNED = re.compile(r"(\w{1,40}) ?[=:] ?([\w.+-]{1,40})")
+"""`layers=2`, as other tools have it."""
 
 
 MAPPING = Kind(check_mapping, {"type": "object", "additionalProperties": True})

@@ -10,12 +10,13 @@ from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.checks.rules import find_conflicts
+from gpurun.launcher.jobfile.checks.workload import params_taken
 from gpurun.launcher.jobfile.kinds import default_strategy
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, secrets_in
-from gpurun.launcher.jobfile.read import Mistake, UnknownKey, draft_of, key_meant, read_spec
+from gpurun.launcher.jobfile.read import Mistake, UnknownKey, draft_of, key_elsewhere, read_spec
 from gpurun.launcher.jobfile.section import Section
 from gpurun.launcher.jobfile.values import safe_name
-from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, shorten
+from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, flow_text, shorten
 from gpurun.launcher.jobfile.yaml.source import Source, override_source, read_source
 from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, Node, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
@@ -72,7 +73,9 @@ def check_source(source: Source, job_dir: Path) -> JobSpec:
         raise _all_of([*source.problems, source.problem((), message)], source)
     source = _with_strategy(source)
     spec, mistakes = read_spec(source)
-    found, more = explain(mistakes, source, MAX_PROBLEMS)
+    has_unknown = any(isinstance(mistake, UnknownKey) for mistake in mistakes)
+    params = params_taken(spec.workload, job_dir) if has_unknown else ()
+    found, more = explain(mistakes, source, MAX_PROBLEMS, params)
     conflicts = [] if more else find_conflicts(draft_of(spec, mistakes), job_dir)
     problems = [*source.problems, *found, *conflicts]
     if problems:
@@ -114,26 +117,34 @@ def _all_of(problems: list[Problem], source: Source, more: int = 0) -> SpecError
     return SpecError(*ordered[:MAX_PROBLEMS], *rest)
 
 
-def explain(mistakes: Sequence[Mistake], source: Source, most: int) -> tuple[list[Problem], int]:
+def explain(
+    mistakes: Sequence[Mistake], source: Source, most: int, params: Sequence[str] = ()
+) -> tuple[list[Problem], int]:
     """Messages for the mistakes, for `most` of them at most, and how many more there are.
 
     Those that `source` has reported already are left out. Explaining takes a while (near misses are looked
     for), so that a file of thousands of wrong keys must not be explained in full.
+
+    Args:
+        params: what the workload takes.
     """
     unreported = [mistake for mistake in mistakes if isinstance(mistake, UnknownKey) or mistake.message]
     listed: set[KeyPath] = set()
-    found = [_explain(mistake, source, listed) for mistake in unreported[:most]]
+    found = [_explain(mistake, source, listed, params) for mistake in unreported[:most]]
     return found, max(0, len(unreported) - most)
 
 
-def _explain(mistake: Mistake, source: Source, listed: set[KeyPath]) -> Problem:
+def _explain(mistake: Mistake, source: Source, listed: set[KeyPath], params: Sequence[str] = ()) -> Problem:
     """A message for the mistake.
 
     Args:
         listed: sections whose keys were listed in a message before; the list says the same again. Grows.
+        params: what the workload takes.
     """
     if isinstance(mistake, UnknownKey):
-        return source.key_problem(mistake.path, *_unknown_key(mistake.path, listed))
+        message, hint = _unknown_key(mistake.path, listed)
+        in_params = _as_param(mistake.path, source, params)
+        return source.key_problem(mistake.path, message, in_params or hint)
     key = ".".join(step for step in mistake.path if isinstance(step, str))
     return source.problem(mistake.path, f"`{key}`: {mistake.message}", mistake.hint)
 
@@ -141,7 +152,7 @@ def _explain(mistake: Mistake, source: Source, listed: set[KeyPath]) -> Problem:
 def _unknown_key(path: KeyPath, listed: set[KeyPath]) -> tuple[str, str | None]:
     key = str(path[-1])
     known = (SECTIONS[str(path[0])] if len(path) > 1 else JobSpec).keys
-    hint = did_you_mean(key, known) or _meant(key, known) or _elsewhere(key)
+    hint = _INSTEAD.get(key) or _meant(key, known) or _elsewhere(key)
     if hint is None and path[:-1] not in listed:
         listed.add(path[:-1])
         hint = _all_keys(known)
@@ -149,9 +160,39 @@ def _unknown_key(path: KeyPath, listed: set[KeyPath]) -> tuple[str, str | None]:
     return f"unknown key `{shorten(key)}`{inside}", hint
 
 
+_OF_ALL_DEVICES = "`global_batch` counts the samples of all devices together"
+_SIZE_OF_RUN = "`budget: 3m` or `steps: {rounds: 28}` says how much is measured"
+_ARGUMENTS = "arguments of a workload go into `params`, those of a program into `args`"
+_INSTEAD = {
+    **dict.fromkeys(("micro_batch", "micro_batch_size", "local_batch"), _OF_ALL_DEVICES),
+    **dict.fromkeys(("batch_size_per_device", "per_device_train_batch_size"), _OF_ALL_DEVICES),
+    **dict.fromkeys(("epochs", "max_steps", "num_steps", "iterations"), _SIZE_OF_RUN),
+    **dict.fromkeys(("data", "dataset", "lr", "learning_rate"), _ARGUMENTS),
+    **dict.fromkeys(("out", "output", "output_dir"), "the command line names it: gpurun JOB.yaml --out DIR"),
+    "resume": "an option of the command: gpurun --resume JOB.yaml",
+    "workdir": "programs start in the job file's directory; `args` may have {launch_dir}",
+}
+"""What to do about keys that a job doesn't have, and that nothing near replaces."""
+
+
 def _meant(key: str, known: Iterable[str]) -> str | None:
-    meant = key_meant(key, known)
-    return f"did you mean `{meant}`?" if meant else None
+    names = list(known)
+    meant = key_elsewhere(key, names)
+    return f"did you mean `{meant}`?" if meant else did_you_mean(key, names)
+
+
+def _as_param(path: KeyPath, source: Source, params: Sequence[str]) -> str | None:
+    """How to write a key that is an argument of the workload: `params: {layers: 4}`, also where it varies."""
+    section, name = path[:-1], str(path[-1]).removeprefix("params.")
+    if name not in params or section not in ((), ("compare",)):
+        return None
+    value = source.root.plain()
+    for step in path:
+        value = value[step]
+    if section and isinstance(value, list):
+        items: Any = [{name: one} for one in value]
+        return f"write `params: {shorten(flow_text(items))}`"
+    return f"write `params: {shorten(flow_text({name: value}))}`"
 
 
 def _all_keys(known: Iterable[str]) -> str:

@@ -99,6 +99,7 @@ class Compare(Section, derived=_compared()):
 class Baseline(Section, derived=_named()):
     """Which variant the others are compared with. Without it: the first one."""
 
+    shorthand = ("strategy", "split", "precision")
     if TYPE_CHECKING:
 
         def __getattr__(self, key: str) -> Any: ...
@@ -113,7 +114,7 @@ _ALL_STEPS = "all its steps count; `steps.launches` says how often it is run"
 class Steps(Section):
     """How much is measured."""
 
-    shorthand = "rounds"
+    shorthand = ("rounds",)
     warmup: Annotated[int, whole(0, 100_000)] = 0
     """Steps before timing begins, at least. By itself a variant takes what shows that it is steady: 10 steps
     or more, and after the first variant of a launch, which has warmed up the model, 6 or more."""
@@ -136,7 +137,7 @@ class Steps(Section):
 class Profile(Section):
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
 
-    shorthand = "steps"
+    shorthand = ("steps",)
     steps: Annotated[int, whole(0, 1000)] = 3
     """Steps in a trace; 0 takes none, and doesn't time steps without communication either, which measure
     what communication costs."""
@@ -157,7 +158,7 @@ class Profile(Section):
 class Logs(Section):
     """What is kept of the ranks' output."""
 
-    shorthand = "keep"
+    shorthand = ("keep",)
     keep_bytes: Size = GIB
     """How much the logs of one launch may take on each node: `500 MiB`, `1 GiB` or a number of bytes. Each
     rank has an equal share. When its log is larger, the newest half is moved to `rankN.log.1`, and what came

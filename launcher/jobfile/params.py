@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.jobfile.kinds import builtin_file, builtin_function
-from gpurun.launcher.jobfile.yaml.describe import any_of, correction, describe, did_you_mean, shorten
+from gpurun.launcher.jobfile.yaml.describe import (
+    any_of,
+    correction,
+    describe,
+    did_you_mean,
+    flow_text,
+    shorten,
+)
 
 TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "int": ("a whole number", (int,)),
@@ -121,6 +128,9 @@ def refused(workload: str, reason: object) -> str:
 
 def _correction(value: Any, param: Param) -> str | None:
     """How to write a value that a parameter doesn't take, where that can be guessed."""
+    if isinstance(value, list) and len(value) > 1 and all(_is_allowed(item, param) for item in value):
+        listed = flow_text([{param.name: item} for item in value])
+        return f"to compare them, write `compare: {{params: {listed}}}`"
     if param.choices:
         return did_you_mean(str(value), param.choices)
     return correction(value, *(each for name in param.types for each in TYPES[name][1]))

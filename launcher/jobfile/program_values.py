@@ -64,10 +64,11 @@ def _argument(item: Any, position: int) -> str:
 def check_args_list(items: list[Any]) -> None:
     """Refuses the value of `compare: args` if it is one list of arguments, not several."""
     if items and not any(isinstance(item, list | dict) for item in items):
-        words = ", ".join(str(item) for item in items)
-        raise InvalidValue(
-            "an argument alone is not a list of arguments", f"for one list, write [[{words}]]"[:120]
-        )
+        lists = [", ".join(str(item).split()) for item in items]
+        are_lists = len(items) > 1 and all("," in one for one in lists)
+        hint = "write " if are_lists else "for one list, write "
+        hint += f"[[{'], ['.join(lists)}]]" if are_lists else f"[[{', '.join(lists)}]]"
+        raise InvalidValue("an argument alone is not a list of arguments", hint[:120])
 
 
 def parse_env(value: Any) -> dict[str, str]:

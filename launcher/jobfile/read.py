@@ -5,7 +5,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, ListOf, check_mapping, expected
+from gpurun.launcher.jobfile.field_types import (
+    InvalidValue,
+    Kind,
+    ListOf,
+    by_other_names,
+    check_mapping,
+    expected,
+)
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
 from gpurun.launcher.jobfile.section import Key, Section
 from gpurun.launcher.jobfile.yaml.describe import flow_text, nearest, shorten
@@ -56,12 +63,13 @@ def read_section(model: type[S], given: dict[str, Any], path: Path, mistakes: li
 
 def _advised(model: type[Section], name: str, value: Any, wrong: InvalidValue) -> InvalidValue:
     """The same mistake, with advice where it is known what was meant."""
-    if (kind := _compared_as(model, name)) is not None and _lists_several(kind, value, wrong):
+    kind, values = _compared_as(model, name), _separate(value)
+    if kind is not None and _lists_several(kind, values, wrong if values is value else None):
         return InvalidValue(
-            "expected one value, got several", f"to compare them, write `{_listed(name, value)}`"
+            "expected one value, got several", f"to compare them, write `{_listed(name, values)}`"
         )
     section = model.keys[name].kind
-    if wrong.hint is None and isinstance(section, type) and section.shorthand:
+    if wrong.hint is None and isinstance(section, type):
         return InvalidValue(wrong.message, _in_full(section, name, value), wrong.at)
     return wrong
 
@@ -72,14 +80,24 @@ def _compared_as(model: type[Section], name: str) -> ListOf | None:
     return key.kind if key is not None and isinstance(key.kind, ListOf) else None
 
 
-def _lists_several(kind: ListOf, value: Any, wrong: InvalidValue) -> bool:
-    """Whether a wrong value is a list for `compare`; of a key that itself takes lists every item must fit."""
+def _separate(value: Any) -> Any:
+    """The values of `ddp, dp` as a list; any other value as it is."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) and "," in value else value
+
+
+def _lists_several(kind: ListOf, value: Any, wrong: InvalidValue | None) -> bool:
+    """Whether a value is a list for `compare`.
+
+    Args:
+        wrong: what is wrong with it, if it is a list in the file. If it is none, or if the key itself takes
+            lists, every item must fit.
+    """
     if not isinstance(value, list) or len(value) < 2:
         return False
     mistakes: list[Mistake] = []
     with suppress(InvalidValue):
         _several(kind, value, (), mistakes)
-        return wrong.at is None or not mistakes
+        return not mistakes or (wrong is not None and wrong.at is None)
     return False
 
 
@@ -88,14 +106,15 @@ def _listed(name: str, values: list[Any]) -> str:
 
 
 def _in_full(section: type[Section], name: str, value: Any) -> str | None:
-    """How to write `steps: 100` or `profile: true`: the number belongs to one key of the section."""
-    key = section.keys[section.shorthand]
-    if isinstance(value, bool):
-        value = getattr(section, key.field) if value else 0
-    with suppress(InvalidValue):
-        if isinstance(key.kind, Kind):
-            key.kind.parse(value)
-            return f"write `{name}: {{{section.shorthand}: {value}}}`"
+    """How to write `steps: 100`, `profile: true` or `baseline: ddp`: the value belongs to one of its keys."""
+    for meant in section.shorthand:
+        key = section.keys[meant]
+        if isinstance(value, bool):
+            value = getattr(section, key.field) if value else 0
+        with suppress(InvalidValue):
+            if isinstance(key.kind, Kind):
+                key.kind.parse(value)
+                return f"write `{name}: {{{meant}: {value}}}`"
     return None
 
 
@@ -112,8 +131,7 @@ def _value(key: Key, value: Any, path: Path, mistakes: list[Mistake]) -> Any:
 
 def _several(kind: ListOf, value: Any, path: Path, mistakes: list[Mistake]) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        hint = f"put what varies in brackets: [{shorten(flow_text(value))}]" if value is not None else None
-        raise expected("a list", value, hint)
+        raise expected("a list", value, _in_brackets(kind, value))
     if kind.check is not None:
         kind.check(value)
     if not value:
@@ -121,6 +139,21 @@ def _several(kind: ListOf, value: Any, path: Path, mistakes: list[Mistake]) -> t
     if kind.most is not None and len(value) > kind.most:
         raise InvalidValue(f"expected at most {kind.most} values, got {len(value):,}")
     return tuple(_item(kind.item, item, (*path, at), mistakes) for at, item in enumerate(value))
+
+
+def _in_brackets(kind: ListOf, value: Any) -> str | None:
+    """How to write a list that lacks its brackets; an example only where every item would be right."""
+    if value is None:
+        return None
+    values = _separate(value)
+    if isinstance(value, dict) and len(value) == 1:
+        ((name, several),) = value.items()
+        values = [{name: one} for one in several] if isinstance(several, list) else value
+    items = values if isinstance(values, list) else [values]
+    mistakes: list[Mistake] = []
+    for item in items:
+        _item(kind.item, item, (), mistakes)
+    return "put what varies in brackets" + ("" if mistakes else f": {shorten(flow_text(items))}")
 
 
 def _item(kind: Kind, item: Any, path: Path, mistakes: list[Mistake]) -> Any:
@@ -191,18 +224,27 @@ def _meant(mistake: Mistake) -> set[Path]:
     return {(*section, near)} if near else set()
 
 
-_ELSEWHERE = {
-    "batch": "global_batch",
-    "batch_size": "global_batch",
-    "dtype": "precision",
-    "gradient_accumulation_steps": "accumulate",
-    "model": "workload",
-}
+_ELSEWHERE = by_other_names(
+    accumulate="gradient_accumulation_steps accumulate_grad_batches",
+    checkpointing="gradient_checkpointing activation_checkpointing",
+    compare="variants sweep grid matrix",
+    device_count="gpus num_gpus num_devices world_size nproc nproc_per_node",
+    global_batch="batch batch_size train_batch_size",
+    precision="dtype amp",
+    script="program command",
+    split="ratio",
+    workload="model",
+)
 """Keys by the names that other tools give them."""
 
 
 def key_meant(key: str, known: Iterable[str]) -> str | None:
     """The one of the known keys that an unknown one is meant to be, as far as its name shows."""
     names = list(known)
-    meant = _ELSEWHERE.get(key)
-    return meant if meant in names else nearest(key, names)
+    return key_elsewhere(key, names) or nearest(key, names)
+
+
+def key_elsewhere(key: str, known: Iterable[str]) -> str | None:
+    """The one of the known keys that other tools call `key`."""
+    meant = _ELSEWHERE.get(key.lower().replace("-", "_"))
+    return meant if meant is not None and meant in known else None

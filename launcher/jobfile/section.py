@@ -145,8 +145,8 @@ class Section:
 
     keys: ClassVar[Mapping[str, Key]]
     """By their names in the file, in the order of the fields."""
-    shorthand: ClassVar[str] = ""
-    """The key that is meant where the file has a number in place of the section."""
+    shorthand: ClassVar[tuple[str, ...]] = ()
+    """The keys of which one is meant where the file has a value in place of the section."""
     stated: frozenset[str] = frozenset()
     """Keys that the job states; the fields of the others have their defaults."""
     source: Source | None = field(default=None, compare=False, repr=False)

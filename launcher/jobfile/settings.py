@@ -14,18 +14,25 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from gpurun.launcher.jobfile import program_values, values
-from gpurun.launcher.jobfile.field_types import MAPPING, Kind, one_of, whole
+from gpurun.launcher.jobfile.field_types import MAPPING, Kind, by_other_names, one_of, whole
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS
 from gpurun.launcher.jobfile.section import ITEMS, WORDS, Setting, setting
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
 from gpurun.workloads.limits import RANGES
 
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
-_DTYPES = {"float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "bfloat16": "bf16"} | {
-    "float16": "fp16",
-    "half": "fp16",
-}
-"""Precisions by torch's names."""
+_DTYPES = by_other_names(
+    fp64="float64 double 64", fp32="float32 float 32", bf16="bfloat16 mixed", fp16="float16 half 16 16-mixed"
+)
+_STRATEGIES_ELSEWHERE = by_other_names(
+    ddp="distributeddataparallel distributed", dp="dataparallel data_parallel",
+    fsdp="fullyshardeddataparallel zero3", zero1="zero",
+)  # fmt: skip
+"""Precisions and strategies by the names that torch and its trainers give them."""
+_NOT_OPTIMIZERS = dict.fromkeys(
+    ("adam", "adamw", "sgd", "lamb", "adafactor"),
+    "the workload makes its optimizer; this key chooses the implementation",
+)
 _NOT_STRATEGIES = dict.fromkeys(
     ("zero2", "deepspeed", "tp", "pp"),
     "a program that uses it can be timed as it is: `gpurun run train.py`",
@@ -62,7 +69,7 @@ class Settings:
         None, kinds=frozenset({PROGRAM}), is_task=True
     )
     """Like `script`, by its module's name as for `python -m`: `package.train`."""
-    strategy: Annotated[str, one_of(IN_JOBS, remedies=_NOT_STRATEGIES)] = setting(
+    strategy: Annotated[str, one_of(IN_JOBS, _STRATEGIES_ELSEWHERE, _NOT_STRATEGIES)] = setting(
         "ddp",
         compare=f"Strategies to compare: {', '.join(f'`{name}`' for name in IN_JOBS)}.",
         baseline="The baseline's strategy.",
@@ -146,7 +153,7 @@ class Settings:
     )
     """Which of the layers that repeat, or that the workload names as `blocks`, drop their activations and
     compute them again in the backward pass (`torch.utils.checkpoint`). `full`: all, `2`: every second one."""
-    optimizer: Literal["default", "foreach", "fused"] = setting(
+    optimizer: Annotated[str, one_of(("default", "foreach", "fused"), remedies=_NOT_OPTIMIZERS)] = setting(
         "default",
         compare="Implementations of the optimizer to compare.",
         baseline="The implementation of the baseline's optimizer.",

@@ -89,11 +89,18 @@ def parse_workload(value: Any) -> str:
     """`gpt`, `train.py:build` or `package.module:build`."""
     if isinstance(value, str) and _WORKLOAD.fullmatch(value):
         return value
-    if isinstance(value, str) and value.endswith(".py"):
+    if isinstance(value, str) and _WORKLOAD.fullmatch(plain := _called(value)):
+        hint = f"write {plain}"
+    elif isinstance(value, str) and value.endswith(".py"):
         hint = f"name the function that builds it, such as {value}:build"
     else:
         hint = "a built-in such as gpt, a file train.py:build, or a module package.module:build"
     raise expected(WORKLOAD_NAME, value, hint)
+
+
+def _called(text: str) -> str:
+    """`train.py:build` for `train.py::build` and `train.py:build()`."""
+    return text.removesuffix("()").replace("::", ":")
 
 
 def parse_devices(value: Any) -> Devices:
@@ -117,6 +124,11 @@ def _devices_hint(value: Any) -> str:
             return f"write `[{value}]` for that GPU, `{kind}` for all GPUs"
     if isinstance(value, dict) and len(value) == 1:
         return "write it without the space: `cpu:2`"
+    if re.fullmatch("[1-9][0-9]{0,2}", str(value)):
+        return f"write `{CPU.device(int(value))}`; or `{GPU_KINDS[0]}`, and `device_count: {value}`"
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else []
+    if len(names) > 1 and all(map(_is_device, names)):
+        return f"write [{', '.join(names)}]"
     return f"use auto, cpu:2, {', '.join(GPU_KINDS)}, or a list such as [cuda:0, cuda:1]"
 
 
@@ -133,7 +145,8 @@ def _device_list(items: list[Any]) -> tuple[str, ...]:
         raise InvalidValue(f"expected 1 to {MAX_DEVICES} devices, got {len(items)}")
     for position, item in enumerate(items):
         if not isinstance(item, str) or not (item == CPU.name or _is_device(_AT_NODE.sub("", item))):
-            hint = "for example cpu:0 or cuda:0"
+            index = str(item) if type(item) is int and 0 <= item < MAX_DEVICES else "0"
+            hint = f"for example cpu:0 or {GPU_KINDS[0]}:{index}"
             raise expected("the name of a device", item, hint, position)
     kinds = {accelerator_of(item).title for item in items}
     if len(kinds) > 1:
@@ -205,12 +218,18 @@ def _ratio(text: str) -> str:
     return text
 
 
+_WHOLE_RATIO = 'write a ratio of whole numbers, such as "3:1"'
+
+
 def _split_hint(value: Any) -> str:
-    numbers = [int(number) for number in re.findall(r"[0-9]{1,9}", value)] if isinstance(value, str) else []
-    if len(numbers) > 1 and "/" in value:
+    text = value if isinstance(value, str) else ""
+    numbers = [int(number) for number in re.findall(r"[0-9]{1,9}", text)]
+    if len(numbers) > 1 and "/" in text:
+        return f'write samples per device as a list, {numbers}, or a ratio, "{":".join(map(str, numbers))}"'
+    if len(numbers) > 1 and "," in text:
         return f"write samples per device as a list: {numbers}"
-    if len(numbers) > 1 and ":" in value:
-        return 'write a ratio of whole numbers, such as "3:1"'
+    if (len(numbers) > 1 and ":" in text) or "%" in text:
+        return _WHOLE_RATIO
     return 'use even, balanced, a ratio such as "3:1", or samples per device such as [48, 16]'
 
 
@@ -219,7 +238,8 @@ def _sample_list(items: list[Any]) -> tuple[int, ...]:
         raise InvalidValue(f"expected the samples of 1 to {MAX_DEVICES} devices, got {len(items)}")
     for position, item in enumerate(items):
         if type(item) is not int or not 1 <= item <= MAX_COUNT:
-            raise expected("a number of samples (at least 1)", item, correction(item, int), position)
+            hint = _WHOLE_RATIO if type(item) is float and 0 < item < 1 else correction(item, int)
+            raise expected("a number of samples (at least 1)", item, hint, position)
     return tuple(items)
 
 
@@ -282,7 +302,7 @@ def parse_threads(value: Any) -> int | str:
     if value == "auto":
         return str(value)
     if type(value) is not int or not 1 <= value <= MAX_THREADS:
-        raise expected(f"`auto` or 1 to {MAX_THREADS} threads", value)
+        raise expected(f"`auto` or 1 to {MAX_THREADS} threads", value, correction(value, int))
     return value
 
 
@@ -294,7 +314,8 @@ def parse_checkpointing(value: Any) -> int | str:
     if value in ("none", "full"):
         return str(value)
     if type(value) is not int or not 2 <= value <= MAX_EVERY:
-        raise expected(f"`none`, `full` or 2 to {MAX_EVERY}, for every second layer and so on", value)
+        hint = f"write {'full' if value else 'none'}" if isinstance(value, bool) else None
+        raise expected(f"`none`, `full` or 2 to {MAX_EVERY}, for every second layer and so on", value, hint)
     return value
 
 

@@ -22,6 +22,7 @@ from gpurun.launcher.cli.options import (
     json_option,
     node_options,
     only_rank_option,
+    option_meant,
     out_option,
     out_or_url_option,
     parse_wait,
@@ -29,7 +30,7 @@ from gpurun.launcher.cli.options import (
     set_option,
 )
 from gpurun.launcher.cli.output import print_comparison, run_and_print, show_json, width
-from gpurun.launcher.errors import SpecError
+from gpurun.launcher.errors import Problem, SpecError
 
 if TYPE_CHECKING:
     from gpurun.launcher.plan.estimate import Earlier
@@ -157,17 +158,28 @@ def earlier_run(job: str, hostname: str) -> "Earlier | None":
     return find_earlier(job, hostname)
 
 
+LAUNCHERS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "mpirun"})
+"""What starts a program elsewhere, and has no place after `gpurun run`."""
+
+
 class ProgramCommand(click.Command):
     """A command whose last arguments, after `--`, belong to a program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first = next((word for word in args if not word.startswith("-")), "")
+        if first in LAUNCHERS and not Path(first).exists():
+            program = next((word for word in args if word.endswith(".py")), "train.py")
+            text = f"leave `{first}` and its options out: gpurun runs one process per device"
+            raise SpecError(Problem(text, f"gpurun run {program}"))
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            near = f"did you mean {error.possibilities[0]}? Otherwise, " if error.possibilities else ""
-            raise SpecError(
-                f"gpurun run has no option {error.option_name}; {near}the program's own options go after `--`"
-            ) from None
+            from gpurun.launcher.jobfile.kinds import PROGRAM
+
+            meant = option_meant(error, PROGRAM)
+            own = f"{' Otherwise,' if meant else ';'} the program's own options go after `--`"
+            meant = meant if meant.endswith("?") else f"{meant}." if meant else ""
+            raise SpecError(f"gpurun run has no option {error.option_name}{meant}{own}") from None
 
 
 @click.command("run", cls=ProgramCommand)
@@ -206,6 +218,8 @@ def run(
     quit_on_interrupt()
     if module is None and not words:
         raise SpecError("missing argument SCRIPT.py; or run a module: gpurun run -m package.train")
+    if module is not None and module.endswith(".py"):
+        raise SpecError(Problem(f"{module} is a file, not a module", f"to run it: gpurun run {module}"))
     script, args = (None, words) if module is not None else (words[0], words[1:])
 
     def invocation() -> Any:

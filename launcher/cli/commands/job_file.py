@@ -28,6 +28,8 @@ def init(path: Path, force: bool) -> None:
     from gpurun.launcher.jobfile.docs.schema import SCHEMA_FILE, job_schema, job_template
     from gpurun.launcher.rundir.files import no_directory, write_bytes, write_json
 
+    if path.is_dir():
+        raise SpecError(f"{path} is a directory; name a file in it: gpurun init {path / 'job.yaml'}")
     if path.exists() and not force:
         raise SpecError(f"{path} exists; --force overwrites it")
     if not path.parent.exists():

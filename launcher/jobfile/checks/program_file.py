@@ -1,11 +1,13 @@
 """Mistakes in `script` and `module`, found without running any of the program's code."""
 
 import importlib.machinery
+import importlib.util
 import pkgutil
 import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -40,12 +42,23 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
     if is_dir:
         yield spec.problem(("script",), f"{shorten(script)} is a directory", "name a Python file in it")
     elif not is_file:
-        yield spec.problem(("script",), no_file(script), near_file(path, job_dir))
+        hint = _command_line(script, job_dir) or near_file(path, job_dir)
+        yield spec.problem(("script",), no_file(script), hint)
     elif path.suffix in (".yaml", ".yml"):  # a short one may be Python too: `workload: mlp` is an annotation
         message = f"{shorten(script)} is a job file, not a program"
         yield spec.problem(("script",), message, f"to run it: gpurun {shlex.quote(script)}")
     else:
         yield from _not_python(spec, "script", path, script)
+
+
+def _command_line(text: str, job_dir: Path) -> str | None:
+    """How to write a whole command line, `python train.py --epochs 3`, of a program that is there."""
+    words = text.split()
+    at = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
+    if at is None or len(words) < 2 or not (job_dir / words[at]).is_file():
+        return None
+    args = f" and `args: [{', '.join(words[at + 1 :])}]`" if words[at + 1 :] else ""
+    return f"write `script: {words[at]}`{args}"[:120]
 
 
 def near_file(path: Path, job_dir: Path) -> str:
@@ -65,7 +78,7 @@ def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Prob
     names = module.split(".")
     for end in range(1, len(names) + 1):
         name = ".".join(names[:end])
-        found = importlib.machinery.PathFinder.find_spec(name, places) if places is not None else None
+        found = _found_at(name, places) if places is not None else None
         if found is None:
             hint = _near_module(name, places) or _how_to_find(spec, module)
             yield spec.problem(("module",), no_module(name), hint)
@@ -82,6 +95,18 @@ def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Prob
         yield from _not_python(spec, "module", Path(found.origin), found.origin)
 
 
+def _found_at(name: str, places: Sequence[str]) -> ModuleSpec | None:
+    """The module in those places; a top-level one also where an editable installation has it.
+
+    Those have finders of their own, which `PathFinder` doesn't ask. To find a top-level name imports nothing.
+    """
+    found = importlib.machinery.PathFinder.find_spec(name, places)
+    if found is None and "." not in name:
+        with suppress(ImportError, ValueError):  # such as a module that runs without a spec of its own
+            found = importlib.util.find_spec(name)
+    return found
+
+
 def _how_to_find(spec: JobSpec, module: str) -> str:
     """What to do about a module that isn't there; `gpurun run -m` has no job file to put it next to."""
     if spec.source is None or spec.source.root.mark.file:
@@ -90,9 +115,10 @@ def _how_to_find(spec: JobSpec, module: str) -> str:
 
 
 def _near_module(name: str, places: Sequence[str] | None) -> str | None:
-    """The module of that directory or package that may be meant."""
+    """The module of the job's directory, or of that package, that may be meant."""
     package, dot, last = name.rpartition(".")
-    near = nearest(last, (module.name for module in pkgutil.iter_modules(places or ())))
+    near_ones = (places or ()) if package else (places or ())[:1]
+    near = nearest(last, (module.name for module in pkgutil.iter_modules(near_ones)))
     if near:
         return f"did you mean `{package}{dot}{near}`?"
     if package:

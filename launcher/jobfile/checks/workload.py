@@ -4,7 +4,7 @@ import ast
 import importlib.machinery
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,17 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
         module = read_module(job_dir / source)
         yield from _missing_function(spec, module, function, place)
         yield from _wrong_params(draft, signature_of(module, function) if module else None)
+
+
+def params_taken(workload: str | None, job_dir: Path) -> Sequence[str]:
+    """What a workload takes under `params`, as far as its source shows it."""
+    source, _, function = (workload or "").rpartition(":")
+    signature = None
+    if function in builtin_workloads() and not source:
+        signature = signature_of_builtin(function)
+    elif source.endswith(".py") and (module := read_module(job_dir / source)):
+        signature = signature_of(module, function)
+    return signature.names if signature else ()
 
 
 def _wrong_for_micro_benchmarks(draft: Draft, builtin: Builtin, place: KeyPath) -> Iterator[Problem]:

@@ -12,6 +12,8 @@ _PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
 _NOT_TEXTS = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
 """Words that YAML takes for something else."""
 
+_WITH_UNIT = re.compile(r"([0-9]{1,9}) ?[A-Za-z]+")
+
 _TRUTHS = {
     **dict.fromkeys(("yes", "on", "y", "1"), "true"),
     **dict.fromkeys(("no", "off", "n", "0"), "false"),
@@ -41,6 +43,8 @@ def correction(value: Any, *wanted: type) -> str | None:
         return "write it without quotes"
     if isinstance(value, float) and value.is_integer() and int in wanted:
         return f"write {value:.0f}"
+    if isinstance(value, str) and int in wanted and (counted := _WITH_UNIT.fullmatch(value)):
+        return f"write {counted[1]}"
     if bool in wanted and str(value).lower() in _TRUTHS:
         return f"write {_TRUTHS[str(value).lower()]}"
     if isinstance(value, bool | int | float) and str in wanted:
@@ -62,7 +66,7 @@ def flow_text(value: Any) -> str:
         return f"[{', '.join(map(flow_text, value))}]"
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXTS:
         return value
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=lambda unreadable: "…")
 
 
 def any_of(words: Sequence[str]) -> str:
@@ -77,6 +81,8 @@ def did_you_mean(word: str, words: Iterable[str]) -> str | None:
     near = nearest(word, choices)
     if near is None:
         return None
+    if near.lower() == word.lower():
+        return f"did you mean `{near}`?"
     others = [each for each in choices if each != near and _is_one_slip(word.lower(), each.lower())]
     return f"did you mean {any_of([near, *others])}?"
 

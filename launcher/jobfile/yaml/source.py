@@ -131,9 +131,10 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _near_files(path: Path) -> str:
-    near = difflib.get_close_matches(path.name, _job_files(path.parent), n=1, cutoff=0.75)
+    files = {name.lower(): name for name in _job_files(path.parent)}
+    near = difflib.get_close_matches(path.name.lower(), files, n=1, cutoff=0.75)
     if near:
-        return f"did you mean {path.with_name(near[0])}?"
+        return f"did you mean {path.with_name(files[near[0]])}?"
     return _WRITE_ONE
 
 

@@ -163,6 +163,8 @@ def _mtime_s(listed: Listed, path: Path) -> float:
 
 MAX_STEPS_BYTES = 64 << 20
 """Of one rank's file, from its end; 300,000 steps."""
+MAX_VARIANT_BYTES = 256 << 20
+"""Of the files of all ranks together; each may give the same share of it."""
 MAX_RANKS = 256
 MAX_VALUES = 2000
 """Of one variant, over all ranks."""
@@ -175,10 +177,9 @@ _DECODER = msgspec.json.Decoder(StepRecord)
 
 def variant_steps(listed: Listed, variant: str) -> dict[str, Any]:
     """Every timed step, or evenly chosen ones, on every rank; see README.md."""
-    ranks = read_ranks(listed, variant)
-    by_rank = {rank: timed(records) for rank, records in ranks.items()}
+    by_rank, first = _timed_by_rank(listed, variant)
     common = set.intersection(*(set(steps) for steps in by_rank.values())) if by_rank else set()
-    found = {key: one for one in next(iter(ranks.values()), []) if (key := key_of(one)) in common}
+    found = {key: one for one in first if (key := key_of(one)) in common}
     ordered, numbers = list(found), step_numbers(list(found.values()))
     slowest = [max(steps[key] for steps in by_rank.values()) for key in ordered]
     chosen = choose(slowest, max(MAX_VALUES // max(len(by_rank), 1), 2 * NUM_SLOWEST))
@@ -194,10 +195,17 @@ def variant_steps(listed: Listed, variant: str) -> dict[str, Any]:
     }
 
 
-def read_ranks(listed: Listed, variant: str) -> dict[int, list[StepRecord]]:
-    """What each rank has written about the variant."""
-    files = list(rank_files(listed.run.variant(variant), ".jsonl").items())
-    return {rank: decode(read_end(listed.root, path, MAX_STEPS_BYTES)) for rank, path in files[:MAX_RANKS]}
+def _timed_by_rank(listed: Listed, variant: str) -> tuple[dict[int, Mapping[Key, float]], list[StepRecord]]:
+    """What `timed` gives for each rank, and all records of the first; those of all would fill the memory."""
+    files = list(rank_files(listed.run.variant(variant), ".jsonl").items())[:MAX_RANKS]
+    share = min(MAX_STEPS_BYTES, MAX_VARIANT_BYTES // max(len(files), 1))
+    found: dict[int, Mapping[Key, float]] = {}
+    first: list[StepRecord] = []
+    for rank, path in files:
+        records = decode(read_end(listed.root, path, share))
+        first = records if not found else first
+        found[rank] = timed(records)
+    return found, first
 
 
 def decode(lines: bytes) -> list[StepRecord]:

@@ -6,10 +6,10 @@ Source of the arguments of collectives: `torch/csrc/profiler/util.cpp`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import lru_cache
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -161,8 +161,10 @@ def bounded(values: Sequence[int]) -> Int64:
 
 MAX_BYTES = 1 << 53
 """No collective moves more; larger sizes are damage."""
-MAX_GROUP = 1 << 20
-"""No group has more ranks; larger ones are damage."""
+MAX_RANKS = 1 << 20
+"""All groups of a rank together have no more; what is beyond that is damage."""
+MAX_INPUTS_BYTES = 1 << 16
+"""The inputs of a send or receive are shorter."""
 _RANKS = re.compile(r"\[[0-9]{1,9}(, ?[0-9]{1,9})*\]")
 """All ranks of a group; of long lists torch leaves out the middle, and writes `...` for it."""
 _PEERS = {"c10d::send": "send", "c10d::recv_": "recv"}
@@ -190,8 +192,8 @@ class CommFacts:
     dtype: str | None = None
 
 
-def comm_facts(name: str, args: Arguments) -> CommFacts:
-    """The facts on a kernel, or a call, of this name."""
+def comm_facts(name: str, args: Arguments, groups: GroupRanks) -> CommFacts:
+    """The facts on a kernel, or a call, of this name; `groups` are those of its trace."""
     kind = collective_kind(name if args.collective is None else str(args.collective))
     in_elements = whole(args.in_elements)
     elements = max(in_elements or 0, whole(args.out_elements) or 0)
@@ -203,17 +205,17 @@ def comm_facts(name: str, args: Arguments) -> CommFacts:
         group=None if args.group is None else str(args.group),
         group_size=whole(args.group_size),
         sequence=whole(args.sequence),
-        ranks=_group_ranks(args),
+        ranks=groups.of(args),
         peer=whole(args.target if kind == "send" else args.source) if kind in ("send", "recv") else None,
         description=None if args.description is None else str(args.description),
         dtype=None if args.dtype is None else str(args.dtype),
     )
 
 
-def call_facts(name: str, args: Arguments) -> CommFacts | None:
-    """The facts on a call that issues a collective; `None` if the trace has none."""
+def call_facts(name: str, args: Arguments, groups: GroupRanks) -> CommFacts | None:
+    """The facts on a call that issues a collective, as in `comm_facts`; `None` if the trace has none."""
     if args.collective is not None or args.group is not None:
-        return comm_facts(name, args)
+        return comm_facts(name, args, groups)
     if name not in _PEERS:
         return None
     return CommFacts(_PEERS[name], None, None, None, None, group_peer=_group_peer(args))
@@ -222,7 +224,7 @@ def call_facts(name: str, args: Arguments) -> CommFacts | None:
 def _group_peer(args: Arguments) -> int | None:
     """The peer of `c10d::send` and `c10d::recv_`, as a rank of their group."""
     try:
-        inputs = msgspec.json.decode(args.inputs)
+        inputs = msgspec.json.decode(args.inputs if len(args.inputs) <= MAX_INPUTS_BYTES else b"null")
     except (msgspec.DecodeError, RecursionError):
         return None
     known = isinstance(inputs, list) and len(inputs) > _PEER_INPUT
@@ -230,27 +232,47 @@ def _group_peer(args: Arguments) -> int | None:
     return whole(peer)
 
 
-def _group_ranks(args: Arguments) -> tuple[int, ...] | None:
-    """The ranks of the group: as listed, else from the first one and the distance between them."""
-    if isinstance(args.group_ranks, list):
-        return _valid(args.group_ranks)
-    listed = _parsed(str(args.group_ranks)) if args.group_ranks is not None else None
-    if listed is not None:
-        return listed
-    first, stride, size = map(whole, (args.first_rank, args.rank_stride, args.group_size))
-    if first is None or not stride or not size or not 0 < size < MAX_GROUP or first < 0 or stride < 0:
-        return None
-    return _strided(first, stride, size)
+Stated = TypeVar("Stated", str, tuple[int, ...], range)
 
 
-@lru_cache(maxsize=4096)
-def _strided(first: int, stride: int, size: int) -> tuple[int, ...]:
-    return tuple(range(first, first + stride * size, stride))
+class GroupRanks:
+    """The ranks of the groups of a trace: one tuple for all events of a group.
+
+    An event states a group of any size in a few bytes, and the next one another group.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[int, ...]] = {}
+        self._num_ranks = 0
+
+    def of(self, args: Arguments) -> tuple[int, ...] | None:
+        """The ranks of an event's group: as listed, else from the first one and the distance between them."""
+        if isinstance(args.group_ranks, list):
+            return self._once(tuple(args.group_ranks), len(args.group_ranks), _valid)
+        text = "" if args.group_ranks is None else str(args.group_ranks)
+        listed = self._once(text, text.count(",") + 1, _parsed) if text else None
+        if listed is not None:
+            return listed
+        first, stride, size = map(whole, (args.first_rank, args.rank_stride, args.group_size))
+        if first is None or not stride or not size or min(first, stride, size) < 0:
+            return None
+        return self._once(range(first, first + stride * size, stride), size, tuple)
+
+    def _once(
+        self, stated: Stated, size: int, ranks_of: Callable[[Stated], tuple[int, ...] | None]
+    ) -> tuple[int, ...] | None:
+        """The ranks that an event states in this form, at most `size`; `None` where that is too many."""
+        found = self._known.get(stated)
+        if found is None and self._num_ranks + size <= MAX_RANKS:
+            found = ranks_of(stated)
+            if found is not None:
+                self._known[stated] = found
+                self._num_ranks += size
+        return found
 
 
-@lru_cache(maxsize=4096)
 def _parsed(text: str) -> tuple[int, ...] | None:
-    """The ranks in `[0, 1, 2]`; one tuple for all events of a group."""
+    """The ranks in `[0, 1, 2]`."""
     return _valid([int(rank) for rank in text[1:-1].split(",")]) if _RANKS.fullmatch(text) else None
 
 

@@ -8,18 +8,21 @@ that case, and for the end of the array.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.foreign import TOKENS, kind_of_document, kind_of_file
 from gpurun.launcher.trace.kineto.trace_file import Source
 
+Bytes = NDArray[np.uint8]
 _OPENS_EVENTS = re.compile(rb"\s*:\s*\[")
 _BRACKETS = np.zeros(256, dtype=np.int8)
 _BRACKETS[[ord("{"), ord("[")]] = 1
@@ -34,6 +37,8 @@ _ESCAPE = re.compile(
 _PLACE = re.compile(r"^(?:JSON is malformed: )?(.*) \(byte (\d+)\)$")
 _SKIPPED = msgspec.json.Decoder(msgspec.Raw)
 """Validates the text without building objects."""
+PIECE_BYTES = 1 << 18
+"""Scanned at a time: the positions of brackets and quotes may take 18 times the memory of the text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,41 +46,79 @@ class Scan:
     """Byte positions in a text that starts between two events of the array."""
 
     starts: Int64
-    """First byte of each complete event."""
+    """First byte of each complete event, as far as the text was read."""
     ends: Int64
-    """Byte after each complete event."""
+    """Byte after each of them."""
     close: int | None
-    """Position of the bracket that closes the array; `None` if the text ends before it."""
+    """Position of the bracket that closes the array; `None` if it wasn't reached."""
 
 
 def scan_events(text: bytes | bytearray) -> Scan:
-    """The complete events of `text`, and the end of their array."""
-    codes = np.frombuffer(text, dtype=np.uint8)
-    quotes = _quotes(codes)
-    brackets = np.flatnonzero(_BRACKETS[codes])
-    brackets = brackets[(np.searchsorted(quotes, brackets) & 1) == 0]
-    step = _BRACKETS[codes[brackets]].astype(np.int64)
-    depth = np.cumsum(step)
-    closing = np.flatnonzero(depth < 0)
-    if len(closing):
-        stop = closing[0]
-        brackets, step, depth = brackets[: stop + 1], step[: stop + 1], depth[: stop + 1]
-    starts = brackets[(depth == 1) & (step == 1)]
-    ends = brackets[(depth == 0) & (step == -1)] + 1
-    return Scan(starts[: len(ends)], ends, int(brackets[-1]) if len(closing) else None)
+    """The complete events of `text`, and the end of their array.
+
+    A text longer than `BLOCK_BYTES` is read as far as there is a complete event, at least: whoever takes the
+    events out asks again for those that follow.
+    """
+    scanner = _Scanner()
+    for offset in range(0, len(text), PIECE_BYTES):
+        scanner.add(np.frombuffer(text, np.uint8, min(PIECE_BYTES, len(text) - offset), offset), offset)
+        if scanner.close is not None or (scanner.num_ends and offset >= BLOCK_BYTES):
+            break
+    return scanner.done()
 
 
-def _quotes(codes: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Int64:
-    """Positions of quotes that open or close a string: not those after an odd number of backslashes."""
-    quotes = np.flatnonzero(codes == ord('"'))
-    slashes = np.flatnonzero(codes == ord("\\"))
-    if not len(slashes):
-        return quotes
-    first = np.flatnonzero(np.diff(slashes, prepend=-2) > 1)
-    run_starts = slashes[first]
-    run_ends = slashes[np.append(first[1:], len(slashes)) - 1] + 1
-    escaped = run_ends[(run_ends - run_starts) % 2 == 1]
-    return quotes[~np.isin(quotes, escaped, assume_unique=True)]
+class _Scanner:
+    """Reads a text piece by piece."""
+
+    def __init__(self) -> None:
+        self.close: int | None = None
+        self.num_ends = 0
+        self._starts: list[Int64] = []
+        self._ends: list[Int64] = []
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+        """Whether a backslash before this piece escapes its first byte."""
+
+    def add(self, codes: Bytes, offset: int) -> None:
+        """Reads the piece that begins at byte `offset`."""
+        quotes = self._quotes(codes)
+        brackets = np.flatnonzero(_BRACKETS[codes])
+        brackets = brackets[(np.searchsorted(quotes, brackets) & 1) == self._in_string]
+        step = _BRACKETS[codes[brackets]].astype(np.int32)
+        depth = np.cumsum(step, dtype=np.int32) + self._depth
+        closing = np.flatnonzero(depth < 0)
+        if len(closing):
+            stop = int(closing[0])
+            self.close = int(brackets[stop]) + offset
+            brackets, step, depth = brackets[:stop], step[:stop], depth[:stop]
+        self._starts.append(brackets[(depth == 1) & (step == 1)] + offset)
+        self._ends.append(brackets[(depth == 0) & (step == -1)] + offset + 1)
+        self.num_ends += len(self._ends[-1])
+        self._in_string ^= bool(len(quotes) & 1)
+        self._depth = int(depth[-1]) if len(depth) else self._depth
+
+    def _quotes(self, codes: Bytes) -> Int64:
+        """Positions of quotes that open or close a string: not those after an odd number of backslashes."""
+        quotes = np.flatnonzero(codes == ord('"'))
+        slashes = np.flatnonzero(codes == ord("\\"))
+        if self._is_escaped:
+            quotes, slashes = quotes[quotes > 0], slashes[slashes > 0]
+        self._is_escaped = False
+        if not len(slashes):
+            return quotes
+        first = np.flatnonzero(np.diff(slashes, prepend=-2) > 1)
+        run_starts = slashes[first]
+        run_ends = slashes[np.append(first[1:], len(slashes)) - 1] + 1
+        escaped = run_ends[(run_ends - run_starts) % 2 == 1]
+        self._is_escaped = bool(len(escaped)) and int(escaped[-1]) == len(codes)
+        return quotes[~np.isin(quotes, escaped, assume_unique=True)]
+
+    def done(self) -> Scan:
+        """What was found; an event that is still open isn't complete."""
+        none = np.empty(0, dtype=np.int64)
+        starts, ends = np.concatenate((none, *self._starts)), np.concatenate((none, *self._ends))
+        return Scan(starts[: len(ends)], ends, self.close)
 
 
 def find_events(head: bytes | bytearray) -> int | None:
@@ -99,14 +142,14 @@ def cleaned(text: bytes) -> bytes:
 
     Kineto has written `nan` and `inf`, raw control characters, broken UTF-8 and halves of surrogate pairs.
     """
-    text = text.translate(_CONTROL_TO_SPACE)
-    text = _NOT_A_NUMBER.sub(lambda match: match[1] + b"null", text)
+    # Neither does by `re.sub`, which holds 100 bytes for each number or escape that it finds.
+    text = _with_numbers(text.translate(_CONTROL_TO_SPACE), lambda _: b"null")
     return _whole_pairs(text).decode("utf-8", "replace").encode()
 
 
 def find_damage(text: bytes) -> tuple[int, str] | None:
     """Byte and kind of the first damage that `cleaned` doesn't repair; `None` if `text` is only truncated."""
-    even = _NOT_A_NUMBER.sub(lambda match: match[1] + b"0".ljust(len(match[2])), text)
+    even = _with_numbers(text, lambda word: b"0".ljust(len(word)))
     try:
         _SKIPPED.decode(_whole_pairs(even.translate(_CONTROL_TO_SPACE)))
     except (msgspec.DecodeError, RecursionError) as error:
@@ -115,17 +158,32 @@ def find_damage(text: bytes) -> tuple[int, str] | None:
     return None
 
 
+def _with_numbers(text: bytes, instead: Callable[[bytes], bytes]) -> bytes:
+    """Replaces words such as `nan`."""
+    parts, last = BytesIO(), 0
+    for found in _NOT_A_NUMBER.finditer(text):
+        parts.write(text[last : found.start(2)])
+        parts.write(instead(found[2]))
+        last = found.end(2)
+    parts.write(text[last:])
+    return parts.getvalue()
+
+
 def _whole_pairs(text: bytes) -> bytes:
     """Replaces half surrogate pairs by the replacement character, in as many bytes."""
     if b"\\ud" not in text and b"\\uD" not in text:
         return text
-    return _ESCAPE.sub(lambda match: rb"\ufffd" if match[1] else match[0], text)
+    whole = bytearray(text)
+    for found in _ESCAPE.finditer(text):
+        if found[1]:
+            whole[slice(*found.span())] = rb"\ufffd"
+    return bytes(whole)
 
 
 Event = TypeVar("Event")
 
 BLOCK_BYTES = 2 << 20
-MAX_PART_BYTES = 64 << 20
+MAX_PART_BYTES = 16 << 20
 """No event, header or footer of a trace is larger."""
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
@@ -242,9 +300,10 @@ class TraceFile(Generic[Event]):
         return TraceError(f"{path}: {kind_of_document(self._buffer)}: no traceEvents up to byte {size}")
 
     def _guess(self) -> tuple[list[Event], bytes] | None:
-        """The block up to the last apparent end of an event, if it is one."""
-        tail = max(len(self._buffer) - (1 << 16), 0)
-        ends = [match.start() + 1 for match in _BETWEEN.finditer(self._buffer, tail)]
+        """The block up to the last apparent end of an event in `BLOCK_BYTES`, if it is one."""
+        end = min(len(self._buffer), BLOCK_BYTES)
+        tail = max(end - (1 << 16), 0)
+        ends = [match.start() + 1 for match in _BETWEEN.finditer(self._buffer, tail, end)]
         if not ends:
             return None
         text = self._array(ends[-1])

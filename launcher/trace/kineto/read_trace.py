@@ -50,6 +50,7 @@ from gpurun.launcher.trace.kineto.events import (
     Arguments,
     CommFacts,
     Event,
+    GroupRanks,
     Number,
     Text,
     bounded,
@@ -128,6 +129,7 @@ class Reader:
     annotations: Columns = field(default_factory=Columns)
     ranges: list[HostRange] = field(default_factory=list)
     comm_facts: dict[int, CommFacts] = field(default_factory=dict)
+    groups: GroupRanks = field(default_factory=GroupRanks)
     gpu_names: NameTable = field(default_factory=lambda: NameTable(gpu_kind))
     launch_names: Numbering = field(default_factory=Numbering)
     launched_kernels: Numbering = field(default_factory=lambda: Numbering({None: NO_NAME}))
@@ -200,7 +202,7 @@ class Reader:
         self.named_devices.update({args.device for args in arguments})
         kinds = self.gpu_names.kinds[names]
         for i in np.flatnonzero(kinds == GpuKind.COMM).tolist():
-            self.comm_facts[self.num_gpu + i] = comm_facts(events[i].name or "", arguments[i])
+            self.comm_facts[self.num_gpu + i] = comm_facts(events[i].name or "", arguments[i], self.groups)
         if self.details is not None:
             self.details.add_gpu(self.num_gpu, arguments, kinds)
         self.num_gpu += len(events)
@@ -234,7 +236,7 @@ class Reader:
             end, kind = begin + int(duration[i]), HostKind(int(kinds[i]))
             sizes = _tensor_bytes(args) if kind in (HostKind.COMM, HostKind.COMM_CALL) else ()
             name = events[i].name or ""
-            facts = call_facts(name, args) if kind is HostKind.COMM_CALL else None
+            facts = call_facts(name, args, self.groups) if kind is HostKind.COMM_CALL else None
             self.ranges.append(HostRange(kind, name, begin, end, int(threads[i]), sizes, facts))
         annotated = np.flatnonzero(kinds == HostKind.ANNOTATION)
         self._add_annotations(events, (start, duration, threads), annotated)

@@ -126,21 +126,41 @@ MODULE = """
     import gpurun
     import gpurun.launcher.worker
     import launcher.worker
-    from workloads import mine
+    from workloads import mine, theirs
 
     assert gpurun.launcher.worker.__file__ != launcher.worker.__file__
-    print("spec", __spec__.name, helper.NAME, sys.argv[1:], launcher.WHOSE, launcher.worker.WHOSE, mine.WHOSE)
+    print("spec", __spec__.name, helper.NAME, sys.argv[1:], launcher.WHOSE, launcher.worker.WHOSE)
+    print("namespace", mine.WHOSE, theirs.WHOSE)
     for _ in range(200):
         with gpurun.step():
             sum(range(1000))
 """
 
 
+FINDER = """
+    import sys
+    from importlib.util import spec_from_file_location
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            return spec_from_file_location(name, "{package}") if name == "launcher" else None
+
+    sys.meta_path.append(Finder)
+"""
+"""As setuptools' finder of an editable installation."""
+
+
 def test_a_module_runs_as_with_python_m_without_a_job_file(tmp_path: Path) -> None:
-    """Next to a package and a directory of our names, with our modules' names in them."""
-    for name in ("launcher/__init__", "launcher/worker", "workloads/mine"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        write(tmp_path, f"{name}.py", "WHOSE = 'own'\n")
+    """With packages of our names: one that is installed by path, and a namespace in two directories."""
+    project, library = tmp_path / "project", tmp_path / "library"
+    for path in (
+        *(project / "launcher" / name for name in ("__init__.py", "worker.py")),
+        *(library / "workloads/theirs.py", tmp_path / "workloads/mine.py"),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("WHOSE = 'own'\n")
+    write(library, "sitecustomize.py", FINDER.format(package=project / "launcher/__init__.py"))
     package = tmp_path / "package"
     package.mkdir()
     write(package, "__init__.py", "")
@@ -159,12 +179,13 @@ def test_a_module_runs_as_with_python_m_without_a_job_file(tmp_path: Path) -> No
         "--",
         "--epochs",
         "1",
+        env={"PYTHONPATH": str(library)},
     )
     assert done.code == 0, done.err
     variant = done.json["variants"][0]
     assert variant["rounds"] >= 1
     said = (tmp_path / "run/launches/01-script-1/log/rank0.log").read_text()
-    assert said.startswith("spec package.train package.helper ['--epochs', '1'] own own own\n")
+    assert said.startswith("spec package.train package.helper ['--epochs', '1'] own own\nnamespace own own\n")
     again = gpurun(tmp_path, "--resume", "run")  # nothing is missing
     assert again.code == 0, again.err
     assert (tmp_path / "run" / "job.yaml").read_text().startswith('name: "package.train"\nmodule: ')

@@ -3,6 +3,8 @@
 import sys
 import textwrap
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,26 @@ def test_a_module_is_found_next_to_the_job_without_importing_its_package(tmp_pat
     (package / "__init__.py").write_text("raise SystemExit('imported')\n")
     (package / "train.py").write_text("def f(:\n")
     assert "train.py:1: invalid Python" in mistakes(tmp_path, "module: own_package.train")
+    assert "own_package" not in sys.modules
+
+
+def test_a_module_is_found_where_an_editable_installation_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "project/own_package"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "train.py"):
+        (package / name).touch()
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            file = package / "__init__.py"
+            return spec_from_file_location(name, file) if name == "own_package" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert load_job(job_file(tmp_path, "module: own_package.train")).module == "own_package.train"
+    assert "there is no module `own_package.trian`" in mistakes(tmp_path, "module: own_package.trian")
     assert "own_package" not in sys.modules
 
 

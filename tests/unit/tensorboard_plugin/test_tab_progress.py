@@ -17,9 +17,9 @@ from gpurun.launcher.rundir.claim import claimed, read
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
-from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
+from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, steps_answer
 from gpurun.launcher.tensorboard_plugin.html import without_host
-from gpurun.launcher.tensorboard_plugin.logdir import machine
+from gpurun.launcher.tensorboard_plugin.logdir import documents, machine
 from gpurun.launcher.tensorboard_plugin.logdir.documents import Kept, stamp_of, status
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
@@ -127,6 +127,16 @@ def test_it_has_the_latest_steps_of_each_rank(run: RunDir) -> None:
     assert set(ranks[0]["step_ms"]) == {5.0}
     assert set(ranks[0]["forward_ms"]) == {1.0}
     assert ranks[0]["peak_gib"] == 1.0
+
+
+def test_the_steps_of_many_ranks_take_no_more_memory_than_those_of_few(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert steps_answer(run, [IDS[1]])["variants"][IDS[1]]["total"] == 300
+    num_bytes = run.steps(IDS[1], 0).stat().st_size
+    monkeypatch.setattr(documents, "MAX_VARIANT_BYTES", num_bytes)
+    found = steps_answer(run, [IDS[1]])["variants"][IDS[1]]
+    assert (found["ranks"], found["total"]) == ([0, 1], pytest.approx(150, abs=5))
 
 
 def test_it_changes_with_what_is_written(run: RunDir) -> None:

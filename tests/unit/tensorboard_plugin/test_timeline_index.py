@@ -1,5 +1,6 @@
 """An index of traces made by hand, asked for what the same traces say when they are read slowly."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.answers import (
 )
 from gpurun.launcher.tensorboard_plugin.timeline.blocks import MERGED
 from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
+from gpurun.launcher.tensorboard_plugin.timeline.index import build as build_module
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import BrokenTraces, build, recorded_apart
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
@@ -355,6 +357,20 @@ def test_without_any_good_trace_there_is_no_index(tmp_path: Path) -> None:
     with pytest.raises(BrokenTraces) as caught:
         build([bad], target, no_news)
     assert [problem.file for problem in caught.value.problems] == ["rank0.pt.trace.json"]
+
+
+def test_an_index_that_could_not_be_opened_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    """It would be removed as damaged and made again with every request."""
+    monkeypatch.setattr(build_module, "MAX_HEADER_BYTES", 10_000)
+    events = [span("cpu_op", "aten::mm", i, 1, tid=i) for i in range(200)]
+    target = tmp_path / "index"
+    target.mkdir()
+    with pytest.raises(BrokenTraces) as caught:
+        build([write(tmp_path / "rank0.pt.trace.json", events)], target, no_news)
+    wording(re.sub(r"[\d,]+ bytes", "N bytes", caught.value.problems[0].message))
+    assert not (target / "index.json").exists()
 
 
 @pytest.mark.parametrize("harm", ["short", "format", "json"])

@@ -22,6 +22,7 @@ from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE, Header, Problem, StepSpan
 from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft, draft
 from gpurun.launcher.tensorboard_plugin.timeline.index.writer import Writer, facts
+from gpurun.launcher.tensorboard_plugin.timeline.mapped import MAX_HEADER_BYTES
 from gpurun.launcher.trace.analysis.analyse import Analysis, combine
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
@@ -56,7 +57,7 @@ def build(files: Sequence[Path], directory: Path, report: Report) -> None:
     """Writes the index of `files`, one per rank, into `directory`, which is empty.
 
     Raises:
-        BrokenTraces: none of them can be read.
+        BrokenTraces: none of them can be read, or their index would be too large to be opened.
         OSError: the disk is full.
     """
     found = _read_all(files, directory, report)
@@ -66,7 +67,13 @@ def build(files: Sequence[Path], directory: Path, report: Report) -> None:
         raise BrokenTraces(problems)
     analysis = combine([each.digest for each in drafts.values()])
     header = _write(analysis, drafts, directory, problems)
-    (directory / INDEX_FILE).write_bytes(msgspec.json.encode(header))
+    content = msgspec.json.encode(header)
+    if len(content) > MAX_HEADER_BYTES:
+        text = (
+            f"too many names, threads and collectives for a timeline: {len(content):,} bytes to describe them"
+        )
+        raise BrokenTraces((*problems, Problem(files[0].parent.name, None, f"{text}; trace fewer steps")))
+    (directory / INDEX_FILE).write_bytes(content)
 
 
 class BrokenTraces(Exception):

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import sys
+import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ import pytest
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.discover import find_traces
+from gpurun.launcher.trace.kineto import events as trace_events
 from gpurun.launcher.trace.kineto import file_blocks, trace_file
+from gpurun.launcher.trace.kineto.read_trace import read_trace
 from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
 
@@ -269,6 +273,41 @@ def test_a_string_without_an_end_takes_no_longer_than_its_length(tmp_path: Path,
     """Tried anew from each of its escaped quotes, this one would take hours."""
     (tmp_path / "t.json").write_text(start + '\\"' * 1_000_000)
     assert "t.json" in message(tmp_path / "t.json")
+
+
+STRIDED = {"Global rank stride": 1, "Group size": (1 << 16) - 1}
+GREEDY = {
+    "brackets": '{"ph": "X", "args": {"x": [' + "[]," * 200_000 + "[]]}}",
+    "brackets without an end": '{"ph": "X", "args": {"x": [' + "[]," * 200_000,
+    "events after a long one": '{"name": "' + "x" * 300_000 + '"}' + ',{"ph":"X"}' * 50_000,
+    "no numbers": '{"ph": "X", "args": {"x": [' + "nan," * 100_000 + "nan]}}",
+    "escapes": '{"ph": "X", "name": "' + r"\n" * 200_000 + r'\ud800"}',
+    "inputs": json.dumps(span("user_annotation", "c10d::send", 0, 1, **{"Concrete Inputs": [[]] * 200_000})),
+    "groups": ",".join(
+        json.dumps(kernel("ncclDevKernel_AllReduce", i, 1, **{"Global rank start": i, **STRIDED}))
+        for i in range(5)
+    ),
+}
+
+
+@pytest.mark.parametrize("events", GREEDY.values(), ids=GREEDY.keys())
+def test_what_a_trace_holds_takes_no_more_than_a_few_times_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: str
+) -> None:
+    monkeypatch.setattr(file_blocks, "BLOCK_BYTES", 1 << 17)
+    monkeypatch.setattr(file_blocks, "PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(file_blocks, "MAX_PART_BYTES", 1 << 20)
+    monkeypatch.setattr(trace_events, "MAX_RANKS", 1 << 16)
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": [' + events + "]}")
+    tracemalloc.start()
+    try:
+        with suppress(TraceError):
+            read_trace(path)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 5e6  # the texts have at most 0.85 MB
 
 
 def test_broken_text_in_names(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -28,10 +29,15 @@ NESTED = st.recursive(
 )
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(AWKWARD), NESTED, max_size=3), max_size=6), st.booleans())
-def test_scan_finds_every_event_whatever_strings_hold(events: list[str], spaced: bool) -> None:
+@given(
+    st.lists(st.dictionaries(st.sampled_from(AWKWARD), NESTED, max_size=3), max_size=6),
+    st.booleans(),
+    st.sampled_from([1, 2, 3, 7, file_blocks.PIECE_BYTES]),
+)
+def test_scan_finds_every_event_whatever_strings_hold(events: list[str], spaced: bool, piece: int) -> None:
     text = json.dumps(events, indent=1 if spaced else None)[1:].encode() + b', "x": [{}]}'
-    scan = scan_events(text)
+    with patch.object(file_blocks, "PIECE_BYTES", piece):
+        scan = scan_events(text)
     cut = [text[start:end] for start, end in zip(scan.starts.tolist(), scan.ends.tolist(), strict=True)]
     assert [json.loads(each) for each in cut] == events
     assert scan.close is not None
