@@ -129,7 +129,8 @@ compare:
   gradient_as_bucket_view: [false, true]
 """
 BUDGET = "3m"
-EXHAUSTIVE = ("steps.launches=1", "steps.rounds=6", "until=fixed")
+EXHAUSTIVE = ("steps.launches=2", "steps.rounds=6", "until=fixed")
+AGAIN = ("steps.launches=10", "steps.rounds=6", "until=fixed")
 MOST_ABOVE = 3.0
 
 
@@ -141,26 +142,47 @@ def real() -> None:
     times = {one["id"]: one["step_ms"] for one in whole["variants"] if one["step_ms"]}
     search, fastest = tuned["search"], min(times, key=lambda one: times[one]["estimate"])
     best = search["best"]
-    above = 100 * (times[best]["estimate"] / times[fastest]["estimate"] - 1)
+    again = {best: times[best], fastest: times[best]} if best == fastest else duel(whole, best, fastest)
+    above = 100 * (again[best]["estimate"] / again[fastest]["estimate"] - 1)
     rows = [
         ["combinations tried", f"{search['tried']}", f"{len(times)}"],
         ["wall time", f"{tuned_s:.0f} s", f"{whole_s:.0f} s"],
         ["best", named(tuned, best), named(whole, fastest)],
         ["its step in the exhaustive run", step_text(times[best]), step_text(times[fastest])],
-        [
-            f"above the best there, at most {MOST_ABOVE:g} %",
-            f"{above:.1f} %",
-            "",
-        ],
-        ["decided", "no, the intervals overlap" if overlap(times[best], times[fastest]) else "yes", ""],
+        ["its step when both are measured again", step_text(again[best]), step_text(again[fastest])],
+        [f"then above the best of the exhaustive run, at most {MOST_ABOVE:g} %", f"{above:.1f} %", ""],
         ["said: at most missed", f"{search['at_most_missed_percent']:.1f} %", ""],
     ]
     about = (
         f"`gpurun tune --budget {BUDGET}` of the job below, and all of its combinations by "
-        f"`gpurun --set {' --set '.join(EXHAUSTIVE)}`. Steps have their 95 % intervals."
+        f"`gpurun --set {' --set '.join(EXHAUSTIVE)}`. Steps have their 95 % intervals. The fastest of "
+        "48 figures is too small by chance; therefore both are measured once more, by "
+        f"`gpurun --set {' --set '.join(AGAIN)}`."
     )
     text = f"{about}\n\n{table(['', 'search', 'exhaustive'], rows)}\n\n```yaml\n{JOB.strip()}\n```"
     record("Tuning a real model", text, facts)
+
+
+def duel(whole: dict[str, Any], *wanted: str) -> dict[str, Any]:
+    """The step times of these variants in a run of their own."""
+    variants = {one["id"]: one for one in whole["variants"] if one["id"] in wanted}
+    settings = {
+        key: {"strategy": one["strategy"], "split": one["split"], **one["varied"]}
+        for key, one in variants.items()
+    }
+    values: dict[str, list[Any]] = {}
+    for each in settings.values():
+        for name, value in each.items():
+            values.setdefault(name, [])
+            values[name] += [] if value in values[name] else [value]
+    lists = [f"compare.{name}={json.dumps(each)}" for name, each in values.items()]
+    again, _ = ended(*(word for one in (*AGAIN, *lists) for word in ("--set", one)))
+    return {
+        key: one["step_ms"]
+        for key, each in settings.items()
+        for one in again["variants"]
+        if {"strategy": one["strategy"], "split": one["split"], **one["varied"]}.items() <= each.items()
+    }
 
 
 def ended(*words: str) -> tuple[dict[str, Any], float]:
@@ -195,13 +217,6 @@ def named(comparison: dict[str, Any], variant: str) -> str:
     one = next(one for one in comparison["variants"] if one["id"] == variant)
     varied = (f"{key}={value}" for key, value in one["varied"].items())
     return " ".join((one["strategy"], one["split_name"], *varied))
-
-
-def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether the intervals of two step times have values in common; without intervals they may."""
-    if one == other:
-        return False
-    return not (one["ci"] and other["ci"]) or one["ci"][0] <= other["ci"][1]
 
 
 def step_text(step_ms: dict[str, Any]) -> str:

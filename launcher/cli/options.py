@@ -1,5 +1,6 @@
 """Arguments and options that several commands have, and how their values are read."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -168,10 +169,9 @@ def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -
     if value is None:
         return None
     first, colon, end = value.strip().partition(":")
-    try:
-        start, stop = (int(text) if text else None for text in (first, end))
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a range of steps; write 10:20") from None
+    if not re.fullmatch(r"(\d{1,18})?:?(\d{1,18})?", value.strip(), re.ASCII):
+        raise click.BadParameter(f"{value!r} is not a range of steps; write 10:20")
+    start, stop = (int(text) if text else None for text in (first, end))
     if not colon:
         stop = None if start is None else start + 1
     if start is not None and stop is not None and stop <= start:

@@ -281,6 +281,7 @@ def _launches(report: TraceReport) -> Shown:
     return Shown((ShownTable(titles, "", rows, "queue over time, by rank"),), (note,))
 
 
+_NOTHING_US = 0.5
 _GAIN = Figure[PathPart]("gain ms", lambda row: row.gain_us, ms_text)
 
 
@@ -321,7 +322,7 @@ def _sentences(path: CriticalPath) -> list[str]:
         found.append(
             "If all ranks computed and copied equally long, "
             f"the job would be {_of(path, abs(path.even_gain_us))} "
-            f"{'shorter' if path.even_gain_us > -0.5 else 'longer'}."
+            f"{'shorter' if path.even_gain_us > -_NOTHING_US else 'longer'}."
         )
     if path.guessed_waits:
         found.append(
@@ -338,11 +339,13 @@ def _sentences(path: CriticalPath) -> list[str]:
 
 def _gain_sentence(path: CriticalPath) -> str:
     best = max(path.parts, key=lambda row: (row.part != "compute", row.gain_us or 0.0))
-    return f"Without {_WITHOUT[best.part]} the job would be {_of(path, best.gain_us or 0.0)} shorter."
+    gain_us = best.gain_us or 0.0
+    most = "" if best.part == "compute" or gain_us < _NOTHING_US else ", the most of all that isn't compute"
+    return f"Without {_WITHOUT[best.part]} the job would be {_of(path, gain_us)} shorter{most}."
 
 
 def _of(path: CriticalPath, us: float) -> str:
-    return f"{ms_text(us) if us >= 0.5 else '0'} of {ms_text(path.length_us)} ms"
+    return f"{ms_text(us) if us >= _NOTHING_US else '0'} of {ms_text(path.length_us)} ms"
 
 
 _TABLES: Mapping[Table, Callable[[TraceReport], Shown]] = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from gpurun.launcher.strategies import Strategy
 from gpurun.launcher.trace.model import (
@@ -18,7 +18,7 @@ from gpurun.launcher.trace.model import (
     StragglerReport,
     TraceReport,
 )
-from gpurun.launcher.units import format_ms, format_percent
+from gpurun.launcher.units import format_count, format_ms, format_percent, plural
 
 MENTION_FROM = 0.05
 """A loss of a smaller share of the time, or one that grew by less, is not mentioned: it may be chance."""
@@ -180,7 +180,7 @@ def losses(report: TraceReport) -> list[Loss]:
 def _bubble_us(report: TraceReport) -> float:
     """The mean of all ranks that are explained."""
     in_stages = sum(stage.bubble_us * len(stage.ranks) for stage in report.pipeline)
-    return in_stages / len(whole_ranks(report))
+    return in_stages / len(whole_ranks(report.ranks))
 
 
 def explain(report: TraceReport) -> str:
@@ -250,35 +250,23 @@ def _bubble(report: TraceReport) -> str:
     most = max(report.pipeline, key=lambda stage: stage.bubble_us)
     awaited = max(most.waits_us, key=lambda stage: most.waits_us[stage])
     waits = f"{format_ms(most.waits_us[awaited] / 1000)} of {format_ms(most.span_us / 1000)} ms"
-    return f"waiting for other stages; stage {most.stage} waits {waits} for stage {awaited} (pipeline bubble)"
-
-
-class Arrivals(Protocol):
-    """What a collective says of who came last."""
-
-    @property
-    def parallelism(self) -> str: ...
-    @property
-    def last_rank(self) -> int | None: ...
-
-
-Arrived = TypeVar("Arrived", bound=Arrivals)
-
-
-def within_stages(collectives: Iterable[Arrived], has_stages: bool) -> list[Arrived]:
-    """Those with a last rank; without what runs between stages, where waiting is the bubble."""
-    between = "pipeline" if has_stages else None
-    return [each for each in collectives if each.last_rank is not None and each.parallelism != between]
+    mean = f", mean of its {len(most.ranks)} ranks" if len(most.ranks) > 1 else ""
+    waiting = f"stage {most.stage} waits {waits} for stage {awaited}"
+    return f"waiting for other stages; {waiting} (pipeline bubble{mean})"
 
 
 def last_rank(report: TraceReport) -> StragglerReport | None:
-    """The rank that the others waited for most, if they waited for one."""
-    arrivals, caused_us = Counter[int](), defaultdict[int, float](float)
-    for each in within_stages(report.collectives, bool(report.pipeline)):
-        last = cast(int, each.last_rank)
+    """The rank that the others waited for most, if for any; between stages, waiting is the bubble."""
+    between_stages = "pipeline" if report.pipeline else None
+    known, arrivals, caused_us = Counter[int](), Counter[int](), defaultdict[int, float](float)
+    for each in report.collectives:
+        last = each.last_rank
+        if last is None or each.parallelism == between_stages:
+            continue
+        known.update(part.rank for part in each.ranks)
         arrivals[last] += 1
         caused_us[last] += sum(part.wait_us or 0.0 for part in each.ranks if part.rank != last)
-    rows = [StragglerReport(rank, arrivals[rank], us) for rank, us in caused_us.items() if us]
+    rows = [StragglerReport(rank, known[rank], arrivals[rank], us) for rank, us in caused_us.items() if us]
     return max(rows, key=lambda row: (row.wait_caused_us, -row.rank), default=None)
 
 
@@ -288,17 +276,20 @@ def _waiting(report: TraceReport) -> str:
         return (
             f"waiting for other ranks{_in_kind(report)}" if report.stragglers else "waiting for collectives"
         )
-    known = within_stages(report.collectives, bool(report.pipeline))
-    times = f"{last.last_arrivals} of {len(known)} times"
     return (
-        f"waiting for other ranks{_in_kind(report)}, mostly for rank {last.rank}, which came last {times} "
-        f"and cost the others {format_ms(last.wait_caused_us / 1000)} ms"
+        f"waiting for other ranks{_in_kind(report)}, mostly for rank {last.rank}, which came last "
+        f"{how_often_last(last)} and cost the others {format_ms(last.wait_caused_us / 1000)} ms"
     )
+
+
+def how_often_last(straggler: StragglerReport) -> str:
+    """`3 of 4 times`: of the collectives that it took part in."""
+    return f"{format_count(straggler.last_arrivals)} of {plural(straggler.collectives, 'time')}"
 
 
 def _most_transfer(report: TraceReport) -> str | None:
     """The kind of parallelism that most of the exposed transfer is in; `None` if it isn't known."""
-    means = {each.kind: each.mean_us(len(whole_ranks(report))) for each in report.parallelism}
+    means = {each.kind: each.mean_us(len(whole_ranks(report.ranks))) for each in report.parallelism}
     moved_us = {kind: exposed_us - (wait_us or 0.0) for kind, (_, exposed_us, wait_us) in means.items()}
     most = max(moved_us, key=lambda kind: moved_us[kind], default="other")
     return None if most == "other" or 2 * moved_us[most] < sum(moved_us.values()) else most
@@ -307,7 +298,7 @@ def _most_transfer(report: TraceReport) -> str | None:
 def _in_kind(report: TraceReport) -> str:
     """The kind of parallelism that most of the waiting is in, where there are several."""
     waits = {
-        each.kind: each.mean_us(len(whole_ranks(report)))[2] or 0.0
+        each.kind: each.mean_us(len(whole_ranks(report.ranks)))[2] or 0.0
         for each in report.parallelism
         if each.kind != "pipeline"
     }
@@ -327,9 +318,9 @@ def _is_total(rank: RankTrace) -> bool:
     )
 
 
-def whole_ranks(report: TraceReport) -> Sequence[RankTrace]:
+def whole_ranks(ranks: Sequence[RankTrace]) -> Sequence[RankTrace]:
     """Those whose files don't end early; all, where all do."""
-    return [rank for rank in report.ranks if not rank.is_cut] or report.ranks
+    return [rank for rank in ranks if not rank.is_cut] or ranks
 
 
 def explained_stretches(report: TraceReport) -> list[Breakdown]:
@@ -337,7 +328,7 @@ def explained_stretches(report: TraceReport) -> list[Breakdown]:
 
     A rank with several devices contributes each of them; one without steps nothing where others have some.
     """
-    rows = [row for rank in whole_ranks(report) for row in rank.devices or (rank,)]
+    rows = [row for rank in whole_ranks(report.ranks) for row in rank.devices or (rank,)]
     if not steps_add_detail(report):
         return [row.total for row in rows]
     return [step for row in rows for step in row.steps]

@@ -221,6 +221,8 @@ class StragglerReport:
     """How often a rank arrived last, and how long the others waited for it."""
 
     rank: int
+    collectives: int
+    """That it took part in, and of which the last rank is known."""
     last_arrivals: int
     wait_caused_us: float
 

@@ -239,7 +239,7 @@ def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     tab.watched.shoot("traced-devices")
     assert tab.page.evaluate(STRIP_ENDS) == [True, False]
     apart = open_tab("apart", tab="timeline")
-    assert apart.title() == "apart: 2 traces, recorded one after the other."
+    assert apart.title() == "apart: 2 traces without a common moment."
     expect(apart.find("main")).to_contain_text("each rank from its own start")
     linked = open_tab("linked")
     assert linked.title() == "No trace of linked is opened."

@@ -106,11 +106,13 @@ def render_trace(report: TraceReport, width: int, diagnosis: str | None = None) 
     parts += _steps(report, width)
     parts += parallelism_tables(report, width)
     parts += _collectives(report)
-    parts += _names("kernels", [rank.kernels for rank in whole_ranks(report)], lambda row: row.device_us)
+    parts += _names(
+        "kernels", [rank.kernels for rank in whole_ranks(report.ranks)], lambda row: row.device_us
+    )
     on_gpu = any(row.device_us for rank in report.ranks for row in rank.ops)
     time_us = _device_us if on_gpu else _host_us
-    parts += _names("operators", [rank.ops for rank in whole_ranks(report)], time_us)
-    parts += _names("modules", [rank.modules for rank in whole_ranks(report)], time_us)
+    parts += _names("operators", [rank.ops for rank in whole_ranks(report.ranks)], time_us)
+    parts += _names("modules", [rank.modules for rank in whole_ranks(report.ranks)], time_us)
     parts += warning_lines(report.warnings)
     parts += ["", diagnosis or explain(report)]
     return text_of(Group(*map(plain, parts)), width)
@@ -268,7 +270,7 @@ def parallelism_tables(report: TraceReport, width: int) -> list[RenderableType]:
     for name in ("groups", "comm", "exposed", "wait"):
         table.add_column(name, justify="right")
     for each in report.parallelism:
-        comm, exposed, wait = each.mean_us(len(whole_ranks(report)))
+        comm, exposed, wait = each.mean_us(len(whole_ranks(report.ranks)))
         waited = "-" if wait is None else ms_text(wait)
         table.add_row(each.kind, str(len(each.groups)), ms_text(comm), ms_text(exposed), waited)
     return ["", table, *_pipeline(report.pipeline, width)]

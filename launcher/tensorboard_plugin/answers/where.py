@@ -12,8 +12,8 @@ from gpurun.launcher.compare.figures.traced import (
     rank_breakdown,
 )
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
-from gpurun.launcher.trace.explain import within_stages
-from gpurun.launcher.units import format_count, format_ms, format_number, plural
+from gpurun.launcher.trace.explain import how_often_last, whole_ranks
+from gpurun.launcher.units import format_ms, format_number
 
 PARTS = (
     "span",
@@ -38,8 +38,9 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
             least else ran. Of other traces all steps count, as for `gpurun trace`.
     """
     typical = quiet_steps(header.ranks)[1] if ours else mean_steps(header)
-    has_steps = any(rank.steps for rank in header.ranks)
-    every = [rank_breakdown(each) for rank in header.ranks for each in rank.steps or (rank.total,)]
+    whole = whole_ranks(header.ranks)
+    has_steps = any(rank.steps for rank in whole)
+    every = [rank_breakdown(each) for rank in whole for each in rank.steps or (rank.total,)]
     return {
         "has_steps": has_steps,
         "warnings": header.warnings,
@@ -73,17 +74,17 @@ def _sentence(header: Header, every: Sequence[RankBreakdown], has_steps: bool) -
     mean = mean_breakdown(every) if every else None
     if mean is None or not mean.span_ns:
         return "These traces have no time to divide."
-    over = ", the mean of all ranks" if len(header.ranks) > 1 else ""
+    whole = whole_ranks(header.ranks)
+    which = "all ranks" if len(whole) == len(header.ranks) else "the ranks whose files are whole"
+    over = f", the mean of {which}" if len(whole) > 1 else ""
     share = format_number(100 * mean.compute_ns / mean.span_ns, 0)
     what = "A step" if has_steps else "The recorded work"
     step = f"{what} takes {format_ms(mean.span_ns / 1e6)} ms{over}; {share} % of it is compute."
     late = header.straggler
     if late is None:
         return step
-    times = plural(len(within_stages(header.collectives, bool(header.pipeline))), "time")
-    often = f"{format_count(late.last_arrivals)} of {times}"
     return (
-        f"{step} The others wait most for rank {late.rank}: it came last {often} "
+        f"{step} The others wait most for rank {late.rank}: it came last {how_often_last(late)} "
         f"and cost them {format_ms(late.wait_caused_us / 1000)} ms in all."
     )
 
@@ -93,7 +94,7 @@ def parallelism_sentences(header: Header) -> list[str]:
     found = []
     if len(header.parallelism) > 1:
         kinds = ", ".join(
-            f"{each.kind} {format_ms(each.mean_us(len(header.ranks))[1] / 1000)} ms"
+            f"{each.kind} {format_ms(each.mean_us(len(whole_ranks(header.ranks)))[1] / 1000)} ms"
             for each in header.parallelism
         )
         found.append(f"Communication that no compute overlaps, by kind of parallelism: {kinds}.")

@@ -152,9 +152,9 @@ def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
     sizes = {digest.world_size for _, digest in ranked.digests if digest.world_size is not None}
     found = []
     if len(sizes) == 1 and max(sizes) > len(ranks):
-        found.append(
-            f"{len(ranks)} of {max(sizes)} ranks are present: waiting for the others counts as transfer"
-        )
+        bounds = ", so bandwidths are at least those shown" if len(ranks) > 1 else ""
+        present = f"{len(ranks)} of {max(sizes)} ranks are present"
+        found.append(f"{present}: waiting for the others counts as transfer{bounds}")
     cut = [rank for rank, digest in ranked.digests if digest.is_cut]
     if cut and len(cut) < len(ranks):
         found.append(f"means, bubbles and causes are without {_ranks_text(cut)}: what is cut off isn't known")
@@ -304,8 +304,7 @@ def _stragglers(
     """Empty if no collective is seen on two ranks: then no rank is known to be late."""
     if not any(each.matched for each in matched.collectives):
         return ()
-    rows = stragglers(matched.collectives, last_ranks, ranks)
-    return tuple(StragglerReport(row.rank, row.last_arrivals, row.wait_caused_ns / 1000) for row in rows)
+    return tuple(stragglers(matched.collectives, last_ranks, ranks))
 
 
 def _collective(

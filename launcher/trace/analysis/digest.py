@@ -31,6 +31,7 @@ from gpurun.launcher.trace.analysis.steps import (
     Step,
     before_capture,
     host_steps,
+    last_step_notes,
     launch_notes,
     launched,
     overlap_notes,
@@ -386,10 +387,12 @@ def _warnings(
         found.append(f"{path}: several steps have the same number; each is listed separately")
     if len(trace.launches) and not len(trace.gpu):
         found.append(
-            f"{path}: calls of the GPU's API but no GPU work: the figures are those of the CPU alone"
+            f"{path}: calls of a device's API but no work on it: the figures are those of the CPU alone"
         )
     if len(trace.gpu):
         found += [f"{path}: {text}" for text in Devices.of(trace).notes()]
         found += [f"{path}: {text}" for text in launch_notes(trace, steps, work)]
+        if chosen is None:
+            found += [f"{path}: {text}" for text in last_step_notes(steps, work)]
         found += [f"{path}: {text}" for text in replay_notes(work)]
     return tuple(found)

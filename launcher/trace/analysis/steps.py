@@ -218,6 +218,15 @@ def launch_notes(trace: Trace, steps: list[HostStep], work: Launched) -> list[st
     return [f"{plural(lost, 'piece')} of GPU work without a launch, so of no known step"] if lost else []
 
 
+def last_step_notes(steps: list[HostStep], work: Launched) -> list[str]:
+    """Whether the last step alone launched no GPU work, as where a capture ends after its marker began."""
+    owners = np.isin(np.arange(len(steps)), work.step)
+    if len(steps) < 2 or owners[-1] or not owners[:-1].all():
+        return []
+    first, last = steps[0].number, steps[-1].number
+    return [f"step {last}, the last, launched no GPU work; --steps {first}:{last} leaves it out of the means"]
+
+
 def replay_notes(work: Launched) -> list[str]:
     """Of which replays of CUDA graphs the operators aren't known."""
     unknown = int((work.replayed & (work.captured < 0)).sum())

@@ -120,6 +120,7 @@ EVEN = "run/variants/ddp-2-even"
         (("trace", EVEN, "--steps", "7:9"), "steps 1 to 2"),
         (("trace", EVEN, "--steps", "2:2"), "holds no step"),
         (("trace", EVEN, "--steps", "x"), "not a range of steps"),
+        (("trace", EVEN, "--steps=-1:3"), "not a range of steps"),
         (("trace", EVEN, "--merge", "run/plan.json/out.json"), "there is no directory run/plan.json"),
         (("trace", EVEN, "--merge", "run"), "it is a directory"),
         (("trace", EVEN, "--merge", ""), "it is a directory"),

@@ -91,7 +91,12 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
         {"rank": 0, "start_us": 30.0, "wait_us": 4.0, "transfer_us": 16.125},
         {"rank": 1, "start_us": 34.0, "wait_us": 0.0, "transfer_us": 16.125},
     ]
-    assert content["stragglers"][0] == {"rank": 1, "last_arrivals": 1, "wait_caused_us": 4.0}
+    assert content["stragglers"][0] == {
+        "rank": 1,
+        "collectives": 1,
+        "last_arrivals": 1,
+        "wait_caused_us": 4.0,
+    }
 
 
 def test_tables_fit_and_hold_no_control_characters(capture: Path) -> None:

@@ -71,7 +71,7 @@ function sentence({ app, variant, steps, meta }) {
   const said = variant.planned.explanation;
   const label = app.run.isTraces ? app.run.answer.title : variant.label;
   if (said) return `${label}: ${lowerFirst(said)}`.replace(/([^.])$/, '$1.');
-  if (meta.apart) return `${label}: ${plural(meta.ranks.length, 'trace')}, recorded one after the other.`;
+  if (meta.apart) return `${label}: ${plural(meta.ranks.length, 'trace')} without a common moment.`;
   return `${label}: ${plural(steps.length, 'traced step')} on ${plural(meta.ranks.length, 'rank')}.`;
 }
 

@@ -196,7 +196,7 @@ def _warnings(analysis: Analysis, num_hidden: int, is_apart: bool) -> tuple[str,
         texts = [text.replace(str(path.parent) + os.sep, "") for text in texts]
     if is_apart:
         texts.append(
-            "the traces were recorded one after the other; each is shown from its own start "
+            "by their clocks the traces have no moment in common; each is shown from its own start "
             "(traces of different jobs belong in separate directories)"
         )
     if num_hidden:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SYNCHRONISING
+from gpurun.launcher.trace.model import StragglerReport
 
 MAX_SLACK_NS = 5_000
 """Clocks that are known less well don't show how long a rank waited."""
@@ -129,15 +130,6 @@ def _until_all_came(part: Part, parts: Sequence[Part], clocks: Clocks) -> int:
     return max((ns for ns in late if 0 < ns <= part.local.duration), default=0)
 
 
-@dataclass(frozen=True)
-class Straggler:
-    """How often each rank arrived last, and how long the others waited for it."""
-
-    rank: int
-    last_arrivals: int
-    wait_caused_ns: int
-
-
 def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
     """The rank that arrived last, on aligned clocks; `None` if unclear, as with ties.
 
@@ -154,16 +146,16 @@ def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
 
 def stragglers(
     collectives: Sequence[Collective], last_ranks: Sequence[int | None], ranks: Sequence[int]
-) -> list[Straggler]:
+) -> list[StragglerReport]:
     """All ranks, sorted by how long the others waited for them; `last_ranks` has that of each collective."""
-    arrivals: Counter[int] = Counter()
-    caused: Counter[int] = Counter()
+    known, arrivals, caused_ns = Counter[int](), Counter[int](), Counter[int]()
     for each, last in zip(collectives, last_ranks, strict=True):
         if last is not None:
+            known.update(part.rank for part in each.parts)
             arrivals[last] += 1
-            caused[last] += sum(waited_ns for rank, waited_ns in each.waits.items() if rank != last)
-    rows = [Straggler(rank, arrivals[rank], caused[rank]) for rank in ranks]
-    return sorted(rows, key=lambda row: (-row.wait_caused_ns, row.rank))
+            caused_ns[last] += sum(waited_ns for rank, waited_ns in each.waits.items() if rank != last)
+    rows = [StragglerReport(rank, known[rank], arrivals[rank], caused_ns[rank] / 1000) for rank in ranks]
+    return sorted(rows, key=lambda row: (-row.wait_caused_us, row.rank))
 
 
 def bandwidths(collective: Collective) -> tuple[float | None, float | None]:

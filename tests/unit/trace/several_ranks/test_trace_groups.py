@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.explain import how_often_last, last_rank
 from tests.unit.trace.several_ranks.generated_job import SENDS, Job
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, write
 from tests.wording import Wording
@@ -103,6 +104,19 @@ def test_messages_in_both_directions_align_clocks_and_show_waits(tmp_path: Path,
     assert {each.kind for each in report.collectives} == {"send"}
     assert [(row.rank, row.last_arrivals) for row in report.stragglers] == [(0, 4), (1, 4)]
     assert not report.warnings
+
+
+def test_a_rank_is_last_of_the_collectives_that_it_takes_part_in(tmp_path: Path) -> None:
+    """Rank 3 takes part in 6 of 16, and the others wait for it in 4 of them."""
+    job = Job(4)
+    for number in range(10):
+        job.all_reduce("a", [0, 1], [1e4 * number, 1e4 * number + 30], 1e4 * number + 100)
+    for number in range(6):
+        late_us = 500 if number < 4 else -5
+        job.all_reduce("b", [2, 3], [1e4 * number, 1e4 * number + late_us], 1e4 * number + 1000)
+    found = last_rank(job.report(tmp_path))
+    assert found is not None
+    assert (found.rank, how_often_last(found)) == (3, "4 of 6 times")
 
 
 def test_messages_in_one_direction_bound_the_clock(tmp_path: Path, wording: Wording) -> None:
