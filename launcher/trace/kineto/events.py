@@ -5,10 +5,12 @@ Source of the arguments of collectives: `torch/csrc/profiler/util.cpp`.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from typing import TypeVar
 
 import msgspec
@@ -172,6 +174,37 @@ _PEER_INPUT = 2
 """Position of the peer in the inputs of these calls, after the tensors and the group."""
 
 
+class Ranks(tuple[int, ...]):
+    """The ranks of a group, sorted.
+
+    There may be a million, and each event of a rank names its group. So they are compared by a digest, and what
+    is made of all of them is made once.
+    """
+
+    @cached_property
+    def members(self) -> frozenset[int]:
+        return frozenset(self)
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return hashlib.blake2b(repr(tuple(self)).encode()).digest()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ranks):
+            return super().__eq__(other)
+        return self is other or (len(self) == len(other) and self._digest == other._digest)
+
+    def __reduce__(self) -> tuple[type[Ranks], tuple[tuple[int, ...]]]:
+        return Ranks, (tuple(self),)
+
+
 @dataclass(frozen=True)
 class CommFacts:
     """The arguments of a communication kernel, or of the call that issued it; `None` for missing ones."""
@@ -181,7 +214,7 @@ class CommFacts:
     group: str | None
     group_size: int | None
     sequence: int | None
-    ranks: tuple[int, ...] | None = None
+    ranks: Ranks | None = None
     """The ranks of the group."""
     peer: int | None = None
     """Of a send or receive: the other rank."""
@@ -242,10 +275,10 @@ class GroupRanks:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[int, ...]] = {}
+        self._known: dict[Hashable, Ranks] = {}
         self._num_ranks = 0
 
-    def of(self, args: Arguments) -> tuple[int, ...] | None:
+    def of(self, args: Arguments) -> Ranks | None:
         """The ranks of an event's group: as listed, else from the first one and the distance between them."""
         if isinstance(args.group_ranks, list):
             return self._once(tuple(args.group_ranks), len(args.group_ranks), _valid)
@@ -256,11 +289,9 @@ class GroupRanks:
         first, stride, size = map(whole, (args.first_rank, args.rank_stride, args.group_size))
         if first is None or not stride or not size or min(first, stride, size) < 0:
             return None
-        return self._once(range(first, first + stride * size, stride), size, tuple)
+        return self._once(range(first, first + stride * size, stride), size, Ranks)
 
-    def _once(
-        self, stated: Stated, size: int, ranks_of: Callable[[Stated], tuple[int, ...] | None]
-    ) -> tuple[int, ...] | None:
+    def _once(self, stated: Stated, size: int, ranks_of: Callable[[Stated], Ranks | None]) -> Ranks | None:
         """The ranks that an event states in this form, at most `size`; `None` where that is too many."""
         found = self._known.get(stated)
         if found is None and self._num_ranks + size <= MAX_RANKS:
@@ -271,12 +302,12 @@ class GroupRanks:
         return found
 
 
-def _parsed(text: str) -> tuple[int, ...] | None:
+def _parsed(text: str) -> Ranks | None:
     """The ranks in `[0, 1, 2]`."""
     return _valid([int(rank) for rank in text[1:-1].split(",")]) if _RANKS.fullmatch(text) else None
 
 
-def _valid(ranks: Sequence[int]) -> tuple[int, ...] | None:
+def _valid(ranks: Sequence[int]) -> Ranks | None:
     """Sorted; `None` for an empty or impossible list."""
     unique = sorted(set(ranks))
-    return tuple(unique) if unique and len(unique) == len(ranks) and unique[0] >= 0 else None
+    return Ranks(unique) if unique and len(unique) == len(ranks) and unique[0] >= 0 else None

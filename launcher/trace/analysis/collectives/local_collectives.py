@@ -19,7 +19,7 @@ from gpurun.launcher.trace.analysis.collectives.calls import (
 from gpurun.launcher.trace.analysis.steps import HostStep, Launched, step_at
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostKind, collective_kind
 from gpurun.launcher.trace.kineto.columns import HostRange, Trace
-from gpurun.launcher.trace.kineto.events import CommFacts
+from gpurun.launcher.trace.kineto.events import CommFacts, Ranks
 
 UNKNOWN = "unknown"
 """Instead of the name of a group that may be any of several."""
@@ -31,8 +31,6 @@ DEFAULT_DESCRIPTION = "default_pg"
 """How torch describes the group of all ranks."""
 MAX_WORLD = 1 << 20
 """Larger numbers of ranks are damage."""
-
-Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class ProcessGroups:
         listed = info.get("pg_config")
         groups = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
         size = info.get("world_size")
-        world = tuple(range(size)) if type(size) is int and 0 < size < MAX_WORLD else None
+        world = Ranks(range(size)) if type(size) is int and 0 < size < MAX_WORLD else None
         sizes = {_name(each): _size(each, size) for each in groups}
         return ProcessGroups(
             {_name(each): _ranks(each, world) for each in groups},
@@ -137,7 +135,7 @@ def _name(group: Mapping[str, Any]) -> str:
 def _ranks(group: Mapping[str, Any], world: Ranks | None) -> Ranks | None:
     listed = group.get("ranks")
     if isinstance(listed, list) and listed and all(type(rank) is int and rank >= 0 for rank in listed):
-        return tuple(sorted(set(listed)))
+        return Ranks(sorted(set(listed)))
     is_world = group.get("pg_desc") == DEFAULT_DESCRIPTION or (world and group.get("pg_size") == len(world))
     return world if is_world else None
 

@@ -373,7 +373,7 @@ def _sorts(rank: RankCollectives, local: LocalCollective, without_steps: Set[int
     step = rank.step_numbers.get(local.step)
     if not _is_message(local):
         group = local.group
-        has_steps = without_steps.isdisjoint(group.ranks or without_steps)
+        has_steps = without_steps.isdisjoint(group.ranks.members if group.ranks else without_steps)
         place: Key = ("step", step if has_steps else None)
         if local.sequence is not None:  # torch counts those of messages by rank
             place = ("seq", local.sequence)

@@ -18,9 +18,9 @@ from gpurun.launcher.trace.analysis.collectives.local_collectives import (
     UNNAMED,
     Group,
     LocalCollective,
-    Ranks,
 )
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE
+from gpurun.launcher.trace.kineto.events import Ranks
 
 Sort = tuple[object, ...]
 """Number of the step, kind, size."""
@@ -40,7 +40,7 @@ def groups_found(collectives: Iterable[Located]) -> dict[int, Group]:
     used = {sort: _used(list(names), by_rank) for sort, by_rank in counts.items()}
     found = {}
     for rank, local, step in unnamed:
-        mine = [ranks for ranks in used[_sort(local, step)] if rank in ranks]
+        mine = [ranks for ranks in used[_sort(local, step)] if rank in ranks.members]
         if len(mine) == 1:
             called = names[mine[0]]
             name = next(iter(called)) if len(called) == 1 else UNNAMED
@@ -67,7 +67,7 @@ def _used(groups: Sequence[Ranks], counts: Mapping[int, int]) -> list[Ranks]:
     """The groups that had collectives, by how many each rank shows; none where that isn't certain."""
     able = [ranks for ranks in groups if all(counts.get(rank) for rank in ranks)]
     rows = sorted(counts)
-    matrix = np.array([[rank in ranks for ranks in able] for rank in rows], dtype=float).reshape(
+    matrix = np.array([[rank in ranks.members for ranks in able] for rank in rows], dtype=float).reshape(
         len(rows), -1
     )
     if not able or np.linalg.matrix_rank(matrix) < len(able):

@@ -310,6 +310,16 @@ def test_what_a_trace_holds_takes_no_more_than_a_few_times_its_length(
     assert most < 5e6  # the texts have at most 0.85 MB
 
 
+def test_a_group_of_many_ranks_is_read_once_for_all_its_events(tmp_path: Path) -> None:
+    """Gone over for each of them, the ranks of these 8,000 would take a minute."""
+    group = {"Process Group Name": "0", "Global rank start": 0, **STRIDED}
+    events = [kernel("ncclDevKernel_AllReduce", 10 * i, 5, **group) for i in range(4000)]
+    for rank in (0, 1):
+        steps = [step(1, 0, 40_000)] if rank else []
+        write(tmp_path / f"rank{rank}.json", [*steps, *events], **rank_info(rank, 1 << 16))
+    assert len(analyse_paths([tmp_path]).collectives) == 4000
+
+
 def test_broken_text_in_names(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", [kernel("NAME", 1, 2)])
     path.write_bytes(path.read_bytes().replace(b"NAME", b"\xff\x07\x1b[31m"))
