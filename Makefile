@@ -9,7 +9,7 @@ NODE_MODULES := node_modules/.ready
 .DEFAULT_GOAL := help
 
 help: ## Show what there is to make
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
 setup: ## Make the virtual environment with pinned versions
 	$(TOOL) tools/environment.py main

@@ -17,7 +17,7 @@ def build(layers: int = 1) -> Workload:
         num_hidden_layers=layers,
         num_attention_heads=2,
         intermediate_size=32,
-        hidden_dropout_prob=0.0,  # drawn anew in every step: with dropout no two gradients are the same
+        # Layers of dropout are off where gradients are compared, but this one is a function's argument.
         attention_probs_dropout_prob=0.0,
     )
 

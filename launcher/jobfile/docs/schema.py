@@ -105,7 +105,7 @@ _TEMPLATE = """\
 # An editor with support for YAML completes and explains all keys, by the schema in the first line.
 
 workload: gpt              # `gpurun workloads` lists more; your own: train.py:build or package.module:build
-params: {layers: 2, width: 128}  # arguments of the workload's function, by name; {} is GPT-2 small
+params: {layers: 2, width: 128}  # arguments of the workload's function, by name; {preset: 124M}: GPT-2 small
 devices: auto              # all GPUs, or two CPU devices; cpu:4 | cuda | [cuda:0, cuda:1]
 global_batch: 64           # samples per optimizer step, over all devices
 precision: fp32            # fp64 | fp32 | tf32 | bf16 | fp16

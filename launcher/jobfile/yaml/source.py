@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import gpurun
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.yaml.tree import MAX_NODES, Mark, Node, Unreadable, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
@@ -136,6 +137,8 @@ def _near_files(path: Path) -> str:
     near = difflib.get_close_matches(path.name.lower(), files, n=1, cutoff=0.75)
     if near:
         return f"did you mean {path.with_name(files[near[0]])}?"
+    if (Path(gpurun.__file__).parent / "examples" / path.name).is_file():
+        return f"to copy gpurun's own: gpurun examples {path.name} --copy {path.parent}"
     return _WRITE_ONE
 
 
