@@ -177,8 +177,8 @@ _PEER_INPUT = 2
 class Ranks(tuple[int, ...]):
     """The ranks of a group, sorted.
 
-    There may be a million, and each event of a rank names its group. So they are compared by a digest, and what
-    is made of all of them is made once.
+    There may be a million, and each event of a rank names its group: they are compared by a digest,
+    and what is made of all of them is made once.
     """
 
     @cached_property

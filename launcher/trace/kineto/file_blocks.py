@@ -8,9 +8,8 @@ that case, and for the end of the array.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -19,7 +18,13 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.intervals import Int64
-from gpurun.launcher.trace.kineto.foreign import TOKENS, kind_of_document, kind_of_file
+from gpurun.launcher.trace.kineto.foreign import (
+    TOKENS,
+    cleaned,
+    find_damage,
+    kind_of_document,
+    kind_of_file,
+)
 from gpurun.launcher.trace.kineto.trace_file import Source
 
 Bytes = NDArray[np.uint8]
@@ -27,16 +32,6 @@ _OPENS_EVENTS = re.compile(rb"\s*:\s*\[")
 _BRACKETS = np.zeros(256, dtype=np.int8)
 _BRACKETS[[ord("{"), ord("[")]] = 1
 _BRACKETS[[ord("}"), ord("]")]] = -1
-_NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)(-?(?:nan|inf(?:inity)?))(?=\s*[,}\]])", re.IGNORECASE)
-_CONTROL_TO_SPACE = bytes([32] * 32) + bytes(range(32, 256))
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
-)
-"""An escape in a string; the group holds half of a surrogate pair without the other half."""
-_PLACE = re.compile(r"^(?:JSON is malformed: )?(.*) \(byte (\d+)\)$")
-_SKIPPED = msgspec.json.Decoder(msgspec.Raw)
-"""Validates the text without building objects."""
 PIECE_BYTES = 1 << 18
 """Scanned at a time: the positions of brackets and quotes may take 18 times the memory of the text."""
 
@@ -135,49 +130,6 @@ def find_events(head: bytes | bytearray) -> int | None:
             if opening:
                 return opening.end()
     return None
-
-
-def cleaned(text: bytes) -> bytes:
-    """`text` as valid JSON.
-
-    Kineto has written `nan` and `inf`, raw control characters, broken UTF-8 and halves of surrogate pairs.
-    """
-    # Neither does by `re.sub`, which holds 100 bytes for each number or escape that it finds.
-    text = _with_numbers(text.translate(_CONTROL_TO_SPACE), lambda _: b"null")
-    return _whole_pairs(text).decode("utf-8", "replace").encode()
-
-
-def find_damage(text: bytes) -> tuple[int, str] | None:
-    """Byte and kind of the first damage that `cleaned` doesn't repair; `None` if `text` is only truncated."""
-    even = _with_numbers(text, lambda word: b"0".ljust(len(word)))
-    try:
-        _SKIPPED.decode(_whole_pairs(even.translate(_CONTROL_TO_SPACE)))
-    except (msgspec.DecodeError, RecursionError) as error:
-        found = _PLACE.match(str(error))
-        return (int(found[2]), found[1]) if found else None
-    return None
-
-
-def _with_numbers(text: bytes, instead: Callable[[bytes], bytes]) -> bytes:
-    """Replaces words such as `nan`."""
-    parts, last = BytesIO(), 0
-    for found in _NOT_A_NUMBER.finditer(text):
-        parts.write(text[last : found.start(2)])
-        parts.write(instead(found[2]))
-        last = found.end(2)
-    parts.write(text[last:])
-    return parts.getvalue()
-
-
-def _whole_pairs(text: bytes) -> bytes:
-    """Replaces half surrogate pairs by the replacement character, in as many bytes."""
-    if b"\\ud" not in text and b"\\uD" not in text:
-        return text
-    whole = bytearray(text)
-    for found in _ESCAPE.finditer(text):
-        if found[1]:
-            whole[slice(*found.span())] = rb"\ufffd"
-    return bytes(whole)
 
 
 Event = TypeVar("Event")

@@ -1,10 +1,13 @@
-"""Names files that aren't Kineto traces for what they are."""
+"""What isn't a valid trace: files of other kinds, values that JSON doesn't have, and damage."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from io import BytesIO
 from typing import Any
+
+import msgspec
 
 from gpurun.launcher.trace.kineto.classify import DEVICES_NOT_READ, OTHER_CATEGORIES
 
@@ -105,3 +108,58 @@ def _listed(names: Collection[str]) -> str:
     shown = [repr(name[:40]) for name in list(names)[:MAX_NAMED]]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+_NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)(-?(?:nan|inf(?:inity)?))(?=\s*[,}\]])", re.IGNORECASE)
+_CONTROL_TO_SPACE = bytes([32] * 32) + bytes(range(32, 256))
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+"""An escape in a string; the group holds half of a surrogate pair without the other half."""
+_PLACE = re.compile(r"^(?:JSON is malformed: )?(.*) \(byte (\d+)\)$")
+_SKIPPED = msgspec.json.Decoder(msgspec.Raw)
+"""Validates the text without building objects."""
+
+
+def cleaned(text: bytes) -> bytes:
+    """`text` as valid JSON.
+
+    Kineto has written `nan` and `inf`, raw control characters, broken UTF-8 and halves of surrogate pairs.
+    """
+    # Neither does by `re.sub`, which holds 100 bytes for each number or escape that it finds.
+    text = _with_numbers(text.translate(_CONTROL_TO_SPACE), lambda _: b"null")
+    return _whole_pairs(text).decode("utf-8", "replace").encode()
+
+
+def find_damage(text: bytes) -> tuple[int, str] | None:
+    """Byte and kind of the first damage that `cleaned` doesn't repair; `None` if `text` is only truncated."""
+    even = _with_numbers(text, lambda word: b"0".ljust(len(word)))
+    try:
+        _SKIPPED.decode(_whole_pairs(even.translate(_CONTROL_TO_SPACE)))
+    except (msgspec.DecodeError, RecursionError) as error:
+        found = _PLACE.match(str(error))
+        return (int(found[2]), found[1]) if found else None
+    return None
+
+
+def _with_numbers(text: bytes, instead: Callable[[bytes], bytes]) -> bytes:
+    """Replaces words such as `nan`."""
+    parts, last = BytesIO(), 0
+    for found in _NOT_A_NUMBER.finditer(text):
+        parts.write(text[last : found.start(2)])
+        parts.write(instead(found[2]))
+        last = found.end(2)
+    parts.write(text[last:])
+    return parts.getvalue()
+
+
+def _whole_pairs(text: bytes) -> bytes:
+    """Replaces half surrogate pairs by the replacement character, in as many bytes."""
+    if b"\\ud" not in text and b"\\uD" not in text:
+        return text
+    whole = bytearray(text)
+    for found in _ESCAPE.finditer(text):
+        if found[1]:
+            whole[slice(*found.span())] = rb"\ufffd"
+    return bytes(whole)
