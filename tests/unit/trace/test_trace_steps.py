@@ -56,7 +56,7 @@ def test_the_first_step_begins_when_earlier_work_is_done(tmp_path: Path) -> None
 def test_a_marker_at_the_end_without_gpu_work_is_said(tmp_path: Path) -> None:
     """`step()` has begun it, and the capture ended."""
     path = write(tmp_path / "rank0.json", [*behind(30), step(18, 90, 2)])
-    (said,) = (text for text in analyse_paths([path]).warnings if "18" in text)
+    (said,) = (text for text in analyse_paths([path]).warnings if "step 18" in text)
     assert said.endswith("step 18, the last, launched no GPU work; --steps 15:18 leaves it out of the means")
     others = analyse_paths([path], slice(15, 18)), analyse_paths([write(tmp_path / "b.json", behind(30))])
     assert not any("the last" in text for report in others for text in report.warnings)
