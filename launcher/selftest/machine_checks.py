@@ -206,7 +206,7 @@ def comparable(rate: DeviceRate) -> tuple[str, int]:
 def _why_not_compared(now: tuple[DeviceRate, ...], seen: Evidence) -> str:
     if any(rate.identity in seen.earlier_busy for rate in now):
         return "in the earlier self-tests of these devices other processes used the cores"
-    return "no earlier self-test that they can be compared with is in runs/selftest"
+    return "no earlier self-test that they can be compared with was found"
 
 
 def rates_of(seen: Evidence) -> tuple[DeviceRate, ...]:

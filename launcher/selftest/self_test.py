@@ -180,10 +180,12 @@ def steps_of(run: RunDir, variant: str) -> dict[int, tuple[StepRecord, ...]]:
 
 def used_since(seen: Evidence) -> dict[str, float]:
     """Memory in use on each GPU now, beyond what was in use when the self-test began; GiB."""
-    now = replace(seen, machine=inspect_machine()).gpus
-    before = {gpu.uuid: gpu.used_gib or 0.0 for gpu in seen.gpus}
-    used = zip(seen.devices, now, strict=False)
-    return {name: gpu.used_gib - before.get(gpu.uuid, 0.0) for name, gpu in used if gpu.used_gib is not None}
+    now_gib = {gpu.uuid: gpu.used_gib for gpu in inspect_machine().gpus}
+    return {
+        name: used_gib - (before.used_gib or 0.0)
+        for name, before in zip(seen.devices, seen.gpus, strict=False)
+        if (used_gib := now_gib.get(before.uuid)) is not None
+    }
 
 
 def begin_evidence(wish: str, directory: Path) -> Evidence:
@@ -257,7 +259,7 @@ def earlier_rates(
     files = {path for directory in directories for path in directory.glob(f"*/{RESULT}")}
     best: dict[tuple[str, int], EarlierRate] = {}
     busy, notes = set(), dict[str, None]()
-    for path in sorted(files, key=lambda file: file.parent.name, reverse=True)[:MOST_EARLIER]:
+    for path in sorted(files, key=_written_ns, reverse=True)[:MOST_EARLIER]:
         try:
             result = read_json(path, Result)
         except MachineError:
@@ -273,6 +275,14 @@ def earlier_rates(
             elif key not in best or rate.gflop_per_s > best[key].rate.gflop_per_s:
                 best[key] = EarlierRate(rate, result.day)
     return tuple(best.values()), frozenset(busy), tuple(notes)
+
+
+def _written_ns(path: Path) -> int:
+    """When a file was written; 0 if it is gone."""
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def is_of_host(device: str) -> bool | None:

@@ -65,10 +65,15 @@ def devices_here(wanted: str | None) -> Devices:
     """The GPUs that the driver shows; what `--devices cpu:2` names in a rehearsal.
 
     Of instances (MIG) the first alone: a process sees one, and NCCL connects none that share a GPU.
+
+    Raises:
+        UsageError: other devices are named.
     """
     if wanted:
         kind, _, count = wanted.partition(":")
-        return Devices(kind, int(count or 1))
+        if kind != "cpu" or not count.isdecimal():
+            raise pytest.UsageError(f"--devices {wanted}: a rehearsal is on CPU devices, such as cpu:2")
+        return Devices(kind, int(count))
     gpus = inspect_gpus(os.environ).gpus
     return Devices(CUDA.name, 1 if has_parts(gpus) else len(gpus))
 

@@ -32,11 +32,13 @@ TYPES = (torch.float64, torch.float32, torch.bfloat16)
 REDUCED_BYTES = {True: powers(64 * KIB, 4 * MIB, 8), False: powers(64 * KIB, 256 * MIB, 16)}
 """By whether devices are shares of the host."""
 SENT_BYTES = {True: 4 * MIB, False: 64 * MIB}
+EXACT = 256
+"""bfloat16, with 8 bits of significand, holds all whole numbers up to this."""
 REPETITIONS = 6
 
 
 def wrong_sums(rank: int, device: torch.device, is_host: bool) -> tuple[str, ...]:
-    """All-reduces of whole numbers, so small that every type holds them exactly, that gave another sum.
+    """All-reduces of whole numbers, whose sums every type holds exactly, that gave another sum.
 
     Every size whose rate is measured is among them: by size NCCL chooses other algorithms.
     """
@@ -44,13 +46,19 @@ def wrong_sums(rank: int, device: torch.device, is_host: bool) -> tuple[str, ...
     measured = ((torch.float32, size // 4) for size in REDUCED_BYTES[is_host])
     for dtype, count in (*product(TYPES, SUMMED), *measured):
         with marked_step():
-            pattern = torch.arange(count, dtype=torch.int32, device=device) % 7
+            pattern = whole_numbers(count, world_size, device)
             summed = (pattern + rank % 2).to(dtype)
             dist.all_reduce(summed)
             expected = (pattern * world_size + world_size // 2).to(dtype)
             if num_wrong := int((summed != expected).sum()):
                 found.append(f"{num_wrong} of {count} elements of {dtype} on rank {rank}")
     return tuple(found)
+
+
+def whole_numbers(count: int, world_size: int, device: torch.device) -> torch.Tensor:
+    """`count` numbers from 0 to at most 6 that `world_size` ranks, half of which add 1 to them, can sum."""
+    most = min(6, (EXACT - world_size // 2) // world_size)
+    return torch.arange(count, dtype=torch.int32, device=device) % (most + 1)
 
 
 def reduce_rates(device: torch.device, is_host: bool) -> tuple[ReduceRate, ...]:

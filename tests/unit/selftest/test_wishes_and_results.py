@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -29,7 +30,14 @@ from gpurun.launcher.selftest.evidence import (
 )
 from gpurun.launcher.selftest.machine_checks import driver, earlier_speed, visible_devices
 from gpurun.launcher.selftest.run_checks import out_of_memory, traces
-from gpurun.launcher.selftest.self_test import RESULT, Result, earlier_rates, run_selftest, wished_devices
+from gpurun.launcher.selftest.self_test import (
+    MOST_EARLIER,
+    RESULT,
+    Result,
+    earlier_rates,
+    run_selftest,
+    wished_devices,
+)
 from gpurun.launcher.selftest.self_test import keep as keep_result
 from tests.unit.machine.fake_driver import UUIDS, NVMLError
 from tests.unit.selftest.healthy import DEVICES, evidence, health, three_gpus
@@ -50,6 +58,14 @@ def test_a_device_that_has_become_slower_is_named(tmp_path: Path, wording: Wordi
     found = since(tmp_path)
     assert found.status == "failed"
     wording(found.found)
+
+
+def test_the_newest_are_looked_at_whatever_their_directories_are_called(tmp_path: Path) -> None:
+    for number in range(MOST_EARLIER + 1):
+        keep(tmp_path, f"{number:02d}", 50_000.0 + number)
+        os.utime(tmp_path / f"{number:02d}" / RESULT, (1e9 - number, 1e9 - number))
+    ((found,), _, _) = earlier_rates((tmp_path,), "h")
+    assert found.rate.gflop_per_s == 50_000.0 + MOST_EARLIER - 1
 
 
 def since(directory: Path, seen: Evidence | None = None) -> Finding:
