@@ -34,11 +34,18 @@ def format_percent(percent: float, ci: Interval | None = None, signed: bool = Fa
 
 
 def format_percent_interval(percent: float, ci: Interval) -> str:
-    """`12.9 to 14.6`, as precise as `format_percent`; with signs where the interval holds both."""
+    """`12.9 to 14.6`, as precise as `format_percent`; with signs where the interval holds both.
+
+    An end next to 0 has more decimals: with it, 0 would seem to be in the interval.
+    """
     decimals = percent_decimals(percent, ci)
     signed = ci[0] < 0 < ci[1]
-    low, high = (format_number(end, decimals, signed) for end in ci)
+    low, high = (format_number(end, _decimals_beyond_zero(end, decimals), signed) for end in ci)
     return f"{low} to {high}"
+
+
+def _decimals_beyond_zero(value: float, decimals: int) -> int:
+    return next((more for more in range(decimals, 3) if round(value, more)), 3) if value else decimals
 
 
 def whole_parts(parts: Sequence[float]) -> list[int]:

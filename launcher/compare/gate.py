@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gpurun.launcher.compare.interference import COOL_DOWN, LESS_AT_ONCE
 from gpurun.launcher.compare.label import variant_label
@@ -175,8 +176,8 @@ def gate_of_run(
 
 def waiting_advice(bias: float) -> tuple[str, str]:
     """What other load did to a difference of logarithms at the most, and what to do about it."""
-    waited = f"Ranks waited for a free core in up to {-100 * math.expm1(-bias):.1f} % of a step"
-    return f"{waited}, by which bounds are wider.", LESS_AT_ONCE
+    most = format_percent(-100 * math.expm1(-bias))
+    return f"Ranks waited for a free core: bounds are wider by up to {most} for it.", LESS_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -258,20 +259,21 @@ class _Pair:
         if self.a.status == "failed":
             return [f"If {self.gate.a.name} lacks files that aren't committed, name them by --with."]
         found = [COOL_DOWN] if self.is_hot else []
-        return [*found, self.time_needed(budget_s)] if is_spent(looks) and not self.lost else found
+        return [*found, self.time_needed(budget_s, looks)] if is_spent(looks) and not self.lost else found
 
-    def time_needed(self, budget_s: float) -> str:
+    def time_needed(self, budget_s: float, looks: Sequence[Look]) -> str:
         """How long it would take to decide."""
         estimate, threshold = self.estimate, self.gate.threshold_percent
         if estimate is None or estimate.error is None:
             return "Use a larger --budget, or a job whose launches are shorter."
         least = next_look(estimate.launches)  # those that there were haven't decided it
         per_launch_s = budget_s / estimate.launches
-        launches = launches_to_decide(estimate, threshold, self.bias)
+        needed = partial(launches_to_decide, estimate, threshold, looks, len(self.gate.pairs))
+        launches = needed(bias=self.bias)
         s = per_launch_s * max(launches, least) if launches else math.inf
         if s <= MOST_BUDGET_S:
             return f"Deciding it takes about {plural(math.ceil(s / 60), 'minute')}: use a larger --budget."
-        unloaded = launches_to_decide(estimate, threshold)
+        unloaded = needed()
         if self.bias and unloaded and per_launch_s * unloaded <= MOST_BUDGET_S:
             minutes = plural(math.ceil(per_launch_s * unloaded / 60), "minute")
             return f"With this load no budget decides it; without, about {minutes} would."

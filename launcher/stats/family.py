@@ -236,13 +236,24 @@ def bounded(
     return Bounded(outcome, percent, percent_interval((low, high)), percent_from_log(seen))
 
 
-def launches_to_decide(found: Estimate, threshold_percent: float, bias: float = 0.0) -> int | None:
-    """About how many launches in all decide a difference of this size; `None` if it can't be said."""
+def launches_to_decide(
+    found: Estimate,
+    threshold_percent: float,
+    looks: Sequence[Look] = (),
+    num_variants: int = 1,
+    bias: float = 0.0,
+) -> int | None:
+    """About how many launches in all decide a difference of this size; `None` if it can't be said.
+
+    At the level of the last of these looks; for the others see `bounded`.
+    """
     if found.error is None:
         return None
-    apart = abs(found.centre - math.log1p(threshold_percent / 100)) - bias
+    beyond = found.centre - math.log1p(threshold_percent / 100)
+    level = level_at(looks, found.launches, 2 * ALPHA / (num_variants if beyond > 0 else 1)) / 2
+    apart = abs(beyond) - bias
     deviation = found.error * math.sqrt(found.launches)
     if apart <= 0:
         return None
-    quantiles = t_quantile(1 - ALPHA, found.degrees) + t_quantile(POWER, found.degrees)
+    quantiles = t_quantile(1 - level, found.degrees) + t_quantile(POWER, found.degrees)
     return max(MIN_LAUNCHES, math.ceil((quantiles * deviation / apart) ** 2))

@@ -45,6 +45,9 @@ def test_percent(percent: float, ci: tuple[float, float] | None, signed: bool, t
 
 def test_percent_interval() -> None:
     assert units.format_percent_interval(13.78, (12.9, 14.6)) == "12.9 to 14.6"
+    assert units.format_percent_interval(8.0, (0.3, 16.2)) == "0.3 to 16"
+    assert units.format_percent_interval(8.0, (0.004, 16.2)) == "0.004 to 16"
+    assert units.format_percent_interval(8.0, (0.0, 16.2)) == "0 to 16"
     assert units.format_percent_interval(0.3, (-0.4, 0.9)) == "\u22120.4 to +0.9"
     assert units.format_percent_interval(-3.0, (-3.9, -2.1)) == "\u22123.9 to \u22122.1"
 
