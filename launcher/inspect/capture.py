@@ -1,10 +1,11 @@
 """`gpurun capture`: makes a running job take traces, from another terminal."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.inspect.questions import Answer, Declined, TracesRequested, WantTraces, ask
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import running_launch
 from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir, RankState, capture_name, open_own
@@ -13,7 +14,7 @@ from gpurun.launcher.rundir.records import CaptureRequest
 from gpurun.launcher.units import ranks_text
 
 _POLL_S = 0.05
-_HEAD_START_STEPS = 2
+HEAD_START_STEPS = 2
 """How many steps ahead a trace begins, so that every rank sees the request in time."""
 
 
@@ -28,52 +29,88 @@ def capture_running(run: RunDir, steps: int, ranks: Sequence[int] | None, timeou
         MachineError: the job ended first, or took no trace in time.
     """
     launch = running_launch(run)
-    refuse_on_nodes(read_json(run.plan, Plan))
+    wanted = WantTraces(steps, None if ranks is None else tuple(ranks))
     with open_own(run.control(launch)) as control:
         states = control.running()
-        missing = [rank for rank in ranks or () if rank not in states]
         if not states:
             raise SpecError(f"{run.launch(launch)}: {NOT_STARTED}")
-        if missing:
-            raise SpecError(f"{launch} has no {ranks_text(missing)}; it has {ranks_text(tuple(states))}")
-        number = request(control, steps, ranks, states)
-    wanted = [
-        run.capture(launch, number) / f"rank{rank}.pt.trace.json.gz"
-        for rank in (states if ranks is None else ranks)
-    ]
-    await_files(wanted, tuple(states.values()), timeout_s)
-    return run.capture(launch, number)
+        requested = (
+            traces_requested(ask(control, wanted))
+            if read_json(run.plan, Plan).nodes
+            else request(control, wanted, states, launch)
+        )
+    files = [run.captured_trace(launch, requested.number, rank) for rank in requested.ranks]
+    await_files(files, tuple(states.values()), timeout_s)
+    return run.capture(launch, requested.number)
 
 
-def refuse_on_nodes(plan: Plan) -> None:
-    """Requests reach the ranks of one machine only.
+def traces_requested(found: Answer) -> TracesRequested:
+    """The answer of a job on several nodes.
 
     Raises:
-        SpecError: the job has several nodes.
+        SpecError: it was declined.
     """
-    if plan.nodes:
-        raise SpecError(
-            f"gpurun capture works on one machine, and this job runs on {len(plan.nodes)} nodes\n"
-            "    put `profile: {steps: 3}` into the job to take traces on all of them"
-        )
+    if isinstance(found, Declined):
+        raise SpecError(found.why)
+    assert isinstance(found, TracesRequested)
+    return found
 
 
 def request(
-    control: ControlDir, steps: int, ranks: Sequence[int] | None, states: dict[int, RankState]
-) -> int:
-    """Writes a request, then rings every rank's bell; returns the request's number."""
-    number = 1 + sum(name.startswith("capture") for name in control.names())
-    first_step = max(state.steps for state in states.values()) + _HEAD_START_STEPS
-    wanted = CaptureRequest(number, steps, None if ranks is None else tuple(ranks), first_step)
+    control: ControlDir, wanted: WantTraces, states: dict[int, RankState], launch: str
+) -> TracesRequested:
+    """Writes a request, then rings every rank's bell.
+
+    Raises:
+        SpecError: there is no such rank.
+        MachineError: the job has ended.
+    """
+    recorded = ranks_to_record(wanted, states, launch)
+    first_step = max(state.steps for state in states.values()) + HEAD_START_STEPS
+    number = next_number(control)
     try:
-        control.write(capture_name(number), as_json(wanted).encode())
-        for rank in states:
-            block = control.block(rank)
-            block.ring(number)
-            block.close()
+        write_request(control, CaptureRequest(number, wanted.steps, wanted.ranks, first_step))
+        ring(control, number, states)
     except OSError as error:
         raise MachineError(f"the job has ended, or its control directory was changed: {error}") from error
-    return number
+    return TracesRequested(number, recorded)
+
+
+def ranks_to_record(wanted: WantTraces, ranks: Collection[int], launch: str) -> tuple[int, ...]:
+    """Those of a launch with these ranks.
+
+    Raises:
+        SpecError: it lacks one that is wanted.
+    """
+    if missing := [rank for rank in wanted.ranks or () if rank not in ranks]:
+        raise SpecError(f"{launch} has no {ranks_text(missing)}; it has {ranks_text(tuple(sorted(ranks)))}")
+    return tuple(sorted(ranks)) if wanted.ranks is None else wanted.ranks
+
+
+def next_number(control: ControlDir) -> int:
+    """The number of the next request."""
+    return 1 + sum(name.startswith("capture") for name in control.names())
+
+
+def write_request(control: ControlDir, wanted: CaptureRequest) -> None:
+    """Writes a request, which no rank reads until a bell rings.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    control.write(capture_name(wanted.number), as_json(wanted).encode())
+
+
+def ring(control: ControlDir, number: int, ranks: Iterable[int]) -> None:
+    """Lets ranks of this machine know of a request.
+
+    Raises:
+        OSError: a rank has not started, or has ended.
+    """
+    for rank in ranks:
+        block = control.block(rank)
+        block.ring(number)
+        block.close()
 
 
 def await_files(files: Sequence[Path], states: Collection[RankState], timeout_s: float) -> None:

@@ -5,8 +5,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpurun.launcher.errors import NodesError
-from gpurun.launcher.inspect.snapshot import STACKS_S, RankSnapshot, answer, take_request
+from gpurun.launcher.errors import NodesError, SpecError
+from gpurun.launcher.inspect.capture import (
+    HEAD_START_STEPS,
+    next_number,
+    ranks_to_record,
+    ring,
+    write_request,
+)
+from gpurun.launcher.inspect.questions import (
+    Answer,
+    Declined,
+    Question,
+    RanksSeen,
+    TracesRequested,
+    WantTraces,
+    answer,
+    take_question,
+)
+from gpurun.launcher.inspect.snapshot import STACKS_S, RankSnapshot
 from gpurun.launcher.nodes.messages import (
     Ack,
     Chunk,
@@ -17,25 +34,28 @@ from gpurun.launcher.nodes.messages import (
     Port,
     PreloadModules,
     RankKind,
+    RequestWritten,
     SnapshotRequest,
     Snapshots,
     Steps,
     Stop,
     Stopped,
+    TracesWanted,
 )
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Inbox
 from gpurun.launcher.processes.pool_per_env import Pools, Ranks
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, Exit, StartRequest
+from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.rundir.records import FailureRecord
+from gpurun.launcher.rundir.records import CaptureRequest, FailureRecord
 
 _POLL_S = 0.05
 _BEFORE_STOP_NS = 10_000_000
 _ECHO_S = 1.0
 """How long a node's message to itself may take until it returns with its number."""
-_SNAPSHOT_S = STACKS_S + 2.0
-"""How long other nodes may take to send snapshots of their ranks."""
+_NODES_ANSWER_S = STACKS_S + 2.0
+"""How long other nodes may take to look at their ranks and to answer."""
 
 
 @dataclass
@@ -87,7 +107,11 @@ class ClusterPool:
         self._working: set[int] = set()
         """Nodes whose ranks of this attempt have not been reported as stopped."""
         self._awaited: set[int] = set()
-        """Nodes whose snapshots are still awaited."""
+        """Nodes whose answers are still awaited."""
+        self._problems: list[str] = []
+        """Why nodes could not pass on a request of `gpurun capture`."""
+        self._ranks: dict[int, tuple[int, ...]] = {}
+        """By node, in this attempt, those that have a control block: the store is no rank."""
         self._snapshots: dict[int, RankSnapshot] = {}
         self._steps: dict[int, tuple[int, ...]] = {}
         """By node."""
@@ -111,6 +135,7 @@ class ClusterPool:
         self._attempt += 1
         self._name, self._timeline = config.parent.name, Timeline()
         self._working, self._port_pending = set(by_node), len(by_node) > 1
+        self._ranks = {node: tuple(one.rank for one in some if one.control) for node, some in by_node.items()}
         self._steps.clear()
         kind: RankKind = "program" if processes[-1].entry == PROGRAM_ENTRY else "workload"
         for node in self._working - {0}:
@@ -144,7 +169,7 @@ class ClusterPool:
                 if failed:  # the ordered message comes before a victim's exit is judged
                     deadline = max(deadline, time.monotonic() + _ECHO_S)
             self._pass_port_on()
-            self._answer_request()
+            self._answer_question()
             if self._exits or time.monotonic() >= deadline:
                 exits, self._exits = self._exits, []
                 return exits
@@ -155,12 +180,10 @@ class ClusterPool:
 
     def observe(self, directory: Path) -> tuple[RankSnapshot, ...]:
         """Snapshots of the running ranks of all nodes, by rank; without nodes that don't answer in time."""
-        self._awaited, self._snapshots = self._working - {0}, {}
-        self._send_all(self._awaited, SnapshotRequest(self._attempt))
+        self._snapshots = {}
+        self._ask_others(SnapshotRequest(self._attempt))
         own = self._local.observe(directory)
-        deadline = time.monotonic() + _SNAPSHOT_S
-        while self._awaited and time.monotonic() < deadline:
-            self._take_mail(_POLL_S)
+        self._await_answers()
         seen = {one.rank: one for one in own} | self._snapshots
         return tuple(one for _, one in sorted(seen.items()))
 
@@ -194,6 +217,16 @@ class ClusterPool:
         for node in nodes:
             self._link.send(node, message)
 
+    def _ask_others(self, message: Message) -> None:
+        """Sends it to the other nodes that have ranks; `_await_answers` waits for them."""
+        self._awaited = self._working - {0}
+        self._send_all(self._awaited, message)
+
+    def _await_answers(self) -> None:
+        deadline = time.monotonic() + _NODES_ANSWER_S
+        while self._awaited and time.monotonic() < deadline:
+            self._take_mail(_POLL_S)
+
     def _take_mail(self, timeout_s: float) -> None:
         try:
             for message in self._link.poll(timeout_s):
@@ -216,6 +249,9 @@ class ClusterPool:
         elif isinstance(message, Snapshots) and message.attempt == self._attempt:
             self._awaited.discard(message.node)
             self._snapshots |= {one.rank: one for one in message.snapshots}
+        elif isinstance(message, RequestWritten) and message.attempt == self._attempt:
+            self._awaited.discard(message.node)
+            self._problems += [message.problem] * bool(message.problem)
         elif isinstance(message, LogText):
             self._say(message.text)
         elif isinstance(message, Steps) and message.attempt == self._attempt:
@@ -228,10 +264,54 @@ class ClusterPool:
             self._port_pending = False
             self._send_all(self._working - {0}, Port(self._attempt, path.read_bytes()))
 
-    def _answer_request(self) -> None:
-        """Answers `gpurun stacks` in another terminal."""
-        if self._working and (token := take_request(self._run, self._name)) is not None:
-            answer(self._run, self._name, token, self.observe(self._run.control(self._name)))
+    def _answer_question(self) -> None:
+        """Answers `gpurun stacks` and `gpurun capture` in another terminal."""
+        if not self._working or (asked := take_question(self._run, self._name)) is None:
+            return
+        answer(self._run, self._name, asked.token, self._answer(asked.question))
+
+    def _answer(self, question: Question) -> Answer:
+        directory = self._run.control(self._name)
+        if not isinstance(question, WantTraces):
+            return RanksSeen(self.observe(directory))
+        try:
+            with ControlDir(directory) as control:
+                return self._request_traces(control, question)
+        except SpecError as error:
+            return Declined(str(error))
+        except OSError as error:
+            return Declined(f"can't reach the ranks on node 0: {error.strerror}")
+
+    def _request_traces(self, control: ControlDir, wanted: WantTraces) -> TracesRequested:
+        """Has all nodes write the request, then lets all ranks know of it.
+
+        Programs' ranks begin at the same step: as far as they get while the nodes answer, they may get once
+        more until the last of them knows.
+
+        Raises:
+            SpecError: there is no such rank, or a node can't reach its ranks.
+            OSError: node 0 can't.
+        """
+        ranks = sorted(rank for some in self._ranks.values() for rank in some)
+        recorded = ranks_to_record(wanted, ranks, self._name)
+        draft = CaptureRequest(next_number(control), wanted.steps, wanted.ranks, first_step=0)
+        before = _most_steps(control)
+        write_request(control, draft)
+        self._have_others_write(draft)
+        after = _most_steps(control)
+        final = replace(draft, first_step=after + HEAD_START_STEPS + 2 * (after - before))
+        write_request(control, final)
+        self._send_all(self._working - {0}, TracesWanted(self._attempt, final, rings=True))
+        ring(control, final.number, self._ranks[0])
+        return TracesRequested(final.number, recorded)
+
+    def _have_others_write(self, request: CaptureRequest) -> None:
+        self._problems = []
+        self._ask_others(TracesWanted(self._attempt, request, rings=False))
+        self._await_answers()
+        late = [f"node {node}: no answer within {_NODES_ANSWER_S:g} s" for node in sorted(self._awaited)]
+        if found := self._problems + late:
+            raise SpecError("\n".join(found))
 
     def _put_records_in_order(self) -> None:
         """Converts the times of the ranks' failure records to node 0's clock."""
@@ -240,6 +320,17 @@ class ClusterPool:
             if path.exists():
                 record = read_json(path, FailureRecord)
                 write_json(path, replace(record, time_ns=record.time_ns + shift_ns))
+
+
+def _most_steps(control: ControlDir) -> int:
+    """Of node 0's ranks.
+
+    Raises:
+        SpecError: none has started.
+    """
+    if not (states := control.running()):
+        raise SpecError(NOT_STARTED)
+    return max(state.steps for state in states.values())
 
 
 def node_rank(process: StartRequest) -> int:

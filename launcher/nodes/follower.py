@@ -1,5 +1,6 @@
 """Nodes other than the first: they start ranks for node 0, and send it exits and files."""
 
+import errno
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gpurun.launcher.inspect.capture import ring, write_request
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.nodes.messages import (
@@ -19,18 +21,20 @@ from gpurun.launcher.nodes.messages import (
     Port,
     PreloadModules,
     RankKind,
+    RequestWritten,
     Run,
     SnapshotRequest,
     Snapshots,
     Steps,
     Stop,
     Stopped,
+    TracesWanted,
 )
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Outbox
 from gpurun.launcher.processes.pool_per_env import Pools, Ranks
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, WORKER_ENTRY, StartRequest
-from gpurun.launcher.rundir.control import leave, read_states
+from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir, leave, read_states
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
 
 ENTRIES: Mapping[RankKind, str] = {"workload": WORKER_ENTRY, "program": PROGRAM_ENTRY}
@@ -93,6 +97,8 @@ class Follower:
     """Of this node, in this attempt."""
     failed: bool = False
     """Whether one of them has."""
+    traces: frozenset[Path] = frozenset()
+    """That its ranks will write, and node 0 lacks."""
     steps: tuple[int, ...] = ()
     """As last reported to node 0."""
     reported_s: float = 0.0
@@ -116,6 +122,7 @@ class Follower:
                 self.handle(message)
             self.report_exits()
             self.report_steps()
+            self.send_traces()
             self.show_lines()
 
     def handle(self, message: Message) -> None:
@@ -130,13 +137,15 @@ class Follower:
             write_bytes(RunDir(self.places.run).rendezvous(self.name), message.content)
         elif isinstance(message, SnapshotRequest):
             self.link.send(0, Snapshots(message.attempt, self.link.rank, self.snapshots()))
+        elif isinstance(message, TracesWanted):
+            self.take_traces(message)
         elif isinstance(message, Stop):
             self.stop(message.grace_s)
 
     def launch(self, message: Launch) -> None:
         """Starts this node's ranks, with its own paths."""
         self.attempt, self.name = message.attempt, message.name
-        self.failed, self.steps = False, ()
+        self.failed, self.steps, self.traces = False, (), frozenset()
         config = msgspec.json.decode(message.config, type=dict[str, Any])
         own = config | {"run_dir": str(self.places.run), "job_dir": str(self.places.job_dir)}
         write_json(self.places.launch_config(self.name), own)
@@ -192,6 +201,30 @@ class Follower:
     def snapshots(self) -> tuple[RankSnapshot, ...]:
         """Snapshots of this node's ranks."""
         return tuple(one for one in self.pool.observe(self.control) if one.rank in self.ranks)
+
+    def take_traces(self, message: TracesWanted) -> None:
+        """Writes a request of `gpurun capture`, or lets this node's ranks know of it."""
+        wanted, problem = message.request, ""
+        try:
+            with ControlDir(self.control) as control:
+                if not self.ranks <= control.running().keys():
+                    raise OSError(errno.EAGAIN, NOT_STARTED)
+                write_request(control, wanted)
+                if message.rings:
+                    ring(control, wanted.number, self.ranks)
+        except OSError as error:
+            problem = f"node {self.link.rank} ({self.link.own_host}): {error.strerror}"
+        if not message.rings:
+            self.link.send(0, RequestWritten(message.attempt, self.link.rank, problem))
+        elif not problem and not self.places.is_shared:
+            run, recorded = RunDir(self.places.run), self.ranks.intersection(wanted.ranks or self.ranks)
+            self.traces |= {run.captured_trace(self.name, wanted.number, rank) for rank in recorded}
+
+    def send_traces(self) -> None:
+        """Sends what `gpurun capture` waits for on node 0, once it is written."""
+        if self.traces and all(path.exists() for path in self.traces):
+            self.traces = frozenset()
+            self.send_files()
 
     def stop(self, grace_s: float) -> None:
         """Ends the ranks, and sends their files."""

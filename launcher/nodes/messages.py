@@ -8,6 +8,7 @@ import msgspec
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.protocol import Exit, StartRequest
+from gpurun.launcher.rundir.records import CaptureRequest
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -87,6 +88,19 @@ class SnapshotRequest(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
+class TracesWanted(msgspec.Struct, frozen=True, tag=True):
+    """A request of `gpurun capture`: write it where the node's ranks find it.
+
+    It is sent twice: the ranks of a workload agree on the newest request that any of them knows, so that all
+    nodes must have written it before the first bell rings.
+    """
+
+    attempt: int
+    request: CaptureRequest
+    rings: bool
+    """Whether the ranks are to know of it now; that has no answer."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End all ranks, and send their files."""
 
@@ -133,6 +147,15 @@ class Snapshots(msgspec.Struct, frozen=True, tag=True):
     snapshots: tuple[RankSnapshot, ...]
 
 
+class RequestWritten(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `TracesWanted`."""
+
+    attempt: int
+    node: int
+    problem: str
+    """Why it could not be; empty: it is."""
+
+
 class Steps(msgspec.Struct, frozen=True, tag=True):
     """How many steps the node's ranks have completed; only whether this changes matters."""
 
@@ -150,8 +173,8 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = (
-    Hello | Welcome | Run | Launch | Port | PreloadModules | SnapshotRequest | Stop | LogText | Ack
-    | Exits | Chunk | Snapshots | Steps | Stopped
+    Hello | Welcome | Run | Launch | Port | PreloadModules | SnapshotRequest | TracesWanted | Stop | LogText
+    | Ack | Exits | Chunk | Snapshots | RequestWritten | Steps | Stopped
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

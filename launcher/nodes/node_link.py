@@ -58,7 +58,7 @@ class NodeLink:
         self.hosts: tuple[str, ...] = ()
         """By node rank, once all nodes have joined."""
         self.connected = False
-        self._own_host = options.own_host
+        self.own_host = options.own_host
         self._lost_one = False
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._mails: list[Message] = []
@@ -180,5 +180,5 @@ class NodeLink:
         raise NodesError(
             f"node {rank} ({host}) is lost: {why}\n"
             "    possible causes: its gpurun was killed, the machine is down, or the network between it and "
-            f"node {self.rank} ({self._own_host}) is cut"
+            f"node {self.rank} ({self.own_host}) is cut"
         )

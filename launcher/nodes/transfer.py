@@ -13,7 +13,7 @@ from typing import BinaryIO
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.nodes.messages import Chunk
 from gpurun.launcher.rundir.files import end_of_lines, open_regular, unwritable
-from gpurun.launcher.rundir.paths import is_name, is_of_program
+from gpurun.launcher.rundir.paths import CONTROL, is_name, is_of_program
 
 CHUNK_BYTES = 1 << 17
 """1 s at 1 Mbit/s: a slow connection still passes heartbeats in between."""
@@ -91,7 +91,8 @@ class Outbox:
     def _files(self) -> Iterator[Path]:
         for directory in RESULTS:
             for path in (self.root / directory).rglob("*"):
-                is_ours = not any(map(is_of_program, path.relative_to(self.root).parents))
+                name = path.relative_to(self.root)
+                is_ours = not any(map(is_of_program, name.parents)) and CONTROL not in name.parts
                 is_result = path.name[0] != "." and path.name not in OWN_COPIES
                 if is_ours and is_result and path.is_file() and not path.is_symlink():
                     yield path

@@ -129,6 +129,9 @@ class RunPaths:
         """Directory of the traces that `gpurun capture` has taken."""
         return self.launch(launch_id) / "captures" / str(number)
 
+    def captured_trace(self, launch_id: str, number: int, rank: int) -> Path:
+        return self.capture(launch_id, number) / f"rank{rank}.pt.trace.json.gz"
+
     def root_cause(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "failure.json"
 

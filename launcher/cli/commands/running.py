@@ -29,7 +29,7 @@ def stacks(run: Path, as_json: bool) -> None:
     Example: gpurun stacks runs/gpt-splits/latest
     """
     from gpurun.launcher.inspect.hang_diagnosis import diagnose
-    from gpurun.launcher.inspect.snapshot import take_snapshots
+    from gpurun.launcher.inspect.questions import take_snapshots
     from gpurun.launcher.run.open import find_run
     from gpurun.launcher.rundir.claim import running_launch
 

@@ -143,9 +143,9 @@ def turn_of(config: LaunchConfig, journal: Journal, peers: Peers, block: Control
     device = torch.device(config.devices[rank])
     trainer = Trainer(workload, config, rank)
     clock = runtime_of(device).clock(device)
+    is_first = config is journal.config or not journal.config.takes_turns
     config = resolve_balanced(config, trainer, clock, own_peers, journal)
     check(trainer, config, journal)
-    is_first = config is journal.config or not journal.config.takes_turns
     requests = TraceRequests(config, rank, block, answers=is_of_all and is_first)
     load = load_of(config, rank)
     return Turn(config, TimedRounds(config, trainer, clock, own_peers, journal, device, requests, load))

@@ -30,10 +30,6 @@ def read_request(run: RunDir, launch: str, number: int) -> CaptureRequest:
     return read_json(run.control(launch) / capture_name(number), CaptureRequest)
 
 
-def trace_path(run: RunDir, launch: str, number: int, rank: int) -> Path:
-    return run.capture(launch, number) / f"rank{rank}.pt.trace.json.gz"
-
-
 def profile_config(request: CaptureRequest) -> ProfileConfig:
     return ProfileConfig(request.steps, ranks=request.ranks)
 
@@ -92,7 +88,7 @@ class StepCapture:
             return
         synchronize()  # the GPU may lag behind by several steps
         stop(profiler.stop)
-        path = trace_path(self.run, self.launch, self._request.number, self.rank)
+        path = self.run.captured_trace(self.launch, self._request.number, self.rank)
         try:
             export(profiler.export_chrome_trace, path)
         except MachineError as error:  # observing a job must not end it

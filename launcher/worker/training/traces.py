@@ -12,7 +12,7 @@ from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.profiling.profiler import capture, run_unrecorded
-from gpurun.launcher.worker.profiling.step_traces import profile_config, read_request, trace_path
+from gpurun.launcher.worker.profiling.step_traces import profile_config, read_request
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 
@@ -77,7 +77,7 @@ class TraceRequests:
     def take(self, run: RunDir, trainer: Trainer, variant: VariantConfig, peers: Peers) -> None:
         """One request's trace."""
         request = read_request(run, self.config.launch, self.answered)
-        path = trace_path(run, self.config.launch, self.answered, self.rank)
+        path = run.captured_trace(self.config.launch, self.answered, self.rank)
         all_threads = STRATEGIES[self.config.strategy].has_replicas
         wanted = profile_config(request)
         trace_steps(trainer, variant, wanted, peers, path, rank=self.rank, all_threads=all_threads)

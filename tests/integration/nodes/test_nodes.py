@@ -172,11 +172,17 @@ def test_a_program_starts_again_hangs_and_loses_an_agent(hosts: Hosts) -> None:
     assert ["0 0 2 10.213.7.1 None" in logs[0], "0 1 2 10.213.7.1 None" in logs[1]] == [True, True]
 
 
-def test_a_cut_link_ends_both_nodes(hosts: Hosts) -> None:
+def test_traces_of_all_nodes_come_and_a_cut_link_ends_both(hosts: Hosts) -> None:
     prepare(hosts, ENDLESS)
     commands = hosts.start_both("job.yaml", "--out", "link", *LONG, "--set", "compare.split=[balanced]")
     run = hosts.directories[0] / "link"
     await_file(run / "launches" / "01-ddp-2" / "events.jsonl", '"warmup"')
+    (captured,) = ended([hosts.start(0, "capture", "link", "--steps", "2")])
+    assert captured.code == 0, captured.err
+    traces = run / "launches" / "01-ddp-2" / "captures" / "1"
+    assert sorted(path.name for path in traces.iterdir()) == [
+        f"rank{rank}.pt.trace.json.gz" for rank in (0, 1)
+    ]
     with hosts.cut():
         first, second = ended(commands)
     balance = json.loads((run / "variants" / "ddp-2-balanced" / "balance.json").read_text())

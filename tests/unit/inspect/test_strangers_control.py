@@ -1,5 +1,6 @@
 """The control directory of a stranger's run, which may change while a command works on it."""
 
+import json
 import os
 import signal
 import socket
@@ -18,7 +19,8 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.inspect.capture import request
-from gpurun.launcher.inspect.snapshot import ask_history, take_request
+from gpurun.launcher.inspect.questions import WantTraces, take_question
+from gpurun.launcher.inspect.snapshot import ask_history
 from gpurun.launcher.rundir.control import (
     MAX_BYTES,
     ControlDir,
@@ -81,7 +83,7 @@ def test_a_block_that_is_swapped_for_a_link_is_not_written(
     """`gpurun capture` has read the block before."""
     plant(directory, block_name(0))
     with wording.raises(MachineError):
-        request(control, 3, None, {0: ME})
+        request(control, WantTraces(3, None), {0: ME}, "01")
     assert (directory.parent / "my thesis").read_bytes() == BLOCK
 
 
@@ -95,12 +97,34 @@ def test_nothing_is_read_through_a_link(control: ControlDir, directory: Path, pl
     assert control.read(stacks_name(0)) == b""
 
 
-def test_a_request_comes_through_no_link(tmp_path: Path) -> None:
+QUESTION = {"token": "5ec2e7", "question": {"type": "WhatRanksDo"}}
+
+
+def test_a_question_comes_through_no_link(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     make_directory(run.control("01"))
-    (tmp_path / "word").write_text("secret")
-    (run.control("01") / "look").symlink_to(tmp_path / "word")
-    assert take_request(run, "01") is None
+    (tmp_path / "word").write_text(json.dumps(QUESTION))
+    (run.control("01") / "question.json").symlink_to(tmp_path / "word")
+    assert take_question(run, "01") is None
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        QUESTION | {"token": "../../x"},
+        QUESTION | {"question": {"type": "WantTraces", "steps": "x"}},
+        "5ec2e7",
+    ],
+)
+def test_what_is_no_question_is_dropped(tmp_path: Path, question: object) -> None:
+    run = RunDir(tmp_path)
+    make_directory(run.control("01"))
+    file = run.control("01") / "question.json"
+    file.write_text(json.dumps(QUESTION))
+    assert take_question(run, "01") is not None
+    file.write_text(json.dumps(question))
+    assert take_question(run, "01") is None
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("use", [ControlDir, make_directory])

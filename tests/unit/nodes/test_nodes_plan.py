@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gpurun.launcher.errors import MachineError, NodesError, SpecError
-from gpurun.launcher.inspect.capture import refuse_on_nodes
-from gpurun.launcher.inspect.snapshot import RankSnapshot, answer, take_request, take_snapshots
+from gpurun.launcher.errors import MachineError, NodesError
+from gpurun.launcher.inspect.questions import RanksSeen, WhatRanksDo, answer, take_question, take_snapshots
+from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import Topology
 from gpurun.launcher.nodes.join import await_welcome, gather, source_sha256, waiting_text
@@ -73,18 +73,13 @@ def test_who_asks_for_stacks_gets_those_of_all_nodes(tmp_path: Path) -> None:
     found: list[tuple[RankSnapshot, ...]] = []
     person = threading.Thread(target=lambda: found.append(take_snapshots(run, "01")))
     person.start()
-    while (token := take_request(run, "01")) is None:
+    while (asked := take_question(run, "01")) is None:
         assert person.is_alive()
-    answer(run, "01", token, (sight,))
+    assert asked.question == WhatRanksDo()
+    answer(run, "01", asked.token, RanksSeen((sight,)))
     person.join()
     assert found == [(sight,)]
     assert not list(run.control("01").iterdir())
-
-
-def test_captures_are_for_one_machine(tmp_path: Path, wording: Wording) -> None:
-    plan = plan_of("script: train.py\ndevices: cpu:1\n", tmp_path)
-    with wording.raises(SpecError):
-        refuse_on_nodes(plan)
 
 
 def test_nodes_that_do_not_come_are_named(wording: Wording) -> None:
