@@ -111,8 +111,7 @@ def parse_devices(value: Any) -> Devices:
         return str(value)
     if isinstance(value, str) and (count := _device_number(CPU.name, value)) is not None:
         if not 1 <= count <= MAX_DEVICES:
-            one = None if count else f"`cpu:N` is a number of devices: write `{CPU.device(1)}` for one"
-            raise InvalidValue(f"expected 1 to {MAX_DEVICES} CPU devices, got {count}", one)
+            raise InvalidValue(f"N of `cpu:N` is a number of devices, 1 to {MAX_DEVICES}, got {count}")
         return CPU.device(count)
     raise expected("devices", value, _devices_hint(value))
 
@@ -281,10 +280,8 @@ def parse_size(value: Any) -> int:
     else:
         raise expected("a size", value, "use 500 MiB, 1 GiB, or a number of bytes")
     if size_bytes < _UNIT_BYTES["MiB"]:
-        unit = "GiB" if size_bytes < 1000 else "MiB"
-        meant = f"a number alone is bytes; write `{value} {unit}`"
-        hint = meant if type(value) is int and value > 0 else None
-        raise expected("a size of at least 1 MiB", value, hint)
+        meant = f"a number alone is bytes; write `{value} {'GiB' if size_bytes < 1000 else 'MiB'}`"
+        raise expected("a size of at least 1 MiB", value, meant if value == size_bytes > 0 else None)
     return size_bytes
 
 

@@ -162,7 +162,7 @@ LAUNCHERS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed
 """What starts a program elsewhere, and has no place after `gpurun run`."""
 
 NUM_PROCESSES = frozenset({"--nproc-per-node", "--num-processes", "--num-gpus"})
-"""Options by which other launchers are told how many processes to start."""
+"""Options of other launchers that say how many processes to start."""
 
 
 class ProgramCommand(click.Command):
@@ -181,7 +181,7 @@ class ProgramCommand(click.Command):
 
             meant = option_meant(error, PROGRAM)
             if error.option_name.replace("_", "-") in NUM_PROCESSES:
-                meant = "; the devices decide how many processes run: --devices cuda, or --devices cpu:2"
+                meant = "; each device gets one process: all GPUs, or the devices of --devices"
             own = f"{' Otherwise,' if meant else ';'} the program's own options go after `--`"
             meant = meant if meant.endswith("?") else f"{meant}." if meant else ""
             raise SpecError(f"gpurun run has no option {error.option_name}{meant}{own}") from None
