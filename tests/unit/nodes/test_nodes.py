@@ -153,6 +153,21 @@ def test_what_a_resumed_run_has_of_a_file_is_kept(tmp_path: Path) -> None:
     assert (ours / name).read_text() == "of the first command\nof the second\nand more\n"
 
 
+def test_what_a_node_sends_after_it_has_joined_again_follows_what_node_0_has(tmp_path: Path) -> None:
+    """Another node has been replaced: this one still knows what it has sent, and node 0 has begun anew."""
+    name = "variants/a/rank1.jsonl"
+    (tmp_path / "theirs" / name).parent.mkdir(parents=True)
+    outbox = Outbox(tmp_path / "theirs", 1)
+    for line in ("first\n", "second\n", "third\n"):
+        inbox = Inbox(tmp_path / "ours")
+        outbox.join_again()
+        for part in (line[:3], line[3:]):
+            with (tmp_path / "theirs" / name).open("a") as file:
+                file.write(part)
+            outbox.send(inbox.write, lambda: None)
+    assert (tmp_path / "ours" / name).read_text() == "first\nsecond\nthird\n"
+
+
 def test_a_line_that_a_crash_of_node_0_cut_off_costs_no_other(tmp_path: Path) -> None:
     name = "variants/a/rank1.jsonl"
     (tmp_path / name).parent.mkdir(parents=True)
