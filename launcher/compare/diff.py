@@ -172,7 +172,6 @@ def _gate_row(
     one: VariantDiff, a: VariantResult, b: VariantResult, percent: float, num: int, refused: str | None
 ) -> GateRow:
     lost = f"{b.status} in run B" if not is_ranked(b) else None
-    # Runs that waited in 5 % of a step or more are refused: there the bias makes no step.
     found = UNKNOWN if lost else bounded(_estimate(a, b), percent, num_variants=num, bias=_bias(a, b))
     launches = min(len(a.launch_ms), len(b.launch_ms))
     why = lost or (refused if found.ci else None)  # too few launches is what to mend first
