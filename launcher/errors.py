@@ -68,9 +68,13 @@ class NodesError(GpurunError):
 class NodesEnded(NodesError):
     """The end of the run was announced to all nodes; `exit_code` is the same on each."""
 
-    def __init__(self, text: str, exit_code: int, unread: Sequence[object] = ()) -> None:
+    def __init__(
+        self, text: str, exit_code: int, unread: Sequence[object] = (), starts_again: bool = False
+    ) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+        self.starts_again = starts_again
+        """Whether all nodes join again, since one of them is replaced."""
         self.unread = unread
         """Messages that came before the announcement."""
 

@@ -6,11 +6,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError
+from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError, SpecError
 from gpurun.launcher.machine.host import Machine, inspect_machine
 from gpurun.launcher.nodes.cluster_pool import ClusterPool
 from gpurun.launcher.nodes.follower import Follower, find_run
@@ -18,12 +19,19 @@ from gpurun.launcher.nodes.join import Joined, joined
 from gpurun.launcher.nodes.messages import End, LogText, Run
 from gpurun.launcher.nodes.node_link import LINGER_S, NodeLink
 from gpurun.launcher.nodes.rendezvous import NodeFlags
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool_per_env import WorkerPools
-from gpurun.launcher.run.job import Finished, Job, carry_out, prepare, say_on_stderr
+from gpurun.launcher.run.attempts import num_restarts
+from gpurun.launcher.run.job import Finished, Job, Prepared, carry_out, prepare, say_on_stderr
+from gpurun.launcher.run.open import whole_record
 from gpurun.launcher.run.progress_line import Progress
-from gpurun.launcher.rundir.files import write_bytes
+from gpurun.launcher.rundir.files import append_lines, write_bytes, write_json
 from gpurun.launcher.rundir.paths import LAUNCHES, PROGRAM_FILES
+from gpurun.launcher.rundir.records import Restart
+from gpurun.launcher.units import format_duration
 
 _PRINTING_S = 0.5
 """How long node 0 takes to print its table after it has released the others."""
@@ -38,33 +46,112 @@ def run_on_nodes(pools: WorkerPools, job: Job, flags: NodeFlags) -> Finished | N
         GpurunError: the same one, with the same exit code, on every node.
     """
     machine = inspect_machine()
-    with joined(job.spec, job.job_dir, flags, machine, say_on_stderr) as here:
-        if here.rank == 0:
-            return lead(here, pools, job, machine)
-        follow(here, pools, job)
-        return None
+    leader, other = Leader(pools, job, machine, flags), OtherNode(pools, job)
+    with contextlib.ExitStack() as kept:
+        while True:
+            begun = leader.num_nodes
+            try:
+                with joined(job.spec, job.job_dir, flags, machine, say_on_stderr, begun) as here:
+                    if here.rank != 0:
+                        other.follow(here, kept)
+                        return None
+                    if not leader.lead(here):
+                        return leader.finished
+            except GpurunError as error:
+                if leader.finished is not None:  # no node has come in the place of the lost one
+                    return replace(leader.finished, error=error)
+                if not (isinstance(error, NodesEnded) and error.starts_again):
+                    raise
 
 
-def lead(here: Joined, pools: WorkerPools, job: Job, machine: Machine) -> Finished:
-    """Node 0: plans for all nodes, and executes the plan."""
-    ready = prepare(job, machine, pools.get({}), here.nodes)
-    pools.keep_only(ready.environments)
-    with token_in(ready.run.path) as token:
-        run = Run(
-            str(ready.run.path.resolve()),
-            str(job.job_dir),
-            token,
-            tuple(env for env, _ in ready.environments),
+@dataclass
+class Leader:
+    """Node 0: plans for all nodes, and executes the plan; once more after a lost node is replaced."""
+
+    pools: WorkerPools
+    job: Job
+    machine: Machine
+    flags: NodeFlags
+    ready: Prepared | None = None
+    finished: Finished | None = None
+    """What was measured before a node was lost, and at the end."""
+
+    @property
+    def num_nodes(self) -> int | None:
+        """With how many the run has begun."""
+        return len(self.ready.plan.nodes) if self.ready else None
+
+    def lead(self, here: Joined) -> bool:
+        """Whether all nodes are to join again."""
+        if self.ready is None:
+            self.ready = prepare(self.job, self.machine, self.pools.get({}), here.nodes)
+        else:
+            self.ready = with_nodes(self.ready, self.machine, here.nodes)
+        self.pools.keep_only(self.ready.environments)
+        ranks = ClusterPool(self.pools, here.link, self.ready.run, len(here.hosts), say_on_stderr)
+        with token_in(self.ready.run.path) as token:
+            environments = tuple(env for env, _ in self.ready.environments)
+            run = Run(str(self.ready.run.path.resolve()), str(self.job.job_dir), token, environments)
+            for rank in range(1, len(here.hosts)):
+                here.link.send(rank, run)
+            self.finished = carry_out(self.ready, ranks, self.job.output, ranks.notify)
+        error = self.finished.error
+        restart = self.restart(ranks.launch, error) if type(error) is NodesError else None
+        if restart is not None:
+            say_on_stderr(restart)
+        if not isinstance(error, NodesEnded):
+            text = restart or str(error or "")
+            with contextlib.suppress(GpurunError):  # the link itself may have failed
+                here.link.announce(End(error.exit_code if error else 0, text, restart is not None))
+        return restart is not None
+
+    def restart(self, attempt: str, error: NodesError) -> str | None:
+        """What is said of a program that goes on once the lost node is back, which counts as a restart.
+
+        `None`: it doesn't.
+        """
+        assert self.ready is not None
+        run, spec = self.ready.run, self.job.spec
+        launch = next((one for one in self.ready.plan.launches if one.id == attempt.partition("~")[0]), None)
+        if launch is None or not spec.kind.runs_program:
+            return None
+        number = num_restarts(run, launch) + 1
+        if number > spec.restarts:
+            return None
+        append_lines(run.restarts, [Restart(time.time_ns(), attempt, number, str(error))])
+        limit = format_duration(self.flags.join_timeout_s)
+        return (
+            f"{error}\n"
+            f"restart {number} of {spec.restarts} of {launch.id} when gpurun has started there again, "
+            f"or on another machine in its place (up to {limit})"
         )
-        for rank in range(1, len(here.hosts)):
-            here.link.send(rank, run)
-        ranks = ClusterPool(pools, here.link, ready.run, len(here.hosts), say_on_stderr)
-        finished = carry_out(ready, ranks, job.output, ranks.notify)
-    error = finished.error
-    if not isinstance(error, NodesEnded):
-        with contextlib.suppress(GpurunError):  # the link itself may have failed
-            here.link.announce(End(error.exit_code if error else 0, str(error) if error else ""))
-    return finished
+
+
+def with_nodes(ready: Prepared, machine: Machine, nodes: Sequence[Node]) -> Prepared:
+    """The run, to go on with these nodes.
+
+    Raises:
+        SpecError: their devices are not like those that it has begun with.
+    """
+    plan = replace(build_plan(ready.spec, machine, nodes), step_s=ready.plan.step_s)
+    if places(plan) != places(ready.plan):
+        raise SpecError("the nodes don't have the devices that this run has begun with; start a new run")
+    moved = [
+        f"node {rank} is {now.host}; it was {before.host} before it was lost"
+        for rank, (before, now) in enumerate(zip(ready.plan.nodes, nodes, strict=True))
+        if before.host != now.host
+    ]
+    earlier = [note for note in ready.plan.notes if note not in plan.notes]
+    plan = replace(plan, notes=(*plan.notes, *earlier, *moved))
+    write_json(ready.run.host, whole_record(ready.spec, plan, machine))
+    write_json(ready.run.plan, plan)
+    return replace(ready, plan=plan)
+
+
+def places(plan: Plan) -> object:
+    """What each rank of a plan has, whichever machine that is on."""
+    ranks = [[(one.rank, one.devices, one.node) for one in launch.processes] for launch in plan.launches]
+    return plan.variants, ranks
 
 
 @contextmanager
@@ -79,31 +166,60 @@ def token_in(directory: Path) -> Iterator[str]:
             (directory / name).unlink()
 
 
-def follow(here: Joined, pools: WorkerPools, job: Job) -> None:
-    """Another node: follows node 0 until the run is over.
+@dataclass
+class OtherNode:
+    """A node that follows node 0, again after another one is replaced."""
 
-    Raises:
-        NodesError: the run failed, or node 0 is lost.
-    """
-    with Progress(sys.stderr) as progress, scratch_directory(here.rank) as scratch:
-        progress.say(
-            f"node {here.rank} of {len(here.hosts)}; results and tables are on node 0 ({here.hosts[0]})"
-        )
-        try:
-            run = await_run(here.link)
-            pools.keep_only([(env, "") for env in run.envs])
-            places = find_run(run, scratch, job.job_dir)
-            relay = job.output.relay(progress.say, job.spec.logs.keep_bytes)
-            follower = Follower(here.link, pools, places, progress.say, relay)
-            with forwarded(lambda number: follower.pool.forward(number)):
-                follower.run()
-        except NodesEnded as end:
-            for message in end.unread:
-                if isinstance(message, LogText):
-                    progress.say(message.text)
-            if end.exit_code != 0:
-                wait_for_node_0_exit(here.link)
-                raise
+    pools: WorkerPools
+    job: Job
+    scratch: Path | None = None
+    """What its ranks write, where it doesn't share node 0's directory."""
+    follower: Follower | None = None
+
+    def follow(self, here: Joined, kept: contextlib.ExitStack) -> None:
+        """Follows node 0 until the run is over.
+
+        Args:
+            kept: holds what stays while the nodes join again.
+
+        Raises:
+            NodesEnded: the run failed, or all nodes join again.
+            NodesError: node 0 is lost.
+        """
+        with Progress(sys.stderr) as progress:
+            progress.say(
+                f"node {here.rank} of {len(here.hosts)}; results and tables are on node 0 ({here.hosts[0]})"
+            )
+            self.scratch = self.scratch or kept.enter_context(scratch_directory(here.rank))
+            try:
+                self.run(here, self.scratch, progress)
+            except NodesEnded as end:
+                for message in end.unread:
+                    if isinstance(message, LogText):
+                        progress.say(message.text)
+                if end.starts_again:
+                    progress.say(str(end))
+                    if self.follower is not None:
+                        self.follower.pool.stop(self.job.spec.grace_s)
+                if end.exit_code != 0:
+                    wait_for_node_0_exit(here.link)
+                    raise
+
+    def run(self, here: Joined, scratch: Path, progress: Progress) -> None:
+        """Starts and watches ranks for node 0; never returns.
+
+        Raises:
+            NodesError: the run is over, or node 0 is lost.
+        """
+        run = await_run(here.link)
+        self.pools.keep_only([(env, "") for env in run.envs])
+        places = find_run(run, scratch, self.job.job_dir)
+        relay = self.job.output.relay(progress.say, self.job.spec.logs.keep_bytes)
+        follower = Follower(here.link, self.pools, places, progress.say, relay)
+        follower.goes_on_from(self.follower)
+        self.follower = follower
+        with forwarded(lambda number: follower.pool.forward(number)):
+            follower.run()
 
 
 def wait_for_node_0_exit(link: NodeLink) -> None:

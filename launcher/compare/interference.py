@@ -38,11 +38,17 @@ def is_hot(results: Sequence[VariantResult]) -> bool:
     return any(rank.throttled for result in results if is_ranked(result) for rank in result.ranks)
 
 
-def waiting_sentences(results: Sequence[VariantResult], reasons: Sequence[str]) -> tuple[str, ...]:
-    """How long ranks waited for a core, what follows from it, and what to do; nothing without `reasons`."""
+def waiting_sentences(
+    results: Sequence[VariantResult], reasons: Sequence[str], compared: bool = True
+) -> tuple[str, ...]:
+    """How long ranks waited for a core, what follows from it, and what to do; nothing without `reasons`.
+
+    Args:
+        compared: whether the variants do the same work, so that there are intervals of their differences.
+    """
     if not reasons:
         return ()
-    several = sum(is_ranked(result) for result in results) > 1
+    several = compared and sum(is_ranked(result) for result in results) > 1
     effect = "intervals are wider by as much" if several else "these times depend on other load"
     return (f"Interference: {named(reasons)}; {effect}.", COOL_DOWN if is_hot(results) else LESS_AT_ONCE)
 

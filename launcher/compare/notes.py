@@ -50,23 +50,45 @@ def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tupl
 
 def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look]) -> tuple[str, ...]:
     """What a spent budget has left open, and how long it would take to decide."""
-    if plan.budget_s is None or not undecided or not looks:
+    if plan.budget_s is None or not looks:
         return ()
+    hidden = [one for one in undecided if one.launches is None and _is_hidden(one)]
+    others = [one for one in undecided if one not in hidden]
+    return (
+        *([f"{_still_open(plan, hidden)}: {_HIDDEN}."] if hidden else ()),
+        *([_time_to_decide(plan, others, looks[-1].launches)] if others else ()),
+    )
+
+
+def _is_hidden(one: OpenPair) -> bool:
+    """Whether waiting for cores may have made all of the difference: no number of launches decides it."""
+    return 0 < abs(one.percent or 0.0) <= one.waited_percent
+
+
+_HIDDEN = (
+    "waiting for cores may have changed times by more than they differ, so more launches don't decide it"
+)
+
+
+def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:
     names = [variant_label(plan.variant(one.variant)) for one in undecided]
     named = ", ".join(names[:MOST_OPEN]) + (
         f" and {len(names) - MOST_OPEN} more" if names[MOST_OPEN:] else ""
     )
-    found = f"Whether {named} {'is' if len(names) == 1 else 'are'} slower than the fastest is still open"
-    launches = [one.launches for one in undecided if one.launches is not None]
+    return f"Whether {named} {'is' if len(names) == 1 else 'are'} slower than the fastest is still open"
+
+
+def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], so_far: int) -> str:
+    found, launches = _still_open(plan, undecided), [one.launches for one in undecided if one.launches]
     if not launches:
-        return (f"{found}.",)
-    least = next_look(looks[-1].launches)  # those that there were haven't decided it
-    s = plan.budget_s * max(least, *launches) / looks[-1].launches
+        return f"{found}."
+    # The launches that there were haven't decided it.
+    s = (plan.budget_s or 0.0) * max(next_look(so_far), *launches) / so_far
     if len(launches) < len(undecided) or s > MOST_BUDGET_S:
-        return (f"{found}: they differ by too little to decide that in an hour.",)
+        return f"{found}: they differ by too little to decide that in an hour."
     minutes = math.ceil(s / 60)
     about = f"To decide it takes about {plural(minutes, 'minute')}"
-    return (f"{found}. {about}: start a new run with `budget: {minutes}m`.",)
+    return f"{found}. {about}: start a new run with `budget: {minutes}m`."
 
 
 SPENT_ON: dict[str, tuple[Stage, ...]] = {

@@ -110,6 +110,7 @@ def open_pairs(standings: Standings, differences: Differences) -> tuple[OpenPair
             rival.behind.percent,
             rival.behind.ci,
             _launches_needed(rival, standings.leader, differences),
+            percent_from_log(differences.bias(rival.result.id, standings.leader.id)),
         )
         for rival in standings.rivals
         if rival.behind.verdict not in ("slower", "same")

@@ -226,7 +226,7 @@ class JobSpec(Settings, Section):
     killer, a lost connection, a hang, most exceptions and exit codes; not after an error of
     the program or its installation, such as `SyntaxError`, `ImportError`, `NameError`, `TypeError`,
     `AttributeError`, `FileNotFoundError` or exit code 2. The pause before is 1 s, and doubles each time,
-    up to 30 s."""
+    up to 30 s. A program on several nodes also goes on after a lost node has come back."""
     bind: Literal["none", "numa", "cores"] = "none"
     """The cores that each rank runs on. `numa`: those of its GPU's NUMA node; without GPUs, ranks are spread
     over the NUMA nodes. `cores`: its own share of those, in whole cores."""

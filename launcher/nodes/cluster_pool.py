@@ -121,6 +121,11 @@ class ClusterPool:
         self._lost = False
         self._asked_to_stop_ns: int | None = None
 
+    @property
+    def launch(self) -> str:
+        """The attempt of a launch that was started last."""
+        return self._name
+
     def get(self, env: Mapping[str, str], python: str = "") -> Ranks:
         """This pool, which from now on uses servers with this environment on all nodes."""
         self._env, self._local = env, self._pools.get(env)

@@ -110,6 +110,12 @@ class Follower:
         self.pool = self.pools.get({})
         self.outbox = Outbox(self.places.run, self.link.rank)
 
+    def goes_on_from(self, before: "Follower | None") -> None:
+        """This node has joined the run before, and has sent some of its files."""
+        if before is not None and before.places.run == self.places.run:
+            self.outbox = before.outbox
+            self.outbox.join_again()
+
     def run(self) -> None:
         """Never returns.
 

@@ -89,11 +89,13 @@ def joined(
     flags: NodeFlags,
     machine: Machine,
     say: Callable[[str], None],
+    num_nodes: int | None = None,
 ) -> Iterator[Joined]:
     """Joins all nodes; however the block ends, all nodes end with the same cause and the same exit code.
 
     Args:
         say: shows what this node waits for.
+        num_nodes: with how many the run has begun; `None`: it begins with as many as the job says.
 
     Raises:
         SpecError: facts are missing, or the nodes were started for different jobs.
@@ -102,7 +104,7 @@ def joined(
     facts = find_facts(spec.nodes, flags, os.environ)
     place = find_place(facts, flags, lambda: say(f"waits until the name {facts.host} is known"))
     hello = introduce(spec, job_dir, facts, place, machine)
-    bounds = bounds_here(spec.nodes, flags, os.environ)
+    bounds = (num_nodes, num_nodes) if num_nodes else bounds_here(spec.nodes, flags, os.environ)
     say(waiting_text(facts, bounds, flags))
     link = NodeLink(link_options(facts, place, flags, bounds[1], spec.silence_limit_s))
     try:

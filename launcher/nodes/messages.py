@@ -16,6 +16,8 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
     code: int
     text: str
+    starts_again: bool = False
+    """Whether all nodes join once more: a lost one may come back, or another in its place."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

@@ -168,8 +168,8 @@ class NodeLink:
                 self._mails.append(message)
             case Connected():
                 self.connected = True
-            case End(code, text):
-                raise NodesEnded(text, code, self._mails)
+            case End(code, text, starts_again):
+                raise NodesEnded(text, code, self._mails, starts_again)
             case Refused(text):
                 raise MachineError(text)
             case Lost(rank, host, why):

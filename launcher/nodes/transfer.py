@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+import msgspec
+
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.nodes.messages import Chunk
 from gpurun.launcher.rundir.files import end_of_lines, open_regular, unwritable
@@ -37,6 +39,12 @@ class Outbox:
     """For files that only grow."""
     sent_states: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """For all others: inode, size and modification time of what was sent."""
+    base_bytes: dict[str, int] = field(default_factory=dict)
+    """What node 0 had of the files that only grow when this node joined."""
+
+    def join_again(self) -> None:
+        """Node 0 counts from now on: what it has of each file is where the next chunk begins."""
+        self.base_bytes = dict(self.sent_bytes)
 
     def send(self, send: Callable[[Chunk], None], await_ack: Callable[[], None]) -> int:
         """Sends what is new; the number of bytes.
@@ -70,7 +78,7 @@ class Outbox:
 
     def _appended(self, path: Path, name: str) -> Iterator[Chunk]:
         for chunk in self._parts(path, name, self.sent_bytes.get(name, 0)):
-            yield chunk
+            yield msgspec.structs.replace(chunk, offset=chunk.offset - self.base_bytes.get(name, 0))
             self.sent_bytes[name] = chunk.offset + len(chunk.content)
 
     def _whole(self, path: Path, name: str) -> Iterator[Chunk]:

@@ -9,6 +9,7 @@ from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.effects import Ended, Remaining, Settle
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import (
+    NO_STEPS,
     RoundTime,
     VariantFacts,
     VariantStatus,
@@ -177,12 +178,15 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
     known = [facts for facts in found if facts is not None]
     checked = next((facts for facts in known if facts.gradient_reference), VariantFacts())
     unsteady = [facts.unsteady for facts in known if facts.unsteady]
+    warnings = dict.fromkeys(w for facts in known for w in facts.warnings)
+    if NO_STEPS in warnings and run.read_steps(variant_id):
+        del warnings[NO_STEPS]
     return VariantFacts(
         gradient_error=checked.gradient_error,
         gradient_reference=checked.gradient_reference,
         parameter_error=checked.parameter_error,
         gradient_warning=next((f.gradient_warning for f in known if f.gradient_warning is not None), None),
-        warnings=tuple(dict.fromkeys(w for facts in known for w in facts.warnings)),
+        warnings=tuple(warnings),
         unsteady=unsteady[0] if 2 * len(unsteady) > len(found) else None,
         untimed=next((f.untimed for f in known if f.untimed is not None), None),
         flops_per_sample=next((f.flops_per_sample for f in known if f.flops_per_sample is not None), None),

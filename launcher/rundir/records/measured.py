@@ -21,6 +21,12 @@ LossOver = Literal["mean", "sum", "counted"]
 MemoryPart = Literal["parameters", "optimizer", "gradients", "communication", "activations"]
 MEMORY_PARTS: tuple[MemoryPart, ...] = get_args(MemoryPart)
 """A tensor with several parts counts as the first of them: DDP may keep gradients in its buckets."""
+NO_STEPS = (
+    "no steps were recorded, only the running time: no optimizer stepped at least twice; "
+    "in a loop without an optimizer, mark each step: `with gpurun.step():`; a program that goes "
+    "on from its own checkpoint may have had nothing left to do"
+)
+"""A warning about one attempt at a program: another may have recorded some."""
 NO_GROUP = (
     "the ranks made no process group; unless they communicate without torch, each trained its own model. "
     "Call `torch.distributed.init_process_group`, and wrap the model in `DistributedDataParallel`"

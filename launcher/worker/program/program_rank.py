@@ -27,19 +27,13 @@ from gpurun.launcher import stepping
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.rundir.records import NO_GROUP, ProgramConfig, VariantFacts
+from gpurun.launcher.rundir.records import NO_GROUP, NO_STEPS, ProgramConfig, VariantFacts
 from gpurun.launcher.stats.schedule import first_traced_step, only_warmup_text
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
 from gpurun.launcher.worker.profiling.step_traces import StepCapture, StepTracer, open_block
 from gpurun.launcher.worker.program.recorder import StepRecorder
-
-NO_STEPS = (
-    "no steps were recorded, only the running time: no optimizer stepped at least twice; "
-    "in a loop without an optimizer, mark each step: `with gpurun.step():`; a program that goes "
-    "on from its own checkpoint may have had nothing left to do"
-)
 
 
 @dataclass

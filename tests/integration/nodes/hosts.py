@@ -100,10 +100,13 @@ class Hosts:
         self._commands.append(Command(process, said))
         return self._commands[-1]
 
-    def start_both(self, *args: str, env: tuple[dict[str, str], dict[str, str]] = ({}, {})) -> list[Command]:
+    def start_both(self, *args: str) -> list[Command]:
         """`gpurun ARGS` on both, as node 0 and node 1."""
-        place = ("--rendezvous", f"{ADDRESSES[0]}:29400")
-        return [self.start(host, *args, "--node-rank", str(host), *place, env=env[host]) for host in range(2)]
+        return [self.start_node(host, *args) for host in range(2)]
+
+    def start_node(self, host: int, *args: str) -> Command:
+        """`gpurun ARGS` on one of them, as the node of its number."""
+        return self.start(host, *args, "--node-rank", str(host), "--rendezvous", f"{ADDRESSES[0]}:29400")
 
     def write_names(self, names: Sequence[str]) -> None:
         """What the hosts call each other, from now on."""

@@ -44,6 +44,8 @@ torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 names = ("LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "GPURUN_SECRET")
 print(*(os.environ.get(name) for name in names))
+again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("attempt", again)
 model = DistributedDataParallel(torch.nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -53,16 +55,15 @@ def wait_for_ever():
         time.sleep(60)
 
 
-for step in range(10):
-    if rank == 1 and step == 5 and not os.path.exists("killed"):
-        open("killed", "w").close()
+for step in range(1_000_000):
+    if rank == 1 and step == 5 and again == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    if rank == 1 and step == 5:
+    if rank == 1 and step == 5 and again == 2:
         wait_for_ever()
     model(torch.randn(8, 4)).sum().backward()
     optimizer.step()
 """
-"""Its rank 1 is killed at first, and the second time it hangs."""
+"""Its rank 1 is killed at first, then nothing happens to it, and the third time it hangs."""
 
 
 @pytest.fixture(scope="module")
@@ -147,13 +148,18 @@ def test_pods_that_are_known_late_and_preempted_run_over_a_slow_link_with_clocks
     assert not list(hosts.temporary[1].glob("gpurun-*"))
 
 
-def test_a_program_starts_again_hangs_and_loses_an_agent(hosts: Hosts) -> None:
+def test_a_program_starts_again_outlives_a_node_hangs_and_loses_node_0(hosts: Hosts) -> None:
     hosts.write("train.py", TRAIN)
     job = ("train.py", "--nodes", "2", "--out", "program", "--set", "devices=[cpu:0@0, cpu:0@1, cpu:1@1]")
-    wanted = ("--set", "restarts=1", "--set", "hang_timeout=10s", "--set", "on_hang=continue")
+    wanted = ("--set", "restarts=2", "--set", "hang_timeout=10s", "--set", "on_hang=continue")
     commands = hosts.start_both("run", *job, *wanted)
     launches = hosts.directories[0] / "program" / "launches"
-    await_file(launches / "01-script-3~2" / "hang.json", "wait_for_ever")
+    lost = commands[1]
+    await_file(commands[0].stderr, "[rank 0] attempt 1")
+    lost.kill()
+    await_file(commands[0].stderr, "restart 2 of 2")
+    commands[1] = hosts.start_node(1, "run", *job, *wanted)
+    await_file(launches / "01-script-3~3" / "hang.json", "wait_for_ever")
     (stacks,) = ended([hosts.start(0, "stacks", "program")])
     with hosts.cut():
         await_file(commands[1].stderr, "node 0 (hosta): no heartbeat for 3 s; after 30 s it counts as lost")
@@ -161,9 +167,11 @@ def test_a_program_starts_again_hangs_and_loses_an_agent(hosts: Hosts) -> None:
     commands[0].kill()
     first, second = ended(commands)
     assert "is in `wait_for_ever`" in stacks.out, stacks
-    for said in (first.err, second.err):
+    for said in (first.err, lost.stderr.read_text()):
         assert "SIGKILL\n    it happened on hostb" in said, said
-        assert "restart 1 of 1" in said
+        assert "restart 1 of 2" in said
+    assert "node 1 (hostb) is lost" in first.err
+    for said in (first.err, second.err):
         assert "in `wait_for_ever` (train.py" in said
         assert "waits in all_reduce" in said
     assert second.code == 4

@@ -264,6 +264,17 @@ def test_the_budget_that_is_proposed_is_larger_than_the_one_that_was_spent(wordi
     wording(note)
 
 
+def test_what_waiting_hides_is_not_called_too_close(wording: Wording) -> None:
+    """The other variant differs by more than what waiting for cores may have done."""
+    plan = splits_plan(budget_s=300.0)
+    hidden = OpenPair(UNEVEN.id, 5.0, (-9.0, 19.0), None, waited_percent=7.0)
+    notes = open_notes(plan, [hidden, OpenPair(EVEN.id, 9.0, (-1.0, 19.0), 20, 7.0)], [Look(12, 1.0)])
+    assert len(notes) == 2
+    wording("\n".join(notes))
+    (close,) = open_notes(plan, [replace(hidden, waited_percent=1.0)], [Look(12, 1.0)])
+    assert close.endswith("is still open.")
+
+
 def test_figures_of_ranks_are_of_the_same_steps(files: Files) -> None:
     """Rounds of which a rank was killed before it had written its own."""
     write_splits(files)

@@ -217,6 +217,23 @@ def test_a_run_against_itself_never_differs(medians_ms: list[float]) -> None:
     assert diff.marks == ()
 
 
+def test_below_six_launches_there_is_no_verdict(wording: Wording) -> None:
+    (one,) = diff_runs(run(result("v", A[:5])), run(result("v", B))).variants
+    assert (one.difference.ci, one.difference.verdict) == (None, "inconclusive")
+    wording(one.note)
+
+
+def test_waiting_for_cores_in_either_run_widens_the_interval() -> None:
+    ranks = (RankFigures(0, "cpu:0", 32, 100.0, {}, None, None, queue_percent=4.0),)
+    busy = replace(result("v", A), ranks=ranks)
+    (one,) = diff_runs(run(result("v", A)), run(result("v", B))).variants
+    for runs in ((run(busy), run(result("v", B))), (run(result("v", B)), run(busy))):
+        (wider,) = diff_runs(*runs).variants
+        logs = [[math.log1p(end / 100) for end in known(it.difference.ci)] for it in (one, wider)]
+        widths = [high - low for low, high in logs]
+        assert widths[1] - widths[0] == pytest.approx(-2 * math.log1p(-4.0 * 4.0 / 5.0 / 100))
+
+
 def test_one_launch_has_no_interval_and_the_note_says_how_to_get_one(wording: Wording) -> None:
     (one,) = diff_runs(run(result("v", [100.0])), run(result("v", [150.0]))).variants
     assert one.difference.percent == pytest.approx(50.0)

@@ -1,7 +1,6 @@
 """What the nodes of a job agree on and send each other: without a network."""
 
 import json
-import shutil
 import socket
 import time
 from dataclasses import replace
@@ -21,15 +20,12 @@ from gpurun.launcher.machine.network import find_address, resolve
 from gpurun.launcher.nodes.cluster_pool import Timeline
 from gpurun.launcher.nodes.follower import Places
 from gpurun.launcher.nodes.join import disagreement, find_place, missing_nodes, program_sha256
-from gpurun.launcher.nodes.messages import Chunk, Hello, decode, encode
+from gpurun.launcher.nodes.messages import Hello, decode, encode
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags
-from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
 from gpurun.launcher.processes.protocol import Exit
-from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.rundir.records import FailureRecord
-from gpurun.launcher.start_on_nodes import scratch_directory
 from tests.wording import Wording
 
 JOB = {"nodes": 2, "global_batch": 8, "workload": "train.py:build"}
@@ -109,162 +105,6 @@ def test_times_of_one_host_keep_their_distances() -> None:
     first, second = Timeline().place([exited(3, 500), exited(2, 400)], 10_000)
     assert first.time_ns - second.time_ns == 100
     assert second.time_ns == 10_000
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(["variants/a/rank1.jsonl", "launches/x/log/rank1.log", "launches/x/events.jsonl"]),
-        st.lists(st.binary(max_size=20), min_size=1, max_size=3),
-        max_size=3,
-    )
-)
-def test_files_arrive_as_they_are_and_only_once(tmp_path_factory: Any, files: dict[str, list[bytes]]) -> None:
-    theirs, ours = (tmp_path_factory.mktemp(name) for name in ("theirs", "ours"))
-    outbox, inbox = Outbox(theirs, 1), Inbox(ours)
-    sent: list[Chunk] = []
-
-    def send(chunk: Chunk) -> None:
-        sent.append(chunk)
-        inbox.write(chunk)
-
-    for part in range(3):
-        for name, parts in files.items():
-            (theirs / name).parent.mkdir(parents=True, exist_ok=True)
-            with (theirs / name).open("ab") as file:
-                file.write(b"".join(parts[part : part + 1]))
-        outbox.send(send, lambda: None)
-    for name, parts in files.items():
-        arrived = ours / name
-        assert (arrived.read_bytes() if arrived.exists() else b"") == b"".join(parts)
-    assert sum(len(chunk.content) for chunk in sent) == sum(len(b"".join(p)) for p in files.values())
-
-
-def test_what_a_resumed_run_has_of_a_file_is_kept(tmp_path: Path) -> None:
-    ours, name = tmp_path / "ours", Path("variants/a/rank1.jsonl")
-    (ours / name).parent.mkdir(parents=True)
-    (ours / name).write_text("of the first command\n")
-    theirs = tmp_path / "theirs" / name  # this node's directory is new with every command
-    theirs.parent.mkdir(parents=True)
-    outbox, inbox = Outbox(tmp_path / "theirs", 1), Inbox(ours)
-    for line in ("of the second\n", "and more\n"):
-        with theirs.open("a") as file:
-            file.write(line)
-        outbox.send(inbox.write, lambda: None)
-    assert (ours / name).read_text() == "of the first command\nof the second\nand more\n"
-
-
-def test_a_line_that_a_crash_of_node_0_cut_off_costs_no_other(tmp_path: Path) -> None:
-    name = "variants/a/rank1.jsonl"
-    (tmp_path / name).parent.mkdir(parents=True)
-    (tmp_path / name).write_bytes(b"whole\ncut o")
-    inbox = Inbox(tmp_path)
-    inbox.write(Chunk(1, name, 0, b"of the "))
-    inbox.write(Chunk(1, name, 7, b"next\n", is_last=True))
-    assert (tmp_path / name).read_bytes() == b"whole\ncut o\nof the next\n"
-
-
-@pytest.mark.parametrize("name", ["variants/a/rank1.jsonl", "variants/a/.rank1.pt.trace.json.gz.part"])
-def test_a_file_of_another_node_is_written_through_no_link(tmp_path: Path, name: str) -> None:
-    """A program may leave links in the run directory of its node."""
-    target = tmp_path / "elsewhere"
-    target.write_bytes(b"mine")
-    link = tmp_path / "run" / name
-    link.parent.mkdir(parents=True)
-    link.symlink_to(target)
-    sent = name.replace("/.", "/").removesuffix(".part")
-    with pytest.raises(MachineError, match="can't write"):
-        Inbox(tmp_path / "run").write(Chunk(1, sent, 0, b"theirs\n"))
-    assert target.read_bytes() == b"mine"
-
-
-def test_what_a_program_saves_stays_on_its_node(tmp_path: Path) -> None:
-    """Checkpoints may be huge; also those that a restart, or other software, has saved."""
-    kept = ("launches/01-script-2/log/rank1.log", "variants/files/rank1.jsonl")
-    saved = ("launches/01-script-2/files/model.pt", "launches/01-script-2~3/files/below/rank1.log")
-    for name in (*kept, *saved):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"x\n")
-    sent: list[Chunk] = []
-    Outbox(tmp_path, 1).send(sent.append, lambda: None)
-    assert sorted(chunk.path for chunk in sent) == sorted(kept)
-
-
-def test_what_a_program_saves_on_a_node_outlives_the_command(
-    capsys: pytest.CaptureFixture[str], wording: Wording
-) -> None:
-    """A rank's part of a checkpoint is nowhere else."""
-    with scratch_directory(1) as empty:
-        RunDir(empty).program_files("01-script-2").mkdir(parents=True)
-    assert not empty.exists()
-    with scratch_directory(1) as scratch:
-        saved = RunDir(scratch).program_files("01-script-2")
-        saved.mkdir(parents=True)
-        (saved / "rank1.pt").write_bytes(b"weights")
-    assert (saved / "rank1.pt").read_bytes() == b"weights"
-    wording(capsys.readouterr().err, hide=r"\S+/gpurun-node1-\w+")
-    shutil.rmtree(scratch)
-
-
-def test_a_file_that_was_replaced_is_sent_whole(tmp_path: Path) -> None:
-    name = Path("variants/a/rank1.pt.trace.json.gz")
-    theirs, ours = tmp_path / "theirs" / name, tmp_path / "ours" / name
-    theirs.parent.mkdir(parents=True)
-    outbox, inbox = Outbox(tmp_path / "theirs", 1), Inbox(tmp_path / "ours")
-    for content in (b"a long first trace", b"of the next launch", b"short"):
-        write_bytes(theirs, content)
-        outbox.send(inbox.write, lambda: None)
-        assert ours.read_bytes() == content
-    sent: list[Chunk] = []
-    outbox.send(sent.append, lambda: None)
-    assert sent == []
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["variants/a\0b/x", "variants/../../x", "/etc/x", "job.yaml", "variants/\x1b[2J/x", "launches/a\n/x", ""],
-)
-def test_a_file_of_another_node_has_a_name_that_a_run_may_have(
-    tmp_path: Path, name: str, wording: Wording
-) -> None:
-    with wording.raises(MachineError):
-        Inbox(tmp_path).write(Chunk(1, name, 0, b"content", is_last=True))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_arrives_in_part_leaves_the_one_before(tmp_path: Path) -> None:
-    inbox, name = Inbox(tmp_path), "variants/a/rank1.pt.trace.json.gz"
-    inbox.write(Chunk(1, name, 0, b"whole", is_last=True))
-    inbox.write(Chunk(1, name, 0, b"new b"))
-    assert (tmp_path / name).read_bytes() == b"whole"
-    inbox.write(Chunk(1, name, 5, b"eginning", is_last=True))
-    assert (tmp_path / name).read_bytes() == b"new beginning"
-    assert [path.name for path in (tmp_path / name).parent.iterdir()] == ["rank1.pt.trace.json.gz"]
-
-
-def test_no_more_than_a_window_is_on_its_way(tmp_path: Path) -> None:
-    path = tmp_path / "variants" / "a" / "rank1.pt.trace.json.gz"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"x" * (CHUNK_BYTES * (2 * WINDOW_CHUNKS) + 1))
-    (path.parent / ".hidden").write_bytes(b"unfinished")
-    on_the_way, most = 0, 0
-
-    def send(chunk: Chunk) -> None:
-        nonlocal on_the_way, most
-        on_the_way += 1
-        most = max(most, on_the_way)
-
-    def await_taken() -> None:
-        nonlocal on_the_way
-        on_the_way -= 1
-
-    Outbox(tmp_path, 1).send(send, await_taken)
-    assert (on_the_way, most) == (0, WINDOW_CHUNKS)
-
-
-@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "variants/../../x", "job.yaml", "", "launchesx/y"])
-def test_a_file_that_belongs_nowhere_is_refused(tmp_path: Path, path: str, wording: Wording) -> None:
-    with wording.raises(MachineError):
-        Inbox(tmp_path).write(Chunk(1, path, 0, b"x"))
 
 
 def test_paths_of_node_0_become_this_nodes_own(tmp_path: Path) -> None:

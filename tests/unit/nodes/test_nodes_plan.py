@@ -1,23 +1,28 @@
 """What several nodes change about programs, binding, looking from outside and what a job may ask for."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from gpurun.launcher.errors import MachineError, NodesError
+from gpurun.launcher.errors import MachineError, NodesError, SpecError
 from gpurun.launcher.inspect.questions import RanksSeen, WhatRanksDo, answer, take_question, take_snapshots
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.jobfile.load import load_text
-from gpurun.launcher.machine.host import Topology
+from gpurun.launcher.machine.host import Topology, inspect_machine
 from gpurun.launcher.nodes.join import await_welcome, gather, source_sha256, waiting_text
 from gpurun.launcher.nodes.messages import Hello
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags
 from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
+from gpurun.launcher.run.job import Prepared
+from gpurun.launcher.run.open import as_read_back
 from gpurun.launcher.run.running_attempt import Starter
-from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.files import RunDir, read_json, write_json
+from gpurun.launcher.start_on_nodes import with_nodes
 from tests.wording import Wording
 
 FOUR = Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,)))
@@ -47,6 +52,20 @@ def test_programs_get_the_environment_of_torchrun_on_every_node(tmp_path: Path) 
     assert {(env["MASTER_ADDR"], env["GROUP_WORLD_SIZE"], env["WORLD_SIZE"]) for env in envs} == {
         ("10.0.0.1", "2", "3")
     }
+
+
+def test_a_lost_node_is_replaced_by_one_that_is_like_it(tmp_path: Path) -> None:
+    text = "nodes: 2\nscript: train.py\ndevices: cuda\n"
+    plan = plan_of(text.removeprefix("nodes: 2\n"), tmp_path)
+    spec, machine = load_text(text, "job.yaml", (), tmp_path), inspect_machine()
+    ready = Prepared(spec, machine, plan, RunDir(tmp_path / "run"), tmp_path)
+    other = replace(NODES[1], host="c", address="10.0.0.3", gpus=(NodeGpu("G-c0", "H200"),))
+    replaced = with_nodes(ready, machine, (NODES[0], other))
+    assert replaced.plan.launches[0].processes[2].env["CUDA_VISIBLE_DEVICES"] == "G-c0"
+    assert replaced.plan.notes[-1] == "node 1 is c; it was b before it was lost"
+    assert read_json(ready.run.plan, Plan) == as_read_back(replaced.plan)
+    with pytest.raises(SpecError, match="devices that this run has begun with"):
+        with_nodes(ready, machine, (NODES[0], replace(other, gpus=other.gpus * 2)))
 
 
 def test_the_store_of_a_program_listens_where_all_nodes_reach_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.run.attempts import merged_facts
 from gpurun.launcher.rundir.files import write_json
-from gpurun.launcher.rundir.records import VariantFacts
+from gpurun.launcher.rundir.records import NO_STEPS, VariantFacts
 from tests.unit.compare import hand_made
 
 files = hand_made.files
@@ -47,6 +47,17 @@ def test_what_the_workers_found_of_the_loss_reaches_the_report(files: Any) -> No
     assert facts.loss == "sum"
     write_json(files.run.facts(hand_made.UNEVEN.id), facts)
     assert 'reduction="sum"' in (lines_to_paste(compare_run(files.run)) or "")
+
+
+def test_an_attempt_without_steps_is_no_warning_once_another_has_recorded_some(files: Any) -> None:
+    """As where a node was lost, and the program went on."""
+    facts = {hand_made.UNEVEN.id: VariantFacts(warnings=(NO_STEPS,))}
+    write_json(files.run.launch_facts("01-ddp-2"), facts)
+    write_json(files.run.launch_config("01-ddp-2"), {"variants": [{"id": hand_made.UNEVEN.id}]})
+    merged = merged_facts(files.run, hand_made.splits_plan(), hand_made.UNEVEN.id)
+    assert merged.warnings == (NO_STEPS,)
+    hand_made.write_splits(files, ratio=0.7)
+    assert merged_facts(files.run, hand_made.splits_plan(), hand_made.UNEVEN.id).warnings == ()
 
 
 def test_no_lines_for_a_split_that_an_even_one_is_ahead_of(files: Any) -> None:
