@@ -104,7 +104,7 @@ STREAM = "class Stream(IterableDataset[int]):\n    def __iter__(self): ...\n"
         (f"{STREAM}def build(a=1):\n    if a: return x\n    return Workload(dataset=Stream())\n", False),
         (f"{STREAM}@listed\ndef build():\n    return Workload(dataset=Stream())\n", False),
         (f"{STREAM}Stream = listed(Stream)\ndef build():\n    return Workload(dataset=Stream())\n", False),
-        (f"{STREAM}    def __getitem__(self, k): ...\ndef build(): return Workload(dataset=Stream())\n", False),
+        (f"{STREAM}    def __getitem__(s, k): ...\ndef build(): return Workload(dataset=Stream())\n", False),
     ],
 )  # fmt: skip
 def test_an_iterable_dataset_is_found_where_the_source_shows_it(
