@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.compare.gate import changed_files, gate_of, row_of
-from gpurun.launcher.compare.interference import LESS_AT_ONCE
+from gpurun.launcher.compare.interference import LESS_AT_ONCE, THROTTLED, is_hot
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
@@ -18,7 +18,7 @@ from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.stats.busy import waiting_bias
 from gpurun.launcher.stats.estimates import welch_interval
 from gpurun.launcher.stats.family import UNKNOWN, bounded, unpaired
-from gpurun.launcher.stats.sequential import ALPHA
+from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
 
 SHORT = 10
@@ -100,7 +100,8 @@ def diff_runs(
 
     Rounds of different launches aren't pairs, so the launch is the unit (Welch on logarithms), at
     `alpha` shared among the variants that both runs have and that do the same
-    work in both; others are listed.
+    work in both; others are listed. As within a run, a verdict takes six launches of each, and
+    intervals are wider by what waiting for cores may have changed.
 
     Args:
         may_differ: settings in which variants may differ and be compared all the same.
@@ -173,12 +174,17 @@ def _gate_row(
 ) -> GateRow:
     lost = f"{b.status} in run B" if not is_ranked(b) else None
     logs_a, logs_b = ([math.log(ms) for ms in run.launch_ms] for run in (a, b))
-    # Either run may have waited when the other didn't. From 5 % of a step on they are refused: no step there.
-    bias = max(waiting_bias(rank.queue_percent for rank in run.ranks) for run in (a, b))
-    found = UNKNOWN if lost else bounded(unpaired(logs_b, logs_a), percent, num_variants=num, bias=bias)
+    found = (
+        UNKNOWN if lost else bounded(unpaired(logs_b, logs_a), percent, num_variants=num, bias=_bias(a, b))
+    )
     launches = min(len(logs_a), len(logs_b))
     why = lost or (refused if found.ci else None)  # too few launches is what to mend first
     return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, why, "run")
+
+
+def _bias(a: VariantResult, b: VariantResult) -> float:
+    """By how much waiting for a core may have changed ln(b / a), where either run may have waited alone."""
+    return waiting_bias(rank.queue_percent for run in (a, b) for rank in run.ranks)
 
 
 def _work(run: Comparison, variant: VariantResult, without: Collection[str]) -> dict[str, Any]:
@@ -215,13 +221,15 @@ def _variant_diff(variant: str, runs: tuple[Comparison, Comparison], alpha: floa
     a, b = (_variant(run, variant) for run in runs)
     lost = [f"{one.status} in run {name}" for name, one in (("A", a), ("B", b)) if not is_ranked(one)]
     difference = Difference(None, None, "inconclusive") if lost else _difference(a, b, alpha)
+    if is_hot((a, b)):
+        difference, lost = replace(difference, verdict="inconclusive"), [*lost, THROTTLED]
     return VariantDiff(
         id=a.id,
         label=variant_label(b),
         a_ms=_mean_ms(a),
         b_ms=_mean_ms(b),
         difference=difference,
-        note=", ".join(lost) if lost else _few_launches(variant, *runs),
+        note=", ".join(lost) or _few_launches(variant, *runs),
     )
 
 
@@ -240,17 +248,21 @@ def _difference(a: VariantResult, b: VariantResult, alpha: float) -> Difference:
     if not logs_a or not logs_b:
         return Difference(None, None, "inconclusive")
     percent = percent_from_log(fmean(logs_b) - fmean(logs_a))
-    ci = percent_interval(welch_interval(logs_b, logs_a, alpha))
+    if min(len(logs_a), len(logs_b)) < MIN_LAUNCHES:
+        return Difference(percent, None, "inconclusive")
+    found, bias = welch_interval(logs_b, logs_a, alpha), _bias(a, b)
+    ci = percent_interval((found[0] - bias, found[1] + bias) if found else None)
     return Difference(percent, ci, verdict_of(percent, ci))
 
 
 def _few_launches(variant: str, a: Comparison, b: Comparison) -> str | None:
-    few = {name: run for name, run in (("A", a), ("B", b)) if len(_variant(run, variant).launch_ms) < 2}
+    named = (("A", a, _variant(a, variant)), ("B", b, _variant(b, variant)))
+    few = [(name, run, len(one.launch_ms)) for name, run, one in named if len(one.launch_ms) < MIN_LAUNCHES]
     if not few:
         return None
-    runs = "both runs have" if len(few) == 2 else f"run {next(iter(few))} has"
-    more = dict.fromkeys(more_launches(run.job.get("until") == "decided") for run in few.values())
-    return f"{runs} only one launch, so the variation between launches is unknown: set {' and '.join(more)}"
+    have = ", ".join(f"run {name} has {num}" for name, _, num in few)
+    more = dict.fromkeys(more_launches(run.job.get("until") == "decided") for _, run, _ in few)
+    return f"a verdict takes {MIN_LAUNCHES} launches of each run ({have}): set {' and '.join(more)}"
 
 
 def _variant(run: Comparison, variant_id: str) -> VariantResult:

@@ -8,6 +8,7 @@ from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.recorded import Measured, planned_launch, steps_of_launches
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.headline import time_and_memory
+from gpurun.launcher.compare.interference import time_without_load, widened
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
@@ -56,17 +57,28 @@ def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look])
     named = ", ".join(names[:MOST_OPEN]) + (
         f" and {len(names) - MOST_OPEN} more" if names[MOST_OPEN:] else ""
     )
-    found = f"Whether {named} {'is' if len(names) == 1 else 'are'} slower than the fastest is still open"
-    launches = [one.launches for one in undecided if one.launches is not None]
-    if not launches:
+    found = f"How {named} {'compares' if len(names) == 1 else 'compare'} with the fastest is still open"
+    if looks[-1].launches < 2:  # scatter over launches isn't known
         return (f"{found}.",)
+    per_launch_s = plan.budget_s / looks[-1].launches
     least = next_look(looks[-1].launches)  # those that there were haven't decided it
-    s = plan.budget_s * max(least, *launches) / looks[-1].launches
-    if len(launches) < len(undecided) or s > MOST_BUDGET_S:
-        return (f"{found}: they differ by too little to decide that in an hour.",)
-    minutes = math.ceil(s / 60)
-    about = f"To decide it takes about {plural(minutes, 'minute')}"
-    return (f"{found}. {about}: start a new run with `budget: {minutes}m`.",)
+    launches = _most([one.launches for one in undecided])
+    if launches is not None and (s := per_launch_s * max(least, launches)) <= MOST_BUDGET_S:
+        minutes = math.ceil(s / 60)
+        about = f"To decide it takes about {plural(minutes, 'minute')}"
+        return (f"{found}. {about}: start a new run with `budget: {minutes}m`.",)
+    waited_percent = max(one.waited_percent for one in undecided)
+    unloaded = _most([one.launches_unloaded for one in undecided])
+    if waited_percent and unloaded is not None and (s := per_launch_s * unloaded) <= MOST_BUDGET_S:
+        without = time_without_load(s, launches is not None)
+        return (f"{found}. {widened('intervals', waited_percent)} {without}",)
+    return (f"{found}: they differ by too little to decide that in an hour.",)
+
+
+def _most(launches: Sequence[int | None]) -> int | None:
+    """Of all; `None` if it can't be said of one."""
+    known = [num for num in launches if num is not None]
+    return max(known) if len(known) == len(launches) else None
 
 
 SPENT_ON: dict[str, tuple[Stage, ...]] = {

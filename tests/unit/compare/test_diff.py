@@ -26,6 +26,7 @@ from gpurun.launcher.compare.model import (
 from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.errors import GateError, UndecidedError
 from gpurun.launcher.rundir.records import CodeVersion
+from gpurun.launcher.stats.busy import waiting_bias
 from gpurun.launcher.stats.verdict import percent_from_log
 from tests.known import known
 from tests.wording import Wording
@@ -84,6 +85,34 @@ def test_percent_of_b_against_a_with_welchs_interval() -> None:
     assert known(one.b_ms) / known(one.a_ms) - 1 == pytest.approx(known(one.difference.percent) / 100)
 
 
+def loaded(one: VariantResult, queue_percent: float, throttled: str | None = None) -> VariantResult:
+    rank = RankFigures(
+        0, "cpu:0", 32, 100.0, {}, None, None, queue_percent=queue_percent, throttled=throttled
+    )
+    return replace(one, ranks=(rank,))
+
+
+@pytest.mark.parametrize(
+    ("in_a", "in_b", "verdict"), [(4.0, 0.0, "slower"), (0.0, 6.0, "slower"), (12.0, 3.0, "inconclusive")]
+)
+def test_waiting_for_cores_widens_intervals_of_past_runs(in_a: float, in_b: float, verdict: str) -> None:
+    """As within a run: either of the two may have waited when the other didn't."""
+    (quiet,) = diff_runs(run(result("v", A)), run(result("v", B))).variants
+    (busy,) = diff_runs(run(loaded(result("v", A), in_a)), run(loaded(result("v", B), in_b))).variants
+    bias = waiting_bias([in_a, in_b])
+    wider = [
+        math.log1p(end / 100) + by for end, by in zip(known(quiet.difference.ci), (-bias, bias), strict=True)
+    ]
+    assert [math.log1p(end / 100) for end in known(busy.difference.ci)] == pytest.approx(wider)
+    assert busy.difference.verdict == verdict
+
+
+def test_a_low_clock_leaves_past_runs_without_a_verdict() -> None:
+    (one,) = diff_runs(run(result("v", A)), run(loaded(result("v", B), 0.0, "hot"))).variants
+    assert (one.difference.verdict, one.note) == ("inconclusive", "the clock of a GPU was throttled")
+    assert one.difference.ci is not None
+
+
 def test_the_level_is_shared_among_variants() -> None:
     diff = diff_runs(run(result("v", A), result("w", A)), run(result("v", B), result("w", A)))
     assert diff.ci_level == 0.975
@@ -127,8 +156,7 @@ def test_a_gate_has_no_step_where_waiting_begins_to_be_refused() -> None:
     """Bounds get wider with it, by 5 % where runs are refused."""
     widths = []
     for percent in (0.0, 2.0, 4.9):
-        ranks = (RankFigures(0, "cpu:0", 32, 100.0, {}, None, None, queue_percent=percent),)
-        (row,) = gate(run(result("v", A)), run(replace(result("v", B), ranks=ranks))).rows
+        (row,) = gate(run(result("v", A)), run(loaded(result("v", B), percent))).rows
         low, high = known(row.ci)
         widths.append(high - low)
     assert widths == sorted(widths)
@@ -217,9 +245,13 @@ def test_a_run_against_itself_never_differs(medians_ms: list[float]) -> None:
     assert diff.marks == ()
 
 
-def test_one_launch_has_no_interval_and_the_note_says_how_to_get_one(wording: Wording) -> None:
-    (one,) = diff_runs(run(result("v", [100.0])), run(result("v", [150.0]))).variants
-    assert one.difference.percent == pytest.approx(50.0)
+@pytest.mark.parametrize("launches", [1, 5])
+def test_few_launches_have_no_interval_and_the_note_says_how_to_get_one(
+    launches: int, wording: Wording
+) -> None:
+    a, b = (run(result("v", [ms + i for i in range(launches)])) for ms in (100.0, 150.0))
+    (one,) = diff_runs(a, b).variants
+    assert known(one.difference.percent) > 45
     assert (one.difference.ci, one.difference.verdict) == (None, "inconclusive")
     wording(one.note)
     decided = run(result("v", [150.0]), job={"until": "decided"})
