@@ -79,7 +79,8 @@ def compare_run(run: RunDir) -> Comparison:
     results = with_lead(results, ranking)
     undecided = open_pairs(ranking, differences) if ranking else ()
     left = still_open(gate) if gate else undecided
-    complete = all(is_complete(one, plan) for one in measured.values()) and has_ended(plan, looks, left)
+    ended = has_ended(plan, looks, left) or not any(one.counts for one in measured.values())
+    complete = ended and all(is_complete(one, plan) for one in measured.values())
     conclusion = conclude(plan, results, ranking, interference, complete, differences.within, gate)
     named = ranking.leader.id if ranking and not differences.is_throttled else None
     is_host = accelerator_of(plan.variants[0].devices[0]).is_host

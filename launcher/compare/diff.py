@@ -16,10 +16,10 @@ from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.stats.busy import waiting_bias
-from gpurun.launcher.stats.estimates import welch_interval
-from gpurun.launcher.stats.family import UNKNOWN, bounded, unpaired
+from gpurun.launcher.stats.family import UNKNOWN, Estimate, bounded, unpaired
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
 from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
+from gpurun.launcher.units import plural
 
 SHORT = 10
 """Characters of a commit."""
@@ -99,9 +99,8 @@ def diff_runs(
     """How b differs from a, by the step times of their launches.
 
     Rounds of different launches aren't pairs, so the launch is the unit (Welch on logarithms), at
-    `alpha` shared among the variants that both runs have and that do the same
-    work in both; others are listed. As within a run, a verdict takes six launches of each, and
-    intervals are wider by what waiting for cores may have changed.
+    `alpha` shared among the variants that both runs have and that do the same work in both; others are
+    listed. Intervals are wider by what waiting for cores may have changed.
 
     Args:
         may_differ: settings in which variants may differ and be compared all the same.
@@ -173,18 +172,10 @@ def _gate_row(
     one: VariantDiff, a: VariantResult, b: VariantResult, percent: float, num: int, refused: str | None
 ) -> GateRow:
     lost = f"{b.status} in run B" if not is_ranked(b) else None
-    logs_a, logs_b = ([math.log(ms) for ms in run.launch_ms] for run in (a, b))
-    found = (
-        UNKNOWN if lost else bounded(unpaired(logs_b, logs_a), percent, num_variants=num, bias=_bias(a, b))
-    )
-    launches = min(len(logs_a), len(logs_b))
+    found = UNKNOWN if lost else bounded(_estimate(a, b), percent, num_variants=num, bias=_bias(a, b))
+    launches = min(len(a.launch_ms), len(b.launch_ms))
     why = lost or (refused if found.ci else None)  # too few launches is what to mend first
     return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, why, "run")
-
-
-def _bias(a: VariantResult, b: VariantResult) -> float:
-    """By how much waiting for a core may have changed ln(b / a), where either run may have waited alone."""
-    return waiting_bias(rank.queue_percent for run in (a, b) for rank in run.ranks)
 
 
 def _work(run: Comparison, variant: VariantResult, without: Collection[str]) -> dict[str, Any]:
@@ -243,26 +234,36 @@ def _mean_ms(one: VariantResult) -> float | None:
     return math.exp(fmean(map(math.log, one.launch_ms)))
 
 
+def _estimate(a: VariantResult, b: VariantResult) -> Estimate | None:
+    return unpaired(*([math.log(ms) for ms in one.launch_ms] for one in (b, a)))
+
+
+def _bias(a: VariantResult, b: VariantResult) -> float:
+    """Either run may have waited for cores when the other didn't."""
+    return max(waiting_bias(rank.queue_percent for rank in run.ranks) for run in (a, b))
+
+
 def _difference(a: VariantResult, b: VariantResult, alpha: float) -> Difference:
-    logs_a, logs_b = ([math.log(ms) for ms in one.launch_ms] for one in (a, b))
-    if not logs_a or not logs_b:
+    if (found := _estimate(a, b)) is None:
         return Difference(None, None, "inconclusive")
-    percent = percent_from_log(fmean(logs_b) - fmean(logs_a))
-    if min(len(logs_a), len(logs_b)) < MIN_LAUNCHES:
-        return Difference(percent, None, "inconclusive")
-    found, bias = welch_interval(logs_b, logs_a, alpha), _bias(a, b)
-    ci = percent_interval((found[0] - bias, found[1] + bias) if found else None)
+    percent = percent_from_log(found.centre)
+    ci = percent_interval(found.interval(alpha, _bias(a, b)))
     return Difference(percent, ci, verdict_of(percent, ci))
 
 
 def _few_launches(variant: str, a: Comparison, b: Comparison) -> str | None:
-    named = (("A", a, _variant(a, variant)), ("B", b, _variant(b, variant)))
-    few = [(name, run, len(one.launch_ms)) for name, run, one in named if len(one.launch_ms) < MIN_LAUNCHES]
+    nums = {name: len(_variant(run, variant).launch_ms) for name, run in (("A", a), ("B", b))}
+    few = [name for name, num in nums.items() if num < MIN_LAUNCHES]
     if not few:
         return None
-    have = ", ".join(f"run {name} has {num}" for name, _, num in few)
-    more = dict.fromkeys(more_launches(run.job.get("until") == "decided") for _, run, _ in few)
-    return f"a verdict takes {MIN_LAUNCHES} launches of each run ({have}): set {' and '.join(more)}"
+    have = (
+        f"both runs have {plural(nums['A'], 'launch')}"
+        if len(few) == 2 and nums["A"] == nums["B"]
+        else " and ".join(f"run {name} has {plural(nums[name], 'launch')}" for name in few)
+    )
+    jobs = {"A": a.job, "B": b.job}
+    more = dict.fromkeys(more_launches(jobs[name].get("until") == "decided") for name in few)
+    return f"{have}, and a verdict takes {MIN_LAUNCHES} of each run: set {' and '.join(more)}"
 
 
 def _variant(run: Comparison, variant_id: str) -> VariantResult:

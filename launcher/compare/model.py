@@ -25,10 +25,10 @@ Unit = Literal["launch", "round"]
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds per optimizer step, with its 95 % confidence interval.
+    """Milliseconds per optimizer step, with its 95 % interval, over launches where there are several.
 
     The baseline's: geometric mean over launches of a robust mean over rounds. Of the others: that, times the
-    ratio that they are compared by. With several launches the interval covers their scatter.
+    ratio that they are compared by.
     """
 
     estimate: float = math.nan
@@ -55,8 +55,7 @@ class Noise:
     aa_percent: float | None
     ci: Interval | None
     launch_scatter_percent: float | None
-    """Standard deviation of the baseline's step between launches, without what its rounds add to it; `None`
-    with fewer than 2 launches."""
+    """Standard deviation of the baseline's step between launches, without what its rounds add to it."""
     round_scatter_percent: float | None = None
     """Between the rounds of a launch."""
 
@@ -255,8 +254,7 @@ class GateRow:
     """One variant before (A) and after (B). Percent of B against A: positive is slower."""
 
     label: str
-    a: str
-    """Id of the variant before, in its run."""
+    a: str  # ids of the variant, each in its run
     b: str
     a_ms: float | None
     b_ms: float | None

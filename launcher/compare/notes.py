@@ -51,34 +51,48 @@ def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tupl
 
 def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look]) -> tuple[str, ...]:
     """What a spent budget has left open, and how long it would take to decide."""
-    if plan.budget_s is None or not undecided or not looks:
+    if plan.budget_s is None or not looks:
         return ()
+    launch_s = plan.budget_s / looks[-1].launches
+    hidden = [one for one in undecided if _is_hidden(one, MOST_BUDGET_S / launch_s)]
+    others = [one for one in undecided if one not in hidden]
+    return (
+        *([f"{_still_open(plan, hidden)}. {_time_without_load(hidden, launch_s)}"] if hidden else ()),
+        *([_time_to_decide(plan, others, launch_s, looks[-1].launches)] if others else ()),
+    )
+
+
+def _is_hidden(one: OpenPair, most: float) -> bool:
+    """Whether `most` launches would decide it without other load, but don't with it."""
+    return (one.launches or math.inf) > most >= (one.launches_unloaded or math.inf)
+
+
+def _time_without_load(hidden: Sequence[OpenPair], launch_s: float) -> str:
+    """What waiting for cores did, and how long it takes without."""
+    waited_percent = max(one.waited_percent for one in hidden)
+    seconds = launch_s * max(one.launches_unloaded or 0 for one in hidden)
+    is_possible = all(one.launches is not None for one in hidden)
+    return f"{widened('intervals', waited_percent)} {time_without_load(seconds, is_possible)}"
+
+
+def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:
     names = [variant_label(plan.variant(one.variant)) for one in undecided]
     named = ", ".join(names[:MOST_OPEN]) + (
         f" and {len(names) - MOST_OPEN} more" if names[MOST_OPEN:] else ""
     )
-    found = f"How {named} {'compares' if len(names) == 1 else 'compare'} with the fastest is still open"
-    if looks[-1].launches < 2:  # scatter over launches isn't known
-        return (f"{found}.",)
-    per_launch_s = plan.budget_s / looks[-1].launches
-    least = next_look(looks[-1].launches)  # those that there were haven't decided it
-    launches = _most([one.launches for one in undecided])
-    if launches is not None and (s := per_launch_s * max(least, launches)) <= MOST_BUDGET_S:
-        minutes = math.ceil(s / 60)
-        about = f"To decide it takes about {plural(minutes, 'minute')}"
-        return (f"{found}. {about}: start a new run with `budget: {minutes}m`.",)
-    waited_percent = max(one.waited_percent for one in undecided)
-    unloaded = _most([one.launches_unloaded for one in undecided])
-    if waited_percent and unloaded is not None and (s := per_launch_s * unloaded) <= MOST_BUDGET_S:
-        without = time_without_load(s, launches is not None)
-        return (f"{found}. {widened('intervals', waited_percent)} {without}",)
-    return (f"{found}: they differ by too little to decide that in an hour.",)
+    return f"How {named} {'compares' if len(names) == 1 else 'compare'} with the fastest is still open"
 
 
-def _most(launches: Sequence[int | None]) -> int | None:
-    """Of all; `None` if it can't be said of one."""
-    known = [num for num in launches if num is not None]
-    return max(known) if len(known) == len(launches) else None
+def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, so_far: int) -> str:
+    found, launches = _still_open(plan, undecided), [one.launches for one in undecided if one.launches]
+    if so_far < 2:  # how launches scatter isn't known
+        return f"{found}."
+    seconds = launch_s * max(next_look(so_far), *launches, 0)  # those that there were haven't decided it
+    if len(launches) < len(undecided) or seconds > MOST_BUDGET_S:
+        return f"{found}: they differ by too little to decide that in an hour."
+    minutes = math.ceil(seconds / 60)
+    about = f"To decide it takes about {plural(minutes, 'minute')}"
+    return f"{found}. {about}: start a new run with `budget: {minutes}m`."
 
 
 SPENT_ON: dict[str, tuple[Stage, ...]] = {

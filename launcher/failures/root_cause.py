@@ -54,6 +54,11 @@ _REMEDIES = (
         'take the device "cpu" and the backend "gloo"',
     ),
     (
+        r"\w+: (Distributed package doesn't have NCCL|ProcessGroupNCCL is only supported with GPUs)",
+        'NCCL needs NVIDIA GPUs; CPU devices need the backend "gloo", and '
+        "`init_process_group()` without a backend takes the one that fits",
+    ),
+    (
         f"(?s:.*){_MISMATCH}",
         "ranks called different collectives, or one with different sizes; to see which, let torch compare "
         "them before each call: `env: {TORCH_DISTRIBUTED_DEBUG: DETAIL}` in a job",

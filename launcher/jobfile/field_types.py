@@ -144,6 +144,8 @@ def _as_mapping(value: Any) -> str | None:
         return "leave the key out, or write {}"
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         return f"write {shorten(flow_text({key: one[key] for one in value for key in one}))}"
+    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str):
+        return f"write {shorten(flow_text({value[0]: value[1]}))}"
     if isinstance(value, str) and (assigned := _ASSIGNED.fullmatch(value)):
         return f"write {{{assigned[1]}: {assigned[2]}}}"
     return None

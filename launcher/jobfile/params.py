@@ -195,6 +195,18 @@ def names_of(module: ast.Module) -> TopLevelNames:
     return TopLevelNames(tuple(functions), bound, not is_dynamic)
 
 
+def returned_by(function: ast.FunctionDef) -> list[ast.expr | None]:
+    """What a function's own `return` statements give, without those of functions inside of it."""
+    found, left = [], list[ast.AST](function.body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Return):
+            found.append(node.value)
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            left += ast.iter_child_nodes(node)
+    return found
+
+
 def signature_of(module: ast.Module, function: str) -> Signature | None:
     """The function's signature; `None` where the source leaves a doubt."""
     names = names_of(module)

@@ -90,14 +90,14 @@ def _lists_several(kind: ListOf, value: Any, wrong: InvalidValue | None) -> bool
 
     Args:
         wrong: what is wrong with it, if it is a list in the file. If it is none, or if the key itself takes
-            lists, every item must fit.
+            lists, every item must fit, otherwise at least one.
     """
     if not isinstance(value, list) or len(value) < 2:
         return False
     mistakes: list[Mistake] = []
     with suppress(InvalidValue):
         _several(kind, value, (), mistakes)
-        return not mistakes or (wrong is not None and wrong.at is None)
+        return not mistakes or (wrong is not None and wrong.at is None and len(mistakes) < len(value))
     return False
 
 

@@ -111,7 +111,7 @@ def parse_devices(value: Any) -> Devices:
         return str(value)
     if isinstance(value, str) and (count := _device_number(CPU.name, value)) is not None:
         if not 1 <= count <= MAX_DEVICES:
-            raise InvalidValue(f"expected 1 to {MAX_DEVICES} CPU devices, got {count}")
+            raise InvalidValue(f"N of `cpu:N` is a number of devices, 1 to {MAX_DEVICES}, got {count}")
         return CPU.device(count)
     raise expected("devices", value, _devices_hint(value))
 
@@ -280,7 +280,8 @@ def parse_size(value: Any) -> int:
     else:
         raise expected("a size", value, "use 500 MiB, 1 GiB, or a number of bytes")
     if size_bytes < _UNIT_BYTES["MiB"]:
-        raise expected("a size of at least 1 MiB", value)
+        meant = f"a number alone is bytes; write `{value} {'GiB' if size_bytes < 1000 else 'MiB'}`"
+        raise expected("a size of at least 1 MiB", value, meant if value == size_bytes > 0 else None)
     return size_bytes
 
 

@@ -182,6 +182,7 @@ def find_run(path: Path) -> RunDir:
             "    start a new run, with another --out or after removing that directory: gpurun JOB.yaml"
         )
     found = f"{path}: no run here" if path.exists() else f"there is no run `{path}`"
+    found = f"{path} is a job file" if _is_job_file(path) else found
     raise SpecError(f"{found}; runs are in runs/NAME/TIME, the newest is runs/NAME/latest")
 
 
@@ -197,6 +198,10 @@ def _run_directory(path: Path) -> Path | None:
     except OSError as error:
         raise SpecError(unreadable(error.filename, error)) from error
     return None
+
+
+def _is_job_file(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml") and path.is_file()
 
 
 def _newest(pointer: Path) -> str:
@@ -216,11 +221,11 @@ def are_runs(a: Path, b: Path) -> bool:
     """Whether both are runs; if neither is, they must be traces.
 
     Raises:
-        SpecError: only one is a run, or a path that isn't one doesn't exist.
+        SpecError: only one is a run, or a path that isn't one doesn't exist or is a job file.
     """
     runs = [is_run(path) for path in (a, b)]
     for path, found in zip((a, b), runs, strict=True):
-        if not found and not through_latest(path).exists():
+        if not found and (_is_job_file(path) or not through_latest(path).exists()):
             find_run(path)
     if runs[0] != runs[1]:
         run, other = (a, b) if runs[0] else (b, a)
@@ -243,9 +248,10 @@ def traces_of(path: Path) -> list[Path]:
     """`path` itself, or, where it is a run, the directory of the one variant that has traces.
 
     Raises:
-        SpecError: several variants of the run have traces: their ranks must not be mixed.
+        SpecError: several variants of the run have traces: their ranks must not be mixed. Or `path` is a job
+            file.
     """
-    if not is_run(path):
+    if not is_run(path) and not _is_job_file(path):
         return [through_latest(path)]
     run = find_run(path)
     directories = sorted({trace.parent for trace in run.path.glob("variants/*/*.pt.trace.json.gz")})

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from statistics import NormalDist, fmean, variance
+from statistics import NormalDist, fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,26 +37,6 @@ def t_interval(values: Sequence[float], alpha: float) -> Interval | None:
 def squares(values: Sequence[float], centre: float) -> float:
     """Sum of the squared deviations from `centre`: `statistics.variance` takes 20 times as long."""
     return math.fsum([(value - centre) ** 2 for value in values])
-
-
-def welch_interval(values: Sequence[float], baseline: Sequence[float], alpha: float) -> Interval | None:
-    """Interval of mean(values) − mean(baseline) for unequal variances; `None` unless both have 2 values.
-
-    Source: Welch, The generalization of Student's problem, Biometrika 34 (1947); degrees of freedom by
-    Satterthwaite, Biometrics Bulletin 2 (1946).
-    """
-    if min(len(values), len(baseline)) < 2:
-        return None
-    squares = (variance(values) / len(values), variance(baseline) / len(baseline))
-    error = math.sqrt(sum(squares))
-    centre = fmean(values) - fmean(baseline)
-    if error == 0:
-        return centre, centre
-    # Shares of the variance rather than variances: squares of tiny figures would underflow to zero.
-    shares = tuple(square / sum(squares) for square in squares)
-    degrees = 1 / (shares[0] ** 2 / (len(values) - 1) + shares[1] ** 2 / (len(baseline) - 1))
-    half_width = t_quantile(1 - alpha / 2, degrees) * error
-    return centre - half_width, centre + half_width
 
 
 @lru_cache(maxsize=8192)

@@ -154,6 +154,13 @@ class Estimate:
     degrees: float = 0.0
     """Of freedom."""
 
+    def interval(self, alpha: float, bias: float = 0.0) -> Interval | None:
+        """Student's; wider by `bias` at both ends. `None` without a standard error."""
+        if self.error is None:
+            return None
+        half_width = t_quantile(1 - alpha / 2, self.degrees) * self.error + bias
+        return self.centre - half_width, self.centre + half_width
+
 
 def paired(differences: Sequence[float]) -> Estimate | None:
     """Of ln(t / t before) of neighbouring launches, which share the state of the machine; `None` of none."""

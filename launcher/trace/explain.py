@@ -70,7 +70,7 @@ CAUSES: dict[Kind, Cause] = {
     "host": Cause("try larger batches, torch.compile or CUDA graphs", "waiting for the CPU to launch work"),
     "transfer": Cause(
         Strategy.transfer_advice,
-        "on communication that nothing overlaps",
+        "on transfers that nothing overlaps",
     ),
     "blocked": Cause(
         "`gpurun stacks` shows what it waits for",

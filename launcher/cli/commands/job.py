@@ -161,6 +161,9 @@ def earlier_run(job: str, hostname: str) -> "Earlier | None":
 LAUNCHERS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "mpirun"})
 """What starts a program elsewhere, and has no place after `gpurun run`."""
 
+NUM_PROCESSES = frozenset({"--nproc-per-node", "--num-processes", "--num-gpus"})
+"""Options of other launchers that say how many processes to start."""
+
 
 class ProgramCommand(click.Command):
     """A command whose last arguments, after `--`, belong to a program."""
@@ -177,6 +180,8 @@ class ProgramCommand(click.Command):
             from gpurun.launcher.jobfile.kinds import PROGRAM
 
             meant = option_meant(error, PROGRAM)
+            if error.option_name.replace("_", "-") in NUM_PROCESSES:
+                meant = "; each device gets one process: all GPUs, or the devices of --devices"
             own = f"{' Otherwise,' if meant else ';'} the program's own options go after `--`"
             meant = meant if meant.endswith("?") else f"{meant}." if meant else ""
             raise SpecError(f"gpurun run has no option {error.option_name}{meant}{own}") from None

@@ -98,7 +98,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
             unsteady = text
     facts = run.read_facts(variant.id)
     sampled = sample_of_steps(steps, variant.kind.runs_program)
-    trends = trend_of_steps(steps) if variant.kind.runs_program else ()
+    trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
     facts = replace(facts, warnings=(*facts.warnings, *damage, *sampled, *short, *trends))
     balance = None if variant.split else run.read_balance(variant.id)
     if status is not None and status.status == "ok" and unsteady:

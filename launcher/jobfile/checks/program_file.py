@@ -134,10 +134,16 @@ def _not_python(spec: JobSpec, key: str, path: Path, name: str) -> Iterator[Prob
     except OSError as error:
         yield spec.problem((key,), f"{shorten(name)} can't be read: {error.strerror}")
         return
-    if fault := syntax_fault(source):
-        line, what = fault
-        place = f"{name[:200]}:{line}" if line else name[:200]
-        yield spec.problem((key,), f"{place}: invalid Python: {what}")
+    if not (fault := syntax_fault(source)):
+        return
+    first = source.partition(b"\n")[0].decode("utf-8", "replace")
+    if first.startswith("#!") and "python" not in first:
+        message = f"{shorten(name)} is no Python program: it begins with `{shorten(first)}`"
+        yield spec.problem((key,), message, "name the Python program that it starts")
+        return
+    line, what = fault
+    place = f"{name[:200]}:{line}" if line else name[:200]
+    yield spec.problem((key,), f"{place}: invalid Python: {what}")
 
 
 def syntax_fault(source: bytes) -> tuple[int | None, str] | None:

@@ -20,6 +20,7 @@ from gpurun.launcher.jobfile.params import (
     needs,
     read_module,
     refused,
+    returned_by,
     signature_of,
     signature_of_builtin,
     takes,
@@ -67,6 +68,7 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
     else:
         module = read_module(job_dir / source)
         yield from _missing_function(spec, module, function, place)
+        yield from _iterable_dataset(spec, module, function, place)
         yield from _wrong_params(draft, signature_of(module, function) if module else None)
 
 
@@ -138,6 +140,39 @@ def _missing_function(
         file = str(spec.workload).rpartition(":")[0]
         message = f"{file[:200]} has no function `{shorten(function)}`"
         yield spec.problem(place, message, hint)
+
+
+def _iterable_dataset(
+    spec: JobSpec, module: ast.Module | None, function: str, place: KeyPath
+) -> Iterator[Problem]:
+    """A workload whose one `return` gives it an iterable dataset of a class in the same file.
+
+    Whatever the source doesn't show, the worker finds when it builds the workload.
+    """
+    names = names_of(module) if module else None
+    if module is None or names is None or not names.is_complete:
+        return
+    streams = {node.name for node in module.body if isinstance(node, ast.ClassDef) and _is_stream(node)}
+    builds = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    returned = [given for build in builds for given in returned_by(build) if not build.decorator_list]
+    call = returned[0] if len(returned) == 1 else None
+    if not isinstance(call, ast.Call) or not ast.unparse(call.func).endswith("Workload"):
+        return
+    for word in call.keywords:
+        made = word.value.func if word.arg == "dataset" and isinstance(word.value, ast.Call) else None
+        if isinstance(made, ast.Name) and made.id in streams and names.bound[made.id] == 1:
+            line = f"{str(spec.workload).rpartition(':')[0][:200]}:{word.lineno}"
+            message = f"{line}: {shorten(made.id)} is an iterable dataset, whose samples have no numbers"
+            yield spec.problem(place, message, "give a list of its first ones: list(itertools.islice(…))")
+
+
+def _is_stream(node: ast.ClassDef) -> bool:
+    """Whether a class is derived from torch's IterableDataset alone, and has no samples by number."""
+    bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+    named = [base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in bases]
+    own = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+    is_plain = not (node.decorator_list or node.keywords)
+    return named == ["IterableDataset"] and is_plain and "__getitem__" not in own
 
 
 def _wrong_params(draft: Draft, signature: Signature | None) -> Iterator[Problem]:

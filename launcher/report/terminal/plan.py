@@ -114,10 +114,15 @@ def _power(plan: Plan, found: Detectable) -> str | None:
         return f"Verdicts will hold for {its} only; for others: {more}."
     if found.percent is None or found.scatter_percent is None:
         return None
-    difference, scatter = f"{found.percent:.2g} %", f"{found.scatter_percent:.2g} %"
+    difference, scatter = _two_digits(found.percent), _two_digits(found.scatter_percent)
     waited = found.waited_percent
-    load = f", with as much other load as before ({waited:.2g} %)" if waited else ""
+    load = f", with as much other load as before ({_two_digits(waited)})" if waited else ""
     return f"Differences of {difference} or more can be detected: {launches} that scatter by {scatter}{load}."
+
+
+def _two_digits(percent: float) -> str:
+    """`0.35 %`, `28 %`, `130 %`."""
+    return f"{float(f'{percent:.2g}'):g} %"
 
 
 def _header(plan: Plan, spec: JobSpec) -> str:

@@ -35,6 +35,7 @@ COMMAND_LINES = SNAPSHOTS / "mistakes/command-lines.txt"
 FILES = {
     "job.yaml": "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n",
     "train.py": "print()\n",
+    "train.sh": "#!/bin/bash\ntorchrun train.py\n",
     "notes.txt": "hello\n",
     "other.json": "{}\n",
     "no-work.json": '{"traceEvents": []}\n',

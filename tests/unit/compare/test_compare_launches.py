@@ -272,8 +272,9 @@ def test_what_stays_open_because_of_other_load_is_not_said_to_be_too_small(
     launches: int | None, unloaded: int | None, waited_percent: float, wording: Wording
 ) -> None:
     pair = OpenPair(UNEVEN.id, 5.0, (-22.1, 34.4), launches, waited_percent, unloaded)
-    (note,) = open_notes(splits_plan(budget_s=300.0), [pair], [Look(12, 1.0)])
-    wording(note)
+    close = OpenPair(EVEN.id, 9.0, (-1.0, 19.0), 20, 0.0, 20)
+    notes = open_notes(splits_plan(budget_s=300.0), [pair, close], [Look(12, 1.0)])
+    wording("\n".join(notes))
 
 
 @pytest.mark.parametrize(("percent", "queue_ms"), [(5.0, 0.0), (5.0, 30.0), (0.4, 0.0), (0.9999, 0.0)])

@@ -48,6 +48,16 @@ def test_a_program_that_never_got_steady_shows_its_last_half(
     assert [rank.step_ms for rank in found.ranks] == [50, 50]
 
 
+def test_programs_without_steps_leave_nothing_to_resume(files: Files) -> None:
+    programs = [PROGRAM, replace(PROGRAM, id="script-2-b", varied={"args": ("--b",)})]
+    launches = [launch(f"0{at}-{one.id}", one.id, 0, [one]) for at, one in enumerate(programs, 1)]
+    write_json(files.run.plan, replace(plan(programs, launches, PROGRAM.id), budget_s=60.0))
+    files.close(programs[0])
+    assert not compare_run(files.run).complete
+    files.close(programs[1])
+    assert compare_run(files.run).complete
+
+
 def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(
     files: Files, wording: Wording
 ) -> None:

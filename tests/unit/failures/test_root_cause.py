@@ -174,6 +174,7 @@ def test_the_explanation_shows_everything_once() -> None:
         ("AssertionError", "Torch not compiled with CUDA enabled", "", "`gpurun devices` says why"),
         ("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", "", "torch finds none"),
         ("RuntimeError", "No CUDA GPUs are available", "", "torch finds none"),
+        ("RuntimeError", "Distributed package doesn't have NCCL built in", "", 'the backend "gloo"'),
         (
             "None",
             "",

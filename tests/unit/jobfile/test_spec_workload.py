@@ -91,6 +91,31 @@ def test_what_is_allowed(tmp_path: Path, source: str, text: str) -> None:
     assert mistakes(tmp_path, source, text) == ""
 
 
+STREAM = "class Stream(IterableDataset[int]):\n    def __iter__(self): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_mistake"),
+    [
+        (f"{STREAM}def build():\n    return Workload(model, dataset=Stream(3))\n", True),
+        (f"{STREAM}def build():\n  def loss(o): return o\n  return g.Workload(dataset=Stream())\n", True),
+        (f"{STREAM}def build():\n    return Workload(model, dataset=first(Stream()))\n", False),
+        (f"{STREAM}def build():\n    return first(dataset=Stream())\n", False),
+        (f"{STREAM}def build(a=1):\n    if a: return x\n    return Workload(dataset=Stream())\n", False),
+        (f"{STREAM}@listed\ndef build():\n    return Workload(dataset=Stream())\n", False),
+        (f"{STREAM}Stream = listed(Stream)\ndef build():\n    return Workload(dataset=Stream())\n", False),
+        (f"{STREAM}    def __getitem__(s, k): ...\ndef build(): return Workload(dataset=Stream())\n", False),
+    ],
+)  # fmt: skip
+def test_an_iterable_dataset_is_found_where_the_source_shows_it(
+    tmp_path: Path, source: str, is_mistake: bool, wording: Wording
+) -> None:
+    found = mistakes(tmp_path, source, "")
+    assert bool(found) == is_mistake
+    if found:
+        wording(found)
+
+
 def test_the_named_parameters_of_an_open_function_are_checked(tmp_path: Path) -> None:
     found = mistakes(tmp_path, "def build(width: int, depth: int, **rest): ...\n", "params: {width: x}\n")
     assert "expected a whole number" in found

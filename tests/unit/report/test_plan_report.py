@@ -151,6 +151,7 @@ SCATTER = Earlier(Path("runs/gpt-splits/1"), shared_percent=2.0, apart_percent=4
         (ACROSS, None, "No verdict is possible with 2 launches: it takes 6 (`steps: {launches: 6}`)."),
         (ENOUGH, None, None),
         (ENOUGH, SCATTER, " % or more can be detected: 6 launches that scatter by 4 %."),
+        (ENOUGH, replace(SCATTER, apart_percent=128.0), "6 launches that scatter by 130 %."),
         (ENOUGH, replace(SCATTER, apart_percent=None), None),
         (REPEATED, None, None),
         (REPEATED, replace(SCATTER, launch_s=5.0), "10 launches that scatter by 4 %."),

@@ -12,8 +12,9 @@ from gpurun.launcher.stats.estimates import (
     t_interval,
     t_quantile,
     trend,
-    welch_interval,
 )
+from gpurun.launcher.stats.family import unpaired
+from tests.known import known
 
 PROBABILITIES = (0.5, 0.6, 0.9, 0.95, 0.975, 0.992, 0.995, 0.9975, 1 - 0.025 / 6, 0.9999, 0.999999)
 times_ms = st.lists(st.floats(1, 1000), min_size=2, max_size=20)
@@ -48,20 +49,26 @@ def test_t_interval_is_that_of_scipy(values: list[float], alpha: float) -> None:
 
 def test_one_value_has_no_interval() -> None:
     assert t_interval([3.0], 0.05) is None
-    assert welch_interval([3.0], [1.0, 2.0], 0.05) is None
-    assert welch_interval([3.0, 4.0], [1.0], 0.05) is None
+
+
+def test_five_launches_of_either_run_have_no_interval() -> None:
+    five, six = [1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert [known(unpaired(*runs)).interval(0.05) for runs in ((five, six), (six, five))] == [None, None]
+    assert unpaired(six, []) is None
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_welch_is_that_of_scipy(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    values, baseline = rng.normal(1, 3, rng.integers(2, 9)), rng.normal(0, 1, rng.integers(2, 9))
-    result = stats.ttest_ind(values, baseline, equal_var=False).confidence_interval(0.97)
-    assert welch_interval(values.tolist(), baseline.tolist(), 0.03) == pytest.approx(tuple(result), rel=1e-9)
+    values, baseline = rng.normal(1, 3, rng.integers(6, 13)), rng.normal(0, 1, rng.integers(6, 13))
+    low, high = stats.ttest_ind(values, baseline, equal_var=False).confidence_interval(0.97)
+    found = known(unpaired(values.tolist(), baseline.tolist()))
+    assert found.interval(0.03) == pytest.approx((low, high), rel=1e-9)
+    assert found.interval(0.03, bias=0.1) == pytest.approx((low - 0.1, high + 0.1), rel=1e-9)
 
 
-def test_welch_of_constant_launches_has_no_width() -> None:
-    assert welch_interval([2.0, 2.0], [1.0, 1.0, 1.0], 0.05) == (1.0, 1.0)
+def test_constant_launches_have_no_width() -> None:
+    assert known(unpaired([2.0] * 6, [1.0] * 7)).interval(0.05) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("num_values", range(1, 60))

@@ -107,7 +107,7 @@ def test_workloads_are_not_compared_with_each_other(tmp_path: Path, wording: Wor
     run = RunDir(tmp_path)
     write_json(run.plan, plan)
     for variant, launch in zip(plan.variants, plan.launches, strict=True):
-        steps = [StepRecord(launch.id, n, 0, 0, "timed", 10**7, {}, None) for n in range(1, 9)]
+        steps = [StepRecord(launch.id, n, 0, 0, "timed", 10**7, {}, None, 3 * 10**6) for n in range(1, 9)]
         append_lines(run.steps(variant.id, 0), steps)
         write_json(run.status(variant.id), VariantStatus("ok"))
     comparison = compare_run(run)
@@ -116,6 +116,7 @@ def test_workloads_are_not_compared_with_each_other(tmp_path: Path, wording: Wor
     assert comparison.variants[1].vs_baseline is None
     assert comparison.variants[1].samples_per_s == pytest.approx(102_400)
     wording(comparison.headline)
+    assert "of its step; these times depend on other load." in comparison.details
     assert comparison.headline in render_table(comparison, 100, True)
 
 
