@@ -1,14 +1,16 @@
 """`gpurun JOB.yaml` on one of several nodes: node 0 executes the plan, the others follow it."""
 
 import contextlib
+import math
 import secrets
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError, SpecError
@@ -16,27 +18,30 @@ from gpurun.launcher.machine.host import Machine, inspect_machine
 from gpurun.launcher.nodes.cluster_pool import ClusterPool
 from gpurun.launcher.nodes.follower import Follower, find_run
 from gpurun.launcher.nodes.join import Joined, joined
-from gpurun.launcher.nodes.messages import End, LogText, Run
+from gpurun.launcher.nodes.messages import End, FindRooms, LogText, RoomsFound, Run
 from gpurun.launcher.nodes.node_link import LINGER_S, NodeLink
 from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.devices import all_devices
 from gpurun.launcher.plan.model import Plan
-from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.attempts import num_restarts
 from gpurun.launcher.run.job import Finished, Job, Prepared, carry_out, prepare, say_on_stderr
+from gpurun.launcher.run.max_batch import Place, combined, find_rooms, wants_max
 from gpurun.launcher.run.open import whole_record
 from gpurun.launcher.run.progress_line import Progress
 from gpurun.launcher.rundir.files import append_lines, write_bytes, write_json
 from gpurun.launcher.rundir.paths import LAUNCHES, PROGRAM_FILES
-from gpurun.launcher.rundir.records import Restart
+from gpurun.launcher.rundir.records import MaxBatch, NodeRooms, Restart
 from gpurun.launcher.units import format_duration
 
 _PRINTING_S = 0.5
 """How long node 0 takes to print its table after it has released the others."""
 _RUN_S = 120.0
 """How long node 0 may take to plan and to open the run directory."""
+_POLL_S = 0.2
 
 
 def run_on_nodes(pools: WorkerPools, job: Job, flags: NodeFlags) -> Finished | None:
@@ -84,7 +89,8 @@ class Leader:
     def lead(self, here: Joined) -> bool:
         """Whether all nodes are to join again."""
         if self.ready is None:
-            self.ready = prepare(self.job, self.machine, self.pools.get({}), here.nodes)
+            find_max = partial(self.find_max, here)
+            self.ready = prepare(self.job, self.machine, self.pools.get({}), here.nodes, find_max=find_max)
         else:
             self.ready = with_nodes(self.ready, self.machine, here.nodes)
         self.pools.keep_only(self.ready.environments)
@@ -104,6 +110,30 @@ class Leader:
             with contextlib.suppress(GpurunError):  # the link itself may have failed
                 here.link.announce(End(error.exit_code if error else 0, text, restart is not None))
         return restart is not None
+
+    def find_max(self, here: Joined) -> MaxBatch:
+        """The largest batch; each node looks for what its own devices hold, all at the same time.
+
+        Raises:
+            MachineError: a device can't hold the model and one sample.
+            VariantError: the workload fails for another reason, or takes too long.
+            NodesError: another node has found that, or is lost.
+        """
+        job = self.job
+        nodes = [node_of_device(name) for name in all_devices(job.spec, self.machine, here.nodes)]
+        for rank in range(1, len(here.nodes)):
+            here.link.send(rank, FindRooms(nodes.index(rank), len(nodes)))
+        found: dict[int, NodeRooms] = {}
+
+        def check(timeout_s: float = 0.0) -> None:
+            if (answer := here.link.take(RoomsFound, timeout_s)) is not None:
+                found[answer.node] = answer.found
+
+        place, pool = Place(0, 0, len(nodes)), self.pools.get({})
+        found[0] = find_rooms(job.spec, self.machine, pool, job.job_dir, say_on_stderr, place, check)
+        while len(found) < len(here.nodes):
+            check(_POLL_S)
+        return combined(job.spec, [found[rank] for rank in range(len(found))], say_on_stderr)
 
     def restart(self, attempt: str, error: NodesError) -> str | None:
         """What is said of a program that goes on once the lost node is back, which counts as a restart.
@@ -211,7 +241,7 @@ class OtherNode:
         Raises:
             NodesError: the run is over, or node 0 is lost.
         """
-        run = await_run(here.link)
+        run = self.await_run(here, progress.say)
         self.pools.keep_only([(env, "") for env in run.envs])
         places = find_run(run, scratch, self.job.job_dir)
         relay = self.job.output.relay(progress.say, self.job.spec.logs.keep_bytes)
@@ -221,20 +251,32 @@ class OtherNode:
         with forwarded(lambda number: follower.pool.forward(number)):
             follower.run()
 
+    def await_run(self, here: Joined, say: Callable[[str], None]) -> Run:
+        """Where node 0 keeps the run; before that, it may want to know what this node's devices hold.
+
+        Raises:
+            GpurunError: node 0 doesn't begin the run, or a device can't hold the model and one sample.
+        """
+        spec, limit_s = self.job.spec, math.inf if wants_max(self.job.spec) else _RUN_S
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            if (run := here.link.take(Run, _POLL_S)) is not None:
+                return run
+            if (wanted := here.link.take(FindRooms, 0.0)) is not None:
+                place = Place(here.rank, wanted.first, wanted.num_devices)
+                check, pool = partial(here.link.take, FindRooms, 0.0), self.pools.get({})
+                found = find_rooms(
+                    spec, inspect_machine(), pool, self.job.job_dir, say_on_stderr, place, check
+                )
+                here.link.send(0, RoomsFound(here.rank, found))
+        raise NodesError(f"node 0 ({here.hosts[0]}) did not begin the run within {_RUN_S:g} s")
+
 
 def wait_for_node_0_exit(link: NodeLink) -> None:
     """Returns when node 0 has ended, or had the time to: srun ends all nodes once one ends with an error."""
     with contextlib.suppress(GpurunError):
         link.take(Run, LINGER_S)  # only the end of the connection can come, which raises
     time.sleep(_PRINTING_S)
-
-
-def await_run(link: NodeLink) -> Run:
-    """Where node 0 keeps the run."""
-    message = link.take(Run, _RUN_S)
-    if message is None:
-        raise NodesError(f"node 0 ({link.hosts[0]}) did not begin the run within {_RUN_S:g} s")
-    return message
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import msgspec
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.protocol import Exit, StartRequest
-from gpurun.launcher.rundir.records import CaptureRequest
+from gpurun.launcher.rundir.records import CaptureRequest, NodeRooms
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -51,6 +51,22 @@ class Run(msgspec.Struct, frozen=True, tag=True):
     """Name of a file in the run directory: a node that sees it shares the directory."""
     envs: tuple[Mapping[str, str], ...]
     """The environments that servers need in this run."""
+
+
+class FindRooms(msgspec.Struct, frozen=True, tag=True):
+    """Find how many samples each of your devices can hold (`global_batch: max`)."""
+
+    first: int
+    """Position of the node's first device among those of all nodes."""
+    num_devices: int
+    """Of all nodes."""
+
+
+class RoomsFound(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `FindRooms`."""
+
+    node: int
+    found: NodeRooms
 
 
 RankKind = Literal["workload", "program"]
@@ -175,8 +191,8 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = (
-    Hello | Welcome | Run | Launch | Port | PreloadModules | SnapshotRequest | TracesWanted | Stop | LogText
-    | Ack | Exits | Chunk | Snapshots | RequestWritten | Steps | Stopped
+    Hello | Welcome | FindRooms | RoomsFound | Run | Launch | Port | PreloadModules | SnapshotRequest
+    | TracesWanted | Stop | LogText | Ack | Exits | Chunk | Snapshots | RequestWritten | Steps | Stopped
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -110,15 +110,15 @@ def _shares(names: tuple[str, ...]) -> tuple[str, ...]:
     return shares
 
 
-def job_devices(spec: JobSpec, machine: MachineLike) -> tuple[str, ...]:
-    """The devices that a job asks for.
+def job_devices(spec: JobSpec, machine: MachineLike, node: int = 0) -> tuple[str, ...]:
+    """The devices that a job asks for on this machine, which has that node rank.
 
     Raises:
         SpecError: as `resolve_devices`.
         MachineError: likewise, with the place in the job file.
     """
     try:
-        return resolve_devices(devices_on(spec.devices, 0), machine)
+        return resolve_devices(devices_on(spec.devices, node), machine)
     except MachineError as error:
         raise MachineError(str(spec.problem(("devices",), str(error)))) from error
 

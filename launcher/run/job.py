@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from gpurun.launcher.compare.label import variant_label
@@ -35,7 +36,7 @@ from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.copier import copied
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import Event
+from gpurun.launcher.rundir.records import Event, MaxBatch
 from gpurun.launcher.rundir.store import Url, keep_at, kept_at, refuse_taken
 from gpurun.launcher.units import format_duration, plural
 
@@ -127,8 +128,12 @@ def prepare(
     pool: WorkerPool,
     nodes: Sequence[Node] = (),
     gate: GatePlan | None = None,
+    find_max: Callable[[], MaxBatch] | None = None,
 ) -> Prepared:
     """Plans the job for this machine, or for these nodes, and opens the run directory.
+
+    Args:
+        find_max: finds the largest batch; `None`: on this machine alone.
 
     Raises:
         SpecError: the job does not fit these devices.
@@ -140,7 +145,8 @@ def prepare(
         refuse_taken(job.keep_at)
     if wants_max(spec):
         found = find_run(resume).read_max_batch() if resume else None
-        found = found or find_max_batch(spec, machine, pool, job.job_dir, say_on_stderr)
+        here = partial(find_max_batch, spec, machine, pool, job.job_dir, say_on_stderr)
+        found = found or (find_max or here)()
         spec = with_batch(spec, found)
     plan = build_plan(spec, machine, nodes, gate)
     plan = replace(plan, step_s=found.step_s) if found else plan

@@ -18,7 +18,7 @@ from gpurun.launcher.plan.devices import job_devices
 from gpurun.launcher.plan.launch_config import visible_names
 from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
 from gpurun.launcher.rundir.files import read_lines, write_json
-from gpurun.launcher.rundir.records import Attempt, MaxBatch, MaxBatchConfig
+from gpurun.launcher.rundir.records import Attempt, MaxBatch, MaxBatchConfig, NodeRooms, Room
 from gpurun.launcher.strategies import STRATEGIES, Strategy
 from gpurun.launcher.units import GIB, format_count, plural
 
@@ -29,6 +29,8 @@ MARGIN = 0.05
 CPU_SHARE = 0.8
 """Share of the machine's free memory that all CPU devices together may use."""
 POLL_S = 0.1
+ENDLESS = Room(1 << 40)
+"""Of a device that no variant of the job uses."""
 
 
 def wants_max(spec: JobSpec) -> bool:
@@ -41,6 +43,17 @@ def with_batch(spec: JobSpec, found: MaxBatch) -> JobSpec:
     return replace(spec, global_batch=found.global_batch)
 
 
+@dataclass(frozen=True)
+class Place:
+    """This machine in a job on several nodes."""
+
+    node: int
+    first: int
+    """Position of its first device among those of all nodes."""
+    num_devices: int
+    """Of all nodes."""
+
+
 def find_max_batch(
     spec: JobSpec, machine: Machine, pool: WorkerPool, job_dir: Path, say: Callable[[str], None]
 ) -> MaxBatch:
@@ -50,35 +63,74 @@ def find_max_batch(
         MachineError: a device can't hold the model and one sample.
         VariantError: the workload fails for another reason, or takes too long.
     """
-    devices = job_devices(spec, machine)
+    return combined(spec, [find_rooms(spec, machine, pool, job_dir, say)], say)
+
+
+def combined(spec: JobSpec, found: Sequence[NodeRooms], say: Callable[[str], None]) -> MaxBatch:
+    """The batch that all nodes hold; of a job on one machine, its devices.
+
+    Args:
+        found: by node rank.
+    """
+    devices = [device for node in found for device in node.devices]
+    rooms = [room for node in found for room in node.rooms]
+    caps = [room.samples for room in rooms]
+    batch = max_batch(replace(spec, global_batch=1), caps, len(found[0].rooms))
+    held = ", ".join(
+        f"{room} on {device}" for room, device in zip(rooms, devices, strict=True) if room != ENDLESS
+    )
+    say(f"global_batch: max is {format_count(batch)}: there is room for {held}{in_micro_batches(spec)}")
+    return MaxBatch(batch, tuple(caps), max(node.step_s for node in found))
+
+
+def find_rooms(
+    spec: JobSpec,
+    machine: Machine,
+    pool: WorkerPool,
+    job_dir: Path,
+    say: Callable[[str], None],
+    place: Place | None = None,
+    check: Callable[[], object] = lambda: None,
+) -> NodeRooms:
+    """What each device of this machine can hold.
+
+    Args:
+        place: of this machine in a job on several nodes.
+        check: called often; what it raises ends the search.
+
+    Raises:
+        MachineError: a device can't hold the model and one sample.
+        VariantError: the workload fails for another reason, or takes too long.
+    """
+    node = place.node if place else 0
+    devices = job_devices(spec, machine, node)
+    names = tuple(f"{device}@{node}" for device in devices) if place else devices
+    place = place or Place(0, 0, len(devices))
+    rooms, step_s = [ENDLESS] * len(devices), 0.0
+    if not (ways := _ways(spec, devices, node)):
+        return NodeRooms(names, tuple(rooms), step_s)
     pool.preload(OPTIMIZING)  # processes that run out of memory are started again and again
-    say(f"global_batch: max: trying batches on {' '.join(devices)}")
-    rooms, step_s = [Room(1 << 60)] * len(devices), 0.0
+    say(f"global_batch: max: trying batches on {' '.join(names)}")
     with tempfile.TemporaryDirectory() as name:
         for number, (precision, params) in enumerate(_kinds(spec)):
-            for together in _ways(spec, devices):
+            for together in ways:
                 directory = Path(name) / f"{number}-{together:d}"
-                search = Search(spec, machine, pool, job_dir, directory, devices, precision, params, together)
+                search = Search(
+                    spec,
+                    machine,
+                    pool,
+                    job_dir,
+                    directory,
+                    devices,
+                    precision,
+                    params,
+                    place,
+                    together,
+                    check,
+                )
                 rooms = [min(room, found) for room, found in zip(rooms, search.run(), strict=True)]
                 step_s = max(step_s, search.step_s)
-    caps = [room.samples for room in rooms]
-    batch = max_batch(replace(spec, global_batch=1), caps)
-    held = ", ".join(f"{room} on {device}" for room, device in zip(rooms, devices, strict=True))
-    say(f"global_batch: max is {format_count(batch)}: there is room for {held}{in_micro_batches(spec)}")
-    return MaxBatch(batch, tuple(caps), step_s)
-
-
-@dataclass(frozen=True, order=True)
-class Room:
-    """How many samples a device can hold, less a margin."""
-
-    samples: int
-    open_end: str = ""
-    """Why no more was tried, if something else than memory ended the search."""
-
-    def __str__(self) -> str:
-        samples = format_count(self.samples)
-        return f"at least {samples} ({self.open_end})" if self.open_end else samples
+    return NodeRooms(names, tuple(rooms), step_s)
 
 
 def _kinds(spec: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -92,11 +144,13 @@ def _strategies(spec: JobSpec) -> list[Strategy]:
     return [STRATEGIES[name] for name in spec.compare.strategy or (spec.strategy,)]
 
 
-def _ways(spec: JobSpec, devices: Sequence[str]) -> list[bool]:
+def _ways(spec: JobSpec, devices: Sequence[str], node: int) -> list[bool]:
     """Whether to try all devices in one process, too: on GPUs, the first one then gathers what all have made.
 
-    Only where nothing else is wanted, that is the only way.
+    Only where nothing else is wanted, that is the only way. What is one process is on the first node.
     """
+    if node > 0:
+        return [False] if any(strategy.num_processes(2) > 1 for strategy in _strategies(spec)) else []
     if accelerator_of(devices[0]).is_host or len(set(devices)) == 1:
         return [False]
     return sorted({strategy.has_replicas for strategy in _strategies(spec)})
@@ -128,8 +182,11 @@ class Search:
     devices: tuple[str, ...]
     precision: str
     params: Mapping[str, Any]
+    place: Place
     together: bool = False
     """Whether one process has all devices."""
+    check: Callable[[], object] = lambda: None
+    """Called often; what it raises ends the search."""
 
     @property
     def num_processes(self) -> int:
@@ -166,6 +223,7 @@ class Search:
         ended = 0
         while ended < num_ranks:
             ended += len(self.pool.poll(POLL_S))
+            self.check()
             if time.monotonic() > deadline:
                 raise VariantError(self.timeout_text())
 
@@ -239,22 +297,22 @@ class Search:
         return self.devices if self.together else (self.devices[index],)
 
     def config(self, index: int, fits: int, fails: int | None) -> MaxBatchConfig:
-        num_devices, kind = len(self.devices), accelerator_of(self.devices[0])
+        num_here, kind = len(self.devices), accelerator_of(self.devices[0])
         views = self.spec.compare.gradient_as_bucket_view or (self.spec.gradient_as_bucket_view,)
-        share = CPU_SHARE * self.machine.memory_available_gib * GIB / num_devices
+        share = CPU_SHARE * self.machine.memory_available_gib * GIB / num_here
         return MaxBatchConfig(
             workload=str(self.spec.workload),
             job_dir=str(self.job_dir),
             params=self.params,
             devices=visible_names(self.own(index)),
-            index=index,
-            num_devices=num_devices,
+            index=self.place.first + index,
+            num_devices=self.place.num_devices,
             precision=self.precision,
             accumulate=_accumulate(self.spec),
             keeps_gradients=not self.together and any(one.keeps_gradients for one in _strategies(self.spec)),
             gradients_are_views=all(views),
             seed=self.spec.seed,
-            threads=max(1, self.machine.cpu_cores // num_devices),
+            threads=max(1, self.machine.cpu_cores // num_here),
             limit_bytes=int(share) if kind.is_host else None,
             attempts=str(self.path(index)),
             fits=fits,

@@ -34,7 +34,6 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
         *find_kind_mistakes(draft),
         *_no_effect(draft),
         *_missing_batch(draft),
-        *_max_of_nodes(draft),
         *_max_of_shards(draft),
         *_wrong_sums(draft),
         *_foreign_baseline(draft),
@@ -74,17 +73,6 @@ def _missing_batch(draft: Draft) -> Iterator[Problem]:
     have = "has no batch of its own" if len(lacking) == 1 else "have no batch of their own"
     why = f": {', '.join(lacking)} {have}" if len(named) > len(lacking) > 0 else ""
     yield draft.spec.problem(("global_batch",), f"missing key `global_batch`{why}", hint)
-
-
-def _max_of_nodes(draft: Draft) -> Iterator[Problem]:
-    """The largest batch is looked for on one machine."""
-    is_max = "max" in (draft.values("global_batch") or ())
-    if draft.knows(("nodes",)) and draft.spec.is_on_nodes and is_max:
-        message = f"`global_batch: max` works on one machine only, but the job has {draft.spec.nodes} nodes"
-        hint = (
-            f"find the maximum with --set nodes=1, then set `global_batch` to {draft.spec.nodes} times that"
-        )
-        yield draft.spec.problem(("global_batch",), message, hint)
 
 
 def _max_of_shards(draft: Draft) -> Iterator[Problem]:

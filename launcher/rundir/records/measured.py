@@ -6,6 +6,8 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
+from gpurun.launcher.units import format_count
+
 Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 """Anyone may have written a record, so that its numbers have limits: within these, no figure overflows."""
 Length = Annotated[int, Meta(ge=1, le=1 << 62)]
@@ -320,6 +322,30 @@ class Attempt:
     message: str = ""
     step_s: Number = 0.0
     """Of a batch that fits: what a step took, without communication."""
+
+
+@dataclass(frozen=True, order=True)
+class Room:
+    """How many samples a device can hold, less a margin."""
+
+    samples: int
+    open_end: str = ""
+    """Why no more was tried, if something else than memory ended the search."""
+
+    def __str__(self) -> str:
+        samples = format_count(self.samples)
+        return f"at least {samples} ({self.open_end})" if self.open_end else samples
+
+
+@dataclass(frozen=True)
+class NodeRooms:
+    """What a machine has found."""
+
+    devices: tuple[str, ...]
+    """Names, on several nodes with the node's rank."""
+    rooms: tuple[Room, ...]
+    step_s: float
+    """A step of the largest batch that fits, on the slowest device."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.metrics import METRICS
 from gpurun.launcher.run import max_batch
-from gpurun.launcher.run.max_batch import Search
+from gpurun.launcher.run.max_batch import Place, Search
 from gpurun.launcher.rundir.files import RunDir, read_lines
 from gpurun.launcher.rundir.records import (
     Attempt,
@@ -287,8 +287,10 @@ def searching(directory: Path, devices: str, strategies: str) -> list[list[str]]
     )
     names = ("cuda:0", "cuda:1") if devices == "cuda" else ("cpu:0", "cpu:1")
     found = []
-    for together in max_batch._ways(spec, names):
-        search = Search(spec, machine, machine, directory, directory, names, "fp32", {}, together)
+    for together in max_batch._ways(spec, names, 0):
+        search = Search(
+            spec, machine, machine, directory, directory, names, "fp32", {}, Place(0, 0, 2), together
+        )
         configs = [search.config(index, 0, None) for index in range(search.num_processes)]
         found.append([" ".join(config.devices) for config in configs])
     return found
@@ -357,9 +359,9 @@ def test_a_batch_that_fails_otherwise_is_an_upper_bound(
     max_batch_attempts.search(replace(config, fits=4, fails=6))
     attempts = list(read_lines(tmp_path / "0.jsonl", Attempt))
     assert (attempts[-1].outcome, max_batch.bounds(attempts)) == ("done", (5, 6))
-    search = Search(
-        cast(Any, None), cast(Any, None), cast(Any, None), tmp_path, tmp_path, ("cpu:0",), "fp32", {}
-    )
+    nothing = cast(Any, None)
+    place = Place(0, 0, 1)
+    search = Search(nothing, nothing, nothing, tmp_path, tmp_path, ("cpu:0",), "fp32", {}, place)
     room = search.found(0)
     wording(str(room))
     monkeypatch.setattr(max_batch_attempts, "attempt", lambda *_: attempt(None, None, 9))

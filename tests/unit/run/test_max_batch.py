@@ -19,9 +19,19 @@ from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.combination import max_batch
 from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.report.terminal.curves import KNEE, batch_curve_lines
-from gpurun.launcher.run.max_batch import Search, bounds, in_micro_batches, largest_step_s, with_margin
+from gpurun.launcher.run.max_batch import (
+    ENDLESS,
+    Place,
+    Search,
+    _ways,
+    bounds,
+    combined,
+    in_micro_batches,
+    largest_step_s,
+    with_margin,
+)
 from gpurun.launcher.rundir.files import append_lines, read_lines
-from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig
+from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig, NodeRooms, Room
 from gpurun.launcher.worker.training import max_batch_attempts
 from gpurun.launcher.worker.training.max_batch_attempts import MAX_SAMPLES, RESOLUTION, next_attempt
 from tests.wording import Wording
@@ -99,7 +109,9 @@ def test_devices_try_batches_in_the_fewest_micro_batches_of_the_job(
 ) -> None:
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
-    search = Search(spec, machine, machine, tmp_path, tmp_path, ("cpu:0", "cpu:1"), "fp32", {})
+    search = Search(
+        spec, machine, machine, tmp_path, tmp_path, ("cpu:0", "cpu:1"), "fp32", {}, Place(0, 0, 2)
+    )
     assert search.config(1, 0, None).accumulate == accumulate
     assert in_micro_batches(spec) == said
 
@@ -119,7 +131,9 @@ def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(
 ) -> None:
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
-    config = Search(spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}).config(0, 0, None)
+    config = Search(
+        spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}, Place(0, 0, 1)
+    ).config(0, 0, None)
     model, filled, held = torch.nn.Linear(4, 4), [], list[int]()
     original = max_batch_attempts.buckets_like
 
@@ -164,7 +178,9 @@ def search_in(directory: Path, *devices: list[Attempt]) -> Search:
     """A search whose processes have left these attempts."""
     spec = job("devices: cpu:2\ntimeout: 2m\n")
     nothing: Any = None
-    search = Search(spec, nothing, nothing, directory, directory, ("cpu:0", "cpu:1"), "fp32", {})
+    search = Search(
+        spec, nothing, nothing, directory, directory, ("cpu:0", "cpu:1"), "fp32", {}, Place(0, 0, 2)
+    )
     for index, attempts in enumerate(devices):
         append_lines(search.path(index), attempts)
     return search
@@ -202,3 +218,28 @@ def test_where_nothing_fails_the_searchs_own_limit_is_reported(
     last = list(read_lines(tmp_path / "0.jsonl", Attempt))[-1]
     wording(last.message)
     assert last.outcome == "done"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "batch", "said"),
+    [
+        ("ddp", 9, "10 on cpu:0@0, 3 on cpu:0@1, 4 on cpu:1@1"),
+        ("dp", 10, "10 on cpu:0@0"),
+    ],
+)
+def test_all_nodes_hold_the_batch_unless_one_process_is_all(strategy: str, batch: int, said: str) -> None:
+    spec = job(f"devices: [cpu:0@0, cpu:0@1, cpu:1@1]\nnodes: 2\nstrategy: {strategy}\n")
+    rooms = (Room(3), Room(4)) if strategy == "ddp" else (ENDLESS, ENDLESS)
+    found = [
+        NodeRooms(("cpu:0@0",), (Room(10),), 0.1),
+        NodeRooms(("cpu:0@1", "cpu:1@1"), rooms, 0.3),
+    ]
+    lines: list[str] = []
+    most = combined(spec, found, lines.append)
+    assert (most.global_batch, most.step_s) == (batch, 0.3)
+    assert lines == [f"global_batch: max is {batch}: there is room for {said}"]
+
+
+def test_a_node_without_ranks_tries_nothing() -> None:
+    assert _ways(job("devices: cpu:1\nnodes: 2\nstrategy: dp\n"), ("cpu:0",), 1) == []
+    assert _ways(job("devices: cpu:1\nnodes: 2\nstrategy: ddp\n"), ("cpu:0",), 1) == [False]
