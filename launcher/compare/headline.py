@@ -69,7 +69,7 @@ def conclude(
     if gate is not None:
         return Conclusion(gate.headline, gate.details)
     if not is_one_task(plan):
-        return Conclusion(_separate_work(plan, results), waiting_sentences(results, interference, False))
+        return Conclusion(_separate_work(plan, results), waiting_sentences(results, interference))
     ran = [result for result in results if result.wall_s is not None]
     if standings is None and ran:
         return Conclusion(_without_steps(plan, ran))
