@@ -84,10 +84,8 @@ class OpenPair:
     ci: Interval | None
     launches: int | None
     """In all, until a difference of that size is decided with 80 % chance; `None`: it can't be said."""
-    waited_percent: float = 0.0
-    """By how much `ci` is wider since ranks waited for a core."""
-    launches_unloaded: int | None = None
-    """As `launches`, had no rank waited."""
+    waited_percent: float = 0.0  # by how much `ci` is wider since ranks waited for a core
+    launches_unloaded: int | None = None  # had no rank waited
 
 
 @dataclass(frozen=True)
