@@ -178,13 +178,16 @@ class UserError(VariantError):
         super().__init__(f"{text}\n{frames}".rstrip())
 
 
-def place_of(*objects: Any) -> SourceLine | None:
-    """Where the first of the objects that is the user's own is defined: a function, class or instance."""
+def place_of(*objects: Any, users_only: bool = False) -> SourceLine | None:
+    """Where the first of the objects that is the user's own is defined: a function, class or instance.
+
+    Where none is, the first one's place or, with `users_only`, nothing: a line of torch's may help no one.
+    """
     for obj in objects:
         place = definition(obj)
         if place and is_users(place.file):
             return place
-    return next((place for obj in objects if (place := definition(obj))), None)
+    return None if users_only else next((place for obj in objects if (place := definition(obj))), None)
 
 
 def definition(obj: Any) -> SourceLine | None:

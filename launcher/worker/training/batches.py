@@ -385,8 +385,7 @@ def check_dataset_size(workload: Workload, num_samples: int) -> None:
     """Whether the dataset, if there is one, has enough for one global batch.
 
     Raises:
-        ParamsError: a directory of images that the job names has too few.
-        UserError: a dataset of the user's own has.
+        ParamsError, UserError: a directory of images that the job names has too few; a user's dataset has.
     """
     if workload.dataset is None or len(workload.dataset) >= num_samples:
         return
@@ -396,5 +395,6 @@ def check_dataset_size(workload: Workload, num_samples: int) -> None:
             f"a global batch needs {plural(num_samples, 'image')}, but only {size} can be used: "
             "`images` has too few, or `max_images` is too small"
         )
-    expected, got = f"at least one global batch, {plural(num_samples, 'sample')}", plural(size, "sample")
-    raise UserError("the dataset is too small", expected=expected, got=got, place=place_of(workload.dataset))
+    expected = f"at least one global batch, {plural(num_samples, 'sample')}"
+    place = place_of(workload.dataset, users_only=True)
+    raise UserError("the dataset is too small", expected=expected, got=plural(size, "sample"), place=place)

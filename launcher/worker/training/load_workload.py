@@ -192,7 +192,7 @@ def missing(built: Any) -> str:
     """How to say that an attribute is not there."""
     if isinstance(built, nn.Module):
         return f"a {type(built).__name__} alone: return Workload(model, …)"
-    return "None: build returned nothing" if built is None else f"a {type(built).__name__} without it"
+    return "None: the function returned nothing" if built is None else f"a {type(built).__name__} without it"
 
 
 def requirements(workload: Workload) -> Iterable[tuple[str, str, bool]]:

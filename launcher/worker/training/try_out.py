@@ -1,6 +1,7 @@
 """One small step of a workload before anything is measured, so that mistakes in it are reported first."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -148,7 +149,8 @@ def first_loss(workload: Workload, micro: MicroBatch, device: torch.device) -> T
         loss, place = returned_loss(outputs), place_of(workload.model, workload.batch, workload.dataset)
         what, expected = "without `loss`, the model must return its loss", EXPECTED_OWN_LOSS
     else:
-        what, expected = "loss(outputs, targets) must return a scalar", EXPECTED_LOSS
+        what = "loss(outputs, targets) must return a scalar"
+        expected = f'{EXPECTED_LOSS}: the mean over samples, or their sum with reduction="sum"'
         place = place_of(workload.loss, workload.batch, workload.dataset)
         with users_code("loss(outputs, targets) failed", f"a scalar tensor on {device}", place):
             loss = workload.loss(outputs, targets)
@@ -162,15 +164,29 @@ def first_outputs(workload: Workload, inputs: Tree, device: torch.device) -> Tre
     whole = (
         ""
         if workload.loss
-        else "; without `loss`, inputs are all that a sample has, and the model makes the loss"
+        else "; without `loss`, the model gets all that a sample has and makes the loss: "
+        "if samples are (inputs, targets), set `loss`"
     )
-    expected = (
-        f"outputs for these inputs ({describe(inputs)}), with all tensors on {device} like the model{whole}"
-    )
+    given = f"({describe(inputs)}{_unknown_names(workload.model, inputs)})"
+    expected = f"outputs for these inputs {given}, with all tensors on {device} like the model{whole}"
     with users_code("the model failed on a small batch", expected, place):
         outputs = workload.model(inputs)
     check_devices("the model's outputs", outputs, device, place)
     return outputs
+
+
+def _unknown_names(model: nn.Module, inputs: Tree) -> str:
+    """Why a dict isn't passed on as keyword arguments: the keys that `forward` doesn't take."""
+    try:
+        known = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):  # compiled beforehand
+        return ""
+    foreign = [f"`{key}`" for key in inputs if key not in known] if isinstance(inputs, Mapping) else []
+    if not foreign:
+        return ""
+    are = "is no parameter" if len(foreign) == 1 else "are no parameters"
+    name = type(model).__name__
+    return f"; {', '.join(foreign[:4])} {are} of {name}.forward, which gets the dict as its only argument"
 
 
 def check_loss(
@@ -210,7 +226,11 @@ def describe(value: object) -> str:
     tensors = tensors_of(value)
     if not tensors:
         return f"a {type(value).__name__}"
-    return f"a {type(value).__name__} with " + ", ".join(describe(tensor) for tensor in tensors[:4])
+    if isinstance(value, Mapping):
+        items = [f"`{key}`: {describe(item)}" for key, item in value.items()]
+    else:
+        items = [describe(tensor) for tensor in tensors]
+    return f"a {type(value).__name__} with " + ", ".join(items[:4])
 
 
 def has_batch_norm(model: nn.Module) -> bool:

@@ -134,7 +134,7 @@ MISTAKES = {
     "syntax": ("def batch(", "def batch((", 7, "imports without", "SyntaxError"),
     "missing import": ("import torch\n", "import torch, not_there\n", 1, "imports without", "not_there"),
     "missing name": ("def build(", "def buid(", 1, "a function build(...)", "did you mean buid?"),
-    "build returns nothing": ("    return Workload(", "    Workload(", 12, "torch.nn.Module", "build returned nothing"),
+    "build returns nothing": ("    return Workload(", "    Workload(", 12, "torch.nn.Module", "the function returned nothing"),
     "not a module": ("Workload(Model(4, width)", "Workload((4, width)", 12, "torch.nn.Module", "tuple (4, 2)"),
     "no parameters": ("Workload(Model(4, width)", "Workload(nn.ReLU()", 12, "requires a gradient", "ReLU"),
     "on meta": ("Workload(Model(4, width)", "Workload(Model(4, width).to('meta')", 12, "with values on the CPU", "Model"),
@@ -144,6 +144,8 @@ MISTAKES = {
     "workers": ("batch, loss)", "batch, loss, num_workers=-1)", 12, "at least 0", "-1"),
     "batch of wrong size": ("torch.randn(size,", "torch.randn(64,", 7, "2 samples", "64 rows"),
     "batch of unequal parts": ("x[:, :2]", "x[1:, :2]", 7, "2 samples", "targets with 1 rows"),
+    "batch of other names": ("return x, x[:, :2]", "return {'a': x, 'b': x}, x", 6, "shape (2, 4); `a`, `b` are no parameters of Model.forward", "dict"),
+    "loss forgotten": ("batch, loss)", "batch)", 6, "if samples are (inputs, targets), set `loss`", "tuple"),
     "batch is no pair": ("return x, x[:, :2]", "return x", 7, "(inputs, targets)", "a Tensor"),
     "batch without tensors": ("return x, x[:, :2]", "return 'x', x", 7, "2 samples", "no rows"),
     "batch elsewhere": ("return x, x[:, :2]", "return x.to('meta'), x", 7, "tensors on cpu", "inputs on meta"),
@@ -151,7 +153,7 @@ MISTAKES = {
     "exception in forward": ("        return super", "        x.rows\n        return super", 6, "all tensors on cpu", "rows"),
     "shapes don't fit": ("torch.randn(size, 4,", "torch.randn(size, 5,", 6, "shape (2, 5)", "RuntimeError"),
     "output elsewhere": ("super().forward(x)", "super().forward(x).to('meta')", 4, "tensors on cpu", "meta"),
-    "loss no scalar": (".square().mean()", ".square()", 10, "shape ()", "shape (2, 2)"),
+    "loss no scalar": (".square().mean()", ".square()", 10, "shape (): the mean over samples, or their sum", "shape (2, 2)"),
     "loss no tensor": (".square().mean()", ".square().mean().item()", 10, "shape ()", "a float"),
     "loss elsewhere": (".square().mean()", ".square().mean().to('meta')", 10, "tensors on cpu", "meta"),
     "loss detached": (".square().mean()", ".square().mean().detach()", 10, "requires a gradient", "doesn't require a gradient"),
@@ -178,6 +180,12 @@ def test_mistakes_give_file_line_expected_and_got(mistake: str, tmp_path: Path) 
     assert "/torch/" not in text
     assert isinstance(error, VariantError)
     assert error.exit_code == 4
+
+
+def test_a_dataset_of_torchs_is_no_line_of_the_users(tmp_path: Path) -> None:
+    rows = "torch.utils.data.TensorDataset(torch.zeros(3, 4), torch.zeros(3, 2))"
+    with pytest.raises(UserError, match=r"^the dataset is too small\n"):
+        start(GOOD.replace("batch, loss)", f"None, loss, dataset={rows})"), tmp_path)
 
 
 @pytest.mark.parametrize(
