@@ -134,7 +134,7 @@ def _notes(
         *notes(plan, measured, within),
         *(effects_note(found.search) if found.search else ()),
         *(budget_notes(run, plan) if found.complete else ()),
-        *(open_notes(plan, found.open, looks) if found.complete else ()),
+        *(open_notes(plan, found.open, looks) if found.complete and not found.is_unranked else ()),
         *(memory_notes(found.variants) if found.gate is None else ()),
         *restart_notes(run),
         *software_notes(run, measured.values()),

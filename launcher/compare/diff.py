@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.compare.gate import changed_files, gate_of, row_of
-from gpurun.launcher.compare.interference import LESS_AT_ONCE
+from gpurun.launcher.compare.interference import LESS_AT_ONCE, THROTTLED, is_hot
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
@@ -212,13 +212,15 @@ def _variant_diff(variant: str, runs: tuple[Comparison, Comparison], alpha: floa
     a, b = (_variant(run, variant) for run in runs)
     lost = [f"{one.status} in run {name}" for name, one in (("A", a), ("B", b)) if not is_ranked(one)]
     difference = Difference(None, None, "inconclusive") if lost else _difference(a, b, alpha)
+    if is_hot((a, b)):
+        difference, lost = replace(difference, verdict="inconclusive"), [*lost, THROTTLED]
     return VariantDiff(
         id=a.id,
         label=variant_label(b),
         a_ms=_mean_ms(a),
         b_ms=_mean_ms(b),
         difference=difference,
-        note=", ".join(lost) if lost else _few_launches(variant, *runs),
+        note=", ".join(lost) or _few_launches(variant, *runs),
     )
 
 

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpurun.launcher.compare.interference import COOL_DOWN, LESS_AT_ONCE
+from gpurun.launcher.compare.interference import (
+    COOL_DOWN,
+    LESS_AT_ONCE,
+    THROTTLED,
+    is_hot,
+    time_without_load,
+    widened,
+)
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
@@ -168,16 +175,10 @@ def gate_of_run(
     rows = [pair.row(looks, len(pairs)) for pair in pairs]
     advice = dict.fromkeys(text for pair in pairs for text in pair.advice(plan.budget_s or 0.0, looks))
     if waited := max((pair.bias for pair in pairs if not (pair.lost or pair.strays)), default=0.0):
-        advice = {**dict.fromkeys(waiting_advice(waited)), **advice}
+        advice = {widened("bounds", -100 * math.expm1(-waited)): None, LESS_AT_ONCE: None, **advice}
     found = gate_of(gate.threshold_percent, f"at {gate.a.name}", rows, tuple(advice))
     is_same = gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs)
     return replace(found, details=(*found.details, SAME_CODE)) if is_same else found
-
-
-def waiting_advice(bias: float) -> tuple[str, str]:
-    """What other load did to a difference of logarithms at the most, and what to do about it."""
-    most = format_percent(-100 * math.expm1(-bias))
-    return f"Ranks waited for a free core: bounds are wider by up to {most} for it.", LESS_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ class _Pair:
 
     @property
     def is_hot(self) -> bool:
-        return any(rank.throttled for result in (self.a, self.b) for rank in result.ranks)
+        return is_hot((self.a, self.b))
 
     @property
     def has_same_code(self) -> bool:
@@ -250,7 +251,7 @@ class _Pair:
 
     @property
     def hot(self) -> str | None:
-        return "the clock of a GPU was throttled" if self.is_hot else None
+        return THROTTLED if self.is_hot else None
 
     def advice(self, budget_s: float, looks: Sequence[Look]) -> list[str]:
         """What to do where it is undecided."""
@@ -275,8 +276,7 @@ class _Pair:
             return f"Deciding it takes about {plural(math.ceil(s / 60), 'minute')}: use a larger --budget."
         unloaded = needed()
         if self.bias and unloaded and per_launch_s * unloaded <= MOST_BUDGET_S:
-            minutes = plural(math.ceil(per_launch_s * unloaded / 60), "minute")
-            return f"With this load no budget decides it; without, about {minutes} would."
+            return time_without_load(per_launch_s * unloaded, launches is not None)
         return f"That is too close to {threshold:g} % to be decided in an hour."
 
 

@@ -69,14 +69,15 @@ def conclude(
     if gate is not None:
         return Conclusion(gate.headline, gate.details)
     if not is_one_task(plan):
-        return Conclusion(_separate_work(plan, results), waiting_sentences(results, interference, False))
+        return Conclusion(_separate_work(plan, results), waiting_sentences(results, interference))
     ran = [result for result in results if result.wall_s is not None]
     if standings is None and ran:
         return Conclusion(_without_steps(plan, ran))
     if is_hot(results) and standings is not None and standings.rivals:
         return _not_ranked(interference)
     found = ranking_conclusion(standings, plan.baseline, complete, within)
-    return replace(found, details=(*found.details, *waiting_sentences(results, interference)))
+    waiting = waiting_sentences(results, interference, standings)
+    return replace(found, details=(*found.details, *waiting))
 
 
 def fitting_in(
@@ -260,6 +261,10 @@ def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -
     closest = next(rival for rival in open_ or undecided if rival.behind.ci is not None)
     name, others = named_with_error(leader), len(open_ or undecided) - 1
     found, more = "can't be distinguished", f", nor can {plural(others, 'other')} from {name}"
+    ci = closest.behind.ci
+    if open_ and ci is not None and not ci[0] <= 0 <= ci[1]:  # by less than counts as slower
+        found = "differ by too little to be ranked"
+        more = f", and {plural(others, 'other')} can't be ranked either"
     if not open_:
         found, more = (
             "are equally fast",

@@ -6,22 +6,25 @@ take turns, load that affects one split of a run affects all of them. Threads of
 other, like the replicas of `dp`, are part of its step.
 """
 
+import math
 from collections.abc import Sequence
 
 from gpurun.launcher.compare.figures.recorded import queue_percent
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
-from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.compare.ranking import Standings, is_ranked
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text
+from gpurun.launcher.units import format_percent, plural
 
 MOST_NAMED = 2
 LESS_AT_ONCE = "Stop other programs on this machine, or use fewer devices, then run again."
 BLOCKS_TO_WARN = 3
 TIME_TO_WARN_S = 2.0
 """Fewer blocks of a rank, or less time, may be a short burst."""
+THROTTLED = "the clock of a GPU was throttled"
 COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run again."
 
 
@@ -39,18 +42,34 @@ def is_hot(results: Sequence[VariantResult]) -> bool:
 
 
 def waiting_sentences(
-    results: Sequence[VariantResult], reasons: Sequence[str], compared: bool = True
+    results: Sequence[VariantResult], reasons: Sequence[str], standings: Standings | None = None
 ) -> tuple[str, ...]:
-    """How long ranks waited for a core, what follows from it, and what to do; nothing without `reasons`.
-
-    Args:
-        compared: whether the variants do the same work, so that there are intervals of their differences.
-    """
+    """How long ranks waited for a core, what follows from it, and what to do; nothing without `reasons`."""
     if not reasons:
         return ()
-    several = compared and sum(is_ranked(result) for result in results) > 1
-    effect = "intervals are wider by as much" if several else "these times depend on other load"
+    rivals = standings.rivals if standings else ()
+    compared = (*(one.vs_baseline for one in results), *(rival.behind for rival in rivals))
+    has_interval = any(one is not None and one.ci is not None for one in compared)
+    effect = "intervals are wider by as much" if has_interval else "these times depend on other load"
     return (f"Interference: {named(reasons)}; {effect}.", COOL_DOWN if is_hot(results) else LESS_AT_ONCE)
+
+
+def widened(what: str, by_percent: float) -> str:
+    """What waiting did to intervals, or bounds."""
+    return f"Ranks waited for a free core: {what} are wider by up to {format_percent(by_percent)} for it."
+
+
+def time_without_load(seconds: float, is_possible: bool) -> str:
+    """Where a difference takes more than an hour to decide with this load, and not without it.
+
+    Args:
+        seconds: what it takes without other load.
+        is_possible: whether enough launches decide it with this load.
+    """
+    minutes = plural(math.ceil(seconds / 60), "minute")
+    if is_possible:
+        return f"With this load it takes more than an hour to decide that; without, about {minutes}."
+    return f"With this load no budget decides it; without, about {minutes} would."
 
 
 def named(reasons: Sequence[str]) -> str:

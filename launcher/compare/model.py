@@ -83,9 +83,9 @@ class OpenPair:
     """Behind the leader."""
     ci: Interval | None
     launches: int | None
-    """In all, until a difference of that size is found with 80 % chance; `None`: it can't be said."""
-    waited_percent: float = 0.0
-    """By how much waiting for cores may have changed the difference, either way."""
+    """In all, until a difference of that size is decided with 80 % chance; `None`: it can't be said."""
+    waited_percent: float = 0.0  # by how much `ci` is wider since ranks waited for a core
+    launches_unloaded: int | None = None  # had no rank waited
 
 
 @dataclass(frozen=True)

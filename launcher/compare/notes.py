@@ -8,6 +8,7 @@ from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.recorded import Measured, planned_launch, steps_of_launches
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.headline import time_and_memory
+from gpurun.launcher.compare.interference import time_without_load, widened
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
@@ -52,22 +53,26 @@ def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look])
     """What a spent budget has left open, and how long it would take to decide."""
     if plan.budget_s is None or not looks:
         return ()
-    hidden = [one for one in undecided if one.launches is None and _is_hidden(one)]
+    launch_s = plan.budget_s / looks[-1].launches
+    hidden = [one for one in undecided if _is_hidden(one, MOST_BUDGET_S / launch_s)]
     others = [one for one in undecided if one not in hidden]
     return (
-        *([f"{_still_open(plan, hidden)}: {_HIDDEN}."] if hidden else ()),
-        *([_time_to_decide(plan, others, looks[-1].launches)] if others else ()),
+        *([f"{_still_open(plan, hidden)}. {_time_without_load(hidden, launch_s)}"] if hidden else ()),
+        *([_time_to_decide(plan, others, launch_s, looks[-1].launches)] if others else ()),
     )
 
 
-def _is_hidden(one: OpenPair) -> bool:
-    """Whether waiting for cores may have made all of the difference: no number of launches decides it."""
-    return 0 < abs(one.percent or 0.0) <= one.waited_percent
+def _is_hidden(one: OpenPair, most: float) -> bool:
+    """Whether `most` launches would decide it without other load, but don't with it."""
+    return (one.launches or math.inf) > most >= (one.launches_unloaded or math.inf)
 
 
-_HIDDEN = (
-    "waiting for cores may have changed times by more than they differ, so more launches don't decide it"
-)
+def _time_without_load(hidden: Sequence[OpenPair], launch_s: float) -> str:
+    """What waiting for cores did, and how long it takes without."""
+    waited_percent = max(one.waited_percent for one in hidden)
+    seconds = launch_s * max(one.launches_unloaded or 0 for one in hidden)
+    is_possible = all(one.launches is not None for one in hidden)
+    return f"{widened('intervals', waited_percent)} {time_without_load(seconds, is_possible)}"
 
 
 def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:
@@ -75,18 +80,17 @@ def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:
     named = ", ".join(names[:MOST_OPEN]) + (
         f" and {len(names) - MOST_OPEN} more" if names[MOST_OPEN:] else ""
     )
-    return f"Whether {named} {'is' if len(names) == 1 else 'are'} slower than the fastest is still open"
+    return f"How {named} {'compares' if len(names) == 1 else 'compare'} with the fastest is still open"
 
 
-def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], so_far: int) -> str:
+def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, so_far: int) -> str:
     found, launches = _still_open(plan, undecided), [one.launches for one in undecided if one.launches]
-    if not launches:
+    if so_far < 2:  # how launches scatter isn't known
         return f"{found}."
-    # The launches that there were haven't decided it.
-    s = (plan.budget_s or 0.0) * max(next_look(so_far), *launches) / so_far
-    if len(launches) < len(undecided) or s > MOST_BUDGET_S:
+    seconds = launch_s * max(next_look(so_far), *launches, 0)  # those that there were haven't decided it
+    if len(launches) < len(undecided) or seconds > MOST_BUDGET_S:
         return f"{found}: they differ by too little to decide that in an hour."
-    minutes = math.ceil(s / 60)
+    minutes = math.ceil(seconds / 60)
     about = f"To decide it takes about {plural(minutes, 'minute')}"
     return f"{found}. {about}: start a new run with `budget: {minutes}m`."
 

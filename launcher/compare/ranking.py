@@ -9,7 +9,7 @@ from gpurun.launcher.compare.figures.searched import smaller_than_all_before
 from gpurun.launcher.compare.model import Comparison, Difference, OpenPair, VariantResult
 from gpurun.launcher.compare.variant_difference import Differences, opposite
 from gpurun.launcher.stats.sequential import launches_needed
-from gpurun.launcher.stats.verdict import percent_from_log
+from gpurun.launcher.stats.verdict import RELEVANT_PERCENT, percent_from_log
 
 
 class Pairwise(Protocol):
@@ -105,24 +105,34 @@ def is_baseline(result: VariantResult) -> bool:
 def open_pairs(standings: Standings, differences: Differences) -> tuple[OpenPair, ...]:
     """Rivals that are neither shown to be slower than the leader nor the same, the closest first."""
     return tuple(
-        OpenPair(
-            rival.result.id,
-            rival.behind.percent,
-            rival.behind.ci,
-            _launches_needed(rival, standings.leader, differences),
-            percent_from_log(differences.bias(rival.result.id, standings.leader.id)),
-        )
+        _open_pair(rival, standings.leader, differences)
         for rival in standings.rivals
         if rival.behind.verdict not in ("slower", "same")
     )
 
 
-def _launches_needed(rival: Rival, leader: VariantResult, differences: Differences) -> int | None:
-    deviation = differences.scatter(rival.result.id, leader.id)
-    if rival.behind.percent is None or deviation is None:
+def _open_pair(rival: Rival, leader: VariantResult, differences: Differences) -> OpenPair:
+    one, behind = rival.result.id, rival.behind
+    scatter, bias = differences.scatter(one, leader.id), differences.bias(one, leader.id)
+    launches = unloaded = _launches_needed(behind.percent, scatter)
+    if bias:
+        launches = _launches_needed(behind.percent, scatter, bias)
+    return OpenPair(one, behind.percent, behind.ci, launches, -100 * math.expm1(-bias), unloaded)
+
+
+def _launches_needed(percent: float | None, scatter: float | None, bias: float = 0.0) -> int | None:
+    """Until an interval excludes 0; for a difference below 1 %, which is never `slower`, until it is `same`.
+
+    Args:
+        percent: the difference.
+        scatter: standard deviation of its logarithm over launches.
+        bias: what other load adds to either side of the interval.
+    """
+    if percent is None or scatter is None:
         return None
-    apart = abs(math.log1p(rival.behind.percent / 100)) - differences.bias(rival.result.id, leader.id)
-    return launches_needed(percent_from_log(apart), 100 * deviation) if apart > 0 else None
+    apart, relevant = abs(math.log1p(percent / 100)), math.log1p(RELEVANT_PERCENT / 100)
+    deciding = (apart if abs(percent) >= RELEVANT_PERCENT else relevant - apart) - bias
+    return launches_needed(percent_from_log(deciding), 100 * scatter) if deciding > 0 else None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Run directories made by hand, with known answers."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -97,6 +98,16 @@ def files(tmp_path: Path) -> Files:
 
 def by_id(comparison: Comparison) -> dict[str, VariantResult]:
     return {result.id: result for result in comparison.variants}
+
+
+def add_load(files: Files, variant: Variant, queue_ms: float = 30.0, reason: str | None = None) -> None:
+    """Has rank 1 of the variant wait so long in each step."""
+    for path in files.run.variant(variant.id).glob("rank1.jsonl"):
+        text = path.read_text()
+        found = json.dumps(
+            {"queue_ns": round(queue_ms * 1_000_000), "throttled": reason}, separators=(",", ":")
+        )
+        path.write_text(text.replace('"queue_ns":null,"throttled":null', found[1:-1]))
 
 
 def wobble(number: int) -> float:

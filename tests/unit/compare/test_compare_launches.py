@@ -15,10 +15,10 @@ from gpurun.launcher.compare.model import OpenPair, Status
 from gpurun.launcher.compare.notes import open_notes
 from gpurun.launcher.compare.ranking import Following, following
 from gpurun.launcher.plan.model import Plan, Variant
-from gpurun.launcher.rundir.files import append_lines, write_json
+from gpurun.launcher.rundir.files import append_lines, read_json, write_json
 from gpurun.launcher.rundir.records import Command, Event, Look, RoundTime, before_s, between_s
 from gpurun.launcher.stats.estimates import t_interval, wilcoxon_interval
-from gpurun.launcher.stats.sequential import levels
+from gpurun.launcher.stats.sequential import launches_needed, levels
 from gpurun.launcher.stats.verdict import percent_interval
 from tests.known import known
 from tests.unit.compare import hand_made
@@ -259,20 +259,43 @@ def test_rounds_of_launches_are_by_repetition() -> None:
 
 def test_the_budget_that_is_proposed_is_larger_than_the_one_that_was_spent(wording: Wording) -> None:
     """By chance a difference may be open after as many launches as mostly decide one of its size."""
-    pair = OpenPair(UNEVEN.id, 5.0, (-0.1, 10.4), 8)
+    pair = OpenPair(UNEVEN.id, 5.0, (-0.1, 10.4), 8, 0.0, 8)
     (note,) = open_notes(splits_plan(budget_s=300.0), [pair], [Look(12, 1.0)])
     wording(note)
 
 
-def test_what_waiting_hides_is_not_called_too_close(wording: Wording) -> None:
-    """The other variant differs by more than what waiting for cores may have done."""
-    plan = splits_plan(budget_s=300.0)
-    hidden = OpenPair(UNEVEN.id, 5.0, (-9.0, 19.0), None, waited_percent=7.0)
-    notes = open_notes(plan, [hidden, OpenPair(EVEN.id, 9.0, (-1.0, 19.0), 20, 7.0)], [Look(12, 1.0)])
-    assert len(notes) == 2
+@pytest.mark.parametrize(
+    ("launches", "unloaded", "waited_percent"),
+    [(None, 8, 24.0), (200, 8, 4.0), (None, 200, 24.0), (None, None, 0.0), (130, 130, 0.0)],
+)
+def test_what_stays_open_because_of_other_load_is_not_said_to_be_too_small(
+    launches: int | None, unloaded: int | None, waited_percent: float, wording: Wording
+) -> None:
+    pair = OpenPair(UNEVEN.id, 5.0, (-22.1, 34.4), launches, waited_percent, unloaded)
+    close = OpenPair(EVEN.id, 9.0, (-1.0, 19.0), 20, 0.0, 20)
+    notes = open_notes(splits_plan(budget_s=300.0), [pair, close], [Look(12, 1.0)])
     wording("\n".join(notes))
-    (close,) = open_notes(plan, [replace(hidden, waited_percent=1.0)], [Look(12, 1.0)])
-    assert close.endswith("is still open.")
+
+
+@pytest.mark.parametrize(("percent", "queue_ms"), [(5.0, 0.0), (5.0, 30.0), (0.4, 0.0), (0.9999, 0.0)])
+def test_launches_that_decide_a_difference(
+    files: Files, percent: float, queue_ms: float, wording: Wording
+) -> None:
+    """A difference below 1 % is decided once it is the same, not once it is found."""
+    ratio = 1 + percent / 100
+    rows = [[[100.0] * 5, [100 * ratio * math.exp((-1) ** i * 0.06)] * 5] for i in range(6)]
+    write_launches(files, rows, [EVEN, UNEVEN])
+    write_json(files.run.plan, replace(read_json(files.run.plan, Plan), budget_s=30.0))
+    append_lines(files.run.looks, [Look(6, 1.0)])
+    hand_made.add_load(files, UNEVEN, queue_ms)
+    comparison = compare_run(files.run)
+    (open_,) = comparison.open
+    assert open_.percent == pytest.approx(percent)
+    scatter = 100 * 0.06 * math.sqrt(6 / 5)
+    decided_by = percent if percent >= 1 else 100 * (1.01 / ratio - 1)
+    assert open_.launches_unloaded == launches_needed(decided_by, scatter)
+    assert open_.launches == (None if queue_ms else open_.launches_unloaded)
+    wording([note for note in comparison.notes if "open" in note])
 
 
 def test_figures_of_ranks_are_of_the_same_steps(files: Files) -> None:

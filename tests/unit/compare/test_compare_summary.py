@@ -119,6 +119,14 @@ ENDS: dict[str, tuple[Sequence[VariantResult], dict[tuple[str, str], Difference]
         ALIKE,
         ALL_CLOSE | {("ddp-35", "ddp-even"): UNCLEAR, ("ddp-34", "ddp-even"): UNCLEAR},
     ),
+    "a difference below 1 % that isn't 0": (
+        ALIKE,
+        ALL_CLOSE
+        | {
+            (ALIKE[1].id, "ddp-even"): Difference(0.8, (0.3, 1.3), "inconclusive"),
+            ("ddp-34", "ddp-even"): UNCLEAR,
+        },
+    ),
     "a rival that isn't the next can't be distinguished": (
         [EVEN, SLOW, DP],
         {

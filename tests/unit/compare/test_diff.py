@@ -84,6 +84,19 @@ def test_percent_of_b_against_a_with_welchs_interval() -> None:
     assert known(one.b_ms) / known(one.a_ms) - 1 == pytest.approx(known(one.difference.percent) / 100)
 
 
+def loaded(one: VariantResult, queue_percent: float, throttled: str | None = None) -> VariantResult:
+    rank = RankFigures(
+        0, "cpu:0", 32, 100.0, {}, None, None, queue_percent=queue_percent, throttled=throttled
+    )
+    return replace(one, ranks=(rank,))
+
+
+def test_a_low_clock_leaves_past_runs_without_a_verdict() -> None:
+    (one,) = diff_runs(run(result("v", A)), run(loaded(result("v", B), 0.0, "hot"))).variants
+    assert (one.difference.verdict, one.note) == ("inconclusive", "the clock of a GPU was throttled")
+    assert one.difference.ci is not None
+
+
 def test_the_level_is_shared_among_variants() -> None:
     diff = diff_runs(run(result("v", A), result("w", A)), run(result("v", B), result("w", A)))
     assert diff.ci_level == 0.975
@@ -127,8 +140,7 @@ def test_a_gate_has_no_step_where_waiting_begins_to_be_refused() -> None:
     """Bounds get wider with it, by 5 % where runs are refused."""
     widths = []
     for percent in (0.0, 2.0, 4.9):
-        ranks = (RankFigures(0, "cpu:0", 32, 100.0, {}, None, None, queue_percent=percent),)
-        (row,) = gate(run(result("v", A)), run(replace(result("v", B), ranks=ranks))).rows
+        (row,) = gate(run(result("v", A)), run(loaded(result("v", B), percent))).rows
         low, high = known(row.ci)
         widths.append(high - low)
     assert widths == sorted(widths)

@@ -1,6 +1,5 @@
 """Ranks that queue for a core, or throttled clocks: then there is no ranking but a reason."""
 
-import json
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -115,18 +114,10 @@ def test_a_thread_that_ended_still_counts() -> None:
 files = hand_made.files
 
 
-def add_load(files: Any, variant: Any, queue_ms: float = 30.0, reason: str | None = None) -> None:
-    """Has rank 1 of the variant wait so long in each step."""
-    for path in files.run.variant(variant.id).glob("rank1.jsonl"):
-        text = path.read_text()
-        found = json.dumps({"queue_ns": round(queue_ms * MS), "throttled": reason}, separators=(",", ":"))
-        path.write_text(text.replace('"queue_ns":null,"throttled":null', found[1:-1]))
-
-
 def noisy(files: Any, queue_ms: float, reason: str | None = None) -> Any:
     """Two splits that differ by 20 %, the even one with `queue_ms` in the run queue of each 100 ms step."""
     hand_made.write_splits(files, rounds=8)
-    add_load(files, hand_made.EVEN, queue_ms, reason)
+    hand_made.add_load(files, hand_made.EVEN, queue_ms, reason)
     return compare_run(files.run)
 
 
@@ -141,7 +132,7 @@ def test_what_waiting_cannot_explain_is_still_decided(files: Any, wording: Wordi
     """Waiting for 7.1 % of a step can change a difference by 7.7 %; the variants differ by 20 %."""
     hand_made.write_splits(files, rounds=8)
     quiet = compare_run(files.run)
-    add_load(files, hand_made.EVEN, 7.5)
+    hand_made.add_load(files, hand_made.EVEN, 7.5)
     comparison = compare_run(files.run)
     ci, narrow = (known(known(one.variants[1].vs_baseline).ci) for one in (comparison, quiet))
     assert ci[0] < narrow[0] - 5
@@ -180,7 +171,7 @@ def test_only_pairs_that_waited_are_affected(files: Any) -> None:
     files.close(third)
     launch = hand_made.launch("01-ddp-2", "ddp-2", 0, variants)
     write_json(files.run.plan, hand_made.plan(variants, [launch]))
-    add_load(files, third)
+    hand_made.add_load(files, third)
     comparison = compare_run(files.run)
     assert comparison.leader == "ddp-2-48-16"
     assert [known(one.vs_baseline).verdict for one in comparison.variants] == [
@@ -214,8 +205,17 @@ def test_a_variant_alone_is_looked_at_too(files: Any, wording: Wording) -> None:
     files.close(hand_made.EVEN)
     launch = hand_made.launch("01-ddp-2", "ddp-2", 0, (hand_made.EVEN,))
     write_json(files.run.plan, hand_made.plan((hand_made.EVEN,), [launch]))
-    add_load(files, hand_made.EVEN)
+    hand_made.add_load(files, hand_made.EVEN)
     comparison = compare_run(files.run)
+    wording(comparison.summary)
+
+
+def test_variants_that_have_no_interval_have_no_wider_one(files: Any, wording: Wording) -> None:
+    """One round of each; like several workloads, which aren't compared with each other."""
+    hand_made.write_splits(files, rounds=1)
+    hand_made.add_load(files, hand_made.EVEN)
+    comparison = compare_run(files.run)
+    assert known(comparison.variants[1].vs_baseline).ci is None
     wording(comparison.summary)
 
 

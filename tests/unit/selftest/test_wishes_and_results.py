@@ -201,6 +201,13 @@ def test_a_mistyped_wish_removes_nothing(tmp_path: Path) -> None:
         assert tmp_path.is_dir()
 
 
+def test_nothing_stays_of_a_directory_that_was_made_for_nothing(tmp_path: Path) -> None:
+    no_pools: Any = None
+    with pytest.raises(SpecError):
+        run_selftest(no_pools, "cpu:0,cuda:0", tmp_path / "a/b/c", lambda one: None, lambda *part: None)
+    assert not list(tmp_path.iterdir())
+
+
 # A full disk
 
 
