@@ -166,7 +166,9 @@ def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> Non
     assert "undecided at 1 %" in result.err
     found = result.json["gate"]
     assert found["outcome"] == "undecided"
-    assert {row["why"] for row in found["rows"]} == {"1 launch of each run: a verdict takes 6"}
+    assert {row["why"] for row in found["rows"]} == {
+        "both runs have 1 launch, and a verdict takes 6 of each run: set `steps: {launches: 6}`"
+    }
 
 
 def test_resuming_a_finished_run_measures_nothing(naps: Path) -> None:
