@@ -8,7 +8,7 @@ from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
 from gpurun.launcher.compare.notes import named_once
 from gpurun.launcher.report.terminal.layout import interval_text
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
-from gpurun.launcher.units import format_number
+from gpurun.launcher.units import format_number, plural
 
 DISAGREEMENT = 0.05
 """Relative gradient error from which "agree" would be the wrong word, whatever the precision."""
@@ -90,8 +90,23 @@ def gradient_lines(variants: tuple[VariantResult, ...]) -> list[str]:
         if variant.gradient_error is not None and is_exact:
             by_reference.setdefault(variant.gradient_reference or "one device", []).append(variant)
     names = {variant.id: variant_label(variant) for variant in variants}
-    compressed = [_compressed(variant, names) for variant in variants if variant.compression]
-    return [*(_agreement(found, other, names) for other, found in by_reference.items()), *compressed]
+    compressed = [variant for variant in variants if variant.compression]
+    agreed = (_agreement(found, other, names) for other, found in by_reference.items())
+    return [*agreed, *_all_compressed(compressed, names)]
+
+
+MOST_COMPRESSED = 3
+"""Variants with a sentence each; of more, the table has the errors."""
+
+
+def _all_compressed(variants: list[VariantResult], names: Mapping[str, str]) -> list[str]:
+    errors = [one.gradient_error for one in variants if one.gradient_error is not None]
+    references = {one.gradient_reference or "one device" for one in variants}
+    if len(variants) <= MOST_COMPRESSED or len(errors) < len(variants) or len(references) > 1:
+        return [_compressed(variant, names) for variant in variants]
+    reference = references.pop()
+    by = f"those of {names.get(reference, reference)} by {min(errors):.2g} to {max(errors):.2g} (relative)"
+    return [f"Compressed gradients of {plural(len(variants), 'variant')} differ from {by}."]
 
 
 def _compressed(variant: VariantResult, names: Mapping[str, str]) -> str:
