@@ -23,7 +23,7 @@ from gpurun.launcher.compare.figures.variant import (
     scatter,
     step_times,
 )
-from gpurun.launcher.compare.gate import gate_of_run, rows_of_gate, still_open
+from gpurun.launcher.compare.gate import UNDECIDED, gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, fitting_in, is_one_task
 from gpurun.launcher.compare.interference import interference_in
 from gpurun.launcher.compare.model import (
@@ -79,7 +79,9 @@ def compare_run(run: RunDir) -> Comparison:
     results = with_lead(results, ranking)
     undecided = open_pairs(ranking, differences) if ranking else ()
     left = still_open(gate) if gate else undecided
-    ended = has_ended(plan, looks, left) or not any(one.counts for one in measured.values())
+    is_void = gate is not None and gate.outcome == UNDECIDED and not left  # no launch decides it
+    has_nothing = not any(one.counts for one in measured.values())
+    ended = has_ended(plan, looks, left) or is_void or has_nothing
     complete = ended and all(is_complete(one, plan) for one in measured.values())
     conclusion = conclude(plan, results, ranking, interference, complete, differences.within, gate)
     named = ranking.leader.id if ranking and not differences.is_throttled else None

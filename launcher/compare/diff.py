@@ -174,8 +174,8 @@ def _gate_row(
     lost = f"{b.status} in run B" if not is_ranked(b) else None
     found = UNKNOWN if lost else bounded(_estimate(a, b), percent, num_variants=num, bias=_bias(a, b))
     launches = min(len(a.launch_ms), len(b.launch_ms))
-    why = lost or (refused if found.ci else None)  # too few launches is what to mend first
-    return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, why, "run")
+    why = lost or (refused if found.ci else one.note)  # too few launches is what to mend first
+    return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, why)
 
 
 def _work(run: Comparison, variant: VariantResult, without: Collection[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from gpurun.launcher.compare.interference import (
     COOL_DOWN,
     LESS_AT_ONCE,
     THROTTLED,
+    interference_in,
     is_hot,
     time_without_load,
     widened,
@@ -45,16 +46,11 @@ def row_of(
     found: Bounded,
     launches: int,
     why: str | None = None,
-    side: str = "version",
 ) -> GateRow:
-    """A variant's row; with a reason why nothing can be said, it is undecided.
-
-    Args:
-        side: what A and B are: a `version` of the code or a `run`.
-    """
+    """A variant's row; with a reason why nothing can be said, it is undecided."""
     outcome = UNDECIDED if why else found.outcome
     if why is None and found.ci is None:
-        why = f"{plural(launches, 'launch')} of each {side}: a verdict takes {MIN_LAUNCHES}"
+        why = f"{plural(launches, 'launch')} of each version: a verdict takes {MIN_LAUNCHES}"
     seen = None if why else found.seen_percent
     return GateRow(label, *ids, *times_ms, found.percent, found.ci, outcome, seen, launches, why)
 
@@ -174,11 +170,17 @@ def gate_of_run(
     pairs = [_Pair(gate, by_id[a], by_id[b], differences) for a, b in gate.pairs]
     rows = [pair.row(looks, len(pairs)) for pair in pairs]
     advice = dict.fromkeys(text for pair in pairs for text in pair.advice(plan.budget_s or 0.0, looks))
-    if waited := max((pair.bias for pair in pairs if not (pair.lost or pair.strays)), default=0.0):
-        advice = {widened("bounds", -100 * math.expm1(-waited)): None, LESS_AT_ONCE: None, **advice}
+    compared = [pair for pair in pairs if not (pair.lost or pair.strays)]
+    waited = widened("bounds", max((-100 * math.expm1(-pair.bias) for pair in compared), default=0.0))
+    if waited:
+        advice = {waited: None, LESS_AT_ONCE: None, **advice}
     found = gate_of(gate.threshold_percent, f"at {gate.a.name}", rows, tuple(advice))
-    is_same = gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs)
-    return replace(found, details=(*found.details, SAME_CODE)) if is_same else found
+    details = found.details
+    if found.outcome != UNDECIDED and interference_in(results):
+        details = (*details, waited)
+    if gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs):
+        details = (*details, SAME_CODE)
+    return replace(found, details=details)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from gpurun.launcher.compare.ranking import (
     standings,
     time_per_sample,
 )
-from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.units import (
     GIB,
     Interval,
@@ -73,9 +73,12 @@ def conclude(
     ran = [result for result in results if result.wall_s is not None]
     if standings is None and ran:
         return Conclusion(_without_steps(plan, ran))
-    if is_hot(results) and standings is not None and standings.rivals:
+    if standings is None:
+        found = Conclusion(nothing_measured(plan, complete))
+    elif is_hot(results) and standings.rivals:
         return _not_ranked(interference)
-    found = ranking_conclusion(standings, plan.baseline, complete, within)
+    else:
+        found = ranking_conclusion(standings, plan.baseline, within)
     waiting = waiting_sentences(results, interference, standings)
     return replace(found, details=(*found.details, *waiting))
 
@@ -138,20 +141,23 @@ def is_one_task(plan: Plan) -> bool:
     return all(one.kind.is_ranked and one.same_task(first) for one in plan.variants)
 
 
-def ranking_conclusion(
-    standings: Standings | None, baseline: str, complete: bool = True, within: int = 0
-) -> Conclusion:
+def nothing_measured(plan: Plan, complete: bool) -> str:
+    """The headline over variants without any figures, while some are still to come or at the end."""
+    if len(plan.variants) > 1:
+        when = "could be measured" if complete else "has been measured yet"
+        return f"No variant {when}, so none is fastest."
+    when = "couldn't be measured" if complete else "hasn't been measured yet"
+    return f"{_name(plan, plan.variants[0])} {when}."
+
+
+def ranking_conclusion(standings: Standings, baseline: str, within: int = 0) -> Conclusion:
     """The conclusion about variants that do the same work.
 
     Args:
-        standings: leader and rivals; `None` if nothing was measured.
+        standings: leader and rivals.
         baseline: id of the variant that the others were compared with.
-        complete: whether nothing is left to measure.
         within: the launches that verdicts are limited to, if they are.
     """
-    if standings is None:
-        when = "could be measured" if complete else "has been measured yet"
-        return Conclusion(f"No variant {when}, so none is fastest.")
     found = _lead(standings, baseline, _scope(within))
     remaining = remaining_loss(standings.leader, alone=not standings.rivals)
     return Conclusion(found.headline, (*found.details, *([remaining] if remaining else [])))
@@ -174,13 +180,17 @@ def _without_steps(plan: Plan, ran: Sequence[VariantResult]) -> str:
     """The headline over programs that ran to their end, and of which nothing else is known."""
     if len(ran) > 1:
         return f"{len(ran)} variants ran to their end; no steps were timed, so none is fastest."
-    one = ran[0]
-    name = " ".join(varied_texts(one.varied)) or f"{plan.workload} on {plural(len(one.devices), 'device')}"
+    one, name = ran[0], _name(plan, ran[0])
     return (
         f"{name}: {one.reason}"
         if one.reason
         else f"{name} ran for {one.wall_s:.1f} s; no steps were recorded."
     )
+
+
+def _name(plan: Plan, one: Variant | VariantResult) -> str:
+    """What varies, or else what ran: `train.py on 2 devices`."""
+    return " ".join(varied_texts(one.varied)) or f"{plan.workload} on {plural(len(one.devices), 'device')}"
 
 
 def _not_ranked(reasons: Sequence[str]) -> Conclusion:

@@ -54,9 +54,15 @@ def waiting_sentences(
     return (f"Interference: {named(reasons)}; {effect}.", COOL_DOWN if is_hot(results) else LESS_AT_ONCE)
 
 
-def widened(what: str, by_percent: float) -> str:
-    """What waiting did to intervals, or bounds."""
-    return f"Ranks waited for a free core: {what} are wider by up to {format_percent(by_percent)} for it."
+LEAST_SHOWN = 0.1
+"""Percent; what widens an interval by less isn't said."""
+
+
+def widened(what: str, percent: float) -> str:
+    """What waiting did to intervals, or bounds; empty where that is next to nothing."""
+    if percent < LEAST_SHOWN:
+        return ""
+    return f"Ranks waited for a free core: {what} are wider by up to about {format_percent(percent)} for it."
 
 
 def time_without_load(seconds: float, is_possible: bool) -> str:

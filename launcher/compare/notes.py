@@ -72,7 +72,7 @@ def _time_without_load(hidden: Sequence[OpenPair], launch_s: float) -> str:
     waited_percent = max(one.waited_percent for one in hidden)
     seconds = launch_s * max(one.launches_unloaded or 0 for one in hidden)
     is_possible = all(one.launches is not None for one in hidden)
-    return f"{widened('intervals', waited_percent)} {time_without_load(seconds, is_possible)}"
+    return f"{widened('intervals', waited_percent)} {time_without_load(seconds, is_possible)}".strip()
 
 
 def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:

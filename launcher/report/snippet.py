@@ -51,8 +51,11 @@ def lines_to_paste(comparison: Comparison) -> str | None:
     """What to write into one's own DDP loop for the fastest uneven split; `None` if there is none.
 
     An uneven split that is not surely the fastest gets lines too, and they say so, but none where an even
-    split is ahead: that one needs no lines. Where no lines can be given, the text says why.
+    split is ahead: that one needs no lines. Where no lines can be given, the text says why. A gate, which
+    compares no splits, has none.
     """
+    if comparison.gate is not None:
+        return None
     uneven = first_uneven(comparison, has_snippet=True)
     if uneven is not None and is_slower_than_even(uneven, comparison):
         return None

@@ -20,7 +20,7 @@ from gpurun.launcher.machine.host import Machine, host_record
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, open_regular, read_json, unwritable, write_bytes, write_json
-from gpurun.launcher.rundir.paths import OTHER_DIRECTORY, check_owner, is_name, refuse_links, unreadable
+from gpurun.launcher.rundir.paths import check_owner, elsewhere, is_name, refuse_links, unreadable
 from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
 from gpurun.launcher.units import format_duration
 
@@ -90,7 +90,7 @@ def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine
         if out is None:
             write_bytes(path.parent / LATEST, f"{path.name}\n".encode())
     except MachineError as error:
-        raise MachineError(f"{error}\n    {OTHER_DIRECTORY}") from error
+        raise elsewhere(error) from error
     return run
 
 

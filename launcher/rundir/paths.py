@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, SpecError
 
-OTHER_DIRECTORY = "or name another run directory: --out"
 CONTROL = "control"
 LAUNCHES = "launches"
 PROGRAM_FILES = "files"
@@ -324,7 +323,13 @@ def check_writable(directory: Path) -> None:
             unwritable,  # not before: a fork comes next, which copies what is there
         )
 
-        raise MachineError(f"{unwritable(directory, error)}\n    {OTHER_DIRECTORY}") from error
+        raise elsewhere(unwritable(directory, error)) from error
+
+
+def elsewhere(error: MachineError) -> MachineError:
+    """The same error about a new run, which may be written to another place; it may have another remedy."""
+    joint = "or name" if str(error).endswith("free some space") else "name"
+    return MachineError(f"{error}\n    {joint} another run directory: --out")
 
 
 CACHE = "gpurun"

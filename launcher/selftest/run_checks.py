@@ -243,7 +243,7 @@ def _with_fault(seen: Evidence, fault: str) -> VariantResult:
 
 def out_of_memory(seen: Evidence) -> Finding:
     """A rank that runs out of memory is named, its memory is free afterwards, and the next launch works."""
-    variant, sound = _with_fault(seen, "oom"), _with_fault(seen, "sound")
+    variant = _with_fault(seen, "oom")
     wrong = [] if variant.status == "oom" else [f"it ended as {variant.status}: {variant.reason}"]
     wrong += _not_named(variant, len(seen.devices) - 1)
     wrong += [
@@ -251,8 +251,14 @@ def out_of_memory(seen: Evidence) -> Finding:
         for device, gib in seen.used_gib.items()
         if gib > LEFT_GIB
     ]
-    wrong += [] if sound.status in MEASURED else [f"the next launch failed: {sound.reason or sound.status}"]
+    wrong += _next_launch(seen)
     return judged(wrong, f"rank {len(seen.devices) - 1} named{_freed(seen)}, the next launch worked")
+
+
+def _next_launch(seen: Evidence) -> list[str]:
+    """Why no launch has worked after those in which ranks failed, of which each was followed by the next."""
+    sound = _with_fault(seen, "sound")
+    return [] if sound.status in MEASURED else [f"the next launch failed: {sound.reason or sound.status}"]
 
 
 def _freed(seen: Evidence) -> str:
@@ -268,12 +274,13 @@ def _not_named(variant: VariantResult, rank: int) -> list[str]:
 
 
 def killed_rank(seen: Evidence) -> Finding:
-    """A rank that is killed by SIGKILL."""
+    """A rank that is killed by SIGKILL is named, and the next launch works."""
     variant, rank = _with_fault(seen, "killed"), len(seen.devices) - 1
     wrong = _not_named(variant, rank)
     if "SIGKILL" not in (variant.reason or ""):
         wrong.append(f"SIGKILL is not named: {variant.reason or variant.status}")
-    return judged(wrong[:1], f"rank {rank} and SIGKILL named")
+    wrong = [*wrong[:1], *_next_launch(seen)]
+    return judged(wrong, f"rank {rank} and SIGKILL named, the next launch worked")
 
 
 def sleeping_rank(seen: Evidence) -> Finding:

@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -314,7 +314,7 @@ def run_selftest(
     parsed(wish)
     directory = out or new_directory(RUNS)
     check_free(directory)
-    is_new = not directory.exists()
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -325,17 +325,18 @@ def run_selftest(
     except BaseException as error:
         if isinstance(error, Interrupted) and test.found and not keep(test.result(), directory, False):
             raise Interrupted(error.cause, kept=True) from error
-        remove(directory, is_new)  # what was begun serves no one
+        remove(directory, made)  # what was begun serves no one
         raise
     return result, directory, keep(result, directory, is_latest=out is None)
 
 
-def remove(directory: Path, is_new: bool) -> None:
-    """What the self-test has written; also the directory, if it has made it."""
-    for path in () if is_new else directory.iterdir():
+def remove(directory: Path, made: Sequence[Path]) -> None:
+    """What the self-test has written, and the directories that it has made: the innermost is the first."""
+    for path in [directory] if made else list(directory.iterdir()):
         shutil.rmtree(path, ignore_errors=True)
-    if is_new:
-        shutil.rmtree(directory, ignore_errors=True)
+    for path in made[1:]:
+        with suppress(OSError):  # something else is in it by now
+            path.rmdir()
 
 
 def keep(result: Result, directory: Path, is_latest: bool) -> str | None:

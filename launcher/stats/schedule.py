@@ -139,9 +139,8 @@ def only_warmup_text(num_steps: int, warmup: int) -> str:
 def short_text(num_steps: int, shown: int, has_settled: bool) -> str:
     """What to say of a program that ended before or soon after its steps were steady: some are shown."""
     how = "" if has_settled else ", which did not settle"
-    return (
-        f"only {num_steps} steps were recorded{how}: the times are those of the last {shown}; run more steps"
-    )
+    half = f"the times are those of {shown} in the second half"
+    return f"only {num_steps} steps were recorded{how}: {half}; run more steps"
 
 
 def trend_text(first_ms: float, last_ms: float) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from socketserver import ThreadingMixIn
+from threading import BoundedSemaphore
 from typing import Any, Literal
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -30,6 +31,8 @@ from gpurun.launcher.tensorboard_plugin.plugin import refusal
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PATH = "/metrics"
+MOST_REQUESTS = 16
+"""At a time; further connections are closed."""
 DEVICE_FIGURES = {
     "memory_gib": "Memory in use on the device (GiB).",
     "utilisation_percent": "Share of the time in which the device computes (%).",
@@ -151,9 +154,25 @@ def _scrape(path: Path, devices: LiveDevices) -> wrappers.Response:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread per request: one that sends nothing keeps no other waiting."""
+    """A thread per request, of so many at a time: one that sends nothing keeps no other waiting."""
 
     daemon_threads = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._free = BoundedSemaphore(MOST_REQUESTS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
 
 class _Handler(WSGIRequestHandler):

@@ -122,7 +122,9 @@ def write_comparison(
         (one for one in variants if one.vs_baseline and one.vs_baseline.verdict == "baseline"), variants[0]
     )
     ranking = standings(variants, ByMedian(variants))
-    conclusion = Conclusion(headline) if headline else ranking_conclusion(ranking, base.id)
+    nothing = "No variant could be measured, so none is fastest."
+    found = ranking_conclusion(ranking, base.id) if ranking else Conclusion(nothing)
+    conclusion = Conclusion(headline) if headline else found
     comparison = Comparison(
         schema=1, name=name, job={}, host=HOST, baseline=base.id, ci_level=0.95,
         noise=Noise(0.2, (-0.5, 0.9), None), variants=tuple(variants), fastest=best.id if best else None,

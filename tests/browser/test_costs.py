@@ -114,6 +114,9 @@ def test_variants_of_several_batches_are_compared_by_the_sample(open_tab: OpenTa
     expect(tab.find(".axis-row .note")).to_contain_text("Differences are of the time per sample")
 
 
+RIGHT = "element => element.getBoundingClientRect().right"
+
+
 def test_narrow_pages_show_whole_verdicts_and_names(open_tab: OpenTab) -> None:
     tab = open_tab("batches", width=800)
     assert tab.widths() == (800, 800)
@@ -126,6 +129,27 @@ def test_narrow_pages_show_whole_verdicts_and_names(open_tab: OpenTab) -> None:
         "row => [row.offsetHeight, row.querySelector('.band').getBoundingClientRect().height]"
     )
     assert heights[0] == pytest.approx(heights[1], abs=1), "the plot has no gaps between its rows"
+    narrow = open_tab("batches", width=500)
+    title, tabs = narrow.find(".top select"), narrow.find(".top .tabs")
+    assert title.evaluate(RIGHT) <= tabs.evaluate(RIGHT.replace("right", "left"))
+
+
+def test_an_arrow_is_inside_of_the_plot(open_tab: OpenTab) -> None:
+    """Next to it there are names and figures."""
+    plot = """async () => {
+        const { forestAxis, forestRow } = await import(
+            new URL('plugin/gpurun/static/splits/forest.js', location.href));
+        const all = [-95, -3, -2, 2, 3, 950].map((percent) => ({ percent, ci: null, verdict: 'slower' }));
+        const axis = forestAxis(all);
+        return [all[0], all[5]].map((far) => {
+            const row = document.body.appendChild(forestRow(far, axis));
+            const [outer, ...inner] = [row, row.querySelector('.head'), row.querySelector('text')].map(
+                (one) => one.getBoundingClientRect());
+            row.remove();
+            return inner.every((one) => one.left >= outer.left - 1 && one.right <= outer.right + 1);
+        });
+    }"""
+    assert open_tab("batches").page.evaluate(plot) == [True, True]
 
 
 def test_a_run_without_either_shows_nothing_of_it(open_tab: OpenTab) -> None:

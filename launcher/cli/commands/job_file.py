@@ -58,7 +58,10 @@ def examples(names: tuple[str, ...], copy: Path | None) -> None:
     found = [named_example(name) for name in names]
     if copy is not None:
         written = copy_examples(found or example_names(), copy)
-        click.echo(f"wrote {plural(len(written), 'file')}; next: gpurun {written[0]}")
+        jobs = [file for file in written if file.suffix == ".yaml"]
+        jobs.sort(key=lambda file: file.name != "quickstart.yaml")
+        following = f"; next: gpurun {jobs[0]}" if jobs else ""
+        click.echo(f"wrote {plural(len(written), 'file')}{following}")
     elif names:
         click.echo("\n\n".join((examples_directory() / name).read_text().rstrip() for name in found))
     else:

@@ -224,9 +224,14 @@ def steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, in
 
 
 def _timed_from(step: StepRecord, halves: Mapping[str, range]) -> StepRecord:
-    """The step; timed if it is warm-up in the second half of its launch."""
-    if step.kind != "warmup" or step.step not in halves.get(step.launch, ()):
+    """The step; timed in the second half of its launch, else warm-up, also where its rank got steady earlier.
+
+    So rounds have the same steps on all ranks. Traced and skipped steps stay what they are.
+    """
+    if step.kind not in ("warmup", "timed") or step.launch not in halves:
         return step
+    if step.step not in halves[step.launch]:
+        return replace(step, kind="warmup", round=0)
     return replace(step, kind="timed", round=step.step // WINDOW_STEPS + 1)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpurun.launcher.compare.headline import ranking_conclusion
+from gpurun.launcher.compare.headline import nothing_measured
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.attempts import attempts
@@ -72,7 +72,7 @@ def _without_figures(listed: Listed, plan: Plan, now: str) -> str | None:
         return None
     if now == "running":
         return NOT_RANKED_YET
-    return ranking_conclusion(None, plan.baseline, complete=now == "done").headline
+    return nothing_measured(plan, complete=now == "done")
 
 
 LaunchEvents = Sequence[tuple[Launch, Sequence[Event]]]

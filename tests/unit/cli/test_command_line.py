@@ -132,7 +132,8 @@ def test_examples_are_listed_shown_and_copied_with_the_programs_that_they_name(t
     assert output_of("script").rstrip() == (EXAMPLES / "script.yaml").read_text().rstrip()
     assert output_of("script", "own_model", "--copy", str(tmp_path / "a")).startswith("wrote 3 files; next:")
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"script.yaml", "train.py", "own_model.py"}
-    output_of("--copy", str(tmp_path / "b"))
+    assert output_of("--copy", str(tmp_path / "b")).endswith("/b/quickstart.yaml\n")
+    assert output_of("own_model", "--copy", str(tmp_path / "c")) == "wrote 1 file\n"
     assert (tmp_path / "b" / "frameworks" / "hf_model.py").is_file()
     assert (tmp_path / "b" / "quickstart.yaml").read_bytes() == (EXAMPLES / "quickstart.yaml").read_bytes()
     again = CliRunner().invoke(cli, ["examples", "quickstar", "--copy", str(tmp_path / "b")])

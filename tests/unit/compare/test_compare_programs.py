@@ -74,6 +74,19 @@ def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(
     wording(comparison.notes[0])
 
 
+def test_the_last_half_is_the_same_on_a_rank_that_got_steady_earlier(files: Files) -> None:
+    for rank, steady in enumerate((10, 4)):
+        lines = [step_of(number, 50) for number in range(12)]
+        lines[steady:] = [replace(line, kind="timed", round=line.step // 5 + 1) for line in lines[steady:]]
+        append_lines(files.run.steps(PROGRAM.id, rank), lines)
+    launches = [launch("01-script-2", "script-2", 0, [PROGRAM])]
+    write_json(files.run.plan, plan([PROGRAM], launches, PROGRAM.id))
+    files.close(PROGRAM)
+    comparison = compare_run(files.run)
+    assert "(6 steps)" in comparison.notes[0]
+    assert "those of 6 in" in comparison.variants[0].warnings[0]
+
+
 @pytest.mark.parametrize(("ms_per_step", "warns"), [(3, True), (-2, True), (0.1, False), (0, False)])
 def test_a_program_whose_steps_grow_or_shrink_all_the_time_has_a_warning(
     files: Files, ms_per_step: float, warns: bool

@@ -10,13 +10,15 @@ from gpurun.launcher.compare.gate import still_open
 from gpurun.launcher.compare.model import Gate
 from gpurun.launcher.plan.model import GatePlan, Plan, Side, Variant
 from gpurun.launcher.report.markdown import gate_markdown, junit_xml
+from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.run.attempts import untried_with_same_model
 from gpurun.launcher.run.budget import Costs, next_rounds
-from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, read_lines, write_json
-from gpurun.launcher.rundir.records import Look, StepRecord, VariantFacts
+from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
+from gpurun.launcher.rundir.records import Look, VariantFacts
 from tests.known import known
-from tests.unit.compare.hand_made import DP, EVEN, Files, launch, plan, wobble
+from tests.unit.compare import hand_made
+from tests.unit.compare.hand_made import DP, EVEN, UNEVEN, Files, launch, plan, wobble
 from tests.wording import Wording
 
 A = Side("main", "/tmp/gate/code", "/tmp/gate/code", "", "1a2b3c4d5e")
@@ -61,6 +63,13 @@ def measured(
                 files.rounds(version, f"{repetition}-{version.id}", [noisy] * 3)
             files.close(version)
     append_lines(files.run.looks, [Look(repetitions, spent)])
+    return files
+
+
+def with_load(files: Files) -> Files:
+    """The same, with ranks of ddp 32/32 that waited for a core for 12 ms of each step."""
+    for version in versions(EVEN):
+        hand_made.add_load(files, version, 12.0)
     return files
 
 
@@ -124,12 +133,7 @@ def test_the_report_says_how_long_it_would_take(tmp_path: Path, wording: Wording
     assert "about 1 minute:" not in near.details[-1]  # that has been spent
     equal = gate_of(measured(tmp_path / "equal", (EVEN, 1.03), scatter=8.0))
     wording(equal.details[-1])
-    files = measured(tmp_path / "loaded", (EVEN, 1.06), scatter=2.0)
-    for path in (files.run.steps(version.id, rank) for version in versions(EVEN) for rank in range(2)):
-        steps = [replace(step, queue_ns=12 * 10**6) for step in read_lines(path, StepRecord)]
-        path.unlink()
-        append_lines(path, steps)
-    loaded = gate_of(files)
+    loaded = gate_of(with_load(measured(tmp_path / "loaded", (EVEN, 1.06), scatter=2.0)))
     assert loaded.outcome == "undecided"
     wording(loaded.details[-1])
     few = gate_of(measured(tmp_path / "few", (EVEN, 1.0), repetitions=3))
@@ -137,11 +141,25 @@ def test_the_report_says_how_long_it_would_take(tmp_path: Path, wording: Wording
     wording(few.details)
 
 
+@pytest.mark.parametrize("outcome", ["slower", "not slower"])
+def test_what_is_decided_under_load_says_by_how_much_bounds_are_wider(
+    tmp_path: Path, outcome: str, wording: Wording
+) -> None:
+    gate = gate_of(with_load(measured(tmp_path, (EVEN, 1.3 if outcome == "slower" else 0.8))))
+    assert gate.outcome == outcome
+    wording(gate.details)
+
+
+def test_a_gate_proposes_no_split(tmp_path: Path) -> None:
+    assert lines_to_paste(compare_run(measured(tmp_path, (UNEVEN, 1.1)).run)) is None
+
+
 def test_a_version_that_failed_leaves_it_undecided_at_once(tmp_path: Path, wording: Wording) -> None:
     files = measured(tmp_path, (EVEN, 1.0), repetitions=2, spent=0.1)
     files.close(versions(EVEN)[1], status="failed", reason="ValueError")
     found = compare_run(files.run)
     wording(known(found.gate).headline)
+    assert found.complete  # starting it again would find the same
     assert next_rounds(found, 2, lambda _: Costs(2.0, 0.2), 48.0) == {}
 
 

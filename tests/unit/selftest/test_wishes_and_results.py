@@ -201,6 +201,20 @@ def test_a_mistyped_wish_removes_nothing(tmp_path: Path) -> None:
         assert tmp_path.is_dir()
 
 
+def test_nothing_stays_of_a_directory_that_was_made_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(wish: str, directory: Path) -> None:
+        assert directory.is_dir()
+        raise MachineError("a device is not there")
+
+    monkeypatch.setattr(self_test, "begin_evidence", fails)
+    no_pools: Any = None
+    with pytest.raises(MachineError):
+        run_selftest(no_pools, "cpu:1", tmp_path / "a/b/c", lambda one: None, lambda *part: None)
+    assert not list(tmp_path.iterdir())
+
+
 # A full disk
 
 

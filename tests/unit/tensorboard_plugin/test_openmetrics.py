@@ -1,7 +1,9 @@
 """`gpurun metrics`, read by Prometheus's own parser."""
 
+import contextlib
 import os
 import shutil
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -18,7 +20,7 @@ from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.rundir.claim import claimed, entered
 from gpurun.launcher.rundir.control import ControlDir, make_directory
 from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.tensorboard_plugin.openmetrics import CONTENT_TYPE, metrics_server
+from gpurun.launcher.tensorboard_plugin.openmetrics import CONTENT_TYPE, MOST_REQUESTS, metrics_server
 
 RECORDED = Path(__file__).parents[3] / "docs/runs/gpt-splits"
 Samples = dict[tuple[str, str], float]
@@ -110,3 +112,19 @@ def test_a_run_that_is_gone_and_one_that_is_not_there(run: RunDir, address: str,
         metrics_server(tmp_path / "elsewhere", port),
     ):
         pass
+
+
+def test_those_who_send_nothing_cost_a_bounded_number_of_threads(address: str) -> None:
+    port = int(address.rpartition(":")[2].partition("/")[0])
+    before = threading.active_count()
+    with contextlib.ExitStack() as opened:
+        silent = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for _ in range(MOST_REQUESTS + 20)
+        ]
+        closed = [one for one in silent[MOST_REQUESTS:] if one.recv(1) == b""]  # by the server
+        assert len(closed) == 20
+        assert threading.active_count() - before <= MOST_REQUESTS
+    while threading.active_count() > before:
+        threading.Event().wait(0.01)
+    assert scrape(address)

@@ -142,22 +142,28 @@ function dot(verdict, x, y, look) {
   return svg('circle', { class: look, cx: x, cy: y, r: 3.4, 'stroke-width': 1.4 });
 }
 
-/** @param {number} value @param {Scale} scale @param {string} y @param {string} look */
+/**
+ * Inside of the plot, with its tip at the edge: next to the plot there are names and figures.
+ * @param {number} value
+ * @param {Scale} scale
+ * @param {string} y
+ * @param {string} look
+ */
 function arrow(value, scale, y, look) {
   const sign = value > scale.high ? 1 : -1;
   const at = sign > 0 ? '100%' : '0%';
   return svg(
     'svg',
     { x: at, y, overflow: 'visible' },
-    svg('line', { class: `interval ${look}`, x1: 0, x2: 13 * sign, y1: 0, y2: 0 }),
+    svg('line', { class: `interval ${look}`, x1: -19 * sign, x2: -6 * sign, y1: 0, y2: 0 }),
     svg('path', {
       class: `head ${look}`,
-      d: `M${12 * sign} -4.5 L${19 * sign} 0 L${12 * sign} 4.5 Z`,
+      d: `M${-7 * sign} -4.5 L0 0 L${-7 * sign} 4.5 Z`,
       'stroke-width': 0,
     }),
     svg(
       'text',
-      { class: `arrow-label ${look}`, x: 23 * sign, y: 4, 'text-anchor': sign > 0 ? 'start' : 'end' },
+      { class: `arrow-label ${look}`, x: -23 * sign, y: 4, 'text-anchor': sign > 0 ? 'end' : 'start' },
       number(value, 0, true),
     ),
   );
