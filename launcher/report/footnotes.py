@@ -17,15 +17,15 @@ DISAGREEMENT = 0.05
 def fact_lines(comparison: Comparison) -> list[str]:
     """Noise, the level of the verdicts, gradients, and the run's notes; what doesn't apply has no line."""
     return [
-        *noise_lines(comparison.noise),
+        *noise_lines(comparison.noise, "The baseline" if len(comparison.variants) > 1 else "The step time"),
         *interval_lines(comparison),
         *gradient_lines(comparison.variants),
         *comparison.notes,
     ]
 
 
-def noise_lines(noise: Noise) -> list[str]:
-    """How much the same thing differs from itself."""
+def noise_lines(noise: Noise, who: str) -> list[str]:
+    """How much the same thing differs from itself; `who` was launched again."""
     lines = []
     if noise.aa_percent is not None:
         interval = f" ({interval_text(noise.ci)})" if noise.ci else ""
@@ -39,7 +39,7 @@ def noise_lines(noise: Noise) -> list[str]:
         f"{format_number(percent, 1)} % {where}" for where, percent in parts.items() if percent is not None
     ]
     if known:
-        lines.append(f"The baseline scatters by {', '.join(known)} (standard deviation).")
+        lines.append(f"{who} scatters by {', '.join(known)} (standard deviation).")
     return lines
 
 

@@ -44,7 +44,8 @@ def _table(results: Sequence[VariantResult]) -> list[str]:
     """The metrics that have a value here, with the comparison after the first."""
     figures = figures_of(results)
     columns = [(metric.short, [str(each or "") for each in found]) for metric, found in figures.items()]
-    columns.insert(1, ("vs baseline", [verdict_with_interval(result) for result in results]))
+    if len(results) > 1:
+        columns.insert(1, ("vs baseline", [verdict_with_interval(result) for result in results]))
     columns = [("variant", [variant_label(result) for result in results]), *columns]
     columns.append(("status", [status_text(result) for result in results]))
     header, cells = zip(*columns, strict=True)

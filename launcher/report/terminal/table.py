@@ -219,7 +219,7 @@ def _figure_columns(ranked: Sequence[VariantResult]) -> list[Column]:
         for metric, found in figures_of(ranked).items()
     ]
     against = [
-        Column("vs baseline", tuple(verdict_text(v.vs_baseline) for v in ranked)),
+        Column("vs baseline", tuple(verdict_text(v.vs_baseline) for v in ranked if len(ranked) > 1)),
         Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
         Column("speed", tuple(factor_text(v.vs_baseline) for v in ranked), right=True, drop=8),
         Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),

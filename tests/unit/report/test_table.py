@@ -206,6 +206,13 @@ def test_a_gradient_that_differs_is_not_said_to_agree(wording: Wording) -> None:
     wording(shown(with_variants(exact)))
 
 
+def test_a_variant_alone_has_no_baseline() -> None:
+    alone = replace(with_variants(variant("ddp-2-even")), noise=Noise(None, None, None, 1.5))
+    assert "baseline" not in shown(alone, 200)
+    assert "The step time scatters by 1.5 % between the rounds" in shown(alone, 200)
+    assert "vs baseline" not in summary_markdown(alone)
+
+
 def test_a_gradient_that_differs_as_the_model_is_is_not_said_to_agree() -> None:
     """Of dropout or BatchNorm, whose gradients no two ways to run the model share."""
     warning = f"{GRADIENT_DIFFERS}one device by 0.03 (relative), more than fp32 explains"
