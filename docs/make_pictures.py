@@ -37,10 +37,11 @@ PICTURES = {
         "against": "ddp-2-even",
     },
     "balanced": {"run": "balanced", "tab": "splits"},
+    "search": {"run": "tune", "tab": "search"},
 }
 """What the address of each picture holds."""
-HEIGHTS = {"operators": 620, "timeline": 700}
-"""In pixels, of views that fill the window; others are cut where they end."""
+HEIGHTS = {"operators": 620, "search": 920, "timeline": 700}
+"""In pixels, of views that fill the window or go on with long tables; others are cut where they end."""
 
 
 def main() -> None:

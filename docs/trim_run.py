@@ -17,6 +17,7 @@ DROPPED = (
     "rendezvous*",
     "control/*",
     "captures/*",
+    "screening",
     "report.html",
     "trace.json",
 )
@@ -29,9 +30,8 @@ def main() -> None:
     for file in sorted(path for path in run.rglob("*") if path.is_file()):
         relative = file.relative_to(run)
         is_trace = file.name.endswith(".pt.trace.json.gz")
-        if any(relative.match(pattern) for pattern in DROPPED) or (
-            is_trace and file.parent.name not in traced
-        ):
+        is_dropped = relative.parts[0] in DROPPED or any(map(relative.match, DROPPED))
+        if is_dropped or (is_trace and file.parent.name not in traced):
             continue
         path = target / relative
         path.parent.mkdir(parents=True, exist_ok=True)

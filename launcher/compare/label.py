@@ -1,7 +1,8 @@
 """What a sentence calls a variant: by its samples, which say more than the job's word for the split."""
 
+import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from gpurun.launcher.units import plural
 
 if TYPE_CHECKING:
     from gpurun.launcher.compare.model import VariantResult
-    from gpurun.launcher.plan.model import Variant
+    from gpurun.launcher.plan.model import SkippedCombination, Variant
 
 LONGEST_SPLIT = 16
 """Characters; a longer list of samples is written as runs."""
@@ -64,6 +65,28 @@ def varied_texts(varied: Mapping[str, Any]) -> list[str]:
         varied_text(key, value) if key == "args" else f"{key}={varied_text(key, value)}"
         for key, value in varied.items()
     ]
+
+
+def left_out_texts(left_out: Iterable["SkippedCombination"]) -> list[tuple[str, str]]:
+    """Combinations and the reason why they can't be; one text for all combinations of some values."""
+    by_reason: dict[tuple[str, tuple[str, ...]], list[Mapping[str, Any]]] = {}
+    for one in left_out:
+        by_reason.setdefault((one.reason, tuple(one.combination)), []).append(one.combination)
+    return [(text, reason) for (reason, _), found in by_reason.items() for text in _combined(found)]
+
+
+def _combined(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`strategy=ddp or zero1, bucket_mb=1, 5 or 25`, where every combination of these is there; else each."""
+    texts = {
+        key: list(dict.fromkeys(varied_text(key, one[key]) for one in combinations))
+        for key in combinations[0]
+    }
+    if len(combinations) == 1 or math.prod(map(len, texts.values())) != len(combinations):
+        return [" ".join(varied_texts(one)) for one in combinations]
+    named = {
+        key: " or ".join(filter(None, (", ".join(found[:-1]), found[-1]))) for key, found in texts.items()
+    }
+    return [", ".join(text if key == "args" else f"{key}={text}" for key, text in named.items())]
 
 
 def varied_text(key: str, value: Any) -> str:

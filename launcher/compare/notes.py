@@ -9,11 +9,11 @@ from gpurun.launcher.compare.figures.recorded import Measured, planned_launch, s
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.headline import time_and_memory
 from gpurun.launcher.compare.interference import time_without_load, widened
-from gpurun.launcher.compare.label import variant_label, varied_texts
+from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.plan.estimate import more_launches
-from gpurun.launcher.plan.model import Plan, SkippedCombination
+from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
@@ -29,14 +29,14 @@ MOST_BUDGET_S = 3600.0
 def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tuple[str, ...]:
     """The plan's notes, and what the measurement adds; `within`: launches that verdicts are limited to."""
     if plan.gate is not None:
-        return (*plan.notes, *(_left_out(combination) for combination in plan.left_out))
+        return (*plan.notes, *_left_out(plan))
     baseline = measured[plan.baseline]
     others = [
         one for one in measured.values() if one is not baseline and one.variant.same_task(baseline.variant)
     ]
     if not baseline.variant.kind.is_ranked:
         others = []
-    found = [*plan.notes, *(_left_out(combination) for combination in plan.left_out)]
+    found = [*plan.notes, *_left_out(plan)]
     more = more_launches(plan.budget_s is not None)
     if any(one.counts for one in others) and baseline.finished and not baseline.counts:
         found.append(_lost_baseline(baseline))
@@ -76,11 +76,14 @@ def _time_without_load(hidden: Sequence[OpenPair], launch_s: float) -> str:
 
 
 def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:
-    names = [variant_label(plan.variant(one.variant)) for one in undecided]
-    named = ", ".join(names[:MOST_OPEN]) + (
-        f" and {len(names) - MOST_OPEN} more" if names[MOST_OPEN:] else ""
-    )
-    return f"How {named} {'compares' if len(names) == 1 else 'compare'} with the fastest is still open"
+    named = _named([variant_label(plan.variant(one.variant)) for one in undecided])
+    return f"How {named} {'compares' if len(undecided) == 1 else 'compare'} with the fastest is still open"
+
+
+def _named(names: Sequence[str]) -> str:
+    """The first of them, and how many there are besides."""
+    more = f" and {len(names) - MOST_OPEN} more" if names[MOST_OPEN:] else ""
+    return ", ".join(names[:MOST_OPEN]) + more
 
 
 def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, so_far: int) -> str:
@@ -175,8 +178,8 @@ def software_notes(run: RunDir, measured: Iterable[Measured]) -> tuple[str, ...]
     return (f"The software has changed during this run: {', '.join(parts)}.",)
 
 
-def _left_out(combination: SkippedCombination) -> str:
-    return f"Left out: {' '.join(varied_texts(combination.combination))}: {combination.reason}"
+def _left_out(plan: Plan) -> list[str]:
+    return [f"Left out: {text}: {reason}" for text, reason in left_out_texts(plan.left_out)]
 
 
 def _lost_baseline(baseline: Measured) -> str:
@@ -191,11 +194,9 @@ def _few_launches(baseline: Measured, name: str, others: list[Measured], more: s
     pairs = [len(repetitions & set(one.logs)) for one in apart]
     if not apart or min(pairs) >= MIN_LAUNCHES:
         return []
-    names = ", ".join(
-        variant_label(one.variant) for one, num in zip(apart, pairs, strict=True) if num < MIN_LAUNCHES
-    )
+    few = [variant_label(one.variant) for one, num in zip(apart, pairs, strict=True) if num < MIN_LAUNCHES]
     return [
-        f"Identical launches vary, so comparing {names} with {name} takes {MIN_LAUNCHES} pairs of"
+        f"Identical launches vary, so comparing {_named(few)} with {name} takes {MIN_LAUNCHES} pairs of"
         f" launches (this run has {min(pairs)}): set {more}."
     ]
 

@@ -226,10 +226,14 @@ LIBRARY_DIRECTORIES = tuple(
     }
 )
 
+_OF_PACKAGES = re.compile("/(site|dist)-packages/")
+"""Also of other installations on the path: of the user alone, or by PYTHONPATH."""
+
 
 def is_users(file: str) -> bool:
     """Whether a file is neither part of gpurun nor of an installed library."""
-    return not file.startswith((OURS, *LIBRARY_DIRECTORIES, "<"))
+    is_library = file.startswith((OURS, *LIBRARY_DIRECTORIES, "<"))
+    return not (is_library or _OF_PACKAGES.search(file))
 
 
 def is_workload(file: str) -> bool:

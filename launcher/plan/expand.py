@@ -1,7 +1,7 @@
 """Combinations as variants: what cannot be is left out with its reason, what is the same work is merged."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -274,9 +274,7 @@ def _why_unused(key: str, names: str, built: list[tuple[Combination, Variant]]) 
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return flow_text(value)
-    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return "/".join(map(str, value)) if isinstance(value, tuple) else flow_text(value)
 
 
 def _check_machine(spec: JobSpec, num_devices: int) -> None:

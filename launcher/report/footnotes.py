@@ -8,7 +8,7 @@ from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
 from gpurun.launcher.compare.notes import named_once
 from gpurun.launcher.report.terminal.layout import interval_text
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
-from gpurun.launcher.units import format_number
+from gpurun.launcher.units import format_number, plural
 
 DISAGREEMENT = 0.05
 """Relative gradient error from which "agree" would be the wrong word, whatever the precision."""
@@ -90,16 +90,37 @@ def gradient_lines(variants: tuple[VariantResult, ...]) -> list[str]:
         if variant.gradient_error is not None and is_exact:
             by_reference.setdefault(variant.gradient_reference or "one device", []).append(variant)
     names = {variant.id: variant_label(variant) for variant in variants}
-    compressed = [_compressed(variant, names) for variant in variants if variant.compression]
-    return [*(_agreement(found, other, names) for other, found in by_reference.items()), *compressed]
+    compressed = [variant for variant in variants if variant.compression]
+    agreed = (_agreement(found, other, names) for other, found in by_reference.items())
+    return [*agreed, *_all_compressed(compressed, names)]
 
 
-def _compressed(variant: VariantResult, names: Mapping[str, str]) -> str:
-    label, reference = variant_label(variant), variant.gradient_reference or "one device"
-    if variant.gradient_error is None:
-        return f"Gradients of {label} are compressed; by how much they differ for that isn't known."
-    by = f"those of {names.get(reference, reference)} by {variant.gradient_error:.2g} (relative)"
-    return f"Compressed gradients of {label} differ from {by}."
+MOST_COMPRESSED = 3
+"""Variants with a sentence each; of more, the table has the errors."""
+
+
+def _all_compressed(variants: list[VariantResult], names: Mapping[str, str]) -> list[str]:
+    found = [(one, one.gradient_error) for one in variants if one.gradient_error is not None]
+    references = {one.gradient_reference or "one device" for one, _ in found}
+    groups = [found] if len(found) > MOST_COMPRESSED and len(references) == 1 else [[one] for one in found]
+    unknown = (variant_label(one) for one in variants if one.gradient_error is None)
+    return [
+        *(_compressed(group, names) for group in groups),
+        *(
+            f"Gradients of {label} are compressed; by how much they differ for that isn't known."
+            for label in unknown
+        ),
+    ]
+
+
+def _compressed(found: list[tuple[VariantResult, float]], names: Mapping[str, str]) -> str:
+    """How far gradients of one variant, or of several with one reference, are from those of that."""
+    first, errors = found[0][0], sorted(error for _, error in found)
+    which = variant_label(first) if len(found) == 1 else plural(len(found), "variant")
+    by = " to ".join(dict.fromkeys(f"{error:.2g}" for error in (errors[0], errors[-1])))
+    reference = first.gradient_reference or "one device"
+    whose = names.get(reference, reference)
+    return f"Compressed gradients of {which} differ from those of {whose} by {by} (relative)."
 
 
 def _agreement(variants: list[VariantResult], reference: str, names: Mapping[str, str]) -> str:

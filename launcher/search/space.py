@@ -194,7 +194,7 @@ def _options(args: Sequence[str]) -> list[tuple[str, str]]:
             option, _, value = word.partition("=")
             found.append((option, value))
         elif option:
-            found[-1] = (found[-1][0], f"{found[-1][1]} {word}")
+            found[-1] = (found[-1][0], f"{found[-1][1]} {word}".lstrip())
         else:
             found.append((str(position), word))
     return found

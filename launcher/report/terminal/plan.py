@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gpurun.launcher.compare.label import split_label, value_text, varied_texts
+from gpurun.launcher.compare.label import left_out_texts, split_label, value_text
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.estimate import (
     LAUNCHES_TO_COMPARE,
@@ -96,8 +96,9 @@ def versions_text(gate: GatePlan) -> str:
 
 
 def budget_text(s: float) -> str:
-    """`90 s`, `10 min`."""
-    return f"{round(s, 0 if s >= 10 else 1):g} s" if s <= 120 else format_duration(s)
+    """`90 s`, `150 s`, `10 min`."""
+    is_short = s <= 120 or (s < 600 and s % 60)  # 2 min would be less than 150 s
+    return f"{round(s, 0 if s >= 10 else 1):g} s" if is_short else format_duration(s)
 
 
 def _power(plan: Plan, found: Detectable) -> str | None:
@@ -184,15 +185,14 @@ def _program_limits(spec: JobSpec) -> list[str]:
 
 def _left_out_lines(plan: Plan, width: int) -> list[str]:
     """Skipped combinations, each with its reason next to it, or below it where the line would be too long."""
-    names = [" ".join(varied_texts(left.combination)) for left in plan.left_out]
-    column = max(map(len, names)) + len(GAP)
-    if len(GAP) + column + max(len(left.reason) for left in plan.left_out) <= width:
-        rows = zip(names, (left.reason for left in plan.left_out), strict=True)
-        return [f"  {line}" for line in grid(("", ""), list(rows))[1:]]
+    rows = left_out_texts(plan.left_out)
+    column = max(len(name) for name, _ in rows) + len(GAP)
+    if len(GAP) + column + max(len(reason) for _, reason in rows) <= width:
+        return [f"  {line}" for line in grid(("", ""), rows)[1:]]
     return [
         line
-        for name, left in zip(names, plan.left_out, strict=True)
-        for line in (*wrap(f"  {name}", width, 6), *wrap(f"      {left.reason}", width, 6))
+        for name, reason in rows
+        for line in (*wrap(f"  {name}", width, 6), *wrap(f"      {reason}", width, 6))
     ]
 
 

@@ -171,6 +171,7 @@ def test_whose_a_file_is() -> None:
     assert is_users(USER)
     assert not any(is_users(file) for file in (f"{LIBRARY}/torch/x.py", f"{LAUNCHER}/cli.py", "<string>"))
     assert is_workload(f"{WORKLOADS}gpt.py")
+    assert not is_users("/home/me/.local/lib/python3.11/site-packages/torch/x.py")
     assert not is_users(f"{WORKLOADS}gpt.py")
 
 

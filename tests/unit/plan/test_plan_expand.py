@@ -103,6 +103,11 @@ def test_a_split_that_single_has_no_use_for_is_noted() -> None:
     assert both.notes == expanded("global_batch: 64\nstrategy: single\n").notes == ()
 
 
+def test_a_setting_that_a_strategy_lacks_is_noted_with_its_value_as_in_the_job() -> None:
+    found = expanded("global_batch: 64\nstrategy: ddp\nreshard: false\n")
+    assert found.notes == ("ddp has no `reshard`: false is not used",)
+
+
 def test_a_split_for_more_devices_than_are_here_is_no_mistake_of_the_job() -> None:
     found = expanded("global_batch: 64\ncompare: {device_count: [2, 3], split: [even, [10, 20, 34]]}\n")
     assert ids(found) == ["ddp-2-even"]

@@ -1,5 +1,6 @@
 """What `gpurun check` shows of a plan."""
 
+import itertools
 import re
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from gpurun.launcher import start
 from gpurun.launcher.cli.main import cli
+from gpurun.launcher.compare.label import left_out_texts
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.estimate import Earlier
@@ -62,6 +64,18 @@ PLAN = Plan(
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, render_plan(PLAN, SPEC, width).splitlines())) <= width
+
+
+def test_what_is_left_out_for_the_same_reason_is_one_line_where_it_is_a_product() -> None:
+    product = [
+        SkippedCombination({"strategy": strategy, "bucket_mb": size}, "why")
+        for strategy, size in itertools.product(("ddp", "zero1"), (1, 5, 25))
+    ]
+    assert left_out_texts(product) == [("strategy=ddp or zero1, bucket_mb=1, 5 or 25", "why")]
+    assert left_out_texts(product[:4])[::3] == [
+        ("strategy=ddp bucket_mb=1", "why"),
+        ("strategy=zero1 bucket_mb=1", "why"),
+    ]
 
 
 LONG = replace(

@@ -82,7 +82,7 @@ def markdown(comparison: Comparison, run: RunDir) -> Shown:
     header, _, *rows = ([cell.strip() for cell in line] for line in lines)
     known = {metric.short for metric in METRICS}
     found = {
-        row[0]: {
+        row[0].replace("\\", ""): {  # Markdown escapes `_`
             title: number(cell) for title, cell in zip(header, row, strict=True) if title in known and cell
         }
         for row in rows

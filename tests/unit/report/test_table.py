@@ -229,6 +229,16 @@ def test_the_agreement_that_is_claimed_holds(error: float) -> None:
     assert error <= float(claimed.group(1)) * (1 + 1e-9) <= 10 * error
 
 
+def test_many_compressed_variants_have_one_sentence_as_the_table_has_their_errors() -> None:
+    lossy = [
+        replace(variant("ddp-2-even"), id=f"ddp-{number}", compression="fp16", gradient_error=number / 1000)
+        for number in range(1, 5)
+    ]
+    few, many = shown(with_variants(*lossy[:3]), 200), shown(with_variants(*lossy), 200)
+    assert few.count("Compressed gradients of ") == 3
+    assert "Compressed gradients of 4 variants differ from those of one device by 0.001 to 0.004" in many
+
+
 def test_what_is_unknown_is_left_out_not_zero() -> None:
     bare = replace(
         variant("ddp-2-even"), scaling_efficiency=None, gradient_error=None, vs_baseline=None, ranks=()

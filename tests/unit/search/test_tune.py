@@ -17,7 +17,7 @@ from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.run.progress_line import Progress
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import TrialRecord
-from gpurun.launcher.search.space import Space, build_space, levels_of, processes_for
+from gpurun.launcher.search.space import Space, build_space, keys_of, levels_of, processes_for
 from gpurun.launcher.search.trials import Trials
 from gpurun.launcher.search.tune import Screening, Tuning, finals, job_to_tune, resumed
 from tests.known import known
@@ -113,6 +113,7 @@ def test_threads_and_devices_need_new_ranks_and_a_program_its_own(tmp_path: Path
     ).space.variants
     assert len({processes_for(variant) for variant in variants}) == len(variants) == 5
     assert levels_of(variants).shape == (5, 3)  # --a, --b, X
+    assert keys_of(variants)[0].values == ("1", "1", "2", "2", "not given")
 
 
 def test_a_search_finds_the_fastest_and_says_what_it_left_out(tmp_path: Path) -> None:

@@ -39,8 +39,13 @@ function isKnown(difference) {
 /** @param {KnownDifference[]} differences */
 function reachOf(differences) {
   /** @param {number} reach */
-  const shown = (reach) => differences.filter((one) => Math.abs(one.percent) <= reach).length;
+  const shown = (reach) => differences.filter((one) => farthest(one) <= reach).length;
   return REACHES.find((reach) => shown(reach) >= ENOUGH * differences.length) ?? last(REACHES);
+}
+
+/** @param {KnownDifference} difference @returns {number} how far it or its interval goes, in percent */
+function farthest(difference) {
+  return Math.max(...[difference.percent, ...(difference.ci ?? [])].map(Math.abs));
 }
 
 /** @param {number} range */
