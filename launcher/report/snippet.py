@@ -77,14 +77,17 @@ def lines_to_paste(comparison: Comparison) -> str | None:
 
 
 def is_slower_than_even(uneven: VariantResult, comparison: Comparison) -> bool:
-    """Whether an even split of the same work is the fastest so far, or shown to be faster as the baseline."""
+    """Whether an even split of the same work is the fastest so far, or shown to be faster as the baseline.
+
+    A baseline of any strategy: a split that is slower than the job's own setting is of no use.
+    """
     difference = uneven.vs_baseline
-    slower_than = {comparison.fastest, comparison.leader}
-    if difference is not None and difference.verdict == "slower":
-        slower_than.add(comparison.baseline)
+    own = comparison.baseline if difference is not None and difference.verdict == "slower" else None
+    first = {comparison.fastest, comparison.leader}
     return any(
-        one.id in slower_than and len(set(one.split)) == 1 and one.strategy == uneven.strategy
+        one.id == own or (one.id in first and one.strategy == uneven.strategy)
         for one in comparison.variants
+        if len(set(one.split)) == 1
     )
 
 

@@ -80,3 +80,11 @@ def test_lines_for_a_split_that_leads_by_chance_say_so(files: Any) -> None:
 def test_no_lines_for_a_split_that_the_even_one_was_shown_to_beat(files: Any) -> None:
     hand_made.write_splits(files, ratio=1.2)
     assert lines_to_paste(compare_run(files.run)) is None
+
+
+def test_no_lines_for_a_split_that_is_slower_than_the_jobs_own_setting(files: Any) -> None:
+    """Which has another strategy, and needn't be the fastest."""
+    hand_made.write_splits(files, ratio=1.2)
+    found = compare_run(files.run)
+    variants = tuple(replace(v, strategy="zero1") if v.id == hand_made.EVEN.id else v for v in found.variants)
+    assert lines_to_paste(replace(found, variants=variants, fastest=None, leader=None)) is None
