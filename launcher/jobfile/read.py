@@ -102,7 +102,9 @@ def _lists_several(kind: ListOf, value: Any, wrong: InvalidValue | None) -> bool
 
 
 def _listed(name: str, values: list[Any]) -> str:
-    return f"compare: {{{name}: {flow_text(values)}}}"
+    """What compares the values; `workload` says which kind of job it is, and is needed next to it."""
+    compared = f"compare: {{{name}: {flow_text(values)}}}"
+    return f"{name}: {values[0]}` and `{compared}" if name == "workload" else compared
 
 
 def _in_full(section: type[Section], name: str, value: Any) -> str | None:

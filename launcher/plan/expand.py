@@ -296,11 +296,16 @@ def _machine_chooses(spec: JobSpec) -> bool:
 
 
 def _nothing_left(spec: JobSpec, refused: list[tuple[Combination, ImpossibleError]]) -> SpecError:
-    """The error that says why no combination can run: every reason once, at the key that they share."""
+    """The error that says why no combination can run: every reason once, at the key that they share.
+
+    Where the job doesn't state that key, its strategy has brought it.
+    """
     reasons = list(dict.fromkeys(str(error) for _, error in refused))
     shown = "; ".join(reasons[:5]) + ("; …" if len(reasons) > 5 else "")
     keys = {error.key for _, error in refused}
     place = ("compare",) if len(keys) > 1 else _place(spec, *keys)
+    if spec.problem(place, "") == spec.problem((), ""):
+        place = _place(spec, "strategy")
     return SpecError(spec.problem(place, f"no combination can run: {shown}"))
 
 
