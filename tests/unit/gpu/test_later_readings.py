@@ -49,7 +49,8 @@ from tests.unit.worker.test_program_steps import program_config
 def test_every_torch_remembers_collectives(
     version: str, given: dict[str, str], name: str, number: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch/csrc/distributed/c10d/FlightRecorder.hpp: torch 2.6 knows the older name only.
+    """torch/csrc/distributed/c10d/FlightRecorder.hpp:111, `TORCH_FR_BUFFER_SIZE`:
+    torch 2.6 knows the older name only.
 
     torch 2.13 takes the newer one first, and warns of the older. By default torch 2.6 remembers none.
     """
@@ -255,6 +256,6 @@ def test_an_allocator_without_a_history_costs_no_trace(monkeypatch: pytest.Monke
 
 
 def test_a_rank_whose_peers_never_connected_is_no_cause() -> None:
-    """torch/csrc/distributed/c10d/NCCLUtils.hpp, `C10D_CHECK_TIMEOUT`: half an hour, whatever the group's."""
+    """torch/csrc/distributed/c10d/NCCLUtils.hpp:87, `C10D_CHECK_TIMEOUT`: always half an hour."""
     error = RuntimeError("NCCL timeout in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:134")
     assert is_secondary(error)
