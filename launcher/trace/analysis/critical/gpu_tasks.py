@@ -244,9 +244,9 @@ class _Builder:
         record = wait.waits_for_record
         return otherwise if record is None else self.called_at.get(record, otherwise)
 
-    def _last_on(self, place: tuple[str, str], time_ns: int) -> int | None:
-        """The last work on a stream of a device that was launched before then."""
-        works = self.by_stream.get(self.number.get(place, -1), [])
+    def _last_on(self, stream: tuple[str, str], time_ns: int) -> int | None:
+        """The last work on a stream, given with its device, that was launched before then."""
+        works = self.by_stream.get(self.number.get(stream, -1), [])
         place = bisect_left(works, time_ns, key=self.launched_at.__getitem__)
         return works[place - 1] if place else None
 
@@ -283,7 +283,7 @@ class _Builder:
             return []
         wait = self.waits.get(call.correlation)
         if "Device" in call.name or "Ctx" in call.name or (wait and wait.name == "Context Sync"):
-            lasts = [self._last_on(place, call.start) for place in self.number]
+            lasts = [self._last_on(stream, call.start) for stream in self.number]
             return [i for i in lasts if i is not None]
         if wait is not None:
             stream = wait.waits_for_stream if wait.name == "Event Sync" else wait.stream
