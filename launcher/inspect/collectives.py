@@ -74,18 +74,21 @@ class Gap:
 def parse_history(dump: bytes) -> History:
     """The collectives in a dump of the flight recorder, without sends and receives.
 
-    Of collectives that NCCL runs as one, one more entry, with their number, says when they are completed.
+    Of collectives that NCCL runs as one, one more entry, with their number, says when they are completed. One
+    of sends and receives has the number of the collective before it, which says nothing of what comes after.
     Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, `collective` and `endCoalescing`.
 
     Raises:
         msgspec.MsgspecError: this is not such a dump.
     """
     entries = msgspec.json.decode(dump, type=_Dump).entries
-    called = [_collective(entry) for entry in entries if not entry.is_p2p]
-    done = {(one.counted_in, one.seq) for one in called if not one.is_pending}
-    return tuple(
-        replace(one, is_pending=False) if (one.counted_in, one.seq) in done else one for one in called
-    )
+    done: set[tuple[tuple[str, str], int]] = set()
+    called = []
+    for one in reversed([_collective(entry) for entry in entries if not entry.is_p2p]):
+        if not one.is_pending:
+            done.add((one.counted_in, one.seq))
+        called.append(replace(one, is_pending=(one.counted_in, one.seq) not in done))
+    return tuple(reversed(called))
 
 
 def _collective(entry: _Entry) -> CalledCollective:

@@ -308,3 +308,16 @@ def test_a_wait_is_for_a_stream_of_its_own_gpu(tmp_path: Path, device: int, comp
     found = analyse_paths([tmp_path], None, frozenset({"critical-path"})).critical_path
     assert found is not None
     assert [each.path_us for each in found.parts if each.part == "compute"] == [computed_us]
+
+
+# 60: sends and receives that NCCL runs as one
+
+
+@pytest.mark.parametrize(("state", "stuck"), [("completed", None), ("started", "coalesced #3")])
+def test_messages_that_run_as_one_after_a_collective_may_be_stuck(state: str, stuck: str | None) -> None:
+    """torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3636, `endCoalescing` (main shortly before 2.13): its
+    entry isn't called one of messages (3497, `initWork`), and has the number of the last collective."""
+    entries = [entry(3, "all_reduce", "completed"), entry(3, "coalesced", state)]
+    history = parse_history(json.dumps({"entries": entries}).encode())
+    pending = find_pending({0: history, 1: history})
+    assert (None if pending is None else str(pending)) == stuck
