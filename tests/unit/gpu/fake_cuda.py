@@ -36,13 +36,13 @@ class Event:
             self.at_ms = float("nan")
 
     def query(self) -> bool:
-        """c10/cuda/CUDAEvent.h, `query`: a captured event, or asking during a capture, is an error."""
+        """c10/cuda/CUDAEvent.h:103, `query`: a captured event, or asking during a capture, is an error."""
         if self.stream is None or self.stream.captures or self.cuda.current_stream().captures:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         return True
 
     def elapsed_time(self, end: Event) -> float:
-        """c10/cuda/CUDAEvent.h, `elapsed_time`: both events have to be of one device."""
+        """c10/cuda/CUDAEvent.h:195, `elapsed_time`: both events have to be of one device."""
         if self.stream is None or end.stream is None or self.stream.device != end.stream.device:
             raise RuntimeError("Events were not recorded on one device")
         return end.at_ms - self.at_ms

@@ -55,7 +55,7 @@ V100, A100, H200, B200 = (7, 0), (8, 0), (9, 0), (10, 0)
 @pytest.mark.parametrize(
     ("cuda", "newest", "capabilities", "index"),
     [
-        ("13.0", "13.0", (V100,), "cu126"),  # torch/cuda/__init__.py: CUDA 13 has no sm_70
+        ("13.0", "13.0", (V100,), "cu126"),  # by torch/cuda/__init__.py:326, `PYTORCH_RELEASES_CODE_CC`
         ("13.0", "12.8", (B200,), "cu129"),  # cu126 has no sm_100
         ("12.6", "13.2", (B200,), "cu130"),
         ("13.0", "12.8", (H200,), "cu126"),

@@ -137,7 +137,8 @@ def test_no_import_before_the_fork_asks_cuda_about_parts_of_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch 2.13, torch/cuda/__init__.py:1092, `_device_count_nvml`: "Skip MIG parsing", and then
-    `_cuda_getDeviceCount`, after which no fork can use CUDA (torch/csrc/cuda/Module.cpp, `poison_fork`)."""
+    `_cuda_getDeviceCount`, after which no fork can use CUDA: torch/csrc/utils/device_lazy_init.h:77,
+    `register_fork_handler_for_device_init`."""
     asked: list[str] = []
 
     def ask_cuda() -> int:
@@ -194,7 +195,7 @@ def test_a_rank_whose_torch_sees_no_gpu_fails_with_torchs_reason(monkeypatch: py
 
 
 class LateEvent:
-    """c10/cuda/CUDAEvent.h, `elapsed_time`: both events have to be done."""
+    """c10/cuda/CUDAEvent.h:195, `elapsed_time`: both events have to be done."""
 
     elapsed_ms = 0.0
 

@@ -69,7 +69,7 @@ def test_every_torch_remembers_collectives(
 
 
 class Event:
-    """c10/cuda/CUDAEvent.h: `float elapsed_time`, in ms."""
+    """c10/cuda/CUDAEvent.h:195, `elapsed_time`: a float, in ms."""
 
     at_ns = 0
 
@@ -102,7 +102,7 @@ def test_a_time_late_in_a_long_block_is_as_exact_as_an_early_one() -> None:
 
 
 class Pluggable(FakeCuda):
-    """torch/csrc/cuda/CUDAPluggableAllocator.cpp: `getDeviceStats` and `resetPeakStats` are errors."""
+    """torch/csrc/cuda/CUDAPluggableAllocator.cpp:207, `getDeviceStats`, and 222, `resetPeakStats`: errors."""
 
     def memory_stats(self, device: Any = None) -> Any:
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
@@ -160,8 +160,8 @@ def entry(seq: int, name: str, state: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("state", "stuck"), [("completed", "all_reduce #3"), ("scheduled", "all_gather #2")])
 def test_collectives_that_run_as_one_are_completed_with_it(state: str, stuck: str) -> None:
-    """torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, `collective`: coalesced ones have no
-    events by which their state would change; the entry that `endCoalescing` adds has them.
+    """torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3830, `collective`: coalesced ones have no events by
+    which their state would change; the entry that `endCoalescing` (3664) adds has them.
     """
     entries = [
         entry(1, "all_reduce", "completed"),
@@ -235,7 +235,7 @@ def test_what_nccl_cannot_do_is_refused(strategy: str, chosen: dict[str, str], p
 
 
 class Async(FakeCuda):
-    """c10/cuda/CUDAMallocAsyncAllocator.cpp, `recordHistory`; torch/csrc/cuda/memory_snapshot.cpp,
+    """c10/cuda/CUDAMallocAsyncAllocator.cpp:651, `recordHistory`; torch/csrc/cuda/memory_snapshot.cpp:279,
     `_record_memory_history`: its callbacks come before the allocator's error, and go likewise.
     """
 
@@ -280,8 +280,8 @@ def test_a_rank_whose_peers_never_connected_is_no_cause() -> None:
     ],
 )
 def test_every_type_that_is_sent_has_a_size(names: tuple[str, ...], num_bytes: int | None) -> None:
-    """torch/headeronly/core/ScalarType.h:103, torch 2.13, is the list of types, and line 320 their names in
-    `dtype`; `Input type` has what GCC calls them, as torch 2.13 wrote them here for a tensor of each."""
+    """torch/headeronly/core/ScalarType.h:320, `toString`, and its list in line 103: the names in
+    `dtype`. `Input type` has what GCC calls them, as torch 2.13 wrote them here for a tensor of each."""
     assert {dtype_bytes(name) for name in names} == {num_bytes}
 
 
@@ -315,8 +315,8 @@ def test_a_wait_is_for_a_stream_of_its_own_gpu(tmp_path: Path, device: int, comp
 
 @pytest.mark.parametrize(("state", "stuck"), [("completed", None), ("started", "coalesced #3")])
 def test_messages_that_run_as_one_after_a_collective_may_be_stuck(state: str, stuck: str | None) -> None:
-    """torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3636, `endCoalescing` (main shortly before 2.13): its
-    entry isn't called one of messages (3497, `initWork`), and has the number of the last collective."""
+    """torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3636, `endCoalescing`: its entry isn't
+    called one of messages (3497, `initWork`), and has the number of the last collective."""
     entries = [entry(3, "all_reduce", "completed"), entry(3, "coalesced", state)]
     history = parse_history(json.dumps({"entries": entries}).encode())
     pending = find_pending({0: history, 1: history})

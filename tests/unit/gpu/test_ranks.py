@@ -48,7 +48,8 @@ from tests.unit.plan.machines import FakeMachine
 
 @pytest.mark.parametrize(("name", "expected"), [("fp32", False), ("tf32", True), ("bf16", False)])
 def test_all_readers_of_tf32_agree(name: str, expected: bool) -> None:
-    """torch 2.13, aten/src/ATen/Context.cpp: after `fp32_precision` alone, the old properties raise."""
+    """After `fp32_precision` alone, the old properties raise: torch 2.13, aten/src/ATen/Context.cpp:223,
+    `allowTF32CuDNN`, 359, `allowTF32CuBLAS`, and 382, `float32MatmulPrecision`."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
         PRECISIONS[name].apply()
@@ -117,8 +118,8 @@ def test_a_rank_that_nccl_waits_for_is_found() -> None:
 
 
 def test_both_recorders_are_asked(tmp_path: Path) -> None:
-    """torch 2.13 registers "fr_trace_json" (Handlers.cpp) and, with NCCL, "dump_nccl_trace_json"
-    (FlightRecorderCuda.cpp); a build without it answers 404."""
+    """torch registers "fr_trace_json" (Handlers.cpp:70) and, with NCCL, "dump_nccl_trace_json"
+    (FlightRecorderCuda.cpp:63); a build without it answers 404."""
     answers = {"/handler/fr_trace_json": dump("gloo", 1), "/handler/dump_nccl_trace_json": dump("nccl", 2)}
 
     class Answers(BaseHTTPRequestHandler):
@@ -203,7 +204,8 @@ def test_a_replica_whose_copy_does_not_fit_takes_for_ever(monkeypatch: pytest.Mo
 def test_a_group_of_gpus_connects_at_once_and_waits_as_long_as_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch 2.13, distributed_c10d.py: `device_id` connects NCCL at once; its own limit is 10 minutes."""
+    """torch/distributed/distributed_c10d.py:2335, `eager_connect_single_device`: with a `device_id`, NCCL
+    connects at once. Its own limit is 10 minutes."""
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(process_group, "open_store", lambda *arguments: None)
     monkeypatch.setattr(process_group, "stay_on_this_machine", lambda: None)

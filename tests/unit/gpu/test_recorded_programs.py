@@ -84,7 +84,7 @@ def test_no_event_is_destroyed_in_a_forked_process() -> None:
 def test_what_is_imported_before_the_fork_asks_the_driver_instead_of_cuda(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch 2.13, torch/cuda/__init__.py: with this variable `is_available()` asks NVML."""
+    """torch 2.13, torch/cuda/__init__.py:165, `_nvml_based_avail`: it is NVML that is asked then."""
     (tmp_path / "an_extension.py").write_text(
         "import os\nASKED = os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK')\n"
     )

@@ -46,7 +46,7 @@ from tests.wording import Wording
 
 
 def nccl_error(code: str, last: str) -> RuntimeError:
-    """torch/csrc/distributed/c10d/NCCLUtils.cpp, `getNcclErrorDetailStr`."""
+    """torch/csrc/distributed/c10d/NCCLUtils.cpp:774, `getNcclErrorDetailStr`."""
     return dist.DistBackendError(
         f"NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {code}\nLast error:\n{last}"
     )
@@ -180,8 +180,8 @@ def test_dp_on_gpus_gathers_whatever_dp_on_cpus_does(monkeypatch: pytest.MonkeyP
 class Pinning:
     """Memory that is pinned, without CUDA: torch keeps a tensor's strides when it pins or copies it.
 
-    Source: aten/src/ATen/native/Memory.cpp, `_pin_memory`: the storage of `storage().nbytes()` is copied by
-    `computeStorageNbytes(sizes, strides)`; `empty_like` makes rows that lie next to each other.
+    Source: aten/src/ATen/native/Memory.cpp:58, `_pin_memory`: the storage of `storage().nbytes()` is copied
+    by `computeStorageNbytes(sizes, strides)`; `empty_like` makes rows that lie next to each other.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
