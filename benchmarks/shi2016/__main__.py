@@ -14,7 +14,7 @@ from gpurun.launcher.cli.streams import prepare_streams
 from gpurun.launcher.errors import GpurunError
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings={"help_option_names": ["--help", "-h"]})
 @click.argument("runs", metavar="[RUN...]", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--record", is_flag=True, help="Also write the result into benchmarks/RESULTS.md.")
 @json_option

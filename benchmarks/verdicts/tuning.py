@@ -3,7 +3,8 @@
 Each draw has 240 combinations of four keys, whose values change the step by some 15 %, with an interaction of
 two of the keys and a deviation of each combination's own. Steps scatter by 4 %, trials by 1 %.
 
-`python -m benchmarks.verdicts.tuning --real` searches 48 combinations of a real model, and measures them all.
+`python -m benchmarks.verdicts.tuning --real` searches 48 combinations of a real model, and measures them all;
+`--examples` runs the two examples of comparing and of searching settings, which have their own goals of time.
 """
 
 import json
@@ -185,11 +186,38 @@ def duel(whole: dict[str, Any], *wanted: str) -> dict[str, Any]:
     }
 
 
-def ended(*words: str) -> tuple[dict[str, Any], float]:
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def examples() -> None:
+    """Writes how long the examples of strategies and of tuning take."""
+    facts = machine_facts()
+    compared, compared_s = ended(job=(EXAMPLES / "strategies.yaml").read_text())
+    tuned, tuned_s = ended("tune", "--budget", "10m", job=(EXAMPLES / "tune.yaml").read_text())
+    search = tuned["search"]
+    missed = search["at_most_missed_percent"]
+    rows = [
+        [
+            "`gpurun examples/strategies.yaml`",
+            f"{len(compared['variants'])} compared",
+            f"{compared_s:.0f}",
+            "180",
+        ],
+        [
+            "`gpurun tune examples/tune.yaml --budget 10m`",
+            f"{search['distinct']} searched, {search['tried']} tried; at most {missed:.1f} % missed",
+            f"{tuned_s:.0f}",
+            "600",
+        ],
+    ]
+    record("Examples of strategies", table(["command", "combinations", "s", "goal"], rows), facts)
+
+
+def ended(*words: str, job: str = JOB) -> tuple[dict[str, Any], float]:
     """What `gpurun` concludes of the job, and the seconds that it takes."""
     with tempfile.TemporaryDirectory() as directory:
-        job = Path(directory, "job.yaml")
-        job.write_text(JOB)
+        path = Path(directory, "job.yaml")
+        path.write_text(job)
         command = [word for word in words if word == "tune"]
         options = [word for word in words if word != "tune"]
         argv = [
@@ -197,7 +225,7 @@ def ended(*words: str) -> tuple[dict[str, Any], float]:
             "-m",
             "gpurun",
             *command,
-            str(job),
+            str(path),
             *options,
             "--out",
             str(Path(directory, "run")),
@@ -226,4 +254,4 @@ def step_text(step_ms: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    real() if "--real" in sys.argv[1:] else main()
+    {"": main, "--real": real, "--examples": examples}[" ".join(sys.argv[1:])]()

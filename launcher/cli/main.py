@@ -106,7 +106,7 @@ def is_typo(word: str) -> bool:
 
 @click.group(
     cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["--help", "-h"]},
     epilog="Example: gpurun init && gpurun job.yaml",
 )
 @click.version_option(__version__, prog_name="gpurun")
@@ -125,7 +125,7 @@ def missing_argument(param: click.Parameter, ctx: click.Context) -> str:
     """What is missing, and where to get one or to see an example."""
     from gpurun.launcher.cli.options import JOB_METAVAR, MISSING_JOB
 
-    name = param.make_metavar(ctx)
+    name = param.metavar or param.human_readable_name.upper()
     if name == JOB_METAVAR:
         return MISSING_JOB
     what = f"option {param.opts[0]}" if isinstance(param, click.Option) else "argument"

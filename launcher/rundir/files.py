@@ -37,6 +37,8 @@ MAX_BYTES = 1 << 28
 """The most that is read of a record at once; a run may be anyone's."""
 MAX_LINES_BYTES = 1 << 29
 """Of a file that is read line by line; the steps that are kept of a launch take a hundredth of it."""
+MAX_EVENTS_BYTES = 1 << 27
+"""Of rank 0's events, over all launches."""
 _MAX_LINE_BYTES = 1 << 20
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
@@ -142,9 +144,15 @@ class RunDir(RunPaths):
         return list(read_lines(self.events(launch_id, rank), Event))
 
     def read_all_events(self) -> dict[str, list[Event]]:
-        """Rank 0's by attempt, in order."""
-        names = [log.parent.name for log in sorted(self.path.glob("launches/*/events.jsonl"))]
-        return {name: self.read_events(name) for name in names}
+        """Rank 0's by attempt, in order.
+
+        Raises:
+            MachineError: they can't be read, or are more than gpurun writes.
+        """
+        logs = sorted(self.path.glob("launches/*/events.jsonl"))
+        if sum(log.lstat().st_size for log in logs) > MAX_EVENTS_BYTES:
+            raise MachineError(f"{self.path / 'launches'} has more events than gpurun writes in any run")
+        return {log.parent.name: self.read_events(log.parent.name) for log in logs}
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -3,13 +3,12 @@
 import importlib.util
 import json
 import os
-import re
 import secrets
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ FONTS = "/font-roboto/"
 START_LIMIT_S = 60.0
 """TensorBoard needs 2 s on an idle machine; a cold disk or a busy one takes longer."""
 GRACE_S = 5.0
-POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[Se
     with tempfile.TemporaryFile() as log:
         process = _start(directory, host, port, log)
         try:
-            server = Server(_wait_for_url(process, log), process)
+            server = Server(_url(process, log), process)
             with suppress(KeyboardInterrupt):  # the way to close a view
                 yield server
         finally:
@@ -83,6 +81,8 @@ def is_empty(path: Path) -> bool:
 def _start(directory: Path, host: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """In a session of its own: Ctrl-C reaches us alone, and we end it in order.
 
+    Its log may show names of a stranger's files; its address comes by a pipe that nothing else is written to.
+
     On a shared machine, other users can connect to the port. They don't know the random path.
     """
     parent = str(os.getpid())
@@ -92,8 +92,8 @@ def _start(directory: Path, host: str, port: int, log: IO[bytes]) -> subprocess.
     process = subprocess.Popen(
         helper_argv("gpurun.launcher.tensorboard_plugin.view:serve", parent),
         stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+        stderr=log,
         start_new_session=True,
     )
     assert process.stdin is not None
@@ -109,6 +109,8 @@ def serve() -> None:
     tab is there also where nothing is installed and so no entry point names it.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    pipe = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     die_with(int(sys.argv[1]), signal.SIGTERM)
     from tensorboard import default, program
 
@@ -122,7 +124,8 @@ def serve() -> None:
     board = program.TensorBoard(plugins=[*plugins, GpurunPlugin], server_class=server)
     board.configure([sys.argv[0], *json.load(sys.stdin)])
     try:
-        os.write(sys.stdout.fileno(), f"{board.launch()}\n".encode())  # to the command, through a pipe
+        os.write(pipe, board.launch().encode())
+        os.close(pipe)
     except program.TensorBoardServerException as error:
         sys.exit(error.msg)
     signal.pause()
@@ -140,18 +143,16 @@ def with_fonts(app: WsgiApp, prefix: str) -> WsgiApp:
     return answer
 
 
-def _wait_for_url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+def _url(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
     """The child says its address once it listens there."""
-    deadline = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline:
-        ended = process.poll() is not None
-        text = _read(log)
-        if found := re.search(r"^http://\S+$", text, re.MULTILINE):
-            return found.group()
-        if ended:
-            raise MachineError(f"TensorBoard ended at once:\n{_last_lines(text)}")
-        time.sleep(POLL_S)
-    raise MachineError(f"TensorBoard didn't start within {START_LIMIT_S:.0f} s:\n{_last_lines(_read(log))}")
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        if not select.select([pipe], [], [], START_LIMIT_S)[0]:
+            raise MachineError(f"TensorBoard didn't start within {START_LIMIT_S:.0f} s:\n{_last_lines(log)}")
+        url = pipe.read().decode().strip()
+    if not url:
+        raise MachineError(f"TensorBoard ended at once:\n{_last_lines(log)}")
+    return url
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -164,10 +165,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _read(log: IO[bytes]) -> str:
-    """All of it; without moving the position that the child shares with us."""
-    return os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")
-
-
-def _last_lines(text: str) -> str:
+def _last_lines(log: IO[bytes]) -> str:
+    """Without moving the position that the child shares with us."""
+    text = os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")
     return "\n".join(f"    {line}" for line in text.strip().splitlines()[-5:])

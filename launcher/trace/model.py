@@ -200,9 +200,7 @@ class CollectiveReport:
     """One collective over all ranks that show it."""
 
     group: str
-    """Its name, with its ranks where several groups have that name."""
-    group_ranks: tuple[int, ...] | None
-    """All ranks of the group; `None` if the traces don't say."""
+    """A key of `TraceReport.groups`."""
     seq: int
     kind: str
     parallelism: str
@@ -328,6 +326,9 @@ class TraceReport:
     `null` for ranks that share too few collectives with the lowest one.
     """
     ranks: tuple[RankTrace, ...]
+    groups: Mapping[str, tuple[int, ...] | None]
+    """All ranks of each group, `None` if the traces don't say; by its name, with its ranks where several
+    groups have that name. A group may have a million ranks, and any number of collectives."""
     collectives: tuple[CollectiveReport, ...]
     stragglers: tuple[StragglerReport, ...]
     parallelism: tuple[ParallelKind, ...]

@@ -82,7 +82,6 @@ class CollectiveTotal:
     """Collectives of one group, operation, size and type."""
 
     group: str
-    group_ranks: tuple[int, ...] | None
     kind: str
     bytes: int | None
     """Of each, as in NCCL's tests: the larger of input and output."""

@@ -24,7 +24,8 @@ from gpurun.launcher.tensorboard_plugin.timeline.format import (
 )
 from gpurun.launcher.trace.intervals import Int64
 
-MAX_HEADER_BYTES = 256 << 20
+MAX_HEADER_BYTES = 128 << 20
+"""Decoded it takes up to five times as much."""
 
 
 class DamagedIndex(Exception):

@@ -248,6 +248,7 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
         clock_drift_ppm={str(rank): _ppm(matched.clocks.rates.get(rank)) for rank in ranks},
         clock_drift_bounds_ppm={str(rank): _bounds_ppm(matched.clocks.bounds.get(rank)) for rank in ranks},
         ranks=tuple(rank_trace(rank, view) for rank, view in views),
+        groups={each.group: each.group_ranks for each in matched.collectives},
         collectives=tuple(
             _collective(each, last, kinds.of(each), matched, base_ns)
             for each, last in zip(matched.collectives, last_ranks, strict=True)
@@ -313,7 +314,6 @@ def _collective(
     algorithm, bus = bandwidths(each)
     return CollectiveReport(
         group=each.group,
-        group_ranks=each.group_ranks,
         seq=each.seq,
         kind=each.kind,
         parallelism=parallelism,

@@ -43,7 +43,11 @@ def largest_error(capture: Path) -> float:
     report, took_s = analyse_paths([capture]), timed(capture)
     assert not report.warnings
     assert set(report.clock_offsets_us.values()) == {0}
-    kinds = {each.group_ranks: each.parallelism for each in report.collectives if each.kind == "all_reduce"}
+    kinds = {
+        report.groups[each.group]: each.parallelism
+        for each in report.collectives
+        if each.kind == "all_reduce"
+    }
     assert kinds[0, 1] == kinds[2, 3] == "tensor"
     assert kinds[0, 2] == kinds[1, 3] == "data"
     sent_s, asked_s = took_s[0]["message came"][-1], took_s[3]["message came"][-1]
@@ -60,7 +64,7 @@ def waits_s(report: TraceReport, ranks: tuple[int, ...] | None) -> dict[int, flo
     found = dict.fromkeys(range(worker.RANKS), 0.0)
     asked = ("send", (0, 1, 2, 3)) if ranks is None else ("all_reduce", ranks)
     for each in report.collectives:
-        for part in each.ranks if (each.kind, each.group_ranks) == asked else ():
+        for part in each.ranks if (each.kind, report.groups[each.group]) == asked else ():
             assert part.wait_us is not None
             found[part.rank] += part.wait_us / 1e6
     return found

@@ -79,6 +79,18 @@ def test_it_listens_on_a_loopback_port(url: str) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{22}/", url)
 
 
+def test_an_address_in_its_log_is_not_taken_for_its_own(
+    logdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the name of a stranger's directory in a warning."""
+    body = "import sys; print('http://evil.example/', file=sys.stderr, flush=True); print('http://own/')"
+    monkeypatch.setattr(
+        "gpurun.launcher.tensorboard_plugin.view.helper_argv", lambda *_: [sys.executable, "-c", body]
+    )
+    with open_view(logdir) as server:
+        assert server.url == "http://own/"
+
+
 def test_scalars_tab_has_a_run_per_variant(url: str) -> None:
     found = get(f"{url}data/plugin/scalars/tags")
     assert set(found) == RUNS

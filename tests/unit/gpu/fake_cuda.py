@@ -23,7 +23,7 @@ class Stream:
 
 @dataclass
 class Event:
-    """torch/cuda/streams.py, `Event.record`: without a stream it takes that of the current device."""
+    """torch/cuda/streams.py:199, `Event.record`: without a stream it takes that of the current device."""
 
     cuda: FakeCuda
     stream: Stream | None = None
@@ -72,7 +72,7 @@ class FakeCuda:
         return self.count
 
     def current_device(self) -> int:
-        self.initialized = True  # torch/cuda/__init__.py: `_lazy_init`
+        self.initialized = True  # torch/cuda/__init__.py:501: `_lazy_init`
         return self.current
 
     def index(self, device: Any) -> int:

@@ -187,7 +187,7 @@ def test_without_the_library_the_gpus_are_there_all_the_same(
 def test_variables_limit_them_as_in_torch(
     root: Path, environ: dict[str, str], numbers: tuple[int, ...]
 ) -> None:
-    """torch/cuda/__init__.py, `_parse_visible_devices`: HIP counts in what ROCR leaves."""
+    """torch/cuda/__init__.py:860, `_parse_visible_devices`: HIP counts in what ROCR leaves."""
     assert [gpu.uuid for gpu in inspect_gpus(environ, root).gpus] == [UUIDS[number] for number in numbers]
 
 

@@ -146,7 +146,7 @@ def test_without_all_counters_there_is_no_energy(cuda: FakeCuda) -> None:
 
 
 def test_allocations_that_had_to_wait_are_counted(cuda: FakeCuda) -> None:
-    """torch 2.13, torch/cuda/memory.py, `memory_stats`: "num_alloc_retries"."""
+    """torch 2.13, torch/cuda/memory.py:231, `memory_stats`: "num_alloc_retries"."""
     meter = meter_of([Gpu()])
     cuda.retries[0] = 3
     meter.clear()
@@ -306,7 +306,7 @@ def test_for_dp_all_gpus_are_tried_in_one_process(tmp_path: Path) -> None:
 
 
 def test_a_step_that_runs_out_of_memory_leaves_no_half_made_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch/optim/adam.py, `_init_group`: a state that isn't empty is taken to have all its tensors."""
+    """torch/optim/adam.py:139, `_init_group`: a state that isn't empty is taken to have all its tensors."""
     trainer = Trainer.__new__(Trainer)
     trainer.model, trainer.precision = torch.nn.Linear(2, 2), PRECISIONS["fp16"]
     trainer.strategy = Single(trainer.model, torch.device("cpu"))

@@ -71,7 +71,7 @@ def test_a_driver_without_the_newest_functions_is_still_asked(monkeypatch: pytes
 
 @pytest.mark.parametrize("visible", ["0,0", "1,0,1", "GPU-aaaa-0,GPU-aaaa", "0,GPU-aaaa-0"])
 def test_a_gpu_that_is_named_twice_hides_all(visible: str) -> None:
-    """torch 2.13, torch/cuda/__init__.py, `_parse_visible_devices`: "Repeated ordinal results in empty
+    """torch 2.13, torch/cuda/__init__.py:860, `_parse_visible_devices`: "Repeated ordinal results in empty
     set", and `_transform_uuid_to_ordinals` the same; CUDA shows no device then."""
     assert inspect_nvidia_gpus({"CUDA_VISIBLE_DEVICES": visible}, binding=fake()).gpus == ()
 
@@ -80,7 +80,7 @@ def test_a_gpu_that_is_named_twice_hides_all(visible: str) -> None:
 
 
 def test_a_restored_optimizer_never_holds_its_state_twice() -> None:
-    """torch 2.13, torch/optim/optimizer.py, `load_state_dict`: the new state is made on the parameters'
+    """torch 2.13, torch/optim/optimizer.py:881, `load_state_dict`: the new state is made on the parameters'
     device before it takes the place of the old one."""
     held: list[int] = []
 
@@ -115,13 +115,13 @@ def test_a_gpu_whose_memory_has_no_spare_rows_left_is_not_well(wording: Wording)
 
 
 def test_a_rank_that_waits_for_any_accelerator_waits_for_its_gpu() -> None:
-    """torch 2.13, torch/accelerator/__init__.py, `synchronize`: what device-agnostic programs call."""
+    """torch 2.13, torch/accelerator/__init__.py:246, `synchronize`: what device-agnostic programs call."""
     seen = activity(parse_threads(stack("torch/accelerator/__init__.py:283 synchronize", f"{USER}:9 train")))
     assert known(seen).waiting == GPU
 
 
 def test_a_model_inside_of_fsdp_computes() -> None:
-    """torch 2.13, torch/distributed/fsdp/fully_sharded_data_parallel.py, `forward`: it calls the model."""
+    """torch 2.13, torch/distributed/fsdp/fully_sharded_data_parallel.py:835, `forward`: calls the model."""
     fsdp = "torch/distributed/fsdp/fully_sharded_data_parallel.py:854 forward"
     inner = ("torch/nn/modules/linear.py:134 forward", "torch/nn/modules/module.py:1790 _call_impl")
     computing = activity(parse_threads(stack(*inner, fsdp, f"{USER}:9 train")))
@@ -136,7 +136,7 @@ def test_a_model_inside_of_fsdp_computes() -> None:
 def test_no_import_before_the_fork_asks_cuda_about_parts_of_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch 2.13, torch/cuda/__init__.py, `_device_count_nvml`: "Skip MIG parsing", and then
+    """torch 2.13, torch/cuda/__init__.py:1092, `_device_count_nvml`: "Skip MIG parsing", and then
     `_cuda_getDeviceCount`, after which no fork can use CUDA (torch/csrc/cuda/Module.cpp, `poison_fork`)."""
     asked: list[str] = []
 
@@ -184,7 +184,7 @@ def test_the_jobs_of_gpu_test_are_valid(precision: str, kind: str, tmp_path: Pat
 
 
 def test_a_rank_whose_torch_sees_no_gpu_fails_with_torchs_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch/cuda/__init__.py, `device_count`: 0 where the driver can't be used, without an error."""
+    """torch/cuda/__init__.py:1150, `device_count`: 0 where the driver can't be used, without an error."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     monkeypatch.setenv("LOCAL_RANK", "1")

@@ -280,7 +280,7 @@ def test_memory_that_runs_out_while_others_wait_in_a_collective_ends_the_rank() 
 
 
 def test_dp_on_unlike_gpus_prints_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.13, torch/nn/parallel/data_parallel.py: `_check_balance` warns of unlike GPUs."""
+    """torch 2.13, torch/nn/parallel/data_parallel.py:24: `_check_balance` warns of unlike GPUs."""
     advice = "\n    There is an imbalance between your GPUs. You may want to exclude GPU 1"
 
     def unlike(self: Any, module: Any, device_ids: Any = None) -> None:

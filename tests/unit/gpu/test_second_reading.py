@@ -118,7 +118,7 @@ def test_a_step_without_synchronization_issues_no_collective(monkeypatch: pytest
 
 
 class Unsynchronized(nn.Module):
-    """`DistributedDataParallel`, torch/nn/parallel/distributed.py, `will_sync_module_buffers`."""
+    """`DistributedDataParallel`, torch/nn/parallel/distributed.py:2382, `will_sync_module_buffers`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Unsynchronized(nn.Module):
 
 
 class FakeGather:
-    """torch/nn/parallel/_functions.py, `Gather`: tensors only; warns of scalars, which it makes a vector."""
+    """torch/nn/parallel/_functions.py:82, `Gather`: tensors only; makes a vector of scalars, and warns."""
 
     @staticmethod
     def apply(device: Any, dim: int, *inputs: Any) -> Tensor:

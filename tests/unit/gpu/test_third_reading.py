@@ -35,7 +35,7 @@ from tests.wording import Wording
 
 
 def test_a_trace_ends_on_a_gpu_of_the_program(cuda: FakeCuda) -> None:
-    """torch 2.13, torch/autograd/profiler.py, `profile.__exit__`: `torch.cuda.synchronize()` without a
+    """torch 2.13, torch/autograd/profiler.py:419, `profile.__exit__`: `torch.cuda.synchronize()` without a
     device, which makes a context on the current one: GPU 0 of every rank."""
     cuda.allocated = {1: 7}
     ended_on: list[int] = []
@@ -131,7 +131,7 @@ def history(*states: str) -> Any:
 
 
 def test_a_collective_that_no_gpu_completes_is_named(wording: Wording) -> None:
-    """torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, `dump_json`: NCCL's entries have a state."""
+    """torch/csrc/distributed/c10d/FlightRecorderDetail.hpp:507, `dump_json`: NCCL's entries have a state."""
     stuck = history("completed", "scheduled", "scheduled")
     snapshots = [RankSnapshot(rank, 7, 3, (), stuck) for rank in (0, 1)]
     assert str(find_pending({0: stuck, 1: stuck})) == "all_reduce #2"

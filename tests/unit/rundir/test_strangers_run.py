@@ -13,7 +13,7 @@ from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.logs.relay import all_lines
 from gpurun.launcher.run.open import find_run
-from gpurun.launcher.rundir.files import MAX_BYTES, MAX_LINES_BYTES, RunDir
+from gpurun.launcher.rundir.files import MAX_BYTES, MAX_EVENTS_BYTES, MAX_LINES_BYTES, RunDir
 from gpurun.launcher.rundir.paths import check_owner, rank_files
 from tests.wording import Wording
 
@@ -95,6 +95,13 @@ def endless_line(run: RunDir) -> None:
     sparse(variant(run) / "rank0.jsonl", MAX_LINES_BYTES // 4)
 
 
+def events_without_end(run: RunDir) -> None:
+    for name in ("05", "06"):
+        run.launch(name).mkdir(parents=True)
+        run.events(name).touch()
+        sparse(run.events(name), MAX_EVENTS_BYTES // 2 + 1)
+
+
 def unknown_baseline(run: RunDir) -> None:
     run.plan.write_bytes(run.plan.read_bytes().replace(b'"baseline":', b'"baseline": "even", "was":'))
 
@@ -110,6 +117,7 @@ DAMAGES: dict[Plant, str] = {
     nested_plan: "nested too deeply",
     endless_plan: "larger than any file that gpurun writes there; remove it",
     endless_steps: "larger than any file that gpurun writes there; remove it",
+    events_without_end: "launches has more events than gpurun writes",
     endless_line: "larger than any file that gpurun writes there; remove it",
 }
 

@@ -150,7 +150,7 @@ def test_a_replayed_collective_has_the_group_of_its_capture(tmp_path: Path) -> N
             ]
         write(tmp_path / f"r{rank}.json", events, **rank_info(rank, 2))
     report = analyse_paths([tmp_path])
-    assert [(each.group, each.group_ranks, each.bytes) for each in report.collectives] == [
+    assert [(each.group, report.groups[each.group], each.bytes) for each in report.collectives] == [
         ("tp", (0, 1), 2000)
     ] * 2
     assert [rank.total.wait_us for rank in report.ranks] == [20, 0]

@@ -61,6 +61,7 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
         "clock_drift_ppm",
         "clock_drift_bounds_ppm",
         "ranks",
+        "groups",
         "collectives",
         "stragglers",
         "parallelism",

@@ -329,9 +329,15 @@ MAX_SHOWN = 8
 
 
 def group_labels(groups: Set[Group]) -> dict[Group, str]:
-    """What each group is called: its name, with its ranks where several have that name."""
+    """What each group is called: its name, with its ranks where several have that name; no two alike."""
     shared = Counter(group.name for group in groups)
-    return {group: group.name if shared[group.name] == 1 else _with_ranks(group) for group in groups}
+    labels: dict[Group, str] = {}
+    alike: Counter[str] = Counter()
+    for group in sorted(groups, key=lambda one: (one.name, one.ranks or ())):
+        label = group.name if shared[group.name] == 1 else _with_ranks(group)
+        alike[label] += 1
+        labels[group] = label if alike[label] == 1 else f"{label} ({alike[label]})"
+    return labels
 
 
 def _with_ranks(group: Group) -> str:

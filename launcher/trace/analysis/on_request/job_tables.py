@@ -81,7 +81,7 @@ def _collectives(collectives: Iterable[CollectiveReport], ranks: Set[int]) -> tu
     found: defaultdict[tuple[object, ...], list[CollectiveReport]] = defaultdict(list)
     for each in collectives:
         if any(part.rank in ranks for part in each.ranks):
-            found[each.group, each.group_ranks, each.kind, each.bytes, each.dtype].append(each)
+            found[each.group, each.kind, each.bytes, each.dtype].append(each)
     rows = [_collective(same, ranks) for same in found.values()]
     return tuple(sorted(rows, key=lambda row: -(row.wait_us or 0.0) - row.count * (row.transfer_us or 0.0)))
 
@@ -94,7 +94,6 @@ def _collective(same: Sequence[CollectiveReport], ranks: Set[int]) -> Collective
     transfers = [min(part.transfer_us or 0.0 for part in each.ranks) for each in matched]
     return CollectiveTotal(
         group=first.group,
-        group_ranks=first.group_ranks,
         kind=first.kind,
         bytes=first.bytes,
         dtype=first.dtype,

@@ -20,6 +20,7 @@ from gpurun.launcher.trace.analysis.discover import find_traces
 from gpurun.launcher.trace.kineto import events as trace_events
 from gpurun.launcher.trace.kineto import file_blocks, trace_file
 from gpurun.launcher.trace.kineto.read_trace import read_trace
+from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
 
@@ -325,3 +326,26 @@ def test_broken_text_in_names(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"NAME", b"\xff\x07\x1b[31m"))
     (row,) = analyse_paths([path]).ranks[0].kernels
     assert row.name.startswith("\ufffd")
+
+
+def test_groups_are_listed_once_however_large(tmp_path: Path) -> None:
+    """A million ranks in a few bytes; of two large groups of a name only ranks in the middle differ."""
+    job = Job(2)
+    large: dict[str, object] = {"Process Group Ranks": None, "Global rank start": 0, "Global rank stride": 1}
+    for turn in range(20):
+        job.all_reduce(
+            "a",
+            [0, 1],
+            [100 * turn + 10, 100 * turn + 15],
+            100 * turn + 20,
+            args=large | {"Group size": 250_000},
+        )
+    middle = [[0, 1, *range(2, 20), number, 99] for number in (50, 60)]
+    for turn, ranks in enumerate(middle):
+        at = 3000 + 100 * turn
+        job.all_reduce("b", [0, 1], [at + 10, at + 15], at + 20, args={"Process Group Ranks": str(ranks)})
+    report = job.report(tmp_path)
+    names = ["a", "b of ranks 0, 1, 2, 3, 4, 5, 6, …, 99", "b of ranks 0, 1, 2, 3, 4, 5, 6, …, 99 (2)"]
+    assert [*report.groups] == names
+    assert [report.groups[name] for name in names] == [tuple(range(250_000)), *map(tuple, middle)]
+    assert len(msgspec.json.encode(report)) < 2 * 7 * 250_000

@@ -37,8 +37,7 @@ def test_disjoint_groups_of_one_name_are_two(tmp_path: Path, seed: int, calls: b
     report = job.report(tmp_path)
     assert {rank.rank: rank.total.wait_us for rank in report.ranks} == waits
     assert {int(rank): us for rank, us in report.clock_offsets_us.items()} == dict(enumerate(skews_us))
-    named = {each.group: each.group_ranks for each in report.collectives}
-    assert named == {"1 of ranks 0, 1": (0, 1), "1 of ranks 2, 3": (2, 3), "0": (0, 1, 2, 3)}
+    assert report.groups == {"1 of ranks 0, 1": (0, 1), "1 of ranks 2, 3": (2, 3), "0": (0, 1, 2, 3)}
     assert not report.warnings
 
 
@@ -50,7 +49,7 @@ def test_groups_from_the_header_and_from_first_rank_and_stride(tmp_path: Path) -
     job.all_reduce("b", [1, 3], [10, 15], 20, args={"Process Group Ranks": None})
     config = [{"pg_name": "b", "pg_desc": "x", "pg_size": 2, "ranks": [1, 3]}]
     report = job.report(tmp_path, pg_config=config)
-    assert {(each.group, each.group_ranks) for each in report.collectives} == {("a", (0, 2)), ("b", (1, 3))}
+    assert report.groups == {"a": (0, 2), "b": (1, 3)}
     assert [rank.total.wait_us for rank in report.ranks] == [5, 5, 0, 0]
 
 

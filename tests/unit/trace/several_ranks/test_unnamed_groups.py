@@ -40,7 +40,7 @@ def test_unnamed_collectives_have_the_only_group_that_is_possible(tmp_path: Path
     """Rank 1 is in both groups: 8 elements are on ranks 0 and 1 only, 9 on ranks 1 and 2 only."""
     ops: list[Op] = [([0, 1], 8, [0, 30]), ([1, 2], 9, [20, 0]), ([1, 2], 9, [0, 5]), ([0, 1], 8, [40, 0])]
     report = unnamed(tmp_path, [[0, 1], [1, 2]], ops)
-    assert {each.group_ranks for each in report.collectives} == {(0, 1), (1, 2)}
+    assert {*report.groups.values()} == {(0, 1), (1, 2)}
     assert [rank.total.wait_us for rank in report.ranks] == [30, 40 + 5, 20]
     assert not report.warnings
 
