@@ -163,14 +163,20 @@ def collective_kind(name: str) -> str:
 
 DTYPE_BYTES = {
     "bool": 1, "byte": 1, "char": 1, "signed char": 1, "unsigned char": 1,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "half": 2, "c10::half": 2, "bfloat16": 2, "c10::bfloat16": 2, "short": 2, "short int": 2,
-    "int": 4, "float": 4, "long": 8, "long int": 8, "double": 8,
-    "complexfloat": 8, "c10::complex<float>": 8, "complexdouble": 16, "c10::complex<double>": 16,
+    "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "half": 2, "bfloat16": 2, "short": 2, "short int": 2, "uint16": 2, "short unsigned int": 2,
+    "int": 4, "float": 4, "uint32": 4, "unsigned int": 4, "complexhalf": 4, "complex<half>": 4,
+    "long": 8, "long int": 8, "double": 8, "uint64": 8, "long unsigned int": 8,
+    "complexfloat": 8, "complex<float>": 8, "complexdouble": 16, "complex<double>": 16,
 }  # fmt: skip
-"""Bytes of an element by the names that `dtype` and `Input type` use, in lower case."""
+"""Bytes of an element by the names that `dtype` and `Input type` use, in lower case and without `c10::`.
+
+`dtype` is torch's name of a type, `Input type` that of the C++ compiler. Source: torch's
+torch/headeronly/core/ScalarType.h, `toString`; torch/csrc/profiler/util.cpp, `inputTypes` and `saveNcclMeta`.
+"""
 
 
 def dtype_bytes(name: str) -> int | None:
     """Bytes of one element; `None` for a name that isn't known."""
-    return DTYPE_BYTES.get(name.lower())
+    return DTYPE_BYTES.get(name.lower().replace("c10::", ""))

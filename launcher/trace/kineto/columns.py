@@ -58,6 +58,8 @@ class GpuWait:
     """`Stream Sync`, `Event Sync`, `Context Sync` or `Stream Wait Event`."""
     correlation: int
     """That of the call."""
+    device: str
+    """Of both streams: each GPU of a process counts its own."""
     stream: str
     """The stream that waits; of `Stream Sync`, the one that is waited for."""
     waits_for_stream: str | None
@@ -118,6 +120,7 @@ class DetailsReader:
                 GpuWait(
                     event.name or "",
                     correlation,
+                    str(event.pid if args.device is None else args.device),
                     str(event.tid if args.stream is None else args.stream),
                     None if other is None else str(other),
                     whole(args.waits_for_record),

@@ -89,7 +89,7 @@ class _Builder:
         launches = self.trace.launches
         calls = zip(launches.correlation.tolist(), launches.start.tolist(), strict=True)
         self.called_at: dict[int, int] = dict(calls) if self.waits else {}
-        self.number = {stream: number for number, (_, stream) in enumerate(self.trace.streams)}
+        self.number = {place: number for number, place in enumerate(self.trace.streams)}
 
     def _recorded(self) -> tuple[GpuWait, ...]:
         return self.trace.details.waits if self.trace.details else ()
@@ -233,8 +233,8 @@ class _Builder:
         wait = self.waits.get(call.correlation)
         if wait is None or wait.waits_for_stream is None:
             return
-        awaited = self._last_on(wait.waits_for_stream, self._recorded_at(wait, call.start))
-        mine = self.by_stream.get(self.number.get(wait.stream, -1), [])
+        awaited = self._last_on((wait.device, wait.waits_for_stream), self._recorded_at(wait, call.start))
+        mine = self.by_stream.get(self.number.get((wait.device, wait.stream), -1), [])
         place = bisect_left(mine, call.start, key=self.launched_at.__getitem__)
         if awaited is not None and place < len(mine) and self._precedes(awaited, mine[place]):
             found[mine[place]].append(awaited)
@@ -244,8 +244,8 @@ class _Builder:
         record = wait.waits_for_record
         return otherwise if record is None else self.called_at.get(record, otherwise)
 
-    def _last_on(self, stream: str, time_ns: int) -> int | None:
-        """The last work on a stream that was launched before then."""
+    def _last_on(self, stream: tuple[str, str], time_ns: int) -> int | None:
+        """The last work on a stream, given with its device, that was launched before then."""
         works = self.by_stream.get(self.number.get(stream, -1), [])
         place = bisect_left(works, time_ns, key=self.launched_at.__getitem__)
         return works[place - 1] if place else None
@@ -287,7 +287,9 @@ class _Builder:
             return [i for i in lasts if i is not None]
         if wait is not None:
             stream = wait.waits_for_stream if wait.name == "Event Sync" else wait.stream
-            found = None if stream is None else self._last_on(stream, self._recorded_at(wait, call.start))
+            if stream is None:
+                return []
+            found = self._last_on((wait.device, stream), self._recorded_at(wait, call.start))
             return [] if found is None else [found]
         if latest is not None and self.ends[latest] <= call.end + NOISE_NS:
             return [latest]
