@@ -93,13 +93,7 @@ class Leader:
             self.ready = prepare(self.job, self.machine, self.pools.get({}), here.nodes, find_max=find_max)
         else:
             self.ready = with_nodes(self.ready, self.machine, here.nodes)
-        self.pools.keep_only(self.ready.environments)
-        ranks = ClusterPool(self.pools, here.link, self.ready.run, len(here.hosts), say_on_stderr)
-        with token_in(self.ready.run.path) as token:
-            environments = tuple(env for env, _ in self.ready.environments)
-            run = Run(str(self.ready.run.path.resolve()), str(self.job.job_dir), token, environments)
-            for rank in range(1, len(here.hosts)):
-                here.link.send(rank, run)
+        with followed(self.ready, self.pools, here) as ranks:
             self.finished = carry_out(self.ready, ranks, self.job.output, ranks.notify)
         error = self.finished.error
         restart = self.restart(ranks.launch, error) if type(error) is NodesError else None
@@ -157,6 +151,18 @@ class Leader:
         )
 
 
+@contextmanager
+def followed(ready: Prepared, pools: WorkerPools, here: Joined) -> Iterator[ClusterPool]:
+    """The ranks of all nodes: the others begin to follow this one."""
+    pools.keep_only(ready.environments)
+    with token_in(ready.run.path) as token:
+        environments = tuple(env for env, _ in ready.environments)
+        run = Run(str(ready.run.path.resolve()), str(ready.job_dir), token, environments)
+        for rank in range(1, len(here.hosts)):
+            here.link.send(rank, run)
+        yield ClusterPool(pools, here.link, ready.run, len(here.hosts), say_on_stderr)
+
+
 def with_nodes(ready: Prepared, machine: Machine, nodes: Sequence[Node]) -> Prepared:
     """The run, to go on with these nodes.
 
@@ -202,6 +208,8 @@ class OtherNode:
 
     pools: WorkerPools
     job: Job
+    run_s: float = _RUN_S
+    """How long node 0 may take to begin."""
     scratch: Path | None = None
     """What its ranks write, where it doesn't share node 0's directory."""
     follower: Follower | None = None
@@ -257,7 +265,7 @@ class OtherNode:
         Raises:
             GpurunError: node 0 doesn't begin the run, or a device can't hold the model and one sample.
         """
-        spec, limit_s = self.job.spec, math.inf if wants_max(self.job.spec) else _RUN_S
+        spec, limit_s = self.job.spec, math.inf if wants_max(self.job.spec) else self.run_s
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             if (run := here.link.take(Run, _POLL_S)) is not None:
@@ -269,7 +277,7 @@ class OtherNode:
                     spec, inspect_machine(), pool, self.job.job_dir, say_on_stderr, place, check
                 )
                 here.link.send(0, RoomsFound(here.rank, found))
-        raise NodesError(f"node 0 ({here.hosts[0]}) did not begin the run within {_RUN_S:g} s")
+        raise NodesError(f"node 0 ({here.hosts[0]}) did not begin the run within {limit_s:g} s")
 
 
 def wait_for_node_0_exit(link: NodeLink) -> None:

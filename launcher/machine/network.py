@@ -99,6 +99,14 @@ def interfaces() -> dict[str, list[str]]:
     }
 
 
+def carried_gb_per_s(interface: str) -> float | None:
+    """What an interface carries in one direction, in GB/s; `None` where its driver doesn't say."""
+    import psutil
+
+    found = psutil.net_if_stats().get(interface)
+    return found.speed / 8000 if found and found.speed > 0 else None
+
+
 def is_own(address: str) -> bool:
     """Whether this node has the address."""
     return any(address in addresses for addresses in interfaces().values())

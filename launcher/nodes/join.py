@@ -18,7 +18,14 @@ from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesE
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import MAX_NODES
 from gpurun.launcher.machine.host import Machine
-from gpurun.launcher.machine.network import NodeAddress, UnknownHost, find_address, is_loopback, is_own
+from gpurun.launcher.machine.network import (
+    NodeAddress,
+    UnknownHost,
+    carried_gb_per_s,
+    find_address,
+    is_loopback,
+    is_own,
+)
 from gpurun.launcher.nodes.messages import End, Hello, Welcome
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, bounds_here, facts_without_job, find_facts
@@ -55,12 +62,18 @@ def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: NodeAddress, ma
     return Hello(
         version=__version__,
         rank=facts.rank,
-        node=node_of(machine, machine.hostname, place.address, place.interface),
+        node=at_place(node_of(machine, machine.hostname), place),
         rendezvous=place.rendezvous,
         job=job,
         program_sha256=program_sha256(job, job_dir),
         source_sha256=source_sha256(Path(gpurun.__file__).resolve().parent),
     )
+
+
+def at_place(node: Node, place: NodeAddress) -> Node:
+    """The node with this address and its interface."""
+    speed = carried_gb_per_s(place.interface)
+    return replace(node, address=place.address, interface=place.interface, network_gb_per_s=speed)
 
 
 def refuse_to_join(error: GpurunError, flags: NodeFlags, say: Callable[[str], None]) -> None:
@@ -265,8 +278,7 @@ def _seen_from(hello: Hello, others: list[Hello]) -> Node:
     seen = shared_address(hello, others)
     if not is_loopback(hello.node.address) or is_loopback(seen) or not is_own(seen):
         return hello.node
-    place = find_address(seen, 1, None, {})
-    return replace(hello.node, address=place.address, interface=place.interface)
+    return at_place(hello.node, find_address(seen, 1, None, {}))
 
 
 def disagreement(first: Hello, other: Hello, known: Mapping[int, Hello]) -> str | None:

@@ -69,6 +69,17 @@ class RoomsFound(msgspec.Struct, frozen=True, tag=True):
     found: NodeRooms
 
 
+class Tested(msgspec.Struct, frozen=True, tag=True):
+    """What the self-test of a node has found."""
+
+    node: int
+    checks: tuple[tuple[str, Literal["ok", "failed", "skipped"], str, str | None], ...]
+    """Name, status, what was found, what to do."""
+    devices: tuple[str, ...]
+    blocked: tuple[str, ...]
+    """The checks because of which no rank can be started on the node."""
+
+
 RankKind = Literal["workload", "program"]
 
 
@@ -193,6 +204,7 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
 Message = (
     Hello | Welcome | FindRooms | RoomsFound | Run | Launch | Port | PreloadModules | SnapshotRequest
     | TracesWanted | Stop | LogText | Ack | Exits | Chunk | Snapshots | RequestWritten | Steps | Stopped
+    | Tested
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

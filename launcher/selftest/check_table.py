@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -12,10 +12,11 @@ from gpurun.launcher.selftest import link_checks, machine_checks, run_checks
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
     GRADIENTS,
+    LINKS,
     MACHINE,
     MEASURING,
-    PARTS,
     PROGRAMS,
+    TITLES,
     TRAINING,
     Evidence,
     Finding,
@@ -178,18 +179,48 @@ CHECKS = (
     Check("a captured graph", PROGRAMS, partial(run_checks.program, "graph"), _BUG, only_gpus=True),
 )
 """In the order in which they are shown."""
+NODE_CHECKS = (
+    Check(
+        "nodes together",
+        LINKS,
+        run_checks.measuring,
+        "look for a firewall between the nodes, and read the logs in the directory of this self-test",
+    ),
+    Check(
+        "speed of nodes",
+        LINKS,
+        machine_checks.device_speed,
+        "look for other processes, heat and power limits on that node",
+    ),
+    Check("sums over nodes", LINKS, link_checks.sums, "don't train here: test each of the nodes' links"),
+    Check(
+        "rate over nodes",
+        LINKS,
+        link_checks.reduce_bandwidth,
+        "choose another interface (--interface), or see which way collectives take",
+        tools=dict.fromkeys((_OF_NVIDIA, _OF_AMD), "NCCL_DEBUG=INFO"),
+    ),
+    Check(
+        "pairs of nodes",
+        LINKS,
+        link_checks.peer_pairs,
+        "choose another interface (--interface), or look at cables, ports and switches",
+        tools={_OF_CPU: "ethtool", _OF_NVIDIA: "ethtool, ibstat", _OF_AMD: "ethtool, ibstat"},
+    ),
+)
+"""Of several nodes, after those of each."""
 
 
 def findings(seen: Evidence, parts: Iterable[str]) -> Iterator[Finding]:
     """The results of the checks of these parts, which have been run."""
     for part in parts:
-        yield from (finding(check, seen) for check in CHECKS if check.part == part)
+        yield from (finding(check, seen) for check in (*CHECKS, *NODE_CHECKS) if check.part == part)
 
 
 def finding(check: Check, seen: Evidence) -> Finding:
     """The result of one check."""
     found = judge(check, seen)
-    causes = () if check.part == FAULTS else _remedies(seen.kind)
+    causes = () if check.part in (FAULTS, LINKS) else _remedies(seen.kind)
     known = (remedy for words, remedy in causes if words.search(found.found))
     tool = check.tools.get(seen.kind.noun)
     usual = f"{check.remedy}: {tool}" if tool else check.remedy
@@ -210,6 +241,8 @@ def judge(check: Check, seen: Evidence) -> Finding:
     if check.part == MACHINE:
         is_without = check.only_gpus and not seen.devices
         return _not_run(["visible devices"]) if is_without else check.judge(seen)
+    if check.part == LINKS:
+        return check.judge(seen) if seen.facts else _without(check, seen)
     if blocked := _blocking(seen):
         return _not_run(blocked)
     if check.part != MEASURING and _is_hung(seen):
@@ -232,10 +265,11 @@ def _without(check: Check, seen: Evidence) -> Finding:
             "don't use CUDA when a module is imported: move it into a function",
         )
     why = problem.partition("\n")[0]
-    return failed(f"“{PARTS[check.part]}” ended early: {why}", f"read {job.log}" if job.log else None)
+    log = None if check.part == LINKS else job.log
+    return failed(f"“{TITLES[check.part]}” ended early: {why}", f"read {log}" if log else None)
 
 
-def _not_run(failures: list[str]) -> Finding:
+def _not_run(failures: Sequence[str]) -> Finding:
     return skipped(f"not run, because of: {', '.join(failures)}")
 
 
@@ -245,7 +279,7 @@ def _applies(check: Check, seen: Evidence) -> bool:
 
 def _first(part: str, seen: Evidence) -> Check:
     """The check that says why a part has found nothing."""
-    return next(each for each in CHECKS if each.part == part and _applies(each, seen))
+    return next(each for each in (*CHECKS, *NODE_CHECKS) if each.part == part and _applies(each, seen))
 
 
 def _blocking(seen: Evidence) -> list[str]:
@@ -257,6 +291,11 @@ def _is_hung(seen: Evidence) -> bool:
     return any(variant.status == "timeout" for variant in seen.job(MEASURING).variants)
 
 
-def is_blocked(seen: Evidence) -> bool:
-    """Whether no further rank can be started."""
-    return bool(_blocking(seen)) or _is_hung(seen)
+def blocking(seen: Evidence) -> list[str]:
+    """The checks because of which no further rank can be started."""
+    return _blocking(seen) or [_first(MEASURING, seen).name] * _is_hung(seen)
+
+
+def without_links(failures: Sequence[str]) -> Iterator[Finding]:
+    """What is said of the links between nodes, because of these failures on some of them."""
+    yield from (_not_run(failures).named(check.name, "") for check in NODE_CHECKS)

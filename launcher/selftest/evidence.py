@@ -12,7 +12,7 @@ from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.rundir.records import DeviceFacts, StepRecord
 
 MACHINE, MEASURING, TRAINING, GRADIENTS = "machine", "measuring", "training", "gradients"
-FAULTS, PROGRAMS = "faults", "programs"
+FAULTS, PROGRAMS, LINKS = "faults", "programs", "links"
 PARTS = {
     MACHINE: "the machine",
     MEASURING: "devices and links",
@@ -21,7 +21,9 @@ PARTS = {
     FAULTS: "ranks that fail",
     PROGRAMS: "unchanged programs",
 }
-"""What a self-test does, in this order, in words; each but the first is a job."""
+"""What a self-test of one machine does, in this order, in words; each but the first is a job."""
+TITLES = {**PARTS, LINKS: "links between nodes"}
+"""Of several nodes, that is the last."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,12 @@ class Evidence:
     """Which earlier results are not used, and why."""
     facts: tuple[DeviceFacts, ...] = ()
     """By rank."""
+    nodes: tuple[int, ...] = ()
+    """The node of each rank, where all nodes are judged together; empty on one machine."""
+    hosts: tuple[str, ...] = ()
+    """By node."""
+    network_gb_per_s: tuple[float | None, ...] = ()
+    """By node: what its interface carries in one direction, if it says so."""
     jobs: Mapping[str, RanJob] = field(default_factory=dict)
     """By part."""
     used_gib: Mapping[str, float] = field(default_factory=dict)
@@ -97,7 +105,7 @@ class Evidence:
 
     def has(self, part: str) -> bool:
         """Whether a part has found anything to judge."""
-        return bool(self.facts if part == MEASURING else self.job(part).variants)
+        return bool(self.facts if part in (MEASURING, LINKS) else self.job(part).variants)
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -121,6 +129,10 @@ class Finding:
     found: str
     remedy: str | None = None
     """What to do about it; of a check that failed."""
+    node: int | None = None
+    """On which of several nodes; `None`: on the only one, or on all of them together."""
+    host: str | None = None
+    """Of that node."""
 
     def named(self, name: str, remedy: str) -> "Finding":
         """The finding of this check, with its remedy where it failed and has none of its own."""

@@ -1,7 +1,7 @@
 """What is wrong with the links between devices. Pure."""
 
 import re
-from collections import Counter
+from collections.abc import Callable, Sequence
 from math import isfinite
 
 from gpurun.launcher.rundir.records import PairRate
@@ -15,20 +15,25 @@ LEAST_OF_PAIRS = {True: 0.2, False: 0.5}
 """Of the best pair with links of the same kind; by whether devices share the host, and are less even."""
 LEAST_REDUCED = {True: 0.3, False: 0.1}
 """Of the slowest pair's link: in an all-reduce all devices send at once, and may share ways over PCIe."""
+LEAST_OVER_NETWORK = {True: 0.05, False: 0.1}
+"""Of what the slower interface carries, for pairs and all-reduces; by whether devices share the host. TCP
+leaves much of a fast network unused; a network for RDMA is faster than the interface by which nodes meet."""
 _NVLINKS = re.compile(r"NVLink (\d+)x")
 """As `machine.gpus` names links."""
-LOOPBACK = "loopback (gloo)"
+LOOPBACK, NETWORK = "loopback (gloo)", "the network"
 
 
 def sums(seen: Evidence) -> Finding:
     """All-reduces of known results."""
-    wrong = [text for facts in seen.facts for text in facts.wrong_sums]
+    wrong = [f"{text}, {seen.devices[facts.rank]}" for facts in seen.facts for text in facts.wrong_sums]
     most = max((each.num_bytes for facts in seen.facts for each in facts.reduces), default=0)
     return judged(wrong, f"right in three types, and up to {size_text(most, 'bytes')}")
 
 
 def transport(seen: Evidence, low: int, high: int) -> str:
     """How two devices are linked: `NVLink 18x`, the way over PCIe, or the host's loopback interface."""
+    if seen.nodes:
+        return NETWORK
     if not seen.gpus:
         return LOOPBACK
     return seen.gpus[low].peer_links.get(seen.gpus[high].index, "an unknown link")
@@ -44,6 +49,9 @@ def is_pcie(way: str) -> bool:
 
 def link_gb_per_s(seen: Evidence, low: int, high: int) -> float | None:
     """What the link of two devices carries in one direction; `None` where it isn't known."""
+    if seen.nodes:
+        both = [seen.network_gb_per_s[seen.nodes[rank]] for rank in (low, high)]
+        return min(rate for rate in both if rate) if all(both) else None
     if not seen.health:
         return None
     if found := _NVLINKS.fullmatch(transport(seen, low, high)):
@@ -55,18 +63,28 @@ def link_gb_per_s(seen: Evidence, low: int, high: int) -> float | None:
     return min(rate for rate in lanes if rate) if all(lanes) else None
 
 
+def least_sent(way: str, seen: Evidence) -> float:
+    """The share of what a link carries that a message has to reach."""
+    return LEAST_OVER_NETWORK[seen.kind.is_host] if way == NETWORK else LEAST_SENT[is_nvlink(way)]
+
+
+def least_reduced(way: str, seen: Evidence) -> float:
+    """Likewise an all-reduce."""
+    return LEAST_OVER_NETWORK[seen.kind.is_host] if way == NETWORK else LEAST_REDUCED[is_nvlink(way)]
+
+
 def peer_pairs(seen: Evidence) -> Finding:
-    """The pair that is slow, or the device whose pairs all are."""
+    """The pair that is slow, or the device or the node whose pairs all are."""
     pairs = [pair for facts in seen.facts for pair in facts.pairs]
     slow = [pair for pair in pairs if why_slow(pair, pairs, seen)]
     if not slow:
         rates = ", ".join(_by_transport(pairs, seen))
         alone = "" if _can_judge(pairs, seen) else "; what this link should carry is unknown"
         return ok(f"{plural(len(pairs), 'pair')}: {rates}{alone}")
-    remedy = "look for other processes" if seen.kind.is_host else None
-    if (rank := common_rank(slow, len(seen.devices))) is not None:
-        slowest = min(slow, key=lambda pair: pair.gb_per_s)
-        return failed(f"all links of {seen.devices[rank]} are slow: {why_slow(slowest, pairs, seen)}", remedy)
+    remedy = "look for other processes" if seen.kind.is_host and not seen.nodes else None
+    if (name := common_place(slow, pairs, lambda rank: _place(rank, seen))) is not None:
+        slowest = min(slow, key=_rate)
+        return failed(f"all links of {name} are slow: {why_slow(slowest, pairs, seen)}", remedy)
     return failed("; ".join(f"{_ends(pair, seen)}: {why_slow(pair, pairs, seen)}" for pair in slow), remedy)
 
 
@@ -100,20 +118,30 @@ def pcie_links(seen: Evidence) -> Finding:
 def why_slow(pair: PairRate, pairs: list[PairRate], seen: Evidence) -> str | None:
     """Against what its link carries, and against other pairs; `None` where it is as fast as it should be."""
     way, carries = transport(seen, pair.low, pair.high), link_gb_per_s(seen, pair.low, pair.high)
-    if carries and not pair.gb_per_s >= LEAST_SENT[is_nvlink(way)] * carries:  # also NaN
+    if carries and not pair.gb_per_s >= least_sent(way, seen) * carries:  # also NaN
         return f"{_gb(pair.gb_per_s)} GB/s, but {way} carries {_gb(carries)}"
     like = (each for each in pairs if transport(seen, each.low, each.high) == way)
     best = max((each for each in like if isfinite(each.gb_per_s)), key=_rate, default=pair)
     if not pair.gb_per_s >= LEAST_OF_PAIRS[seen.kind.is_host] * best.gb_per_s:
-        return f"{_gb(pair.gb_per_s)} GB/s, but {_ends(best, seen)} with {way} have {_gb(best.gb_per_s)}"
+        return f"{_gb(pair.gb_per_s)} GB/s, but {_ends(best, seen)} over {way} have {_gb(best.gb_per_s)}"
     return None
 
 
-def common_rank(slow: list[PairRate], num_devices: int) -> int | None:
-    """The one device that all slow pairs have in common, where all of its pairs are slow."""
-    counts = Counter(rank for pair in slow for rank in (pair.low, pair.high))
-    rank, count = counts.most_common(1)[0]
-    return rank if num_devices > 2 and count == num_devices - 1 == len(slow) else None
+def _place(rank: int, seen: Evidence) -> str:
+    """The device of a rank, or the node where nodes are compared."""
+    if not seen.nodes:
+        return seen.devices[rank]
+    return f"node {seen.nodes[rank]} ({seen.hosts[seen.nodes[rank]]})"
+
+
+def common_place(
+    slow: Sequence[PairRate], pairs: Sequence[PairRate], place: Callable[[int], str]
+) -> str | None:
+    """The one of three or more that all slow pairs have in common, where all of its pairs are slow."""
+    ends = {pair: {place(pair.low), place(pair.high)} for pair in pairs}
+    places = set().union(*ends.values())
+    alike = (each for each in places if [pair for pair in pairs if each in ends[pair]] == slow)
+    return next(alike, None) if len(places) > 2 else None
 
 
 def _by_transport(pairs: list[PairRate], seen: Evidence) -> list[str]:
@@ -143,6 +171,6 @@ def reduce_bandwidth(seen: Evidence) -> Finding:
     if links:
         carried, pair = min(links, key=lambda link: link[0])
         way = transport(seen, pair.low, pair.high)
-        if not best >= LEAST_REDUCED[is_nvlink(way)] * carried:
+        if not best >= least_reduced(way, seen) * carried:
             return failed(f"bus bandwidth {found}, but {way} carries {_gb(carried)} GB/s")
     return ok(f"bus bandwidth {found}, over {', '.join(ways)}")

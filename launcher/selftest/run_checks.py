@@ -4,6 +4,7 @@ The jobs are small, and each serves several checks: strategies, gradients, trace
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, combinations
 from math import isfinite
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.jobfile.load import job_text
 from gpurun.launcher.jobfile.settings import PRECISIONS
 from gpurun.launcher.machine.accelerators import accelerator_of, precision_problem
+from gpurun.launcher.plan.devices import Devices
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
@@ -60,11 +62,30 @@ def job_of(part: str, seen: Evidence, facts: Path) -> str:
     return jobs[part]()
 
 
-def measuring_job(devices: Sequence[str], directory: Path) -> str:
+def measuring_job(devices: Sequence[str], directory: Path, **keys: object) -> str:
     """Every rank measures its device and its links; what it finds goes to `directory`."""
     kind = accelerator_of(devices[0])
-    program = {"module": DEVICE_PROGRAM, "args": [kind.name, str(directory)]}
+    program = {"module": DEVICE_PROGRAM, "args": [kind.name, str(directory)], **keys}
     return _job("measuring", devices, **program, steps={"launches": 1}, profile=_UNTRACED)
+
+
+def links_job(devices: Sequence[Sequence[str]], directory: Path) -> str:
+    """The same by the devices of all nodes; pairs are those of different nodes at the same place on each."""
+    names = [f"{name}@{node}" for node, own in enumerate(devices) for name in own]
+    first = [0, *accumulate(len(own) for own in devices)]
+    pairs = [
+        f"{first[low] + place}-{first[high] + place}"
+        for low, high in combinations(range(len(devices)), 2)
+        for place in range(min(len(devices[low]), len(devices[high])))
+    ]
+    args = [accelerator_of(names[0]).name, str(directory), ",".join(pairs)]
+    return measuring_job(names, directory, args=args, nodes=len(devices))
+
+
+def joining_job(devices: Devices, num_nodes: int) -> str:
+    """What nodes that test themselves agree about before they know each other's devices."""
+    wish = devices if isinstance(devices, str) else list(devices)
+    return job_text({"name": "selftest-links", "devices": wish, "nodes": num_nodes, "module": DEVICE_PROGRAM})
 
 
 def training_job(devices: Sequence[str]) -> str:

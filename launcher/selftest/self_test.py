@@ -4,14 +4,12 @@ import gc
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
 
-from gpurun.launcher.errors import GpurunError, Interrupted, MachineError, Problem, SpecError
+from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, Problem, SpecError
 from gpurun.launcher.failures.reporter import Reporter, log_tail
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.jobfile.field_types import InvalidValue
@@ -23,62 +21,29 @@ from gpurun.launcher.machine.host import Machine, inspect_machine
 from gpurun.launcher.plan.devices import Devices, gpus_of, named_devices
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import OPTIMIZING
-from gpurun.launcher.processes.pool_per_env import WorkerPools
+from gpurun.launcher.processes.pool_per_env import Pools, WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, Prepared, finish, prepare
 from gpurun.launcher.run.open import Invocation, check_free, load_invocation, new_directory
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
-from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_bytes, write_json
+from gpurun.launcher.rundir.files import RunDir, read_json, unwritable
 from gpurun.launcher.rundir.records import DeviceFacts, StepRecord
-from gpurun.launcher.selftest.check_table import findings, is_blocked
+from gpurun.launcher.selftest.check_table import blocking, findings
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
     MACHINE,
     MEASURING,
     PARTS,
     TRAINING,
-    DeviceRate,
-    EarlierRate,
     Evidence,
     Finding,
     RanJob,
-    Status,
 )
-from gpurun.launcher.selftest.machine_checks import comparable, rates_of
+from gpurun.launcher.selftest.machine_checks import rates_of
+from gpurun.launcher.selftest.result import RUNS, Result, earlier_rates, keep
 from gpurun.launcher.selftest.run_checks import job_of
-from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.units import GIB
-
-RUNS = Path("runs/selftest")
-RESULT = "selftest.json"
-MOST_EARLIER = 20
-"""Earlier self-tests that are looked at, the newest ones."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """`selftest.json`."""
-
-    checks: tuple[Finding, ...]
-    schema: int = 1
-    hostname: str = ""
-    day: str = ""
-    rates: tuple[DeviceRate, ...] = ()
-
-    @property
-    def num_failed(self) -> int:
-        return self.by_status["failed"]
-
-    @property
-    def by_status(self) -> Counter[str]:
-        return Counter(check.status for check in self.checks)
-
-    @property
-    def summary(self) -> str:
-        """`17 ok, 12 skipped`."""
-        counts = ((self.by_status[status], status) for status in get_args(Status))
-        return ", ".join(f"{count} {status}" for count, status in counts if count)
 
 
 @dataclass
@@ -91,6 +56,8 @@ class SelfTest:
     """Called with each result as soon as it is known."""
     begin: Callable[[str, int, int], None]
     """Called with what is done next, its number, and how many parts there are."""
+    node: int | None = None
+    """Which of several nodes this is."""
     found: list[Finding] = field(default_factory=list)
     seen: Evidence = field(init=False)
 
@@ -101,14 +68,19 @@ class SelfTest:
             Interrupted: by Ctrl-C or SIGTERM; the ranks are gone, and what was found is kept.
         """
         self.seen = seen
+        count = len(PARTS) - 1 + (self.node is not None)
         for number, (part, title) in enumerate(PARTS.items(), 1):
-            if part != MACHINE and not is_blocked(self.seen):
-                self.begin(title, number - 1, len(PARTS) - 1)
+            if part != MACHINE and not blocking(self.seen):
+                self.begin(title, number - 1, count)
                 self.seen = self.run_part(part, self.seen)
             for each in findings(self.seen, (part,)):
-                self.found.append(each)
-                self.show(each)
+                self.add(each if self.node is None else at_node(each, self.node, seen.machine.hostname))
         return self.result()
+
+    def add(self, found: Finding) -> None:
+        """One more result."""
+        self.found.append(found)
+        self.show(found)
 
     def result(self) -> Result:
         """What has been found so far."""
@@ -133,21 +105,45 @@ class SelfTest:
         Raises:
             Interrupted: likewise.
         """
-        path = self.directory / part
-        try:
-            given = Invocation(Path("gpurun selftest"), (), self.directory.absolute(), text)
-            job = Job(given, load_invocation(given), path, None, Output(quiet=True))
-            finished = carry_out_quietly(prepare(job, machine, self.pools.get({})), self.pools)
-        except Interrupted:
-            raise
-        except GpurunError as error:
-            return RanJob(problem=str(error))
-        if isinstance(finished.error, Interrupted):
-            raise Interrupted(finished.error.cause)
-        return ran_job(finished)
+
+        def run() -> Finished:
+            job = small_job(text, self.directory, part)
+            return carry_out_quietly(prepare(job, machine, self.pools.get({})), self.pools)
+
+        return outcome_of(run)
 
 
-def carry_out_quietly(ready: Prepared, pools: WorkerPools) -> Finished:
+def outcome_of(run: Callable[[], Finished]) -> RanJob:
+    """What becomes of a job; only what ends the whole self-test is an error.
+
+    Raises:
+        Interrupted: by Ctrl-C or SIGTERM.
+        NodesError: a node is lost.
+    """
+    try:
+        finished = run()
+    except (Interrupted, NodesError):
+        raise
+    except GpurunError as error:
+        return RanJob(problem=str(error))
+    if isinstance(finished.error, Interrupted):
+        raise Interrupted(finished.error.cause)
+    if isinstance(finished.error, NodesError):
+        raise finished.error
+    return ran_job(finished)
+
+
+def at_node(found: Finding, node: int, host: str) -> Finding:
+    return replace(found, node=node, host=host)
+
+
+def small_job(text: str, directory: Path, part: str) -> Job:
+    """A job of a self-test, in a directory of its own."""
+    given = Invocation(Path("gpurun selftest"), (), directory.absolute(), text)
+    return Job(given, load_invocation(given), directory / part, None, Output(quiet=True))
+
+
+def carry_out_quietly(ready: Prepared, pools: Pools) -> Finished:
     """Executes the plan and shows nothing: failures are what some of these jobs are for."""
     session = Session(
         starter=Starter(ready.plan, ready.spec, ready.run, ready.job_dir, ready.machine),
@@ -248,59 +244,25 @@ def parsed(wish: str) -> Devices:
         raise SpecError(Problem(f"--devices {wish}: {error}", hint)) from None
 
 
-def earlier_rates(
-    directories: tuple[Path, ...], hostname: str
-) -> tuple[tuple[EarlierRate, ...], frozenset[str], tuple[str, ...]]:
-    """The fastest that each device of this machine was in earlier self-tests.
-
-    A rate of a CPU whose cores other processes used doesn't count; the identities of such are returned too,
-    and notes about files with devices of no known kind.
-    """
-    files = {path for directory in directories for path in directory.glob(f"*/{RESULT}")}
-    best: dict[tuple[str, int], EarlierRate] = {}
-    busy, notes = set(), dict[str, None]()
-    for path in sorted(files, key=_written_ns, reverse=True)[:MOST_EARLIER]:
-        try:
-            result = read_json(path, Result)
-        except MachineError:
-            continue  # of another version
-        if result.hostname != hostname:
-            continue
-        for rate in result.rates:
-            key = comparable(rate)
-            if (is_host := is_of_host(rate.device)) is None:
-                notes[f"{path} is ignored: it has an unknown device, {rate.device!r}"] = None
-            elif is_host and 100 * rate.queue_share > QUEUE_PERCENT:
-                busy.add(rate.identity)
-            elif key not in best or rate.gflop_per_s > best[key].rate.gflop_per_s:
-                best[key] = EarlierRate(rate, result.day)
-    return tuple(best.values()), frozenset(busy), tuple(notes)
-
-
-def _written_ns(path: Path) -> int:
-    """When a file was written; 0 if it is gone."""
-    try:
-        return path.lstat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def is_of_host(device: str) -> bool | None:
-    """Whether the device is a share of the host; `None` where there is no such kind."""
-    try:
-        return accelerator_of(device).is_host
-    except SpecError:
-        return None
-
-
 def run_selftest(
     pools: WorkerPools,
     wish: str,
     out: Path | None,
     show: Callable[[Finding], None],
     begin: Callable[[str, int, int], None],
+    node: int | None = None,
+    finish_on_nodes: Callable[[SelfTest], None] = lambda test: None,
 ) -> tuple[Result, Path, str | None]:
     """All checks of these devices.
+
+    Args:
+        pools: start the ranks.
+        wish: the devices.
+        out: the directory, if not one under `runs/selftest/`.
+        show: called with each result as soon as it is known.
+        begin: called with what is done next, its number, and how many parts there are.
+        node: which of several nodes this is.
+        finish_on_nodes: adds what is found with the other nodes.
 
     Returns:
         The result; the directory in which it is kept; why it couldn't be kept, if so.
@@ -309,6 +271,7 @@ def run_selftest(
         SpecError: `wish` is no devices, or the directory is in use.
         MachineError: `wish` names devices that are not there, or the directory can't be made.
         Interrupted: by Ctrl-C or SIGTERM; the ranks are gone, and what was found is kept.
+        NodesError: another node is lost, or has ended the self-test; what was found is kept.
     """
     gc.enable()
     parsed(wish)
@@ -319,14 +282,17 @@ def run_selftest(
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(directory, error) from error
-    test = SelfTest(pools, directory, show, begin)
+    test = SelfTest(pools, directory, show, begin, node)
     try:
-        result = test.execute(begin_evidence(wish, directory))
+        test.execute(begin_evidence(wish, directory))
+        finish_on_nodes(test)
     except BaseException as error:
         if isinstance(error, Interrupted) and test.found and not keep(test.result(), directory, False):
             raise Interrupted(error.cause, kept=True) from error
-        remove(directory, made)  # what was begun serves no one
+        if not (isinstance(error, NodesError) and test.found and not keep(test.result(), directory, False)):
+            remove(directory, made)  # what was begun serves no one
         raise
+    result = test.result()
     return result, directory, keep(result, directory, is_latest=out is None)
 
 
@@ -337,16 +303,3 @@ def remove(directory: Path, made: Sequence[Path]) -> None:
     for path in made[1:]:
         with suppress(OSError):  # something else is in it by now
             path.rmdir()
-
-
-def keep(result: Result, directory: Path, is_latest: bool) -> str | None:
-    """Writes `selftest.json`; why it can't be written, and what is left in the directory then."""
-    try:
-        write_json(directory / RESULT, result)
-        if is_latest:
-            write_bytes(RUNS / "latest", f"{directory.name}\n".encode())
-    except MachineError as error:
-        with suppress(OSError):
-            directory.rmdir()  # it is empty where no rank was started
-        return f"{error}\n    {directory} has what its jobs wrote" if directory.exists() else str(error)
-    return None

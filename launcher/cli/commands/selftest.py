@@ -1,4 +1,4 @@
-"""`gpurun selftest`: whether devices, links, driver and gpurun work together on this machine."""
+"""`gpurun selftest`: whether devices, links, driver and gpurun work together, on one machine or several."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,9 +6,16 @@ from typing import Any
 
 import click
 
-from gpurun.launcher.cli.options import devices_option, json_option, out_option
+from gpurun.launcher.cli.options import (
+    WholeNumber,
+    devices_option,
+    json_option,
+    node_flags,
+    node_options,
+    out_option,
+)
 from gpurun.launcher.cli.output import show_json, width
-from gpurun.launcher.errors import MachineError
+from gpurun.launcher.errors import MachineError, SpecError
 
 NAME_CELLS = 16
 STATUS_CELLS = 7
@@ -17,13 +24,18 @@ STATUS_CELLS = 7
 @click.command()
 @devices_option
 @out_option
+@click.option(
+    "--nodes", type=WholeNumber(1), default=1, help="Number of nodes, each of which runs this command."
+)
+@node_options
 @json_option
-def selftest(devices: str, out: Path | None, as_json: bool) -> None:
+def selftest(devices: str, out: Path | None, nodes: int, as_json: bool, **place: Any) -> None:
     """Check that this machine's devices and links work, and that gpurun measures them right.
 
     Runs small jobs of known outcome, in a minute or two: matrix products, all-reduces, DP and DDP, traces,
     and ranks that run out of memory, are killed or sleep. Shows a line per check, and what to do where one
     fails. The result is kept in RUN/selftest.json; later self-tests name a device that has become slower.
+    With --nodes each node checks itself, then all of them measure the links between them; node 0 shows all.
 
     Example: gpurun selftest --devices cpu:2
 
@@ -35,30 +47,36 @@ def selftest(devices: str, out: Path | None, as_json: bool) -> None:
 
     quit_on_interrupt()
     check_writable(out or Path("runs"))
-    columns = width()
-
-    def show(finding: Any) -> None:
-        if not as_json:
-            click.echo(line(finding, columns))
-
-    result, directory, not_kept = run(devices, out, show)
+    if nodes == 1 and any(value for value in place.values()):
+        raise SpecError("--node-rank, --rendezvous and the like need several nodes: --nodes N")
+    show = hide if as_json else Lines(width(), nodes > 1).show
+    ended = run(devices, out, show, nodes, place)
+    if ended is None:
+        return  # node 0 has the results
+    result, directory, not_kept = ended
     if as_json:
         show_json(result)
     elif not not_kept:
         click.echo(f"{result.summary}; kept in {directory}")
-    failures = [f"{result.num_failed} of {len(result.checks)} checks failed"] if result.num_failed else []
-    if failures or not_kept:
-        raise MachineError("; ".join([*failures, *([not_kept] if not_kept else [])]))
+    if problems := [each for each in (result.failures, not_kept) if each]:
+        raise MachineError("; ".join(problems))
 
 
-def run(devices: str, out: Path | None, show: Callable[[Any], None]) -> tuple[Any, Path, str | None]:
-    """What `run_selftest` returns; no process of it is left."""
+def run(
+    devices: str, out: Path | None, show: Callable[[Any], None], nodes: int, place: Any
+) -> tuple[Any, Path, str | None] | None:
+    """What `run_selftest` returns, or `selftest_on_nodes`; no process of it is left."""
     from gpurun.launcher.processes.guard import split_process
 
     with split_process() as guard:  # forks: nothing heavy may be imported before
         from gpurun.launcher.processes.pool_per_env import early_servers
 
         with early_servers(guard) as pools:
+            if nodes > 1:
+                from gpurun.launcher.selftest.on_nodes import selftest_on_nodes
+
+                flags = node_flags(**place)
+                return selftest_on_nodes(pools, devices, nodes, out, flags, show, progress)
             from gpurun.launcher.selftest.self_test import run_selftest
 
             return run_selftest(pools, devices, out, show, progress)
@@ -67,6 +85,26 @@ def run(devices: str, out: Path | None, show: Callable[[Any], None]) -> tuple[An
 def progress(title: str, number: int, count: int) -> None:
     """What is done next."""
     click.echo(f"{number} of {count}: {title} …", err=True)
+
+
+def hide(finding: Any) -> None:
+    """Shows nothing."""
+
+
+class Lines:
+    """Prints results, under the node that they are of."""
+
+    def __init__(self, columns: int, on_nodes: bool) -> None:
+        self.columns = columns
+        self.title = "" if on_nodes else None
+
+    def show(self, finding: Any) -> None:
+        """Prints a result, under a title where it is the first of a node."""
+        title = "all nodes" if finding.node is None else f"node {finding.node} ({finding.host})"
+        if self.title not in (None, title):
+            click.echo(title)
+            self.title = title
+        click.echo(line(finding, self.columns))
 
 
 def line(finding: Any, columns: int) -> str:

@@ -106,8 +106,8 @@ def _power(plan: Plan, found: Detectable) -> str | None:
     launches, more = plural(found.launches, "launch"), more_launches(has_budget=False)
     if found.is_too_little and plan.budget_s is not None:
         enough = math.ceil((found.enough_s or 0.0) / 10) * 10
-        fit = f"{launches} of each fit{'s' * (found.launches == 1)}"
-        return f"No verdict is likely: {fit}, {LAUNCHES_TO_COMPARE} are needed (`budget: {enough}s`)."
+        fit = f"{launches} of each fit{'s' * (found.launches == 1)} into {budget_text(plan.budget_s)}"
+        return f"No verdict is likely: {fit}, {LAUNCHES_TO_COMPARE} are needed ({budget_text(enough)})."
     if found.is_too_little and not found.is_shared:
         return f"No verdict is possible with {launches}: it takes {LAUNCHES_TO_COMPARE} ({more})."
     if found.is_too_little:

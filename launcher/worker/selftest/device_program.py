@@ -1,12 +1,13 @@
 """A program that measures its own device and the links to the others: `gpurun selftest` runs it on all ranks.
 
-Its arguments are the kind of the devices and the directory for what it finds.
+Its arguments are the kind of the devices, the directory for what it finds, and pairs of ranks, `0-2,1-3`,
+if not all are to be measured. Rank 0 writes for all ranks, which may be on other machines.
 """
 
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
@@ -89,11 +90,13 @@ def fastest_ns(device: torch.device, run: Callable[[], object]) -> float:
     return float(times_ns.min())
 
 
-def pair_rates(rank: int, device: torch.device, is_host: bool) -> tuple[PairRate, ...]:
-    """This rank's pairs with higher ones, while all others wait; one pair after the other."""
+def pair_rates(
+    rank: int, device: torch.device, is_host: bool, pairs: Sequence[tuple[int, int]]
+) -> tuple[PairRate, ...]:
+    """Those of the pairs in which this rank is the lower one, while all others wait; one after the other."""
     message = torch.zeros(SENT_BYTES[is_host], dtype=torch.uint8, device=device)
     found = []
-    for low, high in combinations(range(dist.get_world_size()), 2):
+    for low, high in pairs:
         with marked_step():
             if rank in (low, high):
                 best_ns = min(there_and_back_ns(message, rank, low, high) for _ in range(REPETITIONS))
@@ -122,7 +125,9 @@ MATRIX_ROWS = {True: 512, False: 4096}
 """By whether the device is a share of the host."""
 
 
-def device_facts(rank: int, device: torch.device, kind: Accelerator) -> DeviceFacts:
+def device_facts(
+    rank: int, device: torch.device, kind: Accelerator, pairs: Sequence[tuple[int, int]]
+) -> DeviceFacts:
     """What this rank finds out; all ranks must call it, since they measure their links together."""
     rows = MATRIX_ROWS[kind.is_host]
     matrix = torch.rand(rows, rows, device=device) / rows
@@ -152,7 +157,7 @@ def device_facts(rank: int, device: torch.device, kind: Accelerator) -> DeviceFa
         pcie_link=max(links, default=None),
         wrong_sums=wrong_sums(rank, device, kind.is_host),
         reduces=reduce_rates(device, kind.is_host),
-        pairs=pair_rates(rank, device, kind.is_host),
+        pairs=pair_rates(rank, device, kind.is_host, pairs),
     )
 
 
@@ -214,16 +219,26 @@ def products(matrix: Tensor, at_least_ns: int, while_queued: Callable[[], object
     return elapsed_ns / count
 
 
-def main(kind_name: str, directory: Path) -> None:
-    """Measures, and writes what this rank has found."""
+def parsed_pairs(text: str) -> list[tuple[int, int]]:
+    """`0-2,1-3` as pairs of ranks; all pairs where there is no text."""
+    if not text:
+        return list(combinations(range(dist.get_world_size()), 2))
+    return [(int(low), int(high)) for low, _, high in (pair.partition("-") for pair in text.split(","))]
+
+
+def main(kind_name: str, directory: Path, pairs: str = "") -> None:
+    """Measures; rank 0 writes what all ranks have found."""
     kind, rank = accelerator_of(kind_name), int(os.environ["RANK"])
     device = own_device(kind)
     dist.init_process_group(kind.backend, device_id=None if kind.is_host else device)
     with runtime_of(device).current(device):
-        write_json(directory / f"rank{rank}.json", device_facts(rank, device, kind))
-        dist.barrier()
+        own = device_facts(rank, device, kind, parsed_pairs(pairs))
+        found: list[DeviceFacts] = [own] * dist.get_world_size()
+        dist.all_gather_object(found, own)
+        for facts in found if rank == 0 else ():
+            write_json(directory / f"rank{facts.rank}.json", facts)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

@@ -15,7 +15,9 @@ def test_every_check_of_cpu_devices_is_ok(tmp_path: Path) -> None:
     assert result.code == 0, result.out + result.err
     checks = {check["name"]: check for check in result.json["checks"]}
     assert list(checks) == [check.name for check in CHECKS]
-    assert all(set(check) == {"name", "status", "found", "remedy"} for check in checks.values())
+    assert all(
+        set(check) == {"name", "status", "found", "remedy", "node", "host"} for check in checks.values()
+    )
     skipped = {name for name, check in checks.items() if check["status"] != "ok"}
     of_gpus = {check.name for check in CHECKS if check.only_gpus}
     assert of_gpus | {"speed as before"} <= skipped <= of_gpus | {"speed as before", "device speed"}

@@ -104,9 +104,10 @@ class Hosts:
         """`gpurun ARGS` on both, as node 0 and node 1."""
         return [self.start_node(host, *args) for host in range(2)]
 
-    def start_node(self, host: int, *args: str) -> Command:
+    def start_node(self, host: int, *args: str, env: dict[str, str] | None = None) -> Command:
         """`gpurun ARGS` on one of them, as the node of its number."""
-        return self.start(host, *args, "--node-rank", str(host), "--rendezvous", f"{ADDRESSES[0]}:29400")
+        place = ("--node-rank", str(host), "--rendezvous", f"{ADDRESSES[0]}:29400")
+        return self.start(host, *args, *place, env=env)
 
     def write_names(self, names: Sequence[str]) -> None:
         """What the hosts call each other, from now on."""

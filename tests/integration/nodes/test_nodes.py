@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.launcher.selftest.check_table import NODE_CHECKS
 from tests.integration.command import MODEL
 from tests.integration.nodes.hosts import NAMES, Command, Hosts, await_file, ended
 from tools.system_packages import without
@@ -205,3 +206,36 @@ def test_traces_of_all_nodes_come_and_a_cut_link_ends_both(hosts: Hosts) -> None
     kept = re.search(r"is kept in (\S+)", second.err)
     assert kept
     assert (Path(kept[1]) / "launches" / "01-ddp-2" / "log" / "rank1.log").is_file()
+
+
+QUICK = """
+from gpurun.launcher.selftest import evidence
+
+for part in ("training", "gradients", "faults", "programs"):
+    del evidence.PARTS[part]
+"""
+"""For every Python process of a host: the parts of a self-test that its own test runs are left out."""
+
+
+def test_a_self_test_of_both_names_the_slow_link_between_them(tmp_path: Path, hosts: Hosts) -> None:
+    (tmp_path / "sitecustomize.py").write_text(QUICK)
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    words = ("selftest", "--devices", "cpu:1", "--nodes", "2", "--out", "tested", "--json")
+    with hosts.slowed(mbit_per_s=200, latency_ms=100):
+        first, second = ended([hosts.start_node(host, *words, env=env) for host in range(2)])
+    assert (first.code, second.code, second.out) == (3, 3, ""), first.err + second.err
+    result = json.loads(first.out)
+    assert result == json.loads((hosts.directories[0] / "tested" / "selftest.json").read_text())
+    own = json.loads((hosts.directories[1] / "tested-node1" / "selftest.json").read_text())
+    places = [(0, "hosta"), (1, "hostb"), (None, None)]
+    of_each = [[one for one in result["checks"] if (one["node"], one["host"]) == place] for place in places]
+    assert of_each[0] + own["checks"] + of_each[2] == result["checks"]
+    assert of_each[0][0]["name"] == own["checks"][0]["name"] == "torch and driver"
+    assert [each["name"] for each in of_each[2]] == [check.name for check in NODE_CHECKS]
+    failed = {check["name"]: check for check in result["checks"] if check["status"] == "failed"}
+    assert failed.keys() == {"rate over nodes", "pairs of nodes"}, result
+    slow = failed["pairs of nodes"]
+    assert "cpu:0@0 (hosta) and cpu:0@1 (hostb): 0.0" in slow["found"]
+    assert "GB/s, but the network carries 1.25" in slow["found"]
+    assert "ethtool" in slow["remedy"]
+    assert "the report is on node 0 (hosta)" in second.err

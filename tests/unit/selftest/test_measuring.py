@@ -54,7 +54,7 @@ def small(monkeypatch: Patch) -> None:
 
 
 def measured() -> DeviceFacts:
-    return device_program.device_facts(0, HOST, CPU)
+    return device_program.device_facts(0, HOST, CPU, ())
 
 
 # Devices
@@ -195,13 +195,14 @@ def test_a_slow_link_is_measured_and_named(monkeypatch: Patch) -> None:
     monkeypatch.setattr(dist, "barrier", clock.taking(10**9))
     for name in ("send", "recv"):
         monkeypatch.setattr(dist, name, lambda message, rank: clock.taking(one_way_ns[rank])())
-    pairs = device_program.pair_rates(0, HOST, is_host=True)
+    pairs = device_program.pair_rates(0, HOST, is_host=True, pairs=device_program.parsed_pairs(""))
     assert [(pair.low, pair.high, pair.gb_per_s) for pair in pairs] == [(0, 1, 40.0), (0, 2, 0.5)]
     seen = evidence()
     found = link_checks.peer_pairs(
         replace(seen, facts=(replace(seen.facts[0], pairs=pairs), *seen.facts[1:]))
     )
     assert "cuda:0 and cuda:2: 0.50" in found.found
+    assert device_program.parsed_pairs("0-2,1-13") == [(0, 2), (1, 13)]
 
 
 def test_an_all_reduce_is_as_fast_as_its_slowest_rank_and_fastest_repetition(monkeypatch: Patch) -> None:

@@ -12,7 +12,12 @@ from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.machine.gpus.health import GpuHealth
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild, nvidia_problem
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.selftest.check_table import CHECKS, finding, findings, is_blocked
+from gpurun.launcher.selftest.check_table import (
+    CHECKS,
+    blocking,
+    finding,
+    findings,
+)
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
     GRADIENTS,
@@ -341,7 +346,7 @@ def test_why_measuring_ended_is_said_with_what_to_do(fault: str, wording: Wordin
     of_host = finding(CHECKS[names.index("measuring")], replace(seen, kind=CPU)).remedy or ""
     assert ("gloo speaks" in of_host) == (fault == "hang")
     assert "NCCL" not in of_host
-    assert is_blocked(seen) == (fault == "hang")
+    assert bool(blocking(seen)) == (fault == "hang")
     assert ("not run" in judged(seen)["strategies"].found) == (fault == "hang")
 
 
@@ -376,9 +381,9 @@ def test_a_device_is_compared_with_others_of_its_model_alone() -> None:
 
 
 def test_after_a_check_on_which_ranks_depend_no_rank_is_started() -> None:
-    assert is_blocked(mig(evidence()))
-    assert not is_blocked(evidence())
-    assert is_blocked(INJECTED["full disk"][0](evidence()))
+    assert blocking(mig(evidence()))
+    assert not blocking(evidence())
+    assert blocking(INJECTED["full disk"][0](evidence()))
 
 
 def test_a_job_that_found_nothing_is_named_once(wording: Wording) -> None:

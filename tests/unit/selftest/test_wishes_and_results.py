@@ -17,6 +17,7 @@ from gpurun.launcher.cli.commands.selftest import selftest
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.machine.accelerators import CPU, CUDA
 from gpurun.launcher.rundir.files import unwritable, write_json
+from gpurun.launcher.selftest import result as result_module
 from gpurun.launcher.selftest import self_test
 from gpurun.launcher.selftest.check_table import CHECKS
 from gpurun.launcher.selftest.evidence import (
@@ -29,16 +30,10 @@ from gpurun.launcher.selftest.evidence import (
     skipped,
 )
 from gpurun.launcher.selftest.machine_checks import driver, earlier_speed, visible_devices
+from gpurun.launcher.selftest.result import MOST_EARLIER, RESULT, Result, earlier_rates
+from gpurun.launcher.selftest.result import keep as keep_result
 from gpurun.launcher.selftest.run_checks import out_of_memory, traces
-from gpurun.launcher.selftest.self_test import (
-    MOST_EARLIER,
-    RESULT,
-    Result,
-    earlier_rates,
-    run_selftest,
-    wished_devices,
-)
-from gpurun.launcher.selftest.self_test import keep as keep_result
+from gpurun.launcher.selftest.self_test import run_selftest, wished_devices
 from tests.unit.machine.fake_driver import UUIDS, NVMLError
 from tests.unit.selftest.healthy import DEVICES, evidence, health, three_gpus
 from tests.unit.selftest.test_named_faults import CU130, first_variant, in_job, judged, unusable
@@ -225,7 +220,7 @@ def test_on_a_full_disk_no_rank_is_started_and_the_result_is_returned(
         raise unwritable(path, OSError(errno.ENOSPC, "No space left on device"))
 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-    monkeypatch.setattr(self_test, "write_json", full)
+    monkeypatch.setattr(result_module, "write_json", full)
     no_pools: Any = None
     shown: list[Finding] = []
     result, directory, not_kept = run_selftest(

@@ -1,0 +1,110 @@
+"""What a self-test keeps, and what earlier ones of the same machine have kept."""
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.rundir.files import read_json, write_bytes, write_json
+from gpurun.launcher.selftest.evidence import DeviceRate, EarlierRate, Finding, Status
+from gpurun.launcher.selftest.machine_checks import comparable
+from gpurun.launcher.stats.busy import QUEUE_PERCENT
+
+RUNS = Path("runs/selftest")
+RESULT = "selftest.json"
+MOST_EARLIER = 20
+"""Earlier self-tests that are looked at, the newest ones."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """`selftest.json`."""
+
+    checks: tuple[Finding, ...]
+    schema: int = 1
+    hostname: str = ""
+    day: str = ""
+    rates: tuple[DeviceRate, ...] = ()
+
+    @property
+    def num_failed(self) -> int:
+        return self.by_status["failed"]
+
+    @property
+    def by_status(self) -> Counter[str]:
+        return Counter(check.status for check in self.checks)
+
+    @property
+    def failures(self) -> str:
+        """`2 of 63 checks failed, on node 1 (hostb)`; empty where none did."""
+        failed = [check for check in self.checks if check.status == "failed"]
+        places = dict.fromkeys(f"node {each.node} ({each.host})" for each in failed if each.node is not None)
+        where = f", on {', '.join(places)}" if places else ""
+        return f"{len(failed)} of {len(self.checks)} checks failed{where}" if failed else ""
+
+    @property
+    def summary(self) -> str:
+        """`17 ok, 12 skipped`."""
+        counts = ((self.by_status[status], status) for status in get_args(Status))
+        return ", ".join(f"{count} {status}" for count, status in counts if count)
+
+
+def earlier_rates(
+    directories: tuple[Path, ...], hostname: str
+) -> tuple[tuple[EarlierRate, ...], frozenset[str], tuple[str, ...]]:
+    """The fastest that each device of this machine was in earlier self-tests.
+
+    A rate of a CPU whose cores other processes used doesn't count; the identities of such are returned too,
+    and notes about files with devices of no known kind.
+    """
+    files = {path for directory in directories for path in directory.glob(f"*/{RESULT}")}
+    best: dict[tuple[str, int], EarlierRate] = {}
+    busy, notes = set(), dict[str, None]()
+    for path in sorted(files, key=_written_ns, reverse=True)[:MOST_EARLIER]:
+        try:
+            result = read_json(path, Result)
+        except MachineError:
+            continue  # of another version
+        if result.hostname != hostname:
+            continue
+        for rate in result.rates:
+            key = comparable(rate)
+            if (is_host := is_of_host(rate.device)) is None:
+                notes[f"{path} is ignored: it has an unknown device, {rate.device!r}"] = None
+            elif is_host and 100 * rate.queue_share > QUEUE_PERCENT:
+                busy.add(rate.identity)
+            elif key not in best or rate.gflop_per_s > best[key].rate.gflop_per_s:
+                best[key] = EarlierRate(rate, result.day)
+    return tuple(best.values()), frozenset(busy), tuple(notes)
+
+
+def _written_ns(path: Path) -> int:
+    """When a file was written; 0 if it is gone."""
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def is_of_host(device: str) -> bool | None:
+    """Whether the device is a share of the host; `None` where there is no such kind."""
+    try:
+        return accelerator_of(device).is_host
+    except SpecError:
+        return None
+
+
+def keep(result: Result, directory: Path, is_latest: bool) -> str | None:
+    """Writes `selftest.json`; why it can't be written, and what is left in the directory then."""
+    try:
+        write_json(directory / RESULT, result)
+        if is_latest:
+            write_bytes(RUNS / "latest", f"{directory.name}\n".encode())
+    except MachineError as error:
+        with suppress(OSError):
+            directory.rmdir()  # it is empty where no rank was started
+        return f"{error}\n    {directory} has what its jobs wrote" if directory.exists() else str(error)
+    return None
