@@ -10,7 +10,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -26,6 +26,8 @@ from gpurun.launcher.trace.analysis.discover import SUFFIXES, begins_as_trace, i
 MAX_ENTRIES = 50_000
 """Files and directories that are looked at for one listing."""
 MAX_DEPTH = 8
+ENVIRONMENT = "pyvenv.cfg"
+"""A file of every virtual environment, which may have more entries than that and no runs."""
 MAX_TRACES = 1024
 """Of one directory: ranks of one capture."""
 TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
@@ -110,23 +112,39 @@ def read_end(root: Path, path: Path, max_bytes: int) -> bytes:
 def walk(root: Path, is_leaf: Callable[[Directory], bool]) -> Iterator[Directory]:
     """The directories in `root`, itself first, by name.
 
-    Hidden ones, what lies inside a leaf, and what has a name that isn't text are left out. Every directory is
-    visited once, however many links lead to it; at most `MAX_ENTRIES` entries are read.
+    Hidden ones, what lies inside a leaf or a virtual environment, and what has a name that isn't text are
+    left out. Every directory is visited once, however many links lead to it; at most `MAX_ENTRIES` entries
+    are read.
     """
-    seen: set[tuple[int, int]] = set()
-    todo = [(root, 0)]
-    entries = 0
-    while todo and entries < MAX_ENTRIES:
-        path, depth = todo.pop()
-        found = _list(root, path, seen)
-        if found is None:
-            continue
-        files, directories = found
-        entries += len(files) + len(directories)
-        directory = Directory(path, files)
-        yield directory
-        if depth < MAX_DEPTH and not is_leaf(directory):
-            todo += [(path / name, depth + 1) for name in reversed(directories)]
+    return _walk(Tree(root, is_leaf), root, 0, MAX_ENTRIES)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What a walk goes through."""
+
+    root: Path
+    is_leaf: Callable[[Directory], bool]
+    seen: set[tuple[int, int]] = field(default_factory=set)
+    """Devices and inodes of the directories."""
+
+
+def _walk(tree: Tree, path: Path, depth: int, most: int) -> Generator[Directory, None, int]:
+    """Reads at most so many entries, and returns how many.
+
+    All directories in one have the same share, or the last ones more: a large one doesn't hide others.
+    """
+    found = _list(tree, path, most) if most else None
+    if found is None:
+        return 0
+    files, directories = found
+    left = most - len(files) - len(directories)
+    directory = Directory(path, files)
+    yield directory
+    if depth < MAX_DEPTH and ENVIRONMENT not in files and not tree.is_leaf(directory):
+        for num_left, name in zip(range(len(directories), 0, -1), directories, strict=True):
+            left -= yield from _walk(tree, path / name, depth + 1, left // num_left)
+    return most - left
 
 
 def is_text(name: str) -> bool:
@@ -146,18 +164,18 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _list(root: Path, path: Path, seen: set[tuple[int, int]]) -> tuple[tuple[str, ...], list[str]] | None:
-    """Names of the files and of the directories; `None` for one that isn't readable, or known."""
+def _list(tree: Tree, path: Path, most: int) -> tuple[tuple[str, ...], list[str]] | None:
+    """Names of files and of directories, at most so many; `None` for one that isn't readable, or known."""
     files: list[str] = []
     directories: list[str] = []
     with suppress(OSError, RuntimeError, ValueError):
         status = path.stat()
-        if (status.st_dev, status.st_ino) in seen or not path.resolve().is_relative_to(root):
+        if (status.st_dev, status.st_ino) in tree.seen or not path.resolve().is_relative_to(tree.root):
             return None
-        seen.add((status.st_dev, status.st_ino))
+        tree.seen.add((status.st_dev, status.st_ino))
         with os.scandir(path) as listing:
             for number, entry in enumerate(listing):
-                if number >= MAX_ENTRIES:
+                if number >= most:
                     break
                 if not entry.name.startswith(".") and is_text(entry.name):
                     (directories if _is_directory(entry) else files).append(entry.name)

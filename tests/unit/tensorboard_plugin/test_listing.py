@@ -1,0 +1,28 @@
+"""Which runs a tab lists of a directory that holds much else."""
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.launcher.tensorboard_plugin.logdir import listing
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
+
+
+def files(directory: Path, count: int) -> None:
+    directory.mkdir(parents=True)
+    for number in range(count):
+        (directory / f"{number}.jpg").touch()
+
+
+def test_neither_data_nor_a_virtual_environment_hides_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "MAX_ENTRIES", 40)
+    files(tmp_path / "data", 100)
+    files(tmp_path / "datasets/a", 100)
+    files(tmp_path / "env/lib/python3.11/site-packages/a", 100)
+    (tmp_path / "env/pyvenv.cfg").touch()
+    run = tmp_path / "runs/gpt/2026-11-21_14-02-11"
+    run.mkdir(parents=True)
+    (run / "plan.json").write_text("{}")
+    assert list(Listing(str(tmp_path)).all()) == ["runs/gpt/2026-11-21_14-02-11"]
