@@ -5,7 +5,7 @@ TOOL := @sh tools/python.sh
 export PATH := $(PATH):/usr/sbin:/sbin
 NODE_MODULES := node_modules/.ready
 
-.PHONY: help setup trainer demo test test-floor gpu-test lint bench fuzz docs pictures site release-check clean
+.PHONY: help setup trainer engines demo test test-floor gpu-test lint bench fuzz docs pictures site release-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is to make
@@ -17,12 +17,15 @@ setup: ## Make the virtual environment with pinned versions
 trainer: ## Make the environment of the test with a Hugging Face Trainer
 	$(TOOL) tools/environment.py trainer
 
+engines: ## Make the environment of the tests with Ray and SkyPilot
+	$(TOOL) tools/environment.py engines
+
 demo: setup ## Compare six splits of a small GPT on two CPU devices (under two minutes)
 	$(BIN)/gpurun examples/quickstart.yaml
 
 # Three files at a time, the short tests last: much of a test is waiting, so that suits two cores. Then those that
 # look at times, which have the machine to themselves.
-test: trainer ## Run all tests, with what they need of the system where it may be installed
+test: trainer engines ## Run all tests, with what they need of the system where it may be installed
 	$(TOOL) tools/system_packages.py
 	@$(BIN)/python -m pytest -m "not alone" -n 3 --dist loadfile --no-loadscope-reorder; most=$$?; \
 		$(BIN)/python -m pytest -m alone && exit $$most

@@ -146,6 +146,7 @@ EDITABLE = ("--config-settings", "editable_mode=compat", "-e", f"{ROOT}[dev]")
 """gpurun by path: setuptools' import hook would cost every command 20 ms."""
 MAIN = Environment(ROOT / ".venv", (ROOT / "pyproject.toml", CONSTRAINTS), os.environ.get("TORCH", ""))
 TRAINER = Environment(ROOT / ".venv-trainer", (ROOT / "tests/trainer-requirements.txt",))
+ENGINES = Environment(ROOT / ".venv-engines", (ROOT / "tests/engines-requirements.txt",))
 SITE = Environment(ROOT / ".venv-site", (ROOT / "docs/site/requirements.txt",))
 FLOOR = Environment(ROOT / ".venv-floor", (ROOT / "pyproject.toml",), os.environ.get("TORCH", ""))
 NEWEST = Environment(ROOT / ".venv-newest", (ROOT / "pyproject.toml",), os.environ.get("TORCH", ""))
@@ -197,6 +198,7 @@ def dependencies() -> list[str]:
 STEPS: Mapping[str, Sequence[tuple[Environment, Callable[[Environment], None]]]] = {
     "main": [(MAIN, make_main)],
     "trainer": [(MAIN, make_main), (TRAINER, make_trainer)],
+    "engines": [(ENGINES, make_plain)],
     "site": [(SITE, make_plain)],
     "release": [(RELEASE, make_plain)],
     "floor": [(FLOOR, make_floor)],

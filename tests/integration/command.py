@@ -12,6 +12,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = ROOT / ".venv-trainer" / "bin" / "python"
 """The Python that has frameworks and trackers; `make trainer` sets it up, `make test` does it too."""
+ENGINES = ROOT / ".venv-engines" / "bin" / "python"
+"""The Python that has Ray and SkyPilot; `make engines` sets it up, `make test` does it too."""
 TIMEOUT_S = 120
 """A command that takes longer hangs."""
 
