@@ -17,8 +17,7 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES, strategy_named
-from gpurun.launcher.worker.strategies.base import Hints, strategy_of
-from gpurun.launcher.worker.strategies.repeated_layers import blocks_of
+from gpurun.launcher.worker.strategies.base import Hints, blocks_of, strategy_of
 from gpurun.workloads.registry import BUILTINS
 from tests.unit.plan.machines import FakeMachine
 from tests.wording import Wording

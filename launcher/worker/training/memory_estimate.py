@@ -40,10 +40,9 @@ from gpurun.launcher.worker.base.nested import map_tensors
 from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.meters.memory import label, peak_of_step
 from gpurun.launcher.worker.strategies import cpu_parallel
-from gpurun.launcher.worker.strategies.base import Hints, Strategy, class_of
+from gpurun.launcher.worker.strategies.base import Hints, Strategy, blocks_of, checkpoint_blocks, class_of
 from gpurun.launcher.worker.strategies.ddp import ShardedOptimizer
 from gpurun.launcher.worker.strategies.dp import Single
-from gpurun.launcher.worker.strategies.repeated_layers import blocks_of, checkpoint_blocks
 from gpurun.launcher.worker.training.batches import LoadedStep
 from gpurun.launcher.worker.training.forward_backward import NoClock, PhaseClock, forward_backward
 from gpurun.launcher.worker.training.load_workload import load_workload

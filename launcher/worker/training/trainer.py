@@ -20,9 +20,8 @@ from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import UserError, place_of, users_code
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
 from gpurun.launcher.worker.meters.memory import peak_of_step
-from gpurun.launcher.worker.strategies.base import Hints, Strategy, strategy_of
+from gpurun.launcher.worker.strategies.base import Hints, Strategy, blocks_of, checkpoint_blocks, strategy_of
 from gpurun.launcher.worker.strategies.dp import Dp, Single
-from gpurun.launcher.worker.strategies.repeated_layers import blocks_of, checkpoint_blocks
 from gpurun.launcher.worker.training.batches import (
     BatchSource,
     DatasetSource,
