@@ -199,7 +199,7 @@ def node_options(command: F) -> F:
         click.option(
             "--node-rank",
             type=WholeNumber(0),
-            help="Rank of this node, from 0; for jobs with `nodes: N`.",
+            help="Rank of this node, from 0, where there are several.",
         ),
         click.option(
             "--rendezvous",
