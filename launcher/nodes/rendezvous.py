@@ -56,13 +56,10 @@ def find_facts(nodes: Nodes, flags: NodeFlags, environ: Mapping[str, str]) -> Fa
     rank, facts = _place(flags, environ)
     if rank is None or facts is None:
         missing = "the rank of this node" if rank is None else "the rendezvous address"
-        raise SpecError(f"the job has {nodes} nodes, but {missing} is not set\n    {_WAYS}")
+        raise SpecError(f"with `nodes: {nodes}`, {missing} must be set\n    {_WAYS}")
     _, most = bounds_here(nodes, flags, environ)
     if not 0 <= rank < most:
-        raise SpecError(
-            f"node rank {rank} is out of range: the job has `nodes: {nodes}`, so its ranks are 0 to "
-            f"{most - 1}"
-        )
+        raise SpecError(f"node rank {rank} is out of range: with `nodes: {nodes}`, ranks are 0 to {most - 1}")
     return facts
 
 

@@ -3,7 +3,7 @@
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from gpurun.launcher.machine.host import Machine, host_record
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, open_regular, read_json, unwritable, write_bytes, write_json
-from gpurun.launcher.rundir.paths import check_owner, elsewhere, is_name, refuse_links, unreadable
+from gpurun.launcher.rundir.paths import SELFTEST, check_owner, elsewhere, is_name, refuse_links, unreadable
 from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
 from gpurun.launcher.units import format_duration
 
@@ -181,23 +181,34 @@ def find_run(path: Path) -> RunDir:
             f"{path}: this run ended before its plan was written, so there is nothing to resume\n"
             "    start a new run, with another --out or after removing that directory: gpurun JOB.yaml"
         )
-    found = f"{path}: no run here" if path.exists() else f"there is no run `{path}`"
-    found = f"{path} is a job file" if _is_job_file(path) else found
-    raise SpecError(f"{found}; runs are in runs/NAME/TIME, the newest is runs/NAME/latest")
+    raise SpecError(f"{_found(path)}; runs are in runs/NAME/TIME, the newest is runs/NAME/latest")
+
+
+def _found(path: Path) -> str:
+    """What is there instead of a run."""
+    if _is_job_file(path):
+        return f"{path} is a job file"
+    selftest = next((each for each in _meant(path) if (each / SELFTEST).is_file()), None)
+    if selftest is not None:
+        return f"{path} is a self-test, not a run: what it found is in {selftest / SELFTEST}"
+    return f"{path}: no run here" if path.exists() else f"there is no run `{path}`"
 
 
 def _run_directory(path: Path) -> Path | None:
     """The run directory that `path` means, if there is one."""
     try:
-        for directory in (path, path.parent if path.name == LATEST else path):
-            if (directory / "plan.json").is_file():
-                return directory
-            name = _newest(directory / LATEST)
-            if is_name(name) and (directory / name / "plan.json").is_file():
-                return directory / name
+        return next((each for each in _meant(path) if (each / "plan.json").is_file()), None)
     except OSError as error:
         raise SpecError(unreadable(error.filename, error)) from error
-    return None
+
+
+def _meant(path: Path) -> Iterator[Path]:
+    """The directories that `path` may mean: itself, and the newest in it or, for `…/latest`, next to it."""
+    for directory in (path, path.parent if path.name == LATEST else path):
+        yield directory
+        name = _newest(directory / LATEST)
+        if is_name(name):
+            yield directory / name
 
 
 def _is_job_file(path: Path) -> bool:

@@ -11,6 +11,8 @@ from gpurun.launcher.errors import MachineError, SpecError
 
 CONTROL = "control"
 LAUNCHES = "launches"
+SELFTEST = "selftest.json"
+"""The result of a self-test, whose directory holds runs of its own."""
 PROGRAM_FILES = "files"
 """In the directory of a launch, for what its program saves."""
 _DEEPEST = 16

@@ -78,7 +78,11 @@ def visible_devices(seen: Evidence) -> Finding:
             f"name GPUs that exist, or: unset {variable}",
         )
     names = sorted({gpu.name for gpu in seen.gpus})
-    return ok(f"{plural(len(seen.gpus), 'GPU')}: {', '.join(names)}") if names else failed("no GPU is here")
+    return (
+        ok(f"{plural(len(seen.gpus), 'GPU')}: {', '.join(names)}")
+        if names
+        else failed("no GPU is here", "to check CPU devices: --devices cpu:2")
+    )
 
 
 def whole_gpus(seen: Evidence) -> Finding:

@@ -9,12 +9,12 @@ from typing import get_args
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.files import read_json, write_bytes, write_json
+from gpurun.launcher.rundir.paths import SELFTEST
 from gpurun.launcher.selftest.evidence import DeviceRate, EarlierRate, Finding, Status
 from gpurun.launcher.selftest.machine_checks import comparable
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
 
 RUNS = Path("runs/selftest")
-RESULT = "selftest.json"
 MOST_EARLIER = 20
 """Earlier self-tests that are looked at, the newest ones."""
 
@@ -60,7 +60,7 @@ def earlier_rates(
     A rate of a CPU whose cores other processes used doesn't count; the identities of such are returned too,
     and notes about files with devices of no known kind.
     """
-    files = {path for directory in directories for path in directory.glob(f"*/{RESULT}")}
+    files = {path for directory in directories for path in directory.glob(f"*/{SELFTEST}")}
     best: dict[tuple[str, int], EarlierRate] = {}
     busy, notes = set(), dict[str, None]()
     for path in sorted(files, key=_written_ns, reverse=True)[:MOST_EARLIER]:
@@ -100,7 +100,7 @@ def is_of_host(device: str) -> bool | None:
 def keep(result: Result, directory: Path, is_latest: bool) -> str | None:
     """Writes `selftest.json`; why it can't be written, and what is left in the directory then."""
     try:
-        write_json(directory / RESULT, result)
+        write_json(directory / SELFTEST, result)
         if is_latest:
             write_bytes(RUNS / "latest", f"{directory.name}\n".encode())
     except MachineError as error:

@@ -40,14 +40,14 @@ def selftest(devices: str, out: Path | None, nodes: int, as_json: bool, **place:
     Example: gpurun selftest --devices cpu:2
 
     Exit codes: 0 no check failed, 2 the command line is wrong, 3 a check failed or the result can't be kept,
-    130 interrupted.
+    4 a node was lost, 130 interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
     from gpurun.launcher.rundir.paths import check_writable
 
     quit_on_interrupt()
     check_writable(out or Path("runs"))
-    if nodes == 1 and any(value for value in place.values()):
+    if nodes == 1 and any(value is not None and value is not False for value in place.values()):
         raise SpecError("--node-rank, --rendezvous and the like need several nodes: --nodes N")
     show = hide if as_json else Lines(width(), nodes > 1).show
     ended = run(devices, out, show, nodes, place)

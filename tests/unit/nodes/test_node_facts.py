@@ -88,9 +88,9 @@ def test_facts(flags: NodeFlags, environ: Mapping[str, str], facts: Facts) -> No
 @pytest.mark.parametrize(
     ("flags", "environ", "words"),
     [
-        (NodeFlags(), {}, "the rank of this node is not set"),
-        (NodeFlags(0), {}, "the rendezvous address is not set"),
-        (NodeFlags(2, "a"), {}, "node rank 2 is out of range: the job has `nodes: 2`"),
+        (NodeFlags(), {}, "the rank of this node must be set"),
+        (NodeFlags(0), {}, "the rendezvous address must be set"),
+        (NodeFlags(2, "a"), {}, "node rank 2 is out of range: with `nodes: 2`, ranks are 0 to 1"),
         (NodeFlags(0, "a:99999"), {}, "not HOST[:PORT]"),
         (NodeFlags(0, ":1"), {}, "not HOST[:PORT]"),
         (NodeFlags(), {**PET, "PET_NNODES": "3"}, "`nodes: 2`, but PET_NNODES specifies 3"),
@@ -98,12 +98,12 @@ def test_facts(flags: NodeFlags, environ: Mapping[str, str], facts: Facts) -> No
         (NodeFlags(), {**SLURM, "SLURM_STEP_NUM_NODES": "4"}, "--set nodes=4"),
         (NodeFlags(), {**SLURM, "SLURM_LOCALID": "1"}, "--ntasks-per-node=1"),
         (NodeFlags(), {**SLURM, "SLURM_STEP_NODELIST": "gpu[8-"}, "can't be read"),
-        (NodeFlags(), {**BELOW_SLURM, **OPEN_MPI}, "the rendezvous address is not set"),
+        (NodeFlags(), {**BELOW_SLURM, **OPEN_MPI}, "the rendezvous address must be set"),
         (NodeFlags(None, "a"), {**HYDRA, "PMI_SIZE": "3"}, "but mpirun specifies 3"),
         (NodeFlags(None, "a"), {**HYDRA, "MPI_LOCALRANKID": "1"}, "several processes on this node"),
         (NodeFlags(None, "a"), {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "--map-by ppr:1:node"),
         (NodeFlags(), {**SKYPILOT, "SKYPILOT_NUM_NODES": "4"}, "but SkyPilot specifies 4"),
-        (NodeFlags(), POD, "the rendezvous address is not set"),
+        (NodeFlags(), POD, "the rendezvous address must be set"),
         (NodeFlags(), {key: SLURM[key] for key in ("SLURM_JOB_ID", "SLURM_NODEID")}, "the rank of this node"),
     ],
 )

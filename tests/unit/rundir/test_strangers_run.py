@@ -185,6 +185,13 @@ def test_a_pointer_to_the_newest_run_may_hold_anything(run: RunDir) -> None:
             find_run(run.path.parent)
     pointer.write_text("run\n")
     assert find_run(run.path.parent) == run
+    (run.path.parent / "machine").mkdir()
+    (run.path.parent / "machine/selftest.json").write_text("{}")
+    pointer.write_text("machine\n")
+    with pytest.raises(
+        SpecError, match=r"is a self-test, not a run: what it found is in .*/machine/selftest\.json"
+    ):
+        find_run(pointer)
 
 
 @other_user

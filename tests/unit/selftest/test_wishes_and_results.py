@@ -17,6 +17,7 @@ from gpurun.launcher.cli.commands.selftest import selftest
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.machine.accelerators import CPU, CUDA
 from gpurun.launcher.rundir.files import unwritable, write_json
+from gpurun.launcher.rundir.paths import SELFTEST
 from gpurun.launcher.selftest import result as result_module
 from gpurun.launcher.selftest import self_test
 from gpurun.launcher.selftest.check_table import CHECKS
@@ -30,7 +31,7 @@ from gpurun.launcher.selftest.evidence import (
     skipped,
 )
 from gpurun.launcher.selftest.machine_checks import driver, earlier_speed, visible_devices
-from gpurun.launcher.selftest.result import MOST_EARLIER, RESULT, Result, earlier_rates
+from gpurun.launcher.selftest.result import MOST_EARLIER, Result, earlier_rates
 from gpurun.launcher.selftest.result import keep as keep_result
 from gpurun.launcher.selftest.run_checks import out_of_memory, traces
 from gpurun.launcher.selftest.self_test import run_selftest, wished_devices
@@ -44,7 +45,7 @@ from tests.wording import Wording
 
 def keep(directory: Path, name: str, gflop_per_s: float, hostname: str = "h", **changes: Any) -> None:
     rate = replace(DeviceRate("cuda:1", UUIDS[1], gflop_per_s, 4096, 0.0), **changes)
-    write_json(directory / name / RESULT, Result((), 1, hostname, name[:10], (rate,)))
+    write_json(directory / name / SELFTEST, Result((), 1, hostname, name[:10], (rate,)))
 
 
 def test_a_device_that_has_become_slower_is_named(tmp_path: Path, wording: Wording) -> None:
@@ -58,7 +59,7 @@ def test_a_device_that_has_become_slower_is_named(tmp_path: Path, wording: Wordi
 def test_the_newest_are_looked_at_whatever_their_directories_are_called(tmp_path: Path) -> None:
     for number in range(MOST_EARLIER + 1):
         keep(tmp_path, f"{number:02d}", 50_000.0 + number)
-        os.utime(tmp_path / f"{number:02d}" / RESULT, (1e9 - number, 1e9 - number))
+        os.utime(tmp_path / f"{number:02d}" / SELFTEST, (1e9 - number, 1e9 - number))
     ((found,), _, _) = earlier_rates((tmp_path,), "h")
     assert found.rate.gflop_per_s == 50_000.0 + MOST_EARLIER - 1
 
@@ -105,7 +106,7 @@ def test_it_is_said_that_earlier_rates_are_left_out_because_of_busy_cores(
 def test_earlier_rates_of_other_machines_do_not_count(tmp_path: Path) -> None:
     keep(tmp_path, "2026-01-01_10-00-00", 60_000.0, hostname="other")
     (tmp_path / "2026-01-03_10-00-00").mkdir()
-    (tmp_path / "2026-01-03_10-00-00" / RESULT).write_text("{}")
+    (tmp_path / "2026-01-03_10-00-00" / SELFTEST).write_text("{}")
     assert earlier_rates((tmp_path,), "h") == ((), frozenset(), ())
 
 
@@ -244,7 +245,7 @@ def test_what_jobs_wrote_before_the_disk_was_full_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     (tmp_path / "measuring").mkdir()
-    (tmp_path / RESULT).mkdir()  # a file can't replace it
+    (tmp_path / SELFTEST).mkdir()  # a file can't replace it
     wording(keep_result(Result(()), tmp_path, is_latest=False) or "")
 
 
