@@ -86,9 +86,22 @@ def _value(name: str, mask: str, secrets: Secrets) -> str:
 def hidden(text: str, variables: Iterable[tuple[str, str]]) -> str:
     """The text with masks in place of the secrets among these variables."""
     for name, value in variables:
-        if len(value) >= SHORTEST and value in text and not is_mask(value) and holds_secret(name, value):
-            text = _replaced(text, value, masked(name, value))
+        if len(value) >= SHORTEST and not is_mask(value) and holds_secret(name, value):
+            for spelling in _spellings(value):
+                if spelling in text:
+                    text = _replaced(text, spelling, masked(name, value))
     return text
+
+
+@cache
+def _spellings(value: str) -> tuple[str, ...]:
+    """A value as it is, as Python and JSON quote it and as addresses do, and by line: logs are cut up."""
+    import json
+    from urllib.parse import quote
+
+    quoted = (repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
+    lines = (line.strip() for line in value.splitlines() if len(line.strip()) >= SHORT)
+    return tuple(dict.fromkeys((value, *quoted, quote(value), quote(value, safe=""), *lines)))
 
 
 def _replaced(text: str, value: str, mask: str) -> str:

@@ -34,7 +34,28 @@ def show_json(value: Any) -> None:
     """Prints the value for a program; NaN and infinity become `null`."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    click.echo(msgspec.json.format(_encoded(value), indent=2).decode())
+
+
+def _encoded(value: Any) -> bytes:
+    """As JSON; of file names that are no UTF-8 such bytes are shown as `\\udcff`."""
+    import msgspec
+
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_readable(msgspec.to_builtins(value)))
+
+
+def _readable(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {_readable(key): _readable(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_readable(item) for item in value]
+    return value
 
 
 def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:

@@ -46,11 +46,13 @@ from gpurun.launcher.compare.notes import (
 )
 from gpurun.launcher.compare.ranking import open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
+from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.rundir.paths import refuse_links
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.sequential import ALPHA, is_spent
 from gpurun.launcher.trace.explain import MENTION_FROM
@@ -157,12 +159,18 @@ def _differences(
 def diagnosis(directory: Path) -> str | None:
     """What the report says of the variant whose traces are in a directory: where its time goes, what to do.
 
-    `None` where it isn't the directory of a run's variant, or nothing significant is lost.
+    `None` where it isn't the directory of a run's variant, or nothing significant is lost. The rest of the
+    run may be damaged, or hold links, through which nothing is read or written: its traces are shown all
+    the same.
     """
     run = RunDir(directory.parent.parent)
     if directory.parent != run.path / "variants" or not run.plan.exists():
         return None
-    results = compare_run(run).variants
+    try:
+        refuse_links(run.path)
+        results = compare_run(run).variants
+    except (SpecError, MachineError):
+        return None
     variant = next((one for one in results if one.id == directory.name), None)
     found = largest_loss(variant.ranks) if variant else None
     if variant is None or found is None or found.ms < MENTION_FROM * found.span_ms:

@@ -112,7 +112,7 @@ class Differences:
     def control_differences(self) -> list[float]:
         """ln(second block / first block) of the baseline, by launch."""
         pooled = self.family.values[self.baseline]
-        return [2 * (value - pooled[repetition]) for repetition, value in self.control.items()]
+        return [2 * (value - pooled[launch]) for launch, value in self.control.items() if launch in pooled]
 
     def interval_at(self, variant: str, other: str) -> IntervalAt:
         """By launches; by rounds where launches are too few and both ran in the same ones."""

@@ -1,4 +1,5 @@
-"""What git knows of a directory. Nothing that a repository configures is run: no hook, no file monitor."""
+"""What git knows of a directory. Nothing that a repository configures is run: no hook, no file
+monitor, and no filter but where a gate checks a commit out."""
 
 import contextlib
 import fcntl
@@ -71,7 +72,14 @@ def commit_of(directory: Path, ref: str = "HEAD") -> str | None:
 
 def is_changed(directory: Path) -> bool:
     """Whether tracked files differ from the last commit."""
-    return bool(git(directory, "status", "--porcelain", "--untracked-files=no").out)
+    return bool(git(directory, *_no_filters(directory), "status", "--porcelain", "--untracked-files=no").out)
+
+
+def _no_filters(directory: Path) -> list[str]:
+    """Options that keep `status` from running the commands that the repository itself sets for its files."""
+    found = git(directory, "config", "--local", "--includes", "--name-only", "--get-regexp", r"^filter\.")
+    empty = (f"{key}={'false' if key.endswith('.required') else ''}" for key in found.out.splitlines())
+    return [word for setting in empty for word in ("-c", setting)]
 
 
 @contextlib.contextmanager

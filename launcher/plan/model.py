@@ -56,8 +56,10 @@ class Variant(Settings):
     """Which version of the code it runs, where a gate compares two."""
 
     def __post_init__(self) -> None:
-        """Refuses a strategy that there is not, in a plan that is read back too."""
+        """Refuses an unknown strategy and parts without a device, in a plan that is read back too."""
         strategy_named(self.strategy)
+        if self.split and len(self.split) != len(self.devices):
+            raise ValueError(f"{len(self.split)} parts of the batch for {len(self.devices)} devices")
         refuse_endless(*self.split, self.global_batch, self.accumulate, self.threads)
 
     @property

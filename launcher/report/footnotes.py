@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from math import ceil, floor, log10
+from sys import float_info
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
@@ -125,7 +126,7 @@ def _compressed(found: list[tuple[VariantResult, float]], names: Mapping[str, st
 
 def _agreement(variants: list[VariantResult], reference: str, names: Mapping[str, str]) -> str:
     worst = max(variants, key=lambda variant: variant.gradient_error or 0.0)
-    error = worst.gradient_error or 0.0
+    error = max(worst.gradient_error or 0.0, 0.0)
     other = names.get(reference, reference)
     if error > DISAGREEMENT:
         return f"Gradients of {variant_label(worst)} differ from those of {other} by {error:.2g} (relative)."
@@ -134,6 +135,7 @@ def _agreement(variants: list[VariantResult], reference: str, names: Mapping[str
 
 def _one_digit_up(error: float) -> str:
     """One significant digit, rounded up so that the claim holds: `2e-7`."""
+    error = max(error, float_info.min)  # below it, powers of ten vanish
     exponent = floor(log10(error))
     digit = ceil(error / 10**exponent)
     if digit == 10:

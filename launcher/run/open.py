@@ -286,12 +286,20 @@ def read_invocation(path: Path) -> Invocation:
     check_owner(run)
     stored = read_json(run.invocation, StoredInvocation)
     job_file = Path(stored.job_file)
-    if not job_file.is_file():
+    if not _is_file(job_file):
         raise SpecError(
             f"the run's job file {job_file} no longer exists\n"
             f"    use the copy in the run: gpurun {run.job} --resume {path}"
         )
     return Invocation(job_file, stored.overrides, Path(stored.job_dir) if stored.job_dir else None)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; the name may be any text."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,11 @@ def those_among(options: Sequence[str], names: Set[str]) -> list[str]:
     return kept
 
 
+def _unmistakable(path: Path) -> str:
+    """A relative path that is no option and no command of gpurun: `job.yaml`, `./-j.yaml`, `./report`."""
+    return str(path) if path.suffix and not str(path).startswith("-") else f"./{path}"
+
+
 @dataclass(frozen=True)
 class Submission:
     """What the script runs."""
@@ -90,7 +95,7 @@ class Submission:
             )
         return [
             "gpurun",
-            str(self.job_file.relative_to(self.directory)),
+            _unmistakable(self.job_file.relative_to(self.directory)),
             *self._overrides(self.num_nodes(options)),
         ]
 

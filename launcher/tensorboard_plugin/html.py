@@ -20,6 +20,7 @@ import msgspec
 
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.compare.ranking import by_rank
+from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, steps_answer
 from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
@@ -145,8 +146,18 @@ IDENTIFYING = frozenset(
 
 
 def without_host(report: Answer, host: Mapping[str, Any]) -> Any:
-    """The answers without the keys of `IDENTIFYING`, and without their values in any text."""
-    answers = msgspec.to_builtins(report)
+    """The answers without the keys of `IDENTIFYING`, and without their values in any text.
+
+    Raises:
+        MachineError: a record of the run is nested too deeply.
+    """
+    try:
+        return _without_host(msgspec.to_builtins(report), host)
+    except RecursionError as error:
+        raise MachineError("the run has a record that is nested more deeply than any of gpurun's") from error
+
+
+def _without_host(answers: Any, host: Mapping[str, Any]) -> Any:
     known = {word for record in (host, answers) for word in _identities(record) if len(word) > 1}
     words = sorted(known, key=len, reverse=True)
     pattern = re.compile(r"(?<!\w)(" + "|".join(map(re.escape, words)) + r")(?!\w)") if words else None
@@ -154,7 +165,7 @@ def without_host(report: Answer, host: Mapping[str, Any]) -> Any:
     def cleaned(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: cleaned(_unless_identifying(key, item)) for key, item in value.items()}
-        if isinstance(value, list):
+        if isinstance(value, (list, tuple)):
             return [cleaned(item) for item in value]
         return pattern.sub("…", value) if pattern and isinstance(value, str) else value
 
@@ -172,7 +183,7 @@ def _unless_identifying(key: str, value: Any) -> Any:
     """The value, or nothing in its place; the record of the host, a dictionary, identifies in parts only."""
     if key not in IDENTIFYING or isinstance(value, dict):
         return value
-    return [] if isinstance(value, list) else None
+    return [] if isinstance(value, (list, tuple)) else None
 
 
 def _identities(value: Any, key: str = "") -> Iterator[str]:
@@ -182,7 +193,7 @@ def _identities(value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, dict):
         for name, item in value.items():
             yield from _identities(item, name)
-    elif isinstance(value, list):
+    elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _identities(item, key)
     elif key in IDENTIFYING and isinstance(value, str):

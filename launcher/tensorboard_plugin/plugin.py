@@ -13,6 +13,7 @@ from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
+from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.tensorboard_plugin.answers.requested import Merges, file_name
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
 from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Answer, Query, Refused, Server, state_answer
@@ -98,8 +99,8 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             except OSError as error:
                 logger.exception("a file of the log directory can't be read")
                 return json_response(request, {"error": f"a file can't be read: {error.strerror}"}, 500)
-            except (IndexError, ValueError):
-                logger.exception("a trace's index is damaged, or we are wrong about it")
+            except (GpurunError, IndexError, ValueError):
+                logger.exception("a record or a trace's index is damaged, or we are wrong about it")
                 return json_response(
                     request, {"error": "this can't be shown; see the server's log for the reason"}, 500
                 )

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from click.testing import CliRunner
@@ -108,6 +109,22 @@ def test_secrets_in_a_text_are_masked_where_they_are_long_enough_to_be_recognize
     text = f"401 for x{VALUE}x; hunter2, hunter21; 123; /home; {proxy}/"
     token, word, address = (masked(name, variables[name]) for name in ("HF_TOKEN", "PASS", "http_proxy"))
     assert hidden(text, variables.items()) == f"401 for x{token}x; {word}, hunter21; 123; /home; {address}/"
+
+
+def test_a_secret_of_several_lines_is_masked_however_it_is_quoted() -> None:
+    key = "-----BEGIN KEY-----\nMIIEvQ/ä'+0123456\nSecondLine=\n-----END KEY-----\n"
+    texts = [
+        key,
+        repr(key),
+        json.dumps(key),
+        json.dumps(key, ensure_ascii=False),
+        quote(key),
+        quote(key, safe=""),
+    ]
+    for text in (*texts, *key.splitlines(), repr({"TLS_PRIVATE_KEY": key})):
+        shown = hidden(text, [("TLS_PRIVATE_KEY", key)])
+        assert masked("TLS_PRIVATE_KEY", key) in shown
+        assert not [part for part in ("BEGIN", "MIIEvQ", "0123456", "SecondLine") if part in shown]
 
 
 @pytest.mark.parametrize(

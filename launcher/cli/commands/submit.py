@@ -100,13 +100,18 @@ def submit(
     spec = load_job(job, overrides)
     refuse_secrets(overrides)
     label = label_for(spec.name)
-    submission = Submission(spec, job.absolute(), Path.cwd(), overrides, own_command(), label)
+    submission = Submission(spec, absolute(job), Path.cwd(), overrides, own_command(), label)
     text = QUEUES[name].script(submission, wanted)
     if dry_run:
         click.echo(text, nl=False)
         return 0
     path = (script or Path("runs") / spec.name / QUEUES[name].script_name).absolute()
     return hand_over(QUEUES[name], submission, wanted, text, path)
+
+
+def absolute(path: Path) -> Path:
+    """Without `..`, which would lead out of the directory that is copied."""
+    return path.resolve() if ".." in path.parts else path.absolute()
 
 
 def scheduler_name(to: str | None, slurm: bool) -> str:
@@ -134,7 +139,8 @@ def refuse_secrets(overrides: tuple[str, ...]) -> None:
     for name, _ in secrets_in(overrides_alone(overrides)):
         raise SpecError(
             f"--set: the batch script would hold the value of {name}, which looks like a secret\n"
-            f"    export {name} in your shell instead: the job inherits it"
+            f"    set {name} where the job runs: a Slurm job inherits your shell's variables, "
+            "a Pod gets them from a Secret"
         )
 
 

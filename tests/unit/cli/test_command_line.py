@@ -4,6 +4,7 @@ import errno
 import gc
 import importlib
 import io
+import json
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.commands import job_file
 from gpurun.launcher.cli.main import COMMANDS, cli, main
+from gpurun.launcher.cli.output import show_json
 from gpurun.launcher.cli.streams import Cleaned, prepare_streams
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.nodes.rendezvous import NodeFlags, find_facts
@@ -220,3 +222,8 @@ def test_the_list_of_examples_fits_the_terminal(monkeypatch: pytest.MonkeyPatch)
     on_a_terminal = CliRunner().invoke(cli, ["examples"]).output
     assert max(map(len, on_a_terminal.splitlines())) <= 80 < max(map(len, in_a_pipe.splitlines()))
     assert on_a_terminal.split() == in_a_pipe.split()
+
+
+def test_a_file_name_that_is_no_text_is_shown_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    show_json({"paths": (os.fsdecode(b"\xff.json"),), "speed": float("nan")})
+    assert json.loads(capsys.readouterr().out) == {"paths": [r"\udcff.json"], "speed": None}

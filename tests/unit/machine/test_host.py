@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpurun.launcher.machine.git import git, is_changed
 from gpurun.launcher.machine.gpus.nvml import load_nvml
 from gpurun.launcher.machine.host import Machine, has_own_quota, host_record, inspect_machine, usable_cores
 from gpurun.launcher.report.terminal.hardware import render_devices
@@ -225,3 +226,19 @@ def test_a_gpus_numa_node_is_looked_up(tmp_path: Path) -> None:
     directory.mkdir(parents=True)
     (directory / "numa_node").write_text("1")
     assert [gpu.numa_node for gpu in inspect_machine(fake(), {}, tmp_path).gpus] == [None, None, 1]
+
+
+def test_no_command_of_a_repository_runs_to_see_what_has_changed(tmp_path: Path) -> None:
+    """Its own configuration may name one that filters files; it may come from an unpacked archive."""
+    ran = tmp_path / "ran"
+    (tmp_path / "data.txt").write_text("1")
+    (tmp_path / ".gitattributes").write_text("*.txt filter=odd\n")
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "1"]):
+        assert git(tmp_path, *words).code == 0
+    for key, value in (("clean", f"touch {ran}; cat"), ("required", "true")):
+        git(tmp_path, "config", f"filter.odd.{key}", value)
+    assert not is_changed(tmp_path)
+    (tmp_path / "data.txt").write_text("2")
+    assert is_changed(tmp_path)
+    assert not ran.exists()

@@ -1,5 +1,6 @@
 """A stranger's run directory, damaged on purpose: the table as ever, or a sentence, and never a traceback."""
 
+import json
 import os
 import re
 import shutil
@@ -8,12 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.compare.build import compare_run, diagnosis
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.logs.relay import all_lines
-from gpurun.launcher.run.open import find_run
-from gpurun.launcher.rundir.files import MAX_BYTES, MAX_EVENTS_BYTES, MAX_LINES_BYTES, RunDir
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.run.open import find_run, read_invocation
+from gpurun.launcher.rundir.files import MAX_BYTES, MAX_EVENTS_BYTES, MAX_LINES_BYTES, RunDir, read_json
 from gpurun.launcher.rundir.paths import check_owner, rank_files
 from tests.wording import Wording
 
@@ -110,7 +114,12 @@ def unknown_variant(run: RunDir) -> None:
     run.plan.write_bytes(run.plan.read_bytes().replace(b'"id": "ddp-2-even"', b'"id": "even"', 1))
 
 
+def parts_without_device(run: RunDir) -> None:
+    run.plan.write_bytes(re.sub(rb'("split": ?\[)', rb"\g<1>1,", run.plan.read_bytes(), count=1))
+
+
 DAMAGES: dict[Plant, str] = {
+    parts_without_device: "3 parts of the batch for 2 devices",
     unknown_baseline: "the plan has no variant 'even'",
     unknown_variant: "the plan has no variant 'ddp-2-even'",
     nested_status: "nested too deeply",
@@ -127,6 +136,46 @@ def test_what_cannot_be_read_is_named(run: RunDir, plant: Plant) -> None:
     plant(run)
     with pytest.raises(MachineError, match=DAMAGES[plant]):
         compare_run(find_run(run.path))
+
+
+@pytest.mark.parametrize("error", ["-1", "5e-324"])
+def test_an_odd_gradient_error_is_shown(run: RunDir, error: str) -> None:
+    for facts in run.path.glob("variants/*/facts.json"):
+        facts.write_text(
+            re.sub(r'"gradient_error": ?[^,}]+', f'"gradient_error": {error}', facts.read_text())
+        )
+    done = CliRunner().invoke(cli, ["report", str(run.path)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "Gradients agree with one device" in done.output
+
+
+def test_a_launch_without_a_whole_round_costs_no_other(tmp_path: Path) -> None:
+    """One block of the baseline was measured twice, and the other rank lacks that round."""
+    shutil.copytree("docs/runs/tune", tmp_path / "run")
+    baseline = read_json(RunDir(tmp_path / "run").plan, Plan).baseline
+    steps = tmp_path / "run/variants" / str(baseline) / "rank1.jsonl"
+    lines = steps.read_text().splitlines(keepends=True)
+    for number in range(len(lines)):
+        steps.write_text("".join(lines[:number] + lines[number + 1 :]))
+        compare_run(find_run(tmp_path / "run"))
+
+
+def test_traces_are_shown_and_nothing_is_written_through_a_link_of_their_run(tmp_path: Path) -> None:
+    shutil.copytree("docs/runs/gpt-splits", tmp_path / "run")
+    shown, moved = sorted(each for each in (tmp_path / "run/variants").iterdir() if [*each.glob("*.gz")])[:2]
+    assert diagnosis(shown) is not None
+    for table in (shown / "trace.json", moved / "trace.json"):
+        table.write_text("mine")
+    moved.rename(tmp_path / "elsewhere")
+    moved.symlink_to(tmp_path / "elsewhere")
+    assert diagnosis(shown) is None
+    assert (tmp_path / "elsewhere/trace.json").read_text() == "mine"
+
+
+def test_the_name_of_the_job_file_may_be_any_text(run: RunDir) -> None:
+    run.invocation.write_text(json.dumps({"job_file": "x" * 5000, "overrides": [], "job_dir": None}))
+    with pytest.raises(SpecError, match="no longer exists"):
+        read_invocation(run.path)
 
 
 def test_directories_without_end_are_refused(run: RunDir, wording: Wording) -> None:

@@ -156,6 +156,34 @@ def test_whatever_a_job_is_called_gpurun_gets_it_letter_by_letter(name: str, tmp
     assert words[begin - 1] in ("gpurun", "/opt/gpurun") or name == "skypilot"
 
 
+@pytest.mark.parametrize(
+    ("name", "word"), [("-j.yaml", "./-j.yaml"), ("report", "./report"), ("a/b.yaml", "a/b.yaml")]
+)
+def test_the_name_of_a_job_is_no_option_and_no_other_command(name: str, word: str) -> None:
+    wanted = replace(submission(), job_file=HOME / name)
+    assert wanted.command_in_image(OPTIONS)[:2] == ["gpurun", word]
+
+
+def test_dots_lead_out_of_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "job.yaml").write_text("workload: gpt\nglobal_batch: 8\n")
+    monkeypatch.chdir(tmp_path / "sub")
+    argv = [
+        "submit",
+        "../job.yaml",
+        "--to",
+        "kubernetes",
+        "--image",
+        "a",
+        "--gpus-per-node",
+        "1",
+        "--dry-run",
+    ]
+    done = CliRunner().invoke(cli, argv)
+    assert isinstance(done.exception, SpecError)
+    assert "submit from a directory that holds the job file" in str(done.exception)
+
+
 def test_a_hostile_image_is_only_an_image() -> None:
     odd = replace(OPTIONS, image='reg/x:1\n  env: [{"name": "A"}] # "', volume="a: b")
     for name in ("kubernetes", "jobset", "trainjob", "skypilot"):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpurun.launcher.errors import MachineError
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.claim import claimed, read
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
@@ -193,3 +194,12 @@ def test_a_report_to_send_names_neither_the_host_nor_its_directories() -> None:
     assert shown["run"]["notes"] == ["… waits for … (…): see …/train.py; 10 steps, node70"]
     assert shown["run"]["code"] == {"root": None, "commit": "1234567", "is_changed": True}
     assert not [word for word in ("node7.", "node8", "ada", "10.0.0") if word in str(shown)]
+    ranks = ({"host": "node9", "notes": ("node9 is late",)}, {"host": ("node9", "node8")})
+    assert without_host({"ranks": ranks}, host) == {
+        "ranks": [{"host": None, "notes": ["… is late"]}, {"host": []}]
+    }
+    deep: list[object] = []
+    for _ in range(900):
+        deep = [deep]
+    with pytest.raises(MachineError, match="nested more deeply"):
+        without_host({"deep": deep}, host)
