@@ -57,11 +57,11 @@ def examples(names: tuple[str, ...], copy: Path | None) -> None:
 
     found = [named_example(name) for name in names]
     if copy is not None:
-        written = copy_examples(found or example_names(), copy)
-        jobs = [file for file in written if file.suffix == ".yaml"]
+        files, num_written = copy_examples(found or example_names(), copy)
+        jobs = [file for file in files if file.suffix == ".yaml"]
         jobs.sort(key=lambda file: file.name != "quickstart.yaml")
         following = f"; next: gpurun {jobs[0]}" if jobs else ""
-        click.echo(f"wrote {plural(len(written), 'file')}{following}")
+        click.echo(f"wrote {plural(num_written, 'file')}{following}")
     elif names:
         click.echo("\n\n".join((examples_directory() / name).read_text().rstrip() for name in found))
     else:
@@ -110,21 +110,28 @@ def subject(name: str) -> str:
     return re.split(r"(?<=[.?])\s+(?=[A-Z])|:\s{2,}", first)[0].rstrip(":.")
 
 
-def copy_examples(names: Sequence[str], directory: Path) -> list[Path]:
-    """Copies examples and the programs that they name; the files that were written.
+def copy_examples(names: Sequence[str], directory: Path) -> tuple[list[Path], int]:
+    """Copies examples and the programs that they name; their files, and how many of them were missing.
 
     Raises:
-        SpecError: one of them is there already.
+        SpecError: one of them is there with another content.
         MachineError: the directory can't be written.
     """
     from gpurun.launcher.rundir.files import write_bytes
 
-    wanted = list(dict.fromkeys(file for name in names for file in (name, *programs_of(name))))
-    if existing := [directory / file for file in wanted if (directory / file).exists()]:
-        raise SpecError(f"{existing[0]} exists; choose another directory")
-    for file in wanted:
-        write_bytes(directory / file, (examples_directory() / file).read_bytes())
-    return [directory / file for file in wanted]
+    wanted = dict.fromkeys(file for name in names for file in (name, *programs_of(name)))
+    contents = {directory / file: (examples_directory() / file).read_bytes() for file in wanted}
+    missing = {path: content for path, content in contents.items() if not path.exists()}
+    there = [path for path in contents if path not in missing]
+    if other := next((path for path in there if not _holds(path, contents[path])), None):
+        raise SpecError(f"{other} exists with another content; choose another directory")
+    for path, content in missing.items():
+        write_bytes(path, content)
+    return list(contents), len(missing)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
 
 
 def programs_of(name: str) -> list[str]:

@@ -138,6 +138,10 @@ def test_examples_are_listed_shown_and_copied_with_the_programs_that_they_name(t
     assert output_of("own_model", "--copy", str(tmp_path / "c")) == "wrote 1 file\n"
     assert (tmp_path / "b" / "frameworks" / "hf_model.py").is_file()
     assert (tmp_path / "b" / "quickstart.yaml").read_bytes() == (EXAMPLES / "quickstart.yaml").read_bytes()
+    assert output_of("own_model", "--copy", str(tmp_path / "c")) == "wrote 0 files\n"  # a checkout has them
+    (tmp_path / "c/own_model.py").write_text("mine")
+    mine = CliRunner().invoke(cli, ["examples", "own_model", "--copy", str(tmp_path / "c")])
+    assert "own_model.py exists with another content" in str(mine.exception)
     again = CliRunner().invoke(cli, ["examples", "quickstar", "--copy", str(tmp_path / "b")])
     assert "did you mean quickstart" in str(again.exception)
 
