@@ -22,9 +22,9 @@ _ORDINARY = re.compile(
     r"|(MON|TUR|DON|WHIS|HOC|JOC|LAC|HOT|PUB|PUBLIC)KEYS?|(N|NUM|MAX|MIN|TOTAL)TOKENS"
 )
 """Words that end as those do."""
-_COUNTED = frozenset(
-    "BATCH BATCHED CONTEXT COUNT EVAL LEN LENGTH LIMIT MAX MIN N NEW NUM NUMBER PAD PER PROMPT SEQ SPECIAL"
-    " STEP STOP TOTAL TRAIN VAL WARMUP".split()
+_COUNTED = re.compile(
+    "BATCH|BATCHED|CONTEXT|COUNT|EVAL|LEN|LENGTH|LIMIT|MAX|MIN|N|NEW|NUM|NUMBER|PAD|PER|PROMPT|SEQ|SPECIAL"
+    "|STEP|STOP|TOTAL|TRAIN|VAL|WARMUP"
 )
 """With one of these words, TOKENS are those of a text: `MAX_TOKENS`."""
 _WORDS = re.compile(r"[^\W\d_]+\d*")
@@ -58,7 +58,7 @@ def _says_connection(words: list[str]) -> bool:
 def _says_secret(word: str, words: list[str]) -> bool:
     if word == "PWD":
         return len(words) > 1 and words[0] != "PWD"
-    if word == "TOKENS" and not _COUNTED.isdisjoint(words):
+    if word == "TOKENS" and any(map(_COUNTED.fullmatch, words)):
         return False
     return _WORD.fullmatch(word) is not None and _ORDINARY.fullmatch(word) is None
 
