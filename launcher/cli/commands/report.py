@@ -179,7 +179,7 @@ def metrics(run: Path, port: int) -> None:
     from gpurun.launcher.tensorboard_plugin.openmetrics import PATH, metrics_server
 
     with refreshed(run, warn), metrics_server(run, port) as server:
-        click.echo(f"OpenMetrics: http://127.0.0.1:{server.server_port}{PATH}  (Ctrl-C ends it)")
+        click.echo(f"OpenMetrics: http://127.0.0.1:{server.port}{PATH}  (Ctrl-C ends it)")
         server.serve_forever()
 
 

@@ -3,9 +3,12 @@
 import http.client
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -85,6 +88,21 @@ def test_other_names_of_this_machine_are_answered(server: Server, host: str) -> 
 def test_pages_of_other_origins_begin_no_work(server: Server, site: str, code: int) -> None:
     assert ask(server, runs(server), Sec_Fetch_Site=site)[0] == code
     assert ask(server, runs(server).replace("runs", "static/index.js"), Sec_Fetch_Site=site)[0] == code
+
+
+def test_1500_connections_of_strangers_keep_the_owner_from_nothing(server: Server) -> None:
+    """Silent ones, and some that go on sending a request that is never answered as the owner's is."""
+    hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (1024, hard))
+    place = urlsplit(server.url)
+    with ExitStack() as opened:
+        for number in range(1500):
+            stranger = opened.enter_context(socket.create_connection((place.hostname, place.port or 0)))
+            if number % 3:
+                stranger.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\nx")
+        assert ask(server, runs(server))[0] == 200
+        assert psutil.Process(server.process.pid).num_fds() < 512
+    assert ask(server, runs(server))[0] == 200
 
 
 def traces_in(directory: Path) -> Traces:
