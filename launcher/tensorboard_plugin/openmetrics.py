@@ -172,7 +172,7 @@ def metrics_server(path: Path, port: int = 0) -> Iterator[BoundedServer]:
     """
     find_run(path)
     try:
-        listening = socket.create_server((LOOPBACK, port))
+        listening = socket.create_server((LOOPBACK, port), backlog=_Server.request_queue_size)
     except OSError as error:
         raise MachineError(f"can't listen on port {port} of {LOOPBACK}: {error.strerror}") from error
     with listening:  # werkzeug's own would end the process where the port is taken

@@ -205,6 +205,8 @@ class BoundedServer(ThreadedWSGIServer):
     """
 
     most_connections = MOST_CONNECTIONS
+    request_queue_size = 1024
+    """Connections that the kernel keeps until they are looked at; of more, it lets whoever comes wait."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
