@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.build import compare_run, diagnosis
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.logs.relay import all_lines
+from gpurun.launcher.logs.relay import all_lines, not_shown
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.open import find_run, read_invocation
 from gpurun.launcher.rundir.files import MAX_BYTES, MAX_EVENTS_BYTES, MAX_LINES_BYTES, RunDir, read_json
@@ -263,6 +263,28 @@ def test_a_log_of_no_rank_is_none(run: RunDir) -> None:
         (log / name).write_text("hello\n")
     assert list(rank_files(log, ".log")) == [0]
     assert list(all_lines(run, None, log.parent.name, colour=False)) == ["[rank 0] hello"]
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_of_an_endless_log_the_end_is_printed(
+    run: RunDir, rotated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 GB that take no room on the disk."""
+    monkeypatch.setattr("gpurun.launcher.logs.relay.PRINTED_BYTES", 64 << 20)
+    launch = next((run.path / "launches").iterdir()).name
+    log = run.log(launch, 0)
+    log.parent.mkdir(exist_ok=True)
+    log.touch()
+    sparse(log, 200_000_000_000)
+    with log.open("ab") as file:
+        file.write(b"\nlast\n")
+    if rotated:
+        log.rename(log.with_name(f"{log.name}.1"))
+        log.write_text("newer\n")
+    num_bytes = sum(each.stat().st_size for each in log.parent.iterdir())
+    note, *lines = all_lines(run, None, launch, colour=False)
+    assert note == f"[rank 0] {not_shown(num_bytes - (64 << 20), log)}"
+    assert lines[1:] == ["[rank 0] last", "[rank 0] newer"][: 1 + rotated]
 
 
 @other_user
