@@ -51,8 +51,8 @@ from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.paths import refuse_links
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.sequential import ALPHA, is_spent
 from gpurun.launcher.trace.explain import MENTION_FROM
@@ -167,8 +167,7 @@ def diagnosis(directory: Path) -> str | None:
     if directory.parent != run.path / "variants" or not run.plan.exists():
         return None
     try:
-        refuse_links(run.path)
-        results = compare_run(run).variants
+        results = compare_run(checked_run(run.path)).variants
     except (SpecError, MachineError):
         return None
     variant = next((one for one in results if one.id == directory.name), None)

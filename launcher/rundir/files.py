@@ -331,20 +331,12 @@ def num_bytes(path: Path) -> int:
         return 0
 
 
-def inode_of(path: Path) -> int:
-    """Which file has this name; 0 if there is none."""
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return 0
-
-
 _REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "your quota is used up; free some space",
     errno.EROFS: "write to another file system",
     **dict.fromkeys((errno.EACCES, errno.EPERM), "you have no write permission there"),
-    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of that path is a file, not a directory"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of that path is a file or a link, not a directory"),
     errno.EISDIR: "there is a directory with that name",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
@@ -373,20 +365,30 @@ def as_json(value: Any) -> str:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Like `write_json`, for bytes as they are."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("xb") as file:  # with the permissions that the umask leaves
+        with replacing(path) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise unwritable(path, error) from error
 
 
-def no_directory(path: Path) -> str:
-    """The message about a file whose directory is missing."""
-    return f"there is no directory {path}; create it"
+@contextlib.contextmanager
+def replacing(path: Path | str, directory: int | None = None) -> Iterator[BinaryIO]:
+    """A file to be written; when all is in it, it takes the place of `path`. Raises OSError as it comes.
+
+    Args:
+        directory: descriptor of the directory that `path` is in, where someone may put another in its place.
+    """
+    draft = Path(path).with_name(f".{Path(path).name}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:  # with the permissions that the umask leaves
+        with os.fdopen(os.open(draft, flags, 0o666, dir_fd=directory), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft, dir_fd=directory)
+        raise

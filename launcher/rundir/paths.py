@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, SpecError
@@ -24,6 +24,8 @@ class RunPaths:
     """Owns every file name of one run; touches no file."""
 
     path: Path
+    inode: tuple[int, int] | None = field(default=None, compare=False, repr=False)
+    """Device and inode of the directory that was checked, if one was: a path may lead elsewhere later."""
 
     @property
     def job(self) -> Path:
@@ -256,12 +258,9 @@ def unreadable(path: Path | str, error: OSError) -> str:
     return f"can't read {path}: {error.strerror}" + ("; ask its owner for a copy" if is_denied else "")
 
 
-def is_own(directory: Path) -> bool:
-    """Whether a directory is the user's own: what no one has asked for is written nowhere else."""
-    try:
-        return directory.stat(follow_symlinks=False).st_uid == os.geteuid()
-    except OSError:
-        return False
+def no_directory(path: Path) -> str:
+    """The message about a file whose directory is missing."""
+    return f"there is no directory {path}; create it"
 
 
 def check_owner(run: RunPaths) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import IO, Any
 import msgspec
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.rundir.files import replacing
 from gpurun.launcher.trace.analysis.analyse import Analysis, analyse
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
@@ -47,24 +47,26 @@ def merge_traces(paths: Sequence[Path], out: Path, steps: slice | None = None) -
         TraceError: no readable trace is found.
         MachineError: `out` can't be written.
     """
-    out = place_for(out, find_traces(paths).files)
-    analysis = analyse(paths, steps)
-    draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
+    directory: int | None = None
     try:
-        with draft.open("xb") as file:  # with the permissions that the umask leaves
+        out = place_for(out, find_traces(paths).files)
+        # What is in its place when the traces have been read, minutes later, may lead elsewhere.
+        directory = os.open(out.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        analysis = analyse(paths, steps)
+        with replacing(out.name, directory) as file:
             if out.suffix == ".gz":
                 # Without the time of day: the same traces give the same bytes.
                 with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as packed:
                     _write(analysis, packed)
             else:
                 _write(analysis, file)
-        os.replace(draft, out)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "free some space or name another file" if full else "name another file"
         raise MachineError(f"can't write {out}: {error.strerror}; {advice}") from error
     finally:
-        draft.unlink(missing_ok=True)
+        if directory is not None:
+            os.close(directory)
 
 
 def _write(analysis: Analysis, file: IO[bytes] | gzip.GzipFile) -> None:

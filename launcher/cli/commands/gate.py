@@ -92,7 +92,7 @@ def gate(
     # A file that exists is written as it is: it may be a pipe, or /dev/stdout.
     files = [file.parent for file in (junit, markdown) if file is not None and not file.exists()]
     if missing := [directory for directory in files if not directory.is_dir()]:
-        from gpurun.launcher.rundir.files import no_directory  # loads much, and nothing is forked now
+        from gpurun.launcher.rundir.paths import no_directory  # loads much, and nothing is forked now
 
         raise click.UsageError(no_directory(missing[0]))
     for path in (out or Path("runs"), *files):

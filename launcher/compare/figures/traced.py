@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.accelerators import CPU
-from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.rundir.paths import is_own, rank_files
+from gpurun.launcher.rundir.control import write_in
+from gpurun.launcher.rundir.files import RunDir, as_json, read_json
+from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.trace.model import Bubble
 from gpurun.launcher.units import ranks_text
 
@@ -100,9 +101,8 @@ def read_traced(run: RunDir, variant_id: str) -> Traced | None:
     if kept is not None and kept.schema == SCHEMA and kept.files == stamps:
         return kept
     found = _analysed(run.path, traces, stamps)
-    if is_own(run.variant(variant_id)):
-        with suppress(MachineError):  # on a medium that can't be written, the traces are read each time
-            write_json(run.traced(variant_id), found)
+    with suppress(MachineError):  # where it can't be written, the traces are read each time
+        write_in(run, run.traced(variant_id), as_json(found).encode(), is_asked=False)
     return found
 
 
