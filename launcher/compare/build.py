@@ -52,12 +52,14 @@ from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.control import checked_run
-from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.records import Look
+from gpurun.launcher.rundir.files import RunDir, num_bytes, read_json, too_large
+from gpurun.launcher.rundir.records import Look, StepRoom
 from gpurun.launcher.stats.sequential import ALPHA, is_spent
 from gpurun.launcher.trace.explain import MENTION_FROM
 
 SCHEMA = 2
+MAX_MAPPING_BYTES = 1 << 22
+"""Of a record of which any JSON is kept: in memory it may take 20 times as much."""
 
 
 def compare_run(run: RunDir) -> Comparison:
@@ -68,7 +70,8 @@ def compare_run(run: RunDir) -> Comparison:
     """
     plan = read_json(run.plan, Plan)
     job = read_mapping(run.spec)
-    measured = {variant.id: read_measured(run, plan, variant) for variant in plan.variants}
+    room = StepRoom()
+    measured = {variant.id: read_measured(run, plan, variant, room) for variant in plan.variants}
     looks = run.read_looks()
     differences = _differences(plan, job, measured, looks)
     host = read_mapping(run.host)
@@ -278,4 +281,6 @@ def has_ended(plan: Plan, looks: Sequence[Look], undecided: Sequence[object]) ->
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """A file's JSON object; empty where there is no file."""
+    if num_bytes(path) > MAX_MAPPING_BYTES:
+        raise too_large(path)
     return read_json(path, dict[str, Any]) if path.exists() else {}

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from gpurun.launcher.errors import SpecError
-from gpurun.launcher.rundir.files import RunDir, replacing, unwritable
+from gpurun.launcher.errors import SpecError, unwritable
+from gpurun.launcher.rundir.files import RunDir, replacing
 from gpurun.launcher.rundir.paths import RunPaths, is_rank, refuse_links
 
 _MAGIC = 0x6770_7572_756E_0001
@@ -105,17 +105,19 @@ class ControlBlock:
         self._map.close()
 
 
+MAX_RECORDS_BYTES = 1 << 25
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def checked_run(directory: Path) -> RunDir:
-    """A run that may be anyone's, without links in it.
+    """A run that may be anyone's, without links in it, and whose records fit into memory.
 
     Raises:
         SpecError: it has some, or can't be read.
     """
     status = directory.stat()
-    refuse_links(directory)
+    if refuse_links(directory) > MAX_RECORDS_BYTES:
+        raise SpecError(f"{directory} has larger records than any run; gpurun has no memory for them")
     return RunDir(directory, (status.st_dev, status.st_ino))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,13 +80,20 @@ FOR_OTHERS = ("html", "mlflow", "wandb")
 """Formats without host names, unless `--with-host` is given."""
 
 
+@dataclass(frozen=True)
+class Concluded:
+    """What of a stored comparison says which version of gpurun made it."""
+
+    conclusions: int = 0
+
+
 def keep_if_other(comparison: Any, run: Any) -> None:
     """Writes `comparison.json` of an own run anew where another gpurun wrote it, as the tab shows it."""
     from gpurun.launcher.rundir.control import write_in
     from gpurun.launcher.rundir.files import as_json, read_json
 
     with suppress(MachineError):  # there is none yet, or it can't be written: what is shown needs none
-        if read_json(run.comparison, dict[str, Any]).get("conclusions", 0) != comparison.conclusions:
+        if read_json(run.comparison, Concluded).conclusions != comparison.conclusions:
             write_in(run, run.comparison, as_json(comparison).encode(), is_asked=False)
 
 

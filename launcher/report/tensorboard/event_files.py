@@ -30,11 +30,12 @@ from gpurun.launcher.compare.causes import BEFORE_COMMUNICATION
 from gpurun.launcher.compare.figures.recorded import step_numbers
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.size_curves import BatchCurve, CurvePoint, ProbeResult
+from gpurun.launcher.errors import unwritable
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.report.tensorboard import hparams
 from gpurun.launcher.rundir.control import opened_in
-from gpurun.launcher.rundir.files import RunDir, replacing, unwritable
+from gpurun.launcher.rundir.files import RunDir, replacing
 from gpurun.launcher.rundir.records import StepRecord
 
 NS_PER_MS = 1e6

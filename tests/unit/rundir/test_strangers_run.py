@@ -15,15 +15,17 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.commands.report import keep_if_other
 from gpurun.launcher.cli.main import cli
-from gpurun.launcher.compare.build import compare_run, diagnosis
+from gpurun.launcher.compare.build import MAX_MAPPING_BYTES, compare_run, diagnosis
 from gpurun.launcher.compare.figures.traced import read_traced
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.logs.relay import all_lines, not_shown
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.report.tensorboard.event_files import SUFFIX, write_tensorboard
 from gpurun.launcher.run.open import find_run, read_invocation
+from gpurun.launcher.rundir.control import MAX_RECORDS_BYTES
 from gpurun.launcher.rundir.files import MAX_BYTES, MAX_EVENTS_BYTES, MAX_LINES_BYTES, RunDir, read_json
 from gpurun.launcher.rundir.paths import check_owner, rank_files
+from gpurun.launcher.rundir.records import StepRoom
 from gpurun.launcher.tensorboard_plugin.html import write_html
 from gpurun.launcher.trace.analysis.analyse import analyse
 from gpurun.launcher.trace.merge import merge_traces
@@ -107,11 +109,37 @@ def endless_line(run: RunDir) -> None:
     sparse(variant(run) / "rank0.jsonl", MAX_LINES_BYTES // 4)
 
 
+@pytest.mark.parametrize("room", [StepRoom(num_bytes=80_000), StepRoom(num_values=2600)])
+def test_the_steps_of_all_variants_are_bounded_together(
+    run: RunDir, room: StepRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file for which there is no memory is named, and costs its own variant alone."""
+    large = run.steps("ddp-2-balanced", 1)
+    large.write_bytes(large.read_bytes() * 20)
+    monkeypatch.setattr("gpurun.launcher.compare.build.StepRoom", lambda: replace(room))
+    after = {one.id: one for one in compare_run(find_run(run.path)).variants}
+    lost = after.pop("ddp-2-balanced")
+    assert lost.status == "failed"
+    assert "rank1.jsonl (0 MiB) is not read: gpurun has no memory for so many steps" in str(lost.reason)
+    assert all(one.status == "ok" and one.step_ms for one in after.values())
+
+
 def events_without_end(run: RunDir) -> None:
     for name in ("05", "06"):
         run.launch(name).mkdir(parents=True)
         run.events(name).touch()
         sparse(run.events(name), MAX_EVENTS_BYTES // 2 + 1)
+
+
+def many_tables(run: RunDir) -> None:
+    for number in range(9):
+        (run.path / f"variants/{number}").mkdir()
+        (run.path / f"variants/{number}/trace.json").touch()
+        sparse(run.path / f"variants/{number}/trace.json", MAX_RECORDS_BYTES // 8)
+
+
+def large_mapping(run: RunDir) -> None:
+    run.host.write_bytes(b'{"a": [' + b"[]," * (MAX_MAPPING_BYTES // 3) + b"[]]}")
 
 
 def unknown_baseline(run: RunDir) -> None:
@@ -134,6 +162,8 @@ DAMAGES: dict[Plant, str] = {
     nested_plan: "nested too deeply",
     endless_plan: "larger than any file that gpurun writes there; remove it",
     endless_steps: "larger than any file that gpurun writes there; remove it",
+    many_tables: "has larger records than any run",
+    large_mapping: "larger than any file that gpurun writes there; remove it",
     events_without_end: "launches has more events than gpurun writes",
     endless_line: "larger than any file that gpurun writes there; remove it",
 }
@@ -142,7 +172,7 @@ DAMAGES: dict[Plant, str] = {
 @pytest.mark.parametrize("plant", DAMAGES, ids=lambda plant: plant.__name__)
 def test_what_cannot_be_read_is_named(run: RunDir, plant: Plant) -> None:
     plant(run)
-    with pytest.raises(MachineError, match=DAMAGES[plant]):
+    with pytest.raises((MachineError, SpecError), match=DAMAGES[plant]):
         compare_run(find_run(run.path))
 
 
