@@ -24,7 +24,7 @@ from gpurun.launcher.trace.analysis.discover import MARK, find_traces, place_for
 from gpurun.launcher.trace.kineto.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
 from gpurun.launcher.trace.kineto.events import time_texts
 from gpurun.launcher.trace.kineto.file_blocks import TraceFile
-from gpurun.launcher.trace.kineto.trace_file import open_source
+from gpurun.launcher.trace.kineto.trace_file import Room, allowed_bytes, open_source
 
 RawEvent = dict[str, Any]
 
@@ -85,13 +85,14 @@ def _write(analysis: Analysis, file: IO[bytes] | gzip.GzipFile) -> None:
 
 def _blocks(analysis: Analysis, base_ns: int) -> Iterator[list[RawEvent]]:
     movers: dict[int, _Mover] = {}
+    room = Room(allowed_bytes([digest.path for _, digest in analysis.ranked.digests]))
     for position, (rank, digest) in enumerate(analysis.ranked.digests):
         parts = [part for each in analysis.matched.collectives for part in each.parts if part.rank == rank]
         starts_ns = frozenset(_in_file_ns(part, digest) for part in parts)
         realigned = analysis.matched.clocks.realigned(rank, digest.base_ns, base_ns)
         since_base_ns = digest.zero_ns - digest.base_ns
         movers[rank] = _Mover(rank, position, realigned, since_base_ns, starts_ns, _window(digest))
-        with open_source(digest.path) as source:
+        with open_source(digest.path, room) as source:
             for events, block in TraceFile(source, RawEvent).blocks():
                 yield movers[rank].move(events, block)
         yield movers[rank].labels()

@@ -21,6 +21,7 @@ from gpurun.launcher.tensorboard_plugin.timeline import indexing
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Broken, Indexes, Indexing
 from gpurun.launcher.tensorboard_plugin.view import Server, open_view
+from gpurun.launcher.trace.kineto import trace_file
 from tests.integration.tensorboard.test_tab import trace
 
 
@@ -126,7 +127,7 @@ def test_only_so_many_indexes_are_made_or_queued(tmp_path: Path, monkeypatch: py
 
 
 def test_files_of_one_variant_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexing, "MAX_UNPACKED_BYTES", 100)
+    monkeypatch.setattr(trace_file, "MAX_UNPACKED_BYTES", 100)
     indexes, traces = Indexes(), traces_in(tmp_path)
     indexes.get(traces)
     indexes.wait()

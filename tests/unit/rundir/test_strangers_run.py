@@ -28,6 +28,7 @@ from gpurun.launcher.rundir.paths import check_owner, rank_files
 from gpurun.launcher.rundir.records import StepRoom
 from gpurun.launcher.tensorboard_plugin.html import write_html
 from gpurun.launcher.trace.analysis.analyse import analyse
+from gpurun.launcher.trace.kineto import trace_file
 from gpurun.launcher.trace.merge import merge_traces
 from tests.wording import Wording
 
@@ -208,6 +209,27 @@ def test_traces_are_shown_and_nothing_is_written_through_a_link_of_their_run(tmp
     moved.symlink_to(tmp_path / "elsewhere")
     assert diagnosis(shown) is None
     assert (tmp_path / "elsewhere/trace.json").read_text() == "mine"
+
+
+def test_the_traces_of_all_variants_are_bounded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree("docs/runs/gpt-splits", tmp_path / "run")
+    run = find_run(tmp_path / "run")
+    for table in run.path.glob("variants/*/trace.json"):
+        table.unlink()
+    seen: list[int] = []
+    allowed = trace_file.allowed_bytes
+
+    def recorded(*arguments: Any) -> int:
+        seen.append(allowed(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr("gpurun.launcher.trace.parallel.allowed_bytes", recorded)
+    variants = [each for each in run.path.glob("variants/*") if [*each.glob("*.gz")]]
+    assert len(variants) > 1
+    assert all(read_traced(run, each.name) for each in variants)
+    assert 0.99 * trace_file.UNPACKED_FREE_BYTES < sum(seen) <= trace_file.UNPACKED_FREE_BYTES
 
 
 def swapped(place: Path, target: Path) -> None:
