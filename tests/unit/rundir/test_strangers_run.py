@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gpurun.launcher.cli.commands.report import keep_if_other
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.build import MAX_MAPPING_BYTES, compare_run, diagnosis
 from gpurun.launcher.compare.figures.traced import read_traced
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.logs.relay import all_lines, not_shown
 from gpurun.launcher.plan.model import Plan
-from gpurun.launcher.report.tensorboard.event_files import SUFFIX, write_tensorboard
 from gpurun.launcher.run.open import find_run, read_invocation
 from gpurun.launcher.rundir.control import MAX_RECORDS_BYTES
 from gpurun.launcher.rundir.files import MAX_BYTES, MAX_EVENTS_BYTES, MAX_LINES_BYTES, RunDir, read_json
 from gpurun.launcher.rundir.paths import check_owner, rank_files
 from gpurun.launcher.rundir.records import StepRoom
-from gpurun.launcher.tensorboard_plugin.html import write_html
-from gpurun.launcher.trace.analysis.analyse import analyse
 from gpurun.launcher.trace.kineto import trace_file
-from gpurun.launcher.trace.merge import merge_traces
 from tests.wording import Wording
 
 RECORDED = Path("docs/runs/balanced")
@@ -230,72 +225,6 @@ def test_the_traces_of_all_variants_are_bounded_together(
     assert len(variants) > 1
     assert all(read_traced(run, each.name) for each in variants)
     assert 0.99 * trace_file.UNPACKED_FREE_BYTES < sum(seen) <= trace_file.UNPACKED_FREE_BYTES
-
-
-def swapped(place: Path, target: Path) -> None:
-    place.rename(place.with_name("was"))
-    place.symlink_to(target)
-
-
-MINE = ("report.html", "trace.json", "comparison.json", f"events.out.tfevents.1{SUFFIX}")
-
-
-@pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    """A directory in which there is a file by each name that a report may write."""
-    (tmp_path / "mine").mkdir()
-    for name in MINE:
-        (tmp_path / "mine" / name).write_text("mine")
-    return tmp_path / "mine"
-
-
-@pytest.fixture
-def traced_run(tmp_path: Path) -> RunDir:
-    shutil.copytree("docs/runs/gpt-splits", tmp_path / "traced")
-    return find_run(tmp_path / "traced")
-
-
-@pytest.mark.parametrize("place", [".", "variants/ddp-2-even"])
-@pytest.mark.parametrize("format", ["html", "tensorboard", "table"])
-def test_no_report_is_written_to_where_a_link_leads_that_was_put_there_meanwhile(
-    traced_run: RunDir, mine: Path, place: str, format: str
-) -> None:
-    for table in traced_run.path.glob("variants/*/trace.json"):
-        table.unlink()
-    comparison = compare_run(traced_run)
-    (traced_run.path / "variants/ddp-2-even/trace.json").unlink()
-    swapped(traced_run.path / place if place != "." else traced_run.path, mine)
-    writers = {"html": write_html, "tensorboard": write_tensorboard, "table": keep_if_other}
-    with suppress(MachineError):
-        writers[format](replace(comparison, conclusions=1000), traced_run)
-    with suppress(MachineError):
-        read_traced(traced_run, "ddp-2-even")
-    assert {each.name: each.read_text() for each in mine.iterdir()} == dict.fromkeys(MINE, "mine")
-
-
-def test_no_report_is_written_into_a_run_of_ones_own_that_was_put_in_the_place(
-    traced_run: RunDir, run: RunDir
-) -> None:
-    comparison = compare_run(traced_run)
-    swapped(traced_run.path, run.path)
-    with pytest.raises(MachineError, match="another directory was put in the place of the run"):
-        write_html(comparison, traced_run)
-    assert not (run.path / "report.html").exists()
-
-
-def test_a_merged_trace_goes_where_its_directory_was_when_it_was_named(
-    traced_run: RunDir, tmp_path: Path, mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "out").mkdir()
-
-    def analyse_and_swap(*arguments: Any) -> Any:
-        swapped(tmp_path / "out", mine)
-        return analyse(*arguments)
-
-    monkeypatch.setattr("gpurun.launcher.trace.merge.analyse", analyse_and_swap)
-    merge_traces([traced_run.variant("ddp-2-even")], tmp_path / "out/trace.json")
-    assert (mine / "trace.json").read_text() == "mine"
-    assert (tmp_path / "was/trace.json").exists()
 
 
 def test_the_name_of_the_job_file_may_be_any_text(run: RunDir) -> None:
