@@ -4,8 +4,10 @@ A message says what happened, where, and what to do next. Anything that is not a
 gpurun and keeps its traceback.
 """
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 TRACEBACK = "Traceback (most recent call last)"
 """How Python's tracebacks begin."""
@@ -108,3 +110,32 @@ class TraceError(GpurunError):
     """A trace can't be read, or no path holds one. The message names the file and, if it can, the byte."""
 
     exit_code = 2
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "your quota is used up; free some space",
+    errno.EROFS: "write to another file system",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "you have no write permission there"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of that path is not a directory"),
+    errno.EISDIR: "there is a directory with that name",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""What to do about an error, or what the system's short message means here."""
+
+
+def unwritable(path: Path, error: OSError) -> MachineError:
+    """The error for a full disk or a directory that can't be written."""
+    remedy = _REMEDIES.get(error.errno or 0)
+    return MachineError(f"can't write {path}: {error.strerror}" + (f"; {remedy}" if remedy else ""))
+
+
+def unreadable(path: Path | str, error: OSError) -> str:
+    """The message about a file or a directory that can't be read."""
+    is_denied = isinstance(error, PermissionError)
+    return f"can't read {path}: {error.strerror}" + ("; ask its owner for a copy" if is_denied else "")
+
+
+def no_directory(path: Path) -> str:
+    """The message about a file whose directory is missing."""
+    return f"there is no directory {path}; create it"

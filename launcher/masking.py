@@ -11,27 +11,61 @@ from functools import cache
 
 from gpurun.launcher.errors import SpecError
 
-_NAME = re.compile(
-    r"(^|_)(KEYS?|SECRETS?|PASS|PASSPHRASE|CREDENTIALS?|CREDS|AUTH|PAT|JWT|OTP|COOKIE|BEARER|DSN|WEBHOOK)(_|$)"
-    r"|TOKEN(_|$)|(API|ACCESS|PRIVATE|SECRET)KEY|SECRET(_|$)|PASSW|CONNECTION_?STRING|_PWD(_|$)",
+_WORD = re.compile(
+    r".*(TOKEN|SECRET|CREDENTIAL|COOKIE|PASSPHRASE|PASSCODE|WEBHOOK|DSN|KEY|PWD)S?"
+    r"|.*(PASS|AUTH|OTP)|.*(PASSW|(API|ACCESS|PRIVATE|SECRET)KEY).*"
+    r"|AUTHORI[SZ]ATION|AUTHENTICATION|CREDS?|PAT|JWT|BEARER|SAS"
+)
+"""A word of a name, in capitals and without the digits at its end, that says secret."""
+_ORDINARY = re.compile(
+    r"PWD|OLDPWD|(COM|BY|SUR|TRES|OVER|UNDER|ENCOM|MULTI|LOW|HIGH|BAND)PASS"
+    r"|(MON|TUR|DON|WHIS|HOC|JOC|LAC|HOT|PUB|PUBLIC)KEYS?|(N|NUM|MAX|MIN|TOTAL)TOKENS"
+)
+"""Words that end as those do."""
+_COUNTED = re.compile(
+    "BATCH|BATCHED|CONTEXT|COUNT|EVAL|LEN|LENGTH|LIMIT|MAX|MIN|N|NEW|NUM|NUMBER|PAD|PER|PROMPT|SEQ|SPECIAL"
+    "|STEP|STOP|TOTAL|TRAIN|VAL|WARMUP"
+)
+"""With one of these words, TOKENS are those of a text: `MAX_TOKENS`."""
+_WORDS = re.compile(r"[^\W\d_]+\d*")
+_CAMEL_CASE = re.compile(r"(?<=[a-z\d])(?=[A-Z])")
+_IN_VALUE = re.compile(
+    r"\w://[^/\s@:]*:(?P<password>[^\s@]{1,4096})@"
+    r"|\w://(?P<user>[^/\s@:]{20,})@"
+    r"|\w://[^\s?]{1,4096}\?\S{0,4096}?(?:token|key|sig|signature|secret|password)=(?P<asked>[^&\s]+)"
+    r"|(?:^|;)\s*(?:AccountKey|SharedAccessKey|SharedAccessSignature|Password|Pwd)\s*=\s*(?P<part>[^;]+)",
     re.IGNORECASE,
 )
-_IN_ADDRESS = re.compile(r"\w://[^/\s@]*:[^/\s@]+@")
-"""A password in an address, such as `http://me:secret@proxy:3128`."""
+"""A secret in an address or a connection string: `http://me:secret@proxy:3128`; a slash may be part of it."""
 _MASK = re.compile(r"masked:[0-9a-f]{6}")
 SHORT, SHORTEST = 8, 4
 """Characters; a value shorter than the one is looked for as a word, and one shorter than the other not at
 all: too much else would be masked."""
 
 
+@cache
 def is_secret(name: str) -> bool:
     """Whether a variable holds a secret, by its name: `HF_TOKEN`, `WANDB_API_KEY`, `PGPASSWORD`."""
-    return _NAME.search(name) is not None
+    words = _WORDS.findall(_CAMEL_CASE.sub("_", name))
+    found = [word.rstrip("0123456789").upper() for word in words]
+    return _says_connection(found) or any(_says_secret(word, found) for word in found)
+
+
+def _says_connection(words: list[str]) -> bool:
+    return re.search(r"CONN(ECTION)?_?STRING", "_".join(words)) is not None
+
+
+def _says_secret(word: str, words: list[str]) -> bool:
+    if word == "PWD":
+        return len(words) > 1 and words[0] != "PWD"
+    if word == "TOKENS" and any(map(_COUNTED.fullmatch, words)):
+        return False
+    return _WORD.fullmatch(word) is not None and _ORDINARY.fullmatch(word) is None
 
 
 def holds_secret(name: str, value: str) -> bool:
-    """Whether a variable holds a secret, by its name or since its value is an address with a password."""
-    return is_secret(name) or _IN_ADDRESS.search(value) is not None
+    """Whether a variable holds a secret, by its name or since its value is an address with one."""
+    return is_secret(name) or _IN_VALUE.search(value) is not None
 
 
 def masked(name: str, value: str) -> str:
@@ -95,13 +129,17 @@ def hidden(text: str, variables: Iterable[tuple[str, str]]) -> str:
 
 @cache
 def _spellings(value: str) -> tuple[str, ...]:
-    """A value as it is, as Python and JSON quote it and as addresses do, and by line: logs are cut up."""
+    """A value as it is, as Python and JSON quote it and as addresses do, and by line: logs are cut up.
+
+    Of an address, its secret alone too: a message may hold another spelling of the address around it.
+    """
     import json
     from urllib.parse import quote
 
     quoted = (repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
-    lines = (line.strip() for line in value.splitlines() if len(line.strip()) >= SHORT)
-    return tuple(dict.fromkeys((value, *quoted, quote(value), quote(value, safe=""), *lines)))
+    within = (part for match in _IN_VALUE.finditer(value) for part in match.groups() if part)
+    parts = (part for part in (*map(str.strip, value.splitlines()), *within) if len(part) >= SHORT)
+    return tuple(dict.fromkeys((value, *quoted, quote(value), quote(value, safe=""), *parts)))
 
 
 def _replaced(text: str, value: str, mask: str) -> str:

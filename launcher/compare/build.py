@@ -54,13 +54,15 @@ from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
-from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.paths import refuse_links
-from gpurun.launcher.rundir.records import Look
+from gpurun.launcher.rundir.control import checked_run
+from gpurun.launcher.rundir.files import RunDir, num_bytes, read_json, too_large
+from gpurun.launcher.rundir.records import Look, StepRoom
 from gpurun.launcher.stats.sequential import ALPHA, is_spent
 from gpurun.launcher.trace.explain import MENTION_FROM
 
 SCHEMA = 2
+MAX_MAPPING_BYTES = 1 << 22
+"""Of a record of which any JSON is kept: in memory it may take 20 times as much."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def compare_run(run: RunDir) -> Comparison:
 
 def _read(run: RunDir) -> _Recorded:
     plan = read_json(run.plan, Plan)
-    measured = {variant.id: read_measured(run, plan, variant) for variant in plan.variants}
+    room = StepRoom()
+    measured = {variant.id: read_measured(run, plan, variant, room) for variant in plan.variants}
     return _Recorded(plan, read_mapping(run.spec), read_mapping(run.host), measured, run.read_looks())
 
 
@@ -216,8 +219,7 @@ def diagnosis(directory: Path) -> str | None:
     if directory.parent != run.path / "variants" or not run.plan.exists():
         return None
     try:
-        refuse_links(run.path)
-        results = compare_run(run).variants
+        results = compare_run(checked_run(run.path)).variants
     except (SpecError, MachineError):
         return None
     variant = next((one for one in results if one.id == directory.name), None)
@@ -328,4 +330,6 @@ def has_ended(plan: Plan, looks: Sequence[Look], undecided: Sequence[object]) ->
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """A file's JSON object; empty where there is no file."""
+    if num_bytes(path) > MAX_MAPPING_BYTES:
+        raise too_large(path)
     return read_json(path, dict[str, Any]) if path.exists() else {}

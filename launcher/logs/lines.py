@@ -43,7 +43,7 @@ class LineReader:
 
     def feed(self, portion: bytes) -> list[str]:
         """The lines that this portion completes."""
-        *lines, rest = (self._rest + portion).split(b"\n")
+        *lines, rest = (self._rest + portion.translate(None, b"\0")).split(b"\n")  # holes of sparse files
         found = [self._line(line) for line in lines]
         self._redrawn = b"\r" in rest.rstrip(b"\r") or (self._redrawn and not lines)
         rest = _last_state(rest)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.errors import MachineError, SpecError, unreadable
 from gpurun.launcher.logs.lines import MAX_LINE_BYTES, NOISE, LineReader, prefixed
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, num_bytes, open_regular
-from gpurun.launcher.rundir.paths import older_part, rank_files, unreadable
-from gpurun.launcher.units import format_number
+from gpurun.launcher.rundir.paths import older_part, rank_files
+from gpurun.launcher.units import GIB, format_number
 
 MOST_AT_ONCE_BYTES = 1 << 18
 """The most that is shown of one rank at a time; of more, only the end is shown."""
@@ -51,8 +51,7 @@ class LogTail:
         self.offset += left_out + len(portion)
         lines = [line for line in self.reader.feed(portion) if not line.startswith(NOISE)]
         if left_out:
-            note = f"… {format_number(left_out / 1e6, 1)} MB are not shown; see {self.path}"
-            lines = [note, *lines[1:]]
+            lines = [not_shown(left_out, self.path), *lines[1:]]
         return lines
 
 
@@ -158,15 +157,10 @@ def _copy_end(parts: Sequence[Path], copy: BinaryIO, most_bytes: int) -> None:
     """Copies the last bytes of some files, from the start of a line on, and what is written meanwhile."""
     left_out = max(0, sum(map(num_bytes, parts)) - most_bytes)
     room_bytes = 2 * most_bytes  # a rank may write faster than it is copied
-    for part in parts:
-        size = num_bytes(part)
-        if left_out < size:
-            with open_regular(part) as file:
-                file.seek(left_out)
-                if left_out:
-                    file.readline(MAX_LINE_BYTES)  # the rest of a line
-                room_bytes -= _copy(file, copy, room_bytes)
-        left_out = max(0, left_out - size)
+    for part, start in _ends(parts, left_out):
+        with open_regular(part) as file:
+            _seek_line(file, start)
+            room_bytes -= _copy(file, copy, room_bytes)
 
 
 def _copy(source: BinaryIO, target: BinaryIO, most_bytes: int) -> int:
@@ -177,12 +171,14 @@ def _copy(source: BinaryIO, target: BinaryIO, most_bytes: int) -> int:
     return copied
 
 
+PRINTED_BYTES = GIB
+"""The most that `gpurun logs` prints, in equal shares for all ranks: as much as is kept by default."""
 _POLL_S = 0.1
 _CHUNK_BYTES = 1 << 20
 
 
 def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -> Iterator[str]:
-    """The output of one launch's ranks so far, rank by rank.
+    """The output of one launch's ranks so far, rank by rank; of too much, the end of each.
 
     Raises:
         SpecError: there is no such log.
@@ -192,26 +188,50 @@ def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -
     if launch is None or not logs:
         raise SpecError(_no_log(run, launch, rank))
     for number, path in logs.items():
-        for line in log_lines(path):
+        for line in log_lines(path, PRINTED_BYTES // len(logs)):
             if not line.startswith(NOISE):
                 yield prefixed(number, line, colour)
 
 
-def log_lines(path: Path) -> Iterator[str]:
-    """The lines of one log and of its older part, read in portions: the log may be larger than memory.
+def log_lines(path: Path, most_bytes: int) -> Iterator[str]:
+    """The last lines of one log and of its older part, read in portions: the log may be larger than memory.
 
     Raises:
         MachineError: it can't be read.
     """
-    reader = LineReader()
+    reader, parts = LineReader(), parts_of(path)
+    left_out = max(0, sum(map(num_bytes, parts)) - most_bytes)
+    if left_out:
+        yield not_shown(left_out, path)
     try:
-        for part in parts_of(path):
+        for part, start in _ends(parts, left_out):
             with open_regular(part) as file:
+                _seek_line(file, start)
                 while portion := file.read(_CHUNK_BYTES):
                     yield from reader.feed(portion)
     except OSError as error:
         raise MachineError(unreadable(path, error)) from error
     yield from reader.finish()
+
+
+def not_shown(num_bytes: int, path: Path) -> str:
+    return f"… {format_number(num_bytes / 1e6, 1)} MB are not shown; see {path}"
+
+
+def _ends(parts: Sequence[Path], left_out: int) -> Iterator[tuple[Path, int]]:
+    """Where to begin in each of these files, if so many bytes of them are left out."""
+    for part in parts:
+        size = num_bytes(part)
+        if left_out <= size:
+            yield part, left_out
+        left_out = max(0, left_out - size)
+
+
+def _seek_line(file: BinaryIO, start: int) -> None:
+    """To the first line that begins there or later."""
+    file.seek(start)
+    if start:
+        file.readline(MAX_LINE_BYTES)  # the rest of a line
 
 
 def parts_of(log: Path) -> list[Path]:

@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from gpurun.launcher.errors import MachineError
+from gpurun.launcher.errors import MachineError, unwritable
 from gpurun.launcher.nodes.messages import Chunk
-from gpurun.launcher.rundir.files import end_of_lines, open_regular, unwritable
+from gpurun.launcher.rundir.files import end_of_lines, open_regular
 from gpurun.launcher.rundir.paths import CONTROL, is_name, is_of_program
 
 CHUNK_BYTES = 1 << 17

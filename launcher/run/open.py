@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gpurun.launcher.compare.label import value_text
-from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.errors import MachineError, SpecError, unreadable, unwritable
 from gpurun.launcher.jobfile.checks.workload import check_files
 from gpurun.launcher.jobfile.load import job_text, load_job, load_text, masked_overrides, program_job
 from gpurun.launcher.jobfile.model import JobSpec
@@ -19,8 +19,9 @@ from gpurun.launcher.machine.git import commit_of, is_changed, top_directory
 from gpurun.launcher.machine.host import Machine, host_record
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
-from gpurun.launcher.rundir.files import RunDir, open_regular, read_json, unwritable, write_bytes, write_json
-from gpurun.launcher.rundir.paths import SELFTEST, check_owner, elsewhere, is_name, refuse_links, unreadable
+from gpurun.launcher.rundir.control import checked_run
+from gpurun.launcher.rundir.files import RunDir, open_regular, read_json, write_bytes, write_json
+from gpurun.launcher.rundir.paths import SELFTEST, check_owner, elsewhere, is_name
 from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
 from gpurun.launcher.units import format_duration
 
@@ -174,8 +175,7 @@ def find_run(path: Path) -> RunDir:
         SpecError: there is no run.
     """
     if (directory := _run_directory(path)) is not None:
-        refuse_links(directory)  # it may be anyone's
-        return RunDir(directory)
+        return checked_run(directory)
     if (begun := RunDir(path)).invocation.is_file() or begun.spec.is_file():
         raise SpecError(
             f"{path}: this run ended before its plan was written, so there is nothing to resume\n"

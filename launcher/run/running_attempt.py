@@ -31,7 +31,6 @@ from gpurun.launcher.rundir.files import (
     append_lines,
     complete_lines,
     decoded_portion,
-    inode_of,
     num_bytes,
     read_json,
     write_json,
@@ -295,3 +294,11 @@ class RunningAttempt:
     def own_logs(self) -> dict[int, Path]:
         """Where each rank writes; those of other nodes are shown there."""
         return {p.rank: self.run.log(self.name, p.rank) for p in self.launch.processes if p.node == 0}
+
+
+def inode_of(path: Path) -> int:
+    """Which file has this name; 0 if there is none."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0

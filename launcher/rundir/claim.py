@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.rundir.control import start_ticks
-from gpurun.launcher.rundir.files import RunDir, read_json, unwritable, write_json
+from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links say: exFAT, many in user space."""

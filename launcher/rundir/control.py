@@ -1,4 +1,6 @@
-"""What a rank and the command share while the rank runs: a few numbers in a file that is mapped into memory.
+"""Directories of a run that are opened once, since the run may be anyone's and may change meanwhile.
+
+In one of them is what a rank and the command share: a few numbers in a file that is mapped into memory.
 
 The rank writes its process id and counts its steps; the command rings a bell. Neither needs a system call, so
 a rank can check the bell after every step. Readers of the file see what was last written: both use the same
@@ -12,13 +14,14 @@ import os
 import signal
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from gpurun.launcher.errors import SpecError
-from gpurun.launcher.rundir.paths import is_rank
+from gpurun.launcher.errors import SpecError, unwritable
+from gpurun.launcher.rundir.files import RunDir, replacing
+from gpurun.launcher.rundir.paths import RunPaths, is_rank, refuse_links
 
 _MAGIC = 0x6770_7572_756E_0001
 """`gpurun`, version 1: a file that is not complete yet has none."""
@@ -100,6 +103,66 @@ class ControlBlock:
     def close(self) -> None:
         self._words.release()
         self._map.close()
+
+
+MAX_RECORDS_BYTES = 1 << 25
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def checked_run(directory: Path) -> RunDir:
+    """A run that may be anyone's, without links in it, and whose records fit into memory.
+
+    Raises:
+        SpecError: it has some, or can't be read.
+    """
+    status = directory.stat()
+    if refuse_links(directory) > MAX_RECORDS_BYTES:
+        raise SpecError(f"{directory} has larger records than any run; gpurun has no memory for them")
+    return RunDir(directory, (status.st_dev, status.st_ino))
+
+
+@contextlib.contextmanager
+def opened_in(run: RunPaths, directory: Path) -> Iterator[int]:
+    """A descriptor of a directory in a run, made if it is missing: no link leads there, at any time.
+
+    Raises:
+        OSError: something else is in its place, or another directory in that of the run that was checked.
+    """
+    if run.inode is None:
+        os.makedirs(run.path, exist_ok=True)
+    fd = os.open(run.path, _OPEN_DIRECTORY)
+    try:
+        status = os.fstat(fd)
+        if run.inode not in (None, (status.st_dev, status.st_ino)):
+            raise OSError(errno.ESTALE, "another directory was put in the place of the run", str(run.path))
+        for part in directory.relative_to(run.path).parts:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=fd)
+            below = os.open(part, _OPEN_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+            os.close(fd)
+            fd = below
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def write_in(run: RunPaths, path: Path, content: bytes, is_asked: bool = True) -> None:
+    """Replaces a file of a run in one step, through no link.
+
+    Args:
+        is_asked: what no one has asked for is written into no directory of another user.
+
+    Raises:
+        MachineError: it can't be written.
+    """
+    try:
+        with opened_in(run, path.parent) as fd:
+            if not is_asked and os.fstat(fd).st_uid != os.geteuid():
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            with replacing(path.name, fd) as file:
+                file.write(content)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def block_name(rank: int) -> str:

@@ -6,13 +6,14 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
 import msgspec
 
-from gpurun.launcher.errors import MachineError
-from gpurun.launcher.rundir.paths import PROGRAM_FILES, RunPaths, rank_files, unreadable
+from gpurun.launcher.errors import MachineError, unreadable, unwritable
+from gpurun.launcher.rundir.paths import PROGRAM_FILES, RunPaths, rank_files
 from gpurun.launcher.rundir.records import (
     Balance,
     CodeVersion,
@@ -27,18 +28,19 @@ from gpurun.launcher.rundir.records import (
     Restart,
     SearchRecord,
     StepRecord,
+    StepRoom,
     TrialRecord,
     VariantFacts,
     VariantStatus,
 )
 
 T = TypeVar("T")
-MAX_BYTES = 1 << 28
+MAX_BYTES = 1 << 24
 """The most that is read of a record at once; a run may be anyone's."""
 MAX_LINES_BYTES = 1 << 29
 """Of a file that is read line by line; the steps that are kept of a launch take a hundredth of it."""
-MAX_EVENTS_BYTES = 1 << 27
-"""Of rank 0's events, over all launches."""
+MAX_EVENTS_BYTES = 1 << 26
+"""Of rank 0's events, over all launches; and of any file of which all lines are in memory."""
 _MAX_LINE_BYTES = 1 << 20
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
@@ -59,19 +61,19 @@ class RunDir(RunPaths):
         """Step records of a variant by rank, in the order in which they were written; none of `replaced`."""
         return self.read_steps_and_damage(variant_id)[0]
 
-    def read_steps_and_damage(self, variant_id: str) -> tuple[dict[int, list[StepRecord]], tuple[str, ...]]:
-        """`read_steps`, and what can't be read; a last line that was cut off does not count."""
-        steps, damage, replaced = {}, [], self.read_replaced()
-        decoder = msgspec.json.Decoder(StepRecord)
+    def read_steps_and_damage(
+        self, variant_id: str, room: StepRoom | None = None
+    ) -> tuple[dict[int, list[StepRecord]], tuple[str, ...]]:
+        """`read_steps`, and what isn't read; a last line that was cut off does not count.
+
+        Args:
+            room: what is left for this variant, where the steps of several are in memory.
+        """
+        steps, damage, replaced, room = {}, [], self.read_replaced(), room or StepRoom()
         for rank, file in rank_files(self.variant(variant_id), ".jsonl").items():
-            found: list[StepRecord] = []
-            lines = 0
-            for portion in whole_portions(file):
-                lines += portion.count(b"\n")
-                found += decoded_portion(portion, decoder)
-            if (lost := lines - len(found)) > 0:
-                damage.append(f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are ignored")
+            found, text = _steps_in(file, room)
             steps[rank] = [step for step in found if step.launch not in replaced] if replaced else found
+            damage += [text] if text else []
         return steps, tuple(damage)
 
     def read_replaced(self) -> frozenset[str]:
@@ -155,6 +157,23 @@ class RunDir(RunPaths):
         return {log.parent.name: self.read_events(log.parent.name) for log in logs}
 
 
+def _steps_in(file: Path, room: StepRoom) -> tuple[list[StepRecord], str]:
+    """The steps in a file, and what can't be read; none at all where there isn't enough room."""
+    found: list[StepRecord] = []
+    lines, before, decoder = 0, replace(room), msgspec.json.Decoder(StepRecord)
+    for portion in whole_portions(file):
+        lines += portion.count(b"\n")
+        steps = decoded_portion(portion, decoder)
+        if not room.take(portion, steps):
+            room.num_bytes, room.num_values = before.num_bytes, before.num_values
+            size, name = f"{num_bytes(file) / (1 << 20):,.0f} MiB", "/".join(file.parts[-2:])
+            return [], f"{name} ({size}) is not read: gpurun has no memory for so many steps of a run"
+        found += steps
+    if (lost := lines - len(found)) > 0:
+        return found, f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are ignored"
+    return found, ""
+
+
 def open_regular(path: Path) -> BinaryIO:
     """A file, open for reading; whoever has made the run, it is neither a link nor a pipe.
 
@@ -219,11 +238,11 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
         MachineError: the file can't be read.
     """
     decoder = msgspec.json.Decoder(kind)
-    for portion in whole_portions(path):
+    for portion in whole_portions(path, MAX_EVENTS_BYTES):
         yield from decoded_portion(portion, decoder)
 
 
-def whole_portions(path: Path) -> Iterator[bytes]:
+def whole_portions(path: Path, most_bytes: int = MAX_LINES_BYTES) -> Iterator[bytes]:
     """The content up to the last line break, some whole lines at a time; nothing if there is no file.
 
     Raises:
@@ -232,7 +251,7 @@ def whole_portions(path: Path) -> Iterator[bytes]:
     rest = b""
     try:
         with open_regular(path) as file:
-            if os.fstat(file.fileno()).st_size > MAX_LINES_BYTES:
+            if os.fstat(file.fileno()).st_size > most_bytes:
                 raise too_large(path)
             while len(rest) < _MAX_LINE_BYTES and (portion := file.read(_MAX_LINE_BYTES)):
                 lines, end, last = portion.rpartition(b"\n")
@@ -331,32 +350,6 @@ def num_bytes(path: Path) -> int:
         return 0
 
 
-def inode_of(path: Path) -> int:
-    """Which file has this name; 0 if there is none."""
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return 0
-
-
-_REMEDIES = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "your quota is used up; free some space",
-    errno.EROFS: "write to another file system",
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "you have no write permission there"),
-    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of that path is a file, not a directory"),
-    errno.EISDIR: "there is a directory with that name",
-    errno.ENAMETOOLONG: "choose a shorter name",
-}
-"""What to do about an error, or what the system's short message means here."""
-
-
-def unwritable(path: Path, error: OSError) -> MachineError:
-    """The error for a full disk or a directory that can't be written."""
-    remedy = _REMEDIES.get(error.errno or 0)
-    return MachineError(f"can't write {path}: {error.strerror}" + (f"; {remedy}" if remedy else ""))
-
-
 def write_json(path: Path, value: Any) -> None:
     """Replaces `path` in one step: a reader sees the old content or the new, never a part.
 
@@ -373,20 +366,30 @@ def as_json(value: Any) -> str:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Like `write_json`, for bytes as they are."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("xb") as file:  # with the permissions that the umask leaves
+        with replacing(path) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise unwritable(path, error) from error
 
 
-def no_directory(path: Path) -> str:
-    """The message about a file whose directory is missing."""
-    return f"there is no directory {path}; create it"
+@contextlib.contextmanager
+def replacing(path: Path | str, directory: int | None = None) -> Iterator[BinaryIO]:
+    """A file to be written; when all is in it, it takes the place of `path`. Raises OSError as it comes.
+
+    Args:
+        directory: descriptor of the directory that `path` is in, where someone may put another in its place.
+    """
+    draft = Path(path).with_name(f".{Path(path).name}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:  # with the permissions that the umask leaves
+        with os.fdopen(os.open(draft, flags, 0o666, dir_fd=directory), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft, dir_fd=directory)
+        raise

@@ -2,12 +2,13 @@
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.errors import MachineError, SpecError, unreadable, unwritable
 
 CONTROL = "control"
 LAUNCHES = "launches"
@@ -15,6 +16,7 @@ SELFTEST = "selftest.json"
 """The result of a self-test, whose directory holds runs of its own."""
 PROGRAM_FILES = "files"
 """In the directory of a launch, for what its program saves."""
+_RECORD = re.compile(r"(?!.*events\.jsonl$|rank.*\.jsonl$|.*\.pt\.trace\.json$).*\.jsonl?")
 _DEEPEST = 16
 """A run of gpurun has directories on fewer levels."""
 
@@ -24,6 +26,8 @@ class RunPaths:
     """Owns every file name of one run; touches no file."""
 
     path: Path
+    inode: tuple[int, int] | None = field(default=None, compare=False, repr=False)
+    """Device and inode of the directory that was checked, if one was: a path may lead elsewhere later."""
 
     @property
     def job(self) -> Path:
@@ -222,46 +226,39 @@ def is_of_program(directory: Path) -> bool:
     return directory.name == PROGRAM_FILES and directory.parent.parent.name == LAUNCHES
 
 
-def refuse_links(directory: Path, depth: int = 0) -> None:
-    """Returns if everything in a run directory is a directory, a file or a socket: gpurun makes nothing else.
+def refuse_links(directory: Path, depth: int = 0) -> int:
+    """How many bytes the records in a run directory have together, without steps and events.
 
-    A link would have us read, or write, elsewhere; a pipe would have us wait. Whoever made the run may have
-    put them there. What programs save for themselves is not looked at, since gpurun never opens it.
+    Returns if everything in it is a directory, a file or a socket: gpurun makes nothing else. A link would
+    have us read, or write, elsewhere; a pipe would have us wait. Whoever made the run may have put them
+    there. What programs save for themselves is not looked at, since gpurun never opens it.
 
     Raises:
         SpecError: there is something else, or a directory that can't be read.
     """
     if depth > _DEEPEST:
         raise SpecError(f"{directory} lies deeper than any directory of a run; remove it")
+    num_bytes = 0
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
-                mode = entry.stat(follow_symlinks=False).st_mode
-                if stat.S_ISDIR(mode):
-                    if not is_of_program(Path(entry.path)):
-                        refuse_links(Path(entry.path), depth + 1)
-                elif not stat.S_ISREG(mode) and not stat.S_ISSOCK(mode):
-                    what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
-                    raise SpecError(f"{entry.path} is {what}, which no run of gpurun contains; remove it")
+                num_bytes += _of_entry(entry, depth)
     except FileNotFoundError:
-        return  # a run in progress removes files
+        pass  # a run in progress removes files
     except PermissionError as error:
         if directory.name != CONTROL:  # which only ranks and their owner need
             raise SpecError(unreadable(directory, error)) from None
+    return num_bytes
 
 
-def unreadable(path: Path | str, error: OSError) -> str:
-    """The message about a file or a directory that can't be read."""
-    is_denied = isinstance(error, PermissionError)
-    return f"can't read {path}: {error.strerror}" + ("; ask its owner for a copy" if is_denied else "")
-
-
-def is_own(directory: Path) -> bool:
-    """Whether a directory is the user's own: what no one has asked for is written nowhere else."""
-    try:
-        return directory.stat(follow_symlinks=False).st_uid == os.geteuid()
-    except OSError:
-        return False
+def _of_entry(entry: "os.DirEntry[str]", depth: int) -> int:
+    status = entry.stat(follow_symlinks=False)
+    if stat.S_ISDIR(status.st_mode):
+        return 0 if is_of_program(Path(entry.path)) else refuse_links(Path(entry.path), depth + 1)
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISSOCK(status.st_mode):
+        what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
+        raise SpecError(f"{entry.path} is {what}, which no run of gpurun contains; remove it")
+    return status.st_size if _RECORD.fullmatch(entry.name) else 0
 
 
 def check_owner(run: RunPaths) -> None:
@@ -321,10 +318,6 @@ def check_writable(directory: Path) -> None:
 
         TemporaryFile(dir=nearest).close()
     except OSError as error:
-        from gpurun.launcher.rundir.files import (
-            unwritable,  # not before: a fork comes next, which copies what is there
-        )
-
         raise elsewhere(unwritable(directory, error)) from error
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from gpurun.launcher.errors import GpurunError, MachineError, SpecError
+from gpurun.launcher.errors import GpurunError, MachineError, SpecError, unwritable
 from gpurun.launcher.rundir.claim import read
-from gpurun.launcher.rundir.files import RunDir, open_regular, unwritable, write_bytes, write_json
+from gpurun.launcher.rundir.files import RunDir, open_regular, write_bytes, write_json
 from gpurun.launcher.rundir.paths import CONTROL, cache_directory, is_name
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://.+")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, Problem, SpecError
+from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, Problem, SpecError, unwritable
 from gpurun.launcher.failures.reporter import Reporter, log_tail
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.jobfile.field_types import InvalidValue
@@ -27,7 +27,7 @@ from gpurun.launcher.run.open import Invocation, check_free, load_invocation, ne
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
-from gpurun.launcher.rundir.files import RunDir, read_json, unwritable
+from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import DeviceFacts, StepRecord
 from gpurun.launcher.selftest.check_table import blocking, findings
 from gpurun.launcher.selftest.evidence import (

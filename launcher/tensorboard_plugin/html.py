@@ -21,7 +21,8 @@ import msgspec
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.rundir.files import RunDir, write_bytes
+from gpurun.launcher.rundir.control import write_in
+from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, steps_answer
 from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
 from gpurun.launcher.tensorboard_plugin.logdir.documents import read_host
@@ -48,7 +49,7 @@ def write_html(comparison: Comparison, run: RunDir, with_host: bool = False) -> 
         MachineError: the directory can't be written.
     """
     path = run.path / FILE_NAME
-    write_bytes(path, render_html(comparison, run, with_host).encode())
+    write_in(run, path, render_html(comparison, run, with_host).encode())
     return path
 
 

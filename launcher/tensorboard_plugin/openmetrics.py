@@ -5,14 +5,12 @@ Source: OpenMetrics 1.0, "Text format".
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from socketserver import ThreadingMixIn
-from threading import BoundedSemaphore
 from typing import Any, Literal
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from werkzeug import wrappers
 
@@ -27,12 +25,12 @@ from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.logdir.documents import read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
-from gpurun.launcher.tensorboard_plugin.plugin import refusal
+from gpurun.launcher.tensorboard_plugin.plugin import EXPECTED, BoundedServer, refusal
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PATH = "/metrics"
 MOST_REQUESTS = 16
-"""At a time; further connections are closed."""
+"""At a time; for further ones, the oldest connections that ask for nothing are closed."""
 DEVICE_FIGURES = {
     "memory_gib": "Memory in use on the device (GiB).",
     "utilisation_percent": "Share of the time in which the device computes (%).",
@@ -140,6 +138,7 @@ def app_for(path: Path) -> Callable[[dict[str, Any], Any], Any]:
         elif request.path != PATH:
             response = wrappers.Response(f"the figures are at {PATH}\n", 404)
         else:
+            environ[EXPECTED]()
             response = _scrape(path, devices)
         return response(environ, start_response)
 
@@ -153,39 +152,14 @@ def _scrape(path: Path, devices: LiveDevices) -> wrappers.Response:
         return wrappers.Response(f"{error}\n", 503)
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class _Server(BoundedServer):
     """A thread per request, of so many at a time: one that sends nothing keeps no other waiting."""
 
-    daemon_threads = True
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._free = BoundedSemaphore(MOST_REQUESTS)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-
-class _Handler(WSGIRequestHandler):
-    """Gives up clients that send nothing, and logs nothing."""
-
-    timeout = 10
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not worth a line."""
+    most_connections = MOST_REQUESTS
 
 
 @contextmanager
-def metrics_server(path: Path, port: int = 0) -> Iterator[WSGIServer]:
+def metrics_server(path: Path, port: int = 0) -> Iterator[BoundedServer]:
     """A server on 127.0.0.1, to be started by `serve_forever`.
 
     Args:
@@ -198,9 +172,10 @@ def metrics_server(path: Path, port: int = 0) -> Iterator[WSGIServer]:
     """
     find_run(path)
     try:
-        server = _Server((LOOPBACK, port), _Handler)
+        listening = socket.create_server((LOOPBACK, port), backlog=_Server.request_queue_size)
     except OSError as error:
         raise MachineError(f"can't listen on port {port} of {LOOPBACK}: {error.strerror}") from error
-    server.set_app(app_for(path))
+    with listening:  # werkzeug's own would end the process where the port is taken
+        server = _Server(LOOPBACK, port, app_for(path), fd=listening.fileno())
     with server, suppress(KeyboardInterrupt):  # the way to end it
         yield server

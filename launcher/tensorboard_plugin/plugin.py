@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import resource
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +15,7 @@ import msgspec
 from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
+from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.tensorboard_plugin.answers.requested import Merges, file_name
@@ -184,3 +188,87 @@ def download_response(path: Path, name: str) -> wrappers.Response:
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
     while piece := file.read(CHUNK_BYTES):
         yield piece
+
+
+MOST_CONNECTIONS = 64
+"""Each may make werkzeug hold a request of 10 MB."""
+SILENT_S = 10.0
+"""After which a connection that sends nothing is closed."""
+EXPECTED = "gpurun.expected"
+"""Key of a request's environment: to be called if it is one of the owner's."""
+
+
+class BoundedServer(ThreadedWSGIServer):
+    """A thread per connection, of so many at a time, so that no number of strangers keeps the owner waiting.
+
+    Where there are too many, the oldest that has not sent a request of the owner's is closed.
+    """
+
+    most_connections = MOST_CONNECTIONS
+    request_queue_size = 1024
+    """Connections that the kernel keeps until they are looked at; of more, it lets whoever comes wait."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._most = min(self.most_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+        self._lock = threading.Lock()
+        self._num_open = 0
+        self._unknown: dict[socket.socket, None] = {}
+        """Connections that may be anyone's, the oldest first."""
+        handler: Any = self.RequestHandlerClass
+        self.RequestHandlerClass = type("_Handler", (_Impatient, handler), {})
+        app = self.app
+        self.app = lambda environ, start: app({**environ, EXPECTED: self._expecting(environ)}, start)
+
+    def _expecting(self, environ: Mapping[str, Any]) -> Callable[[], None]:
+        return lambda: self._forget(environ["werkzeug.socket"])
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._unknown.pop(connection, None)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Called for each new connection, by one thread."""
+        if not self._has_room():
+            self.shutdown_request(request)
+            return
+        with self._lock:
+            self._num_open += 1
+            self._unknown[request] = None
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there is no further thread
+            self._ended(request)
+            raise
+
+    def _has_room(self) -> bool:
+        """Whether there is, now that the oldest connection is being closed if it was needed; its thread
+        ends it, so that for a moment there may be more."""
+        with self._lock:
+            if self._num_open >= self._most and self._unknown:
+                oldest = next(iter(self._unknown))
+                del self._unknown[oldest]
+                with suppress(OSError):  # it has gone
+                    oldest.shutdown(socket.SHUT_RDWR)
+                return self._num_open < 2 * self._most
+            return self._num_open < self._most
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._ended(request)
+
+    def _ended(self, request: socket.socket) -> None:
+        with self._lock:
+            self._num_open -= 1
+            self._unknown.pop(request, None)
+
+
+class _Impatient(WSGIRequestHandler):
+    """Gives up whoever sends nothing, which is worth no line."""
+
+    timeout = SILENT_S
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Says nothing; an error in an answer is logged by the server."""

@@ -114,12 +114,15 @@ def serve() -> None:
     die_with(int(sys.argv[1]), signal.SIGTERM)
     from tensorboard import default, program
 
-    from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
+    from gpurun.launcher.tensorboard_plugin.plugin import BoundedServer, GpurunPlugin
 
     plugins = [each for each in default.get_plugins() if not each.__module__.startswith("gpurun.")]
 
+    class Board(BoundedServer, program.WerkzeugServer):  # type: ignore[misc]
+        """TensorBoard's own server, which by itself takes any number of connections, for any time."""
+
     def server(app: WsgiApp, flags: Any) -> Any:
-        return program.create_port_scanning_werkzeug_server(with_fonts(app, flags.path_prefix), flags)
+        return program.with_port_scanning(Board)(for_the_owner(app, flags.path_prefix), flags)
 
     board = program.TensorBoard(plugins=[*plugins, GpurunPlugin], server_class=server)
     board.configure([sys.argv[0], *json.load(sys.stdin)])
@@ -131,11 +134,17 @@ def serve() -> None:
     signal.pause()
 
 
-def with_fonts(app: WsgiApp, prefix: str) -> WsgiApp:
-    """TensorBoard, which asks for its fonts without the prefix of all other addresses."""
+def for_the_owner(app: WsgiApp, prefix: str) -> WsgiApp:
+    """TensorBoard, which asks for its fonts without the prefix of all other addresses.
+
+    Whoever knows the prefix has opened this view: such a request is answered, however many others come.
+    """
+    from gpurun.launcher.tensorboard_plugin.plugin import EXPECTED
 
     def answer(environ: dict[str, Any], start_response: Any) -> Any:
         path = environ.get("PATH_INFO", "")
+        if path.startswith(f"{prefix}/"):
+            environ[EXPECTED]()
         return app(
             {**environ, "PATH_INFO": prefix + path if path.startswith(FONTS) else path}, start_response
         )

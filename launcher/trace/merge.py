@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import IO, Any
 import msgspec
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.rundir.files import replacing
 from gpurun.launcher.trace.analysis.analyse import Analysis, analyse
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
@@ -24,7 +24,7 @@ from gpurun.launcher.trace.analysis.discover import MARK, find_traces, place_for
 from gpurun.launcher.trace.kineto.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
 from gpurun.launcher.trace.kineto.events import time_texts
 from gpurun.launcher.trace.kineto.file_blocks import TraceFile
-from gpurun.launcher.trace.kineto.trace_file import open_source
+from gpurun.launcher.trace.kineto.trace_file import Room, allowed_bytes, open_source
 
 RawEvent = dict[str, Any]
 
@@ -47,24 +47,26 @@ def merge_traces(paths: Sequence[Path], out: Path, steps: slice | None = None) -
         TraceError: no readable trace is found.
         MachineError: `out` can't be written.
     """
-    out = place_for(out, find_traces(paths).files)
-    analysis = analyse(paths, steps)
-    draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
+    directory: int | None = None
     try:
-        with draft.open("xb") as file:  # with the permissions that the umask leaves
+        out = place_for(out, find_traces(paths).files)
+        # What is in its place when the traces have been read, minutes later, may lead elsewhere.
+        directory = os.open(out.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        analysis = analyse(paths, steps)
+        with replacing(out.name, directory) as file:
             if out.suffix == ".gz":
                 # Without the time of day: the same traces give the same bytes.
                 with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as packed:
                     _write(analysis, packed)
             else:
                 _write(analysis, file)
-        os.replace(draft, out)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "free some space or name another file" if full else "name another file"
         raise MachineError(f"can't write {out}: {error.strerror}; {advice}") from error
     finally:
-        draft.unlink(missing_ok=True)
+        if directory is not None:
+            os.close(directory)
 
 
 def _write(analysis: Analysis, file: IO[bytes] | gzip.GzipFile) -> None:
@@ -83,13 +85,14 @@ def _write(analysis: Analysis, file: IO[bytes] | gzip.GzipFile) -> None:
 
 def _blocks(analysis: Analysis, base_ns: int) -> Iterator[list[RawEvent]]:
     movers: dict[int, _Mover] = {}
+    room = Room(allowed_bytes([digest.path for _, digest in analysis.ranked.digests]))
     for position, (rank, digest) in enumerate(analysis.ranked.digests):
         parts = [part for each in analysis.matched.collectives for part in each.parts if part.rank == rank]
         starts_ns = frozenset(_in_file_ns(part, digest) for part in parts)
         realigned = analysis.matched.clocks.realigned(rank, digest.base_ns, base_ns)
         since_base_ns = digest.zero_ns - digest.base_ns
         movers[rank] = _Mover(rank, position, realigned, since_base_ns, starts_ns, _window(digest))
-        with open_source(digest.path) as source:
+        with open_source(digest.path, room) as source:
             for events, block in TraceFile(source, RawEvent).blocks():
                 yield movers[rank].move(events, block)
         yield movers[rank].labels()

@@ -16,6 +16,7 @@ from typing import IO
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.machine.helper_process import helper_argv, yield_to_others
 from gpurun.launcher.trace.analysis.digest import Digest, digest_file
+from gpurun.launcher.trace.kineto.trace_file import Room, allowed_bytes, size_of
 from gpurun.launcher.trace.requested_tables import Table
 
 PARALLEL_FROM_BYTES = 16 << 20
@@ -35,39 +36,55 @@ class Share:
     steps: slice | None
     show: Set[Table]
     """The tables on request."""
+    most_bytes: int
+    """That they may unpack to together."""
 
 
-def read_all(files: Sequence[Path], steps: slice | None, show: Set[Table] = frozenset()) -> list[Read]:
+def read_all(
+    files: Sequence[Path],
+    steps: slice | None,
+    show: Set[Table] = frozenset(),
+    among: Sequence[Path] = (),
+) -> list[Read]:
     """Each file's digest, or why it can't be read; in the order of `files`.
 
     Every process holds the columns of one file at a time.
+
+    Args:
+        files: the traces.
+        steps: those to look at; `None`: everything.
+        show: the tables on request.
+        among: all traces that are read for the same answer, if these are some of them.
 
     Raises:
         TraceError: a process was killed.
     """
     num_processes = min(len(files), len(os.sched_getaffinity(0)))
     if num_processes < 2 or sum(map(weight, files)) < PARALLEL_FROM_BYTES:
-        return [read_one(file, steps, show) for file in files]
+        return read_in_turn(Share(tuple(files), steps, show, allowed_bytes(files, among)))
     found: dict[Path, Read] = {}
-    for share, reads in _run([Share(part, steps, show) for part in _parts(files, num_processes)]):
+    parts = _parts(files, num_processes)
+    for share, reads in _run([Share(p, steps, show, allowed_bytes(p, among or files)) for p in parts]):
         found.update(zip(share.files, reads, strict=True))
     return [found[file] for file in files]
 
 
-def read_one(file: Path, steps: slice | None, show: Set[Table] = frozenset()) -> Read:
-    """One file's digest, or why it can't be read."""
+def read_in_turn(share: Share) -> list[Read]:
+    """Each file's digest, or why it can't be read."""
+    room = Room(share.most_bytes)
+    return [_read_one(file, share, room) for file in share.files]
+
+
+def _read_one(file: Path, share: Share, room: Room) -> Read:
     try:
-        return digest_file(file, steps, show)
+        return digest_file(file, share.steps, share.show, room)
     except TraceError as error:
         return str(error)
 
 
 def weight(file: Path) -> int:
     """Approximate uncompressed size of the file; 0 if it doesn't exist."""
-    try:
-        return file.stat().st_size * (PACKED_FACTOR if file.suffix == ".gz" else 1)
-    except OSError:
-        return 0
+    return size_of(file) * (PACKED_FACTOR if file.suffix == ".gz" else 1)
 
 
 def _parts(files: Sequence[Path], number: int) -> list[tuple[Path, ...]]:
@@ -114,4 +131,4 @@ def serve() -> None:
     """The body of such a process: reads a `Share` from stdin, writes the digests to stdout."""
     yield_to_others()
     share: Share = pickle.load(sys.stdin.buffer)
-    pickle.dump([read_one(file, share.steps, share.show) for file in share.files], sys.stdout.buffer)
+    pickle.dump(read_in_turn(share), sys.stdout.buffer)

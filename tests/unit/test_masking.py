@@ -11,7 +11,7 @@ from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.load import load_text, masked_overrides
-from gpurun.launcher.masking import hidden, is_secret, masked, revealed
+from gpurun.launcher.masking import hidden, is_mask, is_secret, masked, revealed
 from gpurun.launcher.rundir.files import RunDir
 from tests.wording import Wording
 
@@ -25,43 +25,74 @@ compare: {{env: [{{DB_PASSWORD: "first secret"}}, {{DB_PASSWORD: 12345678}}]}}
 """
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "MYSQL_PWD", "SSH_PASS"),
-        *("token", "GOOGLE_APPLICATION_CREDENTIALS", "NETRC_AUTH", "KEY", "OPENAI_APIKEY", "HFTOKEN"),
-        *(
-            "GITHUB_PAT",
-            "SENTRY_DSN",
-            "SLACK_WEBHOOK_URL",
-            "PASSWORT",
-            "AZURE_CONNECTION_STRING",
-            "CLIENTSECRET",
-        ),
-    ],
-)
+SECRET = """
+HF_TOKEN HF_TOKENS HFTOKEN token TOKEN2 hfToken accessTokens GITHUB_PAT SLACK_WEBHOOK_URL
+WANDB_API_KEY OPENAI_APIKEY APIKEYS API_KEY2 API-KEY apiKeyId SSHKEY SSHKEYS sshKey DEPLOYKEY KEY S3KEY
+ACCESSKEYID AWS_SECRET_ACCESS_KEY CLIENTSECRET clientSecret KUBE_SECRETS
+PGPASSWORD PASSWD PASSWORDS PASSWORT PASSPHRASE SSHPASSPHRASE PASSCODE SSH_PASS SSHPASS SMTPPASS REQUIREPASS
+MYSQL_PWD DB_PWDS PGPWD dbPwd
+AUTHORIZATION HTTP_AUTHORIZATION AUTHORISATION AUTH NETRC_AUTH OAUTH BASICAUTH OAUTH2_CLIENT
+GOOGLE_APPLICATION_CREDENTIALS CREDENTIAL CREDS BEARER HTTP_BEARER COOKIE SLACK_COOKIES SESSIONCOOKIE
+SENTRY_DSN DATABASEDSN AZURE_STORAGE_SAS AZURE_CONNECTION_STRING CONNECTIONSTRING ConnectionStrings__Default
+SAS_TOKEN JWT TOTP OTP
+"""
+NO_SECRET = """
+PATH PYTHONPATH HOME PWD OLDPWD INIT_CWD PATTERN PAD PIN_MEMORY NCCL_DEBUG SASS TORCH_DSNAME
+KEYBOARD MONKEY MONKEYS TURKEY HOCKEY_TEAM HOTKEY KEYRING_BACKEND GPG_PUBKEY
+TOKENIZERS_PARALLELISM TOKENIZER MAX_TOKENS maxTokens NUMTOKENS NUM_TRAIN_TOKENS TOKENS_PER_BATCH STOP_TOKENS
+AUTHOR GIT_AUTHOR_NAME AUTHORITY XAUTHORITY COMPASS BYPASS COMPASS_URL NUM_PASSES PASSES SECRETARY
+COOKIECUTTER BEARING CONNECTIONS CREDIT
+"""
+
+
+@pytest.mark.parametrize("name", SECRET.split())
 def test_names_of_secrets(name: str) -> None:
     assert is_secret(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "TOKENIZERS_PARALLELISM",
-        "MAX_TOKENS",
-        "PWD",
-        "OLDPWD",
-        "KEYBOARD",
-        "AUTHOR",
-        "COMPASS",
-        "NCCL_DEBUG",
-        "PATH",
-        "PYTHONPATH",
-    ],
-)
+@pytest.mark.parametrize("name", NO_SECRET.split())
 def test_other_names(name: str) -> None:
     assert not is_secret(name)
     assert masked(name, "value") == "value"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "http://me:secret@proxy:3128",
+        "postgres://me:pa/ss@host/db",
+        "postgres://me:p@ss:w/rd?#@host:5432/db",
+        "redis://:secret@host",
+        "https://ghp_0123456789abcdef0123@github.com/me/data.git",
+        "https://host/data?sv=2024&sig=abc%2Fdef",
+        "https://host/data?access_token=abcdef",
+        "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=abc==;EndpointSuffix=x",
+        "Server=db;User=me;Password=secret",
+    ],
+)
+def test_an_address_with_a_secret_is_masked_whatever_the_name(value: str) -> None:
+    assert is_mask(masked("PLACE", value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "http://proxy:3128/",
+        "ssh://git@github.com/me/code.git",
+        "me@host:/data",
+        "s3://bucket/a?part=3",
+        "--xla_dump_hlo_pass_re=.* a:b",
+        "tcp://10.0.0.1:29500",
+    ],
+)
+def test_an_address_without_one_is_not(value: str) -> None:
+    assert masked("PLACE", value) == value
+
+
+def test_the_password_of_an_address_is_masked_in_another_spelling_of_the_address() -> None:
+    address = "postgres://me:pa/ss/word@host/db"
+    text = hidden("refused: postgres://me:pa/ss/word@10.0.0.1:5432/db", [("DATABASE_URL", address)])
+    assert text == f"refused: postgres://me:{masked('DATABASE_URL', address)}@10.0.0.1:5432/db"
 
 
 def test_a_mask_shows_whether_the_value_is_the_same_and_nothing_else() -> None:

@@ -92,7 +92,7 @@ def gate(
     # A file that exists is written as it is: it may be a pipe, or /dev/stdout.
     files = [file.parent for file in (junit, markdown) if file is not None and not file.exists()]
     if missing := [directory for directory in files if not directory.is_dir()]:
-        from gpurun.launcher.rundir.files import no_directory  # loads much, and nothing is forked now
+        from gpurun.launcher.errors import no_directory
 
         raise click.UsageError(no_directory(missing[0]))
     for path in (out or Path("runs"), *files):
@@ -129,10 +129,11 @@ def write_files(finished: Any, junit: Path | None, markdown: Path | None) -> Non
     """The files that the command line asks for."""
     if junit is None and markdown is None:
         return
+    from gpurun.launcher.errors import unwritable
     from gpurun.launcher.plan.model import Plan
     from gpurun.launcher.report.markdown import gate_markdown, junit_xml
     from gpurun.launcher.report.terminal.plan import versions_text
-    from gpurun.launcher.rundir.files import read_json, unwritable
+    from gpurun.launcher.rundir.files import read_json
 
     found, comparison = finished.comparison.gate, finished.comparison
     plan = read_json(finished.run.plan, Plan)

@@ -25,8 +25,9 @@ def init(path: Path, force: bool) -> None:
 
     Example: gpurun init job.yaml
     """
+    from gpurun.launcher.errors import no_directory
     from gpurun.launcher.jobfile.docs.schema import SCHEMA_FILE, job_schema, job_template
-    from gpurun.launcher.rundir.files import no_directory, write_bytes, write_json
+    from gpurun.launcher.rundir.files import write_bytes, write_json
 
     if path.is_dir():
         raise SpecError(f"{path} is a directory; name a file in it: gpurun init {path / 'job.yaml'}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,16 +80,21 @@ FOR_OTHERS = ("html", "mlflow", "wandb")
 """Formats without host names, unless `--with-host` is given."""
 
 
+@dataclass(frozen=True)
+class Concluded:
+    """What of a stored comparison says which version of gpurun made it."""
+
+    conclusions: int = 0
+
+
 def keep_if_other(comparison: Any, run: Any) -> None:
     """Writes `comparison.json` of an own run anew where another gpurun wrote it, as the tab shows it."""
-    from gpurun.launcher.rundir.files import read_json, write_json
-    from gpurun.launcher.rundir.paths import is_own
+    from gpurun.launcher.rundir.control import write_in
+    from gpurun.launcher.rundir.files import as_json, read_json
 
-    if not is_own(run.path):
-        return
     with suppress(MachineError):  # there is none yet, or it can't be written: what is shown needs none
-        if read_json(run.comparison, dict[str, Any]).get("conclusions", 0) != comparison.conclusions:
-            write_json(run.comparison, comparison)
+        if read_json(run.comparison, Concluded).conclusions != comparison.conclusions:
+            write_in(run, run.comparison, as_json(comparison).encode(), is_asked=False)
 
 
 @click.command()
@@ -179,7 +185,7 @@ def metrics(run: Path, port: int) -> None:
     from gpurun.launcher.tensorboard_plugin.openmetrics import PATH, metrics_server
 
     with refreshed(run, warn), metrics_server(run, port) as server:
-        click.echo(f"OpenMetrics: http://127.0.0.1:{server.server_port}{PATH}  (Ctrl-C ends it)")
+        click.echo(f"OpenMetrics: http://127.0.0.1:{server.port}{PATH}  (Ctrl-C ends it)")
         server.serve_forever()
 
 
@@ -344,16 +350,12 @@ def trace(
 
     files = [found for path in paths for found in traces_of(path)]
     if merge is not None:
-        from gpurun.launcher.trace.analysis.discover import find_traces, place_for
-
-        place_for(merge, find_traces(files).files)  # before the traces are read, which may take minutes
-    tables = show or (TABLES if as_json else ())
-    analysis = analyse_paths(files, steps, frozenset(tables))
-    if merge is not None:
         from gpurun.launcher.trace.merge import merge_traces
 
         merge_traces(files, merge, steps)
         click.echo(f"wrote {merge}; open it in https://ui.perfetto.dev", err=True)
+    tables = show or (TABLES if as_json else ())
+    analysis = analyse_paths(files, steps, frozenset(tables))
     if as_json:
         show_json(analysis)
         return

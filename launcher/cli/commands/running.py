@@ -80,7 +80,7 @@ def capture(run: Path, steps: int, ranks: tuple[int, ...] | None, timeout_s: flo
 )
 @click.option("--follow", "-f", is_flag=True, help="Print new lines as they appear, until the run ends.")
 def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
-    """Print what the ranks of a run have written, each line with its rank.
+    """Print what the ranks of a run have written, each line with its rank; of more than 1 GiB, the end.
 
     Example: gpurun logs runs/gpt-splits/latest --rank 0 --follow
     """

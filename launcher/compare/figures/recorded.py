@@ -16,6 +16,7 @@ from gpurun.launcher.rundir.records import (
     PointRecord,
     RoundTime,
     StepRecord,
+    StepRoom,
     VariantFacts,
     VariantStatus,
     elapsed_s,
@@ -78,13 +79,17 @@ class Measured:
         return self.status.status in ("ok", "unsteady") and bool(self.timed)
 
 
-def read_measured(run: RunDir, plan: Plan, variant: Variant) -> Measured:
-    """Reads the files of `variant`; what is not there yet is empty."""
+def read_measured(run: RunDir, plan: Plan, variant: Variant, room: StepRoom) -> Measured:
+    """Reads the files of `variant`; what is not there yet is empty.
+
+    Args:
+        room: for its steps, of all that may be in memory.
+    """
     launches = plan.launches_of(variant.id)
     world_size = variant.world_size
     status = run.read_status(variant.id)
     steps: Mapping[int, Sequence[StepRecord]]
-    found, damage = run.read_steps_and_damage(variant.id)
+    found, damage = run.read_steps_and_damage(variant.id, room)
     steps = {rank: found[rank] for rank in range(world_size) if rank in found}
     timed = round_times(steps, world_size, "timed")
     unsteady: str | None = None

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.accelerators import CPU
-from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.rundir.paths import is_own, rank_files
+from gpurun.launcher.rundir.control import write_in
+from gpurun.launcher.rundir.files import RunDir, as_json, read_json
+from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.trace.model import Bubble
 from gpurun.launcher.units import ranks_text
 
@@ -99,10 +100,10 @@ def read_traced(run: RunDir, variant_id: str) -> Traced | None:
     kept = _kept(run.traced(variant_id))
     if kept is not None and kept.schema == SCHEMA and kept.files == stamps:
         return kept
-    found = _analysed(run.path, traces, stamps)
-    if is_own(run.variant(variant_id)):
-        with suppress(MachineError):  # on a medium that can't be written, the traces are read each time
-            write_json(run.traced(variant_id), found)
+    of_all = [*run.path.glob("variants/*/rank*.pt.trace.json.gz")]
+    found = _analysed(run.path, traces, stamps, of_all)
+    with suppress(MachineError):  # where it can't be written, the traces are read each time
+        write_in(run, run.traced(variant_id), as_json(found).encode(), is_asked=False)
     return found
 
 
@@ -119,14 +120,16 @@ def _kept(path: Path) -> Traced | None:
         return None
 
 
-def _analysed(root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp]) -> Traced:
+def _analysed(
+    root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp], of_all: Sequence[Path]
+) -> Traced:
     # Imports numpy; with the outcome at hand no report needs it.
     from gpurun.launcher.errors import TraceError
     from gpurun.launcher.trace.analysis.analyse import analyse
     from gpurun.launcher.trace.analysis.breakdown import SEVERAL
 
     try:
-        analysis = analyse(traces)
+        analysis = analyse(traces, among=of_all)
     except TraceError as error:
         return Traced(SCHEMA, stamps, (), 0, {}, (_relative(str(error), root),))
     named = set(analysis.ranked.warnings)  # ranks that aren't in the trace are in the names of our own files

@@ -5,11 +5,14 @@ them. Every rendering replaces the files of the one before.
 """
 
 import io
+import os
 import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from itertools import groupby
 from math import isfinite
 from pathlib import Path
@@ -27,10 +30,12 @@ from gpurun.launcher.compare.causes import BEFORE_COMMUNICATION
 from gpurun.launcher.compare.figures.recorded import step_numbers
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.size_curves import BatchCurve, CurvePoint, ProbeResult
+from gpurun.launcher.errors import unwritable
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.report.tensorboard import hparams
-from gpurun.launcher.rundir.files import RunDir, write_bytes
+from gpurun.launcher.rundir.control import opened_in
+from gpurun.launcher.rundir.files import RunDir, replacing
 from gpurun.launcher.rundir.records import StepRecord
 
 NS_PER_MS = 1e6
@@ -214,8 +219,8 @@ def write_tensorboard(comparison: Comparison, run: RunDir) -> None:
     """
     values = values_of(comparison.variants)
     for variant in comparison.variants:
-        _replace(run.variant(variant.id), _variant_events(variant, run, values[variant.id]))
-    _replace(run.path, _root_events(comparison))
+        _replace(run, run.variant(variant.id), _variant_events(variant, run, values[variant.id]))
+    _replace(run, run.path, _root_events(comparison))
 
 
 def _root_events(comparison: Comparison) -> list[EventProto]:
@@ -283,16 +288,23 @@ def _event(step: int, wall_time_s: float, values: Sequence[Summary.Value]) -> Ev
     return EventProto(wall_time=wall_time_s, step=step, summary=Summary(value=values))
 
 
-def _replace(directory: Path, events: Sequence[EventProto]) -> None:
+def _replace(run: RunDir, directory: Path, events: Sequence[EventProto]) -> None:
     """A new file under a new name, then the old ones go.
 
     A TensorBoard that is watching reads on in the next file of a run, but never reads one again from its
     start, so the same name would hide the new figures.
     """
-    old = list(directory.glob(f"events.out.tfevents.*{SUFFIX}"))
-    write_bytes(directory / f"events.out.tfevents.{time.time_ns()}{SUFFIX}", _encode(events))
-    for file in old:
-        file.unlink(missing_ok=True)
+    path, content = directory / f"events.out.tfevents.{time.time_ns()}{SUFFIX}", _encode(events)
+    try:
+        with opened_in(run, directory) as fd:
+            old = [name for name in os.listdir(fd) if fnmatch(name, f"events.out.tfevents.*{SUFFIX}")]
+            with replacing(path.name, fd) as file:
+                file.write(content)
+            for name in old:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=fd)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def _encode(events: Sequence[EventProto]) -> bytes:

@@ -43,6 +43,7 @@ from gpurun.launcher.rundir.records.measured import (
     Room,
     RoundTime,
     StepRecord,
+    StepRoom,
     VariantFacts,
 )
 from gpurun.launcher.rundir.records.outcome import (
@@ -108,6 +109,7 @@ __all__ = [
     "SearchRecord",
     "Stage",
     "StepRecord",
+    "StepRoom",
     "TrialConfig",
     "TrialRecord",
     "TrialTimes",

@@ -1,6 +1,6 @@
 """What is measured: steps, points, rounds; cost curves of devices; what a self-test finds out of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
@@ -87,6 +87,29 @@ class StepRecord:
     """CPU time of all threads of the rank, in the mean step of the block; `None` in older runs."""
     block_ns: LengthOfMean | None = None
     """The mean step of the block, where this is the only one of its steps that is recorded."""
+
+
+MAX_STEPS_BYTES = 240 << 20
+MAX_STEP_VALUES = 7_000_000
+"""Some 85 bytes of memory each: 600,000 steps, or 8 ranks in 5 launches of many days."""
+_OF_EACH_STEP = 8
+
+
+@dataclass
+class StepRoom:
+    """How much may still be read of the steps of a run.
+
+    The run may be anyone's, and all of its steps are in memory at once.
+    """
+
+    num_bytes: int = MAX_STEPS_BYTES
+    num_values: int = MAX_STEP_VALUES
+
+    def take(self, lines: bytes, steps: Sequence[StepRecord]) -> bool:
+        """Whether there was room for these lines and what they hold."""
+        self.num_bytes -= len(lines)
+        self.num_values -= sum(_OF_EACH_STEP + len(step.phases_ns) + len(step.gpus) for step in steps)
+        return self.num_bytes >= 0 and self.num_values >= 0
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.format import Problem
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import News, Order
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, forget, making
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
+from gpurun.launcher.trace.kineto.trace_file import allowed_bytes
 
 MAX_OPEN = 4
 """Indexes mapped at a time; the least recently used are closed."""
@@ -28,8 +29,6 @@ READING_SHARE = 0.7
 """Share of the build time that reading takes; then ranks are matched and columns written."""
 MAX_BUILDS = 32
 """Running or queued; of more, none begins until it is asked for again."""
-MAX_UNPACKED_BYTES = 64 << 30
-"""Of all files of a variant together; each file has a limit of its own, which follows from its size."""
 BUILD_LIMIT_S = 1800.0
 """Of an index, or a merged trace. A trace of 1 GB takes 20 s."""
 ENTRY = "gpurun.launcher.tensorboard_plugin.timeline.index.build:main"
@@ -213,14 +212,14 @@ def _start() -> subprocess.Popen[bytes]:
 
 def _follow(stdout: IO[bytes], report: Callable[[int, int], None], traces: Traces) -> News:
     """Passes on the progress; returns the last line, which is the outcome, or that it is too much to read."""
-    last, unpacked = News(), [0] * len(traces.files)
+    last, unpacked, most_bytes = News(), [0] * len(traces.files), allowed_bytes(traces.files)
     for line in stdout:
         with suppress(msgspec.DecodeError):
             last = msgspec.json.decode(line, type=News)
         if last.file >= 0:
             report(last.file, last.position)
             unpacked[last.file] = last.unpacked
-        if sum(unpacked) > MAX_UNPACKED_BYTES:
-            text = f"the traces unpack to more than {MAX_UNPACKED_BYTES >> 30} GiB together"
+        if sum(unpacked) > most_bytes:
+            text = f"the traces unpack to more than {most_bytes >> 20:,} MiB together"
             return News(problems=(Problem(traces.directory.name, None, text),))
     return last

@@ -91,10 +91,18 @@ def analyse_paths(
     return analyse(paths, steps, show).report
 
 
-def analyse(paths: Sequence[Path], steps: slice | None = None, show: Set[Table] = frozenset()) -> Analysis:
-    """Like `analyse_paths`, with each rank's digest and the collectives as they were matched."""
+def analyse(
+    paths: Sequence[Path],
+    steps: slice | None = None,
+    show: Set[Table] = frozenset(),
+    among: Sequence[Path] = (),
+) -> Analysis:
+    """Like `analyse_paths`, with each rank's digest and the collectives as they were matched.
+
+    `among`: all traces that are read for the same answer, if these are some of them.
+    """
     found = find_traces(paths)
-    return combine(read_all(found.files, steps, show), found.warnings, found.searched)
+    return combine(read_all(found.files, steps, show, among), found.warnings, found.searched)
 
 
 def combine(reads: Iterable[Read], notes: Sequence[str] = (), searched: Sequence[Path] = ()) -> Analysis:

@@ -54,6 +54,7 @@ from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.foreign import devices_not_read, kind_of_events, notes_on_categories
 from gpurun.launcher.trace.kineto.read_trace import read_trace
+from gpurun.launcher.trace.kineto.trace_file import Room
 from gpurun.launcher.trace.requested_tables import Table
 
 MAX_RANKS = 1 << 31
@@ -133,18 +134,19 @@ class Digest:
     tables: RankTables | None = None
 
 
-def digest_file(path: Path, steps: slice | None, show: Set[Table] = frozenset()) -> Digest:
+def digest_file(path: Path, steps: slice | None, show: Set[Table], room: Room) -> Digest:
     """Reads and analyses one file.
 
     Args:
         path: a Kineto trace, plain or gzip.
         steps: numbers of the steps to look at, the last one excluded; `None`: the whole file.
         show: the tables on request.
+        room: how much may be read of this file and others.
 
     Raises:
         TraceError: the file can't be read, is not a trace, or has nothing to analyse.
     """
-    return digest(read_trace(path, with_details=bool(show)), path, steps, show)
+    return digest(read_trace(path, with_details=bool(show), room=room), path, steps, show)
 
 
 def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = frozenset()) -> Digest:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpurun.launcher.errors import SpecError, TraceError
-from gpurun.launcher.rundir.files import no_directory
+from gpurun.launcher.errors import SpecError, TraceError, no_directory
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.kineto.trace_file import open_source
 

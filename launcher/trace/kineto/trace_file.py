@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -20,6 +21,37 @@ MAX_PADDING_BYTES = 1 << 20
 UNPACKED_FREE_BYTES = 256 << 20
 UNPACKED_RATIO = 200
 """Kineto traces compress 15 to 40 times; gzip's limit, 1032 times, is that of a zip bomb."""
+MAX_UNPACKED_BYTES = 64 << 30
+"""Of all traces that are read for one answer."""
+
+
+def allowed_bytes(files: Sequence[Path], among: Sequence[Path] = ()) -> int:
+    """How many bytes traces may have together when they are unpacked.
+
+    Args:
+        files: the traces.
+        among: all traces that are read for the same answer; these get their share of what all may have.
+    """
+    sizes = {file: size_of(file) for file in {*files, *among}}
+    whole = sum(sizes[file] for file in among or files)
+    allowed = min(max(UNPACKED_FREE_BYTES, UNPACKED_RATIO * whole), MAX_UNPACKED_BYTES)
+    return allowed * sum(sizes[file] for file in files) // max(whole, 1) if among else allowed
+
+
+def size_of(file: Path) -> int:
+    """Bytes of a file without the holes that it may have; 0 if it doesn't exist."""
+    try:
+        status = file.stat()
+    except OSError:
+        return 0
+    return min(status.st_size, 512 * status.st_blocks or status.st_size)  # some file systems count no blocks
+
+
+@dataclass
+class Room:
+    """How many unpacked bytes may still be read."""
+
+    left: int
 
 
 class Unpacked:
@@ -79,6 +111,8 @@ class Source:
     """Size on disk if the file is compressed."""
     position: int = 0
     """Uncompressed bytes read so far."""
+    room: Room | None = None
+    """What all files may have together; `None`: only the beginning of this one is looked at."""
 
     def read(self, num_bytes: int) -> bytes:
         """Up to `num_bytes` more bytes; none only at the end, which may be that of a truncated gzip file.
@@ -96,6 +130,11 @@ class Source:
             ) from error
         self.position += len(data)
         self._refuse_bomb()
+        if self.room is not None:
+            self.room.left -= len(data)
+            if self.room.left < 0:
+                text = "left out: together, the traces unpack to more than gpurun reads at once; name fewer"
+                raise TraceError(f"{self.path}: {text}")
         return data
 
     def file_position(self) -> int:
@@ -120,8 +159,8 @@ class Source:
         self.raw.close()
 
 
-def open_source(path: Path) -> Source:
-    """The file at `path`, ready to read.
+def open_source(path: Path, room: Room | None = None) -> Source:
+    """The file at `path`, ready to read, as far as there is room.
 
     Raises:
         TraceError: it can't be opened, is empty, or is no regular file.
@@ -132,7 +171,9 @@ def open_source(path: Path) -> Source:
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
     try:
-        return _source(path, raw)
+        source = _source(path, raw)
+        source.room = room
+        return source
     except BaseException:
         raw.close()
         raise

@@ -3,9 +3,12 @@
 import http.client
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +21,7 @@ from gpurun.launcher.tensorboard_plugin.timeline import indexing
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Broken, Indexes, Indexing
 from gpurun.launcher.tensorboard_plugin.view import Server, open_view
+from gpurun.launcher.trace.kineto import trace_file
 from tests.integration.tensorboard.test_tab import trace
 
 
@@ -87,6 +91,21 @@ def test_pages_of_other_origins_begin_no_work(server: Server, site: str, code: i
     assert ask(server, runs(server).replace("runs", "static/index.js"), Sec_Fetch_Site=site)[0] == code
 
 
+def test_1500_connections_of_strangers_keep_the_owner_from_nothing(server: Server) -> None:
+    """Silent ones, and some that go on sending a request that is never answered as the owner's is."""
+    hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (1024, hard))
+    place = urlsplit(server.url)
+    with ExitStack() as opened:
+        for number in range(1500):
+            stranger = opened.enter_context(socket.create_connection((place.hostname, place.port or 0)))
+            if number % 3:
+                stranger.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\nx")
+        assert ask(server, runs(server))[0] == 200
+        assert psutil.Process(server.process.pid).num_fds() < 512
+    assert ask(server, runs(server))[0] == 200
+
+
 def traces_in(directory: Path) -> Traces:
     directory.mkdir(exist_ok=True)
     trace(directory, 0, 0)
@@ -108,7 +127,7 @@ def test_only_so_many_indexes_are_made_or_queued(tmp_path: Path, monkeypatch: py
 
 
 def test_files_of_one_variant_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexing, "MAX_UNPACKED_BYTES", 100)
+    monkeypatch.setattr(trace_file, "MAX_UNPACKED_BYTES", 100)
     indexes, traces = Indexes(), traces_in(tmp_path)
     indexes.get(traces)
     indexes.wait()

@@ -34,6 +34,7 @@ from gpurun.launcher.rundir.control import (
     start_ticks,
 )
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.units import GIB
 from tests.wording import Wording
 
 FAILED = Failure(1, None, "exception", "raised X", "", "", None, (), False, "RuntimeError", 1)
@@ -259,7 +260,7 @@ def test_logs_stay_small_and_keep_the_newest_lines(tmp_path: Path) -> None:
     relay.finish()
     assert "\n".join(shown).splitlines() == [f"[rank 1] {line}" for line in lines]
     for log in logs.values():
-        first, *kept = log_lines(log)
+        first, *kept = log_lines(log, GIB)
         assert first == REMOVED.decode().strip()
         assert len(kept) > 30
         assert kept == lines[-len(kept) :]
@@ -276,7 +277,7 @@ def test_nothing_of_a_log_is_removed_while_it_fits(tmp_path: Path) -> None:
         with log.open("a") as file:
             file.writelines(f"{line}\n" for line in lines[begin:end])
         relay.look()
-        kept = [line for line in log_lines(log) if line != REMOVED.decode().strip()]
+        kept = [line for line in log_lines(log, GIB) if line != REMOVED.decode().strip()]
         assert kept == lines[end - len(kept) : end]
         assert len(kept) >= (end if end < 150 else 75)
 

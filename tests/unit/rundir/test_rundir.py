@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, read_lines, unwritable, write_json
+from gpurun.launcher.errors import MachineError, SpecError, unwritable
+from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, read_lines, write_json
 from gpurun.launcher.rundir.paths import refuse_links
 from gpurun.launcher.rundir.records import Event, VariantFacts, elapsed_s
 from tests.wording import Wording

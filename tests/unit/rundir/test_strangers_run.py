@@ -6,19 +6,25 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
-from gpurun.launcher.compare.build import compare_run, diagnosis
+from gpurun.launcher.compare.build import MAX_MAPPING_BYTES, compare_run, diagnosis
+from gpurun.launcher.compare.figures.traced import read_traced
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.logs.relay import all_lines
+from gpurun.launcher.logs.relay import all_lines, not_shown
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.open import find_run, read_invocation
+from gpurun.launcher.rundir.control import MAX_RECORDS_BYTES
 from gpurun.launcher.rundir.files import MAX_BYTES, MAX_EVENTS_BYTES, MAX_LINES_BYTES, RunDir, read_json
 from gpurun.launcher.rundir.paths import check_owner, rank_files
+from gpurun.launcher.rundir.records import StepRoom
+from gpurun.launcher.trace.kineto import trace_file
 from tests.wording import Wording
 
 RECORDED = Path("docs/runs/balanced")
@@ -99,11 +105,37 @@ def endless_line(run: RunDir) -> None:
     sparse(variant(run) / "rank0.jsonl", MAX_LINES_BYTES // 4)
 
 
+@pytest.mark.parametrize("room", [StepRoom(num_bytes=80_000), StepRoom(num_values=2600)])
+def test_the_steps_of_all_variants_are_bounded_together(
+    run: RunDir, room: StepRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file for which there is no memory is named, and costs its own variant alone."""
+    large = run.steps("ddp-2-balanced", 1)
+    large.write_bytes(large.read_bytes() * 20)
+    monkeypatch.setattr("gpurun.launcher.compare.build.StepRoom", lambda: replace(room))
+    after = {one.id: one for one in compare_run(find_run(run.path)).variants}
+    lost = after.pop("ddp-2-balanced")
+    assert lost.status == "failed"
+    assert "rank1.jsonl (0 MiB) is not read: gpurun has no memory for so many steps" in str(lost.reason)
+    assert all(one.status == "ok" and one.step_ms for one in after.values())
+
+
 def events_without_end(run: RunDir) -> None:
     for name in ("05", "06"):
         run.launch(name).mkdir(parents=True)
         run.events(name).touch()
         sparse(run.events(name), MAX_EVENTS_BYTES // 2 + 1)
+
+
+def many_tables(run: RunDir) -> None:
+    for number in range(9):
+        (run.path / f"variants/{number}").mkdir()
+        (run.path / f"variants/{number}/trace.json").touch()
+        sparse(run.path / f"variants/{number}/trace.json", MAX_RECORDS_BYTES // 8)
+
+
+def large_mapping(run: RunDir) -> None:
+    run.host.write_bytes(b'{"a": [' + b"[]," * (MAX_MAPPING_BYTES // 3) + b"[]]}")
 
 
 def unknown_baseline(run: RunDir) -> None:
@@ -126,6 +158,8 @@ DAMAGES: dict[Plant, str] = {
     nested_plan: "nested too deeply",
     endless_plan: "larger than any file that gpurun writes there; remove it",
     endless_steps: "larger than any file that gpurun writes there; remove it",
+    many_tables: "has larger records than any run",
+    large_mapping: "larger than any file that gpurun writes there; remove it",
     events_without_end: "launches has more events than gpurun writes",
     endless_line: "larger than any file that gpurun writes there; remove it",
 }
@@ -134,7 +168,7 @@ DAMAGES: dict[Plant, str] = {
 @pytest.mark.parametrize("plant", DAMAGES, ids=lambda plant: plant.__name__)
 def test_what_cannot_be_read_is_named(run: RunDir, plant: Plant) -> None:
     plant(run)
-    with pytest.raises(MachineError, match=DAMAGES[plant]):
+    with pytest.raises((MachineError, SpecError), match=DAMAGES[plant]):
         compare_run(find_run(run.path))
 
 
@@ -170,6 +204,27 @@ def test_traces_are_shown_and_nothing_is_written_through_a_link_of_their_run(tmp
     moved.symlink_to(tmp_path / "elsewhere")
     assert diagnosis(shown) is None
     assert (tmp_path / "elsewhere/trace.json").read_text() == "mine"
+
+
+def test_the_traces_of_all_variants_are_bounded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree("docs/runs/gpt-splits", tmp_path / "run")
+    run = find_run(tmp_path / "run")
+    for table in run.path.glob("variants/*/trace.json"):
+        table.unlink()
+    seen: list[int] = []
+    allowed = trace_file.allowed_bytes
+
+    def recorded(*arguments: Any) -> int:
+        seen.append(allowed(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr("gpurun.launcher.trace.parallel.allowed_bytes", recorded)
+    variants = [each for each in run.path.glob("variants/*") if [*each.glob("*.gz")]]
+    assert len(variants) > 1
+    assert all(read_traced(run, each.name) for each in variants)
+    assert 0.99 * trace_file.UNPACKED_FREE_BYTES < sum(seen) <= trace_file.UNPACKED_FREE_BYTES
 
 
 def test_the_name_of_the_job_file_may_be_any_text(run: RunDir) -> None:
@@ -263,6 +318,28 @@ def test_a_log_of_no_rank_is_none(run: RunDir) -> None:
         (log / name).write_text("hello\n")
     assert list(rank_files(log, ".log")) == [0]
     assert list(all_lines(run, None, log.parent.name, colour=False)) == ["[rank 0] hello"]
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_of_an_endless_log_the_end_is_printed(
+    run: RunDir, rotated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 GB that take no room on the disk."""
+    monkeypatch.setattr("gpurun.launcher.logs.relay.PRINTED_BYTES", 64 << 20)
+    launch = next((run.path / "launches").iterdir()).name
+    log = run.log(launch, 0)
+    log.parent.mkdir(exist_ok=True)
+    log.touch()
+    sparse(log, 200_000_000_000)
+    with log.open("ab") as file:
+        file.write(b"\nlast\n")
+    if rotated:
+        log.rename(log.with_name(f"{log.name}.1"))
+        log.write_text("newer\n")
+    num_bytes = sum(each.stat().st_size for each in log.parent.iterdir())
+    note, *lines = all_lines(run, None, launch, colour=False)
+    assert note == f"[rank 0] {not_shown(num_bytes - (64 << 20), log)}"
+    assert lines[1:] == ["[rank 0] last", "[rank 0] newer"][: 1 + rotated]
 
 
 @other_user

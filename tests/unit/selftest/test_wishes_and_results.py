@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpurun.launcher.cli.commands.selftest import selftest
-from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.machine.accelerators import CPU, CUDA
-from gpurun.launcher.rundir.files import unwritable, write_json
+from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.paths import SELFTEST
 from gpurun.launcher.selftest import result as result_module
 from gpurun.launcher.selftest import self_test

@@ -20,6 +20,7 @@ from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.rundir.claim import claimed, entered
 from gpurun.launcher.rundir.control import ControlDir, make_directory
 from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.tensorboard_plugin import plugin
 from gpurun.launcher.tensorboard_plugin.openmetrics import CONTENT_TYPE, MOST_REQUESTS, metrics_server
 
 RECORDED = Path(__file__).parents[3] / "docs/runs/gpt-splits"
@@ -38,7 +39,7 @@ def address(run: RunDir) -> Iterator[str]:
     with metrics_server(run.path) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/metrics"
+        yield f"http://127.0.0.1:{server.port}/metrics"
         server.shutdown()
         thread.join()
 
@@ -114,17 +115,36 @@ def test_a_run_that_is_gone_and_one_that_is_not_there(run: RunDir, address: str,
         pass
 
 
-def test_those_who_send_nothing_cost_a_bounded_number_of_threads(address: str) -> None:
-    port = int(address.rpartition(":")[2].partition("/")[0])
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2].partition("/")[0])
+
+
+def test_those_who_send_nothing_cost_a_bounded_number_of_threads_and_no_scrape(address: str) -> None:
     before = threading.active_count()
     with contextlib.ExitStack() as opened:
         silent = [
-            opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            opened.enter_context(socket.create_connection(("127.0.0.1", port_of(address))))
             for _ in range(MOST_REQUESTS + 20)
         ]
-        closed = [one for one in silent[MOST_REQUESTS:] if one.recv(1) == b""]  # by the server
-        assert len(closed) == 20
-        assert threading.active_count() - before <= MOST_REQUESTS
+        assert all(one.recv(1) == b"" for one in silent[:20]), "the oldest are closed by the server"
+        assert threading.active_count() - before <= 2 * MOST_REQUESTS
+        assert scrape(address)
+        assert silent[20].recv(1) == b""
+        silent[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent[-1].recv(1)
     while threading.active_count() > before:
         threading.Event().wait(0.01)
     assert scrape(address)
+
+
+def test_who_connects_and_stays_silent_is_given_up_without_a_word(
+    address: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plugin._Impatient, "timeout", 0.01)
+    for said in (b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: local"):
+        with socket.create_connection(("127.0.0.1", port_of(address))) as silent:
+            silent.sendall(said)
+            assert silent.recv(1) == b""
+    assert scrape(address)
+    assert capfd.readouterr() == ("", "")

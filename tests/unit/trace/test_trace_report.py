@@ -232,7 +232,7 @@ def test_only_a_full_disk_asks_for_space(
     capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(number: int) -> str:
-        def replace(*_: object) -> None:
+        def replace(*_: object, **__: object) -> None:
             raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr("gpurun.launcher.trace.merge.os.replace", replace)

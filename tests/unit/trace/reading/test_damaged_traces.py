@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from gpurun.launcher.errors import TraceError
+from gpurun.launcher.trace import parallel
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.discover import find_traces
 from gpurun.launcher.trace.kineto import events as trace_events
@@ -309,6 +310,38 @@ def test_what_a_trace_holds_takes_no_more_than_a_few_times_its_length(
     finally:
         tracemalloc.stop()
     assert most < 5e6  # the texts have at most 0.85 MB
+
+
+@pytest.mark.parametrize("least_bytes", [0, parallel.PARALLEL_FROM_BYTES])
+def test_all_traces_together_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_bytes: int
+) -> None:
+    """Each of these may unpack to what it does, but not all: neither in this process nor in several."""
+    monkeypatch.setattr(parallel, "PARALLEL_FROM_BYTES", least_bytes)
+    for rank in range(8):
+        events = [kernel("k", 10 * i, 1) for i in range(1000)]
+        content = write(tmp_path / "t.json", events, **rank_info(rank, 8)).read_bytes()
+        (tmp_path / f"rank{rank}.json.gz").write_bytes(gzip.compress(content))
+    (tmp_path / "t.json").unlink()
+    assert len(analyse_paths([tmp_path]).ranks) == 8
+    monkeypatch.setattr(trace_file, "UNPACKED_RATIO", 1)
+    monkeypatch.setattr(trace_file, "UNPACKED_FREE_BYTES", 4 * len(content) + 100)
+    report = analyse_paths([tmp_path])
+    left_out = [text for text in report.warnings if "unpack to more than gpurun reads at once" in text]
+    assert len(report.ranks) == 4
+    assert len(left_out) == 4
+    assert all(re.search(r"rank\d\.json\.gz: left out", text) for text in left_out)
+
+
+def test_traces_that_are_some_of_many_get_their_share(tmp_path: Path) -> None:
+    for name, size in (("a", 100), ("b", 300)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert trace_file.allowed_bytes([a, b]) == trace_file.UNPACKED_FREE_BYTES
+    assert trace_file.allowed_bytes([a], [a, b]) == trace_file.UNPACKED_FREE_BYTES // 4
+    with b.open("ab") as file:
+        file.truncate(1 << 40)  # a hole holds no trace
+    assert trace_file.allowed_bytes([a, b]) < trace_file.MAX_UNPACKED_BYTES
 
 
 def test_a_group_of_many_ranks_is_read_once_for_all_its_events(tmp_path: Path) -> None:

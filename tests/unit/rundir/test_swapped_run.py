@@ -1,0 +1,88 @@
+"""A stranger's run or directory that changes while a report is made from it: nothing is written elsewhere."""
+
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.launcher.cli.commands.report import keep_if_other
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.figures.traced import read_traced
+from gpurun.launcher.errors import MachineError
+from gpurun.launcher.report.tensorboard.event_files import SUFFIX, write_tensorboard
+from gpurun.launcher.run.open import find_run
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.tensorboard_plugin.html import write_html
+from gpurun.launcher.trace.analysis.analyse import analyse
+from gpurun.launcher.trace.merge import merge_traces
+
+
+def swapped(place: Path, target: Path) -> None:
+    place.rename(place.with_name("was"))
+    place.symlink_to(target)
+
+
+MINE = ("report.html", "trace.json", "comparison.json", f"events.out.tfevents.1{SUFFIX}")
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A directory in which there is a file by each name that a report may write."""
+    (tmp_path / "mine").mkdir()
+    for name in MINE:
+        (tmp_path / "mine" / name).write_text("mine")
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def traced_run(tmp_path: Path) -> RunDir:
+    shutil.copytree("docs/runs/gpt-splits", tmp_path / "traced")
+    return find_run(tmp_path / "traced")
+
+
+@pytest.mark.parametrize("place", [".", "variants/ddp-2-even"])
+@pytest.mark.parametrize("format", ["html", "tensorboard", "table"])
+def test_no_report_is_written_to_where_a_link_leads_that_was_put_there_meanwhile(
+    traced_run: RunDir, mine: Path, place: str, format: str
+) -> None:
+    for table in traced_run.path.glob("variants/*/trace.json"):
+        table.unlink()
+    comparison = compare_run(traced_run)
+    (traced_run.path / "variants/ddp-2-even/trace.json").unlink()
+    swapped(traced_run.path / place if place != "." else traced_run.path, mine)
+    writers = {"html": write_html, "tensorboard": write_tensorboard, "table": keep_if_other}
+    with suppress(MachineError):
+        writers[format](replace(comparison, conclusions=1000), traced_run)
+    with suppress(MachineError):
+        read_traced(traced_run, "ddp-2-even")
+    assert {each.name: each.read_text() for each in mine.iterdir()} == dict.fromkeys(MINE, "mine")
+
+
+def test_no_report_is_written_into_a_run_of_ones_own_that_was_put_in_the_place(
+    traced_run: RunDir, tmp_path: Path
+) -> None:
+    shutil.copytree("docs/runs/balanced", tmp_path / "run")
+    run = RunDir(tmp_path / "run")
+    comparison = compare_run(traced_run)
+    swapped(traced_run.path, run.path)
+    with pytest.raises(MachineError, match="another directory was put in the place of the run"):
+        write_html(comparison, traced_run)
+    assert not (run.path / "report.html").exists()
+
+
+def test_a_merged_trace_goes_where_its_directory_was_when_it_was_named(
+    traced_run: RunDir, tmp_path: Path, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+
+    def analyse_and_swap(*arguments: Any) -> Any:
+        swapped(tmp_path / "out", mine)
+        return analyse(*arguments)
+
+    monkeypatch.setattr("gpurun.launcher.trace.merge.analyse", analyse_and_swap)
+    merge_traces([traced_run.variant("ddp-2-even")], tmp_path / "out/trace.json")
+    assert (mine / "trace.json").read_text() == "mine"
+    assert (tmp_path / "was/trace.json").exists()
