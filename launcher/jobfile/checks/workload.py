@@ -100,15 +100,14 @@ def _file_of_module(name: str, job_dir: Path) -> Path | None:
     """
     top, *inner = name.split(".")
     specs = _specs_of(top, job_dir)
-    if len({found.origin for found in specs}) != 1:
-        return None
-    found: ModuleSpec | None = specs[0]
+    found = specs[0] if len({spec.origin for spec in specs}) == 1 else None
     for depth in range(len(inner)):
         places = found.submodule_search_locations if found else None
         if found is None or places is None or not _has_usual_path(found):
             return None
         found = importlib.machinery.PathFinder.find_spec(".".join((top, *inner[: depth + 1])), places)
-    return Path(found.origin) if found and (found.origin or "").endswith(".py") else None
+    origin = found.origin if found else None
+    return Path(origin) if origin and origin.endswith(".py") else None
 
 
 def _specs_of(package: str, job_dir: Path) -> list[ModuleSpec]:
@@ -190,10 +189,12 @@ def _missing_function(
 def _line_of_value(module: ast.Module, name: str) -> int | None:
     """Where the module gives a name a value that can't be called: a number, a text, a list, a dictionary."""
     for node in module.body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        is_named = any(isinstance(each, ast.Name) and each.id == name for each in targets)
-        if is_named and isinstance(node.value, ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set):
-            return node.lineno
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=found)],
+                value=ast.Constant() | ast.List() | ast.Dict() | ast.Tuple() | ast.Set(),
+            ) if found == name:
+                return node.lineno
     return None
 
 
