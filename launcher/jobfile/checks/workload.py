@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.errors import Problem, SpecError
+from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.checks.program_file import INSTALL_IT, near_file, no_file, no_module
 from gpurun.launcher.jobfile.kinds import builtin_workloads, no_such_builtin, workload_kind
 from gpurun.launcher.jobfile.model import JobSpec
@@ -34,7 +34,7 @@ from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, shorten
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.jobfile.yaml.tree import Unreadable
-from gpurun.workloads.limits import not_there, path_of, refusal, shape_of
+from gpurun.workloads.limits import PRESETS, not_there, path_of, refusal, shape_of
 from gpurun.workloads.registry import BUILTINS, Builtin
 
 _GPT_SIZES = ("layers", "width", "heads", "context", "vocabulary")
@@ -235,29 +235,22 @@ def _wrong_params(draft: Draft, signature: Signature | None) -> Iterator[Problem
     if signature is None:
         return
     for place, given in given_params(draft):
-        found = list(_wrong_values(draft.spec, signature, place, given))
-        yield from found or _wrong_together(draft.spec, place, given)
+        yield from _wrong_values(draft.spec, signature, place, given)
+        yield from _wrong_together(draft.spec, place, given)
     yield from _missing_params(draft, signature)
 
 
-def check_files(spec: JobSpec, job_dir: Path) -> None:
-    """Looks for the files and directories that params of built-in workloads name, on the machine of the run.
+def find_missing_files(draft: Draft, job_dir: Path) -> Iterator[Problem]:
+    """Files and directories that params of built-in workloads name, and that aren't on this machine.
 
     A job for several nodes is left to them: each has its own, and this one may have none.
-
-    Raises:
-        SpecError: they are not all there.
     """
-    draft = Draft(spec)
+    spec = draft.spec
     if spec.is_on_nodes or any(name not in builtin_workloads() for _, name in draft.placed("workload")):
         return
-    problems = [
-        spec.problem((*place, name), text)
-        for place, given in given_params(draft)
-        for name, text in _missing_files(given, job_dir)
-    ]
-    if problems:
-        raise SpecError(*problems)
+    for place, given in given_params(draft):
+        for name, text in _missing_files(given, job_dir):
+            yield spec.problem((*place, name), text)
 
 
 def _missing_files(given: Mapping[str, Any], job_dir: Path) -> Iterator[tuple[str, str]]:
@@ -337,14 +330,20 @@ def _why_refused_together(workload: str, params: Mapping[str, Any]) -> str | Non
     """Why no model can have these sizes, though each may be right by itself."""
     if workload != "gpt":
         return None
+    preset = params.get("preset", "tiny")
     own = {name: params.get(name) for name in _GPT_SIZES}
-    if any(type(number) not in (int, type(None)) for number in own.values()):
+    wrong = {name for name, size in own.items() if size is not None and not _is_size(name, size)}
+    if preset not in PRESETS or wrong & {"width", "heads"}:
         return None  # that one is a mistake by itself
     try:
-        shape_of(str(params.get("preset", "tiny")), **own)
+        shape_of(preset, **{name: None if name in wrong else size for name, size in own.items()})
     except ValueError as error:
         return str(error)
     return None
+
+
+def _is_size(name: str, value: Any) -> bool:
+    return type(value) is int and not refusal(name, value, is_count=True)
 
 
 def _missing_params(draft: Draft, signature: Signature) -> Iterator[Problem]:

@@ -133,7 +133,8 @@ def test_bash_completes(words: list[str], found: list[str], tmp_path: Path) -> N
     (tmp_path / "gpurun").write_text(f'#!/bin/sh\nexec {sys.executable} -m gpurun "$@"\n')
     (tmp_path / "gpurun").chmod(0o755)
     script = (
-        f'PATH="$PWD:$PATH"; compopt() {{ :; }}; eval "$(gpurun completion bash)"; COMP_WORDS=({shlex.join(words)}); '
+        f'PATH="$PWD:$PATH"; compopt() {{ :; }}; eval "$(gpurun completion bash)"; '
+        f"COMP_WORDS=({shlex.join(words)}); "
         f'COMP_CWORD={len(words) - 1}; _gpurun_completion gpurun; printf "%s\\n" "${{COMPREPLY[@]}}"'
     )
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -145,7 +146,8 @@ def test_a_value_follows_its_completed_key_without_a_space(words: str, tmp_path:
     """Typed into a real bash: the value goes on where the key ends."""
     real = f"exec {sys.executable} -m gpurun"
     (tmp_path / "gpurun").write_text(
-        f'#!/bin/sh\n[ "$1" = completion ] && {real} "$@"\n[ "$_GPURUN_COMPLETE" ] && {real}\necho "$@" > typed\n'
+        f'#!/bin/sh\n[ "$1" = completion ] && {real} "$@"\n'
+        f'[ "$_GPURUN_COMPLETE" ] && {real}\necho "$@" > typed\n'
     )
     (tmp_path / "gpurun").chmod(0o755)
     (tmp_path / "rc").write_text('PATH="$PWD:$PATH"; eval "$(gpurun completion bash)"\n')

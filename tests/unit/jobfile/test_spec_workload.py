@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.checks.workload import check_files
 from gpurun.launcher.jobfile.kinds import builtin_file, builtin_workloads
 from gpurun.launcher.jobfile.load import check_source, load_job
 from gpurun.launcher.jobfile.params import (
@@ -298,16 +297,25 @@ def test_files_that_params_name_are_looked_for(
 ) -> None:
     (tmp_path / "there").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    spec = check_source(parse_source(f"workload: resnet50\n{text}\n".encode(), "job.yaml"), tmp_path)
+    source = parse_source(f"workload: resnet50\n{text}\n".encode(), "job.yaml")
     with pytest.raises(SpecError) if found else nullcontext() as refused:
-        check_files(spec, tmp_path)
+        check_source(source, tmp_path, runs_here=True)
     assert not found or str(known(refused).value) == f"job.yaml:{found}".replace("HOME", str(tmp_path))
 
 
 def test_the_users_own_params_are_no_files_of_ours(tmp_path: Path) -> None:
     text = b"workload: train.py:build\nglobal_batch: 8\nparams: {text: hello}\n"
     (tmp_path / "train.py").write_text("def build(text: str): ...\n")
-    check_files(check_source(parse_source(text, "job.yaml"), tmp_path), tmp_path)
+    check_source(parse_source(text, "job.yaml"), tmp_path, runs_here=True)
+
+
+def test_a_missing_file_is_reported_with_all_other_mistakes(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("workload: gpt\nsed: 1\nparams: {text: nope, layers: -1, heads: 3}\n")
+    with pytest.raises(SpecError) as refused:
+        load_job(job, runs_here=True)
+    said = str(known(refused).value)
+    assert all(part in said for part in ("`sed`", "nope", "`layers` of gpt must", "not divisible by 3"))
 
 
 def test_a_check_and_a_run_look_for_these_files_and_what_is_run_elsewhere_does_not(
