@@ -243,15 +243,7 @@ def _arguments_of_class(module: ast.Module, node: ast.ClassDef) -> ast.arguments
     if len(inits) != 1 or inits[0].decorator_list or not inits[0].args.args:
         return None
     given = inits[0].args
-    return ast.arguments(
-        given.posonlyargs,
-        given.args[1:],
-        given.vararg,
-        given.kwonlyargs,
-        given.kw_defaults,
-        given.kwarg,
-        given.defaults,
-    )
+    return ast.arguments(**{**vars(given), "args": given.args[1:]})
 
 
 def _has_plain_bases(node: ast.ClassDef) -> bool:

@@ -152,14 +152,9 @@ def test_a_value_follows_its_completed_key_without_a_space(words: str, tmp_path:
     (tmp_path / "gpurun").chmod(0o755)
     (tmp_path / "rc").write_text('PATH="$PWD:$PATH"; eval "$(gpurun completion bash)"\n')
     ours, shells = pty.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), shells)
     shell = subprocess.Popen(
-        ["bash", "--rcfile", "rc", "-i"],
-        cwd=tmp_path,
-        stdin=shells,
-        stdout=shells,
-        stderr=shells,
-        start_new_session=True,
-        env={**os.environ, "TERM": "dumb"},
+        ["bash", "--rcfile", "rc", "-i"], cwd=tmp_path, start_new_session=True, **streams
     )
     os.close(shells)
     os.write(ours, f"gpurun {words}\t7\rexit\r".encode())
