@@ -145,24 +145,18 @@ def test_bash_completes(words: list[str], found: list[str], tmp_path: Path) -> N
 def test_a_value_follows_its_completed_key_without_a_space(words: str, tmp_path: Path) -> None:
     """Typed into a real bash: the value goes on where the key ends."""
     real = f"exec {sys.executable} -m gpurun"
-    (tmp_path / "gpurun").write_text(
-        f'#!/bin/sh\n[ "$1" = completion ] && {real} "$@"\n'
-        f'[ "$_GPURUN_COMPLETE" ] && {real}\necho "$@" > typed\n'
-    )
+    either = f'[ "$1" = completion ] && {real} "$@"\n[ "$_GPURUN_COMPLETE" ] && {real}'
+    (tmp_path / "gpurun").write_text(f'#!/bin/sh\n{either}\necho "$@" > typed\n')
     (tmp_path / "gpurun").chmod(0o755)
     (tmp_path / "rc").write_text('PATH="$PWD:$PATH"; eval "$(gpurun completion bash)"\n')
     ours, shells = pty.openpty()
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), shells)
-    shell = subprocess.Popen(
-        ["bash", "--rcfile", "rc", "-i"], cwd=tmp_path, start_new_session=True, **streams
-    )
+    command = ["setsid", "bash", "--rcfile", "rc", "-i"]
+    shell = subprocess.Popen(command, cwd=tmp_path, stdin=shells, stdout=shells, stderr=shells)
     os.close(shells)
     os.write(ours, f"gpurun {words}\t7\rexit\r".encode())
-    with suppress(OSError):  # the end of the terminal
-        while os.read(ours, 4096):
-            pass
+    with suppress(OSError), open(ours, "rb", 0) as terminal:  # which ends with the shell
+        terminal.readall()
     shell.wait()
-    os.close(ours)
     assert (tmp_path / "typed").read_text().endswith("=7\n")
 
 
