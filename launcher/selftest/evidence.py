@@ -33,6 +33,8 @@ class RanJob:
     variants: tuple[VariantResult, ...] = ()
     problem: str | None = None
     """Why it could not run, or ended early."""
+    remedies: Mapping[str, str] = field(default_factory=dict)
+    """What to do about why it, or one of its variants, ended early, where the cause is known."""
     log: str | None = None
     """Of the rank that ended it."""
     hangs: tuple[str, ...] = ()
