@@ -23,7 +23,7 @@ _PROCESSES = re.compile(
 _THREADS_PER_RANK = 16
 """What torch, gloo and the profiler start in a rank on two cores: 13 to 15 were seen."""
 _EXEMPT = 1 << 21 | 1 << 24
-"""CAP_SYS_ADMIN and CAP_SYS_RESOURCE, for which Linux doesn't count. Source: kernel/fork.c, `copy_process`."""
+"""CAP_SYS_ADMIN and CAP_SYS_RESOURCE: Linux doesn't count. Source: kernel/fork.c, `copy_process`."""
 _FILES_AT_LEAST = 64
 _FILES_PER_RANK = 8
 """Open at a time in one process: gloo has a connection or two to each of the other ranks."""

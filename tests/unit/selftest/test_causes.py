@@ -25,6 +25,7 @@ from tests.unit.selftest.test_named_faults import judged
 from tests.wording import Wording
 
 AS_NO_ONE = ("setpriv", "--reuid", "54322", "--regid", "54322", "--clear-groups")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 CAN_READ = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
 """Lets it read Python, wherever that is installed. A user who is root has no limit of processes."""
 START = "from gpurun.launcher.errors import MachineError\nfrom types import SimpleNamespace\n"
@@ -65,17 +66,20 @@ def as_user(limit: str) -> tuple[str, ...]:
     return (*AS_NO_ONE, *CAN_READ, "bash", "-c", f'{limit}; exec "$@"', "bash")
 
 
+@needs_root
 def test_at_the_limit_of_processes_ranks_are_asked_one_after_the_other() -> None:
     """What the watch over a hang does: a thread per rank can't be started."""
     assert output(HISTORIES, *as_user("ulimit -u 1")) == "{0: 'a', 1: 'b'}\n"
 
 
+@needs_root
 def test_at_the_limit_of_processes_a_job_is_a_failed_check() -> None:
     found = output(OUTCOME, *as_user("ulimit -u 1"))
     assert "problem=\"gpurun can't continue: can't start new thread\"" in found
     assert "`ulimit -u` is 1" in found
 
 
+@needs_root
 def test_a_limit_of_processes_that_ranks_would_exceed_is_refused_before_the_start(wording: Wording) -> None:
     wording(output(REFUSED, *as_user("ulimit -u 30")))
     assert output(REFUSED, *as_user("ulimit -u 4096")) == ""
@@ -84,6 +88,7 @@ def test_a_limit_of_processes_that_ranks_would_exceed_is_refused_before_the_star
     )  # Linux doesn't count root's
 
 
+@needs_root
 def test_without_a_loopback_interface_no_rank_is_started(wording: Wording) -> None:
     wording(output(NO_LOOPBACK, "unshare", "--net"))
     assert output(NO_LOOPBACK) == ""
