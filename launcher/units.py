@@ -74,7 +74,7 @@ def format_count(count: float) -> str:
 
 def format_rate(per_second: float) -> str:
     """A rate in three significant digits, from 100 on in whole numbers: `1.16`, `1 520`."""
-    digits = 2 - math.floor(math.log10(per_second)) if per_second > 0 else 0
+    digits = 2 - math.floor(math.log10(per_second)) if 0 < per_second < math.inf else 0
     return format_number(per_second, min(9, max(0, digits)))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Literal
 
 from gpurun.launcher.compare.model import VariantResult
@@ -85,7 +86,7 @@ class Evidence:
     earlier: tuple[EarlierRate, ...] = ()
     """The fastest that devices were in earlier self-tests, by identity and size of their matrices."""
     earlier_busy: frozenset[str] = frozenset()
-    """Identities with earlier rates that don't count, because other processes used the cores."""
+    """Identities with earlier rates that don't count, because ranks waited for a core."""
     earlier_notes: tuple[str, ...] = ()
     """Which earlier results are not used, and why."""
     facts: tuple[DeviceFacts, ...] = ()
@@ -151,6 +152,20 @@ def failed(found: str, remedy: str | None = None) -> Finding:
 
 def skipped(why: str) -> Finding:
     return Finding("", "skipped", why)
+
+
+IMPOSSIBLE = "believe no figure of this device: please report it, with the directory of this self-test"
+
+
+def is_possible(figure: float | None) -> bool:
+    """Whether what was measured, and is more than nothing, can have this figure."""
+    return figure is not None and isfinite(figure) and figure > 0
+
+
+def impossible(figures: Mapping[str, float]) -> Finding | None:
+    """Failed with the figures, by what is said of them, that can't be; `None` where all can."""
+    wrong = [text for text, figure in figures.items() if not is_possible(figure)]
+    return failed(f"{'; '.join(wrong)}, which can't be", IMPOSSIBLE) if wrong else None
 
 
 def judged(wrong: list[str], right: str) -> Finding:

@@ -10,7 +10,7 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.files import read_json, write_bytes, write_json
 from gpurun.launcher.rundir.paths import SELFTEST
-from gpurun.launcher.selftest.evidence import DeviceRate, EarlierRate, Finding, Status
+from gpurun.launcher.selftest.evidence import DeviceRate, EarlierRate, Finding, Status, is_possible
 from gpurun.launcher.selftest.machine_checks import comparable
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
 
@@ -57,7 +57,7 @@ def earlier_rates(
 ) -> tuple[tuple[EarlierRate, ...], frozenset[str], tuple[str, ...]]:
     """The fastest that each device of this machine was in earlier self-tests.
 
-    A rate of a CPU whose cores other processes used doesn't count; the identities of such are returned too,
+    A rate of a CPU where a rank waited for a core doesn't count; the identities of such are returned too,
     and notes about files with devices of no known kind.
     """
     files = {path for directory in directories for path in directory.glob(f"*/{SELFTEST}")}
@@ -76,7 +76,9 @@ def earlier_rates(
                 notes[f"{path} is ignored: it has an unknown device, {rate.device!r}"] = None
             elif is_host and 100 * rate.queue_share > QUEUE_PERCENT:
                 busy.add(rate.identity)
-            elif key not in best or rate.gflop_per_s > best[key].rate.gflop_per_s:
+            elif is_possible(rate.gflop_per_s) and (
+                key not in best or rate.gflop_per_s > best[key].rate.gflop_per_s
+            ):
                 best[key] = EarlierRate(rate, result.day)
     return tuple(best.values()), frozenset(busy), tuple(notes)
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from gpurun.launcher.cli import main as command
-from gpurun.launcher.errors import MachineError
+from gpurun.launcher.errors import GpurunError, MachineError
 from gpurun.launcher.failures.reporter import full_disk, root_cause_record
 from gpurun.launcher.failures.root_cause import Failure, what_to_do
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
@@ -138,7 +138,7 @@ def test_what_was_found_before_an_error_is_kept(tmp_path: Path, monkeypatch: pyt
 # The remedy is that of the cause
 
 
-def failure(message: str, error: str = "RuntimeError", **changes: Any) -> Failure:
+def failure(message: str, error: str | None = "RuntimeError", **changes: Any) -> Failure:
     found = Failure(1, None, "exception", f"raised {error}", message, "", None, (), False, error)
     return replace(found, **changes)
 
@@ -200,7 +200,7 @@ def test_no_memory_without_a_limit_is_no_exhausted_limit(monkeypatch: pytest.Mon
     assert what_to_do(failure(NO_MEMORY), "") is None
 
 
-ERRORS: dict[str, tuple[Callable[[], Exception], str]] = {
+ERRORS: dict[str, tuple[Callable[[], GpurunError], str]] = {
     "full disk": (lambda: full_disk(RunDir(Path("run")), "01-ddp-2", 0, None), "free some space, or name"),
     "open files": (lambda: MachineError("`ulimit -n` is 60\n    raise it"), "raise it"),
 }
