@@ -52,7 +52,7 @@ class DeviceRate:
 
     device: str
     identity: str
-    """UUID of a GPU; the model of a CPU."""
+    """UUID of a GPU; of a CPU device the machine, its model, the cores that it may use and its place."""
     gflop_per_s: float
     matrix_rows: int
     queue_share: float
@@ -83,6 +83,8 @@ class Evidence:
     """By device; empty for CPUs."""
     free_gib: float
     """On the disk of the run directory."""
+    machine_id: str = ""
+    """Tells machines of one name apart."""
     earlier: tuple[EarlierRate, ...] = ()
     """The fastest that devices were in earlier self-tests, by identity and size of their matrices."""
     earlier_busy: frozenset[str] = frozenset()

@@ -26,6 +26,7 @@ from gpurun.launcher.units import (
     format_number,
     format_percent,
     format_rate,
+    numbers_text,
     plural,
     round_up,
 )
@@ -238,9 +239,7 @@ def rates_of(seen: Evidence) -> tuple[DeviceRate, ...]:
     return tuple(
         DeviceRate(
             device=seen.devices[facts.rank],
-            identity=seen.gpus[facts.rank].uuid
-            if seen.gpus
-            else f"{seen.machine.cpu_model}, {facts.rank} of {len(seen.devices)}",
+            identity=seen.gpus[facts.rank].uuid if seen.gpus else _cpu_identity(facts, seen),
             gflop_per_s=facts.gflop_per_s,
             matrix_rows=facts.matrix_rows,
             queue_share=facts.queue_share,
@@ -248,6 +247,13 @@ def rates_of(seen: Evidence) -> tuple[DeviceRate, ...]:
         for facts in seen.facts
         if is_possible(facts.gflop_per_s)
     )
+
+
+def _cpu_identity(facts: DeviceFacts, seen: Evidence) -> str:
+    """A CPU device of another machine of that name, or with other cores, has another one."""
+    machine = f"{seen.machine.hostname} {seen.machine_id}".strip()
+    cores = f"{seen.machine.cpu_cores} of cores {numbers_text(facts.cores)}"
+    return f"{machine}: {seen.machine.cpu_model}, {cores}, {facts.rank} of {len(seen.devices)}"
 
 
 def clock_rates(seen: Evidence) -> Finding:

@@ -17,7 +17,7 @@ from gpurun.launcher.jobfile.load import split_devices
 from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS, parse_devices
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.gpus.torch_build import installed_torch
-from gpurun.launcher.machine.host import Machine, inspect_machine
+from gpurun.launcher.machine.host import Machine, inspect_machine, machine_id
 from gpurun.launcher.machine.resource_limits import exhausted
 from gpurun.launcher.plan.devices import Devices, gpus_of, named_devices
 from gpurun.launcher.processes.incoming_signals import forwarded
@@ -211,7 +211,7 @@ def begin_evidence(wish: str, directory: Path) -> Evidence:
     """
     machine, build = inspect_machine(), installed_torch()
     kind, devices = wished_devices(wish, machine)
-    rates, busy, notes = earlier_rates((directory.parent, RUNS), machine.hostname)
+    rates, busy, notes = earlier_rates((directory.parent, RUNS))
     seen = Evidence(
         kind=kind,
         devices=devices,
@@ -220,6 +220,7 @@ def begin_evidence(wish: str, directory: Path) -> Evidence:
         visible=os.environ.get(kind.visible_variable or ""),
         health=(),
         free_gib=shutil.disk_usage(directory).free / GIB,
+        machine_id=machine_id(),
         earlier=rates,
         earlier_busy=busy,
         earlier_notes=notes,
