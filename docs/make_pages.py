@@ -2,7 +2,7 @@
 
 Whole pages: the job file's reference, the workloads, the commands; and `comparison.json` of the recorded
 runs. In the others: the floors, limits of the self-test, and what `gpurun report` prints of a recorded run,
-in each code block below a comment `<!-- report of docs/runs/NAME, N columns: COMMAND -->`; N columns or `piped`.
+in each code block below a comment `<!-- report of docs/runs/NAME, N columns: COMMAND -->`, or `piped`.
 """
 
 import re
