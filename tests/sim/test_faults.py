@@ -22,12 +22,14 @@ import torch
 
 from gpurun.launcher.cli import interrupt
 from gpurun.launcher.cli.main import main
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.machine import accelerators
 from gpurun.launcher.machine.accelerators import CUDA
 from gpurun.launcher.machine.gpus import nvml
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild
 from gpurun.launcher.processes import guard, pool_per_env
-from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.selftest.evidence import FAULTS, MEASURING, NOT_REPORTED, PROGRAMS, RanJob
 from gpurun.launcher.selftest.self_test import SelfTest
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
@@ -37,7 +39,6 @@ from gpurun.launcher.worker.program.program_rank import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.selftest import device_program, plain_programs
 from tests.sim.faults import driver, environment
-from tests.sim.machine import DeviceModel, MachineModel
 from tests.unit.selftest.healthy import evidence
 from tests.unit.worker.test_program_steps import program_config
 
@@ -57,7 +58,7 @@ class Named:
 
 TWENTY = {
     "slow link": Named(RANKS, "pairs of devices", "sim:0 and sim:2: ", "reseat the card"),
-    "slow device": Named(RANKS, "device speed", "sim:1 does 5", "look for other processes"),
+    "slow device": Named(RANKS, "device speed", "sim:2 does 5", "look for other processes"),
     "wrong ids": Named(
         RANKS, "device names", "rank 1 uses aaaa-0, but sim:1 is GPU-abbb-1", "unset CUDA_DEV"
     ),
@@ -117,7 +118,7 @@ def by_name(result: Any) -> dict[str, Any]:
 
 def test_ranks_with_faults_are_named_and_an_interrupt_keeps_what_was_found(tmp_path: Path) -> None:
     """Ctrl-C ends all ranks; a test that leaves a process fails."""
-    env = environment(put_in(RANKS)) | MachineModel(devices=(DeviceModel(),) * 3).environment()
+    env = environment(put_in(RANKS))
     command = [sys.executable, "-m", "gpurun", "selftest", "--devices", "sim", "--out", "run", "--json"]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | env
@@ -136,6 +137,10 @@ def test_ranks_with_faults_are_named_and_an_interrupt_keeps_what_was_found(tmp_p
     assert {name for name, check in checks.items() if check["status"] == "failed"} == {
         TWENTY[fault].check for fault in put_in(RANKS) if TWENTY[fault].remedy
     }
+    training = read_json(tmp_path / "run/training/comparison.json", Comparison)
+    (free,) = (each for each in training.variants if any(rank.compute_ms for rank in each.ranks))
+    assert free.status == "ok"  # the control: a profiler that no one else uses records kernels
+    assert f"{variant_label(free)}:" not in checks["traces"]["found"]
 
 
 class Command:
