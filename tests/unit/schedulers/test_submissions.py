@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,11 @@ from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import GpurunError, MachineError, SpecError
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.schedulers import SCHEDULERS
-from gpurun.launcher.schedulers.base import Call, Submission, SubmitOptions, submit
-from gpurun.launcher.schedulers.kubernetes import seconds
+from gpurun.launcher.schedulers.base import Call, Submission, SubmitOptions, submit, time_limit
 from tests.wording import Wording
 
 HOME = Path("/home/me/my jobs")
-OPTIONS = SubmitOptions(
-    nodes=2, gpus_per_node=8, cpus_per_task=64, time="2:00:00", image="reg/me:1", gpu="H100"
-)
+OPTIONS = SubmitOptions(nodes=2, gpus_per_node=8, cpus_per_task=64, time=7200, image="reg/me:1", gpu="H100")
 HOSTILE = (
     "params.text=$(touch here) `touch here` ' \" \\ \n- $HOME $(POD_NAME) $$ # {{x}} &\u2028é\U0001f600",
     "params.list=[a, 'b: c']",
@@ -184,12 +181,117 @@ def test_dots_lead_out_of_no_directory(tmp_path: Path, monkeypatch: pytest.Monke
     assert "submit from a directory that holds the job file" in str(done.exception)
 
 
-def test_a_hostile_image_is_only_an_image() -> None:
-    odd = replace(OPTIONS, image='reg/x:1\n  env: [{"name": "A"}] # "', volume="a: b")
-    for name in ("kubernetes", "jobset", "trainjob", "skypilot"):
-        document = list(yaml.safe_load_all(script(name, submission(), odd)))[-1]
+IN_IMAGES = ("kubernetes", "jobset", "trainjob", "skypilot")
+
+
+@pytest.mark.parametrize("name", IN_IMAGES)
+@pytest.mark.parametrize(
+    ("image", "is_one"),
+    [
+        ("gpurun", True),
+        ("localhost:5000/a__b/c-d.e:v1.2_3", True),
+        ("Registry.Example.org/a:1", True),
+        ("[fd00::1]:5000/a", True),
+        (f"reg/me:1@sha256:{'a' * 64}", True),
+        ("a" * 256, False),
+        ("Gpurun", False),
+        ("reg/me:", False),
+        ("reg/me:a b", False),
+        ("reg//me", False),
+        ("reg/me@sha256:1", False),
+        ("https://reg/me", False),
+        ('reg/x:1\n  env: [{"name": "A"}] # "', False),
+        ("reg/me:1\n", False),
+    ],
+)
+def test_images_are_what_kubernetes_can_pull(name: str, image: str, is_one: bool) -> None:
+    options = replace(OPTIONS, image=image)
+    if is_one:
+        document = list(yaml.safe_load_all(script(name, submission(), options)))[-1]
         key = "image_id" if name == "skypilot" else "image"
-        assert next(found_in(document, key)).removeprefix("docker:") == odd.image
+        assert next(found_in(document, key)).removeprefix("docker:") == image
+    else:
+        with pytest.raises(SpecError, match=r"--image .* is no name of an image"):
+            script(name, submission(), options)
+
+
+@pytest.mark.parametrize(
+    ("claim", "is_one"),
+    [
+        ("runs.of-me2", True),
+        ("a" * 63, True),
+        ("a" * 64, True),
+        (".".join(["a" * 60] * 4), True),
+        (".".join(["a" * 60] * 5), False),
+        ("Runs", False),
+        ("a_b", False),
+        ("-a", False),
+        ("a..b", False),
+        ("a: b", False),
+        ("a\n", False),
+    ],
+)
+def test_claims_are_named_as_kubernetes_wants_it(claim: str, is_one: bool) -> None:
+    for name in ("kubernetes", "jobset", "trainjob"):
+        options = replace(OPTIONS, volume=claim)
+        if is_one:
+            document = list(yaml.safe_load_all(script(name, submission(), options)))[-1]
+            assert next(found_in(document, "claimName")) == claim
+        else:
+            with pytest.raises(SpecError, match=r"--volume .* is no name of a PersistentVolumeClaim"):
+                script(name, submission(), options)
+
+
+OTHER_VALUES: dict[str, tuple[Any, Any]] = {
+    "time": (60, 120),
+    "partition": ("a", "b"),
+    "account": ("a", "b"),
+    "gpus_per_node": (1, 2),
+    "cpus_per_task": (1, 2),
+    "image": ("a", "b"),
+    "gpu": ("a.b/c", "a.b/d"),
+    "volume": ("a", "b"),
+}
+
+
+def as_option(field: str, value: Any) -> dict[str, Any]:
+    return {field: value}
+
+
+@pytest.mark.parametrize("name", QUEUES)
+@pytest.mark.parametrize("field", OTHER_VALUES)
+def test_every_option_that_a_scheduler_takes_is_in_its_script(name: str, field: str) -> None:
+    values = OTHER_VALUES[field] if name != "skypilot" or field != "gpu" else ("H100", "A100")
+    base = replace(OPTIONS, gpu="H100" if name == "skypilot" else None)
+    texts = {QUEUES[name].script(submission(), replace(base, **as_option(field, value))) for value in values}
+    assert len(texts) == (2 if field in QUEUES[name].takes else 1)
+    assert {field.name for field in fields(SubmitOptions)} == OTHER_VALUES.keys() | {"nodes", "further"}
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "jobset", "trainjob", "skypilot"])
+def test_a_kind_of_gpu_for_a_job_without_one_is_refused(name: str) -> None:
+    options = replace(OPTIONS, gpus_per_node=None, gpu="H100" if name == "skypilot" else "amd.com/gpu")
+    with pytest.raises(SpecError, match="uses no GPU"):
+        QUEUES[name].script(submission(devices="cpu:2"), options)
+
+
+@pytest.mark.parametrize("name", QUEUES)
+def test_a_range_of_nodes_means_a_range_or_says_that_it_does_not(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text("workload: gpt\nglobal_batch: 64\ndevices: cpu:2\nnodes: 2..4\n")
+    image = ("--image", "x") if "image" in QUEUES[name].takes else ()
+    shown = CliRunner().invoke(cli, ["submit", "job.yaml", "--to", name, *image, "--dry-run"])
+    assert shown.exit_code == 0, shown.exception
+    assert ("takes no range" in shown.stderr) == (name not in ("slurm", "ray"))
+    if name == "ray":
+        assert "\nNODES = 4\nLEAST = 2\n" in shown.stdout
+        assert "nodes=4" not in shown.stdout
+    chosen = CliRunner().invoke(
+        cli, ["submit", "job.yaml", "--to", name, *image, "--dry-run", "--nodes", "3"]
+    )
+    assert chosen.stderr == ""
 
 
 @pytest.mark.parametrize("name", QUEUES)
@@ -217,7 +319,10 @@ def test_no_script_holds_the_secret(name: str, tmp_path: Path, monkeypatch: pyte
         ("kubernetes", replace(OPTIONS, image=None), {}),
         ("skypilot", replace(OPTIONS, gpu=None), {}),
         ("jobset", replace(OPTIONS, gpus_per_node=None), {"devices": "cuda"}),
-        ("trainjob", replace(OPTIONS, time="soon"), {}),
+        ("trainjob", replace(OPTIONS, volume="Runs_of_me"), {}),
+        ("kubernetes", replace(OPTIONS, image="registry.example.org/Team/gpurun"), {}),
+        ("skypilot", replace(OPTIONS, gpus_per_node=None), {"devices": "cpu:2"}),
+        ("skypilot", replace(OPTIONS, gpu="H100:8"), {}),
     ],
 )
 def test_what_is_missing_is_named(
@@ -250,14 +355,39 @@ def test_only_pods_of_several_nodes_need_machines_of_their_own(nodes: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("2:00:00", 7200), ("1-00:00:30", 86430), ("90m", 5400), ("60", 60), ("1:00", None)]
+    ("text", "value"),
+    [
+        ("2:00:00", 7200),
+        ("1-00:00:30", 86430),
+        ("1-12", 129600),
+        ("1-12:30", 131400),
+        ("30:00", 1800),
+        ("90m", 5400),
+        ("1.5h", 5400),
+        ("45s", 45),
+        ("30", None),
+        ("0:00", None),
+        ("0m", None),
+        ("soon", None),
+        ("2:", None),
+        ("1:00\n", None),
+        ("\u0663", None),
+    ],
 )
 def test_time_limits(text: str, value: int | None) -> None:
     if value is None:
         with pytest.raises(SpecError, match="--time"):
-            seconds(text)
+            time_limit(text)
     else:
-        assert seconds(text) == value
+        assert time_limit(text) == value
+
+
+def test_every_engine_gets_the_same_time_in_its_own_form() -> None:
+    options = replace(OPTIONS, time=time_limit("1-12"))
+    assert "#SBATCH --time=1-12:00:00\n" in script("slurm", submission(), options)
+    for name in ("kubernetes", "jobset", "trainjob"):
+        document = list(yaml.safe_load_all(script(name, submission(), options)))[-1]
+        assert list(found_in(document, "activeDeadlineSeconds")) == [129600]
 
 
 @given(st.text(max_size=150))
@@ -270,7 +400,14 @@ def test_every_name_becomes_one_that_kubernetes_takes(name: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--to", "ray", "--partition", "gpu"], ["--to", "mpi", "--sbatch=--x"], ["--slurm", "--to", "ray"], []],
+    [
+        ["--to", "ray", "--partition", "gpu"],
+        ["--to", "mpi", "--sbatch=--x"],
+        ["--slurm", "--to", "ray"],
+        ["--slurm", "--time", "30"],
+        ["--slurm", "--time", ""],
+        [],
+    ],
 )
 def test_mistakes_on_the_command_line(words: list[str], wording: Wording) -> None:
     result = CliRunner().invoke(cli, ["submit", "job.yaml", *words])
