@@ -160,7 +160,7 @@ class Submission:
         if number == 0 and options.gpu:
             raise SpecError(
                 f"--gpu {options.gpu}: `devices: {value_text(self.spec.devices)}` uses no GPU\n"
-                "    add --gpus-per-node 1 and --set devices=cuda, or leave out --gpu"
+                "    --gpus-per-node 1 requests one, and --set devices=auto uses it; or leave out --gpu"
             )
         if number is None:
             raise SpecError(

@@ -47,8 +47,8 @@ _BACKLOG = 1024
 _PORTION_BYTES = 1 << 18
 MOST_REFUSALS = 10
 """So many addresses whose connections were refused are reported, each once: anyone may connect."""
-_REFUSED = "a connection from {address} was refused: it didn't prove that it knows this job's secret"
-_REFUSED_OPEN = "a connection from {address} was refused: it is no node of this job"
+_REFUSED = "a connection from {address} was refused: {why}"
+_NO_SECRET, _NO_NODE = "it didn't prove that it knows this job's secret", "it is no node of this job"
 _OUT_OF_RANGE = "a node with rank {rank} was refused: of {num_nodes} nodes, ranks are 0 to {last}"
 _TOO_LATE = "node {peer.rank} ({peer.host}) came too late: the run has begun with {num_nodes} nodes"
 
@@ -242,8 +242,8 @@ class Server(Streams):
             await listener.close()
 
     def _refuse_address(self, address: str) -> None:
-        text = _REFUSED_OPEN if self.options.identity is None else _REFUSED
-        self._report_refusal(text.format(address=address))
+        why = _NO_NODE if self.options.identity is None else _NO_SECRET
+        self._report_refusal(_REFUSED.format(address=address, why=why))
 
     def _report_refusal(self, text: str) -> None:
         """For node 0's user, until the run ends: each once, and not many."""

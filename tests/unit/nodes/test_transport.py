@@ -305,7 +305,7 @@ def test_strangers_fill_no_screen() -> None:
     assert len(said) == MOST_REFUSALS
 
 
-def test_what_strangers_send_to_the_port_is_one_line_for_node_0(loop: LinkLoop) -> None:
+def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None:
     port, chance = free_port(), random.Random(7)
     approaches = (noise, *CRAFTED)
     with linked(loop, options(0, port), options(1, port)) as (first, second):
