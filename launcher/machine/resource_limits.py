@@ -43,6 +43,7 @@ _MEMORY = re.compile(
 )
 """Words of Python, of torch's `DefaultCPUAllocator`, of C++ and of the loader of libraries."""
 _UNLIMITED = "unlimited"
+_NO_FILES = "no more open files are allowed"
 _KMSG = Path("/dev/kmsg")
 
 
@@ -51,7 +52,7 @@ def start_problem(number: int) -> str:
     if number == errno.EAGAIN:
         return f"no more processes are allowed\n    {_processes()}"
     if number == errno.EMFILE:
-        return f"no more open files are allowed\n    {_files()}"
+        return f"{_NO_FILES}\n    {_files()}"
     if number == errno.ENOMEM:
         return "there is no memory left for a process\n    end others, or use fewer ranks"
     if number == errno.E2BIG:
@@ -126,7 +127,7 @@ def remedy(text: str) -> str | None:
             "(df -h /dev/shm), or give the container more (docker run --shm-size=8g)"
         )
     if _FILES.search(text):
-        return f"no more open files are allowed; {_files()}"
+        return f"{_NO_FILES}; {_files()}"
     if _PROCESSES.search(text):
         return f"no more processes or threads are allowed; {_processes()}"
     if _MEMORY.search(text) and (limit := _limit(resource.RLIMIT_AS, 1024)) != _UNLIMITED:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -123,7 +123,7 @@ class Cupti:
     """What records kernels: another profiler has it while the first trace of a process is taken."""
 
     is_free = "profiler in use" not in injected()
-    refused: list[Any] = []
+    refused: ClassVar[list[Any]] = []
 
 
 def refuse(original: Callable[..., None]) -> Callable[..., None]:
