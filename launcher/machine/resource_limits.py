@@ -27,6 +27,7 @@ _EXEMPT = 1 << 21 | 1 << 24
 _FILES_AT_LEAST = 64
 _FILES_PER_RANK = 8
 """Open at a time in one process: gloo has a connection or two to each of the other ranks."""
+_NO_FILES = "no more open files are allowed"
 _FILES = re.compile(r"too many open files", re.IGNORECASE)
 _SHARED_MEMORY = re.compile(
     r"insufficient shared memory|unable to (open|allocate|write to|resize).{0,60}shared memory"
@@ -51,7 +52,7 @@ def start_problem(number: int) -> str:
     if number == errno.EAGAIN:
         return f"no more processes are allowed\n    {_processes()}"
     if number == errno.EMFILE:
-        return f"no more open files are allowed\n    {_files()}"
+        return f"{_NO_FILES}\n    {_files()}"
     if number == errno.ENOMEM:
         return "there is no memory left for a process\n    end others, or use fewer ranks"
     if number == errno.E2BIG:
@@ -126,7 +127,7 @@ def remedy(text: str) -> str | None:
             "(df -h /dev/shm), or give the container more (docker run --shm-size=8g)"
         )
     if _FILES.search(text):
-        return f"no more open files are allowed; {_files()}"
+        return f"{_NO_FILES}; {_files()}"
     if _PROCESSES.search(text):
         return f"no more processes or threads are allowed; {_processes()}"
     if _MEMORY.search(text) and (limit := _limit(resource.RLIMIT_AS, 1024)) != _UNLIMITED:

@@ -17,6 +17,7 @@ from gpurun.launcher.selftest.evidence import (
     MACHINE,
     MEASURING,
     PROGRAMS,
+    REPORT,
     TITLES,
     TRAINING,
     Evidence,
@@ -56,7 +57,7 @@ _OF_HANGS = {
 }
 """By backend."""
 _OF_CPU, _OF_NVIDIA, _OF_AMD = CPU.noun, CUDA.noun, ROCM.noun
-_BUG = "gpurun is wrong here: please report it, with the directory of this self-test"
+_BUG = f"gpurun is wrong here: {REPORT}"
 _CLOCK = "don't believe step times of this device; `gpurun run` on another one"
 _REPORT = "report it with that rank's log"
 

@@ -68,7 +68,7 @@ def test_a_rate_that_cannot_be_is_neither_kept_nor_compared_with(figure: float, 
 
 
 @pytest.mark.parametrize("energy_mj", [0.0, -5.0])
-def test_an_energy_counter_that_stands_still_is_not_reported(energy_mj: float, wording: Wording) -> None:
+def test_an_energy_counter_that_does_not_advance_is_not_reported(energy_mj: float, wording: Wording) -> None:
     found = judged(of_rank(1, energy_mj=energy_mj)(evidence()))["energy"]
     assert found.status == "skipped"
     assert NOT_REPORTED in found.found
@@ -95,7 +95,7 @@ def test_a_wait_that_cannot_be_fails(figure: float) -> None:
 
 
 def test_a_driver_that_counts_no_energy_gives_its_own_power() -> None:
-    """NVML's counter stands still, and amdsmi may report a negative power."""
+    """NVML's counter does not advance, and amdsmi may report a negative power."""
     powers = iter([250.0, -1.0])
     sensors = Sensors(energy_mj=lambda: 7, power_w=lambda: next(powers))
     times = iter([0, 10**9])
