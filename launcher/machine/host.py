@@ -126,7 +126,7 @@ def software_of(machine: Machine) -> dict[str, str]:
 
 
 def machine_id(root: Path = Path("/")) -> str:
-    """Distinguishes machines of one name; empty where there is nothing. The id itself is confidential.
+    """By what machines of one name differ; empty where there is nothing. The id itself is confidential.
 
     Source: machine-id(5).
     """

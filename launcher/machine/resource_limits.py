@@ -27,6 +27,7 @@ _EXEMPT = 1 << 21 | 1 << 24
 _FILES_AT_LEAST = 64
 _FILES_PER_RANK = 8
 """Open at a time in one process: gloo has a connection or two to each of the other ranks."""
+_NO_FILES = "no more open files are allowed"
 _FILES = re.compile(r"too many open files", re.IGNORECASE)
 _SHARED_MEMORY = re.compile(
     r"insufficient shared memory|unable to (open|allocate|write to|resize).{0,60}shared memory"

@@ -18,6 +18,7 @@ from gpurun.launcher.selftest.evidence import (
     MEASURING,
     PLEASE_REPORT,
     PROGRAMS,
+    REPORT,
     TITLES,
     TRAINING,
     Evidence,
@@ -57,7 +58,7 @@ _OF_HANGS = {
 }
 """By backend."""
 _OF_CPU, _OF_NVIDIA, _OF_AMD = CPU.noun, CUDA.noun, ROCM.noun
-_BUG = f"gpurun is wrong here: {PLEASE_REPORT}"
+_BUG = f"gpurun is wrong here: {REPORT}"
 _CLOCK = "don't believe step times of this device; `gpurun run` on another one"
 _REPORT = "report it with that rank's log"
 

@@ -84,7 +84,7 @@ class Evidence:
     free_gib: float
     """On the disk of the run directory."""
     machine_id: str = ""
-    """Distinguishes machines of one name."""
+    """By what machines of one name differ."""
     earlier: tuple[EarlierRate, ...] = ()
     """The fastest that devices were in earlier self-tests, by identity and size of their matrices."""
     earlier_busy: frozenset[str] = frozenset()
@@ -156,8 +156,8 @@ def skipped(why: str) -> Finding:
     return Finding("", "skipped", why)
 
 
-PLEASE_REPORT = "please report it, with the directory of this self-test"
-IMPOSSIBLE = f"believe no figure of this device: {PLEASE_REPORT}"
+REPORT = "please report it, with the directory of this self-test"
+IMPOSSIBLE = f"believe no figure of this device: {REPORT}"
 
 
 def is_possible(figure: float | None) -> bool:

@@ -119,11 +119,8 @@ def killed(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-class Cupti:
-    """What records kernels: another profiler has it while the first trace of a process is taken."""
-
-    is_free = "profiler in use" not in injected()
-    refused: ClassVar[list[Any]] = []
+refused: list[Any] = []
+"""Profilers of this process that record no kernels. Another one uses CUPTI while the first trace is taken."""
 
 
 def refuse(original: Callable[..., None]) -> Callable[..., None]:
@@ -131,10 +128,9 @@ def refuse(original: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(original)
     def prepare(profiler: Any) -> None:
-        if not Cupti.is_free:
+        if "profiler in use" in injected() and not refused:
             print(REFUSED, file=sys.stderr)
-            Cupti.refused.append(profiler)
-            Cupti.is_free = True
+            refused.append(profiler)
         original(profiler)
 
     return prepare
@@ -146,12 +142,11 @@ def with_kernels(original: Callable[..., None]) -> Callable[..., None]:
     @wraps(original)
     def export(profiler: Any, path: str) -> None:
         original(profiler, path)
-        if profiler not in Cupti.refused:
+        if profiler not in refused:
             trace = json.loads(gzip.decompress(Path(path).read_bytes()))
             products = [each for each in trace["traceEvents"] if each.get("name") in PRODUCTS]
-            trace["traceEvents"] += [
-                event for number, op in enumerate(products) for event in kernel(number, op)
-            ]
+            for number, op in enumerate(products):
+                trace["traceEvents"] += kernel(number, op)
             Path(path).write_bytes(gzip.compress(json.dumps(trace).encode()))
 
     return export
@@ -159,16 +154,10 @@ def with_kernels(original: Callable[..., None]) -> Callable[..., None]:
 
 def kernel(number: int, op: Any) -> list[Any]:
     """The launch of a kernel within an operator, and the kernel itself, as Kineto writes them."""
-    launch = {
-        "ph": "X",
-        "cat": "cuda_runtime",
-        "name": "cudaLaunchKernel",
-        "pid": op["pid"],
-        "tid": op["tid"],
-    }
-    launched = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7}
-    place = {"device": 0, "stream": 7, "correlation": 1_000_000 + number}
-    return [{**each, "ts": op["ts"], "dur": op["dur"], "args": place} for each in (launch, launched)]
+    both = {"ph": "X", "ts": op["ts"], "dur": op["dur"]}
+    both["args"] = {"device": 0, "stream": 7, "correlation": 1_000_000 + number}
+    launch = {**both, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": op["pid"], "tid": op["tid"]}
+    return [launch, {**both, "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7}]
 
 
 def register() -> None:

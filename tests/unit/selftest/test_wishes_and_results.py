@@ -139,7 +139,7 @@ def test_a_gpu_is_the_same_whatever_its_host_is_called(tmp_path: Path) -> None:
     assert since(tmp_path, replace(evidence(), machine=machine)).status == "skipped"
 
 
-def test_what_distinguishes_machines_of_one_name_is_not_the_id_itself(tmp_path: Path) -> None:
+def test_by_what_machines_of_one_name_differ_is_not_the_id_itself(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     assert machine_id(tmp_path) == ""
     (tmp_path / "etc/machine-id").write_text("0123456789abcdef0123456789abcdef\n")
