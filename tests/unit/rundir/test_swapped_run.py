@@ -1,6 +1,7 @@
 """A stranger's run or directory that changes while a report is made from it: nothing is written elsewhere."""
 
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +54,11 @@ def test_no_report_is_written_to_where_a_link_leads_that_was_put_there_meanwhile
     comparison = compare_run(traced_run)
     (traced_run.path / "variants/ddp-2-even/trace.json").unlink()
     swapped(traced_run.path / place if place != "." else traced_run.path, mine)
-    writers = {"html": write_html, "tensorboard": write_tensorboard, "table": keep_if_other}
+    writers: dict[str, Callable[..., object]] = {
+        "html": write_html,
+        "tensorboard": write_tensorboard,
+        "table": keep_if_other,
+    }
     with suppress(MachineError):
         writers[format](replace(comparison, conclusions=1000), traced_run)
     with suppress(MachineError):
