@@ -86,3 +86,12 @@ def test_no_page_names_a_path_of_the_machine_that_it_was_written_on() -> None:
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         assert not re.search(r"/(root|work|tmp/wt)\b", text), page
+
+
+def test_every_test_that_the_page_on_security_names_is_there() -> None:
+    named = re.findall(
+        r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    )
+    assert named
+    sources = {path: (ROOT / path).read_text(encoding="utf-8") for path, _ in named}
+    assert not [f"{path}::{name}" for path, name in named if f"\ndef {name}(" not in sources[path]]

@@ -105,6 +105,8 @@ def test_a_lost_peer_is_no_cause(tmp_path: Path, error: BaseException) -> None:
         (ValueError("out of memory"), "exception"),
         (ConnectionResetError("the user's own server"), "exception"),
         (TimeoutError("the user's own server"), "exception"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "exception"),
+        (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), "exception"),
         (SystemExit(3), "exit"),
         (VariantError("train.py:3: the loss is not a scalar"), "user"),
     ],

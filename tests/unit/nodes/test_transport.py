@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,9 +111,20 @@ def _lost_after_s(silence: Silence) -> float:
     return next(second for second in map(float, range(60)) if silence.check(second) is not None)
 
 
-def options(rank: int, port: int, identity: Identity | None = SECRET, silence_s: float = 30.0) -> LinkOptions:
+def options(
+    rank: int, port: int, identity: Identity | None = SECRET, silence_s: float = 30.0, num_nodes: int = 3
+) -> LinkOptions:
     return LinkOptions(
-        rank, 3, "localhost", "127.0.0.1", port, "127.0.0.1", f"host{rank}", WAIT_S, silence_s, identity
+        rank,
+        num_nodes,
+        "localhost",
+        "127.0.0.1",
+        port,
+        "127.0.0.1",
+        f"host{rank}",
+        WAIT_S,
+        silence_s,
+        identity,
     )
 
 
@@ -211,6 +223,17 @@ def test_connections_that_break_cost_no_message_and_no_order(loop: LinkLoop) -> 
                 assert collect(second, len(sent)) == sent
         finally:
             cable.close()
+
+
+def test_connections_and_heartbeats_are_linear_in_the_number_of_nodes(loop: LinkLoop) -> None:
+    """Each node has one connection, to node 0. `benchmarks.faults.agents` measures 256 of them."""
+    port, num_nodes = free_port(), 9
+    with linked(loop, *(options(rank, port, num_nodes=num_nodes) for rank in range(num_nodes))) as links:
+        for link in links:
+            assert link.await_connected(WAIT_S)
+        found = [one for one in psutil.Process().net_connections("tcp") if one.status == "ESTABLISHED"]
+        assert sum(one.laddr.port == port for one in found) == num_nodes - 1
+        assert sum(bool(one.raddr) and one.raddr.port == port for one in found) == num_nodes - 1
 
 
 def test_a_message_to_oneself_comes_after_those_that_have_come(loop: LinkLoop) -> None:
