@@ -16,7 +16,6 @@ from gpurun.launcher.selftest.evidence import (
     LINKS,
     MACHINE,
     MEASURING,
-    PLEASE_REPORT,
     PROGRAMS,
     REPORT,
     TITLES,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist

@@ -12,7 +12,6 @@ import pytest
 from gpurun.launcher.cli.commands.report import keep_if_other
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.traced import read_traced
-from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.report.tensorboard.event_files import SUFFIX, write_tensorboard
 from gpurun.launcher.run.open import find_run
