@@ -214,7 +214,7 @@ def test_no_file_can_be_made_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = gpurun(tmp_path, "init", "file/job.yaml")
     assert result.code == 3
-    assert "is a file" in result.err
+    assert "a part of that path is not a directory" in result.err
     assert "--out" not in result.err
     assert "space" not in result.err
 
