@@ -44,7 +44,6 @@ _MEMORY = re.compile(
 )
 """Words of Python, of torch's `DefaultCPUAllocator`, of C++ and of the loader of libraries."""
 _UNLIMITED = "unlimited"
-_NO_FILES = "no more open files are allowed"
 _KMSG = Path("/dev/kmsg")
 
 

@@ -2,7 +2,6 @@
 
 import os
 import random
-import resource
 import secrets
 import socket
 import stat
@@ -32,7 +31,7 @@ from gpurun.launcher.nodes.transport.connection import (
 from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
 from gpurun.launcher.nodes.transport.server import MAX_STRANGERS, MOST_REFUSALS, Server
-from tests.strangers import CRAFTED, approach, noise
+from tests.strangers import CRAFTED, SILENT, approach, few_files, noise
 from tests.wording import Wording
 
 SECRET, OTHER = (identity_from(text * 16) for text in (b"s", b"o"))
@@ -344,31 +343,6 @@ def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None
                 other_one.poll(WAIT_S)
         second.send(0, LogText("still here"))
         assert collect(first, 2) == [REFUSED, LogText("still here")]
-
-
-@contextmanager
-def few_files(count: int) -> Iterator[None]:
-    """This process may open `count` more files."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + count, before[1])
-    )
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-SILENT = """
-import resource, socket, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-held = []
-for number in range(2000):
-    held.append(socket.create_connection(("127.0.0.1", int(sys.argv[1]))))
-    held[-1].sendall(b"" if number % 2 else b"PRI")
-print(flush=True)
-input()
-"""
 
 
 def test_2000_silent_connections_keep_no_node_out(loop: LinkLoop) -> None:
