@@ -12,6 +12,7 @@ from typing import Any
 from gpurun.launcher import __version__
 from gpurun.launcher.machine.accelerators import inspect_gpus
 from gpurun.launcher.machine.gpus.gpu import Gpu, GpuProcess, Gpus
+from gpurun.launcher.machine.resource_limits import cgroup_directories
 from gpurun.launcher.units import GIB
 
 __all__ = ["Gpu", "GpuProcess", "Machine", "host_record", "inspect_machine"]
@@ -146,7 +147,7 @@ def has_own_quota(root: Path = Path("/")) -> bool:
 
     Waiting for such a quota looks like waiting for a core, but no other process competes for it.
     """
-    directory = next(iter(_cgroups(root, "cpu")), None)
+    directory = next(iter(cgroup_directories(root, "cpu")), None)
     if directory is None or len((_read(directory / "cgroup.procs") or "").split()) != 1:
         return False
     limits = ((_read(directory / name) or "").partition(" ")[0] for name in ("cpu.max", "cpu.cfs_quota_us"))
@@ -156,7 +157,7 @@ def has_own_quota(root: Path = Path("/")) -> bool:
 def _quotas(root: Path) -> list[float]:
     """Cores allowed by this process's cgroup and every one above it, in either version of cgroups."""
     quotas = []
-    for directory in _cgroups(root, "cpu"):
+    for directory in cgroup_directories(root, "cpu"):
         limit, _, period = (_read(directory / "cpu.max") or "").partition(" ")
         if limit.isdecimal() and period.isdecimal():
             quotas.append(int(limit) / int(period))
@@ -171,7 +172,7 @@ def _memory_bytes(root: Path) -> tuple[int, int]:
     meminfo = (line.split() for line in (_read(root / "proc/meminfo") or "").splitlines())
     figures = {words[0].rstrip(":"): int(words[1]) * 1024 for words in meminfo if len(words) > 1}
     total, available = figures.get("MemTotal", 0), figures.get("MemAvailable", 0)
-    for directory in _cgroups(root, "memory"):
+    for directory in cgroup_directories(root, "memory"):
         for limit_file, used_file in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -181,22 +182,6 @@ def _memory_bytes(root: Path) -> tuple[int, int]:
                 total = min(total, int(limit))
                 available = min(available, max(0, int(limit) - int(used or 0)))
     return total, available
-
-
-def _cgroups(root: Path, controller: str) -> list[Path]:
-    """Directories of this process's cgroup and its parents, innermost first; of both versions.
-
-    In a container `/proc/self/cgroup` may name a path that is not mounted here: then only `/` counts.
-    """
-    directories = []
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number != "0" and controller not in controllers.split(","):
-            continue
-        base = root / "sys/fs/cgroup" / ("" if number == "0" else controller)
-        inner = Path(path.lstrip("/"))
-        directories += [base / part for part in (inner, *inner.parents)]
-    return [directory for directory in dict.fromkeys(directories) if directory.is_dir()]
 
 
 def _cpu_model(root: Path) -> str:

@@ -1,4 +1,4 @@
-"""Limits of a process, a user or a machine that end a launch, and what to do about each.
+"""Limits of a process, a user, a cgroup or a machine that end a launch, and what to do about each.
 
 The system's own messages (`Resource temporarily unavailable`) don't say what to do, and that the kernel's OOM
 killer ended a process is shown by its own counters and the kernel's log only.
@@ -68,6 +68,7 @@ def check_limits(num_ranks: int) -> None:
     """
     check_open_files(num_ranks)
     check_processes(num_ranks)
+    check_cgroup(num_ranks)
 
 
 def check_processes(num_ranks: int, proc: Path = Path("/proc")) -> None:
@@ -86,6 +87,31 @@ def check_processes(num_ranks: int, proc: Path = Path("/proc")) -> None:
             f"`ulimit -u` is {soft}, but this user runs {plural(running, 'thread')}, "
             f"and {plural(num_ranks, 'rank')} may need {needed} more\n    raise it: ulimit -u 4096"
         )
+
+
+def check_cgroup(num_ranks: int, root: Path = Path("/")) -> None:
+    """Refuses a limit of a cgroup, as of a container, under which gloo can't start its threads.
+
+    Raises:
+        MachineError: this process's cgroup or one above it allows too few for this many ranks.
+    """
+    needed = _THREADS_PER_RANK * num_ranks
+    for directory in cgroup_directories(root, "pids"):
+        limit, running = (_number(directory / name) for name in ("pids.max", "pids.current"))
+        if limit is not None and running is not None and running + needed > limit:
+            raise MachineError(
+                f"{directory / 'pids.max'} is {limit}: {plural(running, 'thread')} run in this cgroup, and "
+                f"{plural(num_ranks, 'rank')} may need {needed} more\n"
+                "    raise it (docker run --pids-limit=4096), or use fewer ranks"
+            )
+
+
+def _number(file: Path) -> int | None:
+    """A limit or a count of a cgroup; `None` where there is none."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # not mounted here, or "max"
+        return None
 
 
 def _is_ours(process: Path) -> bool:
@@ -166,15 +192,33 @@ def oom_kills(root: Path = Path("/")) -> int | None:
     `root` is where `proc` and `sys` are.
     Source: Documentation/admin-guide/cgroup-v2.rst (memory.events, oom_kill) and cgroup-v1/memory.rst.
     """
+    files = (
+        directory / name
+        for directory in cgroup_directories(root, "memory")
+        for name in ("memory.events", "memory.oom_control")
+    )
+    return next((count for count in map(_read_counter, files) if count is not None), None)
+
+
+def cgroup_directories(root: Path, controller: str) -> list[Path]:
+    """Directories of this process's cgroup and its parents, innermost first; of both versions.
+
+    In a container `/proc/self/cgroup` may name a path that is not mounted here: then only `/` counts.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return None
-    for file in _counter_files(lines, root / "sys/fs/cgroup"):
-        count = _read_counter(file)
-        if count is not None:
-            return count
-    return None
+        return []
+    directories: list[Path] = []
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number != "0" and controller not in controllers.split(","):
+            continue
+        inner = Path(path.lstrip("/"))
+        for mount in ("", "unified") if number == "0" else (controller,):
+            base = root / "sys/fs/cgroup" / mount
+            directories += [base / part for part in (inner, *inner.parents)]
+    return [directory for directory in dict.fromkeys(directories) if directory.is_dir()]
 
 
 def in_kernel_log(pid: int) -> bool:
@@ -199,23 +243,6 @@ def _records(fd: int) -> list[str]:
             continue
         except OSError:
             return found
-
-
-def _counter_files(cgroup_lines: list[str], mount: Path) -> list[Path]:
-    """Where the counter may be. A container often sees its own group as the root of the mount."""
-    files: list[Path] = []
-    for line in cgroup_lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            roots = [mount, mount / "unified"]
-            name = "memory.events"
-        elif "memory" in controllers.split(","):
-            roots = [mount / "memory"]
-            name = "memory.oom_control"
-        else:
-            continue
-        files += [directory / name for root in roots for directory in (root / path.lstrip("/"), root)]
-    return files
 
 
 def _read_counter(file: Path) -> int | None:
