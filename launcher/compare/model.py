@@ -100,7 +100,7 @@ class ExposedComm:
 
 @dataclass(frozen=True)
 class TracedSteps:
-    """Where the figures of traces come from: the mean of those steps in which least else ran."""
+    """Where the figures of traces come from: the mean over the steps with the least interference."""
 
     used: int
     recorded: int

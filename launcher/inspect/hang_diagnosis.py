@@ -126,7 +126,11 @@ def _by_stacks(activities: Mapping[int, Activity | None]) -> _Finding:
     if busy:
         return busy[0], f"no rank waits for another: {_phrase(busy[0], activities[busy[0]])}", ()
     if silent:
-        return silent[0], f"rank {silent[0]} wrote no stack, and all others wait", tuple(silent)
+        return (
+            silent[0],
+            f"rank {silent[0]} did not report a stack; all other ranks are waiting",
+            tuple(silent),
+        )
     return None, "all ranks wait for each other: not all take part in the same collective", ()
 
 

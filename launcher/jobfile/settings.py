@@ -53,7 +53,7 @@ class Settings:
     workload: Annotated[str, Kind(values.parse_workload, {"type": "string"})] | None = setting(
         None,
         compare="Workloads to run, each by itself: they do different work, so they are not ranked. A "
-        "built-in that has a batch of its own takes that where the job gives none.",
+        "built-in with a default batch size uses it if the job has none.",
         is_task=True,
         builds_model=True,
         absent="",
@@ -124,8 +124,8 @@ class Settings:
     )
     """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
     each device tries batches in a separate process, which may run out of memory, and keeps a margin. Only a
-    few built-ins have a batch of their own, which then is the default; `gpurun workloads` lists them. For a
-    program it is optional: with it, the report shows samples per second."""
+    few built-ins have a default batch size; `gpurun workloads` lists them. For a program it is optional:
+    with it, the report shows samples per second."""
     precision: Annotated[str, one_of(PRECISIONS, _DTYPES)] = setting(
         "fp32",
         compare="Precisions to compare.",
@@ -292,10 +292,10 @@ class Settings:
         absent={},
         needs_processes=True,
     )
-    """What NCCL doesn't choose by itself: `{algorithm: ring, protocol: ll128, channels: 4}`. They become
-    `NCCL_ALGO`, `NCCL_PROTO`, and `NCCL_MIN_NCHANNELS` with `NCCL_MAX_NCHANNELS`. An algorithm applies to the
-    collectives that it can do, `tree` to all-reduces. Where it doesn't work on these GPUs the run fails, but
-    NCCL before 2.24 takes `ring`. `ll128` can corrupt data on links for which NCCL wouldn't choose it."""
+    """Settings that NCCL shouldn't choose by itself: `{algorithm: ring, protocol: ll128, channels: 4}`. They
+    become `NCCL_ALGO`, `NCCL_PROTO`, and `NCCL_MIN_NCHANNELS` with `NCCL_MAX_NCHANNELS`. An algorithm applies
+    to the collectives that support it, `tree` to all-reduces only. If it doesn't work on these GPUs, the run
+    fails, but NCCL before 2.24 uses `ring`. `ll128` can corrupt data on links for which NCCL wouldn't choose it."""
     reshard: bool = setting(
         True,
         compare="`[false, true]` compares parameters that stay after the forward with those that are freed.",

@@ -48,7 +48,7 @@ _WORDS = {None: "must be a mean over samples", "mean": "a mean over samples", "s
 
 
 def lines_to_paste(comparison: Comparison) -> str | None:
-    """What to write into one's own DDP loop for the fastest uneven split; `None` if there is none.
+    """Returns the code for your own DDP loop with the fastest uneven split; `None` if there is none.
 
     An uneven split that is not surely the fastest gets lines too, and they say so, but none where an even
     split is ahead: that one needs no lines. Where no lines can be given, the text says why. A gate, which
@@ -154,9 +154,9 @@ def _whose(uneven: VariantResult, comparison: Comparison) -> str:
 
 def _no_lines(variant: VariantResult) -> str:
     return (
-        f"There are no lines to train with {variant_label(variant)}:"
+        f"No training code can be printed for {variant_label(variant)}:"
         f" {STRATEGIES[variant.strategy].snippet_refusal}."
-        " With `strategy: ddp`, gpurun finds a split for DistributedDataParallel, and prints lines for it."
+        " With `strategy: ddp`, gpurun finds a split for DistributedDataParallel and prints the code for it."
     )
 
 

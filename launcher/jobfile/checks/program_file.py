@@ -62,13 +62,13 @@ def _command_line(text: str, job_dir: Path) -> str | None:
 
 
 def near_file(path: Path, job_dir: Path) -> str:
-    """What to say where a Python file isn't there: a name that is near, or where relative paths start."""
+    """What to say where a Python file isn't there: a similar name, or where relative paths are looked up."""
     try:
         stems = [file.stem for file in path.parent.glob("*.py")]
     except OSError:
         stems = []
     near = nearest(path.stem, stems)  # without the ending, which would make any two names alike
-    return f"did you mean `{near}.py`?" if near else f"relative paths start at {job_dir.resolve()}"
+    return f"did you mean `{near}.py`?" if near else f"relative paths are resolved from {job_dir.resolve()}"
 
 
 def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Problem]:

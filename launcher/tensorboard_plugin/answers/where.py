@@ -34,8 +34,8 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
 
     Args:
         header: of the index.
-        ours: whether the traces are of a run of ours, whose comparison takes the half of its steps in which
-            least else ran. Of other traces all steps count, as for `gpurun trace`.
+        ours: whether the traces are of a run of ours, whose comparison takes the half of its steps
+            with the least interference. Of other traces all steps count, as for `gpurun trace`.
     """
     typical = quiet_steps(header.ranks)[1] if ours else mean_steps(header)
     whole = whole_ranks(header.ranks)
