@@ -13,7 +13,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import RankFigures, VariantResult
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.explain import MENTION_FROM, TRANSFER_OR_WAIT, Kind, cause_named
-from gpurun.launcher.units import format_ms
+from gpurun.launcher.units import format_ms, plural
 
 SHOW_GROWTH_BELOW = 0.95
 """Up to this share of a loss its growth is shown too; above, the two are about the same."""
@@ -52,7 +52,7 @@ class Loss:
     def __str__(self) -> str:
         text = f"{format_ms(self.ms)} of {format_ms(self.span_ms)} ms"
         if self.more_ms is not None and self.more_ms < SHOW_GROWTH_BELOW * self.ms:
-            text += f" ({format_ms(self.more_ms)} more)"
+            text += f" ({format_ms(self.more_ms)} ms more than in the fastest)"
         return self.text.format(ms=text)
 
 
@@ -167,7 +167,9 @@ def _why_compute_grew(one: RankFigures, other: RankFigures) -> str:
     if one.sm_clock_mhz and other.sm_clock_mhz and one.sm_clock_mhz < LOWER_CLOCK * other.sm_clock_mhz:
         reasons.append(f"at {one.sm_clock_mhz:.0f} instead of {other.sm_clock_mhz:.0f} MHz")
     if one.alloc_retries > other.alloc_retries:
-        reasons.append(f"its memory so full that torch released cached memory {one.alloc_retries} times")
+        reasons.append(
+            f"its memory nearly full: torch released its cache {plural(one.alloc_retries, 'time')}"
+        )
     if (one.local_batch or 0) > (other.local_batch or 0):
         reasons.append(f"{one.local_batch} samples instead of {other.local_batch}")
     return f", {', '.join(reasons)}" if reasons else ""
@@ -290,12 +292,14 @@ def _reason(
         return ", which takes longer"
     ratio = _samples_ratio(cause, waiting)
     if ratio > 1 and split_ms > slow_ms:
-        also = f", which is slower too ({format_ms(slow_ms)} ms)" if slow_ms >= mention_ms else ""
+        also = f", which is also slower per sample ({format_ms(slow_ms)} ms)" if slow_ms >= mention_ms else ""
         return f"'s larger batch{also}"
     if ratio > 1:
-        also = f" ({format_ms(split_ms)} ms are its larger batch)" if split_ms >= mention_ms else ""
-        return f", which takes longer for each sample{also}"
-    return f", which takes longer for {'as many' if ratio == 1 else 'fewer'} samples"
+        also = f" (its larger batch accounts for {format_ms(split_ms)} ms)" if split_ms >= mention_ms else ""
+        return f", which is slower per sample{also}"
+    return (
+        ", which is slower on the same number of samples" if ratio == 1 else ", although it has fewer samples"
+    )
 
 
 def _samples_ratio(cause: RankFigures, waiting: RankFigures) -> float:

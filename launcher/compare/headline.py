@@ -262,7 +262,7 @@ def _too_few(rival: Rival) -> str:
     """Why there is no interval; the notes say how to get one."""
     result = rival.result
     seen = plural(result.rounds, "round") if rival.shares_launches else plural(result.launches, "launch")
-    return f"{seen} can't tell that from chance"
+    return f"{seen} {'is' if seen.startswith('1 ') else 'are'} too few to rule out chance"
 
 
 def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -> str:
@@ -270,7 +270,10 @@ def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -
     open_ = [rival for rival in undecided if rival.behind.verdict != "same"]
     closest = next(rival for rival in open_ or undecided if rival.behind.ci is not None)
     name, others = named_with_error(leader), len(open_ or undecided) - 1
-    found, more = "can't be distinguished", f", nor can {plural(others, 'other')} from {name}"
+    found, more = (
+        "can't be distinguished",
+        f", and {plural(others, 'more variant')} can't be distinguished from {name} either",
+    )
     ci = closest.behind.ci
     if open_ and ci is not None and not ci[0] <= 0 <= ci[1]:  # by less than counts as slower
         found = "differ by too little to be ranked"

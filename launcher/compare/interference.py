@@ -50,7 +50,11 @@ def waiting_sentences(
     rivals = standings.rivals if standings else ()
     compared = (*(one.vs_baseline for one in results), *(rival.behind for rival in rivals))
     has_interval = any(one is not None and one.ci is not None for one in compared)
-    effect = "intervals are wider by as much" if has_interval else "these times depend on other load"
+    effect = (
+        "confidence intervals are widened by the same amount"
+        if has_interval
+        else "these times depend on other load"
+    )
     return (f"Interference: {named(reasons)}; {effect}.", COOL_DOWN if is_hot(results) else LESS_AT_ONCE)
 
 
@@ -62,7 +66,7 @@ def widened(what: str, percent: float) -> str:
     """What waiting did to intervals, or bounds; empty where that is next to nothing."""
     if percent < LEAST_SHOWN:
         return ""
-    return f"Ranks waited for a free core: {what} are wider by up to about {format_percent(percent)} for it."
+    return f"Ranks waited for a free core, which widens {what} by up to about {format_percent(percent)}."
 
 
 def time_without_load(seconds: float, is_possible: bool) -> str:
@@ -74,8 +78,8 @@ def time_without_load(seconds: float, is_possible: bool) -> str:
     """
     minutes = plural(math.ceil(seconds / 60), "minute")
     if is_possible:
-        return f"With this load it takes more than an hour to decide that; without, about {minutes}."
-    return f"With this load no budget decides it; without, about {minutes} would."
+        return f"Under the current load, deciding this takes more than an hour; without it, about {minutes}."
+    return f"No budget can decide this under the current load; without it, about {minutes} would."
 
 
 def named(reasons: Sequence[str]) -> str:

@@ -77,7 +77,7 @@ def _time_without_load(hidden: Sequence[OpenPair], launch_s: float) -> str:
 
 def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:
     named = _named([variant_label(plan.variant(one.variant)) for one in undecided])
-    return f"How {named} {'compares' if len(undecided) == 1 else 'compare'} with the fastest is still open"
+    return f"{named} can't be separated from the fastest variant yet"
 
 
 def _named(names: Sequence[str]) -> str:
@@ -92,9 +92,9 @@ def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, 
         return f"{found}."
     seconds = launch_s * max(next_look(so_far), *launches, 0)  # those that there were haven't decided it
     if len(launches) < len(undecided) or seconds > MOST_BUDGET_S:
-        return f"{found}: they differ by too little to decide that in an hour."
+        return f"{found}; that would take more than an hour."
     minutes = math.ceil(seconds / 60)
-    about = f"To decide it takes about {plural(minutes, 'minute')}"
+    about = f"Deciding this takes about {plural(minutes, 'minute')}"
     return f"{found}. {about}: start a new run with `budget: {minutes}m`."
 
 
@@ -147,8 +147,8 @@ def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:
         return ()
     named = [f"{variant_label(one)} ({time_and_memory(one)})" for one in front]
     others = sum(is_ranked(one) for one in results) - len(front)
-    rest = " Every other is slower than one of these and not clearly smaller." if others else ""
-    return (f"Less memory takes more time, by the estimates: {', '.join(named)}.{rest}",)
+    rest = " Every other variant is slower than one of these without clearly saving memory." if others else ""
+    return (f"Trade-off between time and memory (estimates): {', '.join(named)}.{rest}",)
 
 
 def restart_notes(run: RunDir) -> tuple[str, ...]:
@@ -328,11 +328,9 @@ def disagreement(
         return None
     if interval is not None and interval[0] <= exposed.trace <= interval[1]:
         return None
-    figures = (
-        f"{format_ms(exposed.trace)} ms in the trace, {format_ms(exposed.ablation)} ms by leaving it out"
-    )
+    by_ablation = f"{format_ms(exposed.ablation)} ms when measured by disabling it"
     how = "contention, bucket copies" if has_buckets else "contention"
     likely = f"communication may also slow down compute ({how})"
     if exposed.ablation < exposed.trace:
         likely = "ranks that don't communicate may compete for the hardware instead"
-    return f"exposed communication: {figures}; {likely}"
+    return f"exposed communication is {format_ms(exposed.trace)} ms in the trace, but {by_ablation}; {likely}"

@@ -147,6 +147,6 @@ def stopping_text(interruption: Interrupted, grace_s: float) -> str:
     if grace_s <= 0:
         return f"{interruption.cause}: the ranks are killed"
     return (
-        f"{interruption.cause}: the ranks are asked to end, and killed after {format_duration(grace_s)}; "
+        f"{interruption.cause}: stopping the ranks; they are killed after {format_duration(grace_s)}; "
         "another Ctrl-C kills them at once"
     )

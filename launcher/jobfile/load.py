@@ -173,7 +173,7 @@ _INSTEAD = {
     **dict.fromkeys(("batch_size_per_device", "per_device_train_batch_size"), _OF_ALL_DEVICES),
     **dict.fromkeys(("epochs", "max_steps", "num_steps", "iterations"), _SIZE_OF_RUN),
     **dict.fromkeys(("data", "dataset", "lr", "learning_rate"), _ARGUMENTS),
-    **dict.fromkeys(("out", "output", "output_dir"), "the command line names it: gpurun JOB.yaml --out DIR"),
+    **dict.fromkeys(("out", "output", "output_dir"), "set it on the command line: gpurun JOB.yaml --out DIR"),
     "resume": "an option of the command: gpurun --resume JOB.yaml",
     "workdir": "programs start in the job file's directory; `args` may have {launch_dir}",
 }

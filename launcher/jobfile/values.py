@@ -94,7 +94,7 @@ def parse_workload(value: Any) -> str:
     elif isinstance(value, str) and value.endswith(".py"):
         hint = f"name the function that builds it, such as {value}:build"
     else:
-        hint = "a built-in such as gpt, a file train.py:build, or a module package.module:build"
+        hint = "use a built-in such as gpt, a file train.py:build, or a module package.module:build"
     raise expected(WORKLOAD_NAME, value, hint)
 
 
@@ -111,9 +111,9 @@ def parse_devices(value: Any) -> Devices:
         return str(value)
     if isinstance(value, str) and (count := _device_number(CPU.name, value)) is not None:
         if not 1 <= count <= MAX_DEVICES:
-            raise InvalidValue(f"N of `cpu:N` is a number of devices, 1 to {MAX_DEVICES}, got {count}")
+            raise InvalidValue(f"`cpu:N` takes 1 to {MAX_DEVICES} devices, got {count}")
         return CPU.device(count)
-    raise expected("devices", value, _devices_hint(value))
+    raise expected("a valid list of devices", value, _devices_hint(value))
 
 
 def _devices_hint(value: Any) -> str:
@@ -208,7 +208,7 @@ def parse_split(value: Any) -> Split:
         return _ratio(value)
     if value in ("even", BALANCED):
         return str(value)
-    raise expected("a split", value, _split_hint(value))
+    raise expected("a valid split", value, _split_hint(value))
 
 
 def _ratio(text: str) -> str:

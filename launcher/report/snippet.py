@@ -154,9 +154,9 @@ def _whose(uneven: VariantResult, comparison: Comparison) -> str:
 
 def _no_lines(variant: VariantResult) -> str:
     return (
-        f"There are no lines to train with {variant_label(variant)}:"
+        f"No training code can be printed for {variant_label(variant)}:"
         f" {STRATEGIES[variant.strategy].snippet_refusal}."
-        " With `strategy: ddp`, gpurun finds a split for DistributedDataParallel, and prints lines for it."
+        " With `strategy: ddp`, gpurun finds a split for DistributedDataParallel and prints the code for it."
     )
 
 

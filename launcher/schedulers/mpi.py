@@ -88,7 +88,7 @@ MPI = Scheduler(
     node_rank=node_rank,
     rendezvous=lambda environ: None,
     num_nodes=num_nodes,
-    preemption="by what has given the hosts, such as Slurm or PBS; mpirun starts nothing again",
+    preemption="depends on the scheduler that allocated the hosts; mpirun restarts nothing",
     queue=Queue(
         command="mpirun",
         option_example="--hostfile=hosts",

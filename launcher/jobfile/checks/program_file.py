@@ -68,7 +68,7 @@ def near_file(path: Path, job_dir: Path) -> str:
     except OSError:
         stems = []
     near = nearest(path.stem, stems)  # without the ending, which would make any two names alike
-    return f"did you mean `{near}.py`?" if near else f"relative paths start at {job_dir.resolve()}"
+    return f"did you mean `{near}.py`?" if near else f"relative paths are resolved from {job_dir.resolve()}"
 
 
 def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Problem]:

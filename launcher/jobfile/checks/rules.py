@@ -54,7 +54,9 @@ def _no_effect(draft: Draft) -> Iterator[Problem]:
     wrong = {"until": spec.until == "decided" and (sizes or not spec.kind.is_ranked), "budget": True}
     for key in (key for key, is_wrong in wrong.items() if is_wrong and key in spec.stated):
         hint = f"only a run that ends when all is decided has a budget; {REMOVE_ONE}"
-        yield spec.key_problem((key,), f"`{key}` has no effect: {by} makes for a run of fixed size", hint)
+        yield spec.key_problem(
+            (key,), f"`{key}` has no effect with {by}, which fixes the length of the run", hint
+        )
 
 
 def _missing_batch(draft: Draft) -> Iterator[Problem]:
@@ -70,7 +72,7 @@ def _missing_batch(draft: Draft) -> Iterator[Problem]:
         return
     hint = "add the number of samples per optimizer step over all devices: `global_batch: 64`"
     lacking = [name for name in named if name is not None and not default_batch(name)]
-    have = "has no batch of its own" if len(lacking) == 1 else "have no batch of their own"
+    have = "has no default batch size" if len(lacking) == 1 else "have no default batch size"
     why = f": {', '.join(lacking)} {have}" if len(named) > len(lacking) > 0 else ""
     yield draft.spec.problem(("global_batch",), f"missing key `global_batch`{why}", hint)
 
@@ -80,8 +82,8 @@ def _max_of_shards(draft: Draft) -> Iterator[Problem]:
     for path, name in draft.placed("strategy"):
         reason = strategy_named(name).max_batch_refusal
         if reason and "max" in (draft.values("global_batch") or ()):
-            message = f"`global_batch: max` can't be found for `{name}`: {reason}"
-            yield draft.spec.problem(path, message, "state a number, or leave out this strategy")
+            message = f"`global_batch: max` doesn't work with `{name}`: {reason}"
+            yield draft.spec.problem(path, message, "give a number, or leave out this strategy")
 
 
 def _wrong_sums(draft: Draft) -> Iterator[Problem]:

@@ -218,7 +218,7 @@ def _iterable_dataset(
         made = word.value.func if word.arg == "dataset" and isinstance(word.value, ast.Call) else None
         if isinstance(made, ast.Name) and made.id in streams and names.bound[made.id] == 1:
             line = f"{str(spec.workload).rpartition(':')[0][:200]}:{word.lineno}"
-            message = f"{line}: {shorten(made.id)} is an iterable dataset, whose samples have no numbers"
+            message = f"{line}: {shorten(made.id)} is an iterable dataset, which can't be indexed"
             yield spec.problem(place, message, "give a list of its first ones: list(itertools.islice(…))")
 
 

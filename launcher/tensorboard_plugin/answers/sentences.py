@@ -27,7 +27,9 @@ from gpurun.launcher.trace.explain import MENTION_FROM
 from gpurun.launcher.units import format_ms, format_number, plural
 
 HIDDEN_PARTS = "Transfer, wait and copy count only where no compute hides them."
-TRACED_BARS = f"Each bar is a rank's traced step: the mean of those in which least else ran. {HIDDEN_PARTS}"
+TRACED_BARS = (
+    f"Each bar is a rank's traced step: the mean over the steps with the least interference. {HIDDEN_PARTS}"
+)
 TIMED_BARS = "Without a trace, parts come from the timed phases, and transfer includes the waiting."
 """What the bars of variants without traces are."""
 RANK_ROWS = (
@@ -131,8 +133,8 @@ def far_note(variant: VariantResult) -> str | None:
     if rank is None or not rank.span_ms or not is_far_from_timed(rank.span_ms, variant):
         return None
     return (
-        f"The traced steps of {variant_label(variant)} are far from the timed ones: "
-        "what they show may not hold for the timed steps, which are what is ranked."
+        f"The traced steps of {variant_label(variant)} differ a lot from the timed steps; "
+        "only the timed steps are ranked."
     )
 
 

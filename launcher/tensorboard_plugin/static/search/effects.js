@@ -56,7 +56,7 @@ export function effectsTable(effects, unit) {
     el(
       'p',
       { class: 'sub' },
-      'Means over all pairs of combinations that differ in nothing else that both have. They and their intervals are the model\u2019s, made from short trials; they are no verdicts.',
+      'Means over all pairs of combinations whose other common settings are equal. Means and intervals are predicted by a model fitted to short trials; they are not verdicts.',
     ),
   );
 }
