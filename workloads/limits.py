@@ -56,7 +56,7 @@ def path_of(name: str) -> Path:
 
 def not_there(what: str, path: Path) -> str:
     """What to say of a path that a job names, where nothing is."""
-    where = "" if path.is_absolute() else "; relative paths start at the job file's directory"
+    where = "" if path.is_absolute() else "; relative paths are resolved from the job file's directory"
     return f"the {what} {path} does not exist{where}"
 
 

@@ -168,7 +168,7 @@ def _why_compute_grew(one: RankFigures, other: RankFigures) -> str:
         reasons.append(f"at {one.sm_clock_mhz:.0f} instead of {other.sm_clock_mhz:.0f} MHz")
     if one.alloc_retries > other.alloc_retries:
         reasons.append(
-            f"its memory nearly full: torch released its cache {plural(one.alloc_retries, 'time')}"
+            f"while memory was nearly full and torch released its cache {plural(one.alloc_retries, 'time')}"
         )
     if (one.local_batch or 0) > (other.local_batch or 0):
         reasons.append(f"{one.local_batch} samples instead of {other.local_batch}")
@@ -292,13 +292,19 @@ def _reason(
         return ", which takes longer"
     ratio = _samples_ratio(cause, waiting)
     if ratio > 1 and split_ms > slow_ms:
-        also = f", which is also slower per sample ({format_ms(slow_ms)} ms)" if slow_ms >= mention_ms else ""
+        also = (
+            f"; rank {cause.rank} is also slower per sample ({format_ms(slow_ms)} ms)"
+            if slow_ms >= mention_ms
+            else ""
+        )
         return f"'s larger batch{also}"
     if ratio > 1:
         also = f" (its larger batch accounts for {format_ms(split_ms)} ms)" if split_ms >= mention_ms else ""
         return f", which is slower per sample{also}"
     return (
-        ", which is slower on the same number of samples" if ratio == 1 else ", although it has fewer samples"
+        ", which is slower on the same number of samples"
+        if ratio == 1
+        else f", although rank {cause.rank} has fewer samples"
     )
 
 

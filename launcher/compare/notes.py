@@ -8,7 +8,7 @@ from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.recorded import Measured, planned_launch, steps_of_launches
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.headline import time_and_memory
-from gpurun.launcher.compare.interference import time_without_load, widened
+from gpurun.launcher.compare.interference import time_to_decide, time_without_load, widened
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
@@ -94,8 +94,7 @@ def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, 
     if len(launches) < len(undecided) or seconds > MOST_BUDGET_S:
         return f"{found}; that would take more than an hour."
     minutes = math.ceil(seconds / 60)
-    about = f"Deciding this takes about {plural(minutes, 'minute')}"
-    return f"{found}. {about}: start a new run with `budget: {minutes}m`."
+    return f"{found}. {time_to_decide(minutes)}: start a new run with `budget: {minutes}m`."
 
 
 SPENT_ON: dict[str, tuple[Stage, ...]] = {

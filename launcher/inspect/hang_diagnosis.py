@@ -147,13 +147,13 @@ def _view(snapshot: RankSnapshot, doing: str) -> RankView:
 
 def _phrase(rank: int, doing: Activity | None) -> str:
     """`rank 2 is in `DataLoader.__next__` (train.py:41)`."""
-    return f"rank {rank} {doing.short if doing else 'did not report a stack'}"
+    return f"rank {rank} {doing.short if doing else 'reported no stack'}"
 
 
 def doing_text(rank: int, doing: Activity | None, gap: Gap | None, has_peers: bool = False) -> str:
     """What a rank does; that it waits in a collective only if the sequence numbers show it."""
     if doing is None:
-        return "did not report a stack"
+        return "reported no stack"
     if gap is not None and rank in gap.waiting and _may_wait(doing, gap):
         where = f" ({doing.frame})" if doing.frame and is_workload(doing.frame.file) else ""
         return f"waits in {gap.collective}{where}"
