@@ -52,7 +52,7 @@ class Loss:
     def __str__(self) -> str:
         text = f"{format_ms(self.ms)} of {format_ms(self.span_ms)} ms"
         if self.more_ms is not None and self.more_ms < SHOW_GROWTH_BELOW * self.ms:
-            text += f" ({format_ms(self.more_ms)} more)"
+            text += f" ({format_ms(self.more_ms)} ms more than in the fastest)"
         return self.text.format(ms=text)
 
 
@@ -168,7 +168,7 @@ def _why_compute_grew(one: RankFigures, other: RankFigures) -> str:
         reasons.append(f"at {one.sm_clock_mhz:.0f} instead of {other.sm_clock_mhz:.0f} MHz")
     if one.alloc_retries > other.alloc_retries:
         reasons.append(
-            f"memory was nearly full, and torch released its cache {plural(one.alloc_retries, 'time')}"
+            f"while memory was nearly full and torch released its cache {plural(one.alloc_retries, 'time')}"
         )
     if (one.local_batch or 0) > (other.local_batch or 0):
         reasons.append(f"{one.local_batch} samples instead of {other.local_batch}")
@@ -292,7 +292,11 @@ def _reason(
         return ", which takes longer"
     ratio = _samples_ratio(cause, waiting)
     if ratio > 1 and split_ms > slow_ms:
-        also = f"; it is also slower per sample ({format_ms(slow_ms)} ms)" if slow_ms >= mention_ms else ""
+        also = (
+            f"; rank {cause.rank} is also slower per sample ({format_ms(slow_ms)} ms)"
+            if slow_ms >= mention_ms
+            else ""
+        )
         return f"'s larger batch{also}"
     if ratio > 1:
         also = f" (its larger batch accounts for {format_ms(split_ms)} ms)" if split_ms >= mention_ms else ""
@@ -300,7 +304,7 @@ def _reason(
     return (
         ", which is slower on the same number of samples"
         if ratio == 1
-        else ", which is slower although it has fewer samples"
+        else f", although rank {cause.rank} has fewer samples"
     )
 
 

@@ -12,6 +12,7 @@ from gpurun.launcher.compare.interference import (
     THROTTLED,
     interference_in,
     is_hot,
+    time_to_decide,
     time_without_load,
     widened,
 )
@@ -275,7 +276,7 @@ class _Pair:
         launches = needed(bias=self.bias)
         s = per_launch_s * max(launches, least) if launches else math.inf
         if s <= MOST_BUDGET_S:
-            return f"Deciding it takes about {plural(math.ceil(s / 60), 'minute')}: use a larger --budget."
+            return f"{time_to_decide(math.ceil(s / 60))}: use a larger --budget."
         unloaded = needed()
         if self.bias and unloaded and per_launch_s * unloaded <= MOST_BUDGET_S:
             return time_without_load(per_launch_s * unloaded, launches is not None)

@@ -270,8 +270,10 @@ def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -
     open_ = [rival for rival in undecided if rival.behind.verdict != "same"]
     closest = next(rival for rival in open_ or undecided if rival.behind.ci is not None)
     name, others = named_with_error(leader), len(open_ or undecided) - 1
-    found = "can't be distinguished"
-    more = f"; {plural(others, 'more variant')} can't be distinguished from {name} either"
+    found, more = (
+        "can't be distinguished",
+        f", and {plural(others, 'more variant')} can't be distinguished from {name} either",
+    )
     ci = closest.behind.ci
     if open_ and ci is not None and not ci[0] <= 0 <= ci[1]:  # by less than counts as slower
         found = "differ by too little to be ranked"

@@ -69,6 +69,11 @@ def widened(what: str, percent: float) -> str:
     return f"Ranks waited for a free core, which widens {what} by up to about {format_percent(percent)}."
 
 
+def time_to_decide(minutes: int) -> str:
+    """How long a run takes to decide what is undecided so far."""
+    return f"Deciding this takes about {plural(minutes, 'minute')}"
+
+
 def time_without_load(seconds: float, is_possible: bool) -> str:
     """Where a difference takes more than an hour to decide with this load, and not without it.
 
@@ -78,7 +83,7 @@ def time_without_load(seconds: float, is_possible: bool) -> str:
     """
     minutes = plural(math.ceil(seconds / 60), "minute")
     if is_possible:
-        return f"Deciding this takes more than an hour under the current load; without it, about {minutes}."
+        return f"Under the current load, deciding this takes more than an hour; without it, about {minutes}."
     return f"No budget can decide this under the current load; without it, about {minutes} would."
 
 

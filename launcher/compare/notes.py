@@ -8,7 +8,7 @@ from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.recorded import Measured, planned_launch, steps_of_launches
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.headline import time_and_memory
-from gpurun.launcher.compare.interference import time_without_load, widened
+from gpurun.launcher.compare.interference import time_to_decide, time_without_load, widened
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
@@ -77,7 +77,7 @@ def _time_without_load(hidden: Sequence[OpenPair], launch_s: float) -> str:
 
 def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:
     named = _named([variant_label(plan.variant(one.variant)) for one in undecided])
-    return f"{named} and the fastest variant can't be separated yet"
+    return f"{named} can't be separated from the fastest variant yet"
 
 
 def _named(names: Sequence[str]) -> str:
@@ -92,10 +92,9 @@ def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, 
         return f"{found}."
     seconds = launch_s * max(next_look(so_far), *launches, 0)  # those that there were haven't decided it
     if len(launches) < len(undecided) or seconds > MOST_BUDGET_S:
-        return f"{found}: they differ by too little to decide this within an hour."
+        return f"{found}; that would take more than an hour."
     minutes = math.ceil(seconds / 60)
-    about = f"Deciding this takes about {plural(minutes, 'minute')}"
-    return f"{found}. {about}: start a new run with `budget: {minutes}m`."
+    return f"{found}. {time_to_decide(minutes)}: start a new run with `budget: {minutes}m`."
 
 
 SPENT_ON: dict[str, tuple[Stage, ...]] = {
@@ -147,9 +146,7 @@ def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:
         return ()
     named = [f"{variant_label(one)} ({time_and_memory(one)})" for one in front]
     others = sum(is_ranked(one) for one in results) - len(front)
-    rest = (
-        " Every other variant is slower than one of these and doesn't clearly save memory." if others else ""
-    )
+    rest = " Every other variant is slower than one of these without clearly saving memory." if others else ""
     return (f"Trade-off between time and memory (estimates): {', '.join(named)}.{rest}",)
 
 
@@ -330,10 +327,9 @@ def disagreement(
         return None
     if interval is not None and interval[0] <= exposed.trace <= interval[1]:
         return None
-    trace, ablation = format_ms(exposed.trace), format_ms(exposed.ablation)
-    figures = f"{trace} ms in the trace, {ablation} ms measured by disabling it"
+    by_ablation = f"{format_ms(exposed.ablation)} ms when measured by disabling it"
     how = "contention, bucket copies" if has_buckets else "contention"
     likely = f"communication may also slow down compute ({how})"
     if exposed.ablation < exposed.trace:
         likely = "ranks that don't communicate may compete for the hardware instead"
-    return f"exposed communication: {figures}; {likely}"
+    return f"exposed communication is {format_ms(exposed.trace)} ms in the trace, but {by_ablation}; {likely}"

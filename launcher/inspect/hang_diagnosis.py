@@ -126,11 +126,8 @@ def _by_stacks(activities: Mapping[int, Activity | None]) -> _Finding:
     if busy:
         return busy[0], f"no rank waits for another: {_phrase(busy[0], activities[busy[0]])}", ()
     if silent:
-        return (
-            silent[0],
-            f"rank {silent[0]} did not report a stack; all other ranks are waiting",
-            tuple(silent),
-        )
+        others = "; all other ranks are waiting" if waiting else ""
+        return silent[0], f"{ranks_text(silent)} did not report a stack{others}", tuple(silent)
     return None, "all ranks wait for each other: not all take part in the same collective", ()
 
 
@@ -150,13 +147,13 @@ def _view(snapshot: RankSnapshot, doing: str) -> RankView:
 
 def _phrase(rank: int, doing: Activity | None) -> str:
     """`rank 2 is in `DataLoader.__next__` (train.py:41)`."""
-    return f"rank {rank} {doing.short if doing else 'wrote no stack'}"
+    return f"rank {rank} {doing.short if doing else 'reported no stack'}"
 
 
 def doing_text(rank: int, doing: Activity | None, gap: Gap | None, has_peers: bool = False) -> str:
     """What a rank does; that it waits in a collective only if the sequence numbers show it."""
     if doing is None:
-        return "wrote no stack"
+        return "reported no stack"
     if gap is not None and rank in gap.waiting and _may_wait(doing, gap):
         where = f" ({doing.frame})" if doing.frame and is_workload(doing.frame.file) else ""
         return f"waits in {gap.collective}{where}"

@@ -90,7 +90,7 @@ class Activity:
     def short(self) -> str:
         """`is in `forward` (train.py:25)`, `is in `DataLoader.__next__`, called at train.py:41`."""
         if self.waiting is not None or self.frame is None:
-            return self.waiting or "wrote no stack"
+            return self.waiting or "reported no stack"
         place = f"{PurePath(self.frame.file).name}:{self.frame.line}"
         return (
             f"is in `{self.inside}`, called at {place}"

@@ -53,7 +53,7 @@ class Settings:
     workload: Annotated[str, Kind(values.parse_workload, {"type": "string"})] | None = setting(
         None,
         compare="Workloads to run, each by itself: they do different work, so they are not ranked. A "
-        "built-in with a default batch size uses it if the job has none.",
+        "built-in with a default batch size uses that if the job gives none.",
         is_task=True,
         builds_model=True,
         absent="",
@@ -124,8 +124,8 @@ class Settings:
     )
     """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
     each device tries batches in a separate process, which may run out of memory, and keeps a margin. Only a
-    few built-ins have a default batch size; `gpurun workloads` lists them. For a program it is optional:
-    with it, the report shows samples per second."""
+    few built-ins have a default batch size; `gpurun workloads` lists them. For a
+    program it is optional: with it, the report shows samples per second."""
     precision: Annotated[str, one_of(PRECISIONS, _DTYPES)] = setting(
         "fp32",
         compare="Precisions to compare.",

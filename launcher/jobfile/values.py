@@ -113,7 +113,7 @@ def parse_devices(value: Any) -> Devices:
         if not 1 <= count <= MAX_DEVICES:
             raise InvalidValue(f"`cpu:N` takes 1 to {MAX_DEVICES} devices, got {count}")
         return CPU.device(count)
-    raise expected("a list of devices", value, _devices_hint(value))
+    raise expected("a valid list of devices", value, _devices_hint(value))
 
 
 def _devices_hint(value: Any) -> str:
@@ -208,7 +208,7 @@ def parse_split(value: Any) -> Split:
         return _ratio(value)
     if value in ("even", BALANCED):
         return str(value)
-    raise expected("a split", value, _split_hint(value))
+    raise expected("a valid split", value, _split_hint(value))
 
 
 def _ratio(text: str) -> str:

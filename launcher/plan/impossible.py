@@ -112,8 +112,8 @@ def check_count(wanted: Combination, num_devices: int) -> None:
         reason = f"the job has {plural(num_devices, 'device')}, not {count}"
         raise ImpossibleError("device_count", reason)
     if wanted.has("shard_size") and (count % wanted.shard_size or count == wanted.shard_size):
-        groups = f"two or more groups of {wanted.shard_size}, as {strategy.name} needs them"
-        raise ImpossibleError("shard_size", f"{plural(count, 'device')} can't be divided into {groups}")
+        needed = f"{strategy.name} needs at least two whole groups of {plural(wanted.shard_size, 'device')}"
+        raise ImpossibleError("shard_size", f"{needed}, which {plural(count, 'device')} can't form")
     builtin = builtin_named(wanted.workload)
     if builtin and count < builtin.min_devices:
         key = "devices" if num_devices < builtin.min_devices else "device_count"

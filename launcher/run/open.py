@@ -28,8 +28,8 @@ _MOST_NAME_BYTES = 255
 OTHER_JOB = "was made from another job, or on another machine"
 OTHER_BUDGET = (
     "{path} has a budget of {was}, which can't become {now}\n"
-    "    extending a run after seeing its results makes false verdicts more likely: resume it with its own\n"
-    "    budget, or start a new run"
+    "    changing the length of a run after seeing its results makes false verdicts more likely: resume it\n"
+    "    with the budget that it has, or start a new run"
 )
 """What is wrong with a run that can't be continued."""
 LATEST = "latest"
@@ -378,7 +378,7 @@ def plan_difference(before: Plan, now: Plan) -> str:
         for key, value, changed in differing(variant, other):
             return f"{key} of {variant.id} was {_shown(value)}, and is {_shown(changed)} now"
     parts = (key.replace("_", " ") for key, *_ in differing(before, now))
-    return f"its plan differs in {', '.join(parts)}"
+    return f"the {', '.join(parts)} of its plan differ"
 
 
 def _shown(value: Any) -> str:

@@ -122,8 +122,8 @@ def unsteady_text(num_steps: int) -> str:
 
 def sampled_text(num_kept: int, num_steps: int, of_program: bool) -> str:
     """What to say of a launch that was so long that figures are those of a sample."""
-    after = f"the first {MAX_KEPT_STEPS:,}, then one step of each block, with the mean of the block"
-    rounds = f"random rounds of {WINDOW_STEPS} steps; a later round is stored as one step with its mean"
+    after = f"all of the first {MAX_KEPT_STEPS:,} steps; later blocks are stored as one step with their mean"
+    rounds = f"random rounds of {WINDOW_STEPS} steps; later rounds are stored as one step with their mean"
     which = rounds if of_program else after
     return f"figures are based on {num_kept:,} of {num_steps:,} steps: {which}"
 
@@ -137,8 +137,8 @@ def only_warmup_text(num_steps: int, warmup: int) -> str:
 def short_text(num_steps: int, shown: int, has_settled: bool) -> str:
     """What to say of a program that ended before or soon after its steps were steady: some are shown."""
     how = "" if has_settled else " and their times did not settle"
-    last = f"the times are from {shown} in the second half"
-    return f"only {num_steps} steps were recorded{how}; {last}; run more steps"
+    half = f"times are from {shown} steps of the second half"
+    return f"only {num_steps} steps were recorded{how}; {half}; run more steps"
 
 
 def trend_text(first_ms: float, last_ms: float) -> str:

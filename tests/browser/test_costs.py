@@ -35,7 +35,7 @@ def drawn(tab: Tab) -> Tab:
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
 def test_a_balanced_split_shows_what_its_devices_cost(open_tab: OpenTab, width: int, dark: bool) -> None:
     tab = drawn(open_tab("balanced", width=width, height=1400, dark=dark))
-    expect(tab.find(".costs h2")).to_have_text("What the devices cost, and the split that is best for them")
+    expect(tab.find(".costs h2")).to_have_text("Cost per device, and the best split by these costs")
     panel = tab.find("[data-balanced=ddp-2-52-12]")
     expect(panel.locator("h3")).to_have_text("ddp balanced 52/12")
     table = panel.get_by_role("table", name="what each device costs")
@@ -46,8 +46,8 @@ def test_a_balanced_split_shows_what_its_devices_cost(open_tab: OpenTab, width: 
         ["cpu:0", "4.86 (2.95 to 5.41)", "1.00 (0.99 to 1.06)", "straight", "52"],
         ["cpu:1", "26.75 (26.59 to 26.94)", "2.53 (2.49 to 2.57)", "straight", "12"],
     ]
-    expect(panel).to_contain_text("Predicted 57.7 ms: T* = 57.1, the lowest predicted time of any split")
-    expect(panel).to_contain_text("measured 58.6: T*/T = 0.97.")
+    expect(panel).to_contain_text("Predicted step: 57.7 ms (T* = 57.1 ms, the minimum over all splits")
+    expect(panel).to_contain_text("Measured: 58.6 ms; T*/T = 0.97.")
     expect(panel).to_contain_text("even (32/32) would take 108 ms; in proportion to speed (46/18), 72.8 ms.")
     expect(panel).to_contain_text("These are the samples of ddp 32/32 too: both were measured.")
     chart = panel.get_by_role("img", name="Samples chosen: cpu:0 52, cpu:1 12. T* is 57.1 ms.")

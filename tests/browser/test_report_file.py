@@ -67,7 +67,7 @@ def test_it_has_cost_curves_throughput_over_the_batch_and_a_search(browser: Brow
     with watched_page(browser, None) as watched:
         watched.page.goto(balanced.as_uri())
         expect(watched.page.locator(".cost circle.chosen")).to_have_count(4)
-        expect(watched.page.locator(".costs")).to_contain_text("measured 58.6: T*/T = 0.97.")
+        expect(watched.page.locator(".costs")).to_contain_text("Measured: 58.6 ms; T*/T = 0.97.")
         watched.page.goto(batches.as_uri())
         expect(watched.page.locator(".batches text.knee")).to_have_text("knee: 512")
         watched.page.goto(f"{search.as_uri()}#tab=search")

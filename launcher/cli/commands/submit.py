@@ -88,8 +88,8 @@ def submit(
 
     Example: gpurun submit job.yaml --to slurm --nodes 2 --dry-run
 
-    Exit codes: 0 submitted, 2 the job file or the command line is wrong, 3 the scheduler's command is missing
-    or rejects the job; with --to mpi, which runs it here, that of mpirun, or 130 interrupted.
+    Exit codes: 0 submitted, 2 the job file or the command line is wrong, 3 the scheduler's command is
+    missing or rejects the job; with --to mpi, which runs it here, that of mpirun, or 130 interrupted.
     """
     from gpurun.launcher.jobfile.load import load_job
 

@@ -83,7 +83,7 @@ def _max_of_shards(draft: Draft) -> Iterator[Problem]:
         reason = strategy_named(name).max_batch_refusal
         if reason and "max" in (draft.values("global_batch") or ()):
             message = f"`global_batch: max` doesn't work with `{name}`: {reason}"
-            yield draft.spec.problem(path, message, "state a number, or leave out this strategy")
+            yield draft.spec.problem(path, message, "give a number, or leave out this strategy")
 
 
 def _wrong_sums(draft: Draft) -> Iterator[Problem]:

@@ -138,8 +138,7 @@ _HEAD = """\
 Made from the workloads' own source by `make docs`. `gpurun workloads` prints the same, with `--json` for
 programs. In a job: `workload: NAME`, and its parameters under `params`.
 
-- *Training* workloads run optimizer steps. A workload with a default batch size needs no `global_batch` in
-  the job.
+- *Training* workloads run optimizer steps. One with a default batch size needs no `global_batch` in the job.
 - *Micro-benchmarks* measure one property of the machine as a curve over size. They have no batch, no split
   and no gradient; a job runs one of them. What the machine lacks is reported, not guessed.
 

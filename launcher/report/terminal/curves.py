@@ -107,7 +107,7 @@ def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[st
     ]
     faster = [one for one in variants if one.id in found.beaten_by]
     header = ("device", "per step, ms", "per sample, ms", "curve", "samples")
-    lines = [f"{variant_label(variant)}: cost per device, and the best split"]
+    lines = [f"{variant_label(variant)}: cost per device, and the best split by these costs"]
     lines += [f"  {line}" for line in grid(header, rows, right=(4,))]
     lines += [f"  {_prediction(found, bool(faster))}"]
     also = [] if faster else _also_best(found, variant)
@@ -135,16 +135,14 @@ def _device_row(device: DeviceCost, samples: int) -> tuple[str, ...]:
 
 
 def _prediction(found: Balanced, was_beaten: bool) -> str:
-    """`Predicted step: 57.1 ms (T* = 55.8 ms, …, + 1.3 ms overhead). Measured: 57.5 ms, so T*/T = 0.97.`"""
+    """`Predicted step: 57.1 ms (T* = 55.8 ms + 1.30 ms overhead). Measured: 57.5 ms; T*/T = 0.97.`"""
     text = (
         f"Predicted step: {format_ms(found.predicted_ms)} ms (T* = {format_ms(found.optimum_ms)} ms"
-        f"{_claim(found, was_beaten)} + {format_ms(found.overhead_ms)} ms overhead)"
+        f"{_claim(found, was_beaten)} + {format_ms(found.overhead_ms)} ms overhead)."
     )
     if found.measured_ms is None or found.optimum_over_measured is None:
-        return f"{text}. Not measured."
-    return (
-        f"{text}. Measured: {format_ms(found.measured_ms)} ms, so T*/T = {found.optimum_over_measured:.2f}."
-    )
+        return f"{text} Not measured."
+    return f"{text} Measured: {format_ms(found.measured_ms)} ms; T*/T = {found.optimum_over_measured:.2f}."
 
 
 def _claim(found: Balanced, was_beaten: bool) -> str:
@@ -152,19 +150,20 @@ def _claim(found: Balanced, was_beaten: bool) -> str:
     if was_beaten:
         return ""
     if all(device.straight for device in found.devices):
-        return ", the lowest predicted time of any split,"
-    return ", the lowest by interpolation,"
+        return ", the minimum over all splits,"
+    return ", the minimum by interpolation,"
 
 
 def _also_best(found: Balanced, variant: VariantResult) -> list[str]:
     """Splits that these costs don't separate from the best one."""
     ranges = could_be_best(found.devices, variant.split)
     parts = [
-        f"{device.device} {low} to {high} samples"
+        f"{low} to {high} samples to {device.device}"
         for device, (low, high) in zip(found.devices, ranges, strict=False)
         if low < high
     ]
-    return [f"Within the error of these costs, the best split may give {', '.join(parts)}."] if parts else []
+    given = ", ".join(parts)
+    return [f"Within the error of these costs, the best split may also give {given}."] if given else []
 
 
 def _others(found: Balanced, batch: int) -> list[str]:

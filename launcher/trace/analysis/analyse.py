@@ -204,8 +204,8 @@ def _clock_notes(clocks: Clocks) -> list[str]:
     unlinked = [rank for part in clocks.unlinked for rank in part]
     if unlinked:
         found.append(
-            f"nothing links the clocks of {_ranks_text(unlinked)} with that of the lowest rank: "
-            "their times are as recorded"
+            f"no collective or message links {_ranks_text(unlinked)} to the lowest rank: their clocks "
+            "can't be aligned, and their times are as recorded"
         )
     one_way = [rank for rank, slack_ns in clocks.slack.items() if slack_ns is None]
     if one_way:

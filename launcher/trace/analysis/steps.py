@@ -215,9 +215,9 @@ def launch_notes(trace: Trace, steps: list[HostStep], work: Launched) -> list[st
     if not work.is_known.any():
         return ["no launch of GPU work is recorded; work belongs to the step during which it began"]
     lost = int((~work.is_known & ~before_capture(trace, work)).sum())
-    return (
-        [f"{plural(lost, 'GPU event')} without a recorded launch can't be assigned to a step"] if lost else []
-    )
+    have = "has" if lost == 1 else "have"
+    text = f"{plural(lost, 'GPU event')} {have} no recorded launch and can't be assigned to a step"
+    return [text] if lost else []
 
 
 def last_step_notes(steps: list[HostStep], work: Launched) -> list[str]:

@@ -295,7 +295,7 @@ def test_launches_that_decide_a_difference(
     decided_by = percent if percent >= 1 else 100 * (1.01 / ratio - 1)
     assert open_.launches_unloaded == launches_needed(decided_by, scatter)
     assert open_.launches == (None if queue_ms else open_.launches_unloaded)
-    wording([note for note in comparison.notes if "open" in note])
+    wording([note for note in comparison.notes if "separated" in note])
 
 
 def test_figures_of_ranks_are_of_the_same_steps(files: Files) -> None:

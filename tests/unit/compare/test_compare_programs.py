@@ -84,7 +84,7 @@ def test_the_last_half_is_the_same_on_a_rank_that_got_steady_earlier(files: File
     files.close(PROGRAM)
     comparison = compare_run(files.run)
     assert "(6 steps)" in comparison.notes[0]
-    assert "from 6 in" in comparison.variants[0].warnings[0]
+    assert "from 6 steps of" in comparison.variants[0].warnings[0]
 
 
 @pytest.mark.parametrize(("ms_per_step", "warns"), [(3, True), (-2, True), (0.1, False), (0, False)])

@@ -129,7 +129,7 @@ def test_nothing_is_launched_once_the_outcome_is_known(tmp_path: Path) -> None:
 
 def test_the_report_says_how_long_it_would_take(tmp_path: Path, wording: Wording) -> None:
     near = gate_of(measured(tmp_path / "near", (EVEN, 1.038), scatter=4.0))
-    assert near.details[-1].startswith("Deciding it takes about")
+    assert near.details[-1].startswith("Deciding this takes about")
     assert "about 1 minute:" not in near.details[-1]  # that has been spent
     equal = gate_of(measured(tmp_path / "equal", (EVEN, 1.03), scatter=8.0))
     wording(equal.details[-1])

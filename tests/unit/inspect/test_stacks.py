@@ -136,6 +136,7 @@ def test_where_the_stacks_single_out_no_rank_none_is_blamed(wording: Wording) ->
     assert "no rank waits" in known(hang(IN_FORWARD, IN_FORWARD)).headline
     assert hang("", "") == find_hang({})
     wording(known(hang(IN_BARRIER, "")).headline)
+    wording(known(hang("", IN_BARRIER, "")).headline)
 
 
 CRASH = dedent(f"""\

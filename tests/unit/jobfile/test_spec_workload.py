@@ -284,8 +284,8 @@ def test_a_literal_that_is_not_typings_is_left_to_the_worker(tmp_path: Path) -> 
         ("params: {images: ''}", ""),
         (
             "params: {images: nope}",
-            "2:18: the image directory nope does not exist; "
-            "relative paths are resolved from the job file's directory",
+            "2:18: the image directory nope does not exist; relative paths are resolved from the job file's "
+            "directory",
         ),
         ("params: {images: /nope}", "2:18: the image directory /nope does not exist"),
         ("params: {images: ~/nope}", "2:18: the image directory HOME/nope does not exist"),

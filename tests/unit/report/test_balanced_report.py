@@ -95,7 +95,7 @@ def test_a_faster_split_takes_the_claim_back_though_all_drift_together(files: An
     assert known(known(balanced.step_ms).ci)[0] < known(known(other.step_ms).ci)[1]  # these overlap
     assert known(balanced.balanced).beaten_by == (other.id,)
     text = "\n".join(balanced_lines(comparison.variants))
-    assert "the lowest predicted time of any split" not in text
+    assert "the minimum over all splits" not in text
     wording(text)
 
 

@@ -56,7 +56,7 @@ export function effectsTable(effects, unit) {
     el(
       'p',
       { class: 'sub' },
-      'Means over all pairs of combinations that differ only in this setting. The means and their intervals come from a model of short trials; they are not verdicts.',
+      'Means over all pairs of combinations whose other common settings are equal. Means and intervals are predicted by a model fitted to short trials; they are not verdicts.',
     ),
   );
 }

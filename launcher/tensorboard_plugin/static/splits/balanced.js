@@ -4,7 +4,7 @@ import { costChart } from './cost_chart.js';
 import { el, hiddenTable } from '../shared/dom.js';
 import { number, three } from '../shared/format.js';
 
-export const TITLE = 'What the devices cost, and the split that is best for them';
+export const TITLE = 'Cost per device, and the best split by these costs';
 /** More of them are folded away. */
 const MOST_OPEN = 8;
 /** A table of more devices scrolls. */
