@@ -124,8 +124,8 @@ class Settings:
     )
     """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
     each device tries batches in a separate process, which may run out of memory, and keeps a margin. Only a
-    few built-ins have a default batch size; `gpurun workloads` lists them. For a
-    program it is optional: with it, the report shows samples per second."""
+    few built-ins have a default batch size; `gpurun workloads` lists them. For a program it is optional:
+    with it, the report shows samples per second."""
     precision: Annotated[str, one_of(PRECISIONS, _DTYPES)] = setting(
         "fp32",
         compare="Precisions to compare.",
@@ -294,8 +294,8 @@ class Settings:
     )
     """Settings that NCCL shouldn't choose by itself: `{algorithm: ring, protocol: ll128, channels: 4}`. They
     become `NCCL_ALGO`, `NCCL_PROTO`, and `NCCL_MIN_NCHANNELS` with `NCCL_MAX_NCHANNELS`. An algorithm applies
-    to the collectives that support it, `tree` to all-reduces only. If it doesn't work on these GPUs, the run
-    fails, but NCCL before 2.24 uses `ring`. `ll128` can corrupt data on links for which NCCL wouldn't choose it."""
+    to the collectives that support it, `tree` to all-reduces. If it doesn't work on these GPUs, the run
+    fails, but NCCL before 2.24 uses `ring`. `ll128` can corrupt data on links where NCCL doesn't choose it."""
     reshard: bool = setting(
         True,
         compare="`[false, true]` compares parameters that stay after the forward with those that are freed.",
