@@ -60,7 +60,7 @@ bench: setup ## Run the benchmarks and print their tables (some minutes)
 fuzz: setup ## Try what strangers may send: thousands of damaged jobs, traces, runs, messages and requests
 	$(BIN)/python -m benchmarks fuzz
 
-docs: setup ## Write anew what the pages take from the program: references, commands, reports of recorded runs
+docs: setup ## Regenerate what the pages take from the program: references, commands, reports of recorded runs
 	$(BIN)/python docs/make_pages.py
 
 pictures: setup ## Make docs/images/ from the recorded runs in docs/runs/ (needs Chromium)
