@@ -1,4 +1,4 @@
-"""Trains with the split that `gpurun` found, in a DDP loop of one's own, on devices of unequal speed.
+"""Trains with the split that `gpurun` found, in your own DDP loop, on devices of unequal speed.
 
     torchrun --nproc-per-node 2 examples/uneven_training.py 46,18
 

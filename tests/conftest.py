@@ -41,7 +41,7 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--devices", help="what `-m gpu` runs on instead of GPUs: cpu:2 is a rehearsal")
-    parser.addoption("--update", action="store_true", help="write the snapshots of whole pages anew")
+    parser.addoption("--update", action="store_true", help="rewrite the snapshots of whole pages")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if request.config.getoption("--update"):
             path.write_text(text, encoding="utf-8")
         assert path.exists(), f"no snapshot {name}: pytest --update writes it"
-        assert text == path.read_text(encoding="utf-8"), f"{name}: pytest --update writes it anew"
+        assert text == path.read_text(encoding="utf-8"), f"{name}: pytest --update rewrites it"
 
     return check
 
@@ -74,7 +74,7 @@ def wording(request: pytest.FixtureRequest, _wording_file: WordingFile) -> Itera
     failures = request.session.testsfailed
     yield said
     if request.session.testsfailed == failures and not _wording_file.update:
-        assert said.is_complete, "fewer texts than in the snapshot; pytest --update writes it anew"
+        assert said.is_complete, "fewer texts than in the snapshot; pytest --update rewrites it"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -108,7 +108,7 @@ class Wording:
 
     def _difference(self, expected: str, text: str) -> str:
         lines = ndiff(expected.split("\n"), text.split("\n"))
-        return "\n".join((f"pytest --update writes {self.file.path.name} anew", *lines))
+        return "\n".join((f"pytest --update rewrites {self.file.path.name}", *lines))
 
     @property
     def is_complete(self) -> bool:

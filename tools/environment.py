@@ -138,7 +138,7 @@ class Environment:
             SystemExit: pip failed; it has said why.
         """
         if self.pip("install", "--quiet", *arguments).returncode:
-            again = "the next `make` begins anew"
+            again = "the next `make` starts again"
             raise SystemExit(f"gpurun: {self.directory.name} is not complete, pip says why above; {again}")
 
 

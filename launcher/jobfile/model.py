@@ -116,8 +116,9 @@ class Steps(Section):
 
     shorthand = ("rounds",)
     warmup: Annotated[int, whole(0, 100_000)] = 0
-    """The minimum number of steps before timing begins. A variant always runs enough to show that it is
-    steady: 10 steps or more, and 6 or more after the first variant of a launch, which warmed the model up."""
+    """Minimum number of steps before timing begins. Every variant also warms up until its step time is
+    steady: 10 steps or more, and after the first variant of a launch, which has warmed up the model, 6 or
+    more."""
     rounds: Annotated[int, whole(1, 100_000)] = setting(28, instead=_ALL_STEPS)
     """Rounds of a run of fixed size, over all launches of a group of processes. In a round every variant runs
     once, for at least 200 ms (1 s on GPUs), in a random order."""

@@ -143,7 +143,7 @@ class Settings:
         for_training=True,
         absent=False,
     )
-    """Whether `torch.compile` compiles the model, for each split anew; not with `dp`, which copies it."""
+    """Whether `torch.compile` compiles the model, again for each split; not with `dp`, which copies it."""
     checkpointing: Annotated[int | Literal["none", "full"], values.CHECKPOINTING] = setting(
         "none",
         compare="Which layers compute their activations again, to compare.",
@@ -292,10 +292,11 @@ class Settings:
         absent={},
         needs_processes=True,
     )
-    """Settings that NCCL shouldn't choose by itself: `{algorithm: ring, protocol: ll128, channels: 4}`. They
-    become `NCCL_ALGO`, `NCCL_PROTO`, and `NCCL_MIN_NCHANNELS` with `NCCL_MAX_NCHANNELS`. An algorithm applies
-    to the collectives that support it, `tree` to all-reduces. If it doesn't work on these GPUs, the run
-    fails, but NCCL before 2.24 uses `ring`. `ll128` can corrupt data on links where NCCL doesn't choose it."""
+    """Settings that override NCCL's choice: `{algorithm: ring, protocol: ll128, channels: 4}`. They become
+    `NCCL_ALGO`, `NCCL_PROTO`, and `NCCL_MIN_NCHANNELS` with `NCCL_MAX_NCHANNELS`. An algorithm applies to the
+    collectives that support it: `tree` to all-reduces. If it doesn't work on these GPUs, the run fails, but
+    NCCL before 2.24 falls back to `ring`. `ll128` can corrupt data on links for which NCCL wouldn't choose
+    it."""
     reshard: bool = setting(
         True,
         compare="`[false, true]` compares parameters that stay after the forward with those that are freed.",
@@ -305,8 +306,8 @@ class Settings:
         absent=False,
         option=True,
     )
-    """Whether `fsdp` and `hsdp` free a block's parameters between its forward and its backward, for which
-    they are gathered again, as `reshard_after_forward` of `fully_shard`: that costs time and saves memory."""
+    """Whether `fsdp` and `hsdp` free a block's parameters after its forward pass, and gather them again for
+    its backward pass, like `reshard_after_forward` of `fully_shard`: that costs time and saves memory."""
     shard_size: Annotated[int, whole(2, values.MAX_DEVICES)] = setting(
         2,
         compare="Sizes of the groups of `hsdp` to compare.",

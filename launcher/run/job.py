@@ -160,7 +160,7 @@ def prepare(
     else:
         run = resume_run(resume, plan, say_on_stderr)
         if replaced := replace_other_software(run, plan, software_of(machine)):
-            say_on_stderr(f"measured anew, since the software has changed: {', '.join(replaced)}")
+            say_on_stderr(f"measured again, since the software has changed: {', '.join(replaced)}")
     if found is not None:
         write_json(run.max_batch, found)
     if job.keep_at is not None:
