@@ -1,8 +1,8 @@
 """Writes what the pages take from the program: `make docs`, or `python docs/make_pages.py`.
 
 Whole pages: the job file's reference, the workloads, the commands; and `comparison.json` of the recorded
-runs. In the others: the floors, and what `gpurun report` prints of a recorded run, in each code block below
-a comment `<!-- report of docs/runs/NAME, N columns: COMMAND -->`; N columns or `piped`.
+runs. In the others: the floors, limits of the self-test, and what `gpurun report` prints of a recorded run,
+in each code block below a comment `<!-- report of docs/runs/NAME, N columns: COMMAND -->`, or `piped`.
 """
 
 import re
@@ -23,6 +23,9 @@ from gpurun.launcher.jobfile.docs.catalogue import workload_reference
 from gpurun.launcher.jobfile.docs.schema import job_reference
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, as_json
+from gpurun.launcher.selftest.machine_checks import LEAST_OF_EARLIER
+from gpurun.launcher.selftest.result import MOST_EARLIER, RUNS
+from gpurun.launcher.units import format_percent
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
@@ -36,6 +39,7 @@ _REPORT = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _FLOORS = re.compile(r"(?<=<!-- floors -->\n\n).*?(?=\n\n)", re.DOTALL)
+_EARLIER = re.compile(r"(?<=<!-- speed as before -->\n\n).*?(?=\n\n)", re.DOTALL)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _COMMANDS_HEAD = """\
 # Commands
@@ -80,7 +84,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     for name in PAGES:
         text = (ROOT / name).read_text(encoding="utf-8")
         if name not in made:
-            yield ROOT / name, _FLOORS.sub(floors(), _REPORT.sub(_with_report, text))
+            text = _FLOORS.sub(floors(), _EARLIER.sub(earlier_limits(), text))
+            yield ROOT / name, _REPORT.sub(_with_report, text)
     for run in sorted((ROOT / "docs" / "runs").iterdir()):
         yield RunDir(run).comparison, as_json(compared(run))
 
@@ -94,6 +99,22 @@ def floors() -> str:
     """The packages in the order in which they may import each other, from the bottom."""
     rows = (", ".join(f"`{name}`" for name in packages.split()) for packages in FLOORS)
     return textwrap.fill(" · ".join(rows), 130, break_on_hyphens=False)
+
+
+def earlier_limits() -> str:
+    """From where on a device is called slower than before, by the constants of the self-test."""
+    of_gpu, of_cpu = (format_percent(100 * LEAST_OF_EARLIER[is_host]) for is_host in (False, True))
+    return textwrap.fill(
+        "`speed as before` compares a device's rate of float32 products with the fastest of the newest "
+        f"{MOST_EARLIER} results that are kept of it in `{RUNS}` (with `--out`, also next to that "
+        f"directory), however old they are. It fails below {of_gpu} of that for a GPU, whose clock changes "
+        f"by some percent with its temperature, and below {of_cpu} for a CPU device, whose cores other "
+        "programs slow down too. A GPU is known by its UUID; a CPU device by the host's name, a hash of "
+        "`/etc/machine-id`, the CPU's model, the cores that it may use and its place among the devices. "
+        "Results of other ones aren't compared.",
+        140,
+        break_on_hyphens=False,
+    )
 
 
 def report(run: Path, width: int | None) -> str:

@@ -74,7 +74,7 @@ def format_count(count: float) -> str:
 
 def format_rate(per_second: float) -> str:
     """A rate in three significant digits, from 100 on in whole numbers: `1.16`, `1 520`."""
-    digits = 2 - math.floor(math.log10(per_second)) if per_second > 0 else 0
+    digits = 2 - math.floor(math.log10(per_second)) if 0 < per_second < math.inf else 0
     return format_number(per_second, min(9, max(0, digits)))
 
 
@@ -91,15 +91,18 @@ def listed(words: Sequence[str]) -> str:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """`rank 2`, `ranks 0, 1, 3`, `ranks 0–30, 32`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {numbers_text(ranks)}"
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """`0, 1, 3`, `0–30, 32`."""
     runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], rank)
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
         else:
-            runs.append((rank, rank))
-    return "ranks " + ", ".join(_run_text(first, last) for first, last in runs)
+            runs.append((number, number))
+    return ", ".join(_run_text(first, last) for first, last in runs)
 
 
 def _run_text(first: int, last: int) -> str:

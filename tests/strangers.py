@@ -1,11 +1,13 @@
 """What somebody who doesn't know the secret may send to the port of node 0."""
 
+import os
 import random
+import resource
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpurun.launcher.nodes.messages import End, Launch, encode
@@ -85,3 +87,28 @@ def _forged() -> ssl.SSLContext:
 
 
 _FORGED = _forged()
+
+
+@contextmanager
+def few_files(count: int) -> Iterator[None]:
+    """This process may open `count` more files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + count, before[1])
+    )
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+SILENT = """
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+held = []
+for number in range(2000):
+    held.append(socket.create_connection(("127.0.0.1", int(sys.argv[1]))))
+    held[-1].sendall(b"" if number % 2 else b"PRI")
+print(flush=True)
+input()
+"""

@@ -98,7 +98,7 @@ def simulate(num_nodes: int) -> tuple[str, ...]:
         run = RunDir(Path(name))
         began_s = time.monotonic()
         link = NodeLink(options(0, num_nodes, port))
-        here = meet(link, hello(0, num_nodes), (num_nodes, num_nodes), JOIN_S)
+        here = meet(link, hello(0, num_nodes), (num_nodes, num_nodes), JOIN_S, print)
         joined_s = time.monotonic()
         for rank in range(1, num_nodes):
             link.send(rank, Run(name, name, "none", ()))
@@ -179,7 +179,7 @@ def one_node(rank: int, num_nodes: int, base: LinkOptions, loop: LinkLoop) -> No
     link = NodeLink(LinkOptions(**{**vars(base), "rank": rank, "own_host": f"h{rank}"}), loop)
     ranks = SimulatedRanks(RUN_S if rank == num_nodes // 2 else None)
     with tempfile.TemporaryDirectory() as name:
-        meet(link, hello(rank, num_nodes), (num_nodes, num_nodes), JOIN_S)
+        meet(link, hello(rank, num_nodes), (num_nodes, num_nodes), JOIN_S, print)
         run = link.take(Run, JOIN_S)
         assert run is not None
         try:

@@ -1,6 +1,7 @@
 """The same jobs of two nodes by every engine that runs here: how many end as they should.
 
-By hand and with `mpirun` over two network namespaces, with Slurm on a cluster of its own. Needs root.
+By hand and with `mpirun` over two network namespaces, with Slurm and Ray on clusters of their own. Needs
+root, and for Ray `make engines`. SkyPilot needs machines of a cloud or a Kubernetes, so it can't run here.
 """
 
 import datetime
@@ -22,9 +23,10 @@ from pathlib import Path
 from benchmarks.timing import machine_facts, record, table
 from gpurun.launcher.machine.git import commit_of
 from gpurun.launcher.rundir.files import append_lines, read_lines
-from tests.integration.command import write
+from tests.integration.command import ENGINES, write
 from tests.integration.nodes.hosts import NAMES, Hosts, await_file
 from tests.integration.nodes.test_mpi import AS_ROOT, OPTIONS, agent, executable
+from tests.integration.nodes.test_ray_and_skypilot import ray_of_two_nodes
 from tests.slurm.cluster import NODES, SlurmCluster
 
 KEPT = Path(__file__).with_name("engines.jsonl")
@@ -193,11 +195,26 @@ def slurm(cluster: SlurmCluster) -> Engine:
     return Engine(NODES[1], submit, bare, cluster.env)
 
 
+def ray(cluster: Environ) -> Engine:
+    """A Ray of two nodes on this machine; `ray job stop` sends SIGTERM to the driver, too."""
+
+    def submit(directory: Path, env: Environ) -> Started:
+        command = [*GPURUN, "submit", "job.yaml", "--to", "ray", "--dry-run"]
+        text = subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True).stdout
+        known = "".join(f"'{name}={value}', " for name, value in env.items())  # actors don't inherit it
+        write(directory, "driver.py", text.replace("COMMAND = [", f"COMMAND = ['env', {known}", 1))
+        process = spawned([str(ENGINES), "driver.py"], directory, {**cluster, **env})
+        return Started([process], process.terminate)
+
+    return Engine("node 1 (", submit)
+
+
 @contextmanager
 def engines() -> Iterator[dict[str, Engine]]:
     """Those that run here, by name."""
     with (
         tempfile.TemporaryDirectory() as name,
+        ray_of_two_nodes() as (_, ray_env),
         Hosts(Path(name)) as hosts,
         SlurmCluster(Path(name) / "slurm") as cluster,
     ):
@@ -207,6 +224,7 @@ def engines() -> Iterator[dict[str, Engine]]:
             "Open MPI": mpi("openmpi", hosts, launch_agent),
             "MPICH": mpi("mpich", hosts, launch_agent),
             "Slurm": slurm(cluster),
+            "Ray": ray(ray_env),
         }
 
 
@@ -345,9 +363,11 @@ def text_of(tried: Sequence[Tried]) -> str:
     commits = ", ".join(dict.fromkeys(one.commit for one in tried))
     text = (
         "The same jobs of two nodes by each engine. Same comparison: both splits are measured, 6/2 is "
-        "slower, gradients agree. Failed rank: the report names rank 1 and its error. Cancelled: by Ctrl-C "
-        "or `scancel`. Node killed: SIGKILL to gpurun on the second node, which is named. In all of them no "
-        f"process is left. `python -m benchmarks engines --times N` adds to these; so far at {commits}.\n\n"
+        "slower, gradients agree. Failed rank: the report names rank 1 and its error. Cancelled: by Ctrl-C, "
+        "`scancel`, or SIGTERM to Ray's driver, as `ray job stop` sends it. Node killed: "
+        "SIGKILL to gpurun on the second node, which is named. In all of them no "
+        f"process is left. `python -m benchmarks engines --times N` adds to these; so far at "
+        f"{commits}. SkyPilot can't run here: it needs machines of a cloud, or a Kubernetes.\n\n"
     )
     return "\n".join([text + table(["engine", *CASES], rows), "", *wrong])
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks fuzz [TARGET …] [--count N]`: what strangers send brings no traceback."""
+"""`python -m benchmarks fuzz [TARGET …] [--minutes M]`: what strangers send brings no traceback."""
 
 import argparse
 from collections.abc import Sequence
@@ -20,6 +20,9 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument(
         "--first", type=int, default=0, help="number of the first input: to go on where another call ended"
     )
+    parser.add_argument(
+        "--minutes", type=float, default=0, help="go on with further inputs until so much time has passed"
+    )
     options = parser.parse_args(argv)
     if options.first and (not options.targets or "messages" in options.targets):
         parser.error("--first is for named targets other than messages")
@@ -27,14 +30,15 @@ def main(argv: Sequence[str] = ()) -> None:
         parser.error(f"nothing to fuzz called {', '.join(unknown)}; there is {', '.join(TARGETS)}")
     for name in options.targets or TARGETS:
         facts = machine_facts()
-        record(f"Fuzz: {name}", fuzz(name, options.count, options.first), facts)
+        record(f"Fuzz: {name}", fuzz(name, options.count, options.first, 60 * options.minutes), facts)
 
 
-def fuzz(name: str, count: int | None = None, first: int = 0) -> str:
-    """What came of one target, in a sentence."""
+def fuzz(name: str, count: int | None = None, first: int = 0, least_s: float = 0) -> str:
+    """What came of one target, in a sentence; see `run_all`."""
     target = import_module(f"benchmarks.fuzz.{name}")
     if name == "messages":  # a server and its connections, not a function of its input
-        result: str = target.fuzz_messages(*(() if count is None else (count, count // 10)))
+        sizes = () if count is None else (count, count // 10)
+        result: str = target.fuzz_messages(*sizes, least_s=least_s)
         return result
     prepare = getattr(target, "prepare", None)
-    return run_all(name, target.case, target.COUNT if count is None else count, prepare, first)
+    return run_all(name, target.case, target.COUNT if count is None else count, prepare, first, least_s)

@@ -109,7 +109,12 @@ def _is_child(pid: int) -> bool:
 
 
 def run_all(
-    name: str, case: Case, count: int, prepare: Callable[[], object] | None = None, first: int = 0
+    name: str,
+    case: Case,
+    count: int,
+    prepare: Callable[[], object] | None = None,
+    first: int = 0,
+    least_s: float = 0,
 ) -> str:
     """Tries `count` inputs on all cores; what came of it, in a sentence.
 
@@ -119,33 +124,41 @@ def run_all(
         count: how many.
         prepare: called once in every process, without a watch.
         first: number of the first input: a call can go on where another ended.
+        least_s: in less time than this, the next `count` inputs are tried as well, and so on.
 
     Raises:
         SystemExit: inputs failed; the message has some of them.
     """
+    started_s, outcomes, end = time.monotonic(), list[Outcome](), first
+    while end == first or time.monotonic() - started_s < least_s:
+        outcomes += _try_range(name, case, range(end, end + count), prepare)
+        end += count
+    took_s = time.monotonic() - started_s
+    failures = [failure for outcome in outcomes for failure in outcome.failures]
+    if failures:
+        raise SystemExit(f"{name}: {len(failures)} of {end - first} inputs failed\n{_listed(failures)}")
+    where = f" from number {first} on" if first else ""
+    return (
+        f"{end - first} inputs{where} in {took_s:.0f} s: no traceback, nothing changed outside; at most "
+        f"{max(outcome.slowest_s for outcome in outcomes):.1f} s of a core each (limit {LIMIT_S}), "
+        f"{max(outcome.peak_bytes for outcome in outcomes) >> 20} MB of memory (limit {LIMIT_BYTES >> 20})."
+    )
+
+
+def _try_range(name: str, case: Case, numbers: range, prepare: Callable[[], object] | None) -> list[Outcome]:
+    """What the inputs of these numbers came to, in blocks."""
     cores = os.cpu_count() or 1
-    size = max(count // (_BLOCKS_PER_CORE * cores), 1)
-    end = first + count
-    blocks = [range(start, min(start + size, end)) for start in range(first, end, size)]
-    started_s = time.monotonic()
+    size = max(len(numbers) // (_BLOCKS_PER_CORE * cores), 1)
+    blocks = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    outcomes = list[Outcome]()
     with (
         tempfile.TemporaryDirectory(prefix="gpurun-fuzz-") as base,
         ProcessPoolExecutor(cores, initializer=partial(_prepare, base, prepare)) as workers,
     ):
-        outcomes = []
         for outcome in workers.map(partial(try_block, case), blocks):
             outcomes.append(outcome)
             _show_progress(name, outcomes, len(blocks))
-    took_s = time.monotonic() - started_s
-    failures = [failure for outcome in outcomes for failure in outcome.failures]
-    if failures:
-        raise SystemExit(f"{name}: {len(failures)} of {count} inputs failed\n{_listed(failures)}")
-    where = f" from number {first} on" if first else ""
-    return (
-        f"{count} inputs{where} in {took_s:.0f} s: no traceback, nothing changed outside; at most "
-        f"{max(outcome.slowest_s for outcome in outcomes):.1f} s of a core each (limit {LIMIT_S}), "
-        f"{max(outcome.peak_bytes for outcome in outcomes) >> 20} MB of memory (limit {LIMIT_BYTES >> 20})."
-    )
+    return outcomes
 
 
 def _show_progress(name: str, outcomes: Sequence[Outcome], num_blocks: int) -> None:

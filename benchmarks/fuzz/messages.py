@@ -16,8 +16,11 @@ from tests.strangers import CRAFTED, approach, noise
 WAIT_S = 30.0
 
 
-def fuzz_messages(num_random: int = 10_000, num_crafted: int = 1_000) -> str:
-    """Random and crafted connections to the port of node 0, while a node is connected to it."""
+def fuzz_messages(num_random: int = 10_000, num_crafted: int = 1_000, *, least_s: float = 0) -> str:
+    """Random and crafted connections to the port of node 0, while a node is connected to it.
+
+    In less time than `least_s` seconds they are followed by as many others, and so on.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
     chance, loop = random.Random(1), LinkLoop()
@@ -28,20 +31,23 @@ def fuzz_messages(num_random: int = 10_000, num_crafted: int = 1_000) -> str:
     )
     try:
         assert second.await_connected(WAIT_S)
-        before, began_s, slowest_s = _resources(), time.monotonic(), 0.0
-        crafted = (CRAFTED[number % len(CRAFTED)] for number in range(num_crafted))
-        for number, how in enumerate(chain(repeat(noise, num_random), crafted)):
-            approach(port, how, chance)
-            if number % 100 == 0:
-                slowest_s = max(slowest_s, _round_trip_s(first, second, str(number)))
+        before, began_s, slowest_s, num_rounds = _resources(), time.monotonic(), 0.0, 0
+        while not num_rounds or time.monotonic() - began_s < least_s:
+            crafted = (CRAFTED[number % len(CRAFTED)] for number in range(num_crafted))
+            for number, how in enumerate(chain(repeat(noise, num_random), crafted)):
+                approach(port, how, chance)
+                if number % 100 == 0:
+                    slowest_s = max(slowest_s, _round_trip_s(first, second, str(number)))
+            num_rounds += 1
         took_s, after = time.monotonic() - began_s, _resources()
     finally:
         second.close()
         first.close()
         loop.close()
     return (
-        f"{num_random} random and {num_crafted} crafted connections in {took_s:.0f} s, no message from any; "
-        f"messages between the nodes took at most {1000 * slowest_s:.0f} ms. Before and after: "
+        f"{num_rounds * num_random} random and {num_rounds * num_crafted} crafted connections in "
+        f"{took_s:.0f} s, no message from any; messages between the nodes took at most "
+        f"{1000 * slowest_s:.0f} ms. Before and after: "
         f"{before[0]} and {after[0]} MB of memory, {before[1]} and {after[1]} open files."
     )
 

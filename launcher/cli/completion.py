@@ -15,11 +15,35 @@ MOST = 200
 """Suggestions, so that a directory of thousands of runs is completed at once."""
 
 
+NO_SPACE = (
+    ("COMPREPLY+=($value)", "COMPREPLY+=($value)\n            [[ $value == *= ]] && compopt -o nospace"),
+    ('completions+=("$key")', '[[ "$key" == *= ]] && values+=("$key") || completions+=("$key")'),
+    ("local -a response", "local -a response values"),
+    (
+        "compadd -U -V unsorted -a completions",
+        "compadd -U -V unsorted -a completions\n    fi\n\n"
+        '    if [ -n "$values" ]; then\n        compadd -U -S "" -V unsorted -a values',
+    ),
+)
+"""In click's lines → in ours: after a key, `steps.rounds=`, its value follows without a space.
+
+fish puts none after `=` anyway.
+"""
+
+
 def completer(command: click.Command, shell: str) -> ShellComplete:
     """What click has for that shell, one of `SHELLS`."""
     found = get_completion_class(shell)
     assert found is not None
     return found(command, {}, "gpurun", VARIABLE)
+
+
+def lines_for(command: click.Command, shell: str) -> str:
+    """What `gpurun completion` prints for a shell."""
+    lines = completer(command, shell).source()
+    for theirs, ours in NO_SPACE:
+        lines = lines.replace(theirs, ours)
+    return lines
 
 
 def suggestions(command: click.Command, request: str) -> str:

@@ -163,8 +163,18 @@ def usage_message(error: click.ClickException) -> str:
     return f"{text}\n    see `{ctx.command_path} --help`" if ctx is not None else text
 
 
+def shown(error: GpurunError) -> int:
+    """Prints what happened; the exit code for it."""
+    for mistake in error.problems if isinstance(error, SpecError) else (error,):
+        click.echo(f"gpurun: {mistake}", err=True)
+    return error.exit_code
+
+
 def main() -> None:
-    """Runs the command; users' mistakes become a message and an exit code, ours keep their traceback."""
+    """Runs the command.
+
+    Users' mistakes and exhausted limits become a message and an exit code; our own keep their traceback.
+    """
     if request := os.environ.get(VARIABLE):
         click.echo(suggestions(cli, request))
         return
@@ -177,9 +187,13 @@ def main() -> None:
         click.echo(f"gpurun: {usage_message(error)}", err=True)
         sys.exit(error.exit_code)
     except GpurunError as error:
-        for mistake in error.problems if isinstance(error, SpecError) else (error,):
-            click.echo(f"gpurun: {mistake}", err=True)
-        sys.exit(error.exit_code)
+        sys.exit(shown(error))
+    except (OSError, RuntimeError, MemoryError) as error:
+        from gpurun.launcher.machine.resource_limits import exhausted
+
+        if (limit := exhausted(error)) is None:
+            raise
+        sys.exit(shown(limit))
     except KeyboardInterrupt:
         sys.exit(Interrupted.exit_code)
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,7 +1,7 @@
 """Run directory in, `Comparison` out. Works at any time, also on a run that is not finished."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from gpurun.launcher.compare.causes import advice, largest_loss, loss_text
 from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
-from gpurun.launcher.compare.figures.searched import effects_note, search_result
+from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
 from gpurun.launcher.compare.figures.traced import of_devices, read_traced
 from gpurun.launcher.compare.figures.variant import (
@@ -30,6 +30,9 @@ from gpurun.launcher.compare.model import (
     CONCLUSIONS,
     Comparison,
     Difference,
+    Fitting,
+    Gate,
+    OpenPair,
     StepTime,
     TracedSteps,
     VariantResult,
@@ -44,7 +47,7 @@ from gpurun.launcher.compare.notes import (
     restart_notes,
     software_notes,
 )
-from gpurun.launcher.compare.ranking import open_pairs, standings, with_lead
+from gpurun.launcher.compare.ranking import Standings, open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.settings import Settings
@@ -62,46 +65,84 @@ MAX_MAPPING_BYTES = 1 << 22
 """Of a record of which any JSON is kept: in memory it may take 20 times as much."""
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """What the files of a run hold, before anything is compared."""
+
+    plan: Plan
+    job: Mapping[str, Any]
+    host: Mapping[str, Any]
+    measured: Mapping[str, Measured]
+    looks: Sequence[Look]
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The variants with their verdicts, and what is still to be measured."""
+
+    variants: tuple[VariantResult, ...]
+    ranking: Standings | None
+    gate: Gate | None
+    open: tuple[OpenPair, ...]
+    is_measured: bool
+
+    @property
+    def leader(self) -> VariantResult | None:
+        return self.ranking.leader if self.ranking else None
+
+
 def compare_run(run: RunDir) -> Comparison:
     """Everything that the run has found out so far.
 
     Raises:
         MachineError: the plan can't be read: this is no run directory, or one that was never started.
     """
+    recorded = _read(run)
+    differences = _differences(recorded)
+    judged = _judge(
+        recorded, differences, variant_results(run, differences, recorded.host, recorded.plan.nodes)
+    )
+    found = _compared(run, recorded, differences, judged)
+    return replace(found, notes=_notes(found, run, recorded, differences.within))
+
+
+def _read(run: RunDir) -> _Recorded:
     plan = read_json(run.plan, Plan)
-    job = read_mapping(run.spec)
     room = StepRoom()
     measured = {variant.id: read_measured(run, plan, variant, room) for variant in plan.variants}
-    looks = run.read_looks()
-    differences = _differences(plan, job, measured, looks)
-    host = read_mapping(run.host)
-    results = variant_results(run, differences, host, plan.nodes)
-    interference = interference_in(results)
+    return _Recorded(plan, read_mapping(run.spec), read_mapping(run.host), measured, run.read_looks())
+
+
+def _judge(recorded: _Recorded, differences: Differences, results: tuple[VariantResult, ...]) -> _Judged:
+    """Ranks the variants, or applies the gate, and finds what no launch has decided yet."""
+    plan, looks = recorded.plan, recorded.looks
     gate = gate_of_run(plan, differences, results, looks)
     if gate is not None:
         results = with_verdicts(results, rows_of_gate(gate, results))
     ranking = standings(results, differences) if is_one_task(plan) and gate is None else None
-    results = with_lead(results, ranking)
     undecided = open_pairs(ranking, differences) if ranking else ()
     left = still_open(gate) if gate else undecided
     is_void = gate is not None and gate.outcome == UNDECIDED and not left  # no launch decides it
-    has_nothing = not any(one.counts for one in measured.values())
+    has_nothing = not any(one.counts for one in recorded.measured.values())
     ended = has_ended(plan, looks, left) or is_void or has_nothing
-    complete = ended and all(is_complete(one, plan) for one in measured.values())
-    conclusion = conclude(plan, results, ranking, interference, complete, differences.within, gate)
-    named = ranking.leader.id if ranking and not differences.is_throttled else None
-    is_host = accelerator_of(plan.variants[0].devices[0]).is_host
-    limit = job.get("memory") if named else None
-    fitting = fitting_in(limit, results, differences, is_host) if limit else None
-    against = ranking.leader.vs_baseline if ranking else None
-    search = search_result(run, ranking.leader.id if ranking else None, against.percent if against else None)
-    complete = complete and (search is None or search.is_over)
+    is_measured = ended and all(is_complete(one, plan) for one in recorded.measured.values())
+    return _Judged(with_lead(results, ranking), ranking, gate, undecided, is_measured)
+
+
+def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged: _Judged) -> Comparison:
+    """The comparison without its notes."""
+    plan, results, ranking, gate = recorded.plan, judged.variants, judged.ranking, judged.gate
+    interference = interference_in(results)
+    conclusion = conclude(plan, results, ranking, interference, judged.is_measured, differences.within, gate)
+    named = judged.leader.id if judged.leader and not differences.is_throttled else None
+    fitting = _fitting(recorded, results, differences) if named else None
+    search = _searched(run, judged.leader)
     said = (conclusion.summary, *(one.summary for one in (fitting, search) if one))
-    found = Comparison(
+    return Comparison(
         schema=SCHEMA,
         name=plan.name,
-        job=job,
-        host=host,
+        job=recorded.job,
+        host=recorded.host,
         baseline=plan.baseline,
         ci_level=1 - ALPHA if len(plan.variants) > 1 and gate is None else None,
         noise=noise(differences),
@@ -111,12 +152,12 @@ def compare_run(run: RunDir) -> Comparison:
         summary=" ".join(said),
         notes=(),
         restarts=len(run.read_restarts()),
-        complete=complete,
+        complete=judged.is_measured and (search is None or search.is_over),
         batch_curves=batch_curves(results),
         interference=interference,
         unit=differences.unit,
         leader=named,
-        open=undecided,
+        open=judged.open,
         scatter=scatter(differences),
         code=run.read_code(),
         fitting=fitting,
@@ -125,35 +166,43 @@ def compare_run(run: RunDir) -> Comparison:
         alerts=tuple(alerts(results)),
         conclusions=CONCLUSIONS,
     )
-    return replace(found, notes=_notes(found, run, plan, measured, differences.within, looks))
 
 
-def _notes(
-    found: Comparison,
-    run: RunDir,
-    plan: Plan,
-    measured: Mapping[str, Measured],
-    within: int,
-    looks: Sequence[Look],
-) -> tuple[str, ...]:
+def _fitting(
+    recorded: _Recorded, results: Sequence[VariantResult], differences: Differences
+) -> Fitting | None:
+    """The fastest variant within the job's `memory`; `None` where the job states none."""
+    limit = recorded.job.get("memory")
+    is_host = accelerator_of(recorded.plan.variants[0].devices[0]).is_host
+    return fitting_in(limit, results, differences, is_host) if limit else None
+
+
+def _searched(run: RunDir, leader: VariantResult | None) -> SearchResult | None:
+    """What `gpurun tune` found, with the difference of its fastest combination from the baseline."""
+    against = leader.vs_baseline if leader else None
+    return search_result(run, leader.id if leader else None, against.percent if against else None)
+
+
+def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> tuple[str, ...]:
     """What is to be known of a comparison and of the run itself."""
+    plan, measured = recorded.plan, recorded.measured
+    is_open = found.complete and not found.is_unranked
     return (
         *notes(plan, measured, within),
         *(effects_note(found.search) if found.search else ()),
         *(budget_notes(run, plan) if found.complete else ()),
-        *(open_notes(plan, found.open, looks) if found.complete and not found.is_unranked else ()),
+        *(open_notes(plan, found.open, recorded.looks) if is_open else ()),
         *(memory_notes(found.variants) if found.gate is None else ()),
         *restart_notes(run),
         *software_notes(run, measured.values()),
     )
 
 
-def _differences(
-    plan: Plan, job: Mapping[str, Any], measured: Mapping[str, Measured], looks: Sequence[Look]
-) -> Differences:
+def _differences(recorded: _Recorded) -> Differences:
     """How variants differ; in a gate from their own version before, not from one baseline."""
-    early_rounds = len(plan.launches) == 1 and stops_early(job)
-    found = differences_of(measured, plan.baseline, looks, early_rounds)
+    plan = recorded.plan
+    early_rounds = len(plan.launches) == 1 and stops_early(recorded.job)
+    found = differences_of(recorded.measured, plan.baseline, recorded.looks, early_rounds)
     if plan.gate is None:
         return found
     return replace(found, references={one: a for a, b in plan.gate.pairs for one in (a, b)})

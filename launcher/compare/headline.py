@@ -281,8 +281,14 @@ def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -
             f", and so {'is' if others == 1 else 'are'} {plural(others, 'other')}",
         )
     race = f"{name} and {named_with_error(closest.result)} {found} ({_signed(closest.behind)})"
-    what = leader.kind.choice if closest.result.strategy == leader.strategy else "variant"
+    what = _what_differs(leader, closest.result)
     return f"No {what} is clearly fastest{scope}: {race}{more if others else ''}."
+
+
+def _what_differs(leader: VariantResult, other: VariantResult) -> str:
+    """What one chooses between the two: a split, where they differ in nothing else."""
+    is_same_strategy = other.strategy == leader.strategy
+    return leader.kind.choice if is_same_strategy and other.varied == leader.varied else "variant"
 
 
 def _faster(leader: VariantResult, reference: VariantResult, difference: Difference) -> str:

@@ -95,7 +95,9 @@ def varied_text(key: str, value: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A job's value as a person would write it on one line."""
+    """A job's value as a person would write it on one line; `none` where there is none."""
+    if value is None:
+        return "none"
     if isinstance(value, Mapping):
         return ",".join(varied_texts(value))
     if isinstance(value, list | tuple):

@@ -20,6 +20,8 @@ from gpurun.launcher.units import format_duration
 LOG_TAIL_BYTES = 1 << 16
 """How much of a rank's log is read: more than the longest traceback, that of an infinite recursion."""
 
+CANT_WRITE = "the disk is full or the directory is not writable"
+
 
 @dataclass
 class Reporter:
@@ -134,7 +136,7 @@ def full_disk(run: RunDir, attempt: str, rank: int, host: str | None) -> Machine
     """A rank that can't write its results ends the whole run, not only its variant."""
     where = f" on {host}" if host else ""
     return MachineError(
-        f"the workers{where} can't write to {run.path}: the disk is full or the directory is not writable\n"
+        f"the workers{where} can't write to {run.path}: {CANT_WRITE}\n"
         f"    free some space, then continue: gpurun --resume {run.path}\n"
         f"    log: {run.log(attempt, rank)}"
     )

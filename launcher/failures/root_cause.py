@@ -238,7 +238,7 @@ def what_to_do(failure: Failure, log: str) -> str | None:
     """The remedy for a failure, where it is a usual one or an exhausted limit."""
     found = f"{failure.error}: {failure.message}\n{log}"
     usual = (text for pattern, text in _REMEDIES if re.match(pattern, found, re.MULTILINE))
-    return next(usual, None) or remedy(found)
+    return next(usual, None) or remedy(f"{failure.traceback}\n{found}")
 
 
 def last_lines(log: str, failure: Failure, num_lines: int = 20) -> list[str]:

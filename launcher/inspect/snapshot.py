@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -99,12 +100,15 @@ _PEER = struct.Struct("=3i")
 
 
 def ask_histories(control: ControlDir, states: Mapping[int, RankState]) -> dict[int, History | None]:
-    """The history of each rank."""
+    """The history of each rank; one after the other where this process may start no thread."""
     if not states:
         return {}
-    with ThreadPoolExecutor(min(_AT_ONCE, len(states))) as pool:
-        answers = pool.map(lambda state: ask_history(control, state), states.values())
-        return dict(zip(states, answers, strict=True))
+    ask = partial(ask_history, control)
+    try:
+        with ThreadPoolExecutor(min(_AT_ONCE, len(states))) as pool:
+            return dict(zip(states, pool.map(ask, states.values()), strict=True))
+    except RuntimeError:  # at the limit of processes, which may be why the ranks hang
+        return {rank: ask(state) for rank, state in states.items()}
 
 
 def ask_history(control: ControlDir, state: RankState) -> History | None:

@@ -143,7 +143,9 @@ def _as_mapping(value: Any) -> str | None:
     if value is None:
         return "leave the key out, or write {}"
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return f"write {shorten(flow_text({key: one[key] for one in value for key in one}))}"
+        given = {key: [one[key] for one in value if key in one] for each in value for key in each}
+        one_each = {key: values if len(values) > 1 else values[0] for key, values in given.items()}
+        return f"write {shorten(flow_text(one_each))}"
     if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str):
         return f"write {shorten(flow_text({value[0]: value[1]}))}"
     if isinstance(value, str) and (assigned := _ASSIGNED.fullmatch(value)):

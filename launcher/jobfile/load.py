@@ -10,7 +10,7 @@ from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.checks.rules import find_conflicts
-from gpurun.launcher.jobfile.checks.workload import params_taken
+from gpurun.launcher.jobfile.checks.workload import find_missing_files, params_taken
 from gpurun.launcher.jobfile.kinds import default_strategy
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, secrets_in
 from gpurun.launcher.jobfile.read import Mistake, UnknownKey, draft_of, key_elsewhere, read_spec
@@ -22,18 +22,21 @@ from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, Node, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 
 
-def load_job(path: Path, overrides: Sequence[str] = (), job_dir: Path | None = None) -> JobSpec:
+def load_job(
+    path: Path, overrides: Sequence[str] = (), job_dir: Path | None = None, *, runs_here: bool = False
+) -> JobSpec:
     """The job in `path` with each override (`key.path=value`, the value in YAML) in its place.
 
     Args:
         job_dir: where relative file names start, if not in the file's own directory.
+        runs_here: whether files that params name must be on this machine.
 
     Raises:
         SpecError: every mistake that was found, with its place, in the order of the file.
     """
     source = override_source(_read(path, overrides), tuple(overrides))
     source = replace(source, problems=(*source.problems, *_without_effect(source, overrides)))
-    return check_source(_with_name(source, path), job_dir or path.parent)
+    return check_source(_with_name(source, path), job_dir or path.parent, runs_here=runs_here)
 
 
 def load_text(text: str, name: str, overrides: Sequence[str], job_dir: Path) -> JobSpec:
@@ -66,7 +69,7 @@ def _read(path: Path, overrides: Sequence[str]) -> Source:
         raise SpecError(*error.problems, *override_source(nothing, tuple(overrides)).problems) from None
 
 
-def check_source(source: Source, job_dir: Path) -> JobSpec:
+def check_source(source: Source, job_dir: Path, *, runs_here: bool = False) -> JobSpec:
     """Like `load_job`, for a file that has been read; its files are looked for in `job_dir`."""
     if not isinstance(source.root.value, dict):
         message = f"expected keys and values (`workload: gpt`), got {describe(source.root.plain())}"
@@ -76,8 +79,10 @@ def check_source(source: Source, job_dir: Path) -> JobSpec:
     has_unknown = any(isinstance(mistake, UnknownKey) for mistake in mistakes)
     params = params_taken(spec.workload, job_dir) if has_unknown else ()
     found, more = explain(mistakes, source, MAX_PROBLEMS, params)
-    conflicts = [] if more else find_conflicts(draft_of(spec, mistakes), job_dir)
-    problems = [*source.problems, *found, *conflicts]
+    draft = draft_of(spec, mistakes)
+    conflicts = [] if more else find_conflicts(draft, job_dir)
+    missing = find_missing_files(draft, job_dir) if runs_here and not more else ()
+    problems = [*source.problems, *found, *conflicts, *missing]
     if problems:
         raise _all_of(problems, source, more)
     return spec

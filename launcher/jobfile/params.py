@@ -210,16 +210,55 @@ def returned_by(function: ast.FunctionDef) -> list[ast.expr | None]:
 def signature_of(module: ast.Module, function: str) -> Signature | None:
     """The function's signature; `None` where the source leaves a doubt."""
     names = names_of(module)
-    found = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == function]
-    if not names.is_complete or names.bound[function] != 1 or not found:
-        return None
-    node = found[0]
-    if node.decorator_list or node.args.posonlyargs:
+    args = _arguments(module, function)
+    if not names.is_complete or names.bound[function] != 1 or args is None or args.posonlyargs:
         return None
     known = SIMPLE_TYPES - names.bound.keys()
     if names.bound["Literal"] == 1 and any(map(_imports_literal, module.body)):
         known |= {"Literal"}
-    return Signature(tuple(_params(node.args, known)), node.args.kwarg is not None)
+    return Signature(tuple(_params(args, known)), args.kwarg is not None)
+
+
+def _arguments(module: ast.Module, name: str) -> ast.arguments | None:
+    """What the source says that a function or class takes; `None` where something else may decide."""
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name and not node.decorator_list:
+            return node.args if isinstance(node, ast.FunctionDef) else _arguments_of_class(module, node)
+    return None
+
+
+_PLAIN_BASES = frozenset({"object", "nn.Module", "torch.nn.Module"})
+"""Classes that leave it to `__init__` what is taken."""
+
+
+def _arguments_of_class(module: ast.Module, node: ast.ClassDef) -> ast.arguments | None:
+    """What `__init__` takes after `self`; without bases, a class that has none takes nothing."""
+    own = Counter(name for each in _top_level(node) for name in _bound_by(each))
+    inits = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    decides_otherwise = node.keywords or own["__new__"] or own["__init__"] != len(inits)
+    if decides_otherwise or _is_patched(module, node.name) or not _has_plain_bases(node):
+        return None
+    if not inits and not node.bases:
+        return ast.arguments([], [], None, [], [], None, [])
+    if len(inits) != 1 or inits[0].decorator_list or not inits[0].args.args:
+        return None
+    given = inits[0].args
+    return ast.arguments(**{**vars(given), "args": given.args[1:]})
+
+
+def _has_plain_bases(node: ast.ClassDef) -> bool:
+    return all(ast.unparse(base) in _PLAIN_BASES for base in node.bases)
+
+
+def _is_patched(module: ast.Module, name: str) -> bool:
+    """Whether something is assigned to an attribute of the class, such as another `__init__`."""
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+        for node in ast.walk(module)
+    )
 
 
 @cache

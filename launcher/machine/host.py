@@ -1,5 +1,6 @@
 """The machine that a run happens on, and its topology: what `gpurun devices` shows and `host.json` keeps."""
 
+import hashlib
 import os
 import platform
 import time
@@ -122,6 +123,15 @@ def software_of(machine: Machine) -> dict[str, str]:
     versions = _versions()
     found = {"Python": platform.python_version(), "torch": versions["torch"], "gpurun": versions["gpurun"]}
     return {name: version for name, version in {**found, "driver": machine.driver}.items() if version}
+
+
+def machine_id(root: Path = Path("/")) -> str:
+    """By what machines of one name differ; empty where there is nothing. The id itself is confidential.
+
+    Source: machine-id(5).
+    """
+    written = (_read(root / "etc/machine-id") or "").strip()
+    return hashlib.sha256(f"gpurun {written}".encode()).hexdigest()[:12] if written else ""
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import CPU
 
 
@@ -105,6 +106,22 @@ def carried_gb_per_s(interface: str) -> float | None:
 
     found = psutil.net_if_stats().get(interface)
     return found.speed / 8000 if found and found.speed > 0 else None
+
+
+def check_loopback() -> None:
+    """Refuses a machine whose ranks would wait for each other until they are taken for hung.
+
+    Raises:
+        MachineError: nothing leads to the address at which the ranks of a machine meet.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((LOOPBACK, 1))  # nothing is sent
+        except OSError as error:
+            raise MachineError(
+                f"the ranks can't meet at {LOOPBACK}: {error.strerror}\n"
+                "    bring the loopback interface up: ip link set lo up"
+            ) from error
 
 
 def is_own(address: str) -> bool:

@@ -15,35 +15,93 @@ from gpurun.launcher.units import plural
 
 _PROCESSES = re.compile(
     r"can't start new thread|resource temporarily unavailable|thread creation failed|pthread_create failed"
-    r"|libgomp: thread creation",
-    re.IGNORECASE,
+    r"|libgomp: thread creation"
+    r"|terminate called without an active exception.{0,600}\b_new_process_group_helper\b",
+    re.IGNORECASE | re.DOTALL,
 )
+"""The last: where gloo can start only some of its threads, C++ aborts."""
+_THREADS_PER_RANK = 16
+"""What torch, gloo and the profiler start in a rank on two cores: 13 to 15 were seen."""
+_EXEMPT = 1 << 21 | 1 << 24
+"""CAP_SYS_ADMIN and CAP_SYS_RESOURCE: Linux doesn't count. Source: kernel/fork.c, `copy_process`."""
 _FILES_AT_LEAST = 64
 _FILES_PER_RANK = 8
 """Open at a time in one process: gloo has a connection or two to each of the other ranks."""
+_NO_FILES = "no more open files are allowed"
 _FILES = re.compile(r"too many open files", re.IGNORECASE)
 _SHARED_MEMORY = re.compile(
     r"insufficient shared memory|unable to (open|allocate|write to|resize).{0,60}shared memory"
     r"|(creating|extend)\b.{0,40}/dev/shm/nccl-|unable to (mmap|write).{0,80}/?torch_\d+"
     r"|no space left on device.{0,200}(/dev/shm|torch_\d+)"
-    r"|(/dev/shm|torch_shm|shm_open).{0,200}no space left on device|bus error.{0,120}\bshm\b",
+    r"|(/dev/shm|torch_shm|shm_open|_multiprocessing\.SemLock).{0,200}no space left on device"
+    r"|bus error.{0,120}\bshm\b",
     re.IGNORECASE | re.DOTALL,
 )
-"""Words of torch's shared memory and DataLoader, and of NCCL."""
+"""Words of torch's shared memory and DataLoader, of Python's semaphores, and of NCCL."""
+_MEMORY = re.compile(
+    r"\bMemoryError\b|can(no|')t allocate memory|std::bad_alloc|failed to map segment from shared object",
+    re.IGNORECASE,
+)
+"""Words of Python, of torch's `DefaultCPUAllocator`, of C++ and of the loader of libraries."""
+_UNLIMITED = "unlimited"
 _KMSG = Path("/dev/kmsg")
 
 
 def start_problem(number: int) -> str:
-    """Why a process could not be started, and what to do."""
+    """Why a process could not be started, and in a second line what to do."""
     if number == errno.EAGAIN:
-        return f"no more processes are allowed; {_processes()}"
+        return f"no more processes are allowed\n    {_processes()}"
     if number == errno.EMFILE:
-        return _files()
+        return f"{_NO_FILES}\n    {_files()}"
     if number == errno.ENOMEM:
-        return "there is no memory left for a process; end others, or use fewer ranks"
+        return "there is no memory left for a process\n    end others, or use fewer ranks"
     if number == errno.E2BIG:
-        return "a variable of its environment, or all together, is longer than Linux allows; shorten `env`"
+        return "a variable of its environment, or all of them, is longer than Linux allows\n    shorten `env`"
     return errno_text(number)
+
+
+def check_limits(num_ranks: int) -> None:
+    """Refuses limits under which ranks abort or hang without a message.
+
+    Raises:
+        MachineError: a limit is too low for this many ranks.
+    """
+    check_open_files(num_ranks)
+    check_processes(num_ranks)
+
+
+def check_processes(num_ranks: int, proc: Path = Path("/proc")) -> None:
+    """Refuses a limit under which gloo can't start its threads, so that ranks wait for those that lack some.
+
+    Raises:
+        MachineError: the limit is too low for this many ranks next to what this user runs.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    needed = _THREADS_PER_RANK * num_ranks
+    if soft == resource.RLIM_INFINITY or os.getuid() == 0 or _status(proc / "self", "CapEff", 16) & _EXEMPT:
+        return
+    running = sum(_status(each, "Threads") for each in proc.glob("[0-9]*") if _is_ours(each))
+    if running + needed > soft:
+        raise MachineError(
+            f"`ulimit -u` is {soft}, but this user runs {plural(running, 'thread')}, "
+            f"and {plural(num_ranks, 'rank')} may need {needed} more\n    raise it: ulimit -u 4096"
+        )
+
+
+def _is_ours(process: Path) -> bool:
+    try:
+        return process.stat().st_uid == os.getuid()
+    except OSError:  # it has just ended
+        return False
+
+
+def _status(process: Path, name: str, base: int = 10) -> int:
+    """A number of a process; 0 if it has ended."""
+    try:
+        lines = (process / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1], base) for line in lines if line.startswith(f"{name}:")), 0)
 
 
 def check_open_files(num_ranks: int) -> None:
@@ -56,7 +114,9 @@ def check_open_files(num_ranks: int) -> None:
     needed = _FILES_AT_LEAST + _FILES_PER_RANK * num_ranks
     if soft != resource.RLIM_INFINITY and soft < needed:
         ranks = plural(num_ranks, "rank")
-        raise MachineError(f"`ulimit -n` is {soft}: {ranks} may need {needed}; raise it (ulimit -n 65536)")
+        raise MachineError(
+            f"`ulimit -n` is {soft}, but {ranks} may need {needed} open files\n    raise it: ulimit -n 65536"
+        )
 
 
 def remedy(text: str) -> str | None:
@@ -67,10 +127,18 @@ def remedy(text: str) -> str | None:
             "(df -h /dev/shm), or give the container more (docker run --shm-size=8g)"
         )
     if _FILES.search(text):
-        return _files()
+        return f"{_NO_FILES}; {_files()}"
     if _PROCESSES.search(text):
         return f"no more processes or threads are allowed; {_processes()}"
+    if _MEMORY.search(text) and (limit := _limit(resource.RLIMIT_AS, 1024)) != _UNLIMITED:
+        return f"no more memory is allowed; `ulimit -v` is {limit} KiB: raise it (ulimit -v unlimited)"
     return None
+
+
+def exhausted(error: Exception) -> MachineError | None:
+    """The same error where an exhausted limit has caused it, with what to do; `None`: it is another one."""
+    what_to_do = remedy(f"{type(error).__name__}: {error}")
+    return MachineError(f"gpurun can't continue: {error}\n    {what_to_do}") if what_to_do else None
 
 
 def errno_text(number: int) -> str:
@@ -84,12 +152,12 @@ def _processes() -> str:
 
 def _files() -> str:
     limit = _limit(resource.RLIMIT_NOFILE)
-    return f"no more open files are allowed; `ulimit -n` is {limit}: raise it (ulimit -n 65536)"
+    return f"`ulimit -n` is {limit}: raise it (ulimit -n 65536)"
 
 
-def _limit(which: int) -> str:
+def _limit(which: int, unit: int = 1) -> str:
     soft, _ = resource.getrlimit(which)
-    return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft}"
+    return _UNLIMITED if soft == resource.RLIM_INFINITY else f"{soft // unit}"
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:

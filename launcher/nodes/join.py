@@ -26,7 +26,7 @@ from gpurun.launcher.machine.network import (
     is_loopback,
     is_own,
 )
-from gpurun.launcher.nodes.messages import End, Hello, Welcome
+from gpurun.launcher.nodes.messages import End, Hello, LogText, Welcome
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, bounds_here, facts_without_job, find_facts
 from gpurun.launcher.nodes.transport.credentials import find_secret, identity_from
@@ -121,7 +121,7 @@ def joined(
     say(waiting_text(facts, bounds, flags))
     link = NodeLink(link_options(facts, place, flags, bounds[1], spec.silence_limit_s))
     try:
-        yield meet(link, hello, bounds, flags.join_timeout_s)
+        yield meet(link, hello, bounds, flags.join_timeout_s, say)
     except NodesEnded:
         raise
     except BaseException as error:
@@ -208,17 +208,20 @@ class _Missing(MachineError):
     """Not all nodes joined."""
 
 
-def meet(link: NodeLink, hello: Hello, bounds: tuple[int, int], timeout_s: float) -> Joined:
+def meet(
+    link: NodeLink, hello: Hello, bounds: tuple[int, int], timeout_s: float, say: Callable[[str], None]
+) -> Joined:
     """Returns when all nodes have joined, and node 0 has found that they agree.
 
     Args:
         bounds: the least and the most nodes.
+        say: shows who was refused.
 
     Raises:
         GpurunError: nodes are missing, or disagree.
     """
     if hello.rank == 0:
-        nodes = gather(link, hello, bounds, timeout_s)
+        nodes = gather(link, hello, bounds, timeout_s, say)
         hosts = tuple(node.host for node in nodes)
         link.begin(hosts)
         for rank in range(1, len(nodes)):
@@ -251,7 +254,9 @@ def await_welcome(link: NodeLink, timeout_s: float) -> Welcome:
     return welcome
 
 
-def gather(link: NodeLink, hello: Hello, bounds: tuple[int, int], timeout_s: float) -> tuple[Node, ...]:
+def gather(
+    link: NodeLink, hello: Hello, bounds: tuple[int, int], timeout_s: float, say: Callable[[str], None]
+) -> tuple[Node, ...]:
     """All nodes by rank, as soon as the most have joined, or enough have and no other comes any more."""
     least, most = bounds
     deadline = last_call = time.monotonic() + timeout_s
@@ -263,6 +268,8 @@ def gather(link: NodeLink, hello: Hello, bounds: tuple[int, int], timeout_s: flo
         if now > deadline:
             raise _Missing(missing_nodes(max(least, max(known) + 1), known, timeout_s))
         for message in link.poll(0.1):
+            if isinstance(message, LogText):
+                say(message.text)
             if not isinstance(message, Hello):
                 continue
             if (problem := disagreement(hello, message, known)) is not None:

@@ -230,7 +230,8 @@ def _notes_of_turns(groups: tuple[Group, ...], later: tuple[Group, ...], size: S
     if size.repetitions == 1 or len(later) == len(groups):
         return ()
     shared = [group for group in later if group.name.startswith(TOGETHER)]
-    names = (listed([*dict.fromkeys(one.strategy for one in group.variants)]) for group in shared)
+    strategies = ([*dict.fromkeys(one.strategy for one in group.variants)] for group in shared)
+    names = (listed(each) if len(each) > 1 else f"variants of {each[0]}" for each in strategies)
     return (f"After their first launches, which don't count, {'; '.join(names)} share processes.",)
 
 

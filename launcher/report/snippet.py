@@ -77,12 +77,16 @@ def lines_to_paste(comparison: Comparison) -> str | None:
 
 
 def is_slower_than_even(uneven: VariantResult, comparison: Comparison) -> bool:
-    """Whether an even split of the same work is the fastest so far, or shown to be faster as the baseline.
+    """Whether an even split of the same work is the fastest so far, or ahead as the baseline.
 
-    A baseline of any strategy: a split that is slower than the job's own setting is of no use.
+    A baseline of any strategy: a split that is slower than the job's own setting is of no use, and one that
+    only seems to be is no advice.
     """
-    difference = uneven.vs_baseline
-    own = comparison.baseline if difference is not None and difference.verdict == "slower" else None
+    found = uneven.vs_baseline
+    # Without a leader estimates say nothing, as of hot GPUs.
+    is_behind = comparison.leader is not None and found is not None and (found.percent or 0) > 0
+    is_slower = found is not None and found.verdict == "slower"
+    own = comparison.baseline if is_slower or is_behind else None
     first = {comparison.fastest, comparison.leader}
     return any(
         one.id == own or (one.id in first and one.strategy == uneven.strategy)

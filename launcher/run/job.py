@@ -17,7 +17,8 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.lines import has_colour
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.host import Machine, software_of
-from gpurun.launcher.machine.resource_limits import check_open_files
+from gpurun.launcher.machine.network import check_loopback
+from gpurun.launcher.machine.resource_limits import check_limits
 from gpurun.launcher.masking import hidden
 from gpurun.launcher.plan.build import build_plan, estimate_s, ranks_there
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan
@@ -151,7 +152,9 @@ def prepare(
     plan = build_plan(spec, machine, nodes, gate)
     plan = replace(plan, step_s=found.step_s) if found else plan
     job.output.check(plan)
-    check_open_files(max(variant.world_size for variant in plan.variants))
+    check_limits(max(variant.world_size for variant in plan.variants))
+    if not nodes:
+        check_loopback()
     if resume is None:
         run = open_run(job.given, spec, plan, machine, job.out)
     else:

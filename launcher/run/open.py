@@ -12,7 +12,6 @@ import msgspec
 
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.errors import MachineError, SpecError, unreadable, unwritable
-from gpurun.launcher.jobfile.checks.workload import check_files
 from gpurun.launcher.jobfile.load import job_text, load_job, load_text, masked_overrides, program_job
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import commit_of, is_changed, top_directory
@@ -71,9 +70,7 @@ def load_invocation(given: Invocation) -> JobSpec:
     """
     if given.text is not None:
         return load_text(given.text, "", given.overrides, given.directory)
-    spec = load_job(given.job_file, given.overrides, given.job_dir)
-    check_files(spec, given.directory)
-    return spec
+    return load_job(given.job_file, given.overrides, given.job_dir, runs_here=True)
 
 
 def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine, out: Path | None) -> RunDir:

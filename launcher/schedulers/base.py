@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpurun.launcher import __version__
+from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError, SpecError
+from gpurun.launcher.jobfile.field_types import InvalidValue
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS, Nodes, node_bounds
+from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS, Nodes, node_bounds, parse_duration
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.processes.incoming_signals import forwarded, interruptible
@@ -25,7 +28,8 @@ class SubmitOptions:
     """What the command line asks of the scheduler; `None` leaves it to the cluster's default."""
 
     nodes: int | None = None
-    time: str | None = None
+    time: int | None = None
+    """The limit in seconds."""
     partition: str | None = None
     account: str | None = None
     gpus_per_node: int | None = None
@@ -37,6 +41,36 @@ class SubmitOptions:
     """The PersistentVolumeClaim that keeps run directories."""
     further: tuple[str, ...] = ()
     """Other options of the command that submits, as they are: `--constraint=a100`."""
+
+
+_CLOCK = re.compile(
+    r"(?:(?P<days>\d{1,3})-)?(?:(?P<hours>\d{1,4})(?::(?P<minutes>\d{1,2})(?::(?P<seconds>\d{1,2}))?)?)",
+    re.ASCII,
+)
+"""`D-H`, `D-H:MM`, `D-H:MM:SS`, `H:MM:SS`. Source: `man sbatch`, "--time"."""
+
+
+def time_limit(text: str) -> int:
+    """Seconds, from `90m`, `1.5h` or one of Slurm's forms: `2:00:00`, `30:00` (minutes), `1-12`.
+
+    Raises:
+        SpecError: it is something else, such as a number alone, which is minutes or seconds elsewhere.
+    """
+    if text.isascii() and text.isdecimal():
+        raise SpecError(f"--time {text}: a number alone has no unit\n    write {text}m or {text}s")
+    match = _CLOCK.fullmatch(text)
+    if match is None:
+        try:
+            return max(1, round(parse_duration(text)))
+        except InvalidValue as wrong:
+            raise SpecError(f"--time: {wrong}; or 2:00:00, 1-12:00:00") from None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    if match["days"] is None and match["seconds"] is None:
+        hours, minutes, seconds = 0, hours, minutes  # Slurm's MM:SS
+    limit_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if limit_s == 0:
+        raise SpecError(f"--time {text}: it must be longer than 0 s")
+    return limit_s
 
 
 def those_among(options: Sequence[str], names: Set[str]) -> list[str]:
@@ -123,6 +157,11 @@ class Submission:
             SpecError: the number can't be seen from here.
         """
         number = self.num_gpus(options)
+        if number == 0 and options.gpu:
+            raise SpecError(
+                f"--gpu {options.gpu}: `devices: {value_text(self.spec.devices)}` uses no GPU\n"
+                "    --gpus-per-node 1 requests one, and --set devices=auto uses it; or leave out --gpu"
+            )
         if number is None:
             raise SpecError(
                 f"`devices: {self.spec.devices}` leaves open how many GPUs a node has\n"
@@ -160,8 +199,8 @@ class Queue:
     """How to look after the job of this id; keys are `state`, `logs`, `results`, `cancel`."""
     job_id: Callable[[Submission, str], str | None] = lambda submission, output: submission.label
     """Its id, from what the command prints; `None`: that is no id."""
-    time_example: str = ""
-    """A time limit, as the scheduler writes it."""
+    takes_range: bool = False
+    """Whether a job with `nodes: 2..4` may begin with fewer than 4."""
     is_foreground: bool = False
     """Whether the command lasts as long as the job, and shows its output."""
 
@@ -189,6 +228,17 @@ WRITTEN_BY = f"Written by gpurun {__version__}"
 """How a script begins."""
 REASON_LINES = 3
 """How much is shown of what a command says that refuses a job."""
+
+
+def range_note(name: str, queue: Queue, submission: Submission, options: SubmitOptions) -> str | None:
+    """What becomes of `nodes: 2..4`, unless it means what it says."""
+    least, most = node_bounds(submission.spec.nodes)
+    if options.nodes or least == most or queue.takes_range:
+        return None
+    return (
+        f"nodes: {submission.spec.nodes}: {name} takes no range; the job asks for {most} nodes, and begins "
+        f"when all {most} are there\n    --nodes {least} asks for fewer"
+    )
 
 
 def submit(queue: Queue, call: Call, path: Path, submission: Submission) -> str:

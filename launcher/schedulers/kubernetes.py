@@ -13,8 +13,6 @@ from typing import Any
 import yaml
 
 from gpurun.launcher.errors import Interrupted, SpecError
-from gpurun.launcher.jobfile.field_types import InvalidValue
-from gpurun.launcher.jobfile.values import parse_duration
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,
@@ -39,8 +37,25 @@ TAKES = frozenset({"time", "gpus_per_node", "cpus_per_task", "image", "volume", 
 NVIDIA = "nvidia.com/gpu"
 """The resource of NVIDIA's device plugin."""
 CONTAINER = "gpurun"
-_RESOURCE = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", re.ASCII)
+MOST_SHOWN = 100
+"""Characters of a wrong name that a message repeats."""
+_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = rf"(?=[a-z0-9.-]{{1,253}}(?:/|\Z)){_LABEL}(?:\.{_LABEL})*"
+"""Source: kubernetes.io, "Object Names and IDs"."""
+_CLAIM = re.compile(_SUBDOMAIN)
+_RESOURCE = re.compile(rf"{_SUBDOMAIN}/[A-Za-z0-9](?:[\w.-]{{0,61}}[A-Za-z0-9])?", re.ASCII)
 """Source: kubernetes.io, "Extended resources"."""
+_HOST_PART = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_HOST = rf"(?:{_HOST_PART}(?:\.{_HOST_PART})*|\[[0-9A-Fa-f:]+\])"
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:{_HOST}(?::[0-9]{{1,5}})?/)?{_PART}(?:/{_PART})*"
+    r"(?::\w[\w.-]{0,127})?(?:@[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,128})?",
+    re.ASCII,
+)
+"""Source: github.com/distribution/reference, the grammar in `reference.go`."""
+_MAX_NAME = 255
+"""Characters of an image's name, without tag and digest."""
 OF_ALL_COMMANDS = frozenset(
     {
         *("-n", "--namespace", "--context", "--cluster", "--user", "--kubeconfig", "-s", "--server"),
@@ -56,7 +71,6 @@ OF_ALL_COMMANDS = frozenset(
     }
 )
 """Options that every command of `kubectl` knows, but for passwords. Source: `kubectl options`."""
-_TIME = re.compile(r"(?:(\d{1,3})-)?(\d{1,4}):(\d{2}):(\d{2})", re.ASCII)
 
 
 def script(wanted: Submission, options: SubmitOptions) -> str:
@@ -111,7 +125,7 @@ def job_spec(wanted: Submission, options: SubmitOptions, pod: Manifest, when_pre
 
 def deadline(options: SubmitOptions) -> Manifest:
     """The time limit, if there is one."""
-    return {"activeDeadlineSeconds": seconds(options.time)} if options.time else {}
+    return {"activeDeadlineSeconds": options.time} if options.time else {}
 
 
 def pod_spec(
@@ -150,6 +164,12 @@ def image(options: SubmitOptions) -> str:
         raise SpecError(
             "missing option --image: a container image that holds gpurun and, in its working directory, "
             "the files of this one"
+        )
+    name = re.sub(r"(:[^:/@]*)?(@.*)?\Z", "", options.image)
+    if len(name) > _MAX_NAME or not _IMAGE.fullmatch(options.image):
+        raise SpecError(
+            f"--image {options.image[:MOST_SHOWN]!r} is no name of an image\n"
+            "    [HOST[:PORT]/]NAME[:TAG][@DIGEST], NAME in lower case: registry.example.org/team/gpurun:1"
         )
     return options.image
 
@@ -203,22 +223,6 @@ def volumes(options: SubmitOptions) -> list[Manifest]:
     ]
 
 
-def seconds(time: str) -> int:
-    """`2:00:00`, `1-12:00:00`, `90m` or `3600` in seconds.
-
-    Raises:
-        SpecError: it is something else.
-    """
-    match = _TIME.fullmatch(time)
-    if match:
-        days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-        return ((days * 24 + hours) * 60 + minutes) * 60 + rest
-    try:
-        return round(parse_duration(float(time) if time.isdecimal() else time))
-    except InvalidValue as wrong:
-        raise SpecError(f"--time: {wrong}") from None
-
-
 def manifest(wanted: Submission, documents: Sequence[Manifest]) -> str:
     """The documents as YAML, which quotes whatever a job is called."""
     name = wanted.label
@@ -257,8 +261,18 @@ def next_commands(wanted: Submission, options: SubmitOptions, kinds: str, label:
 
 
 def claim(options: SubmitOptions) -> str:
-    """The PersistentVolumeClaim for run directories."""
-    return options.volume or DEFAULT_CLAIM
+    """The PersistentVolumeClaim for run directories.
+
+    Raises:
+        SpecError: none can be called that.
+    """
+    name = options.volume or DEFAULT_CLAIM
+    if not _CLAIM.fullmatch(name):
+        raise SpecError(
+            f"--volume {name[:MOST_SHOWN]!r} is no name of a PersistentVolumeClaim: lower-case letters, "
+            "digits, `-` and `.`, at most 253\n    `kubectl get pvc` lists those that there are"
+        )
+    return name
 
 
 QUEUE = Queue(
@@ -271,7 +285,6 @@ QUEUE = Queue(
     next_commands=lambda wanted, options, job_id: next_commands(
         wanted, options, "job,service,secret", "batch.kubernetes.io/job-name"
     ),
-    time_example="2:00:00",
 )
 
 KUBERNETES = Scheduler(

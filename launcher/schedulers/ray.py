@@ -6,6 +6,7 @@ Source: docs.ray.io, "Placement Groups" (STRICT_SPREAD), "Ray Jobs CLI".
 import shlex
 from collections.abc import Mapping
 
+from gpurun.launcher.jobfile.values import node_bounds
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,
@@ -16,6 +17,10 @@ from gpurun.launcher.schedulers.base import (
     SubmitOptions,
     those_among,
 )
+from gpurun.launcher.schedulers.slurm import nodes_of
+
+LAST_CALL_S, FEWER_S = 30, 5
+"""How long the driver of `nodes: 2..4` waits for room on 4 nodes, then on 3; on 2, as long as it takes."""
 
 _DRIVER = '''\
 import ctypes
@@ -26,7 +31,7 @@ import subprocess
 import sys
 
 import ray
-from ray.util.placement_group import placement_group
+from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 
@@ -47,22 +52,30 @@ class Node:
 
 
 ray.init()
-group = placement_group([PER_NODE] * NODES, strategy="STRICT_SPREAD")
-print(f"waiting until {NODES} nodes have {PER_NODE} free", flush=True)
-ray.get(group.ready())
+for number in range(NODES, LEAST - 1, -1):
+    group = placement_group([PER_NODE] * number, strategy="STRICT_SPREAD")
+    print(f"waiting until {number} nodes have {PER_NODE} free", flush=True)
+    if number == LEAST:
+        ray.get(group.ready())
+    elif not group.wait(LAST_CALL_S if number == NODES else FEWER_S):
+        remove_placement_group(group)
+        continue
+    break
 nodes = [
     Node.options(
         num_cpus=PER_NODE["CPU"],
         num_gpus=PER_NODE.get("GPU", 0),
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
     ).remote()
-    for index in range(NODES)
+    for index in range(number)
 ]
 address = ray.get(nodes[0].address.remote())
-places = [["--rendezvous", address, "--node-rank", str(rank)] for rank in range(NODES)] if NODES > 1 else [[]]
+chosen = ["--set", f"nodes={number}"] if LEAST < NODES else []
+places = [[*chosen, "--rendezvous", address, "--node-rank", str(rank)] for rank in range(number)]
+places = places if number > 1 else [chosen]
 secret = secrets.token_urlsafe(32)
 started = [node.run.remote(place, secret) for node, place in zip(nodes, places)]
-ray.wait(started, num_returns=NODES)  # each gpurun says by itself what became of the others
+ray.wait(started, num_returns=number)  # each gpurun says by itself what became of the others
 sys.exit(max(ray.get(started)))
 '''
 
@@ -71,13 +84,17 @@ def script(wanted: Submission, options: SubmitOptions) -> str:
     """The driver, a Python program."""
     gpus = wanted.stated_gpus(options)
     per_node = {"CPU": options.cpus_per_task or 1, **({"GPU": gpus} if gpus else {})}
-    command = [*wanted.command(options), "--out", f"runs/{wanted.spec.name}/{wanted.label}"]
+    nodes = nodes_of(wanted, options)
+    command = [*wanted.command(options, nodes), "--out", f"runs/{wanted.spec.name}/{wanted.label}"]
     values: Mapping[str, object] = {
         "COMMAND": command,
         "DIRECTORY": str(wanted.directory),
-        "NODES": wanted.num_nodes(options),
+        "NODES": node_bounds(nodes)[1],
+        "LEAST": node_bounds(nodes)[0],
         "PER_NODE": per_node,
         "SECRET": SECRET_VARIABLE,
+        "LAST_CALL_S": LAST_CALL_S,
+        "FEWER_S": FEWER_S,
     }
     lines = "".join(f"{name} = {value!r}\n" for name, value in values.items())
     head = f"# {WRITTEN_BY}: one gpurun on each of several nodes, which share this directory."
@@ -111,6 +128,7 @@ RAY = Scheduler(
         script_name="submit-ray.py",
         takes=frozenset({"gpus_per_node", "cpus_per_task"}),
         script=script,
+        takes_range=True,
         call=lambda wanted, options, path, secret: Call(
             (
                 *("ray", "job", "submit", *options.further, "--no-wait"),

@@ -3,6 +3,7 @@
 Source: docs.skypilot.co, "Secrets and Environment Variables", "Distributed Multi-Node Jobs", "SkyPilot YAML".
 """
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -57,12 +58,19 @@ def resources(wanted: Submission, options: SubmitOptions) -> dict[str, Any]:
     gpus = wanted.stated_gpus(options)
     if gpus and options.gpu is None:
         raise SpecError("missing option --gpu: the kind of GPU, such as H100; `sky gpus list` shows them")
+    if options.gpu and not _KIND.fullmatch(options.gpu):
+        raise SpecError(
+            f"--gpu {options.gpu!r} is no kind of GPU, such as H100; --gpus-per-node is their number"
+        )
     wants = {
         "accelerators": f"{options.gpu}:{gpus}" if gpus else None,
         "cpus": f"{options.cpus_per_task}+" if options.cpus_per_task else None,
         "image_id": f"docker:{image(options)}",
     }
     return {key: value for key, value in wants.items() if value}
+
+
+_KIND = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 
 
 def next_commands(wanted: Submission, options: SubmitOptions, job_id: str) -> Mapping[str, str]:

@@ -190,7 +190,7 @@ def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
         "ntasks-per-node": 1,
         "cpus-per-task": options.cpus_per_task,
         "gpus-per-node": wanted.num_gpus(options) or None,
-        "time": options.time,
+        "time": clock(options.time) if options.time else None,
         "partition": options.partition,
         "account": options.account,
         "signal": f"USR1@{NOTICE_S}" if options.time else None,
@@ -205,6 +205,13 @@ def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
             )
         lines.append(_checked("sbatch", option))
     return [*lines, "--requeue"]
+
+
+def clock(limit_s: int) -> str:
+    """Seconds as Slurm writes them: `1-12:00:00`, `2:00:00`."""
+    days, rest_s = divmod(limit_s, 24 * 3600)
+    time = f"{rest_s // 3600}:{rest_s // 60 % 60:02d}:{rest_s % 60:02d}"
+    return f"{days}-{time}" if days else time
 
 
 def nodes_of(wanted: Submission, options: SubmitOptions) -> Nodes:
@@ -238,6 +245,6 @@ SLURM = Scheduler(
         call=lambda wanted, options, path, secret: Call(("sbatch", "--parsable", str(path))),
         next_commands=next_commands,
         job_id=job_id_in,
-        time_example="2:00:00",
+        takes_range=True,
     ),
 )

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM, Accelerator
+from gpurun.launcher.failures.reporter import CANT_WRITE
+from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM
 from gpurun.launcher.selftest import link_checks, machine_checks, run_checks
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
@@ -16,6 +17,7 @@ from gpurun.launcher.selftest.evidence import (
     MACHINE,
     MEASURING,
     PROGRAMS,
+    REPORT,
     TITLES,
     TRAINING,
     Evidence,
@@ -48,13 +50,14 @@ _FORKED = re.compile(r"re-initialize \w+ in forked subprocess")
 """Words of torch/cuda/__init__.py, `_lazy_init`."""
 _MAKE_SPACE = "free some space, or name another one: --out"
 _NO_SPACE = os.strerror(errno.ENOSPC)
+_HANG = "no step completed for"
 _OF_HANGS = {
     CPU.backend: "see all ranks' stacks in that launch's hang.json; gloo speaks through the interface lo",
     CUDA.backend: "if NCCL hangs: turn ACS off, or the IOMMU (iommu=pt); try NCCL_P2P_DISABLE=1",
 }
 """By backend."""
 _OF_CPU, _OF_NVIDIA, _OF_AMD = CPU.noun, CUDA.noun, ROCM.noun
-_BUG = "gpurun is wrong here: please report it, with the directory of this self-test"
+_BUG = f"gpurun is wrong here: {REPORT}"
 _CLOCK = "don't believe step times of this device; `gpurun run` on another one"
 _REPORT = "report it with that rank's log"
 
@@ -220,18 +223,17 @@ def findings(seen: Evidence, parts: Iterable[str]) -> Iterator[Finding]:
 def finding(check: Check, seen: Evidence) -> Finding:
     """The result of one check."""
     found = judge(check, seen)
-    causes = () if check.part in (FAULTS, LINKS) else _remedies(seen.kind)
-    known = (remedy for words, remedy in causes if words.search(found.found))
     tool = check.tools.get(seen.kind.noun)
     usual = f"{check.remedy}: {tool}" if tool else check.remedy
-    return replace(found, remedy=next(known, found.remedy)).named(check.name, usual)
+    return replace(found, remedy=_of_cause(check, found, seen) or found.remedy).named(check.name, usual)
 
 
-def _remedies(kind: Accelerator) -> Iterator[tuple[re.Pattern[str], str]]:
-    """What to do about causes that any job may end by."""
-    yield re.compile(re.escape(_NO_SPACE)), _MAKE_SPACE
-    if kind.backend in _OF_HANGS:
-        yield re.compile("no step completed for"), _OF_HANGS[kind.backend]
+def _of_cause(check: Check, found: Finding, seen: Evidence) -> str | None:
+    """What to do about a cause that any job may end by; it is that of the cause, whatever the check."""
+    remedies = {CANT_WRITE: _MAKE_SPACE, **seen.job(check.part).remedies, _NO_SPACE: _MAKE_SPACE}
+    if check.part not in (FAULTS, LINKS) and seen.kind.backend in _OF_HANGS:
+        remedies[_HANG] = _OF_HANGS[seen.kind.backend]
+    return next((remedy for words, remedy in remedies.items() if words in found.found), None)
 
 
 def judge(check: Check, seen: Evidence) -> Finding:
@@ -245,7 +247,7 @@ def judge(check: Check, seen: Evidence) -> Finding:
         return check.judge(seen) if seen.facts else _without(check, seen)
     if blocked := _blocking(seen):
         return _not_run(blocked)
-    if check.part != MEASURING and _is_hung(seen):
+    if check.part != MEASURING and _ends_all(seen):
         return _not_run([_first(MEASURING, seen).name])
     if len(seen.devices) < check.least_devices:
         return skipped(f"needs {check.least_devices} devices")
@@ -286,14 +288,15 @@ def _blocking(seen: Evidence) -> list[str]:
     return [each.name for each in CHECKS if each.name in BLOCKING and judge(each, seen).status == "failed"]
 
 
-def _is_hung(seen: Evidence) -> bool:
-    """Whether the first job has hung: so would all others."""
-    return any(variant.status == "timeout" for variant in seen.job(MEASURING).variants)
+def _ends_all(seen: Evidence) -> bool:
+    """Whether the first job has hung, or ended by a known cause of the machine: so would all others."""
+    job = seen.job(MEASURING)
+    return bool(job.remedies) or any(variant.status == "timeout" for variant in job.variants)
 
 
 def blocking(seen: Evidence) -> list[str]:
     """The checks because of which no further rank can be started."""
-    return _blocking(seen) or [_first(MEASURING, seen).name] * _is_hung(seen)
+    return _blocking(seen) or [_first(MEASURING, seen).name] * _ends_all(seen)
 
 
 def without_links(failures: Sequence[str]) -> Iterator[Finding]:

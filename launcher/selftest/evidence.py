@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Literal
 
 from gpurun.launcher.compare.model import VariantResult
@@ -33,6 +34,8 @@ class RanJob:
     variants: tuple[VariantResult, ...] = ()
     problem: str | None = None
     """Why it could not run, or ended early."""
+    remedies: Mapping[str, str] = field(default_factory=dict)
+    """What to do about why it, or one of its variants, ended early, where the cause is known."""
     log: str | None = None
     """Of the rank that ended it."""
     hangs: tuple[str, ...] = ()
@@ -49,7 +52,7 @@ class DeviceRate:
 
     device: str
     identity: str
-    """UUID of a GPU; the model of a CPU."""
+    """UUID of a GPU; of a CPU device the machine, its model, the cores that it may use and its place."""
     gflop_per_s: float
     matrix_rows: int
     queue_share: float
@@ -80,10 +83,12 @@ class Evidence:
     """By device; empty for CPUs."""
     free_gib: float
     """On the disk of the run directory."""
+    machine_id: str = ""
+    """By what machines of one name differ."""
     earlier: tuple[EarlierRate, ...] = ()
     """The fastest that devices were in earlier self-tests, by identity and size of their matrices."""
     earlier_busy: frozenset[str] = frozenset()
-    """Identities with earlier rates that don't count, because other processes used the cores."""
+    """Identities with earlier rates that don't count, because ranks waited for a core."""
     earlier_notes: tuple[str, ...] = ()
     """Which earlier results are not used, and why."""
     facts: tuple[DeviceFacts, ...] = ()
@@ -149,6 +154,21 @@ def failed(found: str, remedy: str | None = None) -> Finding:
 
 def skipped(why: str) -> Finding:
     return Finding("", "skipped", why)
+
+
+REPORT = "please report it, with the directory of this self-test"
+IMPOSSIBLE = f"believe no figure of this device: {REPORT}"
+
+
+def is_possible(figure: float | None) -> bool:
+    """Whether what was measured, and is more than nothing, can have this figure."""
+    return figure is not None and isfinite(figure) and figure > 0
+
+
+def impossible(figures: Mapping[str, float]) -> Finding | None:
+    """Failed with the figures, by what is said of them, that can't be; `None` where all can."""
+    wrong = [text for text, figure in figures.items() if not is_possible(figure)]
+    return failed(f"{'; '.join(wrong)}, which can't be", IMPOSSIBLE) if wrong else None
 
 
 def judged(wrong: list[str], right: str) -> Finding:

@@ -2,10 +2,18 @@
 
 import re
 from collections.abc import Callable, Sequence
-from math import isfinite
 
 from gpurun.launcher.rundir.records import PairRate
-from gpurun.launcher.selftest.evidence import NOT_REPORTED, Evidence, Finding, failed, judged, ok, skipped
+from gpurun.launcher.selftest.evidence import (
+    NOT_REPORTED,
+    Evidence,
+    Finding,
+    failed,
+    impossible,
+    judged,
+    ok,
+    skipped,
+)
 from gpurun.launcher.units import format_number, format_rate, plural, size_text
 
 LEAST_SENT = {True: 0.3, False: 0.2}
@@ -76,11 +84,14 @@ def least_reduced(way: str, seen: Evidence) -> float:
 def peer_pairs(seen: Evidence) -> Finding:
     """The pair that is slow, or the device or the node whose pairs all are."""
     pairs = [pair for facts in seen.facts for pair in facts.pairs]
+    rates = {f"{_ends(pair, seen)}: {_gb(pair.gb_per_s)} GB/s": pair.gb_per_s for pair in pairs}
+    if wrong := impossible(rates):
+        return wrong
     slow = [pair for pair in pairs if why_slow(pair, pairs, seen)]
     if not slow:
-        rates = ", ".join(_by_transport(pairs, seen))
+        lowest = ", ".join(_by_transport(pairs, seen))
         alone = "" if _can_judge(pairs, seen) else "; what this link should carry is unknown"
-        return ok(f"{plural(len(pairs), 'pair')}: {rates}{alone}")
+        return ok(f"{plural(len(pairs), 'pair')}: {lowest}{alone}")
     remedy = "look for other processes" if seen.kind.is_host and not seen.nodes else None
     if (name := common_place(slow, pairs, lambda rank: _place(rank, seen))) is not None:
         slowest = min(slow, key=_rate)
@@ -118,11 +129,10 @@ def pcie_links(seen: Evidence) -> Finding:
 def why_slow(pair: PairRate, pairs: list[PairRate], seen: Evidence) -> str | None:
     """Against what its link carries, and against other pairs; `None` where it is as fast as it should be."""
     way, carries = transport(seen, pair.low, pair.high), link_gb_per_s(seen, pair.low, pair.high)
-    if carries and not pair.gb_per_s >= least_sent(way, seen) * carries:  # also NaN
+    if carries and pair.gb_per_s < least_sent(way, seen) * carries:
         return f"{_gb(pair.gb_per_s)} GB/s, but {way} carries {_gb(carries)}"
-    like = (each for each in pairs if transport(seen, each.low, each.high) == way)
-    best = max((each for each in like if isfinite(each.gb_per_s)), key=_rate, default=pair)
-    if not pair.gb_per_s >= LEAST_OF_PAIRS[seen.kind.is_host] * best.gb_per_s:
+    best = max((each for each in pairs if transport(seen, each.low, each.high) == way), key=_rate)
+    if pair.gb_per_s < LEAST_OF_PAIRS[seen.kind.is_host] * best.gb_per_s:
         return f"{_gb(pair.gb_per_s)} GB/s, but {_ends(best, seen)} over {way} have {_gb(best.gb_per_s)}"
     return None
 
@@ -162,15 +172,18 @@ def _gb(gb_per_s: float) -> str:
 def reduce_bandwidth(seen: Evidence) -> Finding:
     """All-reduce by size; the largest against what the slowest link carries."""
     reduces, pairs = seen.facts[0].reduces, [pair for facts in seen.facts for pair in facts.pairs]
-    found = ", ".join(
-        f"{_gb(each.bus_gb_per_s)} GB/s at {size_text(each.num_bytes, 'bytes')}" for each in reduces
-    )
-    best = max(each.bus_gb_per_s for each in reduces)
+    rates = {
+        f"{_gb(each.bus_gb_per_s)} GB/s at {size_text(each.num_bytes, 'bytes')}": each.bus_gb_per_s
+        for each in reduces
+    }
+    if wrong := impossible(rates):
+        return wrong
+    found, best = ", ".join(rates), max(rates.values())
     ways = sorted({transport(seen, pair.low, pair.high) for pair in pairs})
     links = [(rate, pair) for pair in pairs if (rate := link_gb_per_s(seen, pair.low, pair.high))]
     if links:
         carried, pair = min(links, key=lambda link: link[0])
         way = transport(seen, pair.low, pair.high)
-        if not best >= least_reduced(way, seen) * carried:
+        if best < least_reduced(way, seen) * carried:
             return failed(f"bus bandwidth {found}, but {way} carries {_gb(carried)} GB/s")
     return ok(f"bus bandwidth {found}, over {', '.join(ways)}")

@@ -2,7 +2,6 @@
 
 import re
 from contextlib import suppress
-from math import isfinite
 
 from gpurun.launcher.machine.accelerators import peak_tflop_per_s
 from gpurun.launcher.machine.gpus.gpu import Gpu
@@ -14,6 +13,8 @@ from gpurun.launcher.selftest.evidence import (
     Evidence,
     Finding,
     failed,
+    impossible,
+    is_possible,
     judged,
     ok,
     skipped,
@@ -25,6 +26,7 @@ from gpurun.launcher.units import (
     format_number,
     format_percent,
     format_rate,
+    numbers_text,
     plural,
     round_up,
 )
@@ -151,11 +153,13 @@ def device_speed(seen: Evidence) -> Finding:
     """A device that is slower than its like."""
     if busy := _busy(seen):
         return skipped(busy)
-    wrong = [
-        f"{seen.devices[facts.rank]} does {format_rate(facts.gflop_per_s)} GFLOP/s in float32, {why}"
+    rates = {
+        f"{seen.devices[facts.rank]} does {format_rate(facts.gflop_per_s)} GFLOP/s in float32": facts
         for facts in seen.facts
-        if (why := why_slow(facts, seen))
-    ]
+    }
+    if no_rate := impossible({text: facts.gflop_per_s for text, facts in rates.items()}):
+        return no_rate
+    wrong = [f"{text}, {why}" for text, facts in rates.items() if (why := why_slow(facts, seen))]
     slowest = min(facts.gflop_per_s for facts in seen.facts)
     return judged(wrong, f"{format_rate(slowest)} GFLOP/s or more in float32 products")
 
@@ -163,9 +167,8 @@ def device_speed(seen: Evidence) -> Finding:
 def why_slow(facts: DeviceFacts, seen: Evidence) -> str | None:
     """Against the fastest of its model, and against the model's peak, which a part of a GPU doesn't have."""
     like = [other for other in seen.facts if other.name == facts.name]
-    measured = (other for other in like if isfinite(other.gflop_per_s))
-    best = max(measured, key=lambda other: other.gflop_per_s, default=facts)
-    if not facts.gflop_per_s >= LEAST_OF_BEST[seen.kind.is_host] * best.gflop_per_s:  # also NaN
+    best = max(like, key=lambda other: other.gflop_per_s)
+    if facts.gflop_per_s < LEAST_OF_BEST[seen.kind.is_host] * best.gflop_per_s:
         return f"but {seen.devices[best.rank]} {format_rate(best.gflop_per_s)}"
     is_whole = any(not _is_part(gpu, seen) and gpu.name == facts.name for gpu in seen.gpus)
     peak = peak_tflop_per_s(facts.name, "fp32") if is_whole else None
@@ -175,11 +178,29 @@ def why_slow(facts: DeviceFacts, seen: Evidence) -> str | None:
 
 
 def _busy(seen: Evidence) -> str | None:
-    """Why rates can't be judged, where other processes use the cores of CPU devices."""
-    share = max(facts.queue_share for facts in seen.facts)
-    if not seen.kind.is_host or 100 * share <= QUEUE_PERCENT:
+    """Why rates can't be judged, where ranks of CPU devices wait for a core."""
+    worst = max(seen.facts, key=lambda facts: facts.queue_share)
+    if not seen.kind.is_host or 100 * worst.queue_share <= QUEUE_PERCENT:
         return None
-    return f"other processes use the cores: a rank waited {format_percent(100 * share)} of the time"
+    waited = f"rank {worst.rank} waited for a core {format_percent(100 * worst.queue_share)} of the time"
+    return ": ".join([*_users_of_cores(worst, seen), waited])
+
+
+def _users_of_cores(facts: DeviceFacts, seen: Evidence) -> list[str]:
+    """What else runs on a rank's cores: other processes, or only the other ranks; empty if unknown."""
+    if facts.others_share is None:
+        return []
+    sharing = [each for each in seen.facts if _share_cores(each, facts, seen)]
+    others = facts.others_share - sum(each.cpu_share for each in sharing if each is not facts)
+    if 100 * others > QUEUE_PERCENT:
+        return ["other processes use the cores"]
+    return [f"{plural(len(sharing), 'rank')} share {plural(len(facts.cores), 'core')}"]
+
+
+def _share_cores(one: DeviceFacts, other: DeviceFacts, seen: Evidence) -> bool:
+    """Whether two ranks are on one machine, and may use the same cores there."""
+    is_elsewhere = bool(seen.nodes) and seen.nodes[one.rank] != seen.nodes[other.rank]
+    return not is_elsewhere and not set(one.cores).isdisjoint(other.cores)
 
 
 def earlier_speed(seen: Evidence) -> Finding:
@@ -209,7 +230,7 @@ def comparable(rate: DeviceRate) -> tuple[str, int]:
 
 def _why_not_compared(now: tuple[DeviceRate, ...], seen: Evidence) -> str:
     if any(rate.identity in seen.earlier_busy for rate in now):
-        return "in the earlier self-tests of these devices other processes used the cores"
+        return "in the earlier self-tests of these devices ranks waited for a core"
     return "no earlier self-test that they can be compared with was found"
 
 
@@ -218,15 +239,21 @@ def rates_of(seen: Evidence) -> tuple[DeviceRate, ...]:
     return tuple(
         DeviceRate(
             device=seen.devices[facts.rank],
-            identity=seen.gpus[facts.rank].uuid
-            if seen.gpus
-            else f"{seen.machine.cpu_model}, {facts.rank} of {len(seen.devices)}",
+            identity=seen.gpus[facts.rank].uuid if seen.gpus else _cpu_identity(facts, seen),
             gflop_per_s=facts.gflop_per_s,
             matrix_rows=facts.matrix_rows,
             queue_share=facts.queue_share,
         )
         for facts in seen.facts
+        if is_possible(facts.gflop_per_s)
     )
+
+
+def _cpu_identity(facts: DeviceFacts, seen: Evidence) -> str:
+    """A CPU device of another machine of that name, or with other cores, has another one."""
+    machine = f"{seen.machine.hostname} {seen.machine_id}".strip()
+    cores = f"{seen.machine.cpu_cores} of cores {numbers_text(facts.cores)}"
+    return f"{machine}: {seen.machine.cpu_model}, {cores}, {facts.rank} of {len(seen.devices)}"
 
 
 def clock_rates(seen: Evidence) -> Finding:
@@ -234,14 +261,15 @@ def clock_rates(seen: Evidence) -> Finding:
     wrong, clocks, capped = [], [], list[str]()
     for facts, gpu in zip(seen.facts, seen.gpus, strict=False):
         device, most = seen.devices[facts.rank], gpu.max_sm_clock_mhz
+        clock_mhz = facts.clock_mhz if is_possible(facts.clock_mhz) else None
         if facts.throttled:
             wrong.append(f"{device} was throttled: {facts.throttled}")
-        elif facts.clock_mhz and most and not facts.clock_mhz >= LEAST_CLOCK * most:
+        elif clock_mhz and most and clock_mhz < LEAST_CLOCK * most:
             if _is_capped(facts.power_w, gpu.power_limit_w):
                 capped.append(device)
             else:
-                wrong.append(f"{device} ran at {format_count(facts.clock_mhz)} of {format_count(most)} MHz")
-        clocks += [facts.clock_mhz] if facts.clock_mhz else []
+                wrong.append(f"{device} ran at {format_count(clock_mhz)} of {format_count(most)} MHz")
+        clocks += [clock_mhz] if clock_mhz else []
     if not clocks and not wrong:
         return skipped(NOT_REPORTED)
     of_capped = f"; {', '.join(capped)} at the power limit" if capped else ""
@@ -275,7 +303,13 @@ def energy(seen: Evidence) -> Finding:
     without = [seen.devices[facts.rank] for facts in seen.facts if facts.energy_mj is None]
     if without:
         return skipped(f"the energy counter of {', '.join(without)} is {NOT_REPORTED}")
-    powers = [facts.power_w for facts in seen.facts if facts.power_w is not None]
+    wrong = [seen.devices[facts.rank] for facts in seen.facts if not is_possible(facts.energy_mj)]
+    if wrong:
+        return skipped(
+            f"the energy counter of {', '.join(wrong)} did not advance in half a second at work: "
+            f"energy is {NOT_REPORTED}"
+        )
+    powers = [facts.power_w for facts in seen.facts if facts.power_w and is_possible(facts.power_w)]
     return ok(f"{format_count(max(powers))} W at work" if powers else "counted; power is " + NOT_REPORTED)
 
 
@@ -293,6 +327,6 @@ def numa(seen: Evidence) -> Finding:
 def disk(seen: Evidence) -> Finding:
     """Whether the run directory has room."""
     free = format_gib(seen.free_gib)
-    if seen.free_gib < LEAST_FREE_GIB:
+    if not seen.free_gib >= LEAST_FREE_GIB:  # also NaN
         return failed(f"{free} are free where runs are written")
     return ok(f"{free} free")

@@ -10,13 +10,13 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.files import read_json, write_bytes, write_json
 from gpurun.launcher.rundir.paths import SELFTEST
-from gpurun.launcher.selftest.evidence import DeviceRate, EarlierRate, Finding, Status
+from gpurun.launcher.selftest.evidence import DeviceRate, EarlierRate, Finding, Status, is_possible
 from gpurun.launcher.selftest.machine_checks import comparable
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
 
 RUNS = Path("runs/selftest")
 MOST_EARLIER = 20
-"""Earlier self-tests that are looked at, the newest ones."""
+"""Results of a device that are looked at, the newest ones."""
 
 
 @dataclass(frozen=True)
@@ -53,32 +53,30 @@ class Result:
 
 
 def earlier_rates(
-    directories: tuple[Path, ...], hostname: str
+    directories: tuple[Path, ...],
 ) -> tuple[tuple[EarlierRate, ...], frozenset[str], tuple[str, ...]]:
-    """The fastest that each device of this machine was in earlier self-tests.
+    """The fastest that each device was in earlier self-tests, also of other machines.
 
-    A rate of a CPU whose cores other processes used doesn't count; the identities of such are returned too,
+    A rate of a CPU where a rank waited for a core doesn't count; the identities of such are returned too,
     and notes about files with devices of no known kind.
     """
-    files = {path for directory in directories for path in directory.glob(f"*/{SELFTEST}")}
-    best: dict[tuple[str, int], EarlierRate] = {}
+    files = {path.resolve() for directory in directories for path in directory.glob(f"*/{SELFTEST}")}
+    found: dict[tuple[str, int], list[EarlierRate]] = {}
     busy, notes = set(), dict[str, None]()
-    for path in sorted(files, key=_written_ns, reverse=True)[:MOST_EARLIER]:
+    for path in sorted(files, key=_written_ns, reverse=True):
         try:
             result = read_json(path, Result)
         except MachineError:
             continue  # of another version
-        if result.hostname != hostname:
-            continue
         for rate in result.rates:
-            key = comparable(rate)
             if (is_host := is_of_host(rate.device)) is None:
                 notes[f"{path} is ignored: it has an unknown device, {rate.device!r}"] = None
             elif is_host and 100 * rate.queue_share > QUEUE_PERCENT:
                 busy.add(rate.identity)
-            elif key not in best or rate.gflop_per_s > best[key].rate.gflop_per_s:
-                best[key] = EarlierRate(rate, result.day)
-    return tuple(best.values()), frozenset(busy), tuple(notes)
+            elif is_possible(rate.gflop_per_s):
+                found.setdefault(comparable(rate), []).append(EarlierRate(rate, result.day))
+    best = (max(newest[:MOST_EARLIER], key=lambda was: was.rate.gflop_per_s) for newest in found.values())
+    return tuple(best), frozenset(busy), tuple(notes)
 
 
 def _written_ns(path: Path) -> int:

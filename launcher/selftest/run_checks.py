@@ -243,7 +243,10 @@ def late_rank(seen: Evidence) -> Finding:
     variant = _with_fault(seen, "late")
     if variant.status not in MEASURED:
         return failed(f"could not be measured: {variant.reason or variant.status}")
-    waits_ms = {rank.rank: rank.wait_ms for rank in variant.ranks}
+    waits_ms = {
+        rank.rank: rank.wait_ms if rank.wait_ms is not None and isfinite(rank.wait_ms) else None
+        for rank in variant.ranks
+    }
     last = len(seen.devices) - 1
     wrong = [
         f"rank {rank} waits {'unknown' if wait_ms is None else format_ms(wait_ms)} ms"
@@ -270,7 +273,7 @@ def out_of_memory(seen: Evidence) -> Finding:
     wrong += [
         f"{device} still has {format_gib(gib)} more in use"
         for device, gib in seen.used_gib.items()
-        if gib > LEFT_GIB
+        if not gib <= LEFT_GIB  # also NaN
     ]
     wrong += _next_launch(seen)
     return judged(wrong, f"rank {len(seen.devices) - 1} named{_freed(seen)}, the next launch worked")

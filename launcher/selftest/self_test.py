@@ -17,7 +17,8 @@ from gpurun.launcher.jobfile.load import split_devices
 from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS, parse_devices
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.gpus.torch_build import installed_torch
-from gpurun.launcher.machine.host import Machine, inspect_machine
+from gpurun.launcher.machine.host import Machine, inspect_machine, machine_id
+from gpurun.launcher.machine.resource_limits import exhausted
 from gpurun.launcher.plan.devices import Devices, gpus_of, named_devices
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import OPTIMIZING
@@ -28,7 +29,7 @@ from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.records import DeviceFacts, StepRecord
+from gpurun.launcher.rundir.records import DeviceFacts, RootCause, StepRecord
 from gpurun.launcher.selftest.check_table import blocking, findings
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
@@ -125,12 +126,22 @@ def outcome_of(run: Callable[[], Finished]) -> RanJob:
     except (Interrupted, NodesError):
         raise
     except GpurunError as error:
-        return RanJob(problem=str(error))
+        return not_run(error)
+    except (OSError, RuntimeError, MemoryError) as error:
+        if (limit := exhausted(error)) is None:
+            raise
+        return not_run(limit)
     if isinstance(finished.error, Interrupted):
         raise Interrupted(finished.error.cause)
     if isinstance(finished.error, NodesError):
         raise finished.error
     return ran_job(finished)
+
+
+def not_run(error: GpurunError) -> RanJob:
+    """A job that could not run, or not to its end; errors say in further lines what to do."""
+    problem, *remedy = str(error).splitlines()
+    return RanJob(problem=problem, remedies={problem: " ".join(map(str.strip, remedy))} if remedy else {})
 
 
 def at_node(found: Finding, node: int, host: str) -> Finding:
@@ -163,11 +174,18 @@ def ran_job(finished: Finished) -> RanJob:
     return RanJob(
         variants=finished.comparison.variants,
         problem=(lost[0].reason or lost[0].status) if lost else None,
+        remedies={each.reason: hint for each in lost if each.reason and (hint := hint_of(run, each.log))},
         log=str(run.path / lost[0].log) if lost and lost[0].log else None,
         hangs=tuple(read_json(path, Hang).headline for path in sorted(run.path.glob("launches/*/hang.json"))),
         steps={each.id: steps_of(run, each.id) for each in finished.comparison.variants},
         logs="".join(log_tail(path) for path in sorted(run.path.glob("launches/*/log/rank*.log"))),
     )
+
+
+def hint_of(run: RunDir, log: str | None) -> str | None:
+    """What to do about the failure of the attempt that has this log, if that is known."""
+    path = run.root_cause(Path(log).parents[1].name) if log else None
+    return read_json(path, RootCause).hint if path and path.exists() else None
 
 
 def steps_of(run: RunDir, variant: str) -> dict[int, tuple[StepRecord, ...]]:
@@ -193,7 +211,7 @@ def begin_evidence(wish: str, directory: Path) -> Evidence:
     """
     machine, build = inspect_machine(), installed_torch()
     kind, devices = wished_devices(wish, machine)
-    rates, busy, notes = earlier_rates((directory.parent, RUNS), machine.hostname)
+    rates, busy, notes = earlier_rates((directory.parent, RUNS))
     seen = Evidence(
         kind=kind,
         devices=devices,
@@ -202,6 +220,7 @@ def begin_evidence(wish: str, directory: Path) -> Evidence:
         visible=os.environ.get(kind.visible_variable or ""),
         health=(),
         free_gib=shutil.disk_usage(directory).free / GIB,
+        machine_id=machine_id(),
         earlier=rates,
         earlier_busy=busy,
         earlier_notes=notes,
@@ -287,10 +306,11 @@ def run_selftest(
         test.execute(begin_evidence(wish, directory))
         finish_on_nodes(test)
     except BaseException as error:
-        if isinstance(error, Interrupted) and test.found and not keep(test.result(), directory, False):
-            raise Interrupted(error.cause, kept=True) from error
-        if not (isinstance(error, NodesError) and test.found and not keep(test.result(), directory, False)):
+        is_kept = bool(test.found) and keep(test.result(), directory, False) is None
+        if not is_kept:
             remove(directory, made)  # what was begun serves no one
+        if isinstance(error, Interrupted) and is_kept:
+            raise Interrupted(error.cause, kept=True) from error
         raise
     result = test.result()
     return result, directory, keep(result, directory, is_latest=out is None)

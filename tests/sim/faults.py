@@ -16,7 +16,7 @@ from gpurun.launcher.machine.accelerators import ACCELERATORS, CUDA
 from gpurun.launcher.machine.gpus import nvml
 from gpurun.launcher.machine.host import Topology
 from gpurun.launcher.units import GIB
-from tests.sim.machine import KIND, MachineModel
+from tests.sim.machine import KIND, DeviceModel, MachineModel
 from tests.unit.machine.fake_driver import NVMLError, fake, well
 
 VARIABLE = "GPURUN_INJECTED_FAULTS"
@@ -27,8 +27,11 @@ TOO_HOT = 0x40
 
 
 def environment(faults: Collection[str]) -> dict[str, str]:
-    """What has a command run on such a machine with these faults."""
-    return {**MachineModel().environment(), VARIABLE: ", ".join(faults)}
+    """What has a command run on a machine of three devices with these faults."""
+    opens_another = DeviceModel(opens=0 if "wrong ids" in faults else None)
+    slow = DeviceModel(slowdown=10 if "slow device" in faults else 1)
+    machine = MachineModel(devices=(DeviceModel(), opens_another, slow))
+    return {**machine.environment(), VARIABLE: ", ".join(faults)}
 
 
 def injected(environ: Mapping[str, str] = os.environ) -> frozenset[str]:

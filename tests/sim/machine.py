@@ -26,6 +26,8 @@ class DeviceModel:
     slowdown: int = 1
     """By which its kernels take longer than the machine's costs say; copies don't."""
     memory_bytes: int = GIB
+    opens: int | None = None
+    """Which device a process gets that asks for this one; `None`: this one."""
     fault_at_launch: int = 0
     """The launch, counted from 1, that fails: the host learns of it when it waits. 0: none."""
 
@@ -66,13 +68,15 @@ def model_from(environ: Mapping[str, str]) -> MachineModel:
     return MachineModel(tuple(DeviceModel(**device) for device in devices), **values)
 
 
-def visible(environ: Mapping[str, str]) -> list[DeviceModel]:
-    """The devices that this process may use, in its order."""
-    devices = model_from(environ).devices
+def visible(environ: Mapping[str, str]) -> list[int]:
+    """The numbers of the devices that this process may use, in its order."""
+    model = model_from(environ)
     uuids = environ.get(VISIBLE, environ.get(nvml.VISIBLE))
     if uuids is None:
-        return list(devices)
-    return [devices[int(uuid.rpartition("-")[2])] for uuid in uuids.split(",") if uuid]
+        return list(range(len(model.devices)))
+    numbers = [int(uuid.rpartition("-")[2]) for uuid in uuids.split(",") if uuid]
+    opened = (model.devices[number].opens for number in numbers)
+    return [number if other is None else other for number, other in zip(numbers, opened, strict=True)]
 
 
 def inspect(environ: Mapping[str, str], root: Path, binding: Any) -> Gpus:

@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.__main__ import NAMES, main
 from benchmarks.faults.jobs import Tried, text_of
-from benchmarks.fuzz import TARGETS, fuzz
-from benchmarks.fuzz.guard import LIMIT_BYTES, run_all
+from benchmarks.fuzz import TARGETS, fuzz, guard
+from benchmarks.fuzz.guard import LIMIT_BYTES, Outcome, run_all
 from tests.wording import Wording
 
 
@@ -43,6 +44,9 @@ def test_fuzzing_tries_inputs_and_says_so(name: str) -> None:
     assert fuzz(name, 2).startswith("2 inputs in ")
 
 
+DONE = Outcome(failures=(), slowest_s=0.1, peak_bytes=1)
+
+
 def breaks_out(chance: random.Random, directory: Path) -> None:
     """Odd inputs change a file outside and pass over the refusal; of the others every second fails."""
     if chance.random() < 0.5:
@@ -57,6 +61,25 @@ def test_fuzzing_reports_what_fails_and_what_reaches_outside() -> None:
         run_all("breaking out", breaks_out, 3)
     with pytest.raises(SystemExit, match=r"(?s)1 of 1 .*--- input 7\n"):
         run_all("breaking out", breaks_out, 1, first=7)
+
+
+def does_nothing(chance: random.Random, directory: Path) -> None:
+    pass
+
+
+def test_fuzzing_goes_on_with_further_inputs_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter((0.0, 40.0, 80.0, 80.0))
+    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    tried: list[range] = []
+
+    def keep(name: str, case: object, numbers: range, prepare: object) -> list[Outcome]:
+        tried.append(numbers)
+        return [DONE]
+
+    monkeypatch.setattr(guard, "_try_range", keep)
+    said = run_all("doing nothing", does_nothing, 2, first=3, least_s=60)
+    assert tried == [range(3, 5), range(5, 7)]
+    assert said.startswith("4 inputs from number 3 on in 80 s")
 
 
 def takes_half(chance: random.Random, directory: Path) -> None:

@@ -116,15 +116,13 @@ def check(job: Path, with_memory: bool, as_json: bool, overrides: tuple[str, ...
 
     Example: gpurun check job.yaml --set global_batch=128
     """
-    from gpurun.launcher.jobfile.checks.workload import check_files
     from gpurun.launcher.jobfile.load import load_job
     from gpurun.launcher.jobfile.values import node_bounds
     from gpurun.launcher.machine.host import inspect_machine
     from gpurun.launcher.plan.build import build_plan
     from gpurun.launcher.plan.devices import assumed_nodes
 
-    spec = load_job(job, overrides)
-    check_files(spec, job.parent)
+    spec = load_job(job, overrides, runs_here=True)
     machine = inspect_machine()
     plan = build_plan(spec, machine, assumed_nodes(machine, node_bounds(spec.nodes)[1]))
     memory = None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from gpurun.launcher.cli.completion import SHELLS, completer
+from gpurun.launcher.cli.completion import SHELLS, lines_for
 from gpurun.launcher.cli.options import json_option
 from gpurun.launcher.cli.output import line_width, show_json, width
 from gpurun.launcher.errors import Problem, SpecError
@@ -163,7 +163,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
     Example: gpurun completion bash >> ~/.bashrc
     """
-    click.echo(completer(ctx.find_root().command, shell).source())
+    click.echo(lines_for(ctx.find_root().command, shell))
 
 
 @click.command("workloads")

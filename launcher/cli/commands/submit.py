@@ -14,13 +14,12 @@ import click
 from gpurun.launcher.cli.options import WholeNumber, job_argument, set_option
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.schedulers import SCHEDULERS
-from gpurun.launcher.schedulers.base import Queue, Submission, SubmitOptions
+from gpurun.launcher.schedulers.base import Queue, Submission, SubmitOptions, range_note, time_limit
 
 F = TypeVar("F", bound=Callable[..., Any])
 QUEUES = {name: one.queue for name, one in SCHEDULERS.items() if one.queue}
 COMMANDS = {queue.command: queue.option_example for queue in QUEUES.values()}
 """What submits → an option of it."""
-TIMES = list(dict.fromkeys(queue.time_example for queue in QUEUES.values() if queue.time_example))
 MAX_LABEL = 36
 """Characters that a scheduler's name for a job may take of the job's own: Pods append to it, up to 63."""
 
@@ -56,7 +55,7 @@ def show_list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=show_list, help="List the schedulers."
 )
 @click.option("--nodes", type=WholeNumber(1), help="Number of nodes; default: the job's `nodes`.")
-@click.option("--time", metavar="TIME", help=f"Time limit, such as {' or '.join(TIMES)} {taken_by('time')}.")
+@click.option("--time", metavar="TIME", help=f"Time limit: 90m, 2:00:00 or 1-12:00:00 {taken_by('time')}.")
 @click.option(
     "--image", metavar="IMAGE", help=f"Container image with gpurun and the job {taken_by('image')}."
 )
@@ -102,6 +101,8 @@ def submit(
     label = label_for(spec.name)
     submission = Submission(spec, absolute(job), Path.cwd(), overrides, own_command(), label)
     text = QUEUES[name].script(submission, wanted)
+    if note := range_note(name, QUEUES[name], submission, wanted):
+        click.echo(note, err=True)
     if dry_run:
         click.echo(text, nl=False)
         return 0
@@ -161,7 +162,10 @@ def submit_options(name: str, options: dict[str, Any]) -> SubmitOptions:
             f"--{option.replace('_', '-')} is not for {name}\n"
             f"    it takes {', '.join(['--nodes', *taken, f'--{queue.command}=OPTION'])}"
         )
-    return SubmitOptions(**options, further=mine)
+    if (empty := next((one for one in sorted(known) if options[one] == ""), None)) is not None:
+        raise SpecError(f"--{empty.replace('_', '-')} has no value\n    give one, or leave the option out")
+    limit_s = None if options["time"] is None else time_limit(options["time"])
+    return SubmitOptions(**{**options, "time": limit_s}, further=mine)
 
 
 def label_for(name: str) -> str:

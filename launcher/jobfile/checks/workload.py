@@ -4,12 +4,15 @@ import ast
 import importlib.machinery
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.errors import Problem, SpecError
+from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.checks.program_file import INSTALL_IT, near_file, no_file, no_module
 from gpurun.launcher.jobfile.kinds import builtin_workloads, no_such_builtin, workload_kind
 from gpurun.launcher.jobfile.model import JobSpec
@@ -31,7 +34,7 @@ from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, shorten
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.jobfile.yaml.tree import Unreadable
-from gpurun.workloads.limits import not_there, path_of, refusal, shape_of
+from gpurun.workloads.limits import PRESETS, not_there, path_of, refusal, shape_of
 from gpurun.workloads.registry import BUILTINS, Builtin
 
 _GPT_SIZES = ("layers", "width", "heads", "context", "vocabulary")
@@ -61,12 +64,12 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
             yield from _wrong_for_micro_benchmarks(draft, BUILTINS[spec.workload], place)
     elif not colon:
         yield spec.problem(place, *no_such_builtin(spec.workload))
-    elif not source.endswith(".py"):
-        yield from _missing_module(spec, job_dir, source.partition(".")[0], place)
-    elif not _is_file(job_dir / source):
+    elif source.endswith(".py") and not _is_file(job_dir / source):
         yield spec.problem(place, no_file(source), near_file(job_dir / source, job_dir))
     else:
-        module = read_module(job_dir / source)
+        if not source.endswith(".py"):
+            yield from _missing_module(spec, job_dir, source.partition(".")[0], place)
+        module = _module_of(source, job_dir)
         yield from _missing_function(spec, module, function, place)
         yield from _iterable_dataset(spec, module, function, place)
         yield from _wrong_params(draft, signature_of(module, function) if module else None)
@@ -78,9 +81,53 @@ def params_taken(workload: str | None, job_dir: Path) -> Sequence[str]:
     signature = None
     if function in builtin_workloads() and not source:
         signature = signature_of_builtin(function)
-    elif source.endswith(".py") and (module := read_module(job_dir / source)):
+    elif source and (module := _module_of(source, job_dir)):
         signature = signature_of(module, function)
     return signature.names if signature else ()
+
+
+def _module_of(source: str, job_dir: Path) -> ast.Module | None:
+    """The source of a workload's file or module; `None` where it can't be read, or may be another one."""
+    file = job_dir / source if source.endswith(".py") else _file_of_module(source, job_dir)
+    return read_module(file) if file else None
+
+
+def _file_of_module(name: str, job_dir: Path) -> Path | None:
+    """The file that a rank would import, found without importing anything.
+
+    Where the job's directory, this one and the installed packages have different ones, the ranks' `sys.path`
+    decides; a package may decide by its `__path__` what is in it.
+    """
+    top, *inner = name.split(".")
+    specs = _specs_of(top, job_dir)
+    found = specs[0] if len({spec.origin for spec in specs}) == 1 else None
+    for depth in range(len(inner)):
+        places = found.submodule_search_locations if found else None
+        if found is None or places is None or not _has_usual_path(found):
+            return None
+        found = importlib.machinery.PathFinder.find_spec(".".join((top, *inner[: depth + 1])), places)
+    origin = found.origin if found else None
+    return Path(origin) if origin and origin.endswith(".py") else None
+
+
+def _specs_of(package: str, job_dir: Path) -> list[ModuleSpec]:
+    """A top-level name in each of the places where it may be found."""
+    found = [
+        importlib.machinery.PathFinder.find_spec(package, [str(place)])
+        for place in (job_dir.resolve(), Path.cwd())
+    ]
+    with suppress(ImportError, ValueError):  # such as a module that runs without a spec of its own
+        found.append(importlib.util.find_spec(package))
+    return [spec for spec in found if spec is not None]
+
+
+def _has_usual_path(package: ModuleSpec) -> bool:
+    """Whether a package's own code leaves it to Python where its modules are."""
+    init = read_module(Path(package.origin)) if package.origin else None
+    if init is None:
+        return False
+    names = {node.id for node in ast.walk(init) if isinstance(node, ast.Name)}
+    return "__path__" not in names and names_of(init).is_complete
 
 
 def _wrong_for_micro_benchmarks(draft: Draft, builtin: Builtin, place: KeyPath) -> Iterator[Problem]:
@@ -118,15 +165,8 @@ def _is_file(path: Path) -> bool:
 
 
 def _missing_module(spec: JobSpec, job_dir: Path, package: str, place: KeyPath) -> Iterator[Problem]:
-    """Only a top-level name can be looked for: finding one inside of a package would import the package."""
-    places = [str(job_dir.resolve()), str(Path.cwd())]
-    try:
-        is_there = importlib.util.find_spec(package) or importlib.machinery.PathFinder.find_spec(
-            package, places
-        )
-    except (ImportError, ValueError):  # such as a module that runs without a spec of its own
-        return
-    if not is_there:
+    """Only a top-level name is looked for: what a package has inside, its own code may decide."""
+    if not _specs_of(package, job_dir) and package not in sys.modules:
         yield spec.problem(place, no_module(package), INSTALL_IT)
 
 
@@ -134,12 +174,28 @@ def _missing_function(
     spec: JobSpec, module: ast.Module | None, function: str, place: KeyPath
 ) -> Iterator[Problem]:
     names = names_of(module) if module else None
-    if names and names.is_complete and not names.bound[function]:
-        listed = ", ".join(names.functions[:8])
-        hint = did_you_mean(function, names.functions) or (f"its functions are {listed}" if listed else None)
-        file = str(spec.workload).rpartition(":")[0]
-        message = f"{file[:200]} has no function `{shorten(function)}`"
+    if module is None or names is None or not names.is_complete:
+        return
+    file = str(spec.workload).rpartition(":")[0]
+    listed = ", ".join(names.functions[:8])
+    hint = did_you_mean(function, names.functions) or (f"its functions are {listed}" if listed else None)
+    if not names.bound[function]:
+        yield spec.problem(place, f"{file[:200]} has no function `{shorten(function)}`", hint)
+    elif names.bound[function] == 1 and (line := _line_of_value(module, function)):
+        message = f"`{shorten(function)}` in {file[:200]} is no function, but a value (line {line})"
         yield spec.problem(place, message, hint)
+
+
+def _line_of_value(module: ast.Module, name: str) -> int | None:
+    """Where the module gives a name a value that can't be called: a number, a text, a list, a dictionary."""
+    for node in module.body:
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=found)],
+                value=ast.Constant() | ast.List() | ast.Dict() | ast.Tuple() | ast.Set(),
+            ) if found == name:
+                return node.lineno
+    return None
 
 
 def _iterable_dataset(
@@ -179,29 +235,22 @@ def _wrong_params(draft: Draft, signature: Signature | None) -> Iterator[Problem
     if signature is None:
         return
     for place, given in given_params(draft):
-        found = list(_wrong_values(draft.spec, signature, place, given))
-        yield from found or _wrong_together(draft.spec, place, given)
+        yield from _wrong_values(draft.spec, signature, place, given)
+        yield from _wrong_together(draft.spec, place, given)
     yield from _missing_params(draft, signature)
 
 
-def check_files(spec: JobSpec, job_dir: Path) -> None:
-    """Looks for the files and directories that params of built-in workloads name, on the machine of the run.
+def find_missing_files(draft: Draft, job_dir: Path) -> Iterator[Problem]:
+    """Files and directories that params of built-in workloads name, and that aren't on this machine.
 
     A job for several nodes is left to them: each has its own, and this one may have none.
-
-    Raises:
-        SpecError: they are not all there.
     """
-    draft = Draft(spec)
+    spec = draft.spec
     if spec.is_on_nodes or any(name not in builtin_workloads() for _, name in draft.placed("workload")):
         return
-    problems = [
-        spec.problem((*place, name), text)
-        for place, given in given_params(draft)
-        for name, text in _missing_files(given, job_dir)
-    ]
-    if problems:
-        raise SpecError(*problems)
+    for place, given in given_params(draft):
+        for name, text in _missing_files(given, job_dir):
+            yield spec.problem((*place, name), text)
 
 
 def _missing_files(given: Mapping[str, Any], job_dir: Path) -> Iterator[tuple[str, str]]:
@@ -281,14 +330,20 @@ def _why_refused_together(workload: str, params: Mapping[str, Any]) -> str | Non
     """Why no model can have these sizes, though each may be right by itself."""
     if workload != "gpt":
         return None
+    preset = params.get("preset", "tiny")
     own = {name: params.get(name) for name in _GPT_SIZES}
-    if any(type(number) not in (int, type(None)) for number in own.values()):
+    wrong = {name for name, size in own.items() if size is not None and not _is_size(name, size)}
+    if preset not in PRESETS or wrong & {"width", "heads"}:
         return None  # that one is a mistake by itself
     try:
-        shape_of(str(params.get("preset", "tiny")), **own)
+        shape_of(preset, **{name: None if name in wrong else size for name, size in own.items()})
     except ValueError as error:
         return str(error)
     return None
+
+
+def _is_size(name: str, value: Any) -> bool:
+    return type(value) is int and not refusal(name, value, is_count=True)
 
 
 def _missing_params(draft: Draft, signature: Signature) -> Iterator[Problem]:

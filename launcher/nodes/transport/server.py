@@ -21,7 +21,7 @@ import grpc.aio
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.network import family_of
-from gpurun.launcher.nodes.messages import End, Message
+from gpurun.launcher.nodes.messages import End, LogText, Message
 from gpurun.launcher.nodes.transport.exchange import (
     HANDSHAKE_S,
     METHOD,
@@ -45,25 +45,39 @@ nodes stay below the usual limit of 1,024.
 _ACCEPT_AGAIN_S = 0.1
 _BACKLOG = 1024
 _PORTION_BYTES = 1 << 18
+MOST_REFUSALS = 10
+"""So many addresses whose connections were refused are reported, each once: anyone may connect."""
+_REFUSED = "a connection from {address} was refused: {why}"
+_NO_SECRET, _NO_NODE = "it didn't prove that it knows this job's secret", "it is no node of this job"
+_OUT_OF_RANGE = "a node with rank {rank} was refused: of {num_nodes} nodes, ranks are 0 to {last}"
 _TOO_LATE = "node {peer.rank} ({peer.host}) came too late: the run has begun with {num_nodes} nodes"
 
 
 class Listener:
     """The connections of node 0, from the port to gRPC."""
 
-    def __init__(self, address: str, port: int, num_nodes: int, handshake_s: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        num_nodes: int,
+        handshake_s: float,
+        on_refused: Callable[[str], None] = lambda address: None,
+    ) -> None:
         """Opens the port.
 
         Args:
             address: to listen on.
             num_nodes: how many nodes connect.
             handshake_s: how long a stranger may stay.
+            on_refused: called with the address of one whose connection gRPC has closed.
 
         Raises:
             OSError: the port is taken, or the address is another machine's.
         """
         self._limit = MAX_STRANGERS + num_nodes
         self._handshake_s = handshake_s
+        self._on_refused = on_refused
         self._socket = socket.create_server(
             (address, port), family=family_of(address), backlog=_BACKLOG, dualstack_ipv6=address == "::"
         )
@@ -89,12 +103,12 @@ class Listener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(self._socket)
+                connection, origin = await loop.sock_accept(self._socket)
             except OSError:  # no descriptor left, for one
                 self._end_oldest()
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
-            self._begin(connection)
+            self._begin(connection, origin[0])
 
     def _hide_inner(self) -> None:
         """Removes the socket's name: no one else can connect to it, and nothing stays behind."""
@@ -116,9 +130,10 @@ class Listener:
         for fd in {self._directory_fd, self._inner}:
             os.close(fd)
 
-    def _begin(self, outer: socket.socket) -> None:
+    def _begin(self, outer: socket.socket, address: str) -> None:
         connection = asyncio.create_task(self._carry(outer))
         connection.add_done_callback(self._connections.discard)
+        connection.add_done_callback(lambda _: self._report_stranger(connection, address))
         connection.add_done_callback(self._forget)
         connection.add_done_callback(lambda _: outer.close())  # which may be cancelled before it begins
         self._connections.add(connection)
@@ -127,6 +142,10 @@ class Listener:
         num_nodes_here = len(self._connections) - len(self._strangers)
         if len(self._strangers) > self._limit - num_nodes_here:
             self._end_oldest()
+
+    def _report_stranger(self, connection: asyncio.Task[None], address: str) -> None:
+        if connection in self._strangers and not connection.cancelled():
+            self._on_refused(address)
 
     def _forget(self, connection: asyncio.Task[None]) -> None:
         """This is no stranger, or no longer there."""
@@ -194,6 +213,8 @@ class Server(Streams):
         self._end: End | None = None
         self._admit: Callable[[str], None]
         """To call with the name of a connection that is a node's."""
+        self._refusals: set[str] = set()
+        """Those that were reported."""
 
     def peer_of(self, rank: int) -> Peer:
         return self._ranks[rank]
@@ -203,7 +224,7 @@ class Server(Streams):
         options = self.options
         address = options.listen or ("::" if ":" in options.address else "0.0.0.0")
         try:
-            listener = Listener(address, options.port, options.num_nodes, HANDSHAKE_S)
+            listener = Listener(address, options.port, options.num_nodes, HANDSHAKE_S, self._refuse_address)
         except OSError as error:
             self.report(Refused(_why_not_served(error, options)))
             return
@@ -220,6 +241,16 @@ class Server(Streams):
             await server.stop(None)
             await listener.close()
 
+    def _refuse_address(self, address: str) -> None:
+        why = _NO_NODE if self.options.identity is None else _NO_SECRET
+        self._report_refusal(_REFUSED.format(address=address, why=why))
+
+    def _report_refusal(self, text: str) -> None:
+        """For node 0's user, until the run ends: each once, and not many."""
+        if text not in self._refusals and len(self._refusals) < MOST_REFUSALS and not self.ended:
+            self._refusals.add(text)
+            self.report(Arrived(LogText(text)))
+
     def _server_at(self, place: str) -> Any:
         server = grpc.aio.server(
             options=grpc_options(self.options), maximum_concurrent_rpcs=2 * self.options.num_nodes + 16
@@ -235,6 +266,8 @@ class Server(Streams):
 
     async def _exchange(self, requests: object, context: Any) -> None:
         """One stream of another node."""
+        if self.options.identity is not None:
+            self._admit(context.peer())  # it knows the secret, whatever else is wrong with it
         try:
             peer = self._peer_of(dict(context.invocation_metadata()))
         except (KeyError, ValueError) as error:
@@ -264,7 +297,9 @@ class Server(Streams):
             self._sessions[session].has_left = False
             return self._sessions[session]
         if not 0 <= rank < self.options.num_nodes or len(session) > 64 or len(host) > 256:
-            raise ValueError(f"node rank {rank} of {self.options.num_nodes}")
+            num_nodes = self.options.num_nodes
+            self._report_refusal(_OUT_OF_RANGE.format(rank=rank, num_nodes=num_nodes, last=num_nodes - 1))
+            raise ValueError(f"node rank {rank} of {num_nodes}")
         peer = self._sessions[session] = Peer(rank, host)
         self._ranks.setdefault(rank, peer)
         if self._is_late(peer):

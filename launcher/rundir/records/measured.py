@@ -242,7 +242,7 @@ class ReduceRate:
     time_us: Number
     """Of the slowest rank."""
     bus_gb_per_s: Number
-    """Bytes that cross the busiest link of a ring, per second."""
+    """Bytes that cross the busiest link of a ring, per second; 0 where the time can't be."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class PairRate:
     low: Count
     high: Count
     gb_per_s: Number
-    """One way."""
+    """One way; 0 where the time can't be."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class DeviceFacts:
     gflop_per_s: Number
     """Float32 products of square matrices: the fastest of many blocks."""
     queue_share: Number
-    """Of that time: the rank was ready to run, but other processes had the cores."""
+    """Of that time: the rank was ready to run, but other processes had the cores, such as the other ranks."""
     power_w: Number | None = None
     energy_mj: Number | None = None
     """Over that time."""
@@ -286,6 +286,12 @@ class DeviceFacts:
     """By size, smallest first."""
     pairs: tuple[PairRate, ...] = ()
     """Those in which this rank is the lower one."""
+    cores: tuple[Whole, ...] = ()
+    """That it may use, by number."""
+    cpu_share: Number = 0.0
+    """CPU time of this rank over that of the products."""
+    others_share: Number | None = None
+    """Likewise of all other processes on its cores; below 0 where the kernel's ticks say so."""
 
 
 @dataclass(frozen=True)

@@ -55,13 +55,14 @@ class GpuMeter:
     def sample(self) -> None:
         """To be called while the GPU works: some of what its driver says holds for this moment only."""
         self.reason = self.sensors.throttling() or self.reason
-        self.power_w = self.sensors.power_w() or self.power_w
+        power_w = self.sensors.power_w() or 0.0
+        self.power_w = power_w if power_w > 0 else self.power_w
 
     def load(self) -> GpuLoad:
         """The block so far."""
         is_hot = self.hot_ns > HOT_SHARE * self.elapsed_ns
         seconds = self.elapsed_ns / 1e9
-        by_energy = self.energy_mj / 1e3 / seconds if self.energy_mj is not None and seconds else None
+        by_energy = self.energy_mj / 1e3 / seconds if self.energy_mj and seconds else None
         return GpuLoad(
             peak_bytes=self.runtime.peak_bytes(self.device),
             sm_clock_mhz=sum(self.clocks_mhz) / len(self.clocks_mhz) if self.clocks_mhz else None,

@@ -4,6 +4,7 @@ Its arguments are the kind of the devices, the directory for what it finds, and 
 if not all are to be measured. Rank 0 writes for all ranks, which may be on other machines.
 """
 
+import math
 import os
 import sys
 import time
@@ -72,9 +73,19 @@ def reduce_rates(device: torch.device, is_host: bool) -> tuple[ReduceRate, ...]:
         with marked_step():
             times_ns.append(fastest_ns(device, partial(dist.all_reduce, buffer[: size // 4])))
     return tuple(
-        ReduceRate(size, time_ns / 1e3, factor * size / time_ns)
+        ReduceRate(size, finite(time_ns) / 1e3, rate(factor * size, time_ns))
         for size, time_ns in zip(sizes, times_ns, strict=True)
     )
+
+
+def rate(amount: float, time_ns: float) -> float:
+    """Per ns; 0 where the time can't be, which no rate is: JSON has no other number for that."""
+    return amount / time_ns if finite(time_ns) > 0 else 0.0
+
+
+def finite(value: float) -> float:
+    """Itself; 0 where it is no number, or infinite."""
+    return value if math.isfinite(value) else 0.0
 
 
 def fastest_ns(device: torch.device, run: Callable[[], object]) -> float:
@@ -101,7 +112,7 @@ def pair_rates(
             if rank in (low, high):
                 best_ns = min(there_and_back_ns(message, rank, low, high) for _ in range(REPETITIONS))
                 if rank == low:
-                    found.append(PairRate(low, high, 2 * message.nbytes / best_ns))
+                    found.append(PairRate(low, high, rate(2 * message.nbytes, best_ns)))
             dist.barrier()
     return tuple(found)
 
@@ -148,7 +159,7 @@ def device_facts(
         uuid=str(uuid) if (uuid := getattr(properties(device), "uuid", None)) else None,
         clock_off=off,
         matrix_rows=rows,
-        gflop_per_s=2 * rows**3 / best_ns,
+        gflop_per_s=rate(2 * rows**3, best_ns),
         queue_share=max(0.0, waited_ns / host_ns),
         power_w=at_work.power_w,
         energy_mj=load.energy_mj(),
@@ -158,6 +169,9 @@ def device_facts(
         wrong_sums=wrong_sums(rank, device, kind.is_host),
         reduces=reduce_rates(device, kind.is_host),
         pairs=pair_rates(rank, device, kind.is_host, pairs),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        cpu_share=(waited.cpu_ns or 0) / host_ns,
+        others_share=None if waited.others_ns is None else waited.others_ns / host_ns,
     )
 
 
@@ -198,7 +212,7 @@ def blocks(matrix: Tensor, clock: Clock, while_queued: Callable[[], object]) -> 
     clock.end_step()
     (step,) = clock.read()
     host_ns = time.perf_counter_ns() - start_ns
-    return best_ns, step.step_ns / host_ns - 1, host_ns
+    return best_ns, finite(step.step_ns) / host_ns - 1, host_ns
 
 
 def products(matrix: Tensor, at_least_ns: int, while_queued: Callable[[], object]) -> float:

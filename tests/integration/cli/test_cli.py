@@ -2,12 +2,14 @@
 
 import json
 import os
+import pty
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +133,31 @@ def test_bash_completes(words: list[str], found: list[str], tmp_path: Path) -> N
     (tmp_path / "gpurun").write_text(f'#!/bin/sh\nexec {sys.executable} -m gpurun "$@"\n')
     (tmp_path / "gpurun").chmod(0o755)
     script = (
-        f'PATH="$PWD:$PATH"; eval "$(gpurun completion bash)"; COMP_WORDS=({shlex.join(words)}); '
+        f'PATH="$PWD:$PATH"; compopt() {{ :; }}; eval "$(gpurun completion bash)"; '
+        f"COMP_WORDS=({shlex.join(words)}); "
         f'COMP_CWORD={len(words) - 1}; _gpurun_completion gpurun; printf "%s\\n" "${{COMPREPLY[@]}}"'
     )
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout.split(), done.stderr) == (found, "")
+
+
+@pytest.mark.parametrize("words", ["job.yaml --set steps.rou", "check job.yaml --set compare.spl"])
+def test_a_value_follows_its_completed_key_without_a_space(words: str, tmp_path: Path) -> None:
+    """Typed into a real bash: the value goes on where the key ends."""
+    real = f"exec {sys.executable} -m gpurun"
+    either = f'[ "$1" = completion ] && {real} "$@"\n[ "$_GPURUN_COMPLETE" ] && {real}'
+    (tmp_path / "gpurun").write_text(f'#!/bin/sh\n{either}\necho "$@" > typed\n')
+    (tmp_path / "gpurun").chmod(0o755)
+    (tmp_path / "rc").write_text('PATH="$PWD:$PATH"; eval "$(gpurun completion bash)"\n')
+    ours, shells = pty.openpty()
+    command = ["setsid", "bash", "--rcfile", "rc", "-i"]
+    shell = subprocess.Popen(command, cwd=tmp_path, stdin=shells, stdout=shells, stderr=shells)
+    os.close(shells)
+    os.write(ours, f"gpurun {words}\t7\rexit\r".encode())
+    with suppress(OSError), open(ours, "rb", 0) as terminal:  # which ends with the shell
+        terminal.readall()
+    shell.wait()
+    assert (tmp_path / "typed").read_text().endswith("=7\n")
 
 
 def test_streams_that_are_closed_are_no_one_elses(tmp_path: Path) -> None:
@@ -192,7 +214,7 @@ def test_no_file_can_be_made_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = gpurun(tmp_path, "init", "file/job.yaml")
     assert result.code == 3
-    assert "is a file" in result.err
+    assert "a part of that path is not a directory" in result.err
     assert "--out" not in result.err
     assert "space" not in result.err
 

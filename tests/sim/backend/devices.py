@@ -42,6 +42,8 @@ class Device:
     index: int
     model: DeviceModel
     machine: MachineModel
+    number: int = 0
+    """Of the machine's devices; `index` is that of this process."""
     host: Host = field(default_factory=Host)
     num_launches: int = 0
     num_collectives: int = 0
@@ -97,7 +99,8 @@ def kernel_ns(machine: MachineModel, func: Any, args: Sequence[Any], kwargs: dic
 def devices() -> list[Device]:
     """The devices that this process may use; known when it first needs one, after it was forked."""
     machine = model_from(os.environ)
-    return [Device(index, model, machine) for index, model in enumerate(visible(os.environ))]
+    numbers = visible(os.environ)
+    return [Device(index, machine.devices[number], machine, number) for index, number in enumerate(numbers)]
 
 
 def meet(some: Sequence[Device]) -> None:

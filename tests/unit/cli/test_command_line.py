@@ -159,7 +159,7 @@ def test_help_is_a_word_too_and_every_value_has_a_name() -> None:
 def test_options_of_submit_come_from_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """What only one scheduler has is in its line of the table."""
     queue = known(SCHEDULERS["slurm"].queue)
-    other = replace(queue, command="bsub", time_example="2:00")
+    other = replace(queue, command="bsub")
     monkeypatch.setitem(SCHEDULERS, "lsf", replace(SCHEDULERS["slurm"], name="LSF", queue=other))
     module = importlib.reload(importlib.import_module("gpurun.launcher.cli.commands.submit"))
     try:
@@ -167,7 +167,7 @@ def test_options_of_submit_come_from_the_table(monkeypatch: pytest.MonkeyPatch) 
     finally:
         monkeypatch.undo()
         importlib.reload(module)
-    assert re.search("2:00:00 or 2:00 .slurm, .*, lsf", shown)
+    assert re.search("1-12:00:00 .slurm, .*, lsf", shown)
     assert re.search("--bsub OPTION .* option of bsub", shown)
     assert re.search("Partition .*slurm, lsf", shown)
 

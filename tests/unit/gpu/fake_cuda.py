@@ -104,12 +104,13 @@ class FakeCuda:
         return self.peaks.get(self.index(device), 0)
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """c10/cuda/CUDACachingAllocator.cpp, `assertValidDevice`; `memory_stats` is empty then instead."""
+        """torch/cuda/memory.py:396, `_cuda_resetPeakMemoryStats`: c10's `assertValidDevice` refuses it."""
         if not self.initialized:
             raise RuntimeError(f"Invalid device argument {self.index(device)}: did you call init?")
         self.peaks[self.index(device)] = 0
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
+        """torch/cuda/memory.py:354, `is_initialized`: empty before that."""
         if not self.initialized:
             return {}
         return {"num_alloc_retries": self.retries.get(self.index(device), 0)}

@@ -147,7 +147,7 @@ def test_nothing_of_the_recorder_raises_into_the_program(
 
 
 def test_a_program_without_set_device_is_timed_on_its_own_gpu(recorder: StepRecorder, cuda: FakeCuda) -> None:
-    """torch 2.13, torch/cuda/streams.py:206: `Event.record()` takes the stream of the current device."""
+    """torch 2.13, torch/cuda/streams.py:199: `Event.record()` takes the stream of the current device."""
     cuda.peaks = {0: 5, 1: 99}
     optimizer = OnGpu(1)
     for _ in range(3):

@@ -74,8 +74,8 @@ def test_nccls_full_shared_memory_has_its_remedy(last: str) -> None:
 
 
 def test_no_peak_is_reset_before_cuda_is_initialized(cuda: FakeCuda) -> None:
-    """torch/csrc/cuda/Module.cpp: `_cuda_resetPeakMemoryStats` initializes nothing, and c10's allocator says
-    "Allocator not initialized for device 0: did you call init?"; `memory_stats` returns an empty dict."""
+    """torch/cuda/memory.py:396, `_cuda_resetPeakMemoryStats`: it is called without initializing anything, and
+    c10's `assertValidDevice` refuses; torch/cuda/memory.py:354, `is_initialized`: statistics are empty."""
     cuda.initialized = False
     CudaRuntime().reset_peak(torch.device("cuda", 0))
     assert not cuda.initialized

@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.checks.workload import check_files
 from gpurun.launcher.jobfile.kinds import builtin_file, builtin_workloads
 from gpurun.launcher.jobfile.load import check_source, load_job
 from gpurun.launcher.jobfile.params import (
@@ -55,7 +54,14 @@ def mistakes(directory: Path, source: str | bytes, text: str, workload: str = "t
         "from elsewhere import build\n",
         "from elsewhere import *\n",
         "import elsewhere as build\n",
-        "class build: ...\n",
+        "class build(Base): ...\n",
+        "class build(Base):\n    def __init__(self, width): ...\n",
+        "class build(metaclass=Meta):\n    def __init__(self, width): ...\n",
+        "class build:\n    def __new__(cls, *args, **kwargs): ...\n    def __init__(self, width): ...\n",
+        "class build:\n    @wrapper\n    def __init__(self, width): ...\n",
+        "class build:\n    if fast:\n        def __init__(self, width): ...\n",
+        "@dataclass\nclass build:\n    width: int\n",
+        "class build: ...\nbuild.__init__ = other\n",
         "if fast:\n    def build(width: int): ...\nelse:\n    def build(w): ...\n",
         "def build(width: int): ...\nbuild = wrapped(build)\n",
         "def build(width: int): ...\ntry:\n    from fast import build\nexcept ImportError:\n    pass\n",
@@ -139,12 +145,54 @@ def test_code_does_not_run_and_does_not_warn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "workload", ["train:build", "inner.deep:build", "json.nothing:build", "pytest:build"]
+    ("source", "text", "message"),
+    [
+        ("class build: ...\n", "params: {x: 1}\n", "train.py:build has no parameter `x`"),
+        ("class build:\n    def __init__(self, width: int): ...\n", "", "train.py:build needs `width`"),
+        ("class build(nn.Module):\n    def __init__(self, a, *, b=1): ...\n", "", "train.py:build needs `a`"),
+        ("build = 3\n", "", "`build` in train.py is no function, but a value (line 1)"),
+    ],
 )
-def test_a_module_that_can_be_found_is_left_to_the_worker(tmp_path: Path, workload: str) -> None:
+def test_a_class_is_checked_as_a_function_is(tmp_path: Path, source: str, text: str, message: str) -> None:
+    assert message in mistakes(tmp_path, source, text)
+    if "width" in source:
+        assert mistakes(tmp_path, source, "params: {width: 3}\n") == ""
+
+
+@pytest.mark.parametrize("workload", ["inner.deep:build", "json.nothing:build", "lib.moved.deep:build"])
+def test_a_module_whose_file_is_in_doubt_is_left_to_the_worker(tmp_path: Path, workload: str) -> None:
     (tmp_path / "inner").mkdir()
+    for package, init in (("lib", ""), ("lib/moved", "__path__.insert(0, 'elsewhere')\n")):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(init)
+    (tmp_path / "lib" / "moved" / "deep.py").touch()
     assert mistakes(tmp_path, "raise SystemExit\n", "params: {x: 1}\n", workload) == ""
-    assert "train" not in sys.modules
+
+
+def test_a_module_of_that_name_in_two_places_is_left_to_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "train.py").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    assert mistakes(tmp_path, "raise SystemExit\n", "", "train:build") == ""
+
+
+@pytest.mark.parametrize("workload", ["train:nosuch", "lib.deep:nosuch", "lib:nosuch"])
+def test_a_modules_function_is_looked_for_in_its_source(tmp_path: Path, workload: str) -> None:
+    """Nothing is imported for it."""
+    (tmp_path / "lib").mkdir()
+    for file in ("__init__.py", "deep.py"):
+        (tmp_path / "lib" / file).write_text("raise SystemExit\n")
+    found = mistakes(tmp_path, f"raise SystemExit\n{PLAIN}", "", workload)
+    assert f"{workload.partition(':')[0]} has no function `nosuch`" in found
+    assert not {"train", "lib"} & sys.modules.keys()
+
+
+def test_a_modules_function_is_checked_by_its_source(tmp_path: Path) -> None:
+    found = mistakes(tmp_path, PLAIN, "params: {depht: 1}\n", "train:build")
+    assert "train:build has no parameter `depht`" in found
+    assert "train:build needs `width`" in found
 
 
 @pytest.mark.parametrize("name", sorted(builtin_workloads()))
@@ -249,16 +297,25 @@ def test_files_that_params_name_are_looked_for(
 ) -> None:
     (tmp_path / "there").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    spec = check_source(parse_source(f"workload: resnet50\n{text}\n".encode(), "job.yaml"), tmp_path)
+    source = parse_source(f"workload: resnet50\n{text}\n".encode(), "job.yaml")
     with pytest.raises(SpecError) if found else nullcontext() as refused:
-        check_files(spec, tmp_path)
+        check_source(source, tmp_path, runs_here=True)
     assert not found or str(known(refused).value) == f"job.yaml:{found}".replace("HOME", str(tmp_path))
 
 
 def test_the_users_own_params_are_no_files_of_ours(tmp_path: Path) -> None:
     text = b"workload: train.py:build\nglobal_batch: 8\nparams: {text: hello}\n"
     (tmp_path / "train.py").write_text("def build(text: str): ...\n")
-    check_files(check_source(parse_source(text, "job.yaml"), tmp_path), tmp_path)
+    check_source(parse_source(text, "job.yaml"), tmp_path, runs_here=True)
+
+
+def test_a_missing_file_is_reported_with_all_other_mistakes(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("workload: gpt\nsed: 1\nparams: {text: nope, layers: -1, heads: 3}\n")
+    with pytest.raises(SpecError) as refused:
+        load_job(job, runs_here=True)
+    said = str(known(refused).value)
+    assert all(part in said for part in ("`sed`", "nope", "`layers` of gpt must", "not divisible by 3"))
 
 
 def test_a_check_and_a_run_look_for_these_files_and_what_is_run_elsewhere_does_not(

@@ -108,7 +108,7 @@ def test_nodes_that_do_not_come_are_named(wording: Wording) -> None:
 
     hello = Hello("1", 0, NODES[0], "10.0.0.1", {}, None, "")
     with wording.raises(MachineError):
-        gather(Silent(), hello, (2, 2), 0.0)  # type: ignore[arg-type]
+        gather(Silent(), hello, (2, 2), 0.0, print)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ranks", [[1], [1, 2], [2, 1], [3, 1, 2], [2], []])
@@ -130,9 +130,9 @@ def test_a_range_takes_the_nodes_that_are_there(
     monkeypatch.setattr("gpurun.launcher.nodes.join.shared_address", lambda *_: "127.0.0.1")
     if 1 not in ranks:
         with wording.raises(MachineError):
-            gather(Coming(), hello, (2, 4), 0.05)  # type: ignore[arg-type]
+            gather(Coming(), hello, (2, 4), 0.05, print)  # type: ignore[arg-type]
         return
-    found = gather(Coming(), hello, (2, 4), 60.0)  # type: ignore[arg-type]
+    found = gather(Coming(), hello, (2, 4), 60.0, print)  # type: ignore[arg-type]
     assert len(found) == 1 + len(ranks)
 
 

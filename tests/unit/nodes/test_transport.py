@@ -2,7 +2,6 @@
 
 import os
 import random
-import resource
 import secrets
 import socket
 import stat
@@ -31,11 +30,12 @@ from gpurun.launcher.nodes.transport.connection import (
 )
 from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
-from gpurun.launcher.nodes.transport.server import MAX_STRANGERS
-from tests.strangers import CRAFTED, approach, noise
+from gpurun.launcher.nodes.transport.server import MAX_STRANGERS, MOST_REFUSALS, Server
+from tests.strangers import CRAFTED, SILENT, approach, few_files, noise
 from tests.wording import Wording
 
 SECRET, OTHER = (identity_from(text * 16) for text in (b"s", b"o"))
+REFUSED = LogText("a connection from 127.0.0.1 was refused: it didn't prove that it knows this job's secret")
 WAIT_S = 30.0
 """What takes longer hangs."""
 
@@ -297,6 +297,36 @@ def test_a_node_with_another_secret_learns_it_at_once(loop: LinkLoop) -> None:
         second.await_connected(WAIT_S)
 
 
+def test_node_0_says_once_from_where_a_node_with_another_secret_came(loop: LinkLoop) -> None:
+    port = free_port()
+    with linked(loop, options(0, port), options(1, port, OTHER), options(2, port, OTHER)) as (first, *others):
+        for other in others:
+            with pytest.raises(MachineError, match="does not have the secret"):
+                other.await_connected(WAIT_S)
+        with linked(loop, options(1, port)) as (node,):
+            node.send(0, LogText("a node"))
+            assert collect(first, 2) == [
+                REFUSED,
+                LogText("a node"),
+            ]
+
+
+def test_a_rank_out_of_range_ends_at_once_and_node_0_says_so(loop: LinkLoop) -> None:
+    port = free_port()
+    with linked(loop, options(0, port), options(7, port)) as (first, other):
+        with pytest.raises(MachineError, match="node rank 7 of 3"):
+            other.await_connected(WAIT_S)
+        assert collect(first, 1) == [LogText("a node with rank 7 was refused: of 3 nodes, ranks are 0 to 2")]
+
+
+def test_strangers_fill_no_screen() -> None:
+    said: list[object] = []
+    server = Server(options(0, 1), said.append)
+    for number in range(2 * MOST_REFUSALS):
+        server._refuse_address(f"10.0.0.{number}")
+    assert len(said) == MOST_REFUSALS
+
+
 def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None:
     port, chance = free_port(), random.Random(7)
     approaches = (noise, *CRAFTED)
@@ -312,32 +342,7 @@ def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None
             with pytest.raises(MachineError):
                 other_one.poll(WAIT_S)
         second.send(0, LogText("still here"))
-        assert collect(first, 1) == [LogText("still here")]
-
-
-@contextmanager
-def few_files(count: int) -> Iterator[None]:
-    """This process may open `count` more files."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + count, before[1])
-    )
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-SILENT = """
-import resource, socket, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-held = []
-for number in range(2000):
-    held.append(socket.create_connection(("127.0.0.1", int(sys.argv[1]))))
-    held[-1].sendall(b"" if number % 2 else b"PRI")
-print(flush=True)
-input()
-"""
+        assert collect(first, 2) == [REFUSED, LogText("still here")]
 
 
 def test_2000_silent_connections_keep_no_node_out(loop: LinkLoop) -> None:
@@ -352,7 +357,7 @@ def test_2000_silent_connections_keep_no_node_out(loop: LinkLoop) -> None:
             with linked(loop, options(1, port)) as (second,):
                 assert second.await_connected(WAIT_S)
                 second.send(0, LogText("in"))
-                assert collect(first, 1) == [LogText("in")]
+                assert collect(first, 2) == [REFUSED, LogText("in")]  # it says so of `PRI`
             strangers.communicate(b"\n")
 
 

@@ -7,11 +7,14 @@ from typing import Any
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.run.attempts import merged_facts
+from gpurun.launcher.run.open import find_run
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import NO_STEPS, VariantFacts
 from tests.unit.compare import hand_made
+from tests.unit.house.source import ROOT
 
 files = hand_made.files
+SEARCHED = ROOT / "docs/runs/tune"
 
 
 def pasted(files: Any, **fields: Any) -> str:
@@ -88,3 +91,16 @@ def test_no_lines_for_a_split_that_is_slower_than_the_jobs_own_setting(files: An
     found = compare_run(files.run)
     variants = tuple(replace(v, strategy="zero1") if v.id == hand_made.EVEN.id else v for v in found.variants)
     assert lines_to_paste(replace(found, variants=variants, fastest=None, leader=None)) is None
+
+
+def test_no_lines_for_a_split_that_is_behind_and_not_yet_ranked() -> None:
+    """The slowest of five, by 42 % (−33 to +205)."""
+    comparison = compare_run(find_run(SEARCHED))
+    behind = next(one for one in comparison.variants if len(set(one.split)) > 1)
+    assert behind.vs_baseline is not None
+    assert behind.vs_baseline.verdict == "inconclusive"
+    assert lines_to_paste(comparison) is None
+
+
+def test_a_choice_between_variants_of_one_split_is_no_choice_of_a_split() -> None:
+    assert compare_run(find_run(SEARCHED)).headline.startswith("No variant is clearly fastest")

@@ -26,7 +26,7 @@ def submission(**job: Any) -> Submission:
 
 
 def test_the_script_is_as_it_was_reviewed() -> None:
-    options = SubmitOptions(2, "1:00:00", "gpu", "acct", 8, 64, further=("--constraint=a100&ib",))
+    options = SubmitOptions(2, 3600, "gpu", "acct", 8, 64, further=("--constraint=a100&ib",))
     script = batch_script(submission(), options).replace(__version__, "VERSION")
     assert script == GOLDEN.read_text()
 
@@ -52,7 +52,7 @@ def test_the_jobs_own_words_are_not_repeated() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        SubmitOptions(time="1:00\n#SBATCH --uid=0"),
+        SubmitOptions(account="a\n#SBATCH --uid=0"),
         SubmitOptions(partition="a b"),
         SubmitOptions(further=("--x='y'",)),
         SubmitOptions(further=("a100",)),

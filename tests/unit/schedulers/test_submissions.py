@@ -23,14 +23,11 @@ from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import GpurunError, MachineError, SpecError
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.schedulers import SCHEDULERS
-from gpurun.launcher.schedulers.base import Call, Submission, SubmitOptions, submit
-from gpurun.launcher.schedulers.kubernetes import seconds
+from gpurun.launcher.schedulers.base import Call, Submission, SubmitOptions, submit, time_limit
 from tests.wording import Wording
 
 HOME = Path("/home/me/my jobs")
-OPTIONS = SubmitOptions(
-    nodes=2, gpus_per_node=8, cpus_per_task=64, time="2:00:00", image="reg/me:1", gpu="H100"
-)
+OPTIONS = SubmitOptions(nodes=2, gpus_per_node=8, cpus_per_task=64, time=7200, image="reg/me:1", gpu="H100")
 HOSTILE = (
     "params.text=$(touch here) `touch here` ' \" \\ \n- $HOME $(POD_NAME) $$ # {{x}} &\u2028é\U0001f600",
     "params.list=[a, 'b: c']",
@@ -184,14 +181,6 @@ def test_dots_lead_out_of_no_directory(tmp_path: Path, monkeypatch: pytest.Monke
     assert "submit from a directory that holds the job file" in str(done.exception)
 
 
-def test_a_hostile_image_is_only_an_image() -> None:
-    odd = replace(OPTIONS, image='reg/x:1\n  env: [{"name": "A"}] # "', volume="a: b")
-    for name in ("kubernetes", "jobset", "trainjob", "skypilot"):
-        document = list(yaml.safe_load_all(script(name, submission(), odd)))[-1]
-        key = "image_id" if name == "skypilot" else "image"
-        assert next(found_in(document, key)).removeprefix("docker:") == odd.image
-
-
 @pytest.mark.parametrize("name", QUEUES)
 def test_no_script_holds_the_secret(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the job can't make one itself, it goes to the command that submits, not into a file."""
@@ -217,7 +206,10 @@ def test_no_script_holds_the_secret(name: str, tmp_path: Path, monkeypatch: pyte
         ("kubernetes", replace(OPTIONS, image=None), {}),
         ("skypilot", replace(OPTIONS, gpu=None), {}),
         ("jobset", replace(OPTIONS, gpus_per_node=None), {"devices": "cuda"}),
-        ("trainjob", replace(OPTIONS, time="soon"), {}),
+        ("trainjob", replace(OPTIONS, volume="Runs_of_me"), {}),
+        ("kubernetes", replace(OPTIONS, image="registry.example.org/Team/gpurun"), {}),
+        ("skypilot", replace(OPTIONS, gpus_per_node=None), {"devices": "cpu:2"}),
+        ("skypilot", replace(OPTIONS, gpu="H100:8"), {}),
     ],
 )
 def test_what_is_missing_is_named(
@@ -250,14 +242,39 @@ def test_only_pods_of_several_nodes_need_machines_of_their_own(nodes: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("2:00:00", 7200), ("1-00:00:30", 86430), ("90m", 5400), ("60", 60), ("1:00", None)]
+    ("text", "value"),
+    [
+        ("2:00:00", 7200),
+        ("1-00:00:30", 86430),
+        ("1-12", 129600),
+        ("1-12:30", 131400),
+        ("30:00", 1800),
+        ("90m", 5400),
+        ("1.5h", 5400),
+        ("45s", 45),
+        ("30", None),
+        ("0:00", None),
+        ("0m", None),
+        ("soon", None),
+        ("2:", None),
+        ("1:00\n", None),
+        ("\u0663", None),
+    ],
 )
 def test_time_limits(text: str, value: int | None) -> None:
     if value is None:
         with pytest.raises(SpecError, match="--time"):
-            seconds(text)
+            time_limit(text)
     else:
-        assert seconds(text) == value
+        assert time_limit(text) == value
+
+
+def test_every_engine_gets_the_same_time_in_its_own_form() -> None:
+    options = replace(OPTIONS, time=time_limit("1-12"))
+    assert "#SBATCH --time=1-12:00:00\n" in script("slurm", submission(), options)
+    for name in ("kubernetes", "jobset", "trainjob"):
+        document = list(yaml.safe_load_all(script(name, submission(), options)))[-1]
+        assert list(found_in(document, "activeDeadlineSeconds")) == [129600]
 
 
 @given(st.text(max_size=150))
@@ -270,7 +287,14 @@ def test_every_name_becomes_one_that_kubernetes_takes(name: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--to", "ray", "--partition", "gpu"], ["--to", "mpi", "--sbatch=--x"], ["--slurm", "--to", "ray"], []],
+    [
+        ["--to", "ray", "--partition", "gpu"],
+        ["--to", "mpi", "--sbatch=--x"],
+        ["--slurm", "--to", "ray"],
+        ["--slurm", "--time", "30"],
+        ["--slurm", "--time", ""],
+        [],
+    ],
 )
 def test_mistakes_on_the_command_line(words: list[str], wording: Wording) -> None:
     result = CliRunner().invoke(cli, ["submit", "job.yaml", *words])

@@ -1,7 +1,7 @@
 """Faults are put into what a self-test finds on a healthy machine: each is named, and nothing else."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -40,8 +40,8 @@ from tests.wording import Wording
 Change = Callable[[Evidence], Evidence]
 
 
-def judged(seen: Evidence) -> dict[str, Finding]:
-    return {finding.name: finding for finding in findings(seen, PARTS)}
+def judged(seen: Evidence, parts: Iterable[str] = PARTS) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings(seen, parts)}
 
 
 def not_ok(seen: Evidence) -> dict[str, Finding]:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from gpurun.launcher.cli.commands.selftest import selftest
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.machine.accelerators import CPU, CUDA
+from gpurun.launcher.machine.host import machine_id
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.paths import SELFTEST
 from gpurun.launcher.selftest import result as result_module
@@ -30,7 +31,7 @@ from gpurun.launcher.selftest.evidence import (
     ok,
     skipped,
 )
-from gpurun.launcher.selftest.machine_checks import driver, earlier_speed, visible_devices
+from gpurun.launcher.selftest.machine_checks import driver, earlier_speed, rates_of, visible_devices
 from gpurun.launcher.selftest.result import MOST_EARLIER, Result, earlier_rates
 from gpurun.launcher.selftest.result import keep as keep_result
 from gpurun.launcher.selftest.run_checks import out_of_memory, traces
@@ -60,13 +61,13 @@ def test_the_newest_are_looked_at_whatever_their_directories_are_called(tmp_path
     for number in range(MOST_EARLIER + 1):
         keep(tmp_path, f"{number:02d}", 50_000.0 + number)
         os.utime(tmp_path / f"{number:02d}" / SELFTEST, (1e9 - number, 1e9 - number))
-    ((found,), _, _) = earlier_rates((tmp_path,), "h")
+    ((found,), _, _) = earlier_rates((tmp_path,))
     assert found.rate.gflop_per_s == 50_000.0 + MOST_EARLIER - 1
 
 
 def since(directory: Path, seen: Evidence | None = None) -> Finding:
     """The speed of a machine next to what earlier self-tests have kept."""
-    rates, busy, notes = earlier_rates((directory,), "h")
+    rates, busy, notes = earlier_rates((directory,))
     found = replace(seen or evidence(), earlier=rates, earlier_busy=busy, earlier_notes=notes)
     return earlier_speed(found)
 
@@ -93,9 +94,9 @@ def test_it_is_said_that_earlier_rates_are_left_out_because_of_busy_cores(
     tmp_path: Path, wording: Wording
 ) -> None:
     """Of CPU devices; GPUs compute without the host's cores."""
-    host = replace(evidence(), kind=CPU, devices=("cpu:0",), facts=evidence().facts[:1])
-    host = replace(host, machine=replace(host.machine, gpus=(), cpu_model="a CPU"))
-    of_host: dict[str, Any] = {"device": "cpu:0", "identity": "a CPU, 0 of 1", "queue_share": 0.5}
+    host = on_cpu()
+    identity = rates_of(host)[0].identity
+    of_host: dict[str, Any] = {"device": "cpu:0", "identity": identity, "queue_share": 0.5}
     keep(tmp_path / "cpu", "2026-01-02_10-00-00", 60_000.0, **of_host)
     keep(tmp_path / "gpu", "2026-01-02_10-00-00", 50_000.0, queue_share=0.5)
     assert since(tmp_path / "none", host).found.startswith("no earlier self-test")
@@ -103,11 +104,62 @@ def test_it_is_said_that_earlier_rates_are_left_out_because_of_busy_cores(
     wording(since(tmp_path / "gpu").found)
 
 
-def test_earlier_rates_of_other_machines_do_not_count(tmp_path: Path) -> None:
-    keep(tmp_path, "2026-01-01_10-00-00", 60_000.0, hostname="other")
+def on_cpu(machine_id: str = "b1", cores: tuple[int, ...] = (0, 1), **changes: Any) -> Evidence:
+    """A machine with one CPU device."""
+    facts = replace(evidence().facts[0], cores=cores)
+    machine = replace(evidence().machine, gpus=(), cpu_cores=2, cpu_model="a CPU", hostname="h")
+    seen = replace(evidence(), kind=CPU, devices=("cpu:0",), facts=(facts,), machine_id=machine_id)
+    return replace(seen, machine=replace(machine, **changes))
+
+
+OTHER_MACHINES = {
+    "another host": on_cpu(hostname="other"),
+    "another one of that name": on_cpu(machine_id="c2"),
+    "another CPU": on_cpu(cpu_model="another"),
+    "other cores": on_cpu(cores=(2, 3)),
+    "more cores": on_cpu(cores=(0, 1, 2, 3), cpu_cores=4),
+    "a quota": on_cpu(cpu_cores=1),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_MACHINES)
+def test_rates_of_a_cpu_are_compared_with_those_of_the_same_cores_alone(other: str, tmp_path: Path) -> None:
+    (rate,) = rates_of(on_cpu())
+    write_json(tmp_path / "earlier" / SELFTEST, Result((), 1, "h", "2026-01-01", (rate,)))
+    assert since(tmp_path, on_cpu()).status == "ok"
+    assert since(tmp_path, OTHER_MACHINES[other]).status == "skipped"
+
+
+def test_a_gpu_is_the_same_whatever_its_host_is_called(tmp_path: Path) -> None:
+    """A container's name is made up anew each time. Of another GPU nothing is compared."""
+    keep(tmp_path, "2026-01-01_10-00-00", 60_000.0, hostname="f3a9c1")
+    assert since(tmp_path).status == "failed"
+    others = tuple(replace(gpu, uuid=f"GPU-other-{gpu.index}") for gpu in evidence().machine.gpus)
+    machine = replace(evidence().machine, hostname="f3a9c1", gpus=others)
+    assert since(tmp_path, replace(evidence(), machine=machine)).status == "skipped"
+
+
+def test_by_what_machines_of_one_name_differ_is_not_the_id_itself(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    assert machine_id(tmp_path) == ""
+    (tmp_path / "etc/machine-id").write_text("0123456789abcdef0123456789abcdef\n")
+    first = machine_id(tmp_path)
+    (tmp_path / "etc/machine-id").write_text("f123456789abcdef0123456789abcdef\n")
+    assert first not in ("", machine_id(tmp_path))
+    assert "0123" not in first
+
+
+def test_of_many_machines_results_each_has_its_own(tmp_path: Path) -> None:
+    for number in range(MOST_EARLIER + 1):
+        keep(tmp_path, f"{number:02d}", 90_000.0, identity=f"GPU-{number}")
+        os.utime(tmp_path / f"{number:02d}" / SELFTEST, (1e9 + number, 1e9 + number))
+    assert len(earlier_rates((tmp_path, tmp_path / "../" / tmp_path.name))[0]) == MOST_EARLIER + 1
+
+
+def test_a_file_of_another_version_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "2026-01-03_10-00-00").mkdir()
     (tmp_path / "2026-01-03_10-00-00" / SELFTEST).write_text("{}")
-    assert earlier_rates((tmp_path,), "h") == ((), frozenset(), ())
+    assert earlier_rates((tmp_path,)) == ((), frozenset(), ())
 
 
 # What is said where all is well

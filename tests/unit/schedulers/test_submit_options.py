@@ -1,0 +1,127 @@
+"""Which values of options `gpurun submit` takes, and that none is dropped."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gpurun.launcher.cli.commands.submit import QUEUES
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.schedulers.base import SubmitOptions
+from tests.unit.schedulers.test_submissions import OPTIONS, found_in, script, submission
+
+IN_IMAGES = ("kubernetes", "jobset", "trainjob", "skypilot")
+
+
+@pytest.mark.parametrize("name", IN_IMAGES)
+@pytest.mark.parametrize(
+    ("image", "is_one"),
+    [
+        ("gpurun", True),
+        ("localhost:5000/a__b/c-d.e:v1.2_3", True),
+        ("Registry.Example.org/a:1", True),
+        ("[fd00::1]:5000/a", True),
+        (f"reg/me:1@sha256:{'a' * 64}", True),
+        ("a" * 256, False),
+        ("Gpurun", False),
+        ("reg/me:", False),
+        ("reg/me:a b", False),
+        ("reg//me", False),
+        ("reg/me@sha256:1", False),
+        ("https://reg/me", False),
+        ('reg/x:1\n  env: [{"name": "A"}] # "', False),
+        ("reg/me:1\n", False),
+    ],
+)
+def test_images_are_what_kubernetes_can_pull(name: str, image: str, is_one: bool) -> None:
+    options = replace(OPTIONS, image=image)
+    if is_one:
+        document = list(yaml.safe_load_all(script(name, submission(), options)))[-1]
+        key = "image_id" if name == "skypilot" else "image"
+        assert next(found_in(document, key)).removeprefix("docker:") == image
+    else:
+        with pytest.raises(SpecError, match=r"--image .* is no name of an image"):
+            script(name, submission(), options)
+
+
+@pytest.mark.parametrize(
+    ("claim", "is_one"),
+    [
+        ("runs.of-me2", True),
+        ("a" * 63, True),
+        ("a" * 64, True),
+        (".".join(["a" * 60] * 4), True),
+        (".".join(["a" * 60] * 5), False),
+        ("Runs", False),
+        ("a_b", False),
+        ("-a", False),
+        ("a..b", False),
+        ("a: b", False),
+        ("a\n", False),
+    ],
+)
+def test_claims_are_named_as_kubernetes_wants_it(claim: str, is_one: bool) -> None:
+    for name in ("kubernetes", "jobset", "trainjob"):
+        options = replace(OPTIONS, volume=claim)
+        if is_one:
+            document = list(yaml.safe_load_all(script(name, submission(), options)))[-1]
+            assert next(found_in(document, "claimName")) == claim
+        else:
+            with pytest.raises(SpecError, match=r"--volume .* is no name of a PersistentVolumeClaim"):
+                script(name, submission(), options)
+
+
+OTHER_VALUES: dict[str, tuple[Any, Any]] = {
+    "time": (60, 120),
+    "partition": ("a", "b"),
+    "account": ("a", "b"),
+    "gpus_per_node": (1, 2),
+    "cpus_per_task": (1, 2),
+    "image": ("a", "b"),
+    "gpu": ("a.b/c", "a.b/d"),
+    "volume": ("a", "b"),
+}
+
+
+def as_option(field: str, value: Any) -> dict[str, Any]:
+    return {field: value}
+
+
+@pytest.mark.parametrize("name", QUEUES)
+@pytest.mark.parametrize("field", OTHER_VALUES)
+def test_every_option_that_a_scheduler_takes_is_in_its_script(name: str, field: str) -> None:
+    values = OTHER_VALUES[field] if name != "skypilot" or field != "gpu" else ("H100", "A100")
+    base = replace(OPTIONS, gpu="H100" if name == "skypilot" else None)
+    texts = {QUEUES[name].script(submission(), replace(base, **as_option(field, value))) for value in values}
+    assert len(texts) == (2 if field in QUEUES[name].takes else 1)
+    assert {field.name for field in fields(SubmitOptions)} == OTHER_VALUES.keys() | {"nodes", "further"}
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "jobset", "trainjob", "skypilot"])
+def test_a_kind_of_gpu_for_a_job_without_one_is_refused(name: str) -> None:
+    options = replace(OPTIONS, gpus_per_node=None, gpu="H100" if name == "skypilot" else "amd.com/gpu")
+    with pytest.raises(SpecError, match="uses no GPU"):
+        QUEUES[name].script(submission(devices="cpu:2"), options)
+
+
+@pytest.mark.parametrize("name", QUEUES)
+def test_a_range_of_nodes_means_a_range_or_says_that_it_does_not(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text("workload: gpt\nglobal_batch: 64\ndevices: cpu:2\nnodes: 2..4\n")
+    image = ("--image", "x") if "image" in QUEUES[name].takes else ()
+    shown = CliRunner().invoke(cli, ["submit", "job.yaml", "--to", name, *image, "--dry-run"])
+    assert shown.exit_code == 0, shown.exception
+    assert ("takes no range" in shown.stderr) == (name not in ("slurm", "ray"))
+    if name == "ray":
+        assert "\nNODES = 4\nLEAST = 2\n" in shown.stdout
+        assert "nodes=4" not in shown.stdout
+    chosen = CliRunner().invoke(
+        cli, ["submit", "job.yaml", "--to", name, *image, "--dry-run", "--nodes", "3"]
+    )
+    assert chosen.stderr == ""
