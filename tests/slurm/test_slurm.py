@@ -121,7 +121,7 @@ def test_jobs_end_in_every_way(tmp_path: Path, slurm: SlurmCluster) -> None:
     directories = {name: tmp_path / name for name in ("cancelled", "failed", "ok", "limited", "array")}
     for directory in directories.values():
         directory.mkdir()
-    limited = submitted(directories["limited"], slurm, "time.sleep(3)", "--time", "9")
+    limited = submitted(directories["limited"], slurm, "time.sleep(3)", "--time", "9m")
     endless = submitted(directories["cancelled"], slurm, "time.sleep(60)")
     array = submitted(directories["array"], slurm, WAITS, *ARRAY, nodes=1)
     failing = submitted(directories["failed"], slurm, "assert rank != 1 or step < 5, 'no such thing'")
