@@ -19,7 +19,8 @@ from benchmarks.timing import BIN, machine_facts, record, table
 from gpurun.launcher.compare.figures.recorded import round_blocks_ns
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json
 from gpurun.launcher.rundir.records import Event, ProgramConfig, StepRecord
-from gpurun.launcher.stats.schedule import WINDOW_STEPS, RoundSample
+from gpurun.launcher.rundir.step_sample import RoundSample
+from gpurun.launcher.stats.schedule import WINDOW_STEPS
 from gpurun.launcher.worker.program.recorder import FLUSH_NS, PROGRESS_PARTS, StepRecorder
 
 RANKS = 8
