@@ -109,7 +109,7 @@ def test_a_run_is_compared_as_ever_and_the_report_says_what_its_figures_are_of(
         assert (one.step_ms, one.status) == (was.step_ms, was.status)
         found, known_ci = known(one.vs_baseline), known(was.vs_baseline).ci
         assert found.percent == known(was.vs_baseline).percent
-        # How long ranks waited for cores, which widens it, is compared with one step of a block, not with all.
+        # Waiting for cores, which widens it, is compared with one step of a block, not with all.
         assert found.ci == (known_ci and pytest.approx(known_ci, rel=1e-4))
     said = [text for one in after.variants for text in one.warnings if "figures are of" in text]
     assert len(said) == len(after.variants)
