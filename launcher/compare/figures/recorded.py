@@ -91,8 +91,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
     world_size = variant.world_size
     status = run.read_status(variant.id)
     steps: Mapping[int, Sequence[StepRecord]]
-    found, damage = read.by_rank, read.damage
-    steps = {rank: found[rank] for rank in range(world_size) if rank in found}
+    steps = {rank: read.by_rank[rank] for rank in range(world_size) if rank in read.by_rank}
     timed = round_times(steps, world_size, "timed")
     unsteady: str | None = None
     short: tuple[str, ...] = ()
@@ -106,12 +105,12 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
     facts = run.read_facts(variant.id)
     sampled = sample_of_steps(steps, variant.kind.runs_program)
     trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
-    facts = replace(facts, warnings=(*facts.warnings, *damage, *sampled, *short, *trends))
+    facts = replace(facts, warnings=(*facts.warnings, *read.damage, *sampled, *short, *trends))
     balance = None if variant.split else run.read_balance(variant.id)
     if status is not None and status.status == "ok" and unsteady:
         status = VariantStatus("unsteady", unsteady)
-    if damage and not timed and status is not None and status.status == "ok":
-        status = VariantStatus("failed", damage[0])
+    if read.damage and not timed and status is not None and status.status == "ok":
+        status = VariantStatus("failed", read.damage[0])
     points = run.read_points(variant.id)
     counting, timed = launches_that_count(launches, timed)
     repetitions = {launch.id: launch.repetition for launch in counting}
