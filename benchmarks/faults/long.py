@@ -110,8 +110,9 @@ def main() -> None:
         f"{DAYS} days of steps of {STEP_MS:g} ms on {RANKS} ranks, written by the recorder of programs "
         f"without their time passing. Rounds drift by 5 %, scatter by {SCATTER:.0%}, and one in "
         f"{EVALUATION_ROUNDS} takes ten times as long. The report makes the table and TensorBoard's files, "
-        f"as the command does at the end; median of {REPORTS}. The last run has as many "
-        f"launches of each of its variants, each with {MAX_KEPT_STEPS:,} recorded steps on {RANKS} ranks.\n\n"
+        f"as the command does at the end; median of {REPORTS}. The last run has "
+        f"{LAUNCHES} launches of each of {VARIANTS} variants, each with {MAX_KEPT_STEPS:,} recorded steps on "
+        f"{RANKS} ranks.\n\n"
         f"{table(header, [short.row('short'), long.row(f'{DAYS} days'), many.row(name), goal])}\n\n"
         f"{errors(kept_ms, rounds_ms)}\n\n{real}"
     )
