@@ -16,8 +16,9 @@ from gpurun.launcher.masking import revealed
 from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.processes.pool import say_on_stderr
 from gpurun.launcher.processes.pool_per_env import WorkerPools
-from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare, say_on_stderr
+from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
 from gpurun.launcher.run.open import Invocation, load_invocation, read_invocation
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import EstimateConfig, MemoryEstimate, MemoryEstimates

@@ -26,9 +26,10 @@ from gpurun.launcher.plan.devices import all_devices
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.processes.incoming_signals import forwarded
+from gpurun.launcher.processes.pool import say_on_stderr
 from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.attempts import num_restarts
-from gpurun.launcher.run.job import Finished, Job, Prepared, carry_out, prepare, say_on_stderr
+from gpurun.launcher.run.job import Finished, Job, Prepared, carry_out, prepare
 from gpurun.launcher.run.max_batch import Place, combined, find_rooms, wants_max
 from gpurun.launcher.run.open import whole_record
 from gpurun.launcher.run.progress_line import Progress

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -17,9 +17,11 @@ import numpy.typing as npt
 
 from benchmarks.timing import BIN, machine_facts, record, table
 from gpurun.launcher.compare.figures.recorded import round_blocks_ns
-from gpurun.launcher.rundir.files import RunDir, append_lines, read_json
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_bytes, write_json
 from gpurun.launcher.rundir.records import Event, ProgramConfig, StepRecord
-from gpurun.launcher.stats.schedule import WINDOW_STEPS, RoundSample
+from gpurun.launcher.rundir.step_sample import MAX_KEPT_ROUNDS, RoundSample
+from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, WINDOW_STEPS
 from gpurun.launcher.worker.program.recorder import FLUSH_NS, PROGRESS_PARTS, StepRecorder
 
 RANKS = 8
@@ -32,6 +34,7 @@ EVALUATION_ROUNDS = 200
 AT_ONCE = 10
 """Rounds that are written at once, as in half a second."""
 REPORTS = 3
+VARIANTS, LAUNCHES = 10, 6
 PROGRAM = """
 import torch
 layer = torch.nn.Linear(4, 4)
@@ -97,15 +100,20 @@ def main() -> None:
         write_long_run(run, rounds_ms)
         long = cost(run, len(rounds_ms) * WINDOW_STEPS)
         kept_ms = shown_rounds_ms(run)
+        write_many_launches(run, rounds_ms)
+        many = cost(run, VARIANTS * LAUNCHES * MAX_KEPT_STEPS)
         real = real_run(directory)
+    name = f"{VARIANTS} variants × {LAUNCHES}"
     header = ("run", "steps of a rank", "run directory MB", "report s", "peak MB of the report")
     goal = ("goal", "", "", "as short", "≤ 200")
     text = (
         f"{DAYS} days of steps of {STEP_MS:g} ms on {RANKS} ranks, written by the recorder of programs "
         f"without their time passing. Rounds drift by 5 %, scatter by {SCATTER:.0%}, and one in "
         f"{EVALUATION_ROUNDS} takes ten times as long. The report makes the table and TensorBoard's files, "
-        f"as the command does at the end; median of {REPORTS}.\n\n"
-        f"{table(header, [short.row('short'), long.row(f'{DAYS} days'), goal])}\n\n"
+        f"as the command does at the end; median of {REPORTS}. The last run has "
+        f"{LAUNCHES} launches of each of {VARIANTS} variants, each with {MAX_KEPT_STEPS:,} recorded steps on "
+        f"{RANKS} ranks.\n\n"
+        f"{table(header, [short.row('short'), long.row(f'{DAYS} days'), many.row(name), goal])}\n\n"
         f"{errors(kept_ms, rounds_ms)}\n\n{real}"
     )
     record("Long runs", text, facts)
@@ -169,6 +177,27 @@ def write_long_run(run: RunDir, rounds_ms: npt.NDArray[np.float32]) -> None:
     for event in progress(events[1], rounds_ms):
         recorders[0].add_progress(event)
     append_lines(run.events(launch), events[-1:])
+
+
+def write_many_launches(run: RunDir, rounds_ms: npt.NDArray[np.float32]) -> None:
+    """Makes it a run of many variants, each with launches of as many steps as are kept of one."""
+    plan = read_json(run.plan, Plan)
+    (variant,), (launch,), status = plan.variants, plan.launches, run.status(plan.variants[0].id).read_bytes()
+    variants = [replace(variant, id=f"script-{n}", varied={"args": [str(n)]}) for n in range(VARIANTS)]
+    launches = [
+        replace(launch, id=f"{number:02}-{one.id}", repetition=number, variants=(one.id,))
+        for number in range(LAUNCHES)
+        for one in variants
+    ]
+    whole = replace(plan, variants=tuple(variants), launches=tuple(launches), baseline=variants[0].id)
+    write_json(run.plan, whole)
+    for one in variants:
+        write_bytes(run.status(one.id), status)
+    for position, each in enumerate(launches):
+        of_launch = rounds_ms[position * MAX_KEPT_ROUNDS :][:MAX_KEPT_ROUNDS]
+        lines = [step for number, ms in enumerate(of_launch) for step in steps_of(each.id, number, ms)]
+        for rank in range(RANKS):
+            append_lines(run.steps(each.variants[0], rank), lines)
 
 
 def candidates(launch: str, num_rounds: int) -> Iterator[int]:

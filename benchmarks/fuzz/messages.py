@@ -7,11 +7,11 @@ import time
 from itertools import chain, repeat
 from pathlib import Path
 
-from gpurun.launcher.nodes.messages import LogText
+from gpurun.launcher.nodes.messages import LogText, Message
 from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
 from gpurun.launcher.nodes.transport.credentials import identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
-from tests.strangers import CRAFTED, approach, noise
+from tests.strangers import CRAFTED, REFUSED, approach, noise
 
 WAIT_S = 30.0
 
@@ -19,7 +19,8 @@ WAIT_S = 30.0
 def fuzz_messages(num_random: int = 10_000, num_crafted: int = 1_000, *, least_s: float = 0) -> str:
     """Random and crafted connections to the port of node 0, while a node is connected to it.
 
-    In less time than `least_s` seconds they are followed by as many others, and so on.
+    In less time than `least_s` seconds they are followed by as many others, and so on. Node 0 reports once
+    that connections from their address were refused.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
@@ -32,13 +33,16 @@ def fuzz_messages(num_random: int = 10_000, num_crafted: int = 1_000, *, least_s
     try:
         assert second.await_connected(WAIT_S)
         before, began_s, slowest_s, num_rounds = _resources(), time.monotonic(), 0.0, 0
+        reports: list[Message] = []
         while not num_rounds or time.monotonic() - began_s < least_s:
             crafted = (CRAFTED[number % len(CRAFTED)] for number in range(num_crafted))
             for number, how in enumerate(chain(repeat(noise, num_random), crafted)):
                 approach(port, how, chance)
                 if number % 100 == 0:
-                    slowest_s = max(slowest_s, _round_trip_s(first, second, str(number)))
+                    slowest_s = max(slowest_s, _round_trip_s(first, second, str(number), reports))
             num_rounds += 1
+        _round_trip_s(first, second, "the last one", reports)
+        assert reports == [REFUSED], reports
         took_s, after = time.monotonic() - began_s, _resources()
     finally:
         second.close()
@@ -46,18 +50,30 @@ def fuzz_messages(num_random: int = 10_000, num_crafted: int = 1_000, *, least_s
         loop.close()
     return (
         f"{num_rounds * num_random} random and {num_rounds * num_crafted} crafted connections in "
-        f"{took_s:.0f} s, no message from any; messages between the nodes took at most "
-        f"{1000 * slowest_s:.0f} ms. Before and after: "
+        f"{took_s:.0f} s, no message from any, and one report of all that were refused; messages between "
+        f"the nodes took at most {1000 * slowest_s:.0f} ms. Before and after: "
         f"{before[0]} and {after[0]} MB of memory, {before[1]} and {after[1]} open files."
     )
 
 
-def _round_trip_s(first: NodeLink, second: NodeLink, text: str) -> float:
-    """Seconds until a message has come; nothing else may."""
-    started_s = time.monotonic()
-    second.send(0, LogText(text))
-    assert first.poll(WAIT_S) == [LogText(text)]
-    return time.monotonic() - started_s
+def _round_trip_s(first: NodeLink, second: NodeLink, text: str, reports: list[Message]) -> float:
+    """Seconds until a message has come; with it, only the report of refused connections may, and only once.
+
+    Args:
+        reports: what has come besides the messages so far; extended.
+    """
+    started_s, message = time.monotonic(), LogText(text)
+    second.send(0, message)
+    arrived: list[Message] = []
+    while message not in arrived:
+        new = first.poll(WAIT_S)
+        assert new, f"message {text!r} did not arrive within {WAIT_S:.0f} s"
+        arrived += new
+    took_s = time.monotonic() - started_s
+    arrived.remove(message)
+    reports += arrived
+    assert reports in ([], [REFUSED]), reports
+    return took_s
 
 
 def _resources() -> tuple[int, int]:

@@ -56,7 +56,7 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, num_bytes, read_json, too_large
-from gpurun.launcher.rundir.records import Look, StepRoom
+from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.sequential import ALPHA, is_spent
 from gpurun.launcher.trace.explain import MENTION_FROM
 
@@ -108,8 +108,8 @@ def compare_run(run: RunDir) -> Comparison:
 
 def _read(run: RunDir) -> _Recorded:
     plan = read_json(run.plan, Plan)
-    room = StepRoom()
-    measured = {variant.id: read_measured(run, plan, variant, room) for variant in plan.variants}
+    steps = run.read_all_steps(variant.id for variant in plan.variants)
+    measured = {one.id: read_measured(run, plan, one, steps[one.id]) for one in plan.variants}
     return _Recorded(plan, read_mapping(run.spec), read_mapping(run.host), measured, run.read_looks())
 
 

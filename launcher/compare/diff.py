@@ -16,9 +16,9 @@ from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.stats.busy import waiting_bias
+from gpurun.launcher.stats.estimates import percent_from_log, percent_interval, verdict_of
 from gpurun.launcher.stats.family import UNKNOWN, Estimate, bounded, unpaired
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
-from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
 from gpurun.launcher.units import plural
 
 SHORT = 10

@@ -294,7 +294,7 @@ class Settings:
     )
     """Settings that override NCCL's choice: `{algorithm: ring, protocol: ll128, channels: 4}`. They become
     `NCCL_ALGO`, `NCCL_PROTO`, and `NCCL_MIN_NCHANNELS` with `NCCL_MAX_NCHANNELS`. An algorithm applies to the
-    collectives that support it: `tree` to all-reduces. If it doesn't work on these GPUs, the run fails, but
+    collectives that support it: `tree` to all-reduces. If it doesn't work on these GPUs, a run fails, but
     NCCL before 2.24 falls back to `ring`. `ll128` can corrupt data on links for which NCCL wouldn't choose
     it."""
     reshard: bool = setting(

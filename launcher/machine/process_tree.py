@@ -32,6 +32,8 @@ class _Stat(NamedTuple):
     pid: int
     parent: int
     alive: bool
+    stopped: bool
+    """By a signal, as SIGSTOP, until it gets SIGCONT; a debugger's process isn't."""
 
 
 def check_proc() -> None:
@@ -85,6 +87,12 @@ def is_alive(pid: int) -> bool:
     return stat is not None and stat.alive
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process, so that it does nothing until it gets SIGCONT."""
+    stat = _stat(str(pid))
+    return stat is not None and stat.stopped
+
+
 def kill_descendants(root: int, without: Collection[int] = (), timeout_s: float = 5.0) -> list[int]:
     """SIGKILLs everything below `root` until nothing is left.
 
@@ -131,7 +139,7 @@ def _stat(pid: str) -> _Stat | None:
     # The command's name is in parentheses, and may itself contain any character.
     fields = line[line.rindex(b")") + 2 :].split()
     num_threads = int(fields[17])
-    return _Stat(int(pid), int(fields[1]), fields[0] not in b"ZX" or num_threads > 1)
+    return _Stat(int(pid), int(fields[1]), fields[0] not in b"ZX" or num_threads > 1, fields[0] == b"T")
 
 
 def _prctl(option: int, value: int) -> None:

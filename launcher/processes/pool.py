@@ -2,8 +2,9 @@
 
 import contextlib
 import signal
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from msgspec import structs
 
 from gpurun.launcher.errors import TRACEBACK, MachineError
-from gpurun.launcher.machine.process_tree import descendants, kill_descendants, send_signal
+from gpurun.launcher.machine.process_tree import descendants, is_stopped, kill_descendants, send_signal
 from gpurun.launcher.machine.resource_limits import in_kernel_log, oom_kills, start_problem
 from gpurun.launcher.masking import Secrets, revealed
 from gpurun.launcher.processes.guard import SUPERVISOR_KILLED, Guard, python_argv
@@ -46,6 +47,14 @@ follows while the ranks build their models, so that later ranks start with these
 
 _REPORT_TIMEOUT_S = 5.0
 """How long it may take until a killed rank is reported: the kernel has to free its memory."""
+_SERVER = "the server that starts the ranks"
+_LOOK_EVERY_S = 1.0
+"""How often to look for processes that a signal has stopped."""
+
+
+def say_on_stderr(text: str) -> None:
+    """Reports what happens while there is no progress line."""
+    sys.stderr.write(text + "\n")
 
 
 class WorkerPool:
@@ -62,8 +71,12 @@ class WorkerPool:
         env: Mapping[str, str] | None = None,
         secrets: Secrets | None = None,
         python: str = "",
+        say: Callable[[str], None] = say_on_stderr,
     ) -> None:
-        self._guard = guard
+        """Args:
+        say: shows which of the processes is stopped.
+        """
+        self._guard, self._say = guard, say
         self._python = python
         self._preload = tuple(preload)
         # numpy's BLAS starts a thread per core when it is imported; a process that forks must have none.
@@ -74,6 +87,9 @@ class WorkerPool:
         self._signals: tuple[int, ...] = ()
         self._forwarded: list[int] = []
         self._exits: list[Exit] = []
+        self._looked_s = 0.0
+        self._stopped: dict[int, bool] = {}
+        """Processes that were stopped at the last look, and whether that has been reported."""
         self._oom_kills = oom_kills()
         self._server: ServingProcess[Request, Report] | None = None
         self._start_server()
@@ -112,6 +128,7 @@ class WorkerPool:
             MachineError: torch can't be imported, or the server has ended.
         """
         deadline = time.monotonic() + timeout_s
+        self._report_stopped()
         while True:
             while self._forwarded:
                 number = self._forwarded.pop(0)
@@ -121,6 +138,31 @@ class WorkerPool:
             if not self._receive(remaining_s) and (self._exits or time.monotonic() >= deadline):
                 exits, self._exits = self._exits, []
                 return exits
+
+    def _report_stopped(self) -> None:
+        """Reports each process that was stopped at two looks: it reports nothing, nor does who waits for it.
+
+        A batch system that suspends a job stops this process too, and continues all of them at once.
+        """
+        if (now_s := time.monotonic()) - self._looked_s < _LOOK_EVERY_S:
+            return
+        self._looked_s, before = now_s, self._stopped
+        self._stopped = {pid: before.get(pid, False) for pid in self._processes() if is_stopped(pid)}
+        for pid, was_reported in self._stopped.items():
+            if pid in before and not was_reported:
+                self._say(stopped_text(self._processes()[pid], pid))
+                self._stopped[pid] = True
+
+    def _processes(self) -> dict[int, str]:
+        """The server and the ranks, by process id, and what a report calls them."""
+        ranks = {pid: _rank_text(rank) for rank, pid in self._running.items()}
+        return ranks if self._server is None else {self._server.pid: _SERVER, **ranks}
+
+    def _continue_stopped(self) -> None:
+        """Lets stopped processes go on, or they couldn't end: only those that are surely this command's."""
+        for pid in self._processes().keys() & set(descendants(self._guard.supervisor)):
+            if is_stopped(pid):
+                send_signal(pid, signal.SIGCONT)
 
     def forward(self, number: int) -> None:
         """Sends a signal to all running ranks, with the next `poll`; may be called by a signal handler."""
@@ -144,6 +186,7 @@ class WorkerPool:
         Sends SIGTERM to the ranks, waits up to `grace_s`, then SIGKILL. The next `poll` returns how they
         ended. A dead server raises nothing: there is nothing left to stop.
         """
+        self._continue_stopped()
         with contextlib.suppress(MachineError):
             self._ask_to_end(grace_s)
         if self._server is None:
@@ -205,7 +248,7 @@ class WorkerPool:
 
     def _send(self, request: Request) -> None:
         if self._server is None:
-            raise MachineError("the server that starts the ranks is not running")
+            raise MachineError(f"{_SERVER} is not running")
         try:
             self._server.channel.send(request)
         except OSError:
@@ -235,8 +278,7 @@ class WorkerPool:
                 self._exits.append(self._exit(report))
         elif isinstance(report, StartFailed):
             self._drop_server()
-            what = "the ranks' store" if report.rank == SERVICE_RANK else f"rank {report.rank}"
-            raise MachineError(f"can't start {what}: {start_problem(report.errno)}")
+            raise MachineError(f"can't start {_rank_text(report.rank)}: {start_problem(report.errno)}")
         elif isinstance(report, ImportFailed):
             self._drop_server()
             raise MachineError(
@@ -272,6 +314,19 @@ class WorkerPool:
         if self._guard.supervisor_has_ended:
             raise MachineError(SUPERVISOR_KILLED)
         raise MachineError(why_server_ended(last_words))
+
+
+def _rank_text(rank: int) -> str:
+    return "the ranks' store" if rank == SERVICE_RANK else f"rank {rank}"
+
+
+def stopped_text(what: str, pid: int) -> str:
+    """That a process is stopped, what waits for it, and how it goes on."""
+    waits = "no end of a rank is noticed" if what == _SERVER else "the ranks wait for it"
+    return (
+        f"{what} (process {pid}) was stopped by a signal, such as SIGSTOP: until it is continued, {waits}\n"
+        f"    to continue it: kill -CONT {pid}"
+    )
 
 
 def why_server_ended(last_words: Sequence[str]) -> str:

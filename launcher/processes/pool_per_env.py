@@ -1,6 +1,6 @@
 """A server per environment and interpreter: variables that torch reads at import can't be set in a fork."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from gpurun.launcher.masking import Secrets
 from gpurun.launcher.processes.guard import Guard
 from gpurun.launcher.processes.incoming_signals import interruptible
-from gpurun.launcher.processes.pool import TRAINING, WorkerPool
+from gpurun.launcher.processes.pool import TRAINING, WorkerPool, say_on_stderr
 from gpurun.launcher.processes.protocol import Exit, StartRequest
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class WorkerPools:
         self._pools: dict[tuple[tuple[tuple[str, str], ...], str], WorkerPool] = {}
         self.secrets: Secrets = {}
         """What the masks in environments stand for."""
+        self.say: Callable[[str], None] = say_on_stderr
+        """Shows which of the processes is stopped."""
         self.get({})
 
     def get(self, env: Mapping[str, str], python: str = "") -> WorkerPool:
@@ -84,7 +86,9 @@ class WorkerPools:
         if pool is None:
             while len(self._pools) >= MOST_SERVERS:
                 self._pools.pop(next(iter(self._pools))).close()
-            pool = WorkerPool(self._guard, self._preload, env, self.secrets, python)
+            pool = WorkerPool(
+                self._guard, self._preload, env, self.secrets, python, lambda text: self.say(text)
+            )
         self._pools[key] = pool  # the last one used comes last
         return pool
 

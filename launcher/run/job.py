@@ -24,8 +24,8 @@ from gpurun.launcher.plan.build import build_plan, estimate_s, ranks_there
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.processes.incoming_signals import forwarded
-from gpurun.launcher.processes.pool import WorkerPool
-from gpurun.launcher.processes.pool_per_env import Pools
+from gpurun.launcher.processes.pool import WorkerPool, say_on_stderr
+from gpurun.launcher.processes.pool_per_env import Pools, WorkerPools
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.attempts import has_ended, replace_other_software, spent_s
 from gpurun.launcher.run.earlier_runs import find_earlier
@@ -168,11 +168,6 @@ def prepare(
     return Prepared(spec, machine, plan, run, job.job_dir)
 
 
-def say_on_stderr(text: str) -> None:
-    """Reports what happens before there is a plan, and with it a progress line."""
-    sys.stderr.write(f"{text}\n")
-
-
 def carry_out(
     ready: Prepared, pools: Pools, output: Output, notify: Callable[[str], None] | None = None
 ) -> Finished:
@@ -197,6 +192,9 @@ def carry_out(
             progress.say(text)
             if notify is not None:
                 notify(text)
+
+        if isinstance(pools, WorkerPools):
+            pools.say = say  # of several nodes, each shows what it finds on its own stderr
 
         def hide(text: str) -> str:
             return hidden(text, known)

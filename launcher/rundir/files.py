@@ -6,7 +6,6 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
@@ -28,11 +27,11 @@ from gpurun.launcher.rundir.records import (
     Restart,
     SearchRecord,
     StepRecord,
-    StepRoom,
     TrialRecord,
     VariantFacts,
     VariantStatus,
 )
+from gpurun.launcher.rundir.step_sample import StepsInMemory, VariantSteps
 
 T = TypeVar("T")
 MAX_BYTES = 1 << 24
@@ -59,22 +58,21 @@ class RunDir(RunPaths):
 
     def read_steps(self, variant_id: str) -> dict[int, list[StepRecord]]:
         """Step records of a variant by rank, in the order in which they were written; none of `replaced`."""
-        return self.read_steps_and_damage(variant_id)[0]
+        return self.read_all_steps((variant_id,))[variant_id].by_rank
 
-    def read_steps_and_damage(
-        self, variant_id: str, room: StepRoom | None = None
-    ) -> tuple[dict[int, list[StepRecord]], tuple[str, ...]]:
-        """`read_steps`, and what isn't read; a last line that was cut off does not count.
-
-        Args:
-            room: what is left for this variant, where the steps of several are in memory.
-        """
-        steps, damage, replaced, room = {}, [], self.read_replaced(), room or StepRoom()
-        for rank, file in rank_files(self.variant(variant_id), ".jsonl").items():
-            found, text = _steps_in(file, room)
-            steps[rank] = [step for step in found if step.launch not in replaced] if replaced else found
-            damage += [text] if text else []
-        return steps, tuple(damage)
+    def read_all_steps(self, variants: Iterable[str]) -> dict[str, VariantSteps]:
+        """The steps of several variants, which are in memory at once; a sample where they are very many."""
+        memory, damage, replaced = StepsInMemory(), {}, self.read_replaced()
+        files = {variant: rank_files(self.variant(variant), ".jsonl") for variant in variants}
+        for variant, by_rank in files.items():
+            texts = (_read_steps(file, variant, rank, memory) for rank, file in by_rank.items())
+            damage[variant] = tuple(filter(None, texts))
+        return {
+            variant: VariantSteps(
+                {rank: memory.of(variant, rank, replaced) for rank in by_rank}, damage[variant]
+            )
+            for variant, by_rank in files.items()
+        }
 
     def read_replaced(self) -> frozenset[str]:
         """Attempts that don't count, since their launches were measured anew with other software."""
@@ -157,21 +155,22 @@ class RunDir(RunPaths):
         return {log.parent.name: self.read_events(log.parent.name) for log in logs}
 
 
-def _steps_in(file: Path, room: StepRoom) -> tuple[list[StepRecord], str]:
-    """The steps in a file, and what can't be read; none at all where there isn't enough room."""
-    found: list[StepRecord] = []
-    lines, before, decoder = 0, replace(room), msgspec.json.Decoder(StepRecord)
+def _read_steps(file: Path, variant: str, rank: int, memory: StepsInMemory) -> str:
+    """Adds the steps of a file; what can't be read, or that none is, where there isn't enough room.
+
+    A last line that was cut off does not count.
+    """
+    num_lines, num_found, decoder = 0, 0, msgspec.json.Decoder(StepRecord)
     for portion in whole_portions(file):
-        lines += portion.count(b"\n")
         steps = decoded_portion(portion, decoder)
-        if not room.take(portion, steps):
-            room.num_bytes, room.num_values = before.num_bytes, before.num_values
+        num_lines, num_found = num_lines + portion.count(b"\n"), num_found + len(steps)
+        if not memory.add(variant, rank, steps):
+            memory.drop(variant, rank)
             size, name = f"{num_bytes(file) / (1 << 20):,.0f} MiB", "/".join(file.parts[-2:])
-            return [], f"{name} ({size}) is not read: gpurun has no memory for so many steps of a run"
-        found += steps
-    if (lost := lines - len(found)) > 0:
-        return found, f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are ignored"
-    return found, ""
+            return f"{name} ({size}) is not read: gpurun has no memory for so many steps of a run"
+    if (lost := num_lines - num_found) > 0:
+        return f"{lost:,} of {num_lines:,} lines of {file.name} can't be read, and are ignored"
+    return ""
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -12,8 +12,9 @@ from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.nodes.join import Joined, joined
 from gpurun.launcher.nodes.messages import End, Tested, Welcome
 from gpurun.launcher.nodes.rendezvous import NodeFlags
+from gpurun.launcher.processes.pool import say_on_stderr
 from gpurun.launcher.processes.pool_per_env import WorkerPools
-from gpurun.launcher.run.job import Finished, Job, prepare, say_on_stderr
+from gpurun.launcher.run.job import Finished, Job, prepare
 from gpurun.launcher.run.open import new_directory
 from gpurun.launcher.rundir.files import read_json
 from gpurun.launcher.rundir.records import DeviceFacts

@@ -5,9 +5,10 @@ A plan needs its numbers only, so what ranks compute with is imported by the fun
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
+from gpurun.launcher.rundir.step_sample import MAX_KEPT_ROUNDS
 from gpurun.launcher.units import format_ms
 
 T = TypeVar("T")
@@ -28,10 +29,6 @@ windows it is so much that noise alone is as often (14 %) taken for a warm-up th
 
 ROUNDS = 3
 """Of a launch, while nothing is known of what launches and rounds scatter by: fewer say little about it."""
-MAX_KEPT_ROUNDS = 1000
-"""Of a program's launch on each rank; of more, a random sample, of about half as many at least. The standard
-error of the median round is then up to 6 % of the rounds' standard deviation (1.25 / √500), for normal
-noise."""
 
 MAX_KEPT_STEPS = MAX_KEPT_ROUNDS * WINDOW_STEPS
 """Of a variant, in a launch of a workload on each rank: of later blocks one step is kept, and the mean of
@@ -41,48 +38,6 @@ MAX_LATE_EVENTS = 10_000
 
 TIMED_BEFORE_TRACE = 20
 """Timed steps that come before the traced ones even if the program ends then."""
-
-
-@dataclass
-class RoundSample:
-    """The rounds of a launch that are kept: all; once they are too many a random half, and so on.
-
-    Each round has a level k with probability 2^-(k+1), by a hash of its number, so that all ranks keep the
-    same rounds. Those below the present level are dropped: at any time, each round so far was kept with the
-    same probability. No period of the program, such as an evaluation every 1,000 steps, coincides with that.
-
-    Source: Flajolet, On adaptive sampling, Computing 43 (1990).
-    """
-
-    launch: str
-    most: int = MAX_KEPT_ROUNDS
-    level: int = 0
-    _newest: int = -1
-    _levels: list[int] = field(default_factory=list)
-    """Of the rounds that are kept."""
-
-    def add(self, number: int) -> None:
-        """Counts a round of this launch; it may be the one too many."""
-        if number == self._newest:
-            return
-        self._newest = number
-        if (level := self.level_of(number)) >= self.level:
-            self._levels.append(level)
-        while len(self._levels) > self.most:
-            self.level += 1
-            self._levels = [level for level in self._levels if level >= self.level]
-
-    def keeps(self, number: int) -> bool:
-        """Whether a round is kept."""
-        return self.level_of(number) >= self.level
-
-    def level_of(self, number: int) -> int:
-        """The number of zeros at the end of a random number."""
-        import hashlib
-
-        digest = hashlib.blake2b(f"{self.launch} {number}".encode(), digest_size=8).digest()
-        bits = int.from_bytes(digest)
-        return (bits & -bits).bit_length() - 1 if bits else 64
 
 
 def is_steady(step_ns: Sequence[int], minimum: int, window: int = WINDOW_STEPS) -> bool:
@@ -120,12 +75,28 @@ def unsteady_text(num_steps: int) -> str:
     return f"the step time did not settle within {num_steps} warm-up steps"
 
 
-def sampled_text(num_kept: int, num_steps: int, of_program: bool) -> str:
-    """What to say of a launch that was so long that figures are those of a sample."""
-    after = f"all of the first {MAX_KEPT_STEPS:,} steps; later blocks are stored as one step with their mean"
-    rounds = f"random rounds of {WINDOW_STEPS} steps; later rounds are stored as one step with their mean"
-    which = rounds if of_program else after
-    return f"figures are based on {num_kept:,} of {num_steps:,} steps: {which}"
+@dataclass(frozen=True)
+class KeptOf:
+    """What is known of a sample of steps."""
+
+    num_kept: int
+    num_steps: int
+    of_program: bool
+    has_all_rounds: bool
+    has_whole_rounds: bool
+    """Some are recorded step by step; the others by one step and their mean."""
+
+    def __str__(self) -> str:
+        """What to say of figures that are those of the sample."""
+        one = "round" if self.of_program else "block"
+        chosen = f"random {one}s" + (f" of {WINDOW_STEPS} steps" if self.of_program else "")
+        if self.has_whole_rounds:
+            first = f"all of the first {MAX_KEPT_STEPS:,} steps" if self.has_all_rounds else chosen
+            which = f"{first}; later {one}s are stored as one step with their mean"
+        else:
+            which = f"one step of each {one}" if self.has_all_rounds else f"one step of each of {chosen}"
+            which += f", with the mean of the {one}"
+        return f"figures are based on {self.num_kept:,} of {self.num_steps:,} steps: {which}"
 
 
 def only_warmup_text(num_steps: int, warmup: int) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
+import msgspec
+
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
@@ -16,17 +18,17 @@ from gpurun.launcher.rundir.records import (
     PointRecord,
     RoundTime,
     StepRecord,
-    StepRoom,
     VariantFacts,
     VariantStatus,
     elapsed_s,
 )
+from gpurun.launcher.rundir.step_sample import VariantSteps
 from gpurun.launcher.stats.busy import waited_for_others_ns
 from gpurun.launcher.stats.estimates import round_step_ns, trend
 from gpurun.launcher.stats.schedule import (
     MAX_KEPT_STEPS,
     WINDOW_STEPS,
-    sampled_text,
+    KeptOf,
     short_text,
     trend_text,
 )
@@ -79,18 +81,17 @@ class Measured:
         return self.status.status in ("ok", "unsteady") and bool(self.timed)
 
 
-def read_measured(run: RunDir, plan: Plan, variant: Variant, room: StepRoom) -> Measured:
+def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps) -> Measured:
     """Reads the files of `variant`; what is not there yet is empty.
 
     Args:
-        room: for its steps, of all that may be in memory.
+        read: its steps, of those of the run that are in memory.
     """
     launches = plan.launches_of(variant.id)
     world_size = variant.world_size
     status = run.read_status(variant.id)
     steps: Mapping[int, Sequence[StepRecord]]
-    found, damage = run.read_steps_and_damage(variant.id, room)
-    steps = {rank: found[rank] for rank in range(world_size) if rank in found}
+    steps = {rank: read.by_rank[rank] for rank in range(world_size) if rank in read.by_rank}
     timed = round_times(steps, world_size, "timed")
     unsteady: str | None = None
     short: tuple[str, ...] = ()
@@ -104,12 +105,12 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, room: StepRoom) -> 
     facts = run.read_facts(variant.id)
     sampled = sample_of_steps(steps, variant.kind.runs_program)
     trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
-    facts = replace(facts, warnings=(*facts.warnings, *damage, *sampled, *short, *trends))
+    facts = replace(facts, warnings=(*facts.warnings, *read.damage, *sampled, *short, *trends))
     balance = None if variant.split else run.read_balance(variant.id)
     if status is not None and status.status == "ok" and unsteady:
         status = VariantStatus("unsteady", unsteady)
-    if damage and not timed and status is not None and status.status == "ok":
-        status = VariantStatus("failed", damage[0])
+    if read.damage and not timed and status is not None and status.status == "ok":
+        status = VariantStatus("failed", read.damage[0])
     points = run.read_points(variant.id)
     counting, timed = launches_that_count(launches, timed)
     repetitions = {launch.id: launch.repetition for launch in counting}
@@ -178,8 +179,19 @@ def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]], of_program: bool)
     """What to say of a variant of whose steps only a sample was kept; nothing where all were."""
     of_rank = next(iter(steps.values()), ())
     total = sum({step.launch: step.step + 1 for step in of_rank}.values())
-    is_sample = _may_be_sample(of_rank) and len(of_rank) < total
-    return (sampled_text(len(of_rank), total, of_program),) if is_sample else ()
+    if not _may_be_sample(of_rank) or len(of_rank) >= total:
+        return ()
+    timed = [step for step in of_rank if step.kind == "timed"]
+    has_whole_rounds = any(step.block_ns is None for step in timed[:1])
+    return (str(KeptOf(len(of_rank), total, of_program, _has_all_rounds(timed), has_whole_rounds)),)
+
+
+def _has_all_rounds(timed: Sequence[StepRecord]) -> bool:
+    """Whether no round is missing between the first and the last of a launch."""
+    rounds: dict[str, set[int]] = {}
+    for step in timed:
+        rounds.setdefault(step.launch, set()).add(step.round)
+    return all(len(found) > max(found) - min(found) for found in rounds.values())
 
 
 def trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
@@ -216,7 +228,7 @@ def step_numbers(steps: Sequence[StepRecord]) -> Sequence[int]:
 
 
 def _may_be_sample(steps: Sequence[StepRecord]) -> bool:
-    return any(step.step >= MAX_KEPT_STEPS for step in steps)
+    return any(step.step >= MAX_KEPT_STEPS or step.block_ns is not None for step in steps)
 
 
 def steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, int]:
@@ -236,8 +248,8 @@ def _timed_from(step: StepRecord, halves: Mapping[str, range]) -> StepRecord:
     if step.kind not in ("warmup", "timed") or step.launch not in halves:
         return step
     if step.step not in halves[step.launch]:
-        return replace(step, kind="warmup", round=0)
-    return replace(step, kind="timed", round=step.step // WINDOW_STEPS + 1)
+        return msgspec.structs.replace(step, kind="warmup", round=0)
+    return msgspec.structs.replace(step, kind="timed", round=step.step // WINDOW_STEPS + 1)
 
 
 def _ended_s(run: RunDir, variant: Variant) -> dict[str, float]:

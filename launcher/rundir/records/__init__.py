@@ -43,7 +43,6 @@ from gpurun.launcher.rundir.records.measured import (
     Room,
     RoundTime,
     StepRecord,
-    StepRoom,
     VariantFacts,
 )
 from gpurun.launcher.rundir.records.outcome import (
@@ -109,7 +108,6 @@ __all__ = [
     "SearchRecord",
     "Stage",
     "StepRecord",
-    "StepRoom",
     "TrialConfig",
     "TrialRecord",
     "TrialTimes",

@@ -1,10 +1,10 @@
 """What is measured: steps, points, rounds; cost curves of devices; what a self-test finds out of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from gpurun.launcher.units import format_count
 
@@ -54,9 +54,8 @@ class GpuLoad:
     """How often torch had to release cached memory, and so to wait, before an allocation succeeded."""
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """One step on one rank; a line of `variants/ID/rankN.jsonl`."""
+class StepRecord(Struct, frozen=True, gc=False):
+    """One step on one rank; a line of `variants/ID/rankN.jsonl`. No dataclass, since a run has many."""
 
     launch: str
     round: Count
@@ -87,29 +86,6 @@ class StepRecord:
     """CPU time of all threads of the rank, in the mean step of the block; `None` in older runs."""
     block_ns: LengthOfMean | None = None
     """The mean step of the block, where this is the only one of its steps that is recorded."""
-
-
-MAX_STEPS_BYTES = 240 << 20
-MAX_STEP_VALUES = 7_000_000
-"""Some 85 bytes of memory each: 600,000 steps, or 8 ranks in 5 launches of many days."""
-_OF_EACH_STEP = 8
-
-
-@dataclass
-class StepRoom:
-    """How much may still be read of the steps of a run.
-
-    The run may be anyone's, and all of its steps are in memory at once.
-    """
-
-    num_bytes: int = MAX_STEPS_BYTES
-    num_values: int = MAX_STEP_VALUES
-
-    def take(self, lines: bytes, steps: Sequence[StepRecord]) -> bool:
-        """Whether there was room for these lines and what they hold."""
-        self.num_bytes -= len(lines)
-        self.num_values -= sum(_OF_EACH_STEP + len(step.phases_ns) + len(step.gpus) for step in steps)
-        return self.num_bytes >= 0 and self.num_values >= 0
 
 
 @dataclass(frozen=True)

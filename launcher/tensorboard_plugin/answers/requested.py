@@ -85,7 +85,14 @@ class Made:
         files = map(str, traces.files)
         command = helper_argv(self._entry, str(os.getpid()), str(path), *arguments, *files)
         try:
-            done = subprocess.run(command, capture_output=True, timeout=BUILD_LIMIT_S, check=False, text=True)
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                timeout=BUILD_LIMIT_S,
+                check=False,
+                text=True,
+                env=traces.reader_env,
+            )
         except subprocess.TimeoutExpired:
             return f"{self._failure}: it took longer than {BUILD_LIMIT_S:.0f} s"
         lines = done.stderr.strip().splitlines()

@@ -247,7 +247,7 @@ class Listed:
     def indexed(self, variant: str) -> Traces | None:
         """The variant's traces as an index takes them; `None` if there are none."""
         files = tuple(each.path for each in self.traces_of(variant))
-        return Traces(files[0].parent, files) if files else None
+        return Traces(files[0].parent, files, self.root) if files else None
 
 
 def _is_merged(path: Path) -> bool:

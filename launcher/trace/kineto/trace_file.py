@@ -23,6 +23,9 @@ UNPACKED_RATIO = 200
 """Kineto traces compress 15 to 40 times; gzip's limit, 1032 times, is that of a zip bomb."""
 MAX_UNPACKED_BYTES = 64 << 30
 """Of all traces that are read for one answer."""
+WITHIN = "GPURUN_TRACES_WITHIN"
+"""Environment variable of processes that read for the tab, and of theirs: the directory, links resolved, in
+which each trace has to be. It is judged by what was opened, since links may have changed meanwhile."""
 
 
 def allowed_bytes(files: Sequence[Path], among: Sequence[Path] = ()) -> int:
@@ -180,6 +183,9 @@ def open_source(path: Path, room: Room | None = None) -> Source:
 
 
 def _source(path: Path, raw: FileIO) -> Source:
+    within = os.environ.get(WITHIN)
+    if within and not Path(os.readlink(f"/proc/self/fd/{raw.fileno()}")).is_relative_to(within):
+        raise TraceError(f"{path}: a link that leads out of {within}")
     status = os.fstat(raw.fileno())
     if not stat.S_ISREG(status.st_mode):
         raise TraceError(f"{path}: not a regular file")

@@ -18,7 +18,8 @@ from gpurun.launcher.rundir.records import (
     StepRecord,
     VariantFacts,
 )
-from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, MAX_LATE_EVENTS, RoundSample
+from gpurun.launcher.rundir.step_sample import RoundSample
+from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, MAX_LATE_EVENTS
 from gpurun.launcher.worker.accelerators.clock import StepTiming
 from gpurun.launcher.worker.meters.cpu_time import QUIET, BlockNoise
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter

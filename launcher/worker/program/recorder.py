@@ -5,11 +5,12 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, ParamSpec
 
 import torch
+from msgspec.structs import replace
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.accelerators import CPU, gpu_kinds

@@ -3,14 +3,16 @@
 import random
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal
 
+from msgspec.structs import replace
+
 from gpurun.launcher.rundir.records import Kind, StepRecord
+from gpurun.launcher.rundir.step_sample import RoundSample
 from gpurun.launcher.stats.schedule import (
     WINDOW_STEPS,
-    RoundSample,
     is_steady,
     unsteady_text,
     warmup_maximum,

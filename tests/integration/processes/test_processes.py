@@ -250,6 +250,26 @@ def test_the_command_itself_needs_no_thread_of_numpys(tmp_path: Path) -> None:
     assert done.stdout == "1\n"
 
 
+@pytest.mark.parametrize("what", ["the server that starts the ranks", "rank 1"])
+def test_a_stopped_process_is_named_and_ends_all_the_same(
+    guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Neither says anything itself; a stopped server reports no end of a rank either."""
+    monkeypatch.setattr("gpurun.launcher.processes.pool._LOOK_EVERY_S", 0.0)
+    said: list[str] = []
+    with WorkerPool(guard, (), BODIES, say=said.append) as pool:
+        pool.start([request(tmp_path, rank, "sleep_for_ever") for rank in range(2)])
+        wait_for(pool, *(tmp_path / f"ready{rank}" for rank in range(2)))
+        pid = pool.pids()[1] if what == "rank 1" else known(pool._server).pid
+        os.kill(pid, signal.SIGSTOP)
+        for _ in range(100):
+            pool.poll(0.0 if said else 0.05)
+        assert [text.partition(" was stopped")[0] for text in said] == [f"{what} (process {pid})"]
+        assert said[0].endswith(f"to continue it: kill -CONT {pid}")
+        pool.stop(grace_s=30.0)
+        assert {exit_.returncode for exit_ in pool.poll(0.0)} == {-signal.SIGTERM}
+
+
 def test_a_missing_module_is_named(guard: Guard) -> None:
     with (
         WorkerPool(guard, ("no_such_torch",)) as pool,

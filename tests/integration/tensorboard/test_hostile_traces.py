@@ -1,6 +1,7 @@
 """Another user's traces are opened: no code of theirs runs, and nothing outside is read or replaced."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
+from gpurun.launcher.tensorboard_plugin.answers.requested import Merges
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Indexes
@@ -86,6 +88,31 @@ def index_of(directory: Path) -> Index:
     state = indexes.get(traces)
     assert isinstance(state, Index), state
     return state
+
+
+@pytest.mark.parametrize("place", ["file", "directory"])
+def test_a_link_that_was_put_in_the_place_of_a_trace_meanwhile_is_not_followed(
+    downloaded: Path, place: str
+) -> None:
+    """Its owner swaps it after the tab has judged it, before the process opens it that reads it."""
+    private, traces = downloaded.parent / "private", traces_of(downloaded)
+    shutil.copytree(downloaded, private)
+    if place == "directory":
+        downloaded.rename(downloaded.with_name("was"))
+        downloaded.symlink_to(private)
+    else:
+        for file in traces.files:
+            file.unlink()
+            file.symlink_to(private / file.name)
+    indexes = Indexes()
+    indexes.get(traces)
+    indexes.wait()
+    found = indexes.get(traces)
+    assert not isinstance(found, Index)
+    assert "a link that leads out of" in str(found)
+    out = downloaded.parent / "merged.gz"
+    assert "leads out of" in str(Merges()._made._run(traces, out, ()))
+    assert not out.exists()
 
 
 def test_a_planted_link_does_not_choose_which_file_the_merged_trace_replaces(downloaded: Path) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as changed
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.recorded import step_numbers
@@ -34,7 +35,7 @@ def test_a_program_that_never_got_steady_shows_its_last_half(
     for rank, num_steps in enumerate((12, 13)):
         lines = [step_of(number, 100 if number < 6 else 50) for number in range(num_steps)]
         warm = len(lines) - rank * timed
-        lines[warm:] = [replace(line, kind="timed", round=line.step // 5 + 1) for line in lines[warm:]]
+        lines[warm:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[warm:]]
         append_lines(files.run.steps(program.id, rank), lines)
     write_json(files.run.plan, plan([program], [launch("01-script-2", "script-2", 0, [program])], program.id))
     if ended:
@@ -63,7 +64,7 @@ def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(
 ) -> None:
     program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     lines = [step_of(number, 50 + number % 2) for number in range(12)]
-    lines[10:] = [replace(line, kind="timed", round=3) for line in lines[10:]]
+    lines[10:] = [changed(line, kind="timed", round=3) for line in lines[10:]]
     append_lines(files.run.steps(program.id, 0), lines)
     write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
     files.close(program)
@@ -77,7 +78,7 @@ def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(
 def test_the_last_half_is_the_same_on_a_rank_that_got_steady_earlier(files: Files) -> None:
     for rank, steady in enumerate((10, 4)):
         lines = [step_of(number, 50) for number in range(12)]
-        lines[steady:] = [replace(line, kind="timed", round=line.step // 5 + 1) for line in lines[steady:]]
+        lines[steady:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[steady:]]
         append_lines(files.run.steps(PROGRAM.id, rank), lines)
     launches = [launch("01-script-2", "script-2", 0, [PROGRAM])]
     write_json(files.run.plan, plan([PROGRAM], launches, PROGRAM.id))
@@ -94,7 +95,7 @@ def test_a_program_whose_steps_grow_or_shrink_all_the_time_has_a_warning(
     """A pattern of 7 steps hides the growth from the windows of the warm-up."""
     program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     lines = [step_of(number, 60 + 10 * (number % 7) + ms_per_step * number) for number in range(35)]
-    lines[10:] = [replace(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
+    lines[10:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
     append_lines(files.run.steps(program.id, 0), lines)
     write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
     files.close(program)
@@ -105,17 +106,17 @@ def test_a_program_whose_steps_grow_or_shrink_all_the_time_has_a_warning(
 def test_figures_of_a_long_program_are_those_of_a_sample(files: Files, wording: Wording) -> None:
     program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     numbers = (*range(10), *range(50_000, 50_010), 123_456)
-    lines = [replace(step_of(number, 50), kind="timed", round=number // 5 + 1) for number in numbers]
+    lines = [changed(step_of(number, 50), kind="timed", round=number // 5 + 1) for number in numbers]
     append_lines(files.run.steps(program.id, 0), lines)
     write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
     files.close(program)
     (found,) = compare_run(files.run).variants
     wording(found.warnings)
-    again = [replace(line, launch="02") for line in lines]
+    again = [changed(line, launch="02") for line in lines]
     assert [*step_numbers(lines), *numbers] == [*numbers, *numbers]
     assert [*step_numbers(lines + again)][21:] == [123_457 + number for number in numbers]
     assert [*step_numbers(lines[10:12])] == [50_000, 50_001]
-    assert [*step_numbers([replace(line, step=line.step + 7) for line in lines[:3]])] == [0, 1, 2]
+    assert [*step_numbers([changed(line, step=line.step + 7) for line in lines[:3]])] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_launches_that_go_on_from_another_are_a_finding(
     program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     for attempt, num in steps.items():
         name = attempt.removesuffix("!")
-        records = [replace(step_of(step, 50), launch=name, round=1, kind="timed") for step in range(num)]
+        records = [changed(step_of(step, 50), launch=name, round=1, kind="timed") for step in range(num)]
         append_lines(files.run.steps(program.id, 0), records)
         events = [Event(1, "run", program.id), Event(2, "done", program.id)]
         append_lines(files.run.events(name), events[: 1 if attempt.endswith("!") else 2])

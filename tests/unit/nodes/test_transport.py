@@ -31,11 +31,10 @@ from gpurun.launcher.nodes.transport.connection import (
 from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
 from gpurun.launcher.nodes.transport.server import MAX_STRANGERS, MOST_REFUSALS, Server
-from tests.strangers import CRAFTED, SILENT, approach, few_files, noise
+from tests.strangers import CRAFTED, REFUSED, SILENT, approach, few_files, noise
 from tests.wording import Wording
 
 SECRET, OTHER = (identity_from(text * 16) for text in (b"s", b"o"))
-REFUSED = LogText("a connection from 127.0.0.1 was refused: it didn't prove that it knows this job's secret")
 WAIT_S = 30.0
 """What takes longer hangs."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import markdown
 import msgspec
 import pytest
+from msgspec.structs import replace as changed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -116,7 +117,7 @@ def test_steps_of_a_sampled_program_are_when_they_were(tmp_path: Path) -> None:
     """Steps of 50 ms; from the 4,000th on another 50 ms after each, which is no step's."""
     run = RunDir(tmp_path / "run")
     kept = [0, 2, 4_000, 30_000, 59_999]
-    records = [replace(step(1 + number // 5, 20), step=number) for number in kept]
+    records = [changed(step(1 + number // 5, 20), step=number) for number in kept]
     append_lines(run.steps("ddp-2-even", 0), records)
     ended = [(2, 0.1), (4_000, 200), (8_000, 600), (60_000, 5_800)]
     append_lines(

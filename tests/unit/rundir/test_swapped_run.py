@@ -12,6 +12,7 @@ import pytest
 from gpurun.launcher.cli.commands.report import keep_if_other
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.traced import read_traced
+from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.report.tensorboard.event_files import SUFFIX, write_tensorboard
 from gpurun.launcher.run.open import find_run
@@ -54,7 +55,7 @@ def test_no_report_is_written_to_where_a_link_leads_that_was_put_there_meanwhile
     comparison = compare_run(traced_run)
     (traced_run.path / "variants/ddp-2-even/trace.json").unlink()
     swapped(traced_run.path / place if place != "." else traced_run.path, mine)
-    writers: dict[str, Callable[..., object]] = {
+    writers: dict[str, Callable[[Comparison, RunDir], object]] = {
         "html": write_html,
         "tensorboard": write_tensorboard,
         "table": keep_if_other,

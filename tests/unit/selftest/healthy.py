@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace as changed
+
 from gpurun.launcher.compare.model import ExposedComm, RankFigures, VariantResult
 from gpurun.launcher.machine.accelerators import CUDA
 from gpurun.launcher.machine.gpus.health import GpuHealth, inspect_health
@@ -120,7 +122,7 @@ def program(name: str) -> VariantResult:
 def steps(name: str) -> dict[int, tuple[StepRecord, ...]]:
     """What all ranks record of a program."""
     timed = StepRecord("01", 1, 0, 0, "timed", 1000, {}, peak_bytes=1 << 20)
-    last = replace(timed, kind="skipped") if name == "skipped-step" else timed
+    last = changed(timed, kind="skipped") if name == "skipped-step" else timed
     return dict.fromkeys(range(len(DEVICES)), (*[timed] * (NUM_STEPS[name] - 1), last))
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
 from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM
 from gpurun.launcher.machine.gpus.gpu import Gpu
@@ -186,8 +187,8 @@ def unrecorded(name: str) -> Change:
     return of_steps(name, lambda steps: ())
 
 
-unskipped = of_steps("skipped-step", lambda steps: tuple(replace(step, kind="timed") for step in steps))
-no_set_device = of_steps("no-set-device", lambda steps: tuple(replace(step, peak_bytes=0) for step in steps))
+unskipped = of_steps("skipped-step", lambda steps: tuple(changed(step, kind="timed") for step in steps))
+no_set_device = of_steps("no-set-device", lambda steps: tuple(changed(step, peak_bytes=0) for step in steps))
 
 
 def busy(seen: Evidence) -> Evidence:

@@ -1,0 +1,116 @@
+"""Runs with more steps than fit into memory: all are read, and rounds keep their times."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.figures.recorded import round_times
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import GpuLoad, StepRecord
+from gpurun.launcher.rundir.step_sample import LEAST_KEPT_ROUNDS, StepsInMemory
+from tests.known import known
+
+RANKS, LAUNCHES, ROUNDS, OF_ROUND = (0, 1), ("01", "02"), 200, 5
+HUGE = 1 << 40
+
+
+def steps_of(rank: int, launch: str, rounds: int = ROUNDS) -> list[StepRecord]:
+    """As a program's rank writes them; one of its last steps was skipped."""
+    warm = [StepRecord(launch, 0, 0, number, "warmup", 9000, {}, None) for number in range(OF_ROUND)]
+    timed = [
+        StepRecord(
+            launch, number // OF_ROUND + 1, 0, number, "timed", 1000 + number % 37 * (rank + 1), {}, number
+        )
+        for number in range(OF_ROUND, rounds * OF_ROUND)
+    ]
+    skipped = StepRecord(launch, 0, 0, timed[-2].step, "skipped", 1, {}, None)
+    return [*warm, *timed[:-2], skipped, timed[-1]]
+
+
+def in_memory(room: int, portions: Iterable[int] = (HUGE,)) -> StepsInMemory:
+    """Every rank's steps, added in portions of these sizes."""
+    memory, sizes = StepsInMemory(room), list(portions)
+    for rank in RANKS:
+        steps, size = [step for launch in LAUNCHES for step in steps_of(rank, launch)], iter(sizes)
+        while steps:
+            portion = next(size, HUGE)
+            assert memory.add("a", rank, steps[:portion])
+            steps = steps[portion:]
+    return memory
+
+
+def rounds_in(memory: StepsInMemory) -> dict[tuple[str, int], float]:
+    found = round_times({rank: memory.of("a", rank) for rank in RANKS}, len(RANKS), "timed")
+    return {(time.launch, time.round): time.step_ns for time in found}
+
+
+WHOLE = in_memory(HUGE)
+SMALLER = WHOLE.num_bytes // 2
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 500), max_size=8))
+def test_of_too_many_steps_every_round_keeps_its_time(portions: list[int]) -> None:
+    memory = in_memory(SMALLER, portions)
+    assert rounds_in(memory) == pytest.approx(rounds_in(WHOLE))
+    assert memory.num_bytes <= SMALLER
+    for rank in RANKS:
+        assert len(memory.of("a", rank)) < len(WHOLE.of("a", rank)) / 2
+        assert memory.of("a", rank)[-1] == WHOLE.of("a", rank)[-1]
+
+
+@pytest.mark.parametrize("share", [8, 16, 32])
+def test_of_far_too_many_all_ranks_keep_the_same_rounds(share: int) -> None:
+    memory = in_memory(WHOLE.num_bytes // share, [300, 100, 1000])
+    found, whole = rounds_in(memory), rounds_in(WHOLE)
+    assert found == pytest.approx({key: whole[key] for key in found})
+    assert memory.num_bytes <= WHOLE.num_bytes // share
+    for launch in LAUNCHES:
+        of_launch = [number for name, number in found if name == launch]
+        assert len(of_launch) >= LEAST_KEPT_ROUNDS / 4
+        assert max(of_launch) == ROUNDS, "by the last round it is known how many were done"
+
+
+def test_a_block_keeps_its_peak_and_its_load() -> None:
+    load = GpuLoad(peak_bytes=7)
+    steps = [
+        StepRecord("01", 1 + number // 4, 0, number, "timed", 10, {"forward": 5}, number, gpus=gpus)
+        for number, gpus in enumerate([(load,), (), (), ()] * 100)
+    ]
+    memory = StepsInMemory(100 * 1200)
+    assert memory.add("a", 0, steps)
+    first = memory.of("a", 0)[0]
+    assert (first.peak_bytes, first.gpus, first.block_ns, first.phases_ns) == (3, (load,), 10, {"forward": 5})
+
+
+def test_what_has_no_rounds_is_refused() -> None:
+    memory = StepsInMemory(50_000)
+    endless = [StepRecord("01", 0, 0, number, "warmup", 1, {}, None) for number in range(1000)]
+    assert not memory.add("a", 0, endless)
+    memory.drop("a", 0)
+    assert memory.num_bytes == 0
+    assert memory.add("a", 1, endless[:10])
+
+
+def test_a_run_is_compared_as_ever_and_the_report_says_what_its_figures_are_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree("docs/runs/balanced", tmp_path / "run")
+    run = RunDir(tmp_path / "run")
+    before = compare_run(run)
+    monkeypatch.setattr("gpurun.launcher.rundir.files.StepsInMemory", lambda: StepsInMemory(room=150_000))
+    after = compare_run(run)
+    for one, was in zip(after.variants, before.variants, strict=True):
+        assert (one.step_ms, one.status) == (was.step_ms, was.status)
+        found, known_ci = known(one.vs_baseline), known(was.vs_baseline).ci
+        assert found.percent == known(was.vs_baseline).percent
+        # Waiting for cores, which widens it, is compared with one step of a block, not with all.
+        assert found.ci == (known_ci and pytest.approx(known_ci, rel=1e-4))
+    said = [text for one in after.variants for text in one.warnings if "figures are of" in text]
+    assert len(said) == len(after.variants)
+    assert all(text.endswith("steps: one of each block, with the mean of the block") for text in said)
