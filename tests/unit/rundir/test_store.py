@@ -371,7 +371,7 @@ def test_mistakes_are_named(run: Path, wording: Wording) -> None:
     assert kept_at(run) is None
 
 
-def test_a_path_and_a_url_are_told_apart() -> None:
+def test_a_path_and_a_url_are_distinguished() -> None:
     for path in (
         "runs/gpt/latest",
         "C:/runs",
