@@ -29,6 +29,7 @@ from gpurun.launcher.machine.network import (
 from gpurun.launcher.nodes.messages import End, Hello, LogText, Welcome
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.rendezvous import (
+    LAST_CALL_S,
     Facts,
     NodeFlags,
     RankOutOfRange,
@@ -46,8 +47,6 @@ RESOLVE_EVERY_S = 0.5
 """How often a node asks for a name that isn't known yet."""
 REFUSE_S = 10.0
 """How long a node that can't join tries to tell the others."""
-LAST_CALL_S = 30.0
-"""How long node 0 waits for one more, once enough nodes are there; as torchrun does by default."""
 ANSWER_S = 5.0
 """How long node 0's message that the time is up may take."""
 

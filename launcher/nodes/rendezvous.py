@@ -10,6 +10,8 @@ from gpurun.launcher.schedulers import SCHEDULERS, scheduler_here
 DEFAULT_PORT = 29400
 """That of torchrun: firewalls may be open for it."""
 DEFAULT_JOIN_TIMEOUT_S = 600.0
+LAST_CALL_S = 30.0
+"""How long node 0 waits for one more, once enough nodes are there; as torchrun does by default."""
 
 _QUEUES = "|".join(name for name, scheduler in SCHEDULERS.items() if scheduler.queue)
 _WAYS = f"""\

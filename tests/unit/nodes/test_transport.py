@@ -320,22 +320,17 @@ def test_a_rank_out_of_range_ends_at_once_and_node_0_says_so(loop: LinkLoop) -> 
     with linked(loop, options(0, port), options(7, port)) as (first, other):
         with pytest.raises(MachineError, match=r"7 \(host7\) .* ranks are 0 to 2\n .*--node-rank"):
             other.await_connected(WAIT_S)
-        why = "node rank 7 (host7) is out of range: of 3 nodes, ranks are 0 to 2"
-        assert collect(first, 1) == [LogText(f"a node was refused: {why}")]
+        assert "a node was refused: node rank 7 (host7) is out of range" in str(collect(first, 1))
 
 
-def test_node_0_also_hears_of_a_rank_that_is_out_of_range_by_the_nodes_own_job(loop: LinkLoop) -> None:
+def test_node_0_also_hears_of_a_rank_that_the_nodes_own_job_excludes(loop: LinkLoop) -> None:
     port = free_port()
-    flags = NodeFlags(node_rank=3, rendezvous=f"127.0.0.1:{port}", insecure=True)
-    job = load_text("workload: sleep\ndevices: cpu:1\nnodes: 3\nglobal_batch: 8\n", "job.yaml", (), Path())
+    flags = NodeFlags(3, f"127.0.0.1:{port}", insecure=True)
+    job = load_text("workload: sleep\ndevices: cpu:1\nnodes: 3\nglobal_batch: 8\n", "", (), Path())
     with linked(loop, options(0, port, None)) as (first,):
-        with (
-            pytest.raises(SpecError, match="node rank 3 is out of range"),
-            joined(job, Path(), flags, inspect_machine(), lambda text: None),
-        ):
-            pass
-        said = [one.text for one in collect(first, 1) if isinstance(one, LogText)]
-        assert any(text.startswith("a node was refused: node rank 3 (") for text in said)
+        with pytest.raises(SpecError, match="node rank 3 is out of range"):
+            joined(job, Path(), flags, inspect_machine(), print).__enter__()
+        assert any("node rank 3 (" in str(one) for one in collect(first, 1))
 
 
 def test_strangers_fill_no_screen() -> None:
