@@ -1,7 +1,8 @@
 """Writes what the pages take from the program: `make docs`, or `python docs/make_pages.py`.
 
 Whole pages: the job file's reference, the workloads, the commands; and `comparison.json` of the recorded
-runs. In the others: the floors, limits of the self-test, and what `gpurun report` prints of a recorded run,
+runs. In the others: the floors, limits of the self-test, with how many nodes of a range each engine begins,
+and what `gpurun report` prints of a recorded run,
 in each code block below a comment `<!-- report of docs/runs/NAME, N columns: COMMAND -->`, or `piped`.
 """
 
@@ -21,8 +22,10 @@ from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.jobfile.docs.catalogue import workload_reference
 from gpurun.launcher.jobfile.docs.schema import job_reference
+from gpurun.launcher.nodes.rendezvous import LAST_CALL_S
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, as_json
+from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.selftest.machine_checks import LEAST_OF_EARLIER
 from gpurun.launcher.selftest.result import MOST_EARLIER, RUNS
 from gpurun.launcher.units import format_percent
@@ -40,6 +43,10 @@ _REPORT = re.compile(
 )
 _FLOORS = re.compile(r"(?<=<!-- floors -->\n\n).*?(?=\n\n)", re.DOTALL)
 _EARLIER = re.compile(r"(?<=<!-- speed as before -->\n\n).*?(?=\n\n)", re.DOTALL)
+_ENGINE = re.compile(
+    r"(?P<row>^\| (?:`(?P<name>[a-z]+)`|by hand) \| [^|]+ \|)[^|]*(?=(?: \|[^|]+){5}\|$)", re.MULTILINE
+)
+"""A row of the table of engines, up to its second cell, and the third."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _COMMANDS_HEAD = """\
 # Commands
@@ -84,7 +91,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     for name in PAGES:
         text = (ROOT / name).read_text(encoding="utf-8")
         if name not in made:
-            text = _FLOORS.sub(floors(), _EARLIER.sub(earlier_limits(), text))
+            text = _FLOORS.sub(floors(), _EARLIER.sub(earlier_limits(), _ENGINE.sub(_with_range, text)))
             yield ROOT / name, _REPORT.sub(_with_report, text)
     for run in sorted((ROOT / "docs" / "runs").iterdir()):
         yield RunDir(run).comparison, as_json(compared(run))
@@ -93,6 +100,17 @@ def pages() -> Iterator[tuple[Path, str]]:
 def _with_report(match: re.Match[str]) -> str:
     run, width, command = match["run"], match["width"], match["command"]
     return f"{match[1]}$ {command}\n{report(ROOT / run, None if width == 'piped' else int(width.split()[0]))}"
+
+
+def _with_range(row: re.Match[str]) -> str:
+    """With how many nodes a job with a range of them begins."""
+    if row["name"] is None:
+        return (
+            f"{row['row']} those that have come when {LAST_CALL_S:g} s pass without another one, at least 2"
+        )
+    queue = SCHEDULERS[row["name"]].queue
+    assert queue is not None
+    return f"{row['row']} {queue.fewer or 'all 4, when they are there'}"
 
 
 def floors() -> str:

@@ -3,14 +3,13 @@
 import gc
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.machine.helper_process import helper_argv
+from gpurun.launcher.machine.helper_process import helper_argv, temporary_directory
 from gpurun.launcher.machine.host import Machine, inspect_machine
 from gpurun.launcher.masking import revealed
 from gpurun.launcher.nodes.rendezvous import NodeFlags
@@ -101,11 +100,11 @@ def estimated_memory(
     """
     if spec.kind.runs_program:
         raise SpecError("--memory needs a workload: of a program, the model isn't known before it runs")
-    with tempfile.TemporaryDirectory() as name:
-        request, answer = Path(name) / "request.json", Path(name) / "answer.json"
+    with temporary_directory("memory") as directory:
+        request, answer = directory / "request.json", directory / "answer.json"
         first = (launch for launch in plan.launches if launch.repetition == 0)
         launches = [
-            launch_config_for(plan, spec, launch, run_dir=Path(name), job_dir=job_dir, machine=machine)
+            launch_config_for(plan, spec, launch, run_dir=directory, job_dir=job_dir, machine=machine)
             for launch in first
         ]
         write_json(request, EstimateConfig(tuple(launches)))

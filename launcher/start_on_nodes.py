@@ -3,9 +3,7 @@
 import contextlib
 import math
 import secrets
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError, SpecError
+from gpurun.launcher.machine.helper_process import temporary_directory
 from gpurun.launcher.machine.host import Machine, inspect_machine
 from gpurun.launcher.nodes.cluster_pool import ClusterPool
 from gpurun.launcher.nodes.follower import Follower, find_run
@@ -43,6 +42,8 @@ _PRINTING_S = 0.5
 _RUN_S = 120.0
 """How long node 0 may take to plan and to open the run directory."""
 _POLL_S = 0.2
+_KEPT = ".kept"
+"""In a scratch directory: a message has named it."""
 
 
 def run_on_nodes(pools: WorkerPools, job: Job, flags: NodeFlags) -> Finished | None:
@@ -229,7 +230,7 @@ class OtherNode:
             progress.say(
                 f"node {here.rank} of {len(here.hosts)}; results and tables are on node 0 ({here.hosts[0]})"
             )
-            self.scratch = self.scratch or kept.enter_context(scratch_directory(here.rank))
+            self.scratch = self.scratch or kept.enter_context(scratch_directory())
             try:
                 self.run(here, self.scratch, progress)
             except NodesEnded as end:
@@ -289,7 +290,7 @@ def wait_for_node_0_exit(link: NodeLink) -> None:
 
 
 @contextmanager
-def scratch_directory(rank: int) -> Iterator[Path]:
+def scratch_directory() -> Iterator[Path]:
     """This node's own copy of the run directory; removed when node 0 has all of it, kept if that failed.
 
     Node 0 doesn't get what programs have saved on this node, so that stays here too.
@@ -297,23 +298,33 @@ def scratch_directory(rank: int) -> Iterator[Path]:
     Raises:
         MachineError: it can't be created.
     """
-    try:
-        directory = Path(tempfile.mkdtemp(prefix=f"gpurun-node{rank}-"))
-    except OSError as error:
-        raise MachineError(
-            f"can't create a temporary directory: {error.strerror}; name another place: TMPDIR=…"
-        ) from error
-    keep = False
-    try:
-        yield directory
-    except NodesEnded:
-        raise
-    except NodesError as error:
-        keep = any(directory.rglob("*.log"))
-        kept = f"\n    the output of this node's ranks is kept in {directory}" if keep else ""
-        raise type(error)(f"{error}{kept}") from error
-    finally:
-        if saved := [path for path in directory.glob(f"{LAUNCHES}/*/{PROGRAM_FILES}") if any(path.iterdir())]:
-            say_on_stderr(f"what the program saved on this node is kept: {', '.join(map(str, saved))}")
-        elif not keep:
-            shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.ExitStack() as made:
+        try:
+            directory = made.enter_context(temporary_directory("node", is_kept))
+        except OSError as error:
+            raise MachineError(
+                f"can't create a temporary directory: {error.strerror}; name another place: TMPDIR=…"
+            ) from error
+        try:
+            yield directory
+        except NodesEnded:
+            raise
+        except NodesError as error:
+            if not any(directory.rglob("*.log")):
+                raise
+            (directory / _KEPT).touch()
+            kept = f"\n    the output of this node's ranks is kept in {directory}"
+            raise type(error)(f"{error}{kept}") from error
+        finally:
+            if saved := saved_in(directory):
+                say_on_stderr(f"what the program saved on this node is kept: {', '.join(map(str, saved))}")
+
+
+def saved_in(scratch: Path) -> list[Path]:
+    """Directories with what the program has saved."""
+    return [path for path in scratch.glob(f"{LAUNCHES}/*/{PROGRAM_FILES}") if any(path.iterdir())]
+
+
+def is_kept(scratch: Path) -> bool:
+    """Whether its user wants what is in it, even after the command was killed."""
+    return (scratch / _KEPT).exists() or bool(saved_in(scratch))

@@ -358,7 +358,9 @@ def text_of(tried: Sequence[Tried]) -> str:
     names = list(dict.fromkeys(one.engine for one in tried))
     rows = [[name, *(_score(tried, name, case) for case in CASES)] for name in names]
     wrong = [
-        f"- {one.engine}, {one.case}: {' '.join(one.wrong.split())[-300:]}" for one in tried if one.wrong
+        f"- {one.engine}, {one.case}, at {one.commit}: {' '.join(one.wrong.split())[-300:]}"
+        for one in tried
+        if one.wrong
     ]
     commits = ", ".join(dict.fromkeys(one.commit for one in tried))
     text = (

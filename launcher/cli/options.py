@@ -76,7 +76,7 @@ class RunPath(click.Path):
         self._of_url = of_url
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if "://" in str(value):
+        if ":/" in str(value):
             from gpurun.launcher.rundir.store import as_url
 
             if (url := as_url(str(value))) is not None:
@@ -91,11 +91,18 @@ def read_copy(url: "Url") -> Path:
     return fetched(url)
 
 
+def written_url(url: "Url") -> "Url":
+    """Where a run is to be kept."""
+    from gpurun.launcher.rundir.store import to_write
+
+    return to_write(url)
+
+
 def refuse_url(url: "Url") -> None:
     """Raises:
     SpecError: this option takes directories only.
     """
-    raise SpecError(f"{url} is a URL: --out takes one for `gpurun JOB.yaml` and `gpurun run` only")
+    raise SpecError(f"{url} is a URL; name a directory: this command keeps its runs on this machine")
 
 
 READ = RunPath(read_copy)
@@ -110,7 +117,7 @@ out_option = click.option(
 )
 out_or_url_option = click.option(
     "--out",
-    type=RunPath(lambda url: url),
+    type=RunPath(written_url),
     metavar="PATH|URL",
     help="The run directory; default: runs/NAME/TIME, which is copied to a URL (s3://, …) as it grows.",
 )

@@ -2,19 +2,18 @@
 monitor, and no filter but where a gate checks a commit out."""
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.machine.helper_process import is_in_use, locked_directory
 
-PREFIX = "gpurun-gate-"
+PURPOSE = "gate"
 """Of the temporary directories with worktrees."""
 CHECKOUT_S = 600.0
 """The most that a checkout may take."""
@@ -92,8 +91,7 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
         MachineError: git can't make a worktree.
     """
     prune(root)
-    directory = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
-    with locked(directory):
+    with locked_directory(PURPOSE) as directory:
         try:
             tree = str(directory / "code")
             added = git(root, "worktree", "add", "--detach", "--quiet", tree, commit, timeout_s=CHECKOUT_S)
@@ -111,7 +109,7 @@ def prune(root: Path) -> None:
     trees = [Path(line.removeprefix("worktree ")) for line in listed if line.startswith("worktree ")]
     for tree in trees:
         directory = tree.parent
-        if directory.name.startswith(PREFIX) and not is_in_use(directory):
+        if directory.name.startswith(f"gpurun-{PURPOSE}-") and not is_in_use(directory):
             remove(root, directory)
 
 
@@ -119,26 +117,6 @@ def remove(root: Path, directory: Path) -> None:
     """The worktree, with what git notes of it, and its directory."""
     git(root, "worktree", "remove", "--force", str(directory / "code"), timeout_s=CHECKOUT_S)
     shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Holds a lock that ends with this process, however it dies."""
-    with (directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def is_in_use(directory: Path) -> bool:
-    """Whether a gate that still runs has its lock."""
-    try:
-        with (directory / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 @contextlib.contextmanager

@@ -28,7 +28,15 @@ from gpurun.launcher.machine.network import (
 )
 from gpurun.launcher.nodes.messages import End, Hello, LogText, Welcome
 from gpurun.launcher.nodes.node_link import NodeLink
-from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags, bounds_here, facts_without_job, find_facts
+from gpurun.launcher.nodes.rendezvous import (
+    LAST_CALL_S,
+    Facts,
+    NodeFlags,
+    RankOutOfRange,
+    bounds_here,
+    facts_without_job,
+    find_facts,
+)
 from gpurun.launcher.nodes.transport.credentials import find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
 from gpurun.launcher.plan.devices import node_of
@@ -39,8 +47,6 @@ RESOLVE_EVERY_S = 0.5
 """How often a node asks for a name that isn't known yet."""
 REFUSE_S = 10.0
 """How long a node that can't join tries to tell the others."""
-LAST_CALL_S = 30.0
-"""How long node 0 waits for one more, once enough nodes are there; as torchrun does by default."""
 ANSWER_S = 5.0
 """How long node 0's message that the time is up may take."""
 
@@ -114,7 +120,11 @@ def joined(
         SpecError: facts are missing, or the nodes were started for different jobs.
         MachineError: node 0 can't be reached, its port is taken, or nodes are missing.
     """
-    facts = find_facts(spec.nodes, flags, os.environ)
+    try:
+        facts = find_facts(spec.nodes, flags, os.environ)
+    except RankOutOfRange as error:
+        refuse_to_join(error, flags, say)  # node 0 shows it, and keeps waiting for the right one
+        raise
     place = find_place(facts, flags, lambda: say(f"waits until the name {facts.host} is known"))
     hello = introduce(spec, job_dir, facts, place, machine)
     bounds = (num_nodes, num_nodes) if num_nodes else bounds_here(spec.nodes, flags, os.environ)

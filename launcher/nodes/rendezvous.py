@@ -10,6 +10,8 @@ from gpurun.launcher.schedulers import SCHEDULERS, scheduler_here
 DEFAULT_PORT = 29400
 """That of torchrun: firewalls may be open for it."""
 DEFAULT_JOIN_TIMEOUT_S = 600.0
+LAST_CALL_S = 30.0
+"""How long node 0 waits for one more, once enough nodes are there; as torchrun does by default."""
 
 _QUEUES = "|".join(name for name, scheduler in SCHEDULERS.items() if scheduler.queue)
 _WAYS = f"""\
@@ -47,6 +49,10 @@ class Facts:
     """Whether the host's name may not be known yet."""
 
 
+class RankOutOfRange(SpecError):
+    """The job has fewer nodes."""
+
+
 def find_facts(nodes: Nodes, flags: NodeFlags, environ: Mapping[str, str]) -> Facts:
     """Flags have precedence over the scheduler's environment, for each fact by itself.
 
@@ -59,7 +65,9 @@ def find_facts(nodes: Nodes, flags: NodeFlags, environ: Mapping[str, str]) -> Fa
         raise SpecError(f"with `nodes: {nodes}`, {missing} must be set\n    {_WAYS}")
     _, most = bounds_here(nodes, flags, environ)
     if not 0 <= rank < most:
-        raise SpecError(f"node rank {rank} is out of range: with `nodes: {nodes}`, ranks are 0 to {most - 1}")
+        raise RankOutOfRange(
+            f"node rank {rank} is out of range: with `nodes: {nodes}`, ranks are 0 to {most - 1}"
+        )
     return facts
 
 

@@ -1,7 +1,6 @@
 """`global_batch: max`: every device tries batches in a process of its own, which may run out of memory."""
 
 import itertools
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any
 from gpurun.launcher.errors import MachineError, VariantError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.machine.helper_process import temporary_directory
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import device_env
 from gpurun.launcher.plan.combination import max_batch
@@ -111,10 +111,10 @@ def find_rooms(
         return NodeRooms(names, tuple(rooms), step_s)
     pool.preload(OPTIMIZING)  # processes that run out of memory are started again and again
     say(f"global_batch: max: trying batches on {' '.join(names)}")
-    with tempfile.TemporaryDirectory() as name:
+    with temporary_directory("max-batch") as files:
         for number, (precision, params) in enumerate(_kinds(spec)):
             for together in ways:
-                directory = Path(name) / f"{number}-{together:d}"
+                directory = files / f"{number}-{together:d}"
                 search = Search(
                     spec,
                     machine,

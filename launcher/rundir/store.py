@@ -11,6 +11,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, open_regular, write_bytes, write_json
 from gpurun.launcher.rundir.paths import CONTROL, cache_directory, is_name
 
-URL = re.compile(r"[a-z][a-z0-9+.-]+://.+")
+_URL = re.compile(r"(?P<kind>[A-Za-z][A-Za-z0-9+.:-]+):(?P<slashes>/+)(?P<rest>.*)", re.DOTALL)
+_PATHS = ("file", "local", "hdfs", "dbfs", "memory")
+"""Kinds of stores whose URL may have no bucket or host before its path: `file:///data/run`."""
+_READ_ONLY = ("http", "https", "github", "gist", "git", "zip", "tar", "data")
+_PACKAGES = {"smbclient": "smbprotocol", "libarchive": "libarchive-c"}
+"""On PyPI, by the name of the module, where they differ."""
 EVERY_S = 5.0
 """How often a running job is copied, and a copy that is shown made anew."""
 STOP_S = 10.0
@@ -44,8 +50,56 @@ class Url(str):
 
 
 def as_url(text: str) -> Url | None:
-    """`None`: it is a path."""
-    return Url(text.rstrip("/")) if URL.fullmatch(text) else None
+    """`None`: it is a path.
+
+    Raises:
+        SpecError: it is a URL that names no directory, or no kind of store that there is.
+        MachineError: the store's package isn't installed.
+    """
+    if (found := _URL.fullmatch(text)) is None:
+        return None
+    from fsspec import available_protocols  # also knows those of other packages
+
+    kind, slashes, rest = found["kind"].lower(), len(found["slashes"]), found["rest"].rstrip("/")
+    if kind not in available_protocols():
+        if slashes == 1:
+            return None
+        raise SpecError(
+            f"{text}: fsspec knows no store {kind}://\n"
+            f"    write s3://BUCKET/PATH or gs://BUCKET/PATH; a directory of that name is ./{text}"
+        )
+    place = ("/" if slashes > 2 else "") + rest
+    is_path, is_file = kind in _PATHS, kind in ("file", "local")
+    if slashes == 1 or not rest or (slashes > 2 and not is_path) or (slashes == 2 and is_file):
+        meant = f"{kind}:///{rest or 'PATH'}" if is_path else f"{kind}://{rest or 'BUCKET/PATH'}"
+        raise SpecError(f"{text} is not the URL of a directory in a store; write {meant}")
+    _check_package(f"{kind}://{place}", kind)
+    return Url(f"{kind}://{place}")
+
+
+def to_write(url: Url) -> Url:
+    """The URL, for a run that is kept there.
+
+    Raises:
+        SpecError: what is there can only be read.
+    """
+    if url.partition(":")[0] in _READ_ONLY:
+        raise SpecError(f"{url} can only be read; keep the run at s3://BUCKET/PATH or gs://BUCKET/PATH")
+    return url
+
+
+def _check_package(url: str, kind: str) -> None:
+    """Doesn't import it: that takes long."""
+    from fsspec.registry import known_implementations
+
+    module = known_implementations.get(kind, {}).get("class", "fsspec").partition(".")[0]
+    if find_spec(module) is None:
+        raise _not_installed(url, module)
+
+
+def _not_installed(url: str, module: str) -> MachineError:
+    package = _PACKAGES.get(module, module)
+    return MachineError(f"{url} needs the package {package}; install it: pip install {package}")
 
 
 class Store:
@@ -53,7 +107,8 @@ class Store:
 
     def __init__(self, url: Url) -> None:
         """Raises:
-        SpecError: there is no such kind of store, or its package isn't installed.
+        SpecError: there is no such kind of store.
+        MachineError: its package isn't installed, or it can't be reached.
         """
         self.url = url
         try:
@@ -61,9 +116,13 @@ class Store:
             from fsspec.implementations.local import LocalFileSystem
 
             self.fs, root = url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            hint = "pip install fsspec" if getattr(error, "name", "") == "fsspec" else ""
-            raise SpecError(f"{url}: {hint or error}") from error
+        except ImportError as error:
+            first = error.__cause__ or error  # fsspec's own words follow from it
+            raise _not_installed(url, (getattr(first, "name", None) or "fsspec").partition(".")[0]) from error
+        except ValueError as error:
+            raise SpecError(f"{url}: {error}") from error
+        except Exception as error:
+            raise _unreachable(url, error) from error
         self.root = str(root).rstrip("/")
         self._is_local = isinstance(self.fs, LocalFileSystem)
 
@@ -162,9 +221,11 @@ def kept_at(run: Path) -> Url | None:
     """Where it is kept too."""
     try:
         with open_regular(run / _STORE) as file:
-            return as_url(file.read(MOST_URL_BYTES).decode())
+            text = file.read(MOST_URL_BYTES).decode()
     except (OSError, UnicodeError):
         return None
+    found = _URL.fullmatch(text)
+    return Url(text) if found and found["slashes"] != "/" else None
 
 
 def refuse_taken(url: Url) -> None:
@@ -174,12 +235,11 @@ def refuse_taken(url: Url) -> None:
         SpecError: there is one already.
         MachineError: the store can't be reached.
     """
+    store = Store(url)
     try:
-        is_taken = bool(Store(url).versions())
+        is_taken = bool(store.versions())
     except FileNotFoundError:
         return
-    except SpecError:
-        raise
     except Exception as error:
         raise _unreachable(url, error) from error
     if is_taken:

@@ -199,8 +199,8 @@ class Queue:
     """How to look after the job of this id; keys are `state`, `logs`, `results`, `cancel`."""
     job_id: Callable[[Submission, str], str | None] = lambda submission, output: submission.label
     """Its id, from what the command prints; `None`: that is no id."""
-    takes_range: bool = False
-    """Whether a job with `nodes: 2..4` may begin with fewer than 4."""
+    fewer: str = ""
+    """With what a job with `nodes: 2..4` begins, for the documentation; empty: with all 4."""
     is_foreground: bool = False
     """Whether the command lasts as long as the job, and shows its output."""
 
@@ -233,7 +233,7 @@ REASON_LINES = 3
 def range_note(name: str, queue: Queue, submission: Submission, options: SubmitOptions) -> str | None:
     """What becomes of `nodes: 2..4`, unless it means what it says."""
     least, most = node_bounds(submission.spec.nodes)
-    if options.nodes or least == most or queue.takes_range:
+    if options.nodes or least == most or queue.fewer:
         return None
     return (
         f"nodes: {submission.spec.nodes}: {name} takes no range; the job asks for {most} nodes, and begins "

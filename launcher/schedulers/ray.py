@@ -128,7 +128,7 @@ RAY = Scheduler(
         script_name="submit-ray.py",
         takes=frozenset({"gpus_per_node", "cpus_per_task"}),
         script=script,
-        takes_range=True,
+        fewer=f"4; 3, if {LAST_CALL_S} s pass without room on 4; 2, after {FEWER_S} s more",
         call=lambda wanted, options, path, secret: Call(
             (
                 *("ray", "job", "submit", *options.further, "--no-wait"),

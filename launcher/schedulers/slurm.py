@@ -245,6 +245,6 @@ SLURM = Scheduler(
         call=lambda wanted, options, path, secret: Call(("sbatch", "--parsable", str(path))),
         next_commands=next_commands,
         job_id=job_id_in,
-        takes_range=True,
+        fewer="2 to 4, as many as Slurm gives (`--nodes=2-4`)",
     ),
 )

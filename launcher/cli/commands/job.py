@@ -27,7 +27,9 @@ from gpurun.launcher.cli.options import (
     out_or_url_option,
     parse_wait,
     quiet_option,
+    refuse_url,
     set_option,
+    written_url,
 )
 from gpurun.launcher.cli.output import print_comparison, run_and_print, show_json, width
 from gpurun.launcher.errors import Problem, SpecError
@@ -55,7 +57,7 @@ MISSING_RUN = (
 @out_or_url_option
 @click.option(
     "--resume",
-    type=RunPath(lambda url: url),
+    type=RunPath(written_url),
     is_flag=False,
     flag_value="latest",
     metavar="[RUN]",
@@ -244,7 +246,7 @@ def run(
 @out_option
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path),
+    type=RunPath(refuse_url),
     is_flag=False,
     flag_value="latest",
     metavar="[RUN]",

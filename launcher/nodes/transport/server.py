@@ -49,7 +49,7 @@ MOST_REFUSALS = 10
 """So many addresses whose connections were refused are reported, each once: anyone may connect."""
 _REFUSED = "a connection from {address} was refused: {why}"
 _NO_SECRET, _NO_NODE = "it didn't prove that it knows this job's secret", "it is no node of this job"
-_OUT_OF_RANGE = "a node with rank {rank} was refused: of {num_nodes} nodes, ranks are 0 to {last}"
+_OUT_OF_RANGE = "node rank {rank} ({host}) is out of range: of {num_nodes} nodes, ranks are 0 to {last}"
 _TOO_LATE = "node {peer.rank} ({peer.host}) came too late: the run has begun with {num_nodes} nodes"
 
 
@@ -271,7 +271,7 @@ class Server(Streams):
         try:
             peer = self._peer_of(dict(context.invocation_metadata()))
         except (KeyError, ValueError) as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a node of gpurun: {error}")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"node 0 refused this node: {error}")
             return
         self._admit(context.peer())
         try:
@@ -296,10 +296,12 @@ class Server(Streams):
         if session in self._sessions:
             self._sessions[session].has_left = False
             return self._sessions[session]
-        if not 0 <= rank < self.options.num_nodes or len(session) > 64 or len(host) > 256:
-            num_nodes = self.options.num_nodes
-            self._report_refusal(_OUT_OF_RANGE.format(rank=rank, num_nodes=num_nodes, last=num_nodes - 1))
-            raise ValueError(f"node rank {rank} of {num_nodes}")
+        if len(session) > 64 or len(host) > 256:
+            raise ValueError("it names itself at too great a length")
+        if not 0 <= rank < (num_nodes := self.options.num_nodes):
+            why = _OUT_OF_RANGE.format(rank=rank, host=host, num_nodes=num_nodes, last=num_nodes - 1)
+            self._report_refusal(f"a node was refused: {why}")
+            raise ValueError(f"{why}\n    start every node with the same job file, and its own --node-rank")
         peer = self._sessions[session] = Peer(rank, host)
         self._ranks.setdefault(rank, peer)
         if self._is_late(peer):
@@ -362,11 +364,13 @@ def _why_not_served(error: OSError, options: LinkOptions) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {options.port} of node 0 ({options.own_host}) is in use by another program\n"
-            f"    choose another one, on all nodes: --rendezvous {options.host}:{options.port + 1}"
+            "    if that is node 0 of this job, give this node another --node-rank\n"
+            f"    else choose another port, on all nodes: --rendezvous {options.host}:{options.port + 1}"
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return (
             f"this is node 0, so the rendezvous host has to be this machine; but {options.host} "
-            f"({options.address}) is not an address of {options.own_host}"
+            f"({options.address}) is not an address of {options.own_host}\n"
+            "    only one node has --node-rank 0, the one that --rendezvous names"
         )
     return f"node 0 can't listen on {options.host}:{options.port}: {error}"

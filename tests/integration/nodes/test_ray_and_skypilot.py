@@ -14,6 +14,7 @@ from typing import IO
 import pytest
 
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
+from gpurun.launcher.schedulers.ray import LAST_CALL_S
 from tests.integration.command import ENGINES, gpurun, write
 from tests.integration.nodes.hosts import await_file
 from tools.system_packages import ALL_TESTS
@@ -83,9 +84,11 @@ def driver(directory: Path, *words: str) -> tuple[Path, Path]:
 def test_a_job_runs_on_two_nodes_of_a_ray_and_ends_when_one_is_killed(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     with ray_of_two_nodes() as (cluster, env):
-        path, run = driver(tmp_path)
+        path, run = driver(tmp_path, "--set", "nodes=2..3")  # begins with those that have room
+        path.write_text(path.read_text().replace(f"LAST_CALL_S = {LAST_CALL_S}", "LAST_CALL_S = 1"))
         done = subprocess.run([ENGINES, path], env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
+        assert re.findall(r"waiting until (\d) nodes", done.stdout) == ["3", "2"]
         (variant,) = json.loads((run / "comparison.json").read_text())["variants"]
         assert [rank["device"] for rank in variant["ranks"]] == ["cpu:0@0", "cpu:0@1"]
 

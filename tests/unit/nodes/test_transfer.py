@@ -1,6 +1,11 @@
 """How results of the other nodes come into node 0's run directory."""
 
+import os
+import platform
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.errors import MachineError
+from gpurun.launcher.errors import MachineError, NodesError
 from gpurun.launcher.nodes.messages import Chunk
 from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
 from gpurun.launcher.rundir.files import RunDir, write_bytes
@@ -113,16 +118,59 @@ def test_what_a_program_saves_on_a_node_outlives_the_command(
     capsys: pytest.CaptureFixture[str], wording: Wording
 ) -> None:
     """A rank's part of a checkpoint is nowhere else."""
-    with scratch_directory(1) as empty:
+    with scratch_directory() as empty:
         RunDir(empty).program_files("01-script-2").mkdir(parents=True)
     assert not empty.exists()
-    with scratch_directory(1) as scratch:
+    with scratch_directory() as scratch:
         saved = RunDir(scratch).program_files("01-script-2")
         saved.mkdir(parents=True)
         (saved / "rank1.pt").write_bytes(b"weights")
     assert (saved / "rank1.pt").read_bytes() == b"weights"
-    wording(capsys.readouterr().err, hide=r"\S+/gpurun-node1-\w+")
+    wording(capsys.readouterr().err, hide=r"\S+/gpurun-node-[^/]+")
     shutil.rmtree(scratch)
+
+
+def filled(scratch: Path, name: str = "log/rank1.log") -> Path:
+    """The directory, with this file of a launch in it."""
+    path = RunDir(scratch).launch("01-script-2") / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x")
+    return scratch
+
+
+def test_the_next_start_removes_what_a_killed_one_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that is in use, was named to its user, holds what a program saved, or is another's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = (
+        "import os; from gpurun.launcher.start_on_nodes import scratch_directory\n"
+        "with scratch_directory() as left, scratch_directory() as saved:\n"
+        "    print(left, saved, flush=True); os.kill(os.getpid(), 9)"
+    )
+    argv, env = [sys.executable, "-c", code], {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    left, saved = map(Path, done.stdout.split())
+    filled(left), filled(saved, "files/rank1.pt")
+    scratch = scratch_directory()
+    named = filled(scratch.__enter__())
+    assert not left.exists()
+    lost = NodesError("node 0 is lost")
+    with pytest.raises(NodesError, match=str(named)):
+        scratch.__exit__(NodesError, lost, None)
+    left.symlink_to(saved, target_is_directory=True)
+    other_host = Path(str(left).replace(platform.node(), "another"))
+    other_host.mkdir()
+    with scratch_directory() as used, scratch_directory():
+        assert {left, saved, named, used, other_host} <= set(tmp_path.iterdir())
+    left.unlink()
+    left.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # as another user's command sees it
+        with scratch_directory():
+            assert left.exists()
+    with scratch_directory():
+        assert not left.exists()
 
 
 def test_a_file_that_was_replaced_is_sent_whole(tmp_path: Path) -> None:

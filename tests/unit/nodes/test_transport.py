@@ -18,8 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.errors import MachineError, NodesEnded, NodesError, SpecError
+from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.machine.host import inspect_machine
+from gpurun.launcher.nodes.join import joined
 from gpurun.launcher.nodes.messages import End, Launch, LogText, Message, encode
 from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
+from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.nodes.transport.connection import (
     CLOSED_S,
     Frame,
@@ -313,9 +317,19 @@ def test_node_0_says_once_from_where_a_node_with_another_secret_came(loop: LinkL
 def test_a_rank_out_of_range_ends_at_once_and_node_0_says_so(loop: LinkLoop) -> None:
     port = free_port()
     with linked(loop, options(0, port), options(7, port)) as (first, other):
-        with pytest.raises(MachineError, match="node rank 7 of 3"):
+        with pytest.raises(MachineError, match=r"7 \(host7\) .* ranks are 0 to 2\n .*--node-rank"):
             other.await_connected(WAIT_S)
-        assert collect(first, 1) == [LogText("a node with rank 7 was refused: of 3 nodes, ranks are 0 to 2")]
+        assert "a node was refused: node rank 7 (host7) is out of range" in str(collect(first, 1))
+
+
+def test_node_0_also_hears_of_a_rank_that_the_nodes_own_job_excludes(loop: LinkLoop) -> None:
+    port = free_port()
+    flags = NodeFlags(3, f"127.0.0.1:{port}", insecure=True)
+    job = load_text("workload: sleep\ndevices: cpu:1\nnodes: 3\nglobal_batch: 8\n", "", (), Path())
+    with linked(loop, options(0, port, None)) as (first,):
+        with pytest.raises(SpecError, match="node rank 3 is out of range"):
+            joined(job, Path(), flags, inspect_machine(), print).__enter__()
+        assert any("node rank 3 (" in str(one) for one in collect(first, 1))
 
 
 def test_strangers_fill_no_screen() -> None:

@@ -355,8 +355,11 @@ def test_what_is_at_a_url_may_be_anyones(run: Path, wording: Wording) -> None:
 def test_mistakes_are_named(run: Path, wording: Wording) -> None:
     with wording.raises(SpecError):
         fetched(Url("memory://bucket/none"))
-    with pytest.raises(SpecError, match="Protocol not known: nowhere"):
-        fetched(Url("nowhere://bucket"))
+    with wording.raises(SpecError):
+        as_url("simplecache::s3://bucket/run")
+    for text in ("s3://", "s3:///run", "s3:/bucket/run", "file://run", "memory://", "HDFS:/run"):
+        with wording.raises(SpecError):
+            as_url(text)
     refuse_taken(HERE)
     Copier(run, Store(HERE), print).step()
     with wording.raises(SpecError):
@@ -364,4 +367,34 @@ def test_mistakes_are_named(run: Path, wording: Wording) -> None:
     assert kept_at(run) is None
     keep_at(run, HERE)
     assert kept_at(run) == HERE
-    assert as_url("runs/gpt/latest") is as_url("C:/runs") is None
+    (run / ".store").write_text("elsewhere")
+    assert kept_at(run) is None
+
+
+def test_a_path_and_a_url_are_distinguished() -> None:
+    for path in (
+        "runs/gpt/latest",
+        "C:/runs",
+        "C://runs",
+        "s3:",
+        "a:b",
+        "night:/run",
+        "./s3://run",
+        "a/b://c",
+    ):
+        assert as_url(path) is None, path
+    assert as_url("S3://Bucket/run/") == "s3://Bucket/run"
+    assert as_url("file:///data/run") == "file:///data/run"
+    assert Store(Url("file:///data/run")).root == "/data/run"
+
+
+def test_a_package_that_is_missing_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    monkeypatch.setattr(stores, "find_spec", lambda name: None)
+    with wording.raises(MachineError):
+        as_url("gs://bucket/run")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
+    with wording.raises(MachineError):
+        fetched(Url("hdfs:///data/run"))
