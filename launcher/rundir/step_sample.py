@@ -13,12 +13,9 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
+from gpurun.launcher.rundir.paths import MAX_KEPT_ROUNDS
 from gpurun.launcher.rundir.records import StepRecord
 
-MAX_KEPT_ROUNDS = 1000
-"""Of a program's launch on each rank; of more, a random sample, of about half as many at least. The standard
-error of the median round is then up to 6 % of the rounds' standard deviation (1.25 / √500), for normal
-noise."""
 LEAST_KEPT_ROUNDS = 8
 """Of a launch, however many there are in a run; a median and its interval need some."""
 MAX_STEPS_BYTES = 100 << 20

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpurun.launcher.rundir.step_sample import MAX_KEPT_ROUNDS
+from gpurun.launcher.rundir.paths import MAX_KEPT_ROUNDS
 from gpurun.launcher.units import format_ms
 
 T = TypeVar("T")

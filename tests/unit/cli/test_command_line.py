@@ -86,6 +86,8 @@ def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     """What the command prints to stderr when it exits with 2."""
     monkeypatch.setattr(sys, "argv", ["gpurun", *words])
     monkeypatch.setattr(os, "environ", dict(os.environ))  # commands set what libraries read when imported
+    # Libraries that other tests imported may have left threads in this process, which waits here.
+    monkeypatch.setattr("gpurun.launcher.processes.guard.threading.active_count", lambda: 1)
     interrupt = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as caught:
         main()

@@ -111,6 +111,6 @@ def test_a_run_is_compared_as_ever_and_the_report_says_what_its_figures_are_of(
         assert found.percent == known(was.vs_baseline).percent
         # Waiting for cores, which widens it, is compared with one step of a block, not with all.
         assert found.ci == (known_ci and pytest.approx(known_ci, rel=1e-4))
-    said = [text for one in after.variants for text in one.warnings if "figures are of" in text]
+    said = [text for one in after.variants for text in one.warnings if "figures are based on" in text]
     assert len(said) == len(after.variants)
-    assert all(text.endswith("steps: one of each block, with the mean of the block") for text in said)
+    assert all(text.endswith("steps: one step of each block, with the mean of the block") for text in said)
