@@ -55,11 +55,11 @@ class Strategy:
     checkpointing_refusal: str = ""
     """Why activations can't be computed again with it; empty where they can."""
     loop: str = "DistributedDataParallel"
-    """What the training loop of one's own is called that trains like it."""
+    """The name of your own training loop that trains like it."""
     precision_refusals: Mapping[str, str] = field(default_factory=dict)
     """Why a precision can't be used with it, of those that can't."""
     snippet_refusal: str = ""
-    """Why no training loop of one's own can use an uneven split with it; empty where one can."""
+    """Why your own training loop can't use an uneven split with it; empty where it can."""
     in_jobs: bool = True
     """Whether a job file can name it."""
 

@@ -38,7 +38,7 @@ from gpurun.launcher.units import format_duration, plural
 RESOLVE_EVERY_S = 0.5
 """How often a node asks for a name that isn't known yet."""
 REFUSE_S = 10.0
-"""How long a node that can't join tries to tell the others."""
+"""How long a node that can't join tries to notify the others."""
 LAST_CALL_S = 30.0
 """How long node 0 waits for one more, once enough nodes are there; as torchrun does by default."""
 ANSWER_S = 5.0

@@ -74,7 +74,7 @@ class WorkerPools:
         self._preload = tuple(preload)
         self._pools: dict[tuple[tuple[tuple[str, str], ...], str], WorkerPool] = {}
         self.secrets: Secrets = {}
-        """What the masks in environments stand for."""
+        """The values that masks in environments replace."""
         self.get({})
 
     def get(self, env: Mapping[str, str], python: str = "") -> WorkerPool:

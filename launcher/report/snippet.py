@@ -48,7 +48,7 @@ _WORDS = {None: "must be a mean over samples", "mean": "a mean over samples", "s
 
 
 def lines_to_paste(comparison: Comparison) -> str | None:
-    """What to write into one's own DDP loop for the fastest uneven split; `None` if there is none.
+    """The lines to write into your own DDP loop for the fastest uneven split; `None` if there is none.
 
     An uneven split that is not surely the fastest gets lines too, and they say so, but none where an even
     split is ahead: that one needs no lines. Where no lines can be given, the text says why. A gate, which

@@ -77,7 +77,7 @@ class RunDir(RunPaths):
         return steps, tuple(damage)
 
     def read_replaced(self) -> frozenset[str]:
-        """Attempts that don't count, since their launches were measured anew with other software."""
+        """Attempts that don't count, since their launches were measured again with other software."""
         return frozenset(read_json(self.replaced, list[str])) if self.replaced.exists() else frozenset()
 
     def program_files(self, launch_id: str) -> Path:

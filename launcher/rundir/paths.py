@@ -79,7 +79,7 @@ class RunPaths:
 
     @property
     def replaced(self) -> Path:
-        """Attempts that don't count, since their launches were measured anew with other software."""
+        """Attempts that don't count, since their launches were measured again with other software."""
         return self.path / "replaced.json"
 
     @property

@@ -23,7 +23,7 @@ from gpurun.launcher.rundir.paths import CONTROL, cache_directory, is_name
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://.+")
 EVERY_S = 5.0
-"""How often a running job is copied, and a copy that is shown made anew."""
+"""How often a running job is copied, and a copy that is shown made again."""
 STOP_S = 10.0
 """How long the end of `gpurun view` waits for what is being read."""
 BLOCK_BYTES = 1 << 20

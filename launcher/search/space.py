@@ -95,7 +95,7 @@ def _group_name(first: Variant) -> str:
 
 
 def processes_for(variant: Variant) -> str:
-    """What variants have in common that the same ranks can try, by building model and strategy anew."""
+    """What variants have in common that the same ranks can try, by building model and strategy again."""
     if not variant.kind.shares_processes:
         return variant.id
     strategy = STRATEGIES[variant.strategy]

@@ -55,7 +55,7 @@ def round_effects(log_times: Mapping[str, Mapping[Round, float]]) -> dict[Round,
 
 
 def components(launches: Sequence[Sequence[float]]) -> tuple[float | None, float | None]:
-    """Standard deviations (between launches, between the rounds of a launch); `None` where too few tell.
+    """Standard deviations (between launches, between the rounds of a launch); `None` where there are too few.
 
     That of launches is without what the scatter of its rounds adds to a launch's mean (one-way analysis of
     variance).

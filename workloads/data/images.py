@@ -184,7 +184,7 @@ def folded_notes(found: Found) -> tuple[str, ...]:
 
 
 POOL_SAMPLES = 32
-"""Different samples. A batch picks some of them: drawing each number anew would take longer than many a step
+"""Different samples. A batch picks some of them: drawing each number again would take longer than many a step
 that trains on them."""
 
 

@@ -88,7 +88,7 @@ class Concluded:
 
 
 def keep_if_other(comparison: Any, run: Any) -> None:
-    """Writes `comparison.json` of an own run anew where another gpurun wrote it, as the tab shows it."""
+    """Writes `comparison.json` of an own run again where another gpurun wrote it, as the tab shows it."""
     from gpurun.launcher.rundir.control import write_in
     from gpurun.launcher.rundir.files import as_json, read_json
 
@@ -223,7 +223,7 @@ def diff(
 ) -> None:
     """Compare run B with run A, variant by variant, or two directories of traces.
 
-    Two past runs can't tell a change of the code from one of the machine: for a gate in CI see `gpurun gate`.
+    Two past runs can't show whether the code or the machine changed: for a gate in CI see `gpurun gate`.
 
     Example: gpurun diff runs/gpt/before runs/gpt/latest --fail-slower 3%
 

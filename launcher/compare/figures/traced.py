@@ -1,7 +1,7 @@
 """What the traces of a variant say about its ranks, kept next to them so that no report reads them again.
 
 Traces grow to hundreds of megabytes, a report is asked for many times: `variants/ID/trace.json` holds the
-outcome, and is made anew when a trace is another file than the one that it was made from.
+outcome, and is made again when a trace is another file than the one that it was made from.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What the tab says in words: from a comparison's figures and its own explanations, nothing computed anew."""
+"""Sentences of the tab, from a comparison's figures and its own explanations; nothing is computed again."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def stay_on_this_machine() -> None:
 
 
 def nccl_variables(chosen: Mapping[str, Any]) -> dict[str, str]:
-    """The environment variables that tell NCCL what a job chooses; it reads them when it connects."""
+    """The environment variables by which a job configures NCCL; it reads them when it connects."""
     texts = {name: nccl_algorithm(value) if name == "algorithm" else value for name, value in chosen.items()}
     return {variable: str(text) for name, text in texts.items() for variable in NCCL_VARIABLES[name]}
 

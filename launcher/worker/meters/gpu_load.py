@@ -73,7 +73,7 @@ class GpuMeter:
 
 
 def added(total: float | None, before: float | None, after: float | None) -> float | None:
-    """`total` with what came between two readings; `None` where one is missing, or the counter began anew."""
+    """`total` plus the growth between two readings; `None` if one is missing, or the counter began again."""
     if total is None or before is None or after is None or after < before:
         return None
     return total + after - before

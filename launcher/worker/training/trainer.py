@@ -294,7 +294,7 @@ def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimize
 def with_implementation(
     optimizer: torch.optim.Optimizer, implementation: str, workload: Workload
 ) -> torch.optim.Optimizer:
-    """The optimizer, before its first step, made anew with `foreach` or `fused`.
+    """The optimizer, before its first step, made again with `foreach` or `fused`.
 
     Raises:
         UserError: its class has no such option.
