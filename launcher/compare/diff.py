@@ -76,7 +76,7 @@ class Unpaired:
 
 @dataclass(frozen=True)
 class Diff:
-    """What changed from run A to run B."""
+    """The changes from run A to run B."""
 
     name_a: str
     name_b: str

@@ -57,7 +57,7 @@ class Copier:
         return True
 
     def outdated(self, final: bool = True) -> dict[str, Stamp]:
-        """What is not in the store as it is here; the plan, which makes a directory a run, comes last."""
+        """The files that differ from the store; the plan, which makes a directory a run, comes last."""
         copied = self._copied or {}
         found = {
             name: stamp

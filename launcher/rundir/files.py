@@ -49,7 +49,7 @@ class RunDir(RunPaths):
     """Reads the files of one run; holds nothing but the path."""
 
     def read_launch_head(self, launch_id: str) -> LaunchHead:
-        """Of any launch, of a workload or a program."""
+        """Reads the head of any launch's configuration, of a workload or a program."""
         return read_json(self.launch_config(launch_id), LaunchHead)
 
     def read_software(self, launch_id: str) -> dict[str, str]:
@@ -116,7 +116,7 @@ class RunDir(RunPaths):
         return read_json(path, Balance) if path.exists() else None
 
     def read_memory(self, variant_id: str) -> dict[int, MemoryPeak]:
-        """By rank; empty where no step was looked at."""
+        """Reads the memory peaks by rank; empty where no step was looked at."""
         files = rank_files(self.variant(variant_id), ".memory.json")
         return {rank: read_json(file, MemoryPeak) for rank, file in files.items()}
 

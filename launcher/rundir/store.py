@@ -68,7 +68,7 @@ class Store:
         self._is_local = isinstance(self.fs, LocalFileSystem)
 
     def versions(self) -> dict[str, str]:
-        """What is there: relative name → something that changes with the content; `""` where it is a file."""
+        """The objects in the store: relative name → something that changes with the content; `""`: a file."""
         self.fs.invalidate_cache()
         found: Mapping[str, Any] = self.fs.find(self.root, detail=True)
         return {

@@ -116,12 +116,12 @@ def ablation_steps(block_steps: int) -> int:
 
 
 def unsteady_text(num_steps: int) -> str:
-    """What to say of a variant whose warm-up ended before it was steady."""
+    """The message for a variant whose warm-up ended before it was steady."""
     return f"the step time did not settle within {num_steps} warm-up steps"
 
 
 def sampled_text(num_kept: int, num_steps: int, of_program: bool) -> str:
-    """What to say of a launch that was so long that figures are those of a sample."""
+    """The message for a launch that was so long that figures are those of a sample."""
     after = f"all of the first {MAX_KEPT_STEPS:,} steps; later blocks are stored as one step with their mean"
     rounds = f"random rounds of {WINDOW_STEPS} steps; later rounds are stored as one step with their mean"
     which = rounds if of_program else after
@@ -129,20 +129,20 @@ def sampled_text(num_kept: int, num_steps: int, of_program: bool) -> str:
 
 
 def only_warmup_text(num_steps: int, warmup: int) -> str:
-    """What to say of a program that ended before a step was timed."""
+    """The message for a program that ended before a step was timed."""
     many = "1 step" if num_steps == 1 else f"{num_steps} steps"
     return f"{many}, all warm-up; nothing was timed. Run more than {warmup_maximum(warmup)} steps."
 
 
 def short_text(num_steps: int, shown: int, has_settled: bool) -> str:
-    """What to say of a program that ended before or soon after its steps were steady: some are shown."""
+    """The message for a program that ended before or soon after its steps were steady: some are shown."""
     how = "" if has_settled else " and their times did not settle"
     half = f"times are from {shown} steps of the second half"
     return f"only {num_steps} steps were recorded{how}; {half}; run more steps"
 
 
 def trend_text(first_ms: float, last_ms: float) -> str:
-    """What to say of a program whose steps take longer and longer, or ever less."""
+    """The message for a program whose steps take longer and longer, or ever less time."""
     how = "longer and longer" if last_ms > first_ms else "less and less time"
     return (
         f"steps take {how} during a launch, on average {format_ms(first_ms)} ms in its first third and "

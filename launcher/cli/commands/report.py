@@ -82,7 +82,7 @@ FOR_OTHERS = ("html", "mlflow", "wandb")
 
 @dataclass(frozen=True)
 class Concluded:
-    """What of a stored comparison says which version of gpurun made it."""
+    """The part of a stored comparison that shows which version of gpurun made it."""
 
     conclusions: int = 0
 
@@ -292,7 +292,7 @@ def check_settings(names: tuple[str, ...]) -> None:
 
 
 def diff_two_captures(a: Path, b: Path, as_tree: bool, as_json: bool) -> None:
-    """What grew from the traces in A to those in B; `as_tree`: by what calls it."""
+    """Operators and kernels that grew from the traces in A to those in B; `as_tree`: by what calls them."""
     from gpurun.launcher.run.open import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
     from gpurun.launcher.trace.diff import diff_traces

@@ -1,4 +1,4 @@
-"""What a run directory holds about one variant, read once, and what else ran during its steps."""
+"""The records of a run directory about one variant, read once, and other load during its steps."""
 
 import math
 from collections import Counter
@@ -150,7 +150,7 @@ def launches_that_count(
 def last_half(
     steps: Mapping[int, Sequence[StepRecord]],
 ) -> tuple[Mapping[int, Sequence[StepRecord]], str | None]:
-    """Of a program that ended in its warm-up or soon after, the last half of each launch as timed steps.
+    """Takes the last half of each launch as timed steps, if a program ended in its warm-up or soon after.
 
     Most of the warm-up is over by then, but without timed steps nothing shows that all of it is. Also returns
     what to say of it; `None` of a program that had enough timed steps on all ranks in any launch.
@@ -175,7 +175,7 @@ def num_timed(steps: Iterable[StepRecord], launch: str) -> int:
 
 
 def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]], of_program: bool) -> tuple[str, ...]:
-    """What to say of a variant of whose steps only a sample was kept; nothing where all were."""
+    """The warning for a variant of which only a sample of steps was kept; nothing where all were."""
     of_rank = next(iter(steps.values()), ())
     total = sum({step.launch: step.step + 1 for step in of_rank}.values())
     is_sample = _may_be_sample(of_rank) and len(of_rank) < total
@@ -183,7 +183,7 @@ def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]], of_program: bool)
 
 
 def trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
-    """What to say of a program whose steps grow or shrink by a tenth or more in most of its launches.
+    """The warning for a program whose steps grow or shrink by a tenth or more in most of its launches.
 
     Short windows of the warm-up can't show that. The first steps don't count, nor those that were skipped.
     """
@@ -350,7 +350,7 @@ def timed_steps(measured: Measured, rank: int) -> list[StepRecord]:
 
 
 def gpu_loads(measured: Measured, position: int, of_every_launch: bool = False) -> list[GpuLoad]:
-    """What the GPU at a position of the split did in each timed block; nothing for a CPU device.
+    """The load of the GPU at a position of the split in each timed block; nothing for a CPU device.
 
     Args:
         of_every_launch: also of launches that don't count.
