@@ -79,7 +79,7 @@ def run_job(
 
 @contextmanager
 def reported_to_nodes(flags: NodeFlags) -> Iterator[None]:
-    """What keeps this node from joining is reported to the others, which would wait for it."""
+    """Reports what keeps this node from joining to the others, which would wait for it."""
     try:
         yield
     except (SpecError, MachineError) as error:
@@ -92,7 +92,7 @@ def reported_to_nodes(flags: NodeFlags) -> Iterator[None]:
 def estimated_memory(
     plan: Plan, spec: JobSpec, machine: Machine, job_dir: Path
 ) -> Mapping[str, MemoryEstimate]:
-    """What each variant is expected to hold, by a process that imports torch and runs no step.
+    """The memory that each variant is expected to hold, by a process that imports torch and runs no step.
 
     Raises:
         SpecError: the job runs a program, whose model is not known before.

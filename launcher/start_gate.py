@@ -149,7 +149,7 @@ def code_files(spec: JobSpec) -> list[str]:
 
 
 def refuse_outsiders(shared: Sequence[str], root: Path) -> None:
-    """What both versions have must be in the working copy.
+    """Requires that the files that both versions share are in the working copy.
 
     Raises:
         SpecError: something isn't there.
@@ -198,7 +198,7 @@ PROBE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for."""
+    """The command line's request."""
 
     job_file: Path
     overrides: tuple[str, ...]

@@ -132,7 +132,7 @@ class Leader:
         return combined(job.spec, [found[rank] for rank in range(len(found))], say_on_stderr)
 
     def restart(self, attempt: str, error: NodesError) -> str | None:
-        """What is said of a program that goes on once the lost node is back, which counts as a restart.
+        """The message for a program that goes on once the lost node is back, which counts as a restart.
 
         `None`: it doesn't.
         """
@@ -187,7 +187,7 @@ def with_nodes(ready: Prepared, machine: Machine, nodes: Sequence[Node]) -> Prep
 
 
 def places(plan: Plan) -> object:
-    """What each rank of a plan has, whichever machine that is on."""
+    """The place of each rank of a plan, whichever machine it is on."""
     ranks = [[(one.rank, one.devices, one.node) for one in launch.processes] for launch in plan.launches]
     return plan.variants, ranks
 

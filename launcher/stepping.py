@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class StepObserver(Protocol):
-    """What a rank of `gpurun` attaches to its program."""
+    """The observer that a rank of `gpurun` attaches to its program."""
 
     def enter_step(self) -> None:
         """A step that the program marks begins."""

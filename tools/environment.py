@@ -1,7 +1,7 @@
 """Makes the virtual environments of this repository: `sh tools/python.sh tools/environment.py NAME`.
 
 An environment is complete when `.ready` is in it, which is written last and says of what it was made. One
-without is removed and made anew, whatever the interrupted command had come to; so is one that has moved, or
+without is removed and made again, whatever the interrupted command had come to; so is one that has moved, or
 whose Python is another now. Where only the requirements have changed, pip brings it up to date.
 """
 

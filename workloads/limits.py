@@ -55,7 +55,7 @@ def path_of(name: str) -> Path:
 
 
 def not_there(what: str, path: Path) -> str:
-    """What to say of a path that a job names, where nothing is."""
+    """The message for a path that a job names, where nothing is."""
     where = "" if path.is_absolute() else "; relative paths are resolved from the job file's directory"
     return f"the {what} {path} does not exist{where}"
 
@@ -71,7 +71,7 @@ def why_no_file(path: Path) -> str | None:
 
 
 def name_in(directory: Path, path: Path) -> str:
-    """What to call a file of the directory, or `directory` itself where that is the file."""
+    """The name of a file of the directory, or `directory` itself where that is the file."""
     return path.name if path == directory else str(path.relative_to(directory))
 
 
@@ -87,7 +87,7 @@ first and the last layer, whose work then is that of a model with as many tokens
 
 @dataclass(frozen=True)
 class GptShape:
-    """What a model's size is made of."""
+    """The parameters of a model's size."""
 
     layers: int
     width: int

@@ -53,7 +53,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Cases:
-    """What can be measured at a site."""
+    """The cases that can be measured at a site."""
 
     cases: tuple[Case, ...]
     notes: tuple[str, ...] = ()

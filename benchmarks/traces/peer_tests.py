@@ -142,7 +142,7 @@ class _Test:
         return f"plugin's {self.name}", kind, name, us, ours, reason
 
     def _analysed(self) -> TraceReport | None:
-        """The traces that the test has made up to here; of one that it makes anew the latest."""
+        """The traces that the test has made up to here; of one that it makes again the latest."""
         if self.report is None:
             for rank, events in enumerate(self.traces.values()):
                 info = {"rank": rank, "world_size": len(self.traces)}

@@ -1,4 +1,4 @@
-"""What the shell completes for a job file, a run or a key; click itself completes commands and options."""
+"""Shell completion of a job file, a run or a key; click itself completes commands and options."""
 
 from glob import escape, iglob
 from itertools import islice
@@ -32,14 +32,14 @@ fish puts none after `=` anyway.
 
 
 def completer(command: click.Command, shell: str) -> ShellComplete:
-    """What click has for that shell, one of `SHELLS`."""
+    """Returns click's completion class for that shell, one of `SHELLS`."""
     found = get_completion_class(shell)
     assert found is not None
     return found(command, {}, "gpurun", VARIABLE)
 
 
 def lines_for(command: click.Command, shell: str) -> str:
-    """What `gpurun completion` prints for a shell."""
+    """The lines that `gpurun completion` prints for a shell."""
     lines = completer(command, shell).source()
     for theirs, ours in NO_SPACE:
         lines = lines.replace(theirs, ours)
@@ -47,7 +47,7 @@ def lines_for(command: click.Command, shell: str) -> str:
 
 
 def suggestions(command: click.Command, request: str) -> str:
-    """What the shell asks for; click itself would write it as bytes, which our output refuses.
+    """The suggestions that the shell asks for; click would write them as bytes, which our output refuses.
 
     Args:
         command: all of `gpurun`.

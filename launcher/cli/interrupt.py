@@ -1,4 +1,4 @@
-"""What Ctrl-C does while there is nothing to clean up.
+"""Handles Ctrl-C while there is nothing to clean up.
 
 Python's KeyboardInterrupt ends in a traceback while modules are imported or the interpreter shuts down, which
 is most of the time of a short command; in a callback it is printed and ignored.

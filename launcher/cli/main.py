@@ -122,7 +122,7 @@ def cli() -> None:
 
 
 def missing_argument(param: click.Parameter, ctx: click.Context) -> str:
-    """What is missing, and where to get one or to see an example."""
+    """The message for a missing argument, and where to get one or to see an example."""
     from gpurun.launcher.cli.options import JOB_METAVAR, MISSING_JOB
 
     name = param.metavar or param.human_readable_name.upper()

@@ -42,7 +42,7 @@ class WholeNumber(click.types.IntParamType):  # in older versions of click `Para
 
 
 def option_meant(error: click.NoSuchOption, kind: "JobKind | None" = None) -> str:
-    """What to write instead of an option that isn't there: a key of the job, or a similar option.
+    """The advice for an option that isn't there: a key of the job, or a similar option.
 
     Args:
         kind: of the job whose keys can be set, where the command has only jobs of one.
@@ -241,7 +241,7 @@ def node_flags(
     join_timeout_s: float | None,
     insecure: bool,
 ) -> "NodeFlags":
-    """What the command line says about nodes."""
+    """The options about nodes from the command line."""
     from gpurun.launcher.nodes.rendezvous import DEFAULT_JOIN_TIMEOUT_S, NodeFlags
 
     return NodeFlags(node_rank, rendezvous, interface, join_timeout_s or DEFAULT_JOIN_TIMEOUT_S, insecure)

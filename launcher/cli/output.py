@@ -1,4 +1,4 @@
-"""What several commands print: JSON, the comparison, the outcome of a run."""
+"""Output that several commands share: JSON, the comparison, the outcome of a run."""
 
 import os
 import sys

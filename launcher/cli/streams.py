@@ -41,7 +41,7 @@ def fill_gaps() -> None:
 
 
 def show_everything(stream: Any) -> None:
-    """What the encoding lacks is shown as its code, and no byte passes as it is.
+    """Shows characters that the encoding lacks by their codes, and lets no byte pass as it is.
 
     ASCII becomes UTF-8 here, since click would otherwise write to the bytes below the stream.
     """

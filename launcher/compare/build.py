@@ -209,7 +209,7 @@ def _differences(recorded: _Recorded) -> Differences:
 
 
 def diagnosis(directory: Path) -> str | None:
-    """What the report says of the variant whose traces are in a directory: where its time goes, what to do.
+    """The report's finding for the variant whose traces are in a directory: where its time goes, what to do.
 
     `None` where it isn't the directory of a run's variant, or nothing significant is lost. The rest of the
     run may be damaged, or hold links, through which nothing is read or written: its traces are shown all

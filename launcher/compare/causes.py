@@ -181,7 +181,7 @@ def _as_much(loss: Loss, before: Iterable[Loss]) -> float:
 
 
 def losses(ranks: Sequence[RankFigures]) -> list[Loss]:
-    """What the trace of every rank shows; empty where one has no figures."""
+    """The losses that the trace of every rank shows; empty where one has no figures."""
     slowest = slowest_rank(ranks)
     traced = [rank for rank in ranks if rank.span_ms is not None]
     if slowest is None or slowest.span_ms is None:
@@ -337,7 +337,7 @@ def remaining_loss(fastest: VariantResult, alone: bool = False) -> str | None:
 
 
 def advice(kind: Kind, variant: VariantResult) -> str:
-    """What to do about a loss, other than what the variant does already."""
+    """The advice about a loss, other than what the variant does already."""
     if kind == "transfer":
         return STRATEGIES[variant.strategy].transfer_advice
     has_no_other_split = variant.split_name == "balanced" or variant.kind.runs_program
@@ -347,7 +347,7 @@ def advice(kind: Kind, variant: VariantResult) -> str:
 
 
 def largest_loss(ranks: tuple[RankFigures, ...]) -> Loss | None:
-    """What takes most of the step that isn't compute; `None` without traces.
+    """The loss that takes most of the step, apart from compute; `None` without traces.
 
     That ranks are blocked says least about why: it counts where nothing else is significant, and where what
     else they lose by themselves is far less.

@@ -25,7 +25,7 @@ SHORT = 10
 """Characters of a commit."""
 
 PAST_RUNS = (
-    "Two past runs can't tell a change of the code from one of the machine: "
+    "Two past runs can't show whether the code or the machine changed: "
     "`gpurun gate JOB.yaml --against REF` launches both versions in turns."
 )
 
@@ -76,7 +76,7 @@ class Unpaired:
 
 @dataclass(frozen=True)
 class Diff:
-    """What changed from run A to run B."""
+    """The changes from run A to run B."""
 
     name_a: str
     name_b: str
@@ -190,7 +190,7 @@ def _work(run: Comparison, variant: VariantResult, without: Collection[str]) -> 
 def _value(name: str, run: Comparison, variant: VariantResult) -> Any:
     """A setting of the variant, from its result where planning has found it.
 
-    A balanced split is its word: its samples are measured anew in each run, and may move by one.
+    A balanced split is its word: its samples are measured again in each run, and may move by one.
     """
     if name == "split" and variant.split_name == BALANCED:
         return BALANCED

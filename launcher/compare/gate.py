@@ -59,7 +59,7 @@ def row_of(
 def gate_of(
     threshold_percent: float, before: str, rows: Sequence[GateRow], advice: Sequence[str] = ()
 ) -> Gate:
-    """What the rows come to.
+    """The outcome of a gate, from its rows.
 
     Args:
         threshold_percent: the largest difference that is allowed.
@@ -160,7 +160,7 @@ def gate_of_run(
     results: Sequence[VariantResult],
     looks: Sequence[Look],
 ) -> Gate | None:
-    """What a gate's run has found so far; `None` for another run.
+    """The result of a gate's run so far; `None` for another run.
 
     Neighbouring launches of both versions are pairs: what the machine does to one, it does to the other.
     """

@@ -1,4 +1,4 @@
-"""What a run found out, in words: one headline, then the sentences that go with it.
+"""The findings of a run in words: one headline, then the sentences that go with it.
 
 Every report shows the same: the terminal, Markdown, HParams, the tab, the HTML file and JSON.
 """

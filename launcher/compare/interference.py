@@ -29,7 +29,7 @@ COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run again.
 
 
 def interference_in(results: Sequence[VariantResult]) -> tuple[str, ...]:
-    """What else ran during each variant that has times, of its worst rank."""
+    """Other load during each variant that has times, for its worst rank."""
     ranked = [result for result in results if is_ranked(result)]
     return tuple(
         reasons[0] for result in ranked if (reasons := interference_of(result, variant_label(result)))
@@ -63,7 +63,7 @@ LEAST_SHOWN = 0.1
 
 
 def widened(what: str, percent: float) -> str:
-    """What waiting did to intervals, or bounds; empty where that is next to nothing."""
+    """The effect of waiting on intervals, or bounds; empty where that is next to nothing."""
     if percent < LEAST_SHOWN:
         return ""
     return f"Ranks waited for a free core, which widens {what} by up to about {format_percent(percent)}."
@@ -95,7 +95,7 @@ def named(reasons: Sequence[str]) -> str:
 
 
 def interference_of(result: VariantResult, label: str = "") -> tuple[str, ...]:
-    """What else ran during one variant, the worst first; with its label if one is given."""
+    """Other load during one variant, the worst first; with its label if one is given."""
     of, where = (f" of {label}", f" in {label}") if label else ("", "")
     queued = [rank for rank in result.ranks if (rank.queue_percent or 0) > QUEUE_PERCENT]
     worst_first = sorted(queued, key=lambda rank: -(rank.queue_percent or 0))
@@ -110,7 +110,7 @@ def interference_of(result: VariantResult, label: str = "") -> tuple[str, ...]:
 
 
 def load_so_far(run: RunDir, variants: Sequence[Variant]) -> str | None:
-    """What to say while a run goes on whose ranks wait for cores; `None` while nothing shows that."""
+    """The message while a run goes on whose ranks wait for cores; `None` while nothing shows that."""
     for variant in variants:
         for rank, steps in run.read_steps(variant.id).items():
             timed = [step for step in steps if step.kind == "timed"]

@@ -1,4 +1,4 @@
-"""What a sentence calls a variant: by its samples, which say more than the job's word for the split."""
+"""Names of variants in sentences: by samples, which are more exact than the job's word for the split."""
 
 import math
 import shlex

@@ -220,11 +220,11 @@ class VariantResult(Rates):
 
     @property
     def peak_gib(self) -> float | None:
-        """Of the rank whose peak is highest."""
+        """The highest peak of all ranks."""
         return max((rank.peak_gib for rank in self.ranks if rank.peak_gib is not None), default=None)
 
     def without_figures(self) -> "VariantResult":
-        """What it is and how it ended."""
+        """The variant's identity and how it ended."""
         return replace(
             self,
             **asdict(Rates()),
@@ -272,7 +272,7 @@ class GateRow:
 
 @dataclass(frozen=True)
 class Gate:
-    """What a gate found."""
+    """The result of a gate."""
 
     threshold_percent: float
     outcome: Outcome
@@ -363,7 +363,7 @@ class Comparison:
         return self.conclusions == CONCLUSIONS
 
     def without_figures(self) -> "Comparison":
-        """What was compared and how it ended; nothing that was measured or concluded."""
+        """The compared variants and how they ended; nothing that was measured or concluded."""
         return replace(
             self,
             variants=tuple(variant.without_figures() for variant in self.variants),
@@ -396,5 +396,5 @@ class Comparison:
 
     @property
     def details(self) -> str:
-        """What the summary goes on to say after the headline."""
+        """The sentences of the summary after the headline."""
         return self.summary.removeprefix(self.headline).strip()

@@ -1,4 +1,4 @@
-"""What readers of the figures need to know, as whole sentences: of the run, and of single variants."""
+"""Notes for readers of the figures, as whole sentences: on the run, and on single variants."""
 
 import math
 from collections import Counter
@@ -50,7 +50,7 @@ def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tupl
 
 
 def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look]) -> tuple[str, ...]:
-    """What a spent budget has left open, and how long it would take to decide."""
+    """The differences that a spent budget has left open, and how long it would take to decide them."""
     if plan.budget_s is None or not looks:
         return ()
     launch_s = plan.budget_s / looks[-1].launches
@@ -114,7 +114,7 @@ MUCH_LONGER = 1.1
 
 
 def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
-    """What part of the budget the launches took, and for what."""
+    """The part of the budget that launches took, and for what."""
     found = {name: log for name, log in run.read_all_events().items() if log}
     logs, launches = found.values(), {planned_launch(name) for name in found}
     stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
@@ -235,7 +235,7 @@ def _other_batches(baseline: Measured, others: list[Measured]) -> list[str]:
 
 
 def alerts(results: Sequence[VariantResult]) -> list[str]:
-    """What must be read before any figure: a variant that trains another model is fast for no reason."""
+    """Warnings to read before any figure: a variant that trains another model is fast for no reason."""
     return named_once(
         [(one, one.gradient_warning) for one in results if one.gradient_warning is not None], len(results)
     )

@@ -137,7 +137,7 @@ def _launches_needed(percent: float | None, scatter: float | None, bias: float =
 
 @dataclass(frozen=True)
 class Following:
-    """What a run with a budget measures next."""
+    """The next measurements of a run with a budget."""
 
     is_decided: bool
     """Whether nothing is left that more launches would decide."""
@@ -202,7 +202,7 @@ def _is_beaten(one: VariantResult, ranked: Sequence[VariantResult], pairwise: Pa
 
 
 def pareto_front(results: Sequence[VariantResult]) -> list[VariantResult]:
-    """By the estimates, the variants than which no other is both as fast and as small; fastest first.
+    """The variants for which no other is both as fast and as small, by the estimates; fastest first.
 
     Of runs that compare batches, or where some peak isn't known: none.
     """

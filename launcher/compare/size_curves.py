@@ -11,7 +11,7 @@ from gpurun.launcher.units import Interval
 
 @dataclass(frozen=True)
 class DeviceCost:
-    """What samples cost on one device, measured while all were busy: α + β·b milliseconds."""
+    """The cost of samples on one device, measured while all were busy: α + β·b milliseconds."""
 
     device: str
     alpha_ms: float
@@ -26,7 +26,7 @@ class DeviceCost:
     """The most that the device's memory holds, where the batch has more."""
 
     def ms(self, samples: int) -> float:
-        """What so many samples take, where the curve is straight."""
+        """The time of so many samples in ms, where the curve is straight."""
         return self.alpha_ms + self.beta_ms * samples
 
     def error_ms(self, samples: int) -> float | None:
@@ -137,7 +137,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a micro-benchmark measured."""
+    """The results of a micro-benchmark."""
 
     curves: tuple[Curve, ...]
     crossover_size: int | None = None

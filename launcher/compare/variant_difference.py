@@ -57,7 +57,7 @@ class Differences:
         return 0 if self.unit == "launch" else most
 
     def vs_baseline(self) -> dict[str, Difference | None]:
-        """What the table shows, by variant; `None` where one of the two has no times that count."""
+        """The differences in the table, by variant; `None` where one of the two has no times that count."""
         baseline = self.measured[self.baseline]
         compared = [
             one.variant.id
@@ -98,7 +98,7 @@ class Differences:
         return Difference(percent, interval, verdict)
 
     def bias(self, variant: str, other: str) -> float:
-        """By how much other load may have changed ln(t / t of the other), either way."""
+        """The most that other load may have changed ln(t / t of the other), either way."""
         return max(self.waited.get(variant, 0.0), self.waited.get(other, 0.0))
 
     def estimate(self, variant: str, other: str) -> float | None:
@@ -121,7 +121,7 @@ class Differences:
         return [2 * (value - pooled[launch]) for launch, value in self.control.items() if launch in pooled]
 
     def interval_at(self, variant: str, other: str) -> IntervalAt:
-        """By launches; by rounds where launches are too few and both ran in the same ones."""
+        """The interval over launches; over rounds if launches are too few and both ran in the same ones."""
         if self.unit == "launch":
             return self.family.at(variant, other)
         rounds = self.paired_rounds(variant, other) if self.share_launches(variant, other) else ()

@@ -1,1 +1,1 @@
-"""What failed first, how it is reported, and whether a launch should restart."""
+"""Finds the first failure, reports it, and decides whether a launch should restart."""

@@ -206,7 +206,7 @@ def with_crash(failure: Failure, log: str) -> Failure:
 
 
 def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host: str = "") -> str:
-    """What happened, where, and which log has more.
+    """The failure, its place, and the log that has more.
 
     Args:
         log: the end of the rank's log; its last lines are shown if they add to the traceback.

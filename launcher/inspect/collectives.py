@@ -38,7 +38,7 @@ class CalledCollective:
 
     @property
     def counted_in(self) -> tuple[str, str]:
-        """What its number counts in: the collectives of one backend in one group."""
+        """The scope of its number: the collectives of one backend in one group."""
         return self.backend, self.group
 
     def __str__(self) -> str:
@@ -131,7 +131,7 @@ def _last(history: History, counted_in: tuple[str, str]) -> int:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """What ranks called under one number, which should be one collective."""
+    """The calls of ranks under one number, which should be one collective."""
 
     calls: tuple[tuple[CalledCollective, tuple[int, ...]], ...]
     """Each call with its ranks."""

@@ -38,7 +38,7 @@ class RankView:
 
 @dataclass(frozen=True)
 class Hang:
-    """What the stacks and collectives of all ranks show."""
+    """The finding from the stacks and collectives of all ranks."""
 
     rank: int | None
     """The rank to look at: one that does not wait; `None` if there is no such rank."""
@@ -151,7 +151,7 @@ def _phrase(rank: int, doing: Activity | None) -> str:
 
 
 def doing_text(rank: int, doing: Activity | None, gap: Gap | None, has_peers: bool = False) -> str:
-    """What a rank does; that it waits in a collective only if the sequence numbers show it."""
+    """A rank's activity; that it waits in a collective only if the sequence numbers show it."""
     if doing is None:
         return "reported no stack"
     if gap is not None and rank in gap.waiting and _may_wait(doing, gap):

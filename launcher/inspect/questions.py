@@ -1,4 +1,4 @@
-"""What another terminal asks a job on several nodes, of which only the command on node 0 reaches all ranks.
+"""Requests of another terminal to a job on several nodes; only the command on node 0 reaches all ranks.
 
 The question is a file in the launch's control directory, which is its owner's alone, and so is the answer.
 """

@@ -1,4 +1,4 @@
-"""What ranks were doing, from the stacks that Python's faulthandler wrote, and which files are the user's.
+"""Activities of ranks, from the stacks that Python's faulthandler wrote, and which files are the user's.
 
 In a launch that hangs, the stacks separate the ranks that wait from the ranks that they wait for.
 """
@@ -69,7 +69,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a rank was doing when it wrote its stacks."""
+    """A rank's activity when it wrote its stacks."""
 
     waiting: str | None
     """How it waited, as a verb phrase; `None`: it did not wait."""
@@ -132,7 +132,7 @@ def parse_threads(text: str) -> tuple[Thread, ...]:
 
 
 def activity(threads: Sequence[Thread]) -> Activity | None:
-    """What the rank with these threads was doing; `None` if there is no stack.
+    """The activity of the rank with these threads; `None` if there is no stack.
 
     The main thread decides. If it only waits for threads that compute for it (autograd's on a GPU, one per
     replica of `dp`), the first of them that is in the workload decides.

@@ -17,7 +17,7 @@ from gpurun.launcher.jobfile.yaml.describe import (
 
 
 class InvalidValue(Exception):
-    """What is wrong with a value, for a person to read.
+    """A mistake in a value, with a message for a person to read.
 
     Args:
         message: in full, but for the key's name.
@@ -34,7 +34,7 @@ class InvalidValue(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What a key takes that holds no keys of its own."""
+    """The rule for values of a key that holds no keys of its own."""
 
     parse: Callable[[Any], Any]
     """What a `JobSpec` holds, from the value in the YAML; raises `InvalidValue`."""
@@ -58,7 +58,7 @@ class ListOf:
 
 
 def expected(what: str, value: Any, hint: str | None = None, at: int | None = None) -> InvalidValue:
-    """What is to be said of a value that is something else."""
+    """The mistake of a value that is something else than expected."""
     return InvalidValue(f"expected {what}, got {describe(value)}", hint or correction(value), at)
 
 

@@ -17,7 +17,7 @@ from gpurun.workloads.registry import BUILTINS, Builtin
 
 @dataclass(frozen=True)
 class JobKind:
-    """What is true of all jobs of a kind."""
+    """The properties of all jobs of a kind."""
 
     name: str
     title: str

@@ -254,7 +254,7 @@ def _masked_override(override: str, resolved: Any) -> str:
 
 
 def overrides_alone(overrides: Sequence[str]) -> Any:
-    """What the overrides say, as a job that has nothing else, in plain data."""
+    """The overrides as a job that has nothing else, in plain data."""
     nothing = Source("", "", Node({}, Mark("")))
     return override_source(nothing, tuple(overrides)).root.plain()
 

@@ -83,7 +83,7 @@ def _kind_of(name: str) -> Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Section, derived=_compared()):
-    """What varies: every combination of the listed values is one variant."""
+    """The values to compare: every combination of the listed values is one variant."""
 
     if TYPE_CHECKING:
 
@@ -91,7 +91,7 @@ class Compare(Section, derived=_compared()):
         def __getattr__(self, key: str) -> tuple[Any, ...]: ...
 
     def lists(self) -> dict[str, tuple[Any, ...]]:
-        """What is listed, by key."""
+        """The listed values, by key."""
         return {key: values for key in self.keys if (values := getattr(self, key))}
 
 
@@ -157,7 +157,7 @@ class Profile(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Logs(Section):
-    """What is kept of the ranks' output."""
+    """How much of the ranks' output is kept."""
 
     shorthand = ("keep",)
     keep_bytes: Size = GIB
@@ -242,12 +242,12 @@ class JobSpec(Settings, Section):
 
     @property
     def program(self) -> str | None:
-        """What a program's job runs, in words: `train.py` or `-m package.train`; `None` for a workload's."""
+        """The program that a job runs, in words: `train.py`, `-m package.train`; `None` for a workload's."""
         return f"-m {self.module}" if self.module else self.script
 
     @property
     def kind(self) -> JobKind:
-        """What kind of job this is; of several workloads, the first one's."""
+        """The kind of the job; of several workloads, the first one's."""
         if self.program is not None:
             return PROGRAM
         return workload_kind((self.compare.workload or (self.workload,))[0])

@@ -1,4 +1,4 @@
-"""What a workload's function takes, and the rule by which a job's `params` are checked against it.
+"""Parameters of a workload's function, and the rule by which a job's `params` are checked against them.
 
 A job is checked before anything runs, as far as the source shows. Reading the source runs none of a user's
 code and loads no torch. But Python code can define a function in ways that only running it shows. Wherever
@@ -185,7 +185,7 @@ def read_module(path: Path) -> ast.Module | None:
 
 
 def names_of(module: ast.Module) -> TopLevelNames:
-    """What the module binds."""
+    """The names that the module binds."""
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     bound = Counter(name for node in _top_level(module) for name in _bound_by(node))
     is_dynamic = "__getattr__" in bound
@@ -196,7 +196,7 @@ def names_of(module: ast.Module) -> TopLevelNames:
 
 
 def returned_by(function: ast.FunctionDef) -> list[ast.expr | None]:
-    """What a function's own `return` statements give, without those of functions inside of it."""
+    """The values of a function's own `return` statements, without those of functions inside of it."""
     found, left = [], list[ast.AST](function.body)
     while left:
         node = left.pop()
@@ -263,7 +263,7 @@ def _is_patched(module: ast.Module, name: str) -> bool:
 
 @cache
 def signature_of_builtin(name: str) -> Signature | None:
-    """What a built-in workload takes, by its source."""
+    """The parameters of a built-in workload, by its source."""
     module = read_module(builtin_file(name))
     return signature_of(module, builtin_function(name)) if module else None
 

@@ -212,7 +212,7 @@ def read_spec(source: Source) -> tuple[JobSpec, list[Mistake]]:
 
 
 def draft_of(spec: JobSpec, mistakes: Sequence[Mistake]) -> Draft:
-    """What `read_spec` has found, as a draft."""
+    """The draft of what `read_spec` has found."""
     wrong = {mistake.path for mistake in mistakes}
     return Draft(spec, frozenset(wrong).union(*(_meant(mistake) for mistake in mistakes)))
 

@@ -64,7 +64,7 @@ WORDS = Shape(
 
 @dataclass(frozen=True)
 class Setting:
-    """What follows from one setting."""
+    """The properties of one setting."""
 
     about: str = ""
     """Its description at the top of a job, where the docstring beneath the field is not all of it."""

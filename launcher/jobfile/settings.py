@@ -48,7 +48,7 @@ def _strategies_text() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What makes a variant. Under `compare` the keys vary in this order, the last one fastest."""
+    """The settings that make a variant. Under `compare` the keys vary in this order, the last one fastest."""
 
     workload: Annotated[str, Kind(values.parse_workload, {"type": "string"})] | None = setting(
         None,
@@ -383,7 +383,7 @@ def settings_of(settings: Settings) -> dict[str, Any]:
 
 
 def resolved_setting(name: str, job: Mapping[str, Any], varied: Mapping[str, Any]) -> Any:
-    """What a variant of a run had for a setting: what varied, merged into the job's own value or the default.
+    """A variant's value of a setting: what varied, merged into the job's own value or the default.
 
     Args:
         name: of the setting.

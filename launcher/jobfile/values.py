@@ -136,7 +136,7 @@ ONE_KIND = "use devices of one kind"
 
 
 def mixed_kinds(titles: Iterable[str]) -> str:
-    """What is wrong with devices of several kinds; what to do is `ONE_KIND`."""
+    """The message for devices of several kinds; its hint is `ONE_KIND`."""
     return f"{' and '.join(sorted(titles))} devices can't share a batch"
 
 
@@ -185,7 +185,7 @@ def nodes_named(devices: Devices) -> list[int]:
 
 
 def devices_on(devices: Devices, node: int) -> Devices:
-    """What the job asks of one node, in that node's own names."""
+    """The devices that the job uses on one node, in that node's own names."""
     if not nodes_named(devices):
         return devices
     return tuple(name.partition("@")[0] for name in devices if name.endswith(f"@{node}"))

@@ -55,7 +55,7 @@ class LineReader:
 
     @property
     def bar(self) -> str | None:
-        """What a progress bar shows now; `None`: the current line is no progress bar."""
+        """The text that a progress bar shows now; `None`: the current line is no progress bar."""
         return clean(self._rest.decode("utf-8", "replace")) if self._redrawn and self._rest else None
 
     def finish(self) -> list[str]:

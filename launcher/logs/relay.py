@@ -241,7 +241,7 @@ def parts_of(log: Path) -> list[Path]:
 
 
 def newest_lines(run: RunDir, rank: int | None, colour: bool) -> Iterator[str]:
-    """What the ranks write from now on, as it comes, until the run is no longer in progress."""
+    """The ranks' output from now on, as it comes, until the run is no longer in progress."""
     found: list[str] = []
     relay = Relay(found.append, None if rank is None else (rank,), colour)
     launch: str | None = None

@@ -1,4 +1,4 @@
-"""What git knows of a directory. Nothing that a repository configures is run: no hook, no file
+"""Reads what git knows of a directory. Nothing that a repository configures is run: no hook, no file
 monitor, and no filter but where a gate checks a commit out."""
 
 import contextlib
@@ -27,7 +27,7 @@ HARMLESS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 
 @dataclass(frozen=True)
 class GitResult:
-    """What a command of git printed, and how it ended."""
+    """The output of a git command, and how it ended."""
 
     code: int
     out: str
@@ -58,7 +58,7 @@ def git(directory: Path, *args: str, timeout_s: float = TIMEOUT_S) -> GitResult:
 
 
 def top_directory(directory: Path) -> Path | None:
-    """Of the working copy that a directory is in; `None` outside of git."""
+    """The top directory of the working copy that a directory is in; `None` outside of git."""
     found = git(directory, "rev-parse", "--show-toplevel")
     return Path(found.out) if found.code == 0 and found.out else None
 

@@ -44,7 +44,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this process may use, which in a container or under `taskset` is less than what is there."""
+    """The resources that this process may use, in a container or under `taskset` fewer than there are."""
 
     hostname: str
     cpu_model: str
@@ -68,7 +68,7 @@ def inspect_machine(
     root: Path = Path("/"),
     pause: Callable[[float], None] = time.sleep,
 ) -> Machine:
-    """What is here now.
+    """Inspects this machine.
 
     Args:
         nvml: an object with pynvml's functions; by default pynvml itself.
@@ -127,7 +127,7 @@ def software_of(machine: Machine) -> dict[str, str]:
 
 
 def machine_id(root: Path = Path("/")) -> str:
-    """By what machines of one name differ; empty where there is nothing. The id itself is confidential.
+    """Distinguishes machines of one name; empty where nothing does. The id itself is confidential.
 
     Source: machine-id(5).
     """

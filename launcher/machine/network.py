@@ -101,7 +101,7 @@ def interfaces() -> dict[str, list[str]]:
 
 
 def carried_gb_per_s(interface: str) -> float | None:
-    """What an interface carries in one direction, in GB/s; `None` where its driver doesn't say."""
+    """The rate of an interface in one direction, in GB/s; `None` where its driver doesn't give it."""
     import psutil
 
     found = psutil.net_if_stats().get(interface)

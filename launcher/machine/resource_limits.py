@@ -146,7 +146,7 @@ def check_open_files(num_ranks: int) -> None:
 
 
 def remedy(text: str) -> str | None:
-    """What to do if the end of a rank's log shows an exhausted limit; `None` if it doesn't."""
+    """The advice if the end of a rank's log shows an exhausted limit; `None` if it doesn't."""
     if _SHARED_MEMORY.search(text):
         return (
             "/dev/shm is full: use fewer DataLoader workers, remove what dead programs left there "

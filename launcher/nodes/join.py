@@ -166,7 +166,7 @@ def find_place(facts: Facts, flags: NodeFlags, on_wait: Callable[[], None]) -> N
 
 
 def waiting_text(facts: Facts, bounds: tuple[int, int], flags: NodeFlags) -> str:
-    """What this node waits for, perhaps for minutes."""
+    """The message while this node waits, perhaps for minutes."""
     least, most = bounds
     count = str(most) if least == most else f"{least} to {most}"
     more = plural(most - 1, "other node") if least == most else f"{least - 1} to {most - 1} other nodes"
@@ -365,7 +365,7 @@ def program_of(job: Mapping[str, Any]) -> str:
 
 
 def program_sha256(job: Mapping[str, Any], job_dir: Path) -> str | None:
-    """Of the file that the job runs; `None` if it names none."""
+    """The hash of the file that the job runs; `None` if it names none."""
     path = job_dir / program_of(job)
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" else None
@@ -374,7 +374,7 @@ def program_sha256(job: Mapping[str, Any], job_dir: Path) -> str | None:
 
 
 def source_sha256(root: Path) -> str:
-    """Of all Python files of a package, with their names. In a working copy its directories are links."""
+    """The hash of a package's Python files and their names. In a working copy its directories are links."""
     found = hashlib.sha256()
     for directory, names, files in os.walk(root, followlinks=True):
         names.sort()

@@ -70,7 +70,7 @@ class RoomsFound(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tested(msgspec.Struct, frozen=True, tag=True):
-    """What the self-test of a node has found."""
+    """The results of a node's self-test."""
 
     node: int
     checks: tuple[tuple[str, Literal["ok", "failed", "skipped"], str, str | None], ...]

@@ -94,7 +94,7 @@ def combinations(
 
 
 def own_values(spec: JobSpec) -> dict[str, Any]:
-    """What a job states at the top for the keys that it compares, as it would be under `compare`."""
+    """The job's own values of the keys that it compares, as they would be under `compare`."""
     added: dict[str, Any] = {"args": (), "env": {}, "params": {}}
     own = {key: added.get(key, getattr(spec, key)) for key in spec.compare.lists()}
     return {key: value for key, value in own.items() if value is not None}

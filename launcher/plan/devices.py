@@ -42,7 +42,7 @@ class GpuLike(Protocol):
 
 
 class MachineLike(Protocol):
-    """What planning has to know of a machine. `cuda:i` is the i-th of its GPUs of that kind."""
+    """The properties of a machine that planning needs. `cuda:i` is the i-th of its GPUs of that kind."""
 
     @property
     def cpu_cores(self) -> int: ...
@@ -137,7 +137,7 @@ def busy_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) ->
 
 
 def device_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) -> tuple[str, ...]:
-    """What a person should know about these devices before they are measured."""
+    """Notes about these devices to read before they are measured."""
     kind = accelerator_of(devices[0])
     notes = [*machine.notes] if wish == AUTO or not kind.is_host else []
     if shared := shared_gpus(devices, machine):
@@ -218,7 +218,7 @@ def _any_gpus(machine: MachineLike) -> tuple[str, ...]:
 
 
 def visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str, str]:
-    """By environment variable, the UUIDs of the GPUs that a process may see; it sees none of other kinds.
+    """The UUIDs of the GPUs that a process may see, by environment variable; it sees none of other kinds.
 
     UUIDs mean the same GPUs whatever order CUDA or an outer CUDA_VISIBLE_DEVICES counts in.
     """
@@ -302,7 +302,7 @@ def cores_per_device(devices: tuple[str, ...], machine: MachineLike, nodes: Sequ
 def notes_on(
     wish: Devices, devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node]
 ) -> tuple[str, ...]:
-    """What a person should know about these devices; what is true of several nodes is said once."""
+    """Notes about these devices; what is true of several nodes is said once."""
     if not nodes:
         return (*device_notes(wish, devices, machine), *busy_notes(wish, devices, machine))
     notes: list[str] = []
@@ -314,7 +314,7 @@ def notes_on(
 
 
 def interface_env(machine: MachineLike) -> Mapping[str, str]:
-    """What gloo and NCCL speak through: else the first interface that the host's name resolves to."""
+    """The interfaces for gloo and NCCL: else the first one that the host's name resolves to."""
     if not isinstance(machine, Node):
         return {CPU.interface_variable: "lo"}
     return {kind.interface_variable: machine.interface for kind in ACCELERATORS.values()}

@@ -21,7 +21,7 @@ _STEADY_STEPS = 10
 
 
 def more_launches(has_budget: bool) -> str:
-    """What to set in a job file to have enough launches compared."""
+    """The advice on keys of a job file that give enough launches."""
     return "a larger `budget`" if has_budget else f"`steps: {{launches: {LAUNCHES_TO_COMPARE}}}`"
 
 
@@ -69,7 +69,7 @@ class Earlier:
 
 @dataclass(frozen=True)
 class Detectable:
-    """What the launches of a run can show."""
+    """The differences that the launches of a run can detect."""
 
     launches: int
     """Of each group that fit in the budget, or are planned."""
@@ -90,7 +90,7 @@ class Detectable:
 
 
 def detectable(plan: Plan, spec: JobSpec, earlier: Earlier | None) -> Detectable | None:
-    """What differences a run can show, as far as that is known before; `None`: it compares nothing."""
+    """The differences that a run can detect, as far as that is known before; `None`: it compares nothing."""
     first, *others = plan.variants
     if not (others and spec.kind.is_ranked and all(other.same_task(first) for other in others)):
         return None

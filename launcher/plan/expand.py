@@ -38,7 +38,7 @@ from gpurun.launcher.units import plural
 
 @dataclass(frozen=True)
 class Expansion:
-    """What `compare` comes to on a machine."""
+    """The variants of `compare` on a machine."""
 
     variants: tuple[Variant, ...]
     left_out: tuple[SkippedCombination, ...]
@@ -182,13 +182,13 @@ def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
 
 
 def processes_of(variant: Variant) -> str:
-    """What variants that share processes have in common: equal texts for equal settings and devices."""
+    """A key that is equal for variants that share processes: equal texts for equal settings and devices."""
     common = {name: getattr(variant, name) for name, one in SETTINGS.items() if not one.shares_processes}
     return json.dumps((common, variant.devices), sort_keys=True)
 
 
 def processes_in_turns(variant: Variant) -> str:
-    """What variants have in common that can take turns in the same processes, each with its own model.
+    """A key that is equal for variants that take turns in the same processes, each with its own model.
 
     Their strategies and what these take may differ; everything else may be a setting of the whole process.
     """

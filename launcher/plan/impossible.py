@@ -1,4 +1,4 @@
-"""What no variant can be, whatever the job says: each refusal names the key to change and the reason."""
+"""Combinations that no job can run: each refusal names the key to change and the reason."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from gpurun.launcher.units import plural
 
 
 def refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None:
-    """What can't be on these devices.
+    """Refuses combinations that can't run on these devices.
 
     Raises:
         ImpossibleError: something of it is wanted.
@@ -45,7 +45,7 @@ def refuse(wanted: Combination, devices: tuple[str, ...], split: Split) -> None:
 
 
 def refuse_gpus(variant: Variant, machines: Sequence[MachineLike]) -> None:
-    """What can't be on these very GPUs.
+    """Refuses combinations that can't run on these very GPUs.
 
     Raises:
         ImpossibleError: something of it is wanted.
@@ -63,7 +63,7 @@ def refuse_gpus(variant: Variant, machines: Sequence[MachineLike]) -> None:
 
 
 def refuse_backend(variant: Variant, machines: Sequence[MachineLike]) -> None:
-    """What the processes' way to communicate lacks.
+    """Refuses combinations that the processes' backend doesn't support.
 
     Raises:
         ImpossibleError: something of it is wanted.

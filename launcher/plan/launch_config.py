@@ -1,4 +1,4 @@
-"""What the workers of a launch, or the ranks of its program, read."""
+"""The configuration that the workers of a launch, or the ranks of its program, read."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -150,7 +150,7 @@ def strategy_options(variant: Variant) -> dict[str, Any]:
 def program_config(
     spec: JobSpec, variant: Variant, launch_id: str, *, run_dir: Path, job_dir: Path, is_first: bool
 ) -> ProgramConfig:
-    """What the ranks of a launch read. Traces are taken in a variant's first launch only."""
+    """The configuration that the ranks of a launch read. Traces are taken in a variant's first launch."""
     return ProgramConfig(
         launch=launch_id,
         run_dir=str(run_dir),
@@ -188,7 +188,7 @@ def worker_devices(variant: Variant) -> tuple[str, ...]:
 
 
 def visible_names(devices: Sequence[str]) -> tuple[str, ...]:
-    """What torch calls the devices in a process that sees no others."""
+    """torch's names for the devices in a process that sees no others."""
     kind, visible = accelerator_of(devices[0]), list(dict.fromkeys(devices))
     return tuple(kind.name if kind.is_host else kind.device(visible.index(name)) for name in devices)
 

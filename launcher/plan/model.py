@@ -1,4 +1,4 @@
-"""What a run will do, as data: variants, launches and the processes of each launch."""
+"""The plan of a run, as data: variants, launches and the processes of each launch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

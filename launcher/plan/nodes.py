@@ -26,7 +26,7 @@ class NodeGpu:
 
 @dataclass(frozen=True)
 class Node:
-    """What planning has to know of one node; its position in the plan is its node rank."""
+    """The properties of one node that planning needs; its position in the plan is its node rank."""
 
     host: str
     address: str

@@ -32,7 +32,7 @@ def key_of(environment: Environment) -> tuple[tuple[tuple[str, str], ...], str]:
 
 
 class Ranks(Protocol):
-    """What a session starts ranks with: `WorkerPool` on one machine, `nodes.cluster_pool` on several."""
+    """Starts the ranks of a session: `WorkerPool` on one machine, `nodes.cluster_pool` on several."""
 
     def start(self, processes: Sequence[StartRequest]) -> None:
         """Starts the ranks of one launch; returns at once."""
@@ -60,7 +60,7 @@ class Pools(Protocol):
     """`WorkerPools` on one machine."""
 
     def get(self, env: Mapping[str, str], python: str = "") -> Ranks:
-        """What starts ranks in this environment; `python` is an interpreter other than this command's."""
+        """The pool that starts ranks in this environment; `python`: an interpreter other than this one's."""
 
 
 class WorkerPools:

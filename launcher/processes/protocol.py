@@ -1,4 +1,4 @@
-"""What the command and the processes that serve it send each other, and how; how ranks end."""
+"""Messages between the command and the processes that serve it, and how they are sent; how ranks end."""
 
 import os
 import select

@@ -49,7 +49,7 @@ OVER_ROUNDS = "over rounds"
 
 
 def interval_lines(comparison: Comparison) -> list[str]:
-    """Of what kind and level the intervals are: those of steps, and those that verdicts rest on."""
+    """The kind and the level of the intervals: those of steps, and those that verdicts rest on."""
     lines = []
     points = [
         point for one in comparison.variants if one.probe for c in one.probe.curves for point in c.points

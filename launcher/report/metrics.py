@@ -87,7 +87,7 @@ def figures_of(results: Results) -> dict[Metric, list[Figure | None]]:
 
 
 def values_of(results: Results) -> dict[str, dict[str, float]]:
-    """By variant and metric: the value of what every report shows of it."""
+    """The values that every report shows, by variant and metric."""
     return {
         variant: {key: figure["value"] for key, figure in figures.items()}
         for variant, figures in answer_figures(results).items()
@@ -101,7 +101,7 @@ def described(results: Results) -> list[dict[str, Any]]:
 
 
 def answer_figures(results: Results) -> dict[str, dict[str, Any]]:
-    """By variant and metric: value, text and uncertainty, as data."""
+    """Value, text and uncertainty as data, by variant and metric."""
     columns = figures_of(results)
     rows: dict[str, dict[str, Any]] = {result.id: {} for result in results}
     for metric, column in columns.items():

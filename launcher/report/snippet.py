@@ -102,7 +102,7 @@ def map_style(variant: VariantResult) -> str:
 
 
 def iterable(variant: VariantResult) -> str:
-    """What is other than in `map_style` where the dataset has no length."""
+    """The lines that differ from `map_style` where the dataset has no length."""
     return _ITERABLE.format(**_values(variant))
 
 

@@ -102,7 +102,7 @@ class ShownTable:
 
 @dataclass(frozen=True)
 class Shown:
-    """What one of the tables on request comes to."""
+    """The content of one of the tables on request."""
 
     tables: tuple[ShownTable, ...]
     notes: tuple[str, ...]

@@ -44,7 +44,7 @@ MLFLOW_NOTE_BYTES = 8000
 
 @dataclass(frozen=True)
 class Logged:
-    """What is logged."""
+    """The values that are logged."""
 
     comparison: Comparison
     run_name: str

@@ -86,7 +86,7 @@ def finished_variants(run: RunDir, launch: Launch) -> set[str]:
 
 
 def remaining(run: RunDir, plan: Plan, launch: Launch, chosen: Mapping[str, int] | None) -> Remaining:
-    """What is still missing of a launch; the baseline runs next to it where it can: rounds are pairs.
+    """The part of a launch that is missing; the baseline runs next to it where it can: rounds are pairs.
 
     Args:
         chosen: rounds of each variant that is measured from now on; `None`: of all, as planned.
@@ -168,7 +168,7 @@ def model_of(variant: Variant) -> tuple[object, ...]:
 
 
 def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
-    """What all launches found out about a variant; unsteady if it was in more than half of them."""
+    """The facts about a variant from all launches; unsteady if it was in more than half of them."""
     found = []
     for launch in plan.launches:
         for attempt in counting_attempts(run, launch):

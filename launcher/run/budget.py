@@ -1,4 +1,4 @@
-"""What a run with a budget measures next: which variants, in how many rounds, and whether there is time.
+"""The next measurements of a run with a budget: which variants, how many rounds, and whether there is time.
 
 Close rivals get the rounds; a variant that is far behind needs few to be shown to be slower.
 """
@@ -35,7 +35,7 @@ RECENT = 3
 
 @dataclass(frozen=True)
 class Costs:
-    """What launches take."""
+    """The times that launches take."""
 
     start_s: float
     """Without rounds, and without what only the first launches do."""
@@ -51,7 +51,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class LaunchTime:
-    """What a launch took."""
+    """The time of a launch."""
 
     start_s: float
     """Without rounds and warm-up, and without what only the first launches do."""
@@ -100,7 +100,7 @@ class Budget:
         return self.rounds
 
     def outlook(self, repetitions: int) -> "Outlook":
-        """What is left after so many repetitions."""
+        """The work that is left after so many repetitions."""
         return Outlook(
             repetitions,
             left_s=self.total_s - (self.reviewed_s - self.started_s),
@@ -126,13 +126,13 @@ class Budget:
         self.reviewed_s = now_s
 
     def costs(self, variants: Collection[str]) -> Costs:
-        """Of a later repetition of these variants: a launch of each of their groups."""
+        """The cost of a later repetition of these variants: a launch of each of their groups."""
         found = [self.launch_costs(one, variants) for one in self.later if {*one.variants} & {*variants}]
         start_s = sum(each.start_s + self.around_s for each in found)
         return Costs(start_s, max((each.block_s for each in found), default=0.0), self.twice)
 
     def launch_costs(self, launch: Launch, variants: Collection[str]) -> Costs:
-        """Of those variants that a launch has, from its ranks' first event to the last."""
+        """The cost of the variants that a launch has, from its ranks' first event to the last."""
         times = self.times.get(launch.group, [])
         if launch.repetition and launch.group not in self.first_groups(launch):
             recent = times[-RECENT:] or self.first_times(launch)
@@ -162,7 +162,7 @@ class Budget:
         ]
 
     def first_times(self, launch: Launch) -> list[LaunchTime]:
-        """What a launch of several strategies will take, by those that each had of its own."""
+        """The predicted time of a launch of several strategies, by the launches that each had of its own."""
         return [one for group in self.first_groups(launch) for one in self.times.get(group, [])]
 
     def fits(self, launch: Launch, rounds: Mapping[str, int] | None) -> bool:
@@ -191,7 +191,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is left of a run after some repetitions, and what is done with it: all that a review decides."""
+    """The rest of a run after some repetitions, and what is done with it: all that a review decides."""
 
     repetitions: int
     """So far."""
@@ -219,7 +219,7 @@ class Outlook:
         return due_look(looks, self.repetitions, 1 - self.left_s / self.total_s, self.has_time)
 
     def next_rounds(self, comparison: Comparison) -> Mapping[str, int]:
-        """Of each variant from now on; empty if all is decided, or no other repetition fits."""
+        """The rounds of each variant from now on; empty if all is decided, or no other repetition fits."""
         if not self.has_time:
             return {}
         rounds = next_rounds(comparison, self.repetitions, self.costs, self.left_s)

@@ -1,4 +1,4 @@
-"""What a run does next: a pure state machine on frozen data, which `session.py` executes.
+"""Chooses a run's next action: a pure state machine on frozen data, which `session.py` executes.
 
 `begin` returns the first action; `step` and `fail` take the result of an action, or its error, and return the
 next one.
@@ -232,7 +232,7 @@ def should_restart(ended: Ended, number: int, limits: Limits) -> bool:
 
 
 def settled(ended: Ended, missing: Sequence[str]) -> Settle:
-    """What a failure costs: the variant that caused it; if none had begun, all of the launch."""
+    """The variants that a failure costs: the one that caused it; if none had begun, all of the launch."""
     if ended.variant is not None:
         return Settle(ended, (ended.variant,))
     if not is_same_everywhere(ended.failure):

@@ -1,4 +1,4 @@
-"""What earlier runs on this machine say of the next: how much launches scatter, and how long one takes."""
+"""Figures from earlier runs on this machine: how much launches scatter, and how long one takes."""
 
 import math
 from collections.abc import Iterator, Mapping

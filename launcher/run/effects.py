@@ -1,4 +1,4 @@
-"""What a run can do, and what comes of it: `decisions.py` chooses the actions, `session.py` executes them."""
+"""Actions of a run and their results: `decisions.py` chooses the actions, `session.py` executes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class Diagnose:
     variant: str | None
 
     def text(self, hang: Hang, launch: str) -> str:
-        """What is late, and which limit was exceeded: `ddp-2-6-2: took longer than 5 s`."""
+        """The stage that is late, and the limit that was exceeded: `ddp-2-6-2: took longer than 5 s`."""
         return f"{self.variant or launch}: {self.late.text(hang)}"
 
 
@@ -117,7 +117,7 @@ class Restart:
     reason: str
 
     def text(self, launch: str) -> str:
-        """What is reported: `restart 1 of 3 of 03-ddp-2 in 2 s`."""
+        """The line that is reported: `restart 1 of 3 of 03-ddp-2 in 2 s`."""
         return f"restart {self.number} of {self.limit} of {launch} in {self.pause_s:g} s"
 
 
@@ -188,7 +188,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Diagnosed:
-    """What late ranks were doing."""
+    """The activity of late ranks."""
 
     late: Late
     hang: Hang
@@ -219,7 +219,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class Reviewed:
-    """What is measured next."""
+    """The next measurements."""
 
     rounds: Mapping[str, int]
     """Of each variant in every launch; none: all is decided, or the budget is spent."""

@@ -79,7 +79,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Output:
-    """What to show of the ranks' output."""
+    """How much of the ranks' output is shown."""
 
     quiet: bool = False
     only_rank: int | None = None
@@ -102,7 +102,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Job:
-    """What the command line asks for, checked as far as possible without a machine."""
+    """The command line's request, checked as far as possible without a machine."""
 
     given: Invocation
     spec: JobSpec
@@ -237,7 +237,7 @@ def finish(session: Session) -> Finished:
 
 
 def tensorboard_writer() -> Callable[[Comparison, RunDir], None]:
-    """What writes event files. It is slow to import: on node 0 alone, and while the first ranks start."""
+    """The writer of event files. It is slow to import: on node 0 alone, and while the first ranks start."""
     from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 
     return write_tensorboard

@@ -92,7 +92,7 @@ def find_rooms(
     place: Place | None = None,
     check: Callable[[], object] = lambda: None,
 ) -> NodeRooms:
-    """What each device of this machine can hold.
+    """The largest batch that each device of this machine can hold.
 
     Args:
         place: of this machine in a job on several nodes.
@@ -329,7 +329,7 @@ def bounds(attempts: Sequence[Attempt]) -> tuple[int, int | None]:
 
 
 def largest_step_s(attempts: Sequence[Attempt]) -> float:
-    """What a step of the largest batch that fits took; 0 where none does."""
+    """The time of a step of the largest batch that fits; 0 where none does."""
     fits = [one for one in attempts if one.outcome == "fits"]
     return max(fits, key=lambda one: one.batch).step_s if fits else 0.0
 

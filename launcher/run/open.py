@@ -38,7 +38,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class Invocation:
-    """What the run was started with; `invocation.json`."""
+    """The run's command line; `invocation.json`."""
 
     job_file: Path
     overrides: tuple[str, ...]
@@ -57,7 +57,7 @@ class Invocation:
 def program_invocation(
     script: str | None, module: str | None, args: Sequence[str], devices: str, overrides: Sequence[str]
 ) -> Invocation:
-    """What `gpurun run` was started with, in the current directory."""
+    """The command line of `gpurun run`, in the current directory."""
     text = program_job(script, module, args, devices)
     return Invocation(Path("gpurun run"), tuple(overrides), Path.cwd(), text)
 
@@ -274,7 +274,7 @@ def traces_of(path: Path) -> list[Path]:
 
 
 def read_invocation(path: Path) -> Invocation:
-    """What the run at `path` was started with.
+    """Reads the command line of the run at `path`.
 
     Raises:
         SpecError: no run is there, or its job file is gone.

@@ -33,7 +33,7 @@ STAGES = {
 
 @dataclass(frozen=True)
 class Status:
-    """What a run does now."""
+    """The current state of a run."""
 
     variant: str | None
     """As the table calls it: `ddp 48/16`."""
@@ -118,7 +118,7 @@ def progress_line(status: Status, width: int) -> Text:
 
 
 def stage_text(stage: str, round_: int, rounds: int) -> str:
-    """What a rank does now: `round 13 of 28`, `warming up`; of a program that isn't timed yet its step."""
+    """A rank's current stage: `round 13 of 28`, `warming up`; of a program that isn't timed yet its step."""
     counted = f"step {round_}" if stage == "run" else f"round {round_} of {rounds}"
     return STAGES.get(stage, counted)
 

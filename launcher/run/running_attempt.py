@@ -93,7 +93,7 @@ class Starter:
         return fit_at_once(turns, peaks, read_json(self.run.host, dict[str, Any]))
 
     def config(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> LaunchConfig:
-        """What the workers need of one strategy."""
+        """The configuration that the workers need for one strategy."""
         config = launch_config_for(
             self.plan,
             self.spec,
@@ -156,7 +156,7 @@ class Starter:
         )
 
     def rank_env(self, launch: Launch, process: Process, program: Variant | None) -> dict[str, str]:
-        """What is added to the environment of a rank."""
+        """The variables that are added to the environment of a rank."""
         if program is None:
             return dict(process.env)
         restarts = {"TORCHELASTIC_RESTART_COUNT": str(num_restarts(self.run, launch))}
@@ -253,7 +253,7 @@ class RunningAttempt:
         return (*(state.steps for state in states), *self.ranks.steps_elsewhere())
 
     def diagnose(self) -> Hang:
-        """What the ranks are doing."""
+        """Finds what the ranks are doing."""
         return diagnose(self.ranks.observe(self.run.control(self.name)))
 
     def stop(self, action: do.Stop, stopped_ns: int) -> do.Stopped:
@@ -268,7 +268,7 @@ class RunningAttempt:
         return do.Stopped((), stopped_ns) if action.why == "error" else self.read_results(action, stopped_ns)
 
     def read_results(self, action: do.Stop, stopped_ns: int) -> do.Stopped:
-        """What the ranks measured, and how they ended."""
+        """Reads what the ranks measured, and how they ended."""
         exits = tuple(self.ranks.poll(0))
         program = program_of(self.starter.plan, self.launch)
         if program is not None and action.why == "ended":

@@ -24,7 +24,7 @@ BALANCE = "balance"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a job allows its launches."""
+    """The limits that a job sets for its launches."""
 
     variant_s: float
     """Seconds that a launch may spend on one variant."""
@@ -51,7 +51,7 @@ def limits_of(spec: JobSpec) -> Limits:
 
 @dataclass(frozen=True)
 class Tick:
-    """What was seen since the last tick."""
+    """The observations since the last tick."""
 
     now_s: float
     exits: tuple[Exit, ...] = ()
@@ -82,7 +82,7 @@ class Late:
 
 @dataclass(frozen=True)
 class Watch:
-    """What is known about the ranks of an attempt."""
+    """The known state of the ranks of an attempt."""
 
     num_ranks: int
     started_s: float

@@ -57,7 +57,7 @@ class Copier:
         return True
 
     def outdated(self, final: bool = True) -> dict[str, Stamp]:
-        """What is not in the store as it is here; the plan, which makes a directory a run, comes last."""
+        """The files that differ from the store; the plan, which makes a directory a run, comes last."""
         copied = self._copied or {}
         found = {
             name: stamp
@@ -85,7 +85,7 @@ class Copier:
             self._remember(self._copied)
 
     def _remember(self, copied: Mapping[str, Stamp]) -> None:
-        """What is in the store, for the command that continues the run; without, it would copy all anew."""
+        """What is in the store, for the command that continues the run; without, it would copy all again."""
         there = self._store.versions()
         with contextlib.suppress(MachineError):
             found = {name: (there[name], stamp) for name, stamp in copied.items() if name in there}

@@ -48,7 +48,7 @@ class RunDir(RunPaths):
     """Reads the files of one run; holds nothing but the path."""
 
     def read_launch_head(self, launch_id: str) -> LaunchHead:
-        """Of any launch, of a workload or a program."""
+        """Reads the head of any launch's configuration, of a workload or a program."""
         return read_json(self.launch_config(launch_id), LaunchHead)
 
     def read_software(self, launch_id: str) -> dict[str, str]:
@@ -75,7 +75,7 @@ class RunDir(RunPaths):
         }
 
     def read_replaced(self) -> frozenset[str]:
-        """Attempts that don't count, since their launches were measured anew with other software."""
+        """Attempts that don't count, since their launches were measured again with other software."""
         return frozenset(read_json(self.replaced, list[str])) if self.replaced.exists() else frozenset()
 
     def program_files(self, launch_id: str) -> Path:
@@ -114,7 +114,7 @@ class RunDir(RunPaths):
         return read_json(path, Balance) if path.exists() else None
 
     def read_memory(self, variant_id: str) -> dict[int, MemoryPeak]:
-        """By rank; empty where no step was looked at."""
+        """Reads the memory peaks by rank; empty where no step was looked at."""
         files = rank_files(self.variant(variant_id), ".memory.json")
         return {rank: read_json(file, MemoryPeak) for rank, file in files.items()}
 

@@ -83,7 +83,7 @@ class RunPaths:
 
     @property
     def replaced(self) -> Path:
-        """Attempts that don't count, since their launches were measured anew with other software."""
+        """Attempts that don't count, since their launches were measured again with other software."""
         return self.path / "replaced.json"
 
     @property
@@ -93,7 +93,7 @@ class RunPaths:
 
     @property
     def search(self) -> Path:
-        """What `gpurun tune` searches, and what it has found."""
+        """The file with the space and the result of `gpurun tune`."""
         return self.path / "search.json"
 
     @property
@@ -107,11 +107,11 @@ class RunPaths:
         return self.path / "screening"
 
     def trial(self, launch_id: str, number: int) -> Path:
-        """What the ranks of a launch try next."""
+        """The file with the next trial of a launch's ranks."""
         return self.launch(launch_id) / "trials" / f"{number}.json"
 
     def trial_times(self, launch_id: str, number: int) -> Path:
-        """What they have measured."""
+        """The file with the times that they have measured."""
         return self.launch(launch_id) / "trials" / f"{number}.times.json"
 
     def launch(self, launch_id: str) -> Path:
@@ -173,7 +173,7 @@ class RunPaths:
         return self.variant(variant_id) / f"rank{rank}.jsonl"
 
     def points(self, variant_id: str) -> Path:
-        """What a micro-benchmark measured."""
+        """The file with the points of a micro-benchmark."""
         return self.variant(variant_id) / "points.jsonl"
 
     def trace(self, variant_id: str, rank: int) -> Path:
@@ -184,7 +184,7 @@ class RunPaths:
         return self.variant(variant_id) / f"rank{rank}.memory.pickle"
 
     def memory(self, variant_id: str, rank: int) -> Path:
-        """What the rank's memory held when it was fullest."""
+        """The file with the content of the rank's memory when it was fullest."""
         return self.variant(variant_id) / f"rank{rank}.memory.json"
 
     def traced(self, variant_id: str) -> Path:

@@ -29,7 +29,7 @@ _READ_ONLY = ("http", "https", "github", "gist", "git", "zip", "tar", "data")
 _PACKAGES = {"smbclient": "smbprotocol", "libarchive": "libarchive-c"}
 """On PyPI, by the name of the module, where they differ."""
 EVERY_S = 5.0
-"""How often a running job is copied, and a copy that is shown made anew."""
+"""How often a running job is copied, and a copy that is shown made again."""
 STOP_S = 10.0
 """How long the end of `gpurun view` waits for what is being read."""
 BLOCK_BYTES = 1 << 20
@@ -127,7 +127,7 @@ class Store:
         self._is_local = isinstance(self.fs, LocalFileSystem)
 
     def versions(self) -> dict[str, str]:
-        """What is there: relative name → something that changes with the content; `""` where it is a file."""
+        """The objects in the store: relative name → something that changes with the content; `""`: a file."""
         self.fs.invalidate_cache()
         found: Mapping[str, Any] = self.fs.find(self.root, detail=True)
         return {

@@ -1,4 +1,4 @@
-"""What starts gpurun on several nodes, or takes jobs for them: a line of the table for each."""
+"""Schedulers that start gpurun on several nodes, or take jobs for them: a line of the table for each."""
 
 from gpurun.launcher.schedulers.base import Environ, Scheduler
 from gpurun.launcher.schedulers.kubernetes import KUBERNETES

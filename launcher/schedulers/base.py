@@ -1,4 +1,4 @@
-"""What gpurun asks a scheduler: which node this is, where the nodes meet, and how to submit a job."""
+"""The interface to a scheduler: which node this is, where the nodes meet, and how to submit a job."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """What the command line asks of the scheduler; `None` leaves it to the cluster's default."""
+    """The command line's options for the scheduler; `None` leaves it to the cluster's default."""
 
     nodes: int | None = None
     time: int | None = None
@@ -74,7 +74,7 @@ def time_limit(text: str) -> int:
 
 
 def those_among(options: Sequence[str], names: Set[str]) -> list[str]:
-    """Of a command's options those with these names, which other commands know too, with their values."""
+    """The values of those of a command's options that have these names, which other commands know too."""
     kept, is_known = [], False
     for word in options:
         if word.startswith("-"):
@@ -91,7 +91,7 @@ def _unmistakable(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Submission:
-    """What the script runs."""
+    """The job that the script runs."""
 
     spec: JobSpec
     job_file: Path
@@ -105,11 +105,11 @@ class Submission:
     """Of this submission alone, `gpt-splits-1a2b3c`: lower-case letters, digits and `-`, a letter first."""
 
     def num_nodes(self, options: SubmitOptions) -> int:
-        """Of a range, the most."""
+        """The number of nodes; the most of a range."""
         return options.nodes or node_bounds(self.spec.nodes)[1]
 
     def command(self, options: SubmitOptions, nodes: Nodes | None = None) -> list[str]:
-        """What starts the job on a node that shares this machine's file system, at the same paths.
+        """The command that starts the job on a node that has this machine's file system at the same paths.
 
         Args:
             nodes: that the job gets, if not `num_nodes`.
@@ -117,7 +117,7 @@ class Submission:
         return [*self.gpurun, str(self.job_file), *self._overrides(nodes or self.num_nodes(options))]
 
     def command_in_image(self, options: SubmitOptions) -> list[str]:
-        """What starts it in a working directory that has the same files as `directory`.
+        """The command that starts it in a working directory that has the same files as `directory`.
 
         Raises:
             SpecError: the job file isn't in `directory`.
@@ -207,7 +207,7 @@ class Queue:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """What starts one gpurun per node. Its functions read the environment of a process; `None`: not known."""
+    """Starts one gpurun per node. Its functions read the environment of a process; `None`: not known."""
 
     name: str
     """As messages call it."""
@@ -231,7 +231,7 @@ REASON_LINES = 3
 
 
 def range_note(name: str, queue: Queue, submission: Submission, options: SubmitOptions) -> str | None:
-    """What becomes of `nodes: 2..4`, unless it means what it says."""
+    """The note on how `nodes: 2..4` is used, unless as it says."""
     least, most = node_bounds(submission.spec.nodes)
     if options.nodes or least == most or queue.fewer:
         return None

@@ -195,7 +195,7 @@ def environment(wanted: Submission) -> list[Manifest]:
 
 
 def resources(wanted: Submission, options: SubmitOptions) -> Manifest:
-    """What a node needs.
+    """The resources that a node needs.
 
     Raises:
         SpecError: `gpu` is no name of a resource.

@@ -50,7 +50,7 @@ def script(wanted: Submission, options: SubmitOptions) -> str:
 
 
 def resources(wanted: Submission, options: SubmitOptions) -> dict[str, Any]:
-    """What a node needs.
+    """The resources that a node needs.
 
     Raises:
         SpecError: it needs GPUs, but no kind is given.

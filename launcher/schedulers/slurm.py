@@ -143,7 +143,7 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
     """The script; the same for the same arguments.
 
     Raises:
-        SpecError: an option's value can't stand in a script.
+        SpecError: an option's value can't be written to a script.
     """
     nodes, command = wanted.num_nodes(options), wanted.command(options, nodes_of(wanted, options))
     srun = ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]

@@ -1,4 +1,4 @@
-"""What time a combination of settings takes, by those that were measured: additive in log time, with pairs.
+"""Predicts the time of a combination of settings from those measured: additive in log time, with pairs.
 
 log time = mean + an effect of each value + an effect of each pair of values + a deviation of its own. All
 effects are normal; how large those of a key or of a pair of keys are is learned, so that pairs which don't
@@ -35,7 +35,7 @@ JITTER = 1e-10
 
 @dataclass(frozen=True)
 class Measured:
-    """What the trials of a combination have shown."""
+    """The results of a combination's trials."""
 
     combination: int
     log_time: float
@@ -47,7 +47,7 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """What is known of the log time of every combination."""
+    """The posterior of the log time of every combination."""
 
     mean: Floats
     covariance: Floats
@@ -61,7 +61,7 @@ class Posterior:
 
 
 def posterior(levels: Levels, measured: Sequence[Measured]) -> Posterior:
-    """What `measured` says about every combination.
+    """The posterior of every combination, given `measured`.
 
     Args:
         levels: of all combinations.
@@ -102,7 +102,7 @@ class Change:
 def changes(
     belief: Posterior, levels: Levels, has: NDArray[np.bool_], known: Sequence[int], own: int
 ) -> list[Change]:
-    """What each measured value of each key changes, compared with `own`'s value of the key.
+    """The change by each measured value of each key, compared with `own`'s value of the key.
 
     Where `own` has no such key, or its value wasn't measured, the value that was measured most often takes
     its place.

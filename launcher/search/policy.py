@@ -1,4 +1,4 @@
-"""What a search tries next, and when it drops what: pure, on the results of trials so far.
+"""Chooses a search's next trials, and when it drops what: pure, on the results of trials so far.
 
 First a few combinations that have every value several times. By the model of their times, those that may be
 faster than the best one so far are tried in turn, until none is likely to be faster by more than a percent.
@@ -49,7 +49,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Batch:
-    """What to try next."""
+    """The next trials."""
 
     combinations: tuple[int, ...]
     number: int
@@ -58,7 +58,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has come to."""
+    """The result of a search."""
 
     finalists: tuple[int, ...]
     """The fastest first."""
@@ -85,7 +85,7 @@ class Search:
         object.__setattr__(self, "_design", design(self.levels, self.seed, self.first))
 
     def next_batch(self, trials: Sequence[Trial], left_s: float) -> Batch | None:
-        """What to try next; `None`: what is known suffices, or the time is up.
+        """The next trials; `None`: what is known suffices, or the time is up.
 
         Args:
             trials: so far.
@@ -140,7 +140,7 @@ class Search:
         return Batch(again, trials + 1) if again else None
 
     def found(self, trials: Sequence[Trial]) -> Found | None:
-        """What the trials so far come to; `None` if none has ended well."""
+        """The result of the trials so far; `None` if none has ended well."""
         known = measured(trials)
         if not known:
             return None
@@ -173,7 +173,7 @@ def missed(belief: Posterior, finalists: Sequence[int], others: Sequence[int], s
 
 
 def measured(trials: Sequence[Trial]) -> list[Measured]:
-    """What the trials of each combination show together; nothing of one of which a trial failed."""
+    """The combined results of each combination's trials; nothing for one of which a trial failed."""
     by_combination: dict[int, list[Trial]] = {}
     for trial in trials:
         by_combination.setdefault(trial.combination, []).append(trial)

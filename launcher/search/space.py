@@ -95,7 +95,7 @@ def _group_name(first: Variant) -> str:
 
 
 def processes_for(variant: Variant) -> str:
-    """What variants have in common that the same ranks can try, by building model and strategy anew."""
+    """A key that is equal for variants that the same ranks can try, by building model and strategy again."""
     if not variant.kind.shares_processes:
         return variant.id
     strategy = STRATEGIES[variant.strategy]
@@ -148,7 +148,7 @@ def levels_of(variants: Sequence[Variant]) -> Levels:
 
 
 def effects(space: Space, compared: Iterable[str], belief: Posterior, known: Sequence[int]) -> list[Effect]:
-    """What each value of what a job compares does to the time of a step.
+    """The effect of each compared value on the time of a step.
 
     Args:
         space: of the job.
@@ -213,7 +213,7 @@ def refusals(spec: JobSpec) -> list[str]:
 
 
 def settings_text(variant: Variant) -> Mapping[str, Any]:
-    """What a variant states for the keys that vary, with what its name begins with."""
+    """A variant's values of the keys that vary, with what its name begins with."""
     named = {"strategy": variant.strategy} if STRATEGIES[variant.strategy].in_jobs else {}
     split = {"split": variant.split_name} if STRATEGIES[variant.strategy].has_split else {}
     return {**named, "device_count": len(variant.devices), **split, **variant.varied}

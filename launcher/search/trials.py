@@ -100,7 +100,7 @@ class Trials:
         return tuple(structs.replace(one, args=(first, str(one.rank)), entry=TRIAL_ENTRY) for one in requests)
 
     def config(self, launch: Launch, name: str, variant: str, number: int) -> TrialConfig:
-        """What the ranks read of one trial."""
+        """The configuration that the ranks read for one trial."""
         only, starter = replace(launch, id=name, variants=(variant,)), self.starter
         config = launch_config_for(
             self.space.plan,
@@ -199,7 +199,7 @@ class Trials:
 
 
 def record_of(variant: str, number: int, times: TrialTimes, steps_per_value: int = 1) -> TrialRecord:
-    """What a trial has shown.
+    """The record of a trial.
 
     Args:
         variant: its id.

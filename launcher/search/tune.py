@@ -68,12 +68,12 @@ class Tuning:
 
     @property
     def search(self) -> Search:
-        """What decides what is tried; the same for the same job."""
+        """Returns the search that chooses what is tried; the same for the same job."""
         return Search(levels_of(self.space.variants), first=(self.space.own,))
 
     @property
     def memory_gib(self) -> float | None:
-        """What a combination may take, where the job states it."""
+        """The memory that a combination may take, where the job states it."""
         return None if self.spec.memory_bytes is None else self.spec.memory_bytes / GIB
 
     def trial_of(self, record: TrialRecord) -> Trial:
@@ -203,7 +203,7 @@ def stopped_at_the_end(trials: Trials, say: Callable[[str], None]) -> Iterator[N
 
 
 def interrupted(run: RunDir, ended: Interrupted) -> Finished:
-    """What there is after Ctrl-C, and how to go on."""
+    """The message after Ctrl-C: the results so far, and how to go on."""
     comparison = compare_run(run)
     write_json(run.comparison, comparison)
     return Finished(run, comparison, Interrupted(ended.cause, kept=True))
@@ -228,7 +228,7 @@ class Screening:
         return time.monotonic() - self.began_s
 
     def trials_with(self, pools: WorkerPools, output: Output) -> Trials:
-        """What tries combinations, in a directory of its own: steps of trials are no rounds of the run."""
+        """Tries combinations in a directory of its own: steps of trials are no rounds of the run."""
         tuning = self.tuning
         directory = RunDir(tuning.run.screening)
         starter = Starter(
@@ -279,7 +279,7 @@ class Screening:
         return SHARE_OF_TRIALS * self.tuning.budget_s - self.spent_s
 
     def headline(self) -> str:
-        """What is searched."""
+        """The first line: the space that is searched."""
         space, budget = self.tuning.space, format_duration(self.tuning.budget_s)
         again = f", {len(self.records)} trials kept" if self.records else ""
         trials = format_duration(SHARE_OF_TRIALS * self.tuning.budget_s)
@@ -342,7 +342,7 @@ class Screening:
                 yield Unmeasured(settings_text(variant), f"its peak memory of {peak} GiB is above `memory`")
 
     def effects(self, found: Found) -> list[Effect]:
-        """What each value does to the time of a step, by the trials."""
+        """The effect of each value on the time of a step, by the trials."""
         known = [one.combination for one in measured(self.seen())]
         return effects(self.tuning.space, self.tuning.spec.compare.lists(), found.belief, known)
 

@@ -237,7 +237,7 @@ def _of_cause(check: Check, found: Finding, seen: Evidence) -> str | None:
 
 
 def judge(check: Check, seen: Evidence) -> Finding:
-    """What its judge says, where it has what it needs."""
+    """The judge's verdict, where it has what it needs."""
     if check.only_gpus and seen.kind.is_host:
         return skipped("needs a GPU")
     if check.part == MACHINE:
@@ -300,5 +300,5 @@ def blocking(seen: Evidence) -> list[str]:
 
 
 def without_links(failures: Sequence[str]) -> Iterator[Finding]:
-    """What is said of the links between nodes, because of these failures on some of them."""
+    """The finding about the links between nodes, because of these failures on some of them."""
     yield from (_not_run(failures).named(check.name, "") for check in NODE_CHECKS)

@@ -1,4 +1,4 @@
-"""What a self-test has found out about a machine, and how each check ended; plain data."""
+"""Findings of a self-test about a machine, and how each check ended; plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -114,7 +114,7 @@ class Evidence:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """Of the devices, in their order; empty for CPUs."""
+        """The GPUs of the devices, in their order; empty for CPUs."""
         by_name = {
             self.kind.device(gpu.index): gpu for gpu in self.machine.gpus if gpu.kind == self.kind.name
         }

@@ -1,4 +1,4 @@
-"""What is wrong with the links between devices. Pure."""
+"""Finds faults of the links between devices. Pure."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ def is_pcie(way: str) -> bool:
 
 
 def link_gb_per_s(seen: Evidence, low: int, high: int) -> float | None:
-    """What the link of two devices carries in one direction; `None` where it isn't known."""
+    """The rate of two devices' link in one direction; `None` where it isn't known."""
     if seen.nodes:
         both = [seen.network_gb_per_s[seen.nodes[rank]] for rank in (low, high)]
         return min(rate for rate in both if rate) if all(both) else None

@@ -1,4 +1,4 @@
-"""What is wrong with a machine's driver, its GPUs and its disk. Pure."""
+"""Finds faults of a machine's driver, its GPUs and its disk. Pure."""
 
 import re
 from contextlib import suppress
@@ -224,7 +224,7 @@ def earlier_speed(seen: Evidence) -> Finding:
 
 
 def comparable(rate: DeviceRate) -> tuple[str, int]:
-    """What the same device's rates have in common where one may be compared with the other."""
+    """A key that is equal where rates of the same device may be compared."""
     return rate.identity, rate.matrix_rows
 
 
@@ -235,7 +235,7 @@ def _why_not_compared(now: tuple[DeviceRate, ...], seen: Evidence) -> str:
 
 
 def rates_of(seen: Evidence) -> tuple[DeviceRate, ...]:
-    """What is kept of the devices, for later self-tests."""
+    """The rates of the devices that are kept for later self-tests."""
     return tuple(
         DeviceRate(
             device=seen.devices[facts.rank],

@@ -45,7 +45,7 @@ def selftest_on_nodes(
     show: Callable[[Finding], None],
     begin: Callable[[str, int, int], None],
 ) -> tuple[Result, Path, str | None] | None:
-    """What `run_selftest` returns, of all nodes; `None` on all but the first, which has the results.
+    """Returns the result of `run_selftest` for all nodes; `None` on all but the first, which has the results.
 
     Raises:
         SpecError: as `run_selftest`; or the nodes were started differently.
@@ -99,7 +99,7 @@ def follow(pools: WorkerPools, job: Job, here: Joined, wish: str, out: Path | No
 
 
 def tested(test: SelfTest) -> Tested:
-    """What a node has found about itself."""
+    """Tests this node, and returns its findings."""
     checks = tuple((each.name, each.status, each.found, each.remedy) for each in test.found)
     return Tested(test.node or 0, checks, test.seen.devices, tuple(blocking(test.seen)))
 
@@ -124,7 +124,7 @@ def add_the_others(test: SelfTest, pools: WorkerPools, here: Joined) -> None:
 
 
 def all_tested(test: SelfTest, here: Joined) -> list[Tested]:
-    """What each node has found, by node.
+    """The findings of each node, by node.
 
     Raises:
         NodesError: a node is lost, or has ended the self-test.
@@ -137,7 +137,7 @@ def all_tested(test: SelfTest, here: Joined) -> list[Tested]:
 
 
 def together(test: SelfTest, nodes: Sequence[Tested], pools: WorkerPools, here: Joined) -> Evidence:
-    """What the devices of all nodes measure.
+    """Lets the devices of all nodes measure together.
 
     Raises:
         GpurunError: as `selftest_on_nodes`.

@@ -1,4 +1,4 @@
-"""What a self-test keeps, and what earlier ones of the same machine have kept."""
+"""The record that a self-test keeps, and those of earlier ones on the same machine."""
 
 from collections import Counter
 from contextlib import suppress

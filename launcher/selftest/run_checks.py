@@ -83,7 +83,7 @@ def links_job(devices: Sequence[Sequence[str]], directory: Path) -> str:
 
 
 def joining_job(devices: Devices, num_nodes: int) -> str:
-    """What nodes that test themselves agree about before they know each other's devices."""
+    """The job that nodes that test themselves agree on before they know each other's devices."""
     wish = devices if isinstance(devices, str) else list(devices)
     return job_text({"name": "selftest-links", "devices": wish, "nodes": num_nodes, "module": DEVICE_PROGRAM})
 

@@ -84,7 +84,7 @@ class SelfTest:
         self.show(found)
 
     def result(self) -> Result:
-        """What has been found so far."""
+        """The result so far."""
         day = time.strftime("%Y-%m-%d")
         return Result(tuple(self.found), 1, self.seen.machine.hostname, day, rates_of(self.seen))
 
@@ -115,7 +115,7 @@ class SelfTest:
 
 
 def outcome_of(run: Callable[[], Finished]) -> RanJob:
-    """What becomes of a job; only what ends the whole self-test is an error.
+    """Runs a job and returns its outcome; only what ends the whole self-test is an error.
 
     Raises:
         Interrupted: by Ctrl-C or SIGTERM.
@@ -168,7 +168,7 @@ def carry_out_quietly(ready: Prepared, pools: Pools) -> Finished:
 
 
 def ran_job(finished: Finished) -> RanJob:
-    """What a job's directory shows."""
+    """The results in a job's directory."""
     run = finished.run
     lost = [each for each in finished.comparison.variants if each.status not in ("ok", "unsteady")]
     return RanJob(
@@ -183,7 +183,7 @@ def ran_job(finished: Finished) -> RanJob:
 
 
 def hint_of(run: RunDir, log: str | None) -> str | None:
-    """What to do about the failure of the attempt that has this log, if that is known."""
+    """The advice on the failure of the attempt that has this log, if it is known."""
     path = run.root_cause(Path(log).parents[1].name) if log else None
     return read_json(path, RootCause).hint if path and path.exists() else None
 
@@ -203,7 +203,7 @@ def used_since(seen: Evidence) -> dict[str, float]:
 
 
 def begin_evidence(wish: str, directory: Path) -> Evidence:
-    """What is known before a rank runs.
+    """The evidence before a rank runs.
 
     Raises:
         SpecError: `wish` is no devices, or mixes kinds.
@@ -317,7 +317,7 @@ def run_selftest(
 
 
 def remove(directory: Path, made: Sequence[Path]) -> None:
-    """What the self-test has written, and the directories that it has made: the innermost is the first."""
+    """Removes files of the self-test, and the directories that it has made: the innermost is the first."""
     for path in [directory] if made else list(directory.iterdir()):
         shutil.rmtree(path, ignore_errors=True)
     for path in made[1:]:

@@ -23,7 +23,7 @@ def waited_for_others_ns(queue_ns: int | None, others_ns: int | None) -> int | N
 
 
 def waiting_bias(queue_percents: Iterable[float | None]) -> float:
-    """By how much waiting for a core may have changed a difference of ln(time), either way.
+    """The most that waiting for a core may have changed a difference of ln(time), either way.
 
     A step that waited for q % of its time takes at least 1 − q / 100 of it without other load. Below 5 %,
     q² / 5 % of it counts instead of q, so that no verdict depends on which side of a limit q is on.

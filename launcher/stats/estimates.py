@@ -60,7 +60,7 @@ def t_quantile(probability: float, degrees: float) -> float:
 
 
 def _upper_quantile(tail: float, degrees: float) -> float:
-    """The t ≥ 0 with P(T > t) = tail ≤ 0.5, bisected until floats can't tell the ends apart."""
+    """The t ≥ 0 with P(T > t) = tail ≤ 0.5, bisected until the ends are adjacent floats."""
     low, high = 0.0, 1.0
     while upper_tail(high, degrees) > tail:
         low, high = high, 2 * high

@@ -46,7 +46,7 @@ def launch_values(log_times: Mapping[str, Mapping[Round, float]]) -> dict[str, f
 
 
 def round_effects(log_times: Mapping[str, Mapping[Round, float]]) -> dict[Round, float]:
-    """By how much a round was slower than the others, over all variants that it has; 0 on average.
+    """How much slower a round was than the others, over all variants that it has; 0 on average.
 
     Source: one step of Tukey's median polish, Exploratory Data Analysis (1977), chapter 11.
     """
@@ -61,7 +61,7 @@ def round_effects(log_times: Mapping[str, Mapping[Round, float]]) -> dict[Round,
 
 
 def components(launches: Sequence[Sequence[float]]) -> tuple[float | None, float | None]:
-    """Standard deviations (between launches, between the rounds of a launch); `None` where too few tell.
+    """Standard deviations (between launches, between the rounds of a launch); `None` where there are too few.
 
     That of launches is without what the scatter of its rounds adds to a launch's mean (one-way analysis of
     variance).
@@ -104,14 +104,14 @@ class Family:
         ]
 
     def interval(self, variant: str, other: str, alpha: float = ALPHA) -> Interval | None:
-        """Of the mean of d, by its own scatter over launches; `None` below 6 launches."""
+        """The interval of the mean of d, by its own scatter over launches; `None` below 6 launches."""
         found = self.differences(variant, other)
         if len(found) < MIN_LAUNCHES:
             return None
         return t_interval(found, self.level(self.launches(variant, other), alpha))
 
     def level(self, launches: int, alpha: float) -> float:
-        """Of an interval from so many launches."""
+        """The level of an interval from so many launches."""
         if (launches, alpha) not in self._levels:
             self._levels[launches, alpha] = level_at(self.looks, launches, alpha)
         return self._levels[launches, alpha]
@@ -169,7 +169,7 @@ class Estimate:
 
 
 def paired(differences: Sequence[float]) -> Estimate | None:
-    """Of ln(t / t before) of neighbouring launches, which share the state of the machine; `None` of none."""
+    """The estimate of ln(t / t before) over neighbouring launches, which share the machine's state."""
     if not differences:
         return None
     centre, num = fmean(differences), len(differences)
@@ -179,7 +179,7 @@ def paired(differences: Sequence[float]) -> Estimate | None:
 
 
 def unpaired(after: Sequence[float], before: Sequence[float]) -> Estimate | None:
-    """Of ln(t) of two runs; `None` where one has no launch.
+    """The estimate of the difference of ln(t) between two runs; `None` where one has no launch.
 
     Source: Welch, The generalization of Student's problem, Biometrika 34 (1947); degrees of freedom by
     Satterthwaite, Biometrics Bulletin 2 (1946).

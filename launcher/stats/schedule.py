@@ -71,7 +71,7 @@ def ablation_steps(block_steps: int) -> int:
 
 
 def unsteady_text(num_steps: int) -> str:
-    """What to say of a variant whose warm-up ended before it was steady."""
+    """The message for a variant whose warm-up ended before it was steady."""
     return f"the step time did not settle within {num_steps} warm-up steps"
 
 
@@ -100,20 +100,20 @@ class KeptOf:
 
 
 def only_warmup_text(num_steps: int, warmup: int) -> str:
-    """What to say of a program that ended before a step was timed."""
+    """The message for a program that ended before a step was timed."""
     many = "1 step" if num_steps == 1 else f"{num_steps} steps"
     return f"{many}, all warm-up; nothing was timed. Run more than {warmup_maximum(warmup)} steps."
 
 
 def short_text(num_steps: int, shown: int, has_settled: bool) -> str:
-    """What to say of a program that ended before or soon after its steps were steady: some are shown."""
+    """The message for a program that ended before or soon after its steps were steady: some are shown."""
     how = "" if has_settled else " and their times did not settle"
     half = f"times are from {shown} steps of the second half"
     return f"only {num_steps} steps were recorded{how}; {half}; run more steps"
 
 
 def trend_text(first_ms: float, last_ms: float) -> str:
-    """What to say of a program whose steps take longer and longer, or ever less."""
+    """The message for a program whose steps take longer and longer, or ever less time."""
     how = "longer and longer" if last_ms > first_ms else "less and less time"
     return (
         f"steps take {how} during a launch, on average {format_ms(first_ms)} ms in its first third and "

@@ -1,4 +1,4 @@
-"""What TensorBoard imports when it starts: it must not fail, since TensorBoard wouldn't start then."""
+"""The module that TensorBoard imports when it starts: if it failed, TensorBoard wouldn't start."""
 
 from __future__ import annotations
 

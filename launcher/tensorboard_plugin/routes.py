@@ -1,4 +1,4 @@
-"""What each route does: a small function from a query, which is checked first, to plain data.
+"""The routes: a small function each from a query, which is checked first, to plain data.
 
 README.md says what they answer.
 """
@@ -157,7 +157,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Server:
-    """What all requests share."""
+    """The state that all requests share."""
 
     listing: Listing
     indexes: Indexes = field(default_factory=Indexes)

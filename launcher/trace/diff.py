@@ -1,4 +1,4 @@
-"""What two captures differ in by class, kernel, operator, shape and caller, per step if there are steps."""
+"""Differences of two captures by class, kernel, operator, shape and caller, per step if there are steps."""
 
 from __future__ import annotations
 

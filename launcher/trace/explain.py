@@ -51,7 +51,7 @@ another stage of the pipeline."""
 
 @dataclass(frozen=True)
 class Cause:
-    """What a sentence says about a cause."""
+    """The sentence about a cause."""
 
     advice: str
     """What to do about it."""

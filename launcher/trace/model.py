@@ -180,7 +180,7 @@ class RankTrace:
 
     @property
     def per_step(self) -> NameTotals:
-        """What the steps launched; all of the file where no work is outside of steps, or no step is known."""
+        """The work that the steps launched; of the whole file if no work is outside or no step is known."""
         return self.in_steps or NameTotals(self.kernels, self.ops, self.modules, self.groups)
 
 

@@ -119,7 +119,7 @@ class ProbeRounds:
             return (self.now_ns() - start_ns) / repetitions
 
     def sample(self, load: LoadMeter, case: Case, repetitions: int) -> None:
-        """What the GPUs' drivers say while they work: in a block that isn't timed, as asking takes time."""
+        """Samples the GPUs' drivers while they work: in a block that isn't timed, as asking takes time."""
         if load.gpus:
             for _ in range(repetitions):
                 case.run()

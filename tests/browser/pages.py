@@ -54,7 +54,7 @@ class Watched:
             self.faults.append(f"console: {text}")
 
     def blank(self) -> None:
-        """Leaves what is shown, so that the next address is loaded anew, and forgets what went wrong."""
+        """Leaves what is shown, so that the next address is loaded again, and forgets what went wrong."""
         self.page.goto("about:blank")
         self.faults.clear()
 

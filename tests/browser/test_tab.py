@@ -108,7 +108,7 @@ def test_five_hundred_variants_keep_the_page_small(open_tab: OpenTab) -> None:
     tab.find("tbody tr[tabindex='0']").first.focus()
     for _ in range(80):
         tab.page.keyboard.press("ArrowDown")
-    assert tab.page.evaluate("document.activeElement.dataset.variant"), "still a row, though drawn anew"
+    assert tab.page.evaluate("document.activeElement.dataset.variant"), "still a row, though drawn again"
     tab.find(".splits").evaluate("() => scrollTo(0, 0)")
     tab.page.keyboard.press("/")
     tab.page.keyboard.type("seed=393")

@@ -146,7 +146,7 @@ def test_a_stretch_is_summed_up_and_adds_up(open_tab: OpenTab) -> None:
     tab.page.wait_for_function("() => !location.hash.includes('range=')")
 
 
-def test_a_trace_that_changes_is_drawn_anew(open_tab: OpenTab, samples: Path) -> None:
+def test_a_trace_that_changes_is_drawn_again(open_tab: OpenTab, samples: Path) -> None:
     tab = open_tab("changing", tab="timeline")
     assert tab.title() == "changing: 2 traced steps on 1 rank."
     write_changing(samples / "changing", num_steps=3)

@@ -2,7 +2,7 @@
 
 import random
 
-_TELLING = b'"{}[],:\\0-e.'
+_SYNTAX = b'"{}[],:\\0-e.'
 """Bytes that mean something in JSON."""
 
 
@@ -10,7 +10,7 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
     """Some bytes changed; cut off, with a gap, or with a part twice."""
     text = bytearray(content)
     for _ in range(chance.choice((0, 1, 3, 30))):
-        text[chance.randrange(len(text))] = chance.choice((chance.randrange(256), *_TELLING))
+        text[chance.randrange(len(text))] = chance.choice((chance.randrange(256), *_SYNTAX))
     start = chance.randrange(len(text))
     kind = chance.choice(("none", "none", "cut", "hole", "twice"))
     if kind == "cut":

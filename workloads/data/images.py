@@ -44,7 +44,7 @@ class ImageFolder:
 
 @dataclass(frozen=True)
 class Found:
-    """What a directory holds."""
+    """The files in a directory."""
 
     dataset: ImageFolder
     skipped: tuple[tuple[str, str], ...]
@@ -126,7 +126,7 @@ def labelled_files(directory: Path) -> Iterator[tuple[Path, int]]:
 
 
 def why_unreadable(path: Path) -> str | None:
-    """What keeps a file from being used as an image; `None` if nothing does."""
+    """The reason why a file can't be used as an image; `None` if there is none."""
     from PIL import Image
 
     if problem := why_no_file(path):
@@ -161,7 +161,7 @@ def middle(image: "Image") -> "Image":
 
 
 def skipped_notes(images: str, found: Found) -> tuple[str, ...]:
-    """What to say about files that were left out."""
+    """The notes about files that were left out."""
     if not found.skipped:
         return ()
     named = listed([f"{name} ({why})" for name, why in found.skipped])
@@ -174,7 +174,7 @@ def skipped_notes(images: str, found: Found) -> tuple[str, ...]:
 
 
 def folded_notes(found: Found) -> tuple[str, ...]:
-    """What to say where there are more directories than classes."""
+    """The notes where there are more directories than classes."""
     if found.num_classes <= CLASSES:
         return ()
     return (
@@ -184,7 +184,7 @@ def folded_notes(found: Found) -> tuple[str, ...]:
 
 
 POOL_SAMPLES = 32
-"""Different samples. A batch picks some of them: drawing each number anew would take longer than many a step
+"""Different samples. A batch picks some of them: drawing each number again would take longer than many a step
 that trains on them."""
 
 

@@ -82,7 +82,7 @@ def read_text(path: Path) -> bytes | str:
 
 
 def skipped_notes(skipped: list[str], num_files: int, place: str) -> tuple[str, ...]:
-    """What to say about files that were left out."""
+    """The notes about files that were left out."""
     if not skipped:
         return ()
     return (f"skipped {len(skipped)} of {num_files} files in {place}, not text: {listed(skipped)}",)

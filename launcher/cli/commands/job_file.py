@@ -1,4 +1,4 @@
-"""What helps to write job files and commands: `gpurun init`, `examples`, `schema` and `completion`.
+"""Commands that help to write job files and commands: `gpurun init`, `examples`, `schema` and `completion`.
 
 `gpurun workloads` and `gpurun devices` show what is built in, and what this machine has.
 """

@@ -82,13 +82,13 @@ FOR_OTHERS = ("html", "mlflow", "wandb")
 
 @dataclass(frozen=True)
 class Concluded:
-    """What of a stored comparison says which version of gpurun made it."""
+    """The part of a stored comparison that shows which version of gpurun made it."""
 
     conclusions: int = 0
 
 
 def keep_if_other(comparison: Any, run: Any) -> None:
-    """Writes `comparison.json` of an own run anew where another gpurun wrote it, as the tab shows it."""
+    """Writes `comparison.json` of an own run again where another gpurun wrote it, as the tab shows it."""
     from gpurun.launcher.rundir.control import write_in
     from gpurun.launcher.rundir.files import as_json, read_json
 
@@ -223,7 +223,7 @@ def diff(
 ) -> None:
     """Compare run B with run A, variant by variant, or two directories of traces.
 
-    Two past runs can't tell a change of the code from one of the machine: for a gate in CI see `gpurun gate`.
+    Two past runs can't show whether the code or the machine changed: for a gate in CI see `gpurun gate`.
 
     Example: gpurun diff runs/gpt/before runs/gpt/latest --fail-slower 3%
 
@@ -292,7 +292,7 @@ def check_settings(names: tuple[str, ...]) -> None:
 
 
 def diff_two_captures(a: Path, b: Path, as_tree: bool, as_json: bool) -> None:
-    """What grew from the traces in A to those in B; `as_tree`: by what calls it."""
+    """Operators and kernels that grew from the traces in A to those in B; `as_tree`: by what calls them."""
     from gpurun.launcher.run.open import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
     from gpurun.launcher.trace.diff import diff_traces

@@ -101,7 +101,7 @@ def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
 
 
 def render_stacks(launch: str, seen: Hang) -> str:
-    """What each rank does, with the main thread's stack, innermost call first; the finding at the end."""
+    """Each rank's activity, with the main thread's stack, innermost call first; the finding at the end."""
     from gpurun.launcher.units import plural
 
     if not seen.ranks:

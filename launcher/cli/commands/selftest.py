@@ -65,7 +65,7 @@ def selftest(devices: str, out: Path | None, nodes: int, as_json: bool, **place:
 def run(
     devices: str, out: Path | None, show: Callable[[Any], None], nodes: int, place: Any
 ) -> tuple[Any, Path, str | None] | None:
-    """What `run_selftest` returns, or `selftest_on_nodes`; no process of it is left."""
+    """Returns the result of `run_selftest` or `selftest_on_nodes`; no process of it is left."""
     from gpurun.launcher.processes.guard import split_process
 
     with split_process() as guard:  # forks: nothing heavy may be imported before
@@ -83,7 +83,7 @@ def run(
 
 
 def progress(title: str, number: int, count: int) -> None:
-    """What is done next."""
+    """Prints the next stage."""
     click.echo(f"{number} of {count}: {title} …", err=True)
 
 

@@ -146,7 +146,7 @@ def refuse_secrets(overrides: tuple[str, ...]) -> None:
 
 
 def submit_options(name: str, options: dict[str, Any]) -> SubmitOptions:
-    """What the command line asks of the chosen scheduler; options that it doesn't take are an error.
+    """The scheduler's options from the command line; options that it doesn't take are an error.
 
     Raises:
         SpecError: there are some.

@@ -1,4 +1,4 @@
-"""What a run directory holds about one variant, read once, and what else ran during its steps."""
+"""The records of a run directory about one variant, read once, and other load during its steps."""
 
 import math
 from collections import Counter
@@ -151,7 +151,7 @@ def launches_that_count(
 def last_half(
     steps: Mapping[int, Sequence[StepRecord]],
 ) -> tuple[Mapping[int, Sequence[StepRecord]], str | None]:
-    """Of a program that ended in its warm-up or soon after, the last half of each launch as timed steps.
+    """Takes the last half of each launch as timed steps, if a program ended in its warm-up or soon after.
 
     Most of the warm-up is over by then, but without timed steps nothing shows that all of it is. Also returns
     what to say of it; `None` of a program that had enough timed steps on all ranks in any launch.
@@ -176,7 +176,7 @@ def num_timed(steps: Iterable[StepRecord], launch: str) -> int:
 
 
 def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]], of_program: bool) -> tuple[str, ...]:
-    """What to say of a variant of whose steps only a sample was kept; nothing where all were."""
+    """The warning for a variant of which only a sample of steps was kept; nothing where all were."""
     of_rank = next(iter(steps.values()), ())
     total = sum({step.launch: step.step + 1 for step in of_rank}.values())
     if not _may_be_sample(of_rank) or len(of_rank) >= total:
@@ -195,7 +195,7 @@ def _has_all_rounds(timed: Sequence[StepRecord]) -> bool:
 
 
 def trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
-    """What to say of a program whose steps grow or shrink by a tenth or more in most of its launches.
+    """The warning for a program whose steps grow or shrink by a tenth or more in most of its launches.
 
     Short windows of the warm-up can't show that. The first steps don't count, nor those that were skipped.
     """
@@ -362,7 +362,7 @@ def timed_steps(measured: Measured, rank: int) -> list[StepRecord]:
 
 
 def gpu_loads(measured: Measured, position: int, of_every_launch: bool = False) -> list[GpuLoad]:
-    """What the GPU at a position of the split did in each timed block; nothing for a CPU device.
+    """The load of the GPU at a position of the split in each timed block; nothing for a CPU device.
 
     Args:
         of_every_launch: also of launches that don't count.

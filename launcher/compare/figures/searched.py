@@ -1,4 +1,4 @@
-"""What a search has tried, and what it has come to, from the files of its run."""
+"""Trials and results of a search, from the files of its run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What `gpurun tune` has searched."""
+    """Results of `gpurun tune`."""
 
     space: int
     """Combinations of what the job compares."""
@@ -89,7 +89,7 @@ class SearchResult:
 
 
 def search_result(run: RunDir, best: str | None, percent: float | None) -> SearchResult | None:
-    """What a search has come to so far; `None` of a run that is none.
+    """The result of a search so far; `None` for a run that isn't a search.
 
     Args:
         run: whose directory has the records of the search.
@@ -124,7 +124,7 @@ MOST_EFFECTS = 5
 
 
 def effects_note(search: SearchResult) -> tuple[str, ...]:
-    """What the values do that matter most, of those whose interval excludes 0; none where there is none."""
+    """The largest effects of values whose interval excludes 0; empty where there is none."""
     clear = [one for one in search.effects if not one.ci[0] <= 0 <= one.ci[1]]
     largest = sorted(clear, key=lambda one: -abs(math.log1p(one.percent / 100)))[:MOST_EFFECTS]
     texts = [

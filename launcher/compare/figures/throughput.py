@@ -1,4 +1,4 @@
-"""What a step achieves: operations, bytes and joules, where they are known."""
+"""The throughput of a step: operations, bytes and joules, where they are known."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def times(per_sample: float | None, samples_per_s: float) -> float | None:
 
 
 def gpu_names(devices: Sequence[str], host: Mapping[str, Any]) -> list[str | None]:
-    """What the driver calls each device; `None` for CPUs, and where `host` has none."""
+    """The driver's name for each device; `None` for CPUs, and where `host` has none."""
     names = recorded_names(host)
     return [names.get(device) for device in devices]
 

@@ -1,7 +1,7 @@
-"""What the traces of a variant say about its ranks, kept next to them so that no report reads them again.
+"""Figures of ranks from a variant's traces, kept next to them so that no report reads them again.
 
 Traces grow to hundreds of megabytes, a report is asked for many times: `variants/ID/trace.json` holds the
-outcome, and is made anew when a trace is another file than the one that it was made from.
+outcome, and is made again when a trace is another file than the one that it was made from.
 """
 
 import re
@@ -92,7 +92,7 @@ class Traced:
 
 
 def read_traced(run: RunDir, variant_id: str) -> Traced | None:
-    """What the variant's traces say; `None` if it has none. Traces that can't be read are warnings."""
+    """The figures of the variant's traces; `None` if it has none. Traces that can't be read are warnings."""
     traces = [*rank_files(run.variant(variant_id), ".pt.trace.json.gz").values()]
     if not traces:
         return None
@@ -150,7 +150,7 @@ def _analysed(
 
 
 def of_devices(traced: Traced | None, devices: Sequence[str]) -> Traced | None:
-    """What the traces say of these devices: nothing of a GPU whose work they lack.
+    """The figures of the traces for these devices: nothing for a GPU whose work they lack.
 
     Where CUPTI refuses, since another profiler has it, torch records the CPU alone, and reports no error.
     """

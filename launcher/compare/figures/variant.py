@@ -79,7 +79,7 @@ def _step_interval(measured: Measured, values: Sequence[float], middle_ms: float
 
 @dataclass(frozen=True)
 class WithinLaunch:
-    """What the interval of a step is made of where there is a single launch."""
+    """The values that the interval of a step is made of, where there is a single launch."""
 
     parts_ms: tuple[float, ...]
     name: str
@@ -140,7 +140,7 @@ def noise(differences: Differences) -> Noise:
 
 
 def scatter(differences: Differences) -> Scatter:
-    """What differences to the baseline scatter by; of a run with a single launch only its rounds."""
+    """The scatter of differences to the baseline; with a single launch, that of its rounds."""
     baseline = differences.measured[differences.baseline]
     others = [one for one in differences.measured.values() if one is not baseline and one.counts]
     shared = [one for one in others if one.group == baseline.group]
@@ -170,7 +170,7 @@ def typical_percent(deviations: Iterable[float | None]) -> float | None:
 
 
 def in_percent(deviation: float | None) -> float | None:
-    """Of a logarithm."""
+    """Converts a logarithm to percent."""
     return None if deviation is None else 100 * deviation
 
 

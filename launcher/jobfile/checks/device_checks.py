@@ -51,7 +51,7 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 def find_misfits(draft: Draft, devices: Sequence[str]) -> list[Problem]:
-    """What can't be on these devices, whatever it is combined with."""
+    """The problems of settings that can't run on these devices, whatever they are combined with."""
     return [
         *_too_many(draft, len(devices)),
         *_foreign_precision(draft, accelerator_of(devices[0])),

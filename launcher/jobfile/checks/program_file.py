@@ -62,7 +62,7 @@ def _command_line(text: str, job_dir: Path) -> str | None:
 
 
 def near_file(path: Path, job_dir: Path) -> str:
-    """What to say where a Python file isn't there: a name that is near, or the base of relative paths."""
+    """The hint for a Python file that isn't there: a name that is near, or the base of relative paths."""
     try:
         stems = [file.stem for file in path.parent.glob("*.py")]
     except OSError:

@@ -125,7 +125,7 @@ def _sum_hint(split: tuple[int, ...], batch: int) -> str | None:
 
 
 def _foreign_baseline(draft: Draft) -> Iterator[Problem]:
-    """Values of `baseline` that no variant can have. What `params` and `env` may be the variants tell."""
+    """Values of `baseline` that no variant can have. The variants show what `params` and `env` may be."""
     for key in Baseline.keys:
         value, choices = getattr(draft.spec.baseline, key, None), draft.values(key)
         if value is None or SETTINGS[key].shape is ITEMS or choices is None or None in choices:

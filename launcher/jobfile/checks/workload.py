@@ -76,7 +76,7 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
 
 
 def params_taken(workload: str | None, job_dir: Path) -> Sequence[str]:
-    """What a workload takes under `params`, as far as its source shows it."""
+    """The parameters that a workload takes under `params`, as far as its source shows them."""
     source, _, function = (workload or "").rpartition(":")
     signature = None
     if function in builtin_workloads() and not source:

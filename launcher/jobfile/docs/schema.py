@@ -69,7 +69,7 @@ def _duration(seconds: float) -> str:
 
 
 def field_docs() -> dict[str, dict[str, str]]:
-    """What every field means, by class and field, each in one line.
+    """The meaning of every field, by class and field, each in one line.
 
     It is the docstring beneath the field; of settings their metadata says it for the other sections.
     """

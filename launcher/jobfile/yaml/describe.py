@@ -21,7 +21,7 @@ _TRUTHS = {
 
 
 def describe(value: Any) -> str:
-    """What `value` is: `the text "64"`, `the number 3`, `a list`, `null`."""
+    """Describes `value`: `the text "64"`, `the number 3`, `a list`, `null`."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -55,7 +55,7 @@ class Gpu:
 
     @property
     def busy_with(self) -> str | None:
-        """What other processes do on it, if it is enough to affect measurements; `None`: it is free."""
+        """The work of other processes on it, if it is enough to affect measurements; `None`: it is free."""
         users = [process for process in self.processes or () if (process.used_gib or 0.0) >= BUSY_GIB]
         if users:
             names = ", ".join(f"{process.name or 'process'} ({process.pid})" for process in users)
@@ -83,7 +83,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """What a driver reports. Without a driver there are no GPUs, which is no error."""
+    """The GPUs that a driver reports. Without a driver there are no GPUs, which is no error."""
 
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
@@ -96,12 +96,12 @@ class Gpus:
 
 
 def unknown(*_: object) -> None:
-    """What a sensor answers that isn't there."""
+    """The answer of a sensor that isn't there."""
 
 
 @dataclass(frozen=True)
 class Sensors:
-    """What the driver can be asked about one GPU; each function returns `None` where it doesn't know."""
+    """The driver's sensors of one GPU; each function returns `None` where it doesn't know."""
 
     energy_mj: Callable[[], int | None] = unknown
     """Millijoules since the driver was loaded; the counter advances every few tens of milliseconds."""

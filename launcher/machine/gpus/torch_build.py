@@ -37,7 +37,7 @@ UPDATE = "update the driver"
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What `torch/version.py` says."""
+    """The content of `torch/version.py`."""
 
     version: str
     built_for: Mapping[str, str]

@@ -133,7 +133,7 @@ class Client(Streams):
         self._peer.put(message)
 
     def announce(self, end: End) -> None:
-        """Asks node 0 to tell all nodes how the run ends."""
+        """Asks node 0 to notify all nodes of how the run ends."""
         self._peer.put(end)
 
     @property

@@ -1,4 +1,4 @@
-"""What one end knows of a connection: which messages have come, and when it heard of the other end. Pure.
+"""One end's state of a connection: which messages have come, and when it heard of the other end. Pure.
 
 gRPC keeps a stream in order and connects again, but a new stream knows nothing of what was lost with the old
 one. So messages are numbered, and kept until the other end has confirmed them.
@@ -79,7 +79,7 @@ class Lane:
         self._next, self._reported = self._first, -1
 
     def next_frame(self) -> Frame | None:
-        """What to send now: a message, a confirmation, or nothing."""
+        """The next frame to send: a message, a confirmation, or nothing."""
         position = self._next - self._first
         if position < len(self._unconfirmed):
             self._next += 1

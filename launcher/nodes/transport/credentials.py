@@ -39,7 +39,7 @@ _BEGIN, _END = datetime(2000, 1, 1), datetime(9999, 12, 31, 23, 59, 59)
 
 @dataclass(frozen=True)
 class Identity:
-    """What a node shows, and what it demands of the others; all PEM."""
+    """The certificate that a node shows, and those that it demands of the others; all PEM."""
 
     key: bytes
     certificate: bytes

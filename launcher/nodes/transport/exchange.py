@@ -148,7 +148,7 @@ async def _write(peer: Peer, number: int, write: Callable[[bytes], Awaitable[Any
 
 
 class Streams(ABC):
-    """What both ends have in common."""
+    """The part that both ends have in common."""
 
     def __init__(self, options: LinkOptions, report: Reporter) -> None:
         self.options, self.report = options, report
@@ -200,7 +200,7 @@ class Streams(ABC):
 
 
 def grpc_options(options: LinkOptions) -> Iterable[tuple[str, object]]:
-    """What gRPC should do with a connection.
+    """The gRPC options of a connection.
 
     A connection that is silent for half of the limit is closed, so that a new one can be tried: TCP itself
     waits longer and longer before it sends again what was lost.

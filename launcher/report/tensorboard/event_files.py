@@ -43,7 +43,7 @@ NS_PER_MS = 1e6
 
 @dataclass(frozen=True)
 class Times:
-    """What happened when, in seconds since the epoch. Records carry durations only."""
+    """Times of events, in seconds since the epoch. Records carry durations only."""
 
     rounds: Mapping[tuple[str, int], float] = field(default_factory=dict)
     """When each round of a launch began."""
@@ -94,7 +94,7 @@ def _between(ended: Sequence[int], times_s: Sequence[float], record: StepRecord)
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured at one step or in one round, by tag, in milliseconds."""
+    """The values of one step or one round, by tag, in milliseconds."""
 
     step: int
     wall_time_s: float

@@ -65,7 +65,7 @@ def is_sound(variant: VariantResult) -> bool:
 
 
 def hyperparameters(variant: VariantResult) -> dict[str, str | float]:
-    """What the variant is, by column. `split` is text: a filter by value, not an axis of numbers."""
+    """The settings of the variant, by column. `split` is text: a filter by value, not an axis of numbers."""
     own = {
         "split": split_label(variant) or str(variant.global_batch or "-"),
         "device_count": len(variant.devices),

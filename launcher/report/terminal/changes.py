@@ -1,4 +1,4 @@
-"""What `gpurun diff` shows: of two runs, every variant and what else differs; of two captures, what grew."""
+"""The output of `gpurun diff`: of two runs, every variant and other changes; of two captures, what grew."""
 
 import textwrap
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def gate_table(gate: Gate, width: int) -> list[str]:
 
 
 def bounds_note(gate: Gate) -> list[str]:
-    """What the bounds mean, if the table has any."""
+    """The meaning of the bounds, if the table has any."""
     says = "`at least` and `at most` are one-sided bounds: each is wrong with at most 5 %, over all looks."
     return [says] if any(row.ci for row in gate.rows) else []
 
@@ -155,7 +155,7 @@ def _of_what(diff: TraceDiff) -> str:
 
 
 def render_trace_diff(diff: TraceDiff, width: int) -> str:
-    """What changed, as text, `width` columns wide."""
+    """The changes as text, `width` columns wide."""
     parts: list[RenderableType] = [_of_what(diff), ""]
     parts.append(_changes("", [each for each in diff.classes if each.a_us or each.b_us]))
     for title, changes in (

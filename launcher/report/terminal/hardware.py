@@ -1,4 +1,4 @@
-"""What `gpurun devices` shows: the machine in a line, its GPUs, who uses them, and how they are linked."""
+"""The output of `gpurun devices`: the machine in a line, its GPUs, who uses them, and how they are linked."""
 
 from dataclasses import replace
 

@@ -46,7 +46,7 @@ def total_width(columns: Sequence[Column]) -> int:
 
 
 def fit(columns: list[Column], width: int, least_drop: int = 1) -> list[Column]:
-    """What fits into `width`, as far as columns may be dropped (`drop` >= `least_drop` > 0)."""
+    """The columns that fit into `width`, as far as columns may be dropped (`drop` >= `least_drop` > 0)."""
     while total_width(columns) > width:
         last = max(columns, key=lambda column: column.drop, default=None)
         if last is None or last.drop < least_drop:
@@ -82,7 +82,7 @@ NEVER_WRAPPED = 1_000_000
 
 @dataclass(frozen=True)
 class Page:
-    """What the renderers of a terminal report must know about where it goes."""
+    """The page that a renderer of a terminal report writes to."""
 
     width: int
     plain: bool

@@ -1,4 +1,4 @@
-"""What `gpurun check` shows: everything that a run will do, before it does any of it."""
+"""The output of `gpurun check`: everything that a run will do, before it does any of it."""
 
 import math
 import shlex
@@ -71,7 +71,7 @@ def _memory_row(variant_id: str, estimate: "MemoryEstimate") -> tuple[str, ...]:
 
 
 def headlines(plan: Plan, spec: JobSpec, earlier: Earlier | None = None) -> tuple[str, ...]:
-    """What is run, on what, how long that takes and what it can show: the first lines of a plan and a run."""
+    """The first lines of a plan and a run: what is run, on what, how long that takes and what it can show."""
     if plan.gate is not None:
         return (_header(plan, spec), *_gate_lines(plan, plan.gate))
     found = detectable(plan, spec, earlier)

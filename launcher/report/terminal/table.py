@@ -322,7 +322,7 @@ def footer(comparison: Comparison, page: Page) -> list[Text]:
 
 
 def incomplete_text(comparison: Comparison, run: str | None) -> str:
-    """What to do about a run that was stopped; the versions of a gate are gone with it."""
+    """The advice for a run that was stopped; the versions of a gate are gone with it."""
     if comparison.gate is not None:
         return "This gate is not complete: start it again."
     command = "gpurun tune" if comparison.search else "gpurun"

@@ -1,4 +1,4 @@
-"""What the command gives to the workers of a launch."""
+"""The configuration that the command gives to the workers of a launch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -164,7 +164,7 @@ class ProgramConfig:
 
 @dataclass(frozen=True)
 class LaunchHead:
-    """What both kinds of configurations have in common."""
+    """The keys that both kinds of configurations have in common."""
 
     variants: tuple[VariantRef, ...]
     rounds: int = 1
@@ -179,7 +179,7 @@ class LaunchHead:
 
 @dataclass(frozen=True)
 class MaxBatchConfig:
-    """What a process needs to find the largest batch that each of its devices holds."""
+    """The configuration of a process that finds the largest batch that each of its devices holds."""
 
     workload: str
     job_dir: str

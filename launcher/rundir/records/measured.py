@@ -1,4 +1,4 @@
-"""What is measured: steps, points, rounds; cost curves of devices; what a self-test finds out of them."""
+"""Records of measurements: steps, points, rounds; cost curves of devices; findings of a self-test."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ GRADIENT_DIFFERS = "the gradient differs from that of "
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """What one GPU did during a block of steps."""
+    """One GPU's load during a block of steps."""
 
     peak_bytes: Whole | None = None
     """Peak of allocated memory."""
@@ -90,7 +90,7 @@ class StepRecord(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class MemoryPeak:
-    """What one device of a rank held when live tensors had most bytes, in one untimed step;
+    """The content of a rank's device when live tensors had most bytes, in one untimed step;
     `variants/ID/rankN.memory.json`. In bytes."""
 
     parameters: Whole = 0
@@ -112,13 +112,13 @@ class MemoryPeak:
 
     @property
     def total(self) -> int:
-        """Of all parts."""
+        """The sum of all parts."""
         return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """What a step of a variant is expected to hold, on its fullest rank."""
+    """The memory that a step of a variant is expected to hold, on its fullest rank."""
 
     peak: MemoryPeak | None = None
     reason: str = ""
@@ -127,7 +127,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class MemoryEstimates:
-    """By variant."""
+    """The estimates by variant."""
 
     variants: Mapping[str, MemoryEstimate]
 
@@ -162,7 +162,7 @@ class RoundTime:
 
 @dataclass(frozen=True)
 class VariantFacts:
-    """What a launch found out about a variant besides times; `variants/ID/facts.json`."""
+    """A launch's findings about a variant besides times; `variants/ID/facts.json`."""
 
     gradient_error: Number | None = None
     gradient_reference: str | None = None
@@ -233,7 +233,7 @@ class PairRate:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What a rank of `gpurun selftest` finds out about its device and its links; `facts/rankN.json`.
+    """A rank's findings about its device and its links in `gpurun selftest`; `facts/rankN.json`.
 
     What the device or its driver doesn't report is `None`."""
 
@@ -290,7 +290,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the curves predict for a split."""
+    """The prediction of the curves for a split."""
 
     split: tuple[Count, ...]
     compute_ms: Number
@@ -344,7 +344,7 @@ class Room:
 
 @dataclass(frozen=True)
 class NodeRooms:
-    """What a machine has found."""
+    """The findings of one machine."""
 
     devices: tuple[str, ...]
     """Names, on several nodes with the node's rank."""

@@ -1,4 +1,4 @@
-"""What happens during a run or a search, and how ranks, launches, variants and trials ended."""
+"""Records of events during a run or a search, and how ranks, launches, variants and trials ended."""
 
 import time
 from bisect import bisect
@@ -16,7 +16,7 @@ Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profil
 
 @dataclass(frozen=True)
 class Event:
-    """What a rank does now, or the command; a line of `launches/ID/events.jsonl`, which is rank 0's and the
+    """The stage of a rank, or of the command; a line of `launches/ID/events.jsonl`, rank 0's and the
     command's, or of another rank's file."""
 
     time_ns: Whole
@@ -31,7 +31,7 @@ class Event:
 
     @classmethod
     def now(cls, stage: Stage, variant: str | None = None, round: int = 0, rounds: int = 0) -> "Event":
-        """What happens at this moment."""
+        """An event of this moment."""
         return cls(time.time_ns(), stage, variant, round, rounds, time.monotonic_ns())
 
 
@@ -161,7 +161,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class TrialConfig:
-    """What live ranks try next; `launches/ID/trials/N.json`."""
+    """The next trial of live ranks; `launches/ID/trials/N.json`."""
 
     launch: LaunchConfig
     """With the one variant that is tried."""
@@ -173,7 +173,7 @@ class TrialConfig:
 
 @dataclass(frozen=True)
 class TrialTimes:
-    """What live ranks have measured; `launches/ID/trials/N.times.json`, written by rank 0."""
+    """The times that live ranks have measured; `launches/ID/trials/N.times.json`, written by rank 0."""
 
     step_ns: tuple[float, ...]
     """Of each timed step, on the slowest rank."""
@@ -211,7 +211,7 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a value of a key does to the time of a step, by the model of a search."""
+    """The effect of a value of a key on the time of a step, by the model of a search."""
 
     key: str
     """As in the job; of a mapping or of arguments with the name of the part: `params width`."""
@@ -235,7 +235,7 @@ class Unmeasured:
 
 @dataclass(frozen=True)
 class SearchRecord:
-    """What a search is about, and what it has come to; `search.json`."""
+    """The space of a search, and its result; `search.json`."""
 
     space: int
     """Combinations of what the job compares."""

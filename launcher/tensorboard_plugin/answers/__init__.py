@@ -1,1 +1,1 @@
-"""What each route answers, as plain data."""
+"""Answers of the routes, as plain data."""

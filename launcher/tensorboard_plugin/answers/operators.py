@@ -65,12 +65,12 @@ class RankTimes:
 
     @property
     def rest_ms(self) -> float:
-        """What no row has: never less than the time in which nothing ran."""
+        """The time that no row has: never less than the time in which nothing ran."""
         return max(self.step_ms - self._named_ms, self.idle_ms)
 
     @property
     def overlap_ms(self) -> float:
-        """By how much the rows are longer than the step, since some of their work ran side by side.
+        """How much longer the rows are than the step, since some of their work ran side by side.
 
         Kernels on several streams or devices, operators on several threads, and what ran outside of steps.
         """

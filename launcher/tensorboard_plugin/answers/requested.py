@@ -1,4 +1,4 @@
-"""What is made from a variant's traces on request, by a process of its own, and kept with the index.
+"""Answers made from a variant's traces on request, by a separate process, and kept with the index.
 
 The merged trace; the tables of `gpurun trace --show` by variant, rank and step; two variants' trees of
 operators.
@@ -126,7 +126,7 @@ def make_merged() -> None:
 
 
 def file_name(variant: str) -> str:
-    """What the download is called; in a header, so without any character that means something there."""
+    """The name of the download; in a header, so without any character that means something there."""
     return f"{_UNUSUAL.sub('-', variant)[:100] or 'trace'}.pt.trace.json.gz"
 
 
@@ -137,7 +137,7 @@ OTHERS = tuple(each for each in TABLES if each != PATH)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request asks for."""
+    """The parameters of a request."""
 
     table: Table
     rank: int | None

@@ -1,4 +1,4 @@
-"""What the routes about runs answer, as plain data; see README.md. The HTML report is made from it too."""
+"""Answers of the routes about runs, as plain data; see README.md. The HTML report is made from them too."""
 
 from __future__ import annotations
 

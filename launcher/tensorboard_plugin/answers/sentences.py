@@ -1,4 +1,4 @@
-"""What the tab says in words: from a comparison's figures and its own explanations, nothing computed anew."""
+"""Sentences of the tab, from a comparison's figures and its own explanations; nothing is computed again."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _sentence(text: str | None) -> str | None:
 
 
 def step_sentence(variant: VariantResult) -> str | None:
-    """What the step of the slowest rank consists of; `None` where none was timed."""
+    """The parts of the slowest rank's step; `None` where none was timed."""
     if variant.step_ms is None:
         return None
     label, step_ms = variant_label(variant), variant.step_ms.estimate
@@ -118,7 +118,7 @@ def timed_parts(rank: RankFigures, step_ms: float | None) -> Mapping[str, float]
 
 
 def most_compute_ms(rank: RankFigures, step_ms: float) -> float:
-    """What of a step a CPU device can have computed: its CPU time, and its waiting for a core.
+    """The most of a step that a CPU device can have computed: its CPU time, and its waiting for a core.
 
     The clock of a phase goes on while a rank sleeps, or waits for a lock.
     """
@@ -171,7 +171,7 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Shown:
-    """What the sentences call a variant, and how long its timed steps are."""
+    """The name of a variant in the sentences, and how long its timed steps are."""
 
     label: str
     step_ms: float | None = None

@@ -90,7 +90,7 @@ def _sentence(header: Header, every: Sequence[RankBreakdown], has_steps: bool) -
 
 
 def parallelism_sentences(header: Header) -> list[str]:
-    """What each kind of parallelism costs, and the stages' waits; empty for a single kind without stages."""
+    """The cost of each kind of parallelism, and the stages' waits; empty for a single kind without stages."""
     found = []
     if len(header.parallelism) > 1:
         kinds = ", ".join(

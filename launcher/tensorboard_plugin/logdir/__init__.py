@@ -1,1 +1,1 @@
-"""What a log directory holds. All of it is untrusted."""
+"""Reads a log directory. All of it is untrusted."""

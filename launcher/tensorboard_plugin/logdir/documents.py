@@ -34,20 +34,20 @@ LIVE_S = 120.0
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """What the list of runs needs of a comparison."""
+    """The part of a comparison that the list of runs needs."""
 
     name: str = ""
     complete: bool = False
 
 
 class Name(msgspec.Struct, frozen=True):
-    """What the list of runs needs of a plan."""
+    """The part of a plan that the list of runs needs."""
 
     name: str = ""
 
 
 def read_comparison(listed: Listed) -> Comparison | None:
-    """What the run found out; no figures of another gpurun, of which the terminal may show others now."""
+    """Reads the run's comparison; no figures of another gpurun, of which the terminal may show others now."""
     found = _read(listed, listed.run.comparison, Comparison)
     return found if found is None or found.is_current else found.without_figures()
 
@@ -108,7 +108,7 @@ def _read(listed: Listed, path: Path, kind: type[T]) -> T | None:
 
 
 class Kept:
-    """What was made of files, each as it is now; of all together, that of so many bytes of files."""
+    """Results made of files, each as it is now; of all together, those of so many bytes of files."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -116,7 +116,7 @@ class Kept:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, stamp: Stamp, make: Callable[[], Any]) -> Any:
-        """What was made when the file had this stamp, or is made now."""
+        """Returns the result made when the file had this stamp, or makes it now."""
         with self._lock:
             before, value = self._kept.get(key, (None, None))
             if before == stamp:

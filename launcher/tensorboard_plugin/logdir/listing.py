@@ -1,4 +1,4 @@
-"""What a log directory holds: runs of ours, and directories of traces.
+"""Lists a log directory: runs of ours, and directories of traces.
 
 Its content may come from anywhere: files are opened only where they lie inside it.
 """
@@ -121,7 +121,7 @@ def walk(root: Path, is_leaf: Callable[[Directory], bool]) -> Iterator[Directory
 
 @dataclass(frozen=True)
 class Tree:
-    """What a walk goes through."""
+    """The state of a walk through a directory."""
 
     root: Path
     is_leaf: Callable[[Directory], bool]
@@ -234,7 +234,7 @@ class Listed:
         return tuple(sorted(found, key=lambda each: (each.rank is None, each.rank or 0, each.path.name)))
 
     def outside(self, variant: str) -> tuple[Path, ...]:
-        """What looks like a trace of the variant, but isn't opened: links that lead out, or to nothing."""
+        """Files like a trace of the variant that aren't opened: links that lead out, or to nothing."""
         return tuple(
             path for path in self._paths(variant) if path.is_symlink() and not inside(self.root, path)
         )

@@ -30,7 +30,7 @@ class LiveDevices:
         self._cpu_times: CpuTimes | None = None
 
     def of(self, host: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What the devices do now; nothing, unless a run's `host.json` is of this machine.
+        """The devices' load now; nothing, unless a run's `host.json` is of this machine.
 
         A GPU is called as in the run, which may have seen only some of them; others by their UUID.
         """

@@ -248,7 +248,7 @@ export class App {
     found(this.head, `[data-tab="${next}"]`)?.focus();
   }
 
-  /** Draws the view in front anew. What the one before still waits for is cancelled. */
+  /** Draws the view in front again. What the one before still waits for is cancelled. */
   async draw() {
     this.leaveView();
     this.drawHead();

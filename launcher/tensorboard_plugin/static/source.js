@@ -106,7 +106,7 @@ export class HttpSource {
       if (!isUnderWay(answer)) return /** @type {Final<R>} */ (answer);
       progress?.(answer);
       await pause(POLL_MS, signal);
-      asked = { ...parameters, again: undefined }; // each `again` reads the traces anew, without end
+      asked = { ...parameters, again: undefined }; // each `again` reads the traces again, without end
     }
   }
 }

@@ -1,4 +1,4 @@
-"""What the page asks of a timeline: its structure, the blocks of a window, sums of a selection, a search."""
+"""Answers about a timeline: its structure, the blocks of a window, sums of a selection, a search."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def _found(index: Index, entry: int) -> dict[str, Any]:
 
 
 def selection_answer(index: Index, from_ns: int, to_ns: int, lanes: Iterable[int]) -> dict[str, Any]:
-    """What each rank's device did from `from_ns` to `to_ns`, and the names with most time; see README.md."""
+    """Each rank's device time from `from_ns` to `to_ns`, and the names with most time; see README.md."""
     ranks = sorted(index.header.moments)
     return {
         "from_ns": from_ns,

@@ -21,7 +21,7 @@ Int32 = NDArray[np.int32]
 
 
 class BlockKind(IntEnum):
-    """What a block represents; the page uses its lower-case name."""
+    """The kind of a block; the page uses its lower-case name."""
 
     COMPUTE = 0
     TRANSFER = 1

@@ -15,7 +15,7 @@ MAX_COLLECTIVE_RANKS = 1024
 
 
 def event_answer(index: Index, entry: int) -> dict[str, Any]:
-    """What the panel below the timeline shows of an entry; see README.md."""
+    """The details of an entry for the panel below the timeline; see README.md."""
     part = index.part_at(entry)
     entry = entry if part is None else int(index.columns["part_entry"][part])
     start, end = _span(index, entry, part)

@@ -32,7 +32,7 @@ class Activity:
     """All that ran on the device, including what isn't divided here: work of other steps."""
 
     def clip(self, start_ns: int, end_ns: int) -> Activity:
-        """What happened from `start_ns` to `end_ns`."""
+        """The events from `start_ns` to `end_ns`."""
         parts = (self.compute, self.comm, self.copies, self.memsets, self.device)
         return Activity(*(part.clip(start_ns, end_ns) for part in parts))
 

@@ -131,7 +131,7 @@ class OneJob:
 
 
 def of_one_job(digests: Sequence[Digest], searched: Sequence[Path]) -> OneJob:
-    """What belongs together: a directory may hold the traces of several jobs, each in a directory of its own.
+    """The traces of one job: a directory may hold those of several jobs, each in a subdirectory.
 
     The traces of several directories are those of one job if they state different ranks of one world. Else
     those that lie directly in a searched directory count.

@@ -1,4 +1,4 @@
-"""What each kind of parallelism costs, and the bubble of a pipeline.
+"""The cost of each kind of parallelism, and the bubble of a pipeline.
 
 A group of ranks is for data, tensor, pipeline, expert or context parallelism: by what the program calls the
 group, else by what it does, else by its place in the mesh of ranks. What none of these decides is `other`.

@@ -209,7 +209,7 @@ def overlap_notes(steps: list[HostStep]) -> list[str]:
 
 
 def launch_notes(trace: Trace, steps: list[HostStep], work: Launched) -> list[str]:
-    """What a missing launch means for the steps' figures."""
+    """Notes on the steps' figures where launches are missing."""
     if not steps:
         return []
     if not work.is_known.any():
@@ -230,7 +230,7 @@ def last_step_notes(steps: list[HostStep], work: Launched) -> list[str]:
 
 
 def replay_notes(work: Launched) -> list[str]:
-    """Of which replays of CUDA graphs the operators aren't known."""
+    """Notes on replays of CUDA graphs whose operators aren't known."""
     unknown = int((work.replayed & (work.captured < 0)).sum())
     if not unknown:
         return []

@@ -57,7 +57,7 @@ def kernel_times(trace: Trace, chosen: Mask) -> list[NameTime]:
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """What a table is about: all of a file, or some of its steps."""
+    """The scope of a table: all of a file, or some of its steps."""
 
     gpu: Mask
     """By position in `trace.gpu`."""

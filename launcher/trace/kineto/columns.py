@@ -69,7 +69,7 @@ class GpuWait:
 
 @dataclass(frozen=True, eq=False)
 class Details:
-    """What the file says beyond the columns."""
+    """The file's content beyond the columns."""
 
     op_arguments: tuple[OpArguments, ...]
     """Each kind of call once."""
@@ -219,7 +219,7 @@ class HostRange:
 
     @property
     def num_bytes(self) -> int | None:
-        """Of all tensors together."""
+        """The bytes of all tensors together."""
         return sum(self.tensors) or None
 
 

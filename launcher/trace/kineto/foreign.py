@@ -1,4 +1,4 @@
-"""What isn't a valid trace: files of other kinds, values that JSON doesn't have, and damage."""
+"""Recognises files that aren't valid traces: other kinds, values that JSON doesn't have, and damage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COLON = re.compile(rb"\s*:")
 
 
 def kind_of_file(head: bytes) -> str:
-    """What a file is that begins neither with an object nor with a list: `a zip archive, not JSON`."""
+    """The kind of a file that begins neither with an object nor with a list: `a zip archive, not JSON`."""
     if _VALUE.fullmatch(head.strip()):
         return "JSON, but a single value instead of events"
     known = next((what for start, what in _STARTS if head.startswith(start)), None)
@@ -48,7 +48,7 @@ def kind_of_file(head: bytes) -> str:
 
 
 def kind_of_document(text: bytes | bytearray) -> str:
-    """What a JSON object without events is, by its keys; or that it is cut off."""
+    """The kind of a JSON object without events, by its keys; or that it is cut off."""
     keys, is_whole = _top_keys(text)
     for needed, what in _DOCUMENTS:
         if needed <= set(keys):
@@ -74,7 +74,7 @@ def _top_keys(text: bytes | bytearray) -> tuple[list[str], bool]:
 
 
 def kind_of_events(header: Mapping[str, Any], categories: Iterable[str | None]) -> str:
-    """What a trace without anything of Kineto's is, by its header and the categories of its events."""
+    """The kind of a trace without anything of Kineto's, by its header and the categories of its events."""
     for key, who in _WRITERS:
         if key in header:
             return f"a trace of {who}, not of Kineto (torch.profiler)"
@@ -87,7 +87,7 @@ def kind_of_events(header: Mapping[str, Any], categories: Iterable[str | None]) 
 
 
 def notes_on_categories(categories: Collection[str | None]) -> list[str]:
-    """What a reader must know about events that were left out for their category."""
+    """Notes on events that were left out for their category."""
     found = [f"work on the {each} isn't read" for each in devices_not_read(categories)]
     unknown = sorted(
         each

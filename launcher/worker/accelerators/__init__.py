@@ -1,1 +1,1 @@
-"""What a rank does on its devices: `runtime` is the interface, `cpu` and `cuda` are a kind of device each."""
+"""A rank's access to its devices: `runtime` is the interface, `cpu` and `cuda` are a kind of device each."""

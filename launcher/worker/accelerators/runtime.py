@@ -63,7 +63,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def reserved_bytes(self, device: torch.device) -> int | None:
-        """What torch's allocator holds now, in use or not; `None` where it keeps nothing."""
+        """The bytes that torch's allocator holds now, in use or not; `None` where it keeps nothing."""
 
     @abstractmethod
     def alloc_retries(self, device: torch.device) -> int:
@@ -100,7 +100,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def sensors(self, devices: Sequence[torch.device]) -> Sequence[Sensors]:
-        """What the driver can be asked about each of the devices."""
+        """The driver's sensors of each of the devices."""
 
 
 class StreamRuntime(Runtime):
@@ -190,7 +190,7 @@ class StreamRuntime(Runtime):
 
 
 def counted(ask: Callable[[Any], T], device: Any) -> T | None:
-    """What torch's allocator counts on a device; `None` where a program has put another in its place.
+    """The counters of torch's allocator on a device; `None` where a program has put another in its place.
 
     Source: torch/csrc/cuda/CUDAPluggableAllocator.cpp, `getDeviceStats`.
     """
@@ -222,11 +222,11 @@ def runtime_of(device: torch.device) -> Runtime:
 
 
 def used_runtime() -> Runtime:
-    """Of the GPUs that this process has used; of the CPU where it has used none."""
+    """The runtime of the GPUs that this process has used; of the CPU where it has used none."""
     found = (runtime_of_kind(kind.name) for kind in gpu_kinds())
     return next((runtime for runtime in found if runtime.is_initialized()), runtime_of_kind(CPU.name))
 
 
 def every_runtime() -> Iterator[Runtime]:
-    """Of each kind of device, whether or not this process has one."""
+    """The runtime of each kind of device, whether or not this process has one."""
     return (runtime_of_kind(kind) for kind in ACCELERATORS)

@@ -1,1 +1,1 @@
-"""What every rank uses: its process group, journal, failures, precision."""
+"""Parts that every rank uses: its process group, journal, failures, precision."""

@@ -83,7 +83,7 @@ def is_explained_to_user(error: BaseException) -> bool:
 
 
 def kind_of(error: BaseException) -> Kind:
-    """What kind of failure this is; out of memory is a kind of its own, wherever it was raised."""
+    """The kind of the failure; out of memory is a kind of its own, wherever it was raised."""
     if is_out_of_memory(error):
         return "oom"
     if isinstance(error, SystemExit):

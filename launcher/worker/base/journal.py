@@ -1,4 +1,4 @@
-"""What one rank writes into the run directory while it works."""
+"""One rank's records in the run directory while it works."""
 
 import random
 from collections.abc import Sequence

@@ -74,13 +74,13 @@ def stay_on_this_machine() -> None:
 
 
 def nccl_variables(chosen: Mapping[str, Any]) -> dict[str, str]:
-    """The environment variables that tell NCCL what a job chooses; it reads them when it connects."""
+    """The environment variables by which a job configures NCCL; it reads them when it connects."""
     texts = {name: nccl_algorithm(value) if name == "algorithm" else value for name, value in chosen.items()}
     return {variable: str(text) for name, text in texts.items() for variable in NCCL_VARIABLES[name]}
 
 
 def nccl_algorithm(name: str) -> str:
-    """What has NCCL do by the algorithm whatever can be done by it: `allreduce:tree,tree`.
+    """The value that has NCCL use the algorithm for all that supports it: `allreduce:tree,tree`.
 
     Since 2.24 NCCL fails in a collective that can't be, unless the ones that can are named. Before, it knew
     lists without names only, so that it reads what is behind the last comma; there the rest went by the ring.
@@ -90,7 +90,7 @@ def nccl_algorithm(name: str) -> str:
 
 
 def backend_of(config: LaunchConfig, rank: int) -> str:
-    """What `init_process_group` takes: `gloo`, or `cpu:gloo,cuda:nccl`."""
+    """The backend argument of `init_process_group`: `gloo`, or `cpu:gloo,cuda:nccl`."""
     kind = accelerator_of(config.devices[rank])
     if config.backend is None or config.backend == CPU.backend:
         return CPU.backend

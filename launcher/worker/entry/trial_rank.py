@@ -1,4 +1,4 @@
-"""The body of a rank of a search: it tries one combination after the other, building all anew each time."""
+"""The body of a rank of a search: it tries one combination after the other, building all again each time."""
 
 import itertools
 import math

@@ -110,7 +110,7 @@ def measure_in_turns(configs: Sequence[LaunchConfig], journal: Journal, peers: P
 
 
 def finish_turn(timed: TimedRounds) -> None:
-    """What follows the timed rounds of a strategy, whose model is dropped then."""
+    """Runs what follows the timed rounds of a strategy, whose model is dropped then."""
     profile(timed.trainer, timed.config, timed.journal, timed.peers)
     measure_memory(timed.trainer, timed.config, timed.journal, timed.peers)
     add_code(timed.config, timed.journal)
@@ -152,7 +152,7 @@ def turn_of(config: LaunchConfig, journal: Journal, peers: Peers, block: Control
 
 
 def measure_memory(trainer: Trainer, config: LaunchConfig, journal: Journal, peers: Peers) -> None:
-    """What memory holds in a step of each variant, after all timing: the step is slowed down many times."""
+    """Measures the memory in a step of each variant, after all timing: it slows the step down many times."""
     if not config.memory:
         return
     for variant in config.variants:
@@ -196,7 +196,7 @@ def release(config: LaunchConfig, rank: int) -> None:
 
 
 def loss_over(workload: Workload) -> LossOver:
-    """What the loss is over its samples: the user's own training loop must weight it by that."""
+    """The kind of the loss over its samples: the user's own training loop must weight it by that."""
     if workload.reduction == "sum":
         return "sum"
     return "mean" if workload.count is None else "counted"

@@ -1,1 +1,1 @@
-"""What a rank measures next to time: energy, FLOPs, interference."""
+"""Measurements of a rank next to time: energy, FLOPs, interference."""

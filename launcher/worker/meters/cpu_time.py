@@ -107,7 +107,7 @@ def cores_ns(stat: str, cores: Set[int]) -> int:
 
 @dataclass(frozen=True)
 class BlockNoise:
-    """What slowed one block of steps on one rank."""
+    """Other load that slowed one block of steps on one rank."""
 
     queue_ns: int | None = None
     """In the run queue, in the mean step."""
@@ -148,7 +148,7 @@ class NoiseMeter:
         self.add(before, self.read())
 
     def read(self) -> Reading:
-        """What has been counted since the process began."""
+        """Reads the counters since the process began."""
         return self.read_ns(), self.read_others_ns(), time.process_time_ns()
 
     def add(self, before: Reading, after: Reading) -> None:
@@ -163,7 +163,7 @@ class NoiseMeter:
                 self.queue_ns[thread] += max(0, waited - before_ns.get(thread, 0))
 
     def per_step(self, num_steps: int) -> BlockNoise:
-        """What slowed the block, per step; waiting is that of the thread that waited longest."""
+        """The load that slowed the block, per step; waiting is that of the thread that waited longest."""
         longest_ns = max(self.queue_ns.values(), default=0)
         known = self.known and not self.is_limited()
         queue_ns = longest_ns // num_steps if known else None

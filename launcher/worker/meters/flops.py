@@ -18,7 +18,7 @@ UNKNOWN_WORK = ("rnn", "lstm", "gru", "attention", "conv", "mm", "linear", "eins
 
 @dataclass
 class Count:
-    """What was counted so far."""
+    """The count so far."""
 
     flops: int = 0
     unknown: set[str] = field(default_factory=set)

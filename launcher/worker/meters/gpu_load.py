@@ -1,4 +1,4 @@
-"""What the GPUs of a rank did during a block: memory, energy, clock, heat. None is read in a timed step."""
+"""The load of a rank's GPUs during a block: memory, energy, clock, heat. None is read in a timed step."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +73,7 @@ class GpuMeter:
 
 
 def added(total: float | None, before: float | None, after: float | None) -> float | None:
-    """`total` with what came between two readings; `None` where one is missing, or the counter began anew."""
+    """`total` plus the growth between two readings; `None` if one is missing, or the counter began again."""
     if total is None or before is None or after is None or after < before:
         return None
     return total + after - before
@@ -103,12 +103,12 @@ class LoadMeter:
             yield
 
     def sample(self) -> None:
-        """What the GPUs' drivers say while they work."""
+        """Samples the GPUs' drivers while they work."""
         for gpu in self.gpus:
             gpu.sample()
 
     def loads(self) -> tuple[GpuLoad, ...]:
-        """By GPU."""
+        """The loads by GPU."""
         return tuple(gpu.load() for gpu in self.gpus)
 
     def peak_bytes(self) -> int | None:
@@ -119,7 +119,7 @@ class LoadMeter:
         return max((peak for peak in peaks if peak is not None), default=None)
 
     def energy_mj(self) -> float | None:
-        """Of all GPUs together; `None` unless all count it."""
+        """The energy of all GPUs together; `None` unless all count it."""
         known = [gpu.energy_mj for gpu in self.gpus if gpu.energy_mj is not None]
         return sum(known) if known and len(known) == len(self.gpus) else None
 

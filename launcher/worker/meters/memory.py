@@ -1,4 +1,4 @@
-"""What a rank's memory holds when it is fullest: live bytes of tensors by part, over one untimed step.
+"""The content of a rank's memory when it is fullest: live bytes of tensors by part, over one untimed step.
 
 Every operator of the step passes a dispatch mode, which notes when a storage appears and when it is freed.
 What a storage is for may be known only later: a gradient is one once the backward pass is over. So parts are
@@ -108,7 +108,7 @@ class MemoryLog:
         self.is_optimizing = phase == "backward"
 
     def label(self, tensors: Any, part: MemoryPart) -> None:
-        """What the storages of a tree of tensors are for; those not seen yet were there before the step."""
+        """Labels the storages of a tree of tensors; those not seen yet were there before the step."""
         for storage in storages_of(tensors):
             number = self.number(storage, is_new=False)
             if number is not None:
@@ -158,11 +158,11 @@ class MemoryLog:
         self.changes = [change for change in self.changes if change.storage not in kept]
 
     def part_of(self, number: int) -> MemoryPart:
-        """What is neither known nor the optimizer's is the model's: activations, inputs, temporaries."""
+        """The part of a storage: if neither known nor the optimizer's, the model's (such as activations)."""
         return self.parts.get(number, "optimizer" if number in self.of_optimizer else "activations")
 
     def peak(self) -> MemoryPeak:
-        """Of the device whose memory is fullest at some moment of the step."""
+        """The peak of the device whose memory is fullest at some moment of the step."""
         peaks = [
             MemoryPeak(**self.fullest_of(device), reserved=reserved_bytes(device))
             for device in dict.fromkeys(self.devices)
@@ -177,7 +177,7 @@ class MemoryLog:
 
 
 def reserved_bytes(device: torch.device) -> int | None:
-    """What the device's allocator holds; `None` where there is none, or the storages have no data."""
+    """Bytes that the device's allocator holds; `None` where there is none, or the storages have no data."""
     return None if device.type == "meta" else runtime_of(device).reserved_bytes(device)
 
 

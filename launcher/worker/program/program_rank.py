@@ -132,7 +132,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def join_launch(config: ProgramConfig, run: RunDir) -> None:
-    """What `init_process_group` finds in the environment: the port of the launch's store."""
+    """Sets what `init_process_group` finds in the environment: the port of the launch's store."""
     os.environ["MASTER_PORT"] = str(await_port(run.rendezvous(config.launch)))
     stay_on_this_machine()
     os.environ.pop("OPENBLAS_NUM_THREADS", None)  # meant for the server
@@ -297,7 +297,7 @@ def users_frames(error: BaseException) -> TracebackType | None:
 
 
 def end_program() -> None:
-    """What the interpreter does when a program has ended, as far as the program can observe it.
+    """Does what the interpreter does when a program has ended, as far as the program can observe it.
 
     Waits for threads, calls exit handlers, and flushes files that were left open; it does not run
     destructors, in which gloo's threads abort now and then.

@@ -42,7 +42,7 @@ class StepBoundary:
     _calls_without: int = 0
 
     def call(self, optimizer: object) -> Answer:
-        """What this call of `optimizer` means."""
+        """The meaning of this call of `optimizer`."""
         boundary = self._boundary() if self._boundary is not None else None
         if optimizer is boundary:
             self._calls_without = 0
@@ -124,7 +124,7 @@ class KeptSteps:
         return not is_own or self.sample.keeps(number_of_round(step))
 
     def add(self, steps: Sequence[StepRecord]) -> list[StepRecord]:
-        """What to write, now that these steps have ended; at least one has."""
+        """The records to write, now that these steps have ended; at least one has."""
         for step in steps:
             self.sample.add(number_of_round(step))
             if self._num_whole is None and self.sample.level:
@@ -133,7 +133,7 @@ class KeptSteps:
         return self._in_sample([one for step in steps if self.has(step) for one in self._next(step)])
 
     def rest(self) -> list[StepRecord]:
-        """What is left to write at the end: always the last step, which has their number, and the peak of
+        """The records left at the end: always the last step, which has their number, and the peak of
         memory."""
         left = self._in_sample(self._close())
         last, before = self._last, self._written

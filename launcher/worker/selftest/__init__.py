@@ -1,1 +1,1 @@
-"""What the ranks of `gpurun selftest` run: measurements, a model that misbehaves, unchanged programs."""
+"""Code of the ranks of `gpurun selftest`: measurements, a model that misbehaves, unchanged programs."""

@@ -139,7 +139,7 @@ MATRIX_ROWS = {True: 512, False: 4096}
 def device_facts(
     rank: int, device: torch.device, kind: Accelerator, pairs: Sequence[tuple[int, int]]
 ) -> DeviceFacts:
-    """What this rank finds out; all ranks must call it, since they measure their links together."""
+    """This rank's findings; all ranks must call it, since they measure their links together."""
     rows = MATRIX_ROWS[kind.is_host]
     matrix = torch.rand(rows, rows, device=device) / rows
     runtime, load, noise = runtime_of(device), load_meter([device]), NoiseMeter()
@@ -176,7 +176,7 @@ def device_facts(
 
 
 def sample(load: LoadMeter, links: list[tuple[int, int]]) -> None:
-    """What the driver says while the device works; its PCIe link is added to `links`."""
+    """Samples the driver while the device works; its PCIe link is added to `links`."""
     load.sample()
     links += [link for gpu in load.gpus if (link := gpu.sensors.pcie_link())]
 
@@ -193,7 +193,7 @@ def own_device(kind: Accelerator) -> torch.device:
 
 
 def properties(device: torch.device) -> object:
-    """What torch knows of a device; nothing about the CPU."""
+    """torch's properties of a device; nothing about the CPU."""
     module = torch.get_device_module(device)
     return module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
 

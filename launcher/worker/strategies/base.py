@@ -1,4 +1,4 @@
-"""What a strategy does for a step, and the layers of a model that strategies treat one by one."""
+"""The interface of a strategy for a step, and the layers of a model that strategies treat one by one."""
 
 import importlib
 from collections import Counter
@@ -21,7 +21,7 @@ from gpurun.launcher.worker.base.nested import Tree
 
 @dataclass(frozen=True)
 class Hints:
-    """What a strategy should know of a model."""
+    """Hints about a model for a strategy."""
 
     has_unused: bool = False
     """Whether some parameters get no gradient."""
@@ -30,7 +30,7 @@ class Hints:
 
 
 class Ranks:
-    """What strategies with a process per device share; the process group must be there already."""
+    """The base of strategies with a process per device; the process group must be there already."""
 
     compression = ""
     first_passes = 0
@@ -69,7 +69,7 @@ class Strategy(Protocol):
         """The model's outputs on `device`; the devices of this process get `chunks` samples each."""
 
     def optimizer(self, whole: Optimizer) -> Optimizer:
-        """What updates the parameters: `whole`, or the part of it that is this rank's."""
+        """The optimizer that updates the parameters: `whole`, or the part of it that is this rank's."""
 
     def unwrapped(self) -> nn.Module | None:
         """The model with all its parameters, on rank 0 at least; `None` where there is no room for it.
@@ -90,7 +90,7 @@ class Strategy(Protocol):
         """Forward, backward and the optimizer's step within it communicate with no other rank."""
 
     def skip(self) -> torch.Tensor:
-        """What a rank without samples adds to the loss: zero."""
+        """The loss of a rank without samples: zero."""
 
     def total(self, count: int) -> int:
         """`count` added up over all ranks."""
@@ -115,7 +115,7 @@ def strategy_of(model: nn.Module, config: LaunchConfig, rank: int, hints: Hints)
 
 
 def class_of(name: str) -> type[Strategy]:
-    """What trains under the strategy of that name.
+    """The class that trains under the strategy of that name.
 
     Raises:
         ValueError: there is no such strategy.

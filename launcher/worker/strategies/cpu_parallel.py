@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ThreadState:
-    """What torch keeps per thread, and a new thread would therefore not have: grad mode and autocast.
+    """The state that torch keeps per thread, and a new thread would therefore lack: grad mode and autocast.
 
     The stock parallel apply carries whether autocast is on but not its dtype: bf16 becomes fp16 there.
     """

@@ -39,7 +39,7 @@ from gpurun.workloads.base import on_device
 
 
 class OneProcess:
-    """What all strategies of a single process share: there are no other ranks."""
+    """The base of all strategies of a single process: there are no other ranks."""
 
     network: nn.Module
     """As the workload made it."""
@@ -170,7 +170,7 @@ class Dp(OneProcess):
         return self.model(inputs, chunks)
 
     def apply_times_ms(self, inputs: Tree, chunks: Sequence[int]) -> list[float]:
-        """What each replica's forward and backward take, all at once; infinite where memory runs out."""
+        """The times of each replica's forward and backward, all at once; infinite where memory runs out."""
         return apply_times_ms(self.network, self.devices, inputs, chunks)
 
 

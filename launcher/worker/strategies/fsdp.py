@@ -228,7 +228,7 @@ def mesh_of_groups(device_type: str, num_groups: int, shard_size: int) -> Device
 
 
 def parameter_groups(unit: nn.Module) -> list[Any]:
-    """What torch keeps of a unit's parameters that are communicated together.
+    """torch's groups of a unit's parameters that are communicated together.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, `_all_reduce_process_group`: where a
     mesh has no group of replicas, gradients are not averaged over them.

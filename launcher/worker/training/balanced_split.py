@@ -99,7 +99,7 @@ def with_progress(measure: MeasureSplit, journal: Journal, variant: str) -> Meas
 
 
 def measure_overhead_ms(devices: Devices, split: Split, expected_ms: float) -> float:
-    """What a step takes beyond its slowest device, in neighbouring blocks of both."""
+    """The time that a step takes beyond its slowest device, in neighbouring blocks of both."""
     num_steps = min(MAX_BLOCK_STEPS, max(1, math.ceil(BLOCK_MS / max(expected_ms, 1e-3))))
     devices.whole_ms(split, 1)
     rounds = [
@@ -119,7 +119,7 @@ class Ranks:
         return self.peers.gather(self.timed_ms(split, num_steps, sync=False))
 
     def whole_ms(self, split: Split, num_steps: int) -> float:
-        """Of a split that every rank has held without the others; what memory it still lacks is an error.
+        """The time of a split that every rank has held without the others; a lack of memory is an error.
 
         A rank that skipped the step would leave the others waiting for its part of a collective.
         """

@@ -32,7 +32,7 @@ Rows = tuple[int, int]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What goes through forward and backward at once."""
+    """The samples that go through forward and backward at once."""
 
     inputs: Tree
     targets: Tree

@@ -56,7 +56,7 @@ def weighted_loss(
 
 
 def loss_of(workload: Workload, outputs: Tree, targets: Tree, counts: Sequence[int]) -> Any:
-    """What the workload's loss function returns; without one, the loss that the model returns.
+    """The result of the workload's loss function; without one, the loss that the model returns.
 
     Of a model that computes its loss, `dp` gathers one per device that has samples: a vector, whose mean is
     weighted by the `counts` of these devices. Those with samples but no valid target are left out.

@@ -38,7 +38,7 @@ Gradient = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Reference:
-    """What the variants' gradients are compared with."""
+    """The reference that the variants' gradients are compared with."""
 
     name: str | None
     """`one device`, or the id of a variant; `None` where nothing could be compared."""
@@ -54,7 +54,7 @@ def check_gradients(
     rank: int,
     enter: Callable[[str], None] = lambda variant_id: None,
 ) -> dict[str, dict[str, Any]]:
-    """By variant id, the fields of `VariantFacts` that the check finds.
+    """The fields of `VariantFacts` that the check finds, by variant id.
 
     All ranks call it, and get the same. Weights, buffers and random state are as before afterwards.
 
@@ -150,7 +150,7 @@ def weight_errors(
 
 
 def weight_facts(trainer: Trainer, error: float | None, gradient: Mapping[str, Any]) -> dict[str, Any]:
-    """What `weight_errors` says about a variant; where its gradient differs too, that says why."""
+    """The facts about a variant from `weight_errors`; where its gradient differs too, that says why."""
     limit = trainer.precision.max_gradient_error
     gradient_error = gradient["gradient_error"]
     found = {"parameter_error": error if error is not None and math.isfinite(error) else None}
@@ -162,7 +162,7 @@ def weight_facts(trainer: Trainer, error: float | None, gradient: Mapping[str, A
 
 
 def if_it_fits(trainer: Trainer, compute: Callable[[], Gradient]) -> Gradient | None:
-    """What `compute` returns, or `None` when memory runs out on the way."""
+    """The result of `compute`, or `None` when memory runs out on the way."""
     try:
         return compute()
     except (RuntimeError, MemoryError) as error:
@@ -194,7 +194,7 @@ def relative_error(gradient: Gradient, reference: Gradient) -> float:
 
 
 def facts(trainer: Trainer, error: float | None, reference: Reference, variant_id: str) -> dict[str, Any]:
-    """What the check says about one variant; an error that is no number is in the warning only."""
+    """The facts of the check about one variant; an error that is no number is in the warning only."""
     is_reference = reference.name == variant_id
     return {
         "gradient_error": error if error is not None and math.isfinite(error) else None,
@@ -204,7 +204,7 @@ def facts(trainer: Trainer, error: float | None, reference: Reference, variant_i
 
 
 def warnings(trainer: Trainer, error: float | None, reference: Reference) -> dict[str, Any]:
-    """What a person should know before believing that the variants train alike: `gradient_warning` where
+    """The warnings to read before believing that the variants train alike: `gradient_warning` where
     they don't, `warnings` where that is how the model is, split or not."""
     found = model_warnings(trainer)
     if reference.name != ONE_DEVICE:
@@ -224,7 +224,7 @@ def warnings(trainer: Trainer, error: float | None, reference: Reference) -> dic
 
 
 def model_warnings(trainer: Trainer) -> list[str]:
-    """What model and batch say by themselves, whether or not gradients are checked."""
+    """The warnings from model and batch alone, whether or not gradients are checked."""
     found = [*trainer.workload.notes, *([BATCH_NORM] if has_batch_norm(trainer.model) else [])]
     found += channels_last_notes(trainer) + cudnn_notes(trainer) + checkpointing_notes(trainer)
     found += reading_notes(trainer)
@@ -232,14 +232,14 @@ def model_warnings(trainer: Trainer) -> list[str]:
 
 
 def channels_last_notes(trainer: Trainer) -> list[str]:
-    """What to say where `channels_last` changes nothing."""
+    """The notes where `channels_last` changes nothing."""
     if not trainer.channels_last or any(p.dim() == 4 for p in trainer.model.parameters()):
         return []
     return ["channels_last changes nothing: the model has no two-dimensional convolution"]
 
 
 def checkpointing_notes(trainer: Trainer) -> list[str]:
-    """What to say where `checkpointing` changes nothing."""
+    """The notes where `checkpointing` changes nothing."""
     if not trainer.lacks_blocks:
         return []
     return [
@@ -248,7 +248,7 @@ def checkpointing_notes(trainer: Trainer) -> list[str]:
 
 
 def reading_notes(trainer: Trainer) -> list[str]:
-    """What to say where `workers` or `prefetch` changes nothing."""
+    """The notes where `workers` or `prefetch` changes nothing."""
     why = "the workload has no dataset" if trainer.workload.dataset is None else ""
     stated = [name for name, value in trainer.reading.items() if value is not None]
     if not why and not trainer.workload.num_workers:
@@ -257,7 +257,7 @@ def reading_notes(trainer: Trainer) -> list[str]:
 
 
 def cudnn_notes(trainer: Trainer) -> list[str]:
-    """What to say where `cudnn_benchmark` changes nothing."""
+    """The notes where `cudnn_benchmark` changes nothing."""
     if not trainer.cudnn_benchmark or not accelerator_of(trainer.device.type).is_host:
         return []
     return ["cudnn_benchmark changes nothing: a CPU has no cuDNN"]

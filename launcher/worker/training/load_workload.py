@@ -51,7 +51,7 @@ def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> 
 
 
 def build_builtin(name: str, build: Build, params: Mapping[str, Any]) -> Any:
-    """What a built-in workload makes of the params.
+    """Builds a built-in workload from the params.
 
     Raises:
         ParamsError: it refuses one of them.
@@ -165,7 +165,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def as_workload(name: str, built: Any, place: SourceLine | None) -> Workload:
-    """What `build` returned, as a `Workload` with every attribute.
+    """The result of `build`, as a `Workload` with every attribute.
 
     Raises:
         UserError: an attribute is missing, or isn't what it must be.

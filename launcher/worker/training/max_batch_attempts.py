@@ -138,7 +138,7 @@ def buckets_like(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def reserved_memory(config: MaxBatchConfig) -> list[torch.Tensor]:
-    """What communication takes on each device besides torch's own memory, however small the batch."""
+    """The memory that communication takes on each device besides torch's own, however small the batch."""
     if not config.keeps_gradients:
         return []
     sizes = [(device, accelerator_of(device.type).backend_bytes) for device in devices_of(config)]

@@ -1,4 +1,4 @@
-"""What a step of a variant would hold in memory, by part, without running it.
+"""Estimates the memory that a step of a variant would hold, by part, without running it.
 
 A process of its own carries steps out on tensors that have shapes but no data, with ranks that are only
 claimed to exist, and `MemoryLog` sees them as it sees a real step. So an estimate and what a run measures
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def estimate(config: LaunchConfig, variant: VariantConfig) -> MemoryEstimate:
-    """Of the fullest rank; or why there is no estimate."""
+    """The estimate of the fullest rank; or why there is no estimate."""
     reason = refusal(config, variant)
     if reason:
         return MemoryEstimate(reason=reason)
@@ -86,7 +86,7 @@ def estimate(config: LaunchConfig, variant: VariantConfig) -> MemoryEstimate:
 
 
 def estimate_of(workload: Workload, config: LaunchConfig, variant: VariantConfig) -> MemoryEstimate:
-    """Of the rank of `config` that is fullest in a step of the variant."""
+    """The estimate of the rank of `config` that is fullest in a step of the variant."""
     peaks = [peak_on_rank(workload, config, variant, rank) for rank in ranks_of(config, variant)]
     return MemoryEstimate(max(peaks, key=lambda peak: peak.total))
 
@@ -112,7 +112,7 @@ def ranks_of(config: LaunchConfig, variant: VariantConfig) -> Sequence[int]:
 
 
 def peak_on_rank(workload: Workload, config: LaunchConfig, variant: VariantConfig, rank: int) -> MemoryPeak:
-    """What `Trainer.memory_peak` would measure on the rank.
+    """The peak that `Trainer.memory_peak` would measure on the rank.
 
     Bytes of storages don't depend on the kind of device, so the host's serve for GPUs, too; but torch's
     optimizers update all parameters at once there.

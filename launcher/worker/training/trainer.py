@@ -97,7 +97,7 @@ class Trainer:
 
     @property
     def device(self) -> torch.device:
-        """Of this rank; the first of all for `dp`."""
+        """The device of this rank; the first of all for `dp`."""
         return self.strategy.device
 
     def prepare(self, variant: VariantConfig, step: int) -> StepInput:
@@ -194,7 +194,7 @@ class Trainer:
         return weights
 
     def memory_peak(self, variant: VariantConfig) -> MemoryPeak:
-        """What this rank's fullest device holds in an optimizer step; all ranks call it, weights change."""
+        """The memory of this rank's fullest device in a step; all ranks call it, weights change."""
         step_input = self.prepare(variant, 0)
         step = partial(self.step, step_input)
         return peak_of_step(step, self.model, self.optimizer, self.device.type)
@@ -244,7 +244,7 @@ def new_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScal
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this rank has of a tensor that may be sharded, in the same memory."""
+    """This rank's part of a tensor that may be sharded, in the same memory."""
     to_local = getattr(tensor.detach(), "to_local", None)
     return to_local() if to_local else tensor
 
@@ -294,7 +294,7 @@ def make_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimize
 def with_implementation(
     optimizer: torch.optim.Optimizer, implementation: str, workload: Workload
 ) -> torch.optim.Optimizer:
-    """The optimizer, before its first step, made anew with `foreach` or `fused`.
+    """The optimizer, before its first step, made again with `foreach` or `fused`.
 
     Raises:
         UserError: its class has no such option.

@@ -36,7 +36,7 @@ NUM_REPEATED = 16
 
 @dataclass(frozen=True)
 class Trial:
-    """What a step on a few samples shows."""
+    """The result of a step on a few samples."""
 
     has_unused: bool
     """Whether some trainable parameters get no gradient."""
@@ -79,7 +79,7 @@ def try_out(
 def try_step(
     workload: Workload, step: LoadedStep, precision: Precision, device: torch.device, index: int
 ) -> Trial:
-    """What forward and backward of the step show."""
+    """Runs forward and backward of the step, and returns what they show."""
     micro, counting = step.micro_batches[0], Counting()
     with preserved(workload.model, device), on_device(index), precision.autocast(device), counting:
         loss = first_loss(workload, micro, device)

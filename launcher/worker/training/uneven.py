@@ -39,7 +39,7 @@ class Share:
 
     @property
     def rows(self) -> slice:
-        """What to load. A rank without samples loads one all the same, with weight 0: DDP waits for it."""
+        """The rows to load. A rank without samples loads one too, with weight 0: DDP waits for it."""
         return slice(self.start, self.stop) if self.stop > self.start else slice(0, 1)
 
 

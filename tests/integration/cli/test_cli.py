@@ -288,7 +288,7 @@ def test_a_disk_without_room_for_logs_and_failure_records_is_blamed_on_no_rank(t
     assert "exit code" not in done.stderr
 
 
-def test_a_run_that_never_got_a_plan_can_only_be_started_anew(tmp_path: Path) -> None:
+def test_a_run_that_never_got_a_plan_can_only_be_started_again(tmp_path: Path) -> None:
     done = on_small_disk(
         tmp_path, "8k", 'gpurun job.yaml --out disk/run; gpurun --resume disk/run; echo "code $?"'
     )

@@ -199,7 +199,7 @@ def test_a_damaged_trace_disables_only_itself(url: str) -> None:
     assert get(url, "timeline/meta", **of("ddp-2-3-1"))["state"] == "none"
 
 
-def test_a_trace_that_changes_is_indexed_anew(url: str, logdir: Path) -> None:
+def test_a_trace_that_changes_is_indexed_again(url: str, logdir: Path) -> None:
     run = RunDir(logdir / RUN)
     before = get(url, "timeline/meta", **of(BROKEN))
     assert before["state"] == "broken"

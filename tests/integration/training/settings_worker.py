@@ -61,7 +61,7 @@ def collectives(rank: int) -> dict[str, int]:
     for strategy, options, sync_every in cases:
         mine = replace(variant, sync_every=sync_every)
         trainer = Trainer(workload("mean"), replace(config(strategy, 2, (mine,)), options=options), rank)
-        for number in range(3):  # DDP makes its buckets anew after its first step
+        for number in range(3):  # DDP makes its buckets again after its first step
             before = group._get_sequence_number_for_group()
             trainer.step(trainer.prepare(mine, number), NoClock())
             num = group._get_sequence_number_for_group() - before

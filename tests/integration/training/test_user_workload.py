@@ -246,7 +246,7 @@ def test_model_tensors_left_on_another_device(tmp_path: Path, monkeypatch: pytes
     assert "all tensors on meta" in caught.value.expected
 
 
-def test_running_out_of_memory_is_nobodys_mistake(tmp_path: Path) -> None:
+def test_running_out_of_memory_is_no_ones_mistake(tmp_path: Path) -> None:
     with pytest.raises(MemoryError):
         start(GOOD.replace("    return Workload(", "    raise MemoryError\n    return Workload("), tmp_path)
 

@@ -338,7 +338,7 @@ def test_compute_that_grew_on_all_ranks_is_named_with_its_reason(
     assert why_slower(fast, slow) is None
 
 
-def test_a_rank_without_samples_waits_for_nobodys_larger_batch(wording: Wording) -> None:
+def test_a_rank_without_samples_waits_for_no_ones_larger_batch(wording: Wording) -> None:
     idle = rank(1, 0, 0.7, 24.1)
     alone = variant("ddp-13-0-8", (13, 0, 8), 25.0, rank(0, 13, 24.8), idle, rank(2, 8, 24.7))
     wording(sentence([alone], {}))

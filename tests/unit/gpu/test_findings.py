@@ -118,7 +118,7 @@ FINDINGS = {
         "test_a_rank_that_reads_a_value_while_nccl_waits_is_no_busy_one"
     ],
     "33: NCCL's threads count as computing": ["test_threads_of_nccl_are_known_by_their_names"],
-    "34: the least telling reason of throttling is given": ["test_the_reason_that_says_most_is_given"],
+    "34: the least informative reason of throttling is given": ["test_the_reason_that_says_most_is_given"],
     # A third one, of what the second reader hadn't written.
     "35: the end of a trace makes a context on the first GPU": [
         "test_a_trace_ends_on_a_gpu_of_the_program",

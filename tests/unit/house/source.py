@@ -39,7 +39,7 @@ class Module:
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """All of the tree; walking it anew for each rule would take seconds."""
+        """All of the tree; walking it again for each rule would take seconds."""
         return tuple(ast.walk(self.tree))
 
     @property

@@ -3,7 +3,7 @@
 Those in `plans.txt` depend on the machine: two CPU cores.
 
 A case is a few lines of a job, then its messages after `> `; a blank line ends it. `pytest --update` writes
-the messages anew and keeps the jobs.
+the messages again and keeps the jobs.
 """
 
 import re

@@ -76,7 +76,7 @@ def mistakes(directory: Path, source: str | bytes, text: str, workload: str = "t
         "x = 1\n" * MAX_BYTES,
     ],
 )
-def test_what_only_running_the_code_can_tell_is_left_to_the_worker(
+def test_what_only_running_the_code_can_show_is_left_to_the_worker(
     tmp_path: Path, source: str | bytes
 ) -> None:
     assert mistakes(tmp_path, source, "params: {anything: x}\n") == ""

@@ -64,7 +64,7 @@ def test_what_a_resumed_run_has_of_a_file_is_kept(tmp_path: Path) -> None:
 
 
 def test_what_a_node_sends_after_it_has_joined_again_follows_what_node_0_has(tmp_path: Path) -> None:
-    """Another node has been replaced: this one still knows what it has sent, and node 0 has begun anew."""
+    """Another node has been replaced: this one still knows what it has sent, and node 0 has begun again."""
     name = "variants/a/rank1.jsonl"
     (tmp_path / "theirs" / name).parent.mkdir(parents=True)
     outbox = Outbox(tmp_path / "theirs", 1)

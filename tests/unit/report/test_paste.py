@@ -1,4 +1,4 @@
-"""What a report says of uneven splits in a training loop of one's own; the integration tests run it."""
+"""What a report says of uneven splits in your own training loop; the integration tests run it."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -152,7 +152,7 @@ def run(tmp_path: Path) -> RunDir:
     return found
 
 
-def test_results_of_another_gpurun_are_made_anew_or_not_shown(run: RunDir, wording: Wording) -> None:
+def test_results_of_another_gpurun_are_made_again_or_not_shown(run: RunDir, wording: Wording) -> None:
     """It may have concluded otherwise: the tab must not say what the terminal doesn't."""
     write_json(run.comparison, replace(COMPARISON, conclusions=CONCLUSIONS - 1))
     assert_same(html, COMPARISON, run)

@@ -1,4 +1,4 @@
-"""Whole pages, one file each in `tests/snapshots`; `pytest --update` writes them anew."""
+"""Whole pages, one file each in `tests/snapshots`; `pytest --update` writes them again."""
 
 import json
 import re

@@ -171,7 +171,7 @@ def claim(**changes: object) -> Running:
     return replace(me, **changes)  # type: ignore[arg-type]
 
 
-def test_a_stale_claim_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_stale_claim_is_in_no_ones_way(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for stale in (claim(start_ticks=1), claim(boot_id="another"), claim(pid=2**22 + 1)):
         run.running.write_bytes(msgspec.json.encode(stale))

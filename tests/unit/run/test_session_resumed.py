@@ -62,7 +62,7 @@ def with_step(launch: LaunchConfig, run: RunDir) -> Script:
     return [(1.0, steps), (3.0, stage("done")), *exits(*[0] * launch.world_size)]
 
 
-def test_an_incomplete_pair_of_launches_is_measured_anew_with_other_software(tmp_path: Path) -> None:
+def test_an_incomplete_pair_of_launches_is_measured_again_with_other_software(tmp_path: Path) -> None:
     """The second pair, `03-dp-2` and `04-ddp-2`, which was interrupted in its second half."""
     cases = [
         Case(tmp_path, f"{STRATEGIES}steps: {{rounds: 3, launches: 2, together: never}}\n", []) for _ in TORCH

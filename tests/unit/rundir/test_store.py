@@ -135,11 +135,11 @@ def test_only_what_has_changed_is_read_again(run: Path, monkeypatch: pytest.Monk
     read: list[str] = []
     get = Store.get
 
-    def get_and_tell(self: Store, name: str, target: Path) -> None:
+    def get_and_report(self: Store, name: str, target: Path) -> None:
         read.append(name)
         get(self, name, target)
 
-    monkeypatch.setattr(Store, "get", get_and_tell)
+    monkeypatch.setattr(Store, "get", get_and_report)
     fetched(HERE)
     assert read == ["plan.json"]
 
@@ -151,11 +151,11 @@ def test_a_run_that_is_resumed_is_copied_only_as_far_as_it_has_changed(
     copied: list[str] = []
     put = Store.put
 
-    def put_and_tell(store: Store, source: Path, name: str) -> None:
+    def put_and_report(store: Store, source: Path, name: str) -> None:
         copied.append(name)
         put(store, source, name)
 
-    monkeypatch.setattr(Store, "put", put_and_tell)
+    monkeypatch.setattr(Store, "put", put_and_report)
     (run / "old").touch()
     Copier(run, Store(url), print).step(final=True)
     resumed = run if where == "here" else fetched(url)
@@ -210,11 +210,11 @@ def test_a_store_that_is_away_for_60_s_loses_nothing(
     clock, said, tries = Clock(), list[str](), list[float]()
     put = Store.put
 
-    def put_and_tell(store: Store, source: Path, name: str) -> None:
+    def put_and_report(store: Store, source: Path, name: str) -> None:
         tries.append(clock.now_s)
         put(store, source, name)
 
-    monkeypatch.setattr(Store, "put", put_and_tell)
+    monkeypatch.setattr(Store, "put", put_and_report)
     copier = Copier(run, Store(url), said.append, clock)
     (run / "plan.json").write_bytes(b"old")
     assert copier.step()

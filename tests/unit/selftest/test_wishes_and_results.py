@@ -131,7 +131,7 @@ def test_rates_of_a_cpu_are_compared_with_those_of_the_same_cores_alone(other: s
 
 
 def test_a_gpu_is_the_same_whatever_its_host_is_called(tmp_path: Path) -> None:
-    """A container's name is made up anew each time. Of another GPU nothing is compared."""
+    """A container's name is made up again each time. Of another GPU nothing is compared."""
     keep(tmp_path, "2026-01-01_10-00-00", 60_000.0, hostname="f3a9c1")
     assert since(tmp_path).status == "failed"
     others = tuple(replace(gpu, uuid=f"GPU-other-{gpu.index}") for gpu in evidence().machine.gpus)

@@ -7,7 +7,7 @@ import { hideTip, showTip } from '../shared/tip.js';
 import { names } from '../splits/plot.js';
 import { STATUS_WORDS } from '../splits/words.js';
 
-/** What combinations are called that stand out. */
+/** Names of combinations that are highlighted. */
 export const WORDS = {
   own: 'the job\u2019s own setting',
   finalist: 'compared at the end',

@@ -205,7 +205,7 @@ def _warnings(analysis: Analysis, num_hidden: int, is_apart: bool) -> tuple[str,
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What to build, as JSON on stdin."""
+    """The index to build, as JSON on stdin."""
 
     parent: int
     """Process id of the server."""

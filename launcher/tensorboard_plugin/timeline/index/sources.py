@@ -1,4 +1,4 @@
-"""What of a rank's trace goes into the index: the ranges that become blocks, on threads and streams, and the
+"""The parts of a rank's trace in the index: the ranges that become blocks, on threads and streams, and the
 device's activity as sets of moments, for sums over a window and the overview.
 """
 

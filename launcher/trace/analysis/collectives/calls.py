@@ -115,7 +115,7 @@ class Calls:
         return any(not call.name.endswith(_COALESCED) for call in self._around(thread, time_ns))
 
     def between(self, thread: int, first_ns: int, last_ns: int) -> list[CommFacts]:
-        """What the calls in between say; those that only name the kind of an inner one are left out."""
+        """The findings from the calls in between, without those that only name the kind of an inner one."""
         calls = [
             call for call in self.by_thread.get(thread, []) if first_ns < call.start and call.end < last_ns
         ]

@@ -28,7 +28,7 @@ Bounds = tuple[float, float]
 def clock_rates(
     collectives: Sequence[Sequence[Part]], messages: Sequence[tuple[Part, Part]], ranks: Sequence[int]
 ) -> dict[int, float | None]:
-    """By how much each rank's clock gains on the lowest rank's, per unit of time; `None` if not determinable.
+    """How much each rank's clock gains on the lowest rank's, per unit of time; `None` if not determinable.
 
     The change is that of the difference between ends of collectives, from the first third of them to the last
     one. Where only messages link ranks, those of both directions must agree on it.

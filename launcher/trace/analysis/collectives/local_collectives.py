@@ -50,7 +50,7 @@ class Group:
 
 @dataclass(frozen=True)
 class ProcessGroups:
-    """What the header's `distributedInfo` says about the groups of this rank."""
+    """The groups of this rank, from the header's `distributedInfo`."""
 
     configured: Mapping[str, Ranks | None]
     """The ranks of each group by its name; `None` where they are not listed."""
@@ -329,7 +329,7 @@ MAX_SHOWN = 8
 
 
 def group_labels(groups: Set[Group]) -> dict[Group, str]:
-    """What each group is called: its name, with its ranks where several have that name; no two alike."""
+    """The name of each group: with its ranks where several have that name; no two alike."""
     shared = Counter(group.name for group in groups)
     labels: dict[Group, str] = {}
     alike: Counter[str] = Counter()

@@ -243,7 +243,7 @@ WORDS = {
 
 
 def critical_path(graph: Graph, num_steps: int) -> CriticalPath:
-    """What decides how long the job takes, and what it would gain without each part.
+    """The tasks that decide how long the job takes, and what it would gain without each part.
 
     Args:
         graph: of all ranks.

@@ -1,4 +1,4 @@
-"""What a rank did, as tasks that wait for each other: the nodes and edges of its dependency graph.
+"""A rank's work as tasks that wait for each other: the nodes and edges of its dependency graph.
 
 A task ends at a moment that the trace has. It begins when all that it waits for has ended; what is left until
 its own end is what it costs, and a replay can take that away.
@@ -24,7 +24,7 @@ NO_LABEL = -1
 
 
 class Part(IntEnum):
-    """What a task's time goes into."""
+    """The part of a step that a task's time counts for."""
 
     COMPUTE = 0
     TRANSFER = 1

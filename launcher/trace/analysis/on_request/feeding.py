@@ -52,7 +52,7 @@ class Launches:
 
 
 def copies(trace: Trace, chosen: Mask) -> list[Copies]:
-    """By direction, those with most time first."""
+    """The copies by direction, those with most time first."""
     assert trace.details is not None
     gpu, sizes = trace.gpu, trace.details.copy_bytes
     found: defaultdict[str, list[int]] = defaultdict(list)
@@ -76,7 +76,7 @@ def copies(trace: Trace, chosen: Mask) -> list[Copies]:
 
 
 def launches(trace: Trace, work: Launched, chosen: Mask) -> Launches | None:
-    """Of the chosen work; `None` if the launch of none is known."""
+    """The launches of the chosen work; `None` if the launch of none is known."""
     known = np.flatnonzero(chosen & (work.launch >= 0))
     if not len(known):
         return None

@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Work:
-    """What one call has to do."""
+    """The work of one call."""
 
     flops: int
     num_bytes: int | None
@@ -38,7 +38,7 @@ class Call:
 
     @property
     def element_bytes(self) -> int | None:
-        """Of the first tensor."""
+        """The size of an element of the first tensor, in bytes."""
         return next(
             (dtype_bytes(name) for shape, name in zip(self.shapes, self.types, strict=False) if shape), None
         )
@@ -57,7 +57,7 @@ class Call:
 
 
 def work_of(name: str, call: Call) -> Work | None:
-    """What a call of this operator has to do; `None` for other operators, and where shapes don't say."""
+    """The work of a call of this operator; `None` for other operators, and where shapes don't show it."""
     formula = _FORMULAS.get(name)
     if formula is None:
         return None

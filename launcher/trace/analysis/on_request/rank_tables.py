@@ -1,4 +1,4 @@
-"""What a rank contributes to the tables that are shown on request."""
+"""A rank's share of the tables that are shown on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpurun.launcher.trace.requested_tables import Table
 
 @dataclass(frozen=True, eq=False)
 class RankTables:
-    """Of one file; `None` for what wasn't asked for."""
+    """The tables of one file; `None` for those that weren't asked for."""
 
     num_steps: int
     kernels: tuple[KernelShape, ...] | None
@@ -51,7 +51,7 @@ def rank_tables(
     device: str,
     show: Set[Table],
 ) -> RankTables | None:
-    """What the tables in `show` need of this trace.
+    """The parts of this trace that the tables in `show` need.
 
     Args:
         trace: read with details.

@@ -229,7 +229,7 @@ def _shapes_of(given: OpArguments) -> str:
 
 
 def shapes_and_types(given: OpArguments) -> str:
-    """Of an operator's tensors: `64×3, 3×8 float`, each type once; empty without tensors."""
+    """Shapes and types of an operator's tensors: `64×3, 3×8 float`, each type once; empty without tensors."""
     shapes = _shapes_of(given)
     types = [kind for _, kind in _typed(call_of(decoded(given.dims), decoded(given.types), ()))]
     return " ".join(filter(None, (shapes, ", ".join(dict.fromkeys(types))))) if shapes else ""

@@ -1,4 +1,4 @@
-"""An uneven split in a loop of one's own trains as one device does, step by step."""
+"""An uneven split in your own loop trains as one device does, step by step."""
 
 import os
 import subprocess

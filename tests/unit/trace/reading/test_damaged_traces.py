@@ -272,7 +272,7 @@ def test_absurd_numbers_and_depths(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", ['{"a": "', '{"traceEvents": [], "a": "', '{"traceEvents": [{"name": "'])
 def test_a_string_without_an_end_takes_no_longer_than_its_length(tmp_path: Path, start: str) -> None:
-    """Tried anew from each of its escaped quotes, this one would take hours."""
+    """Tried again from each of its escaped quotes, this one would take hours."""
     (tmp_path / "t.json").write_text(start + '\\"' * 1_000_000)
     assert "t.json" in message(tmp_path / "t.json")
 

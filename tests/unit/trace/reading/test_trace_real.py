@@ -121,7 +121,7 @@ def test_collective_arguments_on_a100() -> None:
     nanoseconds = (660551005, 503050991, 115655847, 46876493, 7317025, 39559468, 2653498)
     assert tuple(round(each * 1000) for each in figures(total)) == nanoseconds
     assert len(report.collectives) == 21
-    # One rank alone can't tell waiting from transfer.
+    # One rank alone can't separate waiting from transfer.
     assert (total.wait_us, total.transfer_us, report.stragglers) == (None, None, ())
     assert total.exposed_transfer_us == total.exposed_comm_us
     first = report.collectives[0]

@@ -172,7 +172,7 @@ def test_gloo_messages_take_their_peer_from_the_call(tmp_path: Path) -> None:
     assert [rank.total.wait_us for rank in report.ranks] == [0, 90]
 
 
-def test_recorded_calls_tell_overlapping_groups_apart(tmp_path: Path) -> None:
+def test_recorded_calls_separate_overlapping_groups(tmp_path: Path) -> None:
     """Ranges of gloo in two groups per rank, as captures of gpurun have them."""
     for rank in range(4):
         pair = [0, 1] if rank < 2 else [2, 3]
@@ -322,7 +322,7 @@ def test_grouped_messages_of_neighbours_wait_for_their_own(
 
 UNKNOWN_MESSAGES: dict[str, tuple[list[tuple[str, int]], int]] = {
     "no calls": ([], 1),
-    "more kernels than calls tell apart": ([("send", 1), ("recv", 1)], 2),
+    "more kernels than calls separate": ([("send", 1), ("recv", 1)], 2),
 }
 
 
