@@ -1,6 +1,6 @@
 """The nodes of a job as the plan keeps them, and where on them each rank runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpurun.launcher.machine.accelerators import CUDA
@@ -60,6 +60,17 @@ class RankPlace:
     node: int
     local_rank: int
     local_world_size: int
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What `torch.distributed` reads."""
+        return {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "GROUP_RANK": str(self.node),
+        }
 
 
 def places(nodes: Sequence[int]) -> list[RankPlace]:

@@ -261,7 +261,8 @@ class _Composer:
 
     def _duplicate(self, key: str, mark: Mark, first: Mark) -> None:
         before = f" (first on line {first.line})" if first.line else ""
-        self.problems.append(mark.problem(f"duplicate key `{key}`{before}", REMOVE_ONE))
+        found = mark.problem(f"duplicate key `{key}`{before}", REMOVE_ONE)
+        self.problems.append(replace(found, path=(key,)))
 
     def _grow(self, start: Any, size: int, child: Node) -> int:
         if size + child.size > MAX_NODES:

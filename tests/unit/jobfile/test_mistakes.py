@@ -14,6 +14,7 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import load_job
+from gpurun.launcher.plan.build import with_mistakes_of_plan
 from gpurun.launcher.plan.expand import expand
 from tests.conftest import SNAPSHOTS
 from tests.unit.plan.machines import FakeMachine
@@ -65,7 +66,8 @@ def messages(directory: Path, name: str, case: str) -> str:
     path = directory / "job.yaml"
     path.write_text("\n".join([*base, *own]) + "\n")
     try:
-        spec = load_job(path, overrides)
+        with with_mistakes_of_plan(FakeMachine):
+            spec = load_job(path, overrides)
         if name == "plans":
             expand(spec, FakeMachine())
     except (SpecError, MachineError) as error:
