@@ -45,7 +45,7 @@ def without(*packages: str) -> str:
     missing = [package for package in packages if not has(package)]
     if missing:
         return f"needs {' and '.join(missing)}: {command(missing)}"
-    return "needs root" if os.geteuid() and FOR_ROOT.intersection(packages) else ""
+    return "needs root: sudo make test" if os.geteuid() and FOR_ROOT.intersection(packages) else ""
 
 
 def command(packages: Sequence[str]) -> str:

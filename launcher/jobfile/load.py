@@ -16,7 +16,7 @@ from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, secrets_in
 from gpurun.launcher.jobfile.read import Draft, Mistake, UnknownKey, draft_of, key_elsewhere, read_spec
 from gpurun.launcher.jobfile.section import Section
 from gpurun.launcher.jobfile.values import safe_name
-from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, flow_text, shorten
+from gpurun.launcher.jobfile.yaml.describe import assigned_as, describe, did_you_mean, flow_text, shorten
 from gpurun.launcher.jobfile.yaml.source import Source, override_source, read_source
 from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, Node, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
@@ -73,7 +73,8 @@ def check_source(source: Source, job_dir: Path, *, runs_here: bool = False) -> J
     """Like `load_job`, for a file that has been read; its files are looked for in `job_dir`."""
     if not isinstance(source.root.value, dict):
         message = f"expected keys and values (`workload: gpt`), got {describe(source.root.plain())}"
-        raise JobError(in_order([*source.problems, source.problem((), message)], source.file))
+        hint = f"write `{written}`" if (written := assigned_as(source.text)) else None
+        raise JobError(in_order([*source.problems, source.problem((), message, hint)], source.file))
     source = _with_strategy(source)
     spec, mistakes = read_spec(source)
     has_unknown = any(isinstance(mistake, UnknownKey) for mistake in mistakes)

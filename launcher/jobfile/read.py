@@ -17,7 +17,7 @@ from gpurun.launcher.jobfile.field_types import (
 from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM_KEYS
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
 from gpurun.launcher.jobfile.section import Key, Section
-from gpurun.launcher.jobfile.yaml.describe import flow_text, nearest, shorten
+from gpurun.launcher.jobfile.yaml.describe import flow_text, nearest, shorten, truth_in
 from gpurun.launcher.jobfile.yaml.source import Source
 from gpurun.launcher.jobfile.yaml.tree import Path, Unreadable
 
@@ -113,6 +113,8 @@ def _in_full(section: type[Section], name: str, value: Any) -> str | None:
     """How to write `steps: 100`, `profile: true` or `baseline: ddp`: the value belongs to one of its keys."""
     for meant in section.shorthand:
         key = section.keys[meant]
+        if isinstance(value, str) and value[:1].isalpha() and truth_in(value):
+            value = truth_in(value) == "true"
         if isinstance(value, bool):
             value = getattr(section, key.field) if value else 0
         with suppress(InvalidValue):

@@ -20,7 +20,7 @@ from gpurun.launcher.plan.devices import (
     interface_env,
     visible_gpus,
 )
-from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, estimate_s
+from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, unused_budget
 from gpurun.launcher.plan.expand import (
     Expansion,
     assume_batch,
@@ -31,14 +31,20 @@ from gpurun.launcher.plan.expand import (
     processes_of,
 )
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan, Process, SideName, Variant
-from gpurun.launcher.plan.nodes import Node, RankPlace, bind_ranks, device_of_node, node_of_device, places
+from gpurun.launcher.plan.nodes import (
+    Node,
+    RankPlace,
+    bind_ranks,
+    device_of_node,
+    node_of_device,
+    places,
+    ranks_there,
+)
 from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.rundir.paths import RunPaths
 from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import listed
-
-__all__ = ["Group", "build_plan", "estimate_s"]
 
 MOST_LAUNCHES = 64
 """Of a group, until all is decided: what differs by less than those can detect is hardly worth the time."""
@@ -48,8 +54,7 @@ SHORTEST_LAUNCH_S = 1.0
 MAX_PROCESSES = 20_000
 """A run that starts more would take days; keeps a slip in the job file from filling the memory."""
 
-_HERE = RunPaths(Path())
-"""File names relative to the run directory."""
+_HERE = RunPaths(Path())  # file names relative to the run directory
 TOGETHER = "together"
 """Name of a group of several strategies."""
 
@@ -89,7 +94,7 @@ def build_plan(
     groups = _groups(expansion.variants)
     baseline = expansion.baseline
     if gate is not None:
-        ids = (variant.id for group in groups for variant in group.variants)
+        ids = (one.id for group in groups for one in group.variants)
         gate = replace(gate, pairs=tuple((_side_id(one, "a"), _side_id(one, "b")) for one in ids))
         groups = tuple(_of_side(group, gate, side) for group in groups for side in SIDES)
         baseline = _side_id(baseline, "a")
@@ -108,6 +113,7 @@ def build_plan(
             *notes,
             *expansion.notes,
             *_notes_of_turns(groups, later, size),
+            *unused_budget(spec, size.budget_s),
             *(gate.notes if gate else ()),
         ),
         nodes=tuple(nodes),
@@ -383,11 +389,6 @@ def _too_large(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> It
     if per_repetition * repetitions > MAX_PROCESSES:
         message = f"the plan would start {per_repetition * repetitions:,} processes; {allowed(MAX_PROCESSES)}"
         yield spec.problem(("compare",), message, "vary fewer keys, or lower `steps.launches`")
-
-
-def ranks_there(num_ranks: int) -> str:
-    """Which ranks a user may name."""
-    return f"the ranks are 0 to {num_ranks - 1}" if num_ranks > 1 else "there is only rank 0"
 
 
 def _missing_ranks(spec: JobSpec, variants: Sequence[Variant]) -> Iterator[Problem]:

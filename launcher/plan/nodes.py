@@ -117,3 +117,8 @@ def _share_cores(nodes: Sequence[int], topology: Topology) -> tuple[Cpus, ...]:
         mine = cores[first:last] or [cores[position % len(cores)]]
         given.append(tuple(cpu for core in mine for cpu in core))
     return tuple(given)
+
+
+def ranks_there(num_ranks: int) -> str:
+    """Which ranks a user may name."""
+    return f"the ranks are 0 to {num_ranks - 1}" if num_ranks > 1 else "there is only rank 0"

@@ -33,6 +33,9 @@ BASES = {
 SOURCES = {
     "train.py": """\
 def build(width: int, depth=2, *, rate: float = 1e-3, name: str | None = None, fast: bool = False): ...
+async def waits(): ...
+def yields():
+    yield build(1)
 """,
     "broken.py": "import os\ndef f(:\n",
     "outside.py": "return 3\n",
