@@ -6,7 +6,7 @@ gpurun and keeps its traceback.
 
 import errno
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TRACEBACK = "Traceback (most recent call last)"
@@ -28,6 +28,8 @@ class Problem:
     file: str | None = None
     line: int | None = None
     column: int | None = None
+    path: tuple[str | int, ...] | None = field(default=None, compare=False, repr=False)
+    """Which value of the job it is about, where it is about one."""
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
@@ -35,21 +37,25 @@ class Problem:
         return f"{text}\n    {self.hint}" if self.hint else text
 
 
-class SpecError(GpurunError):
-    """The job file or the command line is wrong. Has all mistakes that were found, not only the first."""
-
-    exit_code = 2
+class ProblemsError(GpurunError):
+    """Has all mistakes that were found, not only the first."""
 
     def __init__(self, *problems: Problem | str) -> None:
         self.problems = tuple(Problem(p) if isinstance(p, str) else p for p in problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+class SpecError(ProblemsError):
+    """The job file or the command line is wrong."""
+
+    exit_code = 2
+
+
 class ParamsError(SpecError):
     """A workload doesn't take these params: the job is wrong, and not the workload."""
 
 
-class MachineError(GpurunError):
+class MachineError(ProblemsError):
     """This machine lacks what the job needs: devices, memory, a writable directory, disk space."""
 
     exit_code = 3

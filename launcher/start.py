@@ -13,6 +13,7 @@ from gpurun.launcher.machine.helper_process import helper_argv, temporary_direct
 from gpurun.launcher.machine.host import Machine, inspect_machine
 from gpurun.launcher.masking import revealed
 from gpurun.launcher.nodes.rendezvous import NodeFlags
+from gpurun.launcher.plan.build import with_mistakes_of_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.processes.pool import say_on_stderr
@@ -57,7 +58,7 @@ def run_job(
         NodesError: a node of the job is lost.
     """
     gc.enable()
-    with reported_to_nodes(flags):
+    with reported_to_nodes(flags), with_mistakes_of_plan(inspect_machine):
         given = invocation() or read_invocation(resume or Path())
         job = Job(given, load_invocation(given), out, resume, output, keep_at)
         pools.secrets = job.spec.secrets

@@ -15,6 +15,7 @@ from gpurun.launcher.jobfile.kinds import builtin_named
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import SHORT, checked_out, commit_of, is_changed, top_directory
 from gpurun.launcher.machine.host import inspect_machine
+from gpurun.launcher.plan.build import with_mistakes_of_plan
 from gpurun.launcher.plan.model import GatePlan, Side
 from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
@@ -222,7 +223,8 @@ def run_gate(pools: WorkerPools, request: Request, out: Path | None, output: Out
     """
     gc.enable()
     given = Invocation(request.job_file, request.overrides)
-    spec = gate_job(load_invocation(given), request.budget_s)
+    with with_mistakes_of_plan(inspect_machine):
+        spec = gate_job(load_invocation(given), request.budget_s)
     pools.secrets = spec.secrets
     wanted = Wanted(
         request.against,

@@ -17,6 +17,7 @@ PROGRAMS = {
     "openmpi-bin": ("mpirun.openmpi",),
     "mpich": ("mpirun.mpich",),
     "kubernetes-client": ("kubectl",),
+    "zsh": ("zsh",),
 }
 """Debian's package → the programs that tests start from it."""
 FOR_ROOT = {"iproute2", "slurm-wlm", "munge", "openmpi-bin", "mpich"}
@@ -44,8 +45,14 @@ def without(*packages: str) -> str:
         return ""
     missing = [package for package in packages if not has(package)]
     if missing:
-        return f"needs {' and '.join(missing)}: {command(missing)}"
-    return "needs root" if os.geteuid() and FOR_ROOT.intersection(packages) else ""
+        return f"needs {listed(missing)}: {command(missing)}"
+    return "needs root: sudo make test" if os.geteuid() and FOR_ROOT.intersection(packages) else ""
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def command(packages: Sequence[str]) -> str:
@@ -87,7 +94,7 @@ def main() -> None:
     packages = lacking()
     if not packages:
         return
-    needed = " and ".join(packages)
+    needed = listed(packages)
     if os.environ.get(ALL_TESTS):
         raise SystemExit(f"gpurun: no test may be skipped ({ALL_TESTS}), and these need {needed}")
     print(

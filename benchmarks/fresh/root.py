@@ -19,6 +19,7 @@ USERS = ("root", "helper", "guest")
 SHARED = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt")
 """What it takes to reach the package indexes as this machine does."""
 ENTER = """
+mount --bind "$ROOT" "$ROOT"
 mount -t proc proc "$ROOT/proc"
 mount --rbind /dev "$ROOT/dev"
 mount --rbind /sys "$ROOT/sys"
@@ -28,6 +29,7 @@ for place in $PLACES; do
 done
 exec chroot --userspec="$NAME" "$ROOT" /bin/sh -c 'cd && "$@"' sh "$@"
 """
+"""The root is a mount of its own: `ip -n` changes how `/` propagates, which only a mount has."""
 LIMIT_S = 3600.0
 GONE_S = 0.02
 

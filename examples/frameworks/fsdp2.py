@@ -47,8 +47,8 @@ class Model(nn.Module):
         x = self.embedding(input_ids)
         for block in self.blocks:
             x = block(x)
-        logits = self.head(x)
-        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+        logits = self.head(x.flatten(0, 1))  # not flattened afterwards: FSDP2 warns of outputs that are views
+        return {"loss": nn.functional.cross_entropy(logits, labels.flatten()), "logits": logits}
 
 
 def main() -> None:

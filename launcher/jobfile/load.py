@@ -13,10 +13,10 @@ from gpurun.launcher.jobfile.checks.rules import find_conflicts
 from gpurun.launcher.jobfile.checks.workload import find_missing_files, params_taken
 from gpurun.launcher.jobfile.kinds import default_strategy
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, secrets_in
-from gpurun.launcher.jobfile.read import Mistake, UnknownKey, draft_of, key_elsewhere, read_spec
+from gpurun.launcher.jobfile.read import Draft, Mistake, UnknownKey, draft_of, key_elsewhere, read_spec
 from gpurun.launcher.jobfile.section import Section
 from gpurun.launcher.jobfile.values import safe_name
-from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, flow_text, shorten
+from gpurun.launcher.jobfile.yaml.describe import assigned_as, describe, did_you_mean, flow_text, shorten
 from gpurun.launcher.jobfile.yaml.source import Source, override_source, read_source
 from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, Node, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
@@ -73,7 +73,8 @@ def check_source(source: Source, job_dir: Path, *, runs_here: bool = False) -> J
     """Like `load_job`, for a file that has been read; its files are looked for in `job_dir`."""
     if not isinstance(source.root.value, dict):
         message = f"expected keys and values (`workload: gpt`), got {describe(source.root.plain())}"
-        raise _all_of([*source.problems, source.problem((), message)], source)
+        hint = f"write `{written}`" if (written := assigned_as(source.text)) else None
+        raise JobError(in_order([*source.problems, source.problem((), message, hint)], source.file))
     source = _with_strategy(source)
     spec, mistakes = read_spec(source)
     has_unknown = any(isinstance(mistake, UnknownKey) for mistake in mistakes)
@@ -84,7 +85,10 @@ def check_source(source: Source, job_dir: Path, *, runs_here: bool = False) -> J
     missing = find_missing_files(draft, job_dir) if runs_here and not more else ()
     problems = [*source.problems, *found, *conflicts, *missing]
     if problems:
-        raise _all_of(problems, source, more)
+        known = draft.without(problems)
+        raise JobError(
+            in_order(problems, source.file, more), known if known.is_plannable and not more else None
+        )
     return spec
 
 
@@ -108,18 +112,25 @@ def _with_strategy(source: Source) -> Source:
     return replace(source, root=source.root.with_child("strategy", Node(strategy, source.root.mark)))
 
 
-def _all_of(problems: list[Problem], source: Source, more: int = 0) -> SpecError:
+class JobError(SpecError):
+    """A job with mistakes, and what is known of it in spite of them."""
+
+    def __init__(self, problems: Sequence[Problem], draft: Draft | None = None) -> None:
+        super().__init__(*problems)
+        self.draft = draft
+        """`None` where it isn't enough for a plan, or there are too many mistakes."""
+
+
+def in_order(problems: Sequence[Problem], file: str, more: int = 0) -> list[Problem]:
     """In the order of the file, command-line options last; a flood is cut.
 
     Args:
         more: mistakes that are not among `problems`.
     """
-    ordered = sorted(
-        problems, key=lambda found: (found.file != source.file, found.line or 0, found.column or 0)
-    )
+    ordered = sorted(problems, key=lambda found: (found.file != file, found.line or 0, found.column or 0))
     more += max(0, len(ordered) - MAX_PROBLEMS)
-    rest = [Problem(f"and {more:,} more mistakes", file=source.file)] if more else []
-    return SpecError(*ordered[:MAX_PROBLEMS], *rest)
+    rest = [Problem(f"and {more:,} more mistakes", file=file)] if more else []
+    return [*ordered[:MAX_PROBLEMS], *rest]
 
 
 def explain(

@@ -197,14 +197,16 @@ def names_of(module: ast.Module) -> TopLevelNames:
 
 def returned_by(function: ast.FunctionDef) -> list[ast.expr | None]:
     """The values of a function's own `return` statements, without those of functions inside of it."""
-    found, left = [], list[ast.AST](function.body)
+    return [node.value for node in own_nodes(function) if isinstance(node, ast.Return)]
+
+
+def own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """All of a function's body, without the bodies of functions inside of it."""
+    left = list[ast.AST](function.body)
     while left:
-        node = left.pop()
-        if isinstance(node, ast.Return):
-            found.append(node.value)
+        yield (node := left.pop())
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             left += ast.iter_child_nodes(node)
-    return found
 
 
 def signature_of(module: ast.Module, function: str) -> Signature | None:

@@ -107,3 +107,38 @@ def _text(item: Any) -> str | None:
 SCRIPT, MODULE = Kind(parse_script, {"type": "string"}), Kind(parse_module, {"type": "string"})
 ARGS = Kind(parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
 ENV = Kind(parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
+
+
+WORKLOAD_NAME = "the name of a workload"
+_WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\W\d]\w*")
+_NEARLY = re.compile(r"(?P<source>[\w./-]+):(?P<owner>(?:\w+\.)+)?(?P<name>[^\W\d]\w*)(?P<args>\(.+\))?")
+"""What is no workload yet, but shows which is meant."""
+
+
+def parse_workload(value: Any) -> str:
+    """`gpt`, `train.py:build` or `package.module:build`."""
+    if isinstance(value, str) and _WORKLOAD.fullmatch(value):
+        return value
+    if isinstance(value, str) and _WORKLOAD.fullmatch(plain := _called(value)):
+        hint = f"write {plain}"
+    elif isinstance(value, str) and value.endswith(".py"):
+        hint = f"name the function that builds it, such as {value}:build"
+    elif isinstance(value, str) and (found := _NEARLY.fullmatch(value)):
+        hint = _function_meant(**found.groupdict())
+    else:
+        hint = "use a built-in such as gpt, a file train.py:build, or a module package.module:build"
+    raise expected(WORKLOAD_NAME, value, hint)
+
+
+def _called(text: str) -> str:
+    """`train.py:build` for `train.py::build` and `train.py:build()`."""
+    return text.removesuffix("()").replace("::", ":")
+
+
+def _function_meant(source: str, owner: str | None, name: str, args: str | None) -> str:
+    """How to name the function of `train.py:Net.build`, `train.py:build(256)` or `pkg/train:build`."""
+    if owner:
+        return f"a method can't be named: write {source}:{name}, a function there that calls {owner}{name}"
+    if args:
+        return f"write {source}:{name}; arguments go into `params`, by name"
+    return f"write {source}.py:{name} for a file, {source.strip('./').replace('/', '.')}:{name} for a module"

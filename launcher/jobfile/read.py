@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.field_types import (
     InvalidValue,
     Kind,
@@ -13,9 +14,10 @@ from gpurun.launcher.jobfile.field_types import (
     check_mapping,
     expected,
 )
+from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM_KEYS
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
 from gpurun.launcher.jobfile.section import Key, Section
-from gpurun.launcher.jobfile.yaml.describe import flow_text, nearest, shorten
+from gpurun.launcher.jobfile.yaml.describe import flow_text, nearest, shorten, truth_in
 from gpurun.launcher.jobfile.yaml.source import Source
 from gpurun.launcher.jobfile.yaml.tree import Path, Unreadable
 
@@ -111,6 +113,8 @@ def _in_full(section: type[Section], name: str, value: Any) -> str | None:
     """How to write `steps: 100`, `profile: true` or `baseline: ddp`: the value belongs to one of its keys."""
     for meant in section.shorthand:
         key = section.keys[meant]
+        if isinstance(value, str) and value[:1].isalpha() and truth_in(value):
+            value = truth_in(value) == "true"
         if isinstance(value, bool):
             value = getattr(section, key.field) if value else 0
         with suppress(InvalidValue):
@@ -187,6 +191,18 @@ class Draft:
     def knows(self, path: Path) -> bool:
         """Whether nothing at, within or around `path` is wrong."""
         return not any(wrong[: len(path)] == path[: len(wrong)] for wrong in self.unknown)
+
+    @property
+    def is_plannable(self) -> bool:
+        """Whether it is known what kind of job it is, and what it compares."""
+        num_kinds = sum(key in self.spec.stated for key in KIND_KEYS)
+        return num_kinds < 2 and self.unknown.isdisjoint((key,) for key in (*PROGRAM_KEYS, "compare"))
+
+    def without(self, problems: Iterable[Problem]) -> "Draft":
+        """The same without what these mistakes are about; a duplicate key may be one of `compare`."""
+        wrong = [found.path for found in problems if found.path]
+        inside = [("compare", *path) for path in wrong if path[0] in SECTIONS["compare"].keys]
+        return replace(self, unknown=self.unknown.union(wrong, inside))
 
     def placed(self, key: str) -> list[tuple[Path, Any]]:
         """The right ones of the values that `key` takes, with their places."""

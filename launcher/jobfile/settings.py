@@ -22,8 +22,10 @@ from gpurun.workloads.limits import RANGES
 
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 _DTYPES = by_other_names(
-    fp64="float64 double 64", fp32="float32 float 32", bf16="bfloat16 mixed", fp16="float16 half 16 16-mixed"
-)
+    fp64="float64 double 64", fp32="float32 float 32",
+    bf16="bfloat16 bf16-mixed", fp16="float16 half 16 16-mixed",
+)  # fmt: skip
+_MIXED = "mixed precision is `bf16`, or `fp16` with loss scaling"
 _STRATEGIES_ELSEWHERE = by_other_names(
     ddp="distributeddataparallel distributed", dp="dataparallel data_parallel",
     fsdp="fullyshardeddataparallel zero3", zero1="zero",
@@ -50,7 +52,7 @@ def _strategies_text() -> str:
 class Settings:
     """The settings that make a variant. Under `compare` the keys vary in this order, the last one fastest."""
 
-    workload: Annotated[str, Kind(values.parse_workload, {"type": "string"})] | None = setting(
+    workload: Annotated[str, Kind(program_values.parse_workload, {"type": "string"})] | None = setting(
         None,
         compare="Workloads to run, each by itself: they do different work, so they are not ranked. A "
         "built-in with a default batch size uses that if the job gives none.",
@@ -126,7 +128,7 @@ class Settings:
     each device tries batches in a separate process, which may run out of memory, and keeps a margin. Only a
     few built-ins have a default batch size; `gpurun workloads` lists them. For a program it is optional:
     with it, the report shows samples per second."""
-    precision: Annotated[str, one_of(PRECISIONS, _DTYPES)] = setting(
+    precision: Annotated[str, one_of(PRECISIONS, _DTYPES, {"mixed": _MIXED, "amp": _MIXED})] = setting(
         "fp32",
         compare="Precisions to compare.",
         baseline="The baseline's precision.",

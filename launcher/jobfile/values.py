@@ -21,7 +21,6 @@ Nodes = int | str
 
 AUTO = "auto"
 """Lets the machine choose the devices."""
-WORKLOAD_NAME = "the name of a workload"
 
 MAX_DEVICES = 256
 MAX_NODES = 1024
@@ -64,7 +63,6 @@ _UUID = re.compile(rf"({_UUID_PREFIXES})[0-9A-Za-z][0-9A-Za-z/-]{{0,99}}")
 _AT_NODE = re.compile(r"@[0-9]{1,6}$")
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
-_WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\W\d]\w*")
 
 
 def parse_name(value: Any) -> str:
@@ -83,24 +81,6 @@ def _safe_name_hint(value: str) -> str:
 def safe_name(text: str) -> str:
     """`text` with everything replaced that has no place in the name of a directory."""
     return re.sub(r"[^\w.+-]+", "-", text).strip("-.+")[:100] or "job"
-
-
-def parse_workload(value: Any) -> str:
-    """`gpt`, `train.py:build` or `package.module:build`."""
-    if isinstance(value, str) and _WORKLOAD.fullmatch(value):
-        return value
-    if isinstance(value, str) and _WORKLOAD.fullmatch(plain := _called(value)):
-        hint = f"write {plain}"
-    elif isinstance(value, str) and value.endswith(".py"):
-        hint = f"name the function that builds it, such as {value}:build"
-    else:
-        hint = "use a built-in such as gpt, a file train.py:build, or a module package.module:build"
-    raise expected(WORKLOAD_NAME, value, hint)
-
-
-def _called(text: str) -> str:
-    """`train.py:build` for `train.py::build` and `train.py:build()`."""
-    return text.removesuffix("()").replace("::", ":")
 
 
 def parse_devices(value: Any) -> Devices:
@@ -164,6 +144,8 @@ def _plain_number(device: str) -> str:
 def parse_nodes(value: Any) -> Nodes:
     """A number, or a range with at least two nodes."""
     match = _RANGE.fullmatch(value) if isinstance(value, str) else None
+    if value in ("all", AUTO):
+        raise expected("a whole number", value, "write how many nodes there are, or a range such as 2..4")
     if match is None:
         return int(_NUM_NODES.parse(value))
     least, most = int(match[1]), int(match[2])

@@ -46,7 +46,7 @@ from gpurun.launcher.units import format_duration, plural
 RESOLVE_EVERY_S = 0.5
 """How often a node asks for a name that isn't known yet."""
 REFUSE_S = 10.0
-"""How long a node that can't join tries to tell the others."""
+"""How long a node that can't join tries to notify the others."""
 ANSWER_S = 5.0
 """How long node 0's message that the time is up may take."""
 

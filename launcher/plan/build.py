@@ -1,42 +1,60 @@
 """The whole run as data: launches in ABBA order, and every process of every launch."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpurun.launcher.errors import SpecError
+from gpurun.launcher.errors import MachineError, Problem, SpecError
+from gpurun.launcher.jobfile.load import JobError, in_order
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.read import Draft
+from gpurun.launcher.jobfile.values import node_bounds
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.combination import allowed, group_id, make_unique
-from gpurun.launcher.plan.devices import MachineLike, all_devices, gpu_of, interface_env, visible_gpus
-from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, estimate_s
-from gpurun.launcher.plan.expand import Expansion, expand, processes_in_turns, processes_of
+from gpurun.launcher.plan.devices import (
+    MachineLike,
+    assumed_nodes,
+    gpu_of,
+    interface_env,
+    visible_gpus,
+)
+from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, unused_budget
+from gpurun.launcher.plan.expand import (
+    Expansion,
+    assume_batch,
+    expand,
+    file_of,
+    judge,
+    processes_in_turns,
+    processes_of,
+)
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan, Process, SideName, Variant
-from gpurun.launcher.plan.nodes import Node, RankPlace, bind_ranks, device_of_node, node_of_device, places
+from gpurun.launcher.plan.nodes import (
+    Node,
+    RankPlace,
+    bind_ranks,
+    device_of_node,
+    node_of_device,
+    places,
+    ranks_there,
+)
 from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.rundir.paths import RunPaths
 from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import listed
 
-__all__ = ["Group", "build_plan", "estimate_s"]
-
 MOST_LAUNCHES = 64
 """Of a group, until all is decided: what differs by less than those can detect is hardly worth the time."""
 SHORTEST_LAUNCH_S = 1.0
 """With its warm-up no launch is shorter: a budget can't be enough for more."""
 
-ASSUMED_SAMPLES = 64
-"""On each device, in a plan that is made before the largest batch is known."""
-
 MAX_PROCESSES = 20_000
 """A run that starts more would take days; keeps a slip in the job file from filling the memory."""
 
-_HERE = RunPaths(Path())
-"""File names relative to the run directory."""
-
-
+_HERE = RunPaths(Path())  # file names relative to the run directory
 TOGETHER = "together"
 """Name of a group of several strategies."""
 
@@ -76,14 +94,14 @@ def build_plan(
     groups = _groups(expansion.variants)
     baseline = expansion.baseline
     if gate is not None:
-        ids = (variant.id for group in groups for variant in group.variants)
+        ids = (one.id for group in groups for one in group.variants)
         gate = replace(gate, pairs=tuple((_side_id(one, "a"), _side_id(one, "b")) for one in ids))
         groups = tuple(_of_side(group, gate, side) for group in groups for side in SIDES)
         baseline = _side_id(baseline, "a")
     later = _in_turns(spec, groups) if gate is None and not nodes else groups
     size = _size(spec, groups, is_gate=gate is not None, has_turns=len(later) < len(groups))
-    _check_size(spec, groups, size.repetitions)
-    _check_ranks(spec, expansion.variants)
+    if problems := [*_too_large(spec, groups, size.repetitions), *_missing_ranks(spec, expansion.variants)]:
+        raise SpecError(*problems)
     return Plan(
         name=spec.name,
         workload=str(spec.program or spec.workload),
@@ -95,6 +113,7 @@ def build_plan(
             *notes,
             *expansion.notes,
             *_notes_of_turns(groups, later, size),
+            *unused_budget(spec, size.budget_s),
             *(gate.notes if gate else ()),
         ),
         nodes=tuple(nodes),
@@ -161,15 +180,32 @@ def _size(spec: JobSpec, groups: tuple[Group, ...], is_gate: bool, has_turns: bo
     return Size(max(most, LAUNCHES_TO_COMPARE) + has_turns, rounds, spec.budget_s)
 
 
-def assume_batch(
-    spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()
-) -> tuple[JobSpec, tuple[str, ...]]:
-    """The job with a batch to plan with where the largest one isn't found yet, and a note of it."""
-    if spec.global_batch != "max" or spec.compare.global_batch:
-        return spec, ()
-    batch = ASSUMED_SAMPLES * len(all_devices(spec, machine, nodes))
-    note = f"`global_batch: max` is found when the run begins; {batch} samples are assumed here"
-    return replace(spec, global_batch=batch), (note,)
+@contextmanager
+def with_mistakes_of_plan(inspect: Callable[[], MachineLike]) -> Iterator[None]:
+    """Joins a job's mistakes, where loading it raises them, with what can't be on this machine."""
+    try:
+        yield
+    except JobError as error:
+        if error.draft is None:
+            raise
+        more = _mistakes_of_plan(error.draft, inspect())
+        raise SpecError(*in_order([*error.problems, *more], file_of(error.draft.spec))) from None
+
+
+def _mistakes_of_plan(draft: Draft, machine: MachineLike) -> Sequence[Problem]:
+    nodes = assumed_nodes(machine, node_bounds(draft.spec.nodes)[1])
+    try:
+        spec, _ = assume_batch(draft.spec, machine, nodes)
+        judged = judge(replace(draft, spec=spec), machine, nodes)
+        unknown = {str(path[0]) for path in draft.unknown} & JobSpec.keys.keys()
+        if judged.lacking or judged.problems or judged.is_open or unknown - {"steps"}:
+            return [*judged.lacking, *judged.problems]
+        if unknown:
+            return list(_missing_ranks(spec, [variant for _, variant in judged.built]))
+        build_plan(draft.spec, machine, nodes)
+    except (SpecError, MachineError) as error:
+        return error.problems
+    return ()
 
 
 def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
@@ -314,7 +350,7 @@ def _process(
         rank=place.rank,
         argv=("python", "-m", "gpurun.launcher.worker", config, str(place.rank)),
         env={
-            **_rank_env(place),
+            **place.env,
             **(interface_env(machine) if STRATEGIES[variant.strategy].has_backend else {}),
             **visible_gpus(tuple(map(device_of_node, devices)), machine),
         },
@@ -327,7 +363,7 @@ def _process(
 def device_env(devices: tuple[str, ...], rank: int, machine: MachineLike) -> Mapping[str, str]:
     """The environment of a process that has these devices to itself, and no peers."""
     alone = RankPlace(rank, 1, node=0, local_rank=rank, local_world_size=1)
-    return {**_rank_env(alone), **visible_gpus(devices, machine)}
+    return {**alone.env, **visible_gpus(devices, machine)}
 
 
 def _bound(launch: Launch, bind: str, machines: Sequence[MachineLike]) -> Launch:
@@ -348,34 +384,17 @@ def _numa_node(device: str, machine: MachineLike) -> int | None:
     return None if accelerator_of(device).is_host else gpu_of(device, machine).numa_node
 
 
-def _rank_env(place: RankPlace) -> Mapping[str, str]:
-    return {
-        "RANK": str(place.rank),
-        "LOCAL_RANK": str(place.local_rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        "GROUP_RANK": str(place.node),
-    }
-
-
-def _check_size(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> None:
+def _too_large(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> Iterator[Problem]:
     per_repetition = sum(group.variants[0].world_size for group in groups)
     if per_repetition * repetitions > MAX_PROCESSES:
         message = f"the plan would start {per_repetition * repetitions:,} processes; {allowed(MAX_PROCESSES)}"
-        raise SpecError(spec.problem(("compare",), message, "vary fewer keys, or lower `steps.launches`"))
+        yield spec.problem(("compare",), message, "vary fewer keys, or lower `steps.launches`")
 
 
-def ranks_there(num_ranks: int) -> str:
-    """Which ranks a user may name."""
-    return f"the ranks are 0 to {num_ranks - 1}" if num_ranks > 1 else "there is only rank 0"
-
-
-def _check_ranks(spec: JobSpec, variants: tuple[Variant, ...]) -> None:
+def _missing_ranks(spec: JobSpec, variants: Sequence[Variant]) -> Iterator[Problem]:
     """Every rank to be recorded is there in some variant."""
     num_ranks = max(variant.world_size for variant in variants)
     beyond = [rank for rank in spec.profile.ranks or () if rank >= num_ranks]
     if beyond:
         message = f"no variant has a rank {beyond[0]}: {ranks_there(num_ranks)}"
-        raise SpecError(
-            spec.problem(("profile", "ranks"), message, "a strategy with one process has only rank 0")
-        )
+        yield spec.problem(("profile", "ranks"), message, "a strategy with one process has only rank 0")

@@ -12,6 +12,7 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.kinds import JobKind, default_batch, variant_kind
 from gpurun.launcher.jobfile.model import Baseline, JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
+from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.splits import BALANCED, comes_to
 from gpurun.launcher.strategies import PROGRAM, STRATEGIES, Strategy, strategy_named
@@ -31,6 +32,8 @@ class Combination(Settings):
     global_batch: int | None
     stated: Mapping[str, Any]
     """What is under `compare` for this combination."""
+    unknown: frozenset[str] = frozenset()
+    """Settings, and other keys of the job, that can't be relied on."""
 
     @property
     def kind(self) -> JobKind:
@@ -53,14 +56,6 @@ class Combination(Settings):
         return self.global_batch
 
 
-class ImpossibleError(SpecError):
-    """There can't be such a variant; the message is the reason, `key` the key of the job that asks for it."""
-
-    def __init__(self, key: str, reason: str) -> None:
-        super().__init__(reason)
-        self.key = key
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A variant with all the combinations that come to it, the first of which names it."""
@@ -70,7 +65,11 @@ class Candidate:
 
 
 def combinations(
-    spec: JobSpec, num_devices: int, num_local: int, with_own: bool = False
+    spec: JobSpec,
+    num_devices: int,
+    num_local: int,
+    with_own: bool = False,
+    unknown: frozenset[Path] = frozenset(),
 ) -> Iterator[Combination]:
     """Every combination of what varies, the last key fastest; the job itself where nothing varies.
 
@@ -78,6 +77,7 @@ def combinations(
         num_devices: those of all nodes.
         num_local: those of the first node, which are all that a strategy of one process can use.
         with_own: whether to add the job's own setting, which may not be one of them.
+        unknown: places of values that can't be relied on.
 
     Raises:
         SpecError: there are too many.
@@ -87,10 +87,26 @@ def combinations(
     if total > MAX_COMBINATIONS:
         message = f"`compare` makes {total:,} combinations; {allowed(MAX_COMBINATIONS)}"
         raise SpecError(spec.problem(("compare",), message, "vary fewer keys at a time"))
-    for values in itertools.product(*lists.values()):
-        yield _combination(spec, dict(zip(lists, values, strict=True)), num_devices, num_local)
+    for values in itertools.product(*(enumerate(several) for several in lists.values())):
+        placed = dict(zip(lists, values, strict=True))
+        not_known = _unknown_keys(unknown, {key: at for key, (at, _) in placed.items()})
+        stated = {key: value for key, (_, value) in placed.items() if key not in not_known}
+        yield replace(_combination(spec, stated, num_devices, num_local), unknown=not_known)
     if with_own:
         yield _combination(spec, own_values(spec), num_devices, num_local)
+
+
+def _unknown_keys(unknown: frozenset[Path], picked: Mapping[str, int]) -> frozenset[str]:
+    """What isn't known of the combination of the items with these numbers."""
+    if not unknown:
+        return frozenset()
+    own = {str(path[0]) for path in unknown} - picked.keys()
+    varied = {
+        str(path[1])
+        for path in unknown
+        if len(path) > 1 and path[0] == "compare" and path[2:3] in ((), (picked.get(str(path[1])),))
+    }
+    return frozenset(own | varied)
 
 
 def own_values(spec: JobSpec) -> dict[str, Any]:

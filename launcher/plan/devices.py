@@ -10,7 +10,6 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.host import Topology
-from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.plan.nodes import Node, NodeGpu, device_of_node, node_of_device
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
@@ -120,7 +119,7 @@ def job_devices(spec: JobSpec, machine: MachineLike, node: int = 0) -> tuple[str
     try:
         return resolve_devices(devices_on(spec.devices, node), machine)
     except MachineError as error:
-        raise MachineError(str(spec.problem(("devices",), str(error)))) from error
+        raise MachineError(spec.problem(("devices",), str(error))) from error
 
 
 def busy_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) -> tuple[str, ...]:
@@ -279,7 +278,7 @@ def all_devices(spec: JobSpec, machine: MachineLike, nodes: Sequence[Node]) -> t
         listed = ", ".join(f"{names[0]} ({node.host})" for names, node in zip(found, nodes, strict=True))
         message = f"`devices: {spec.devices}` means GPUs on some nodes and CPUs on others: {listed}"
         hint = f"`devices: {gpu_kinds()[0].name}` or `devices: cpu:2` means the same everywhere"
-        raise MachineError(str(spec.problem(("devices",), message, hint)))
+        raise MachineError(spec.problem(("devices",), message, hint))
     return tuple(f"{name}@{rank}" for rank, names in enumerate(found) for name in names)
 
 
@@ -288,7 +287,7 @@ def _devices_of(spec: JobSpec, node: Node, rank: int) -> tuple[str, ...]:
         return resolve_devices(devices_on(spec.devices, rank), node)
     except MachineError as error:
         message = f"node {rank} ({node.host}): {error}"
-        raise MachineError(str(spec.problem(("devices",), message))) from error
+        raise MachineError(spec.problem(("devices",), message)) from error
 
 
 def cores_per_device(devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node]) -> int:
@@ -320,17 +319,18 @@ def interface_env(machine: MachineLike) -> Mapping[str, str]:
     return {kind.interface_variable: machine.interface for kind in ACCELERATORS.values()}
 
 
-def backend_for(variant: Variant, machines: Sequence[MachineLike]) -> str | None:
+def backend_for(strategy: str, devices: tuple[str, ...], machines: Sequence[MachineLike]) -> str | None:
     """The devices' own backend, or the CPU's where ranks share a GPU; `None` for one process.
 
     Args:
-        variant: whose ranks communicate.
+        strategy: whose ranks communicate.
+        devices: of the ranks.
         machines: by node rank.
     """
-    if not STRATEGIES[variant.strategy].has_backend:
+    if not STRATEGIES[strategy].has_backend:
         return None
     by_node: dict[int, list[str]] = {}
-    for name in variant.devices:
+    for name in devices:
         by_node.setdefault(node_of_device(name), []).append(name)
     is_shared = any(shared_gpus(names, machines[node]) for node, names in by_node.items())
-    return CPU.backend if is_shared else accelerator_of(variant.devices[0]).backend
+    return CPU.backend if is_shared else accelerator_of(devices[0]).backend

@@ -1,5 +1,6 @@
 """How many rounds leave communication out, and a rough duration of a run before its speed is known."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,13 @@ _STEADY_STEPS = 10
 def more_launches(has_budget: bool) -> str:
     """The advice on keys of a job file that give enough launches."""
     return "a larger `budget`" if has_budget else f"`steps: {{launches: {LAUNCHES_TO_COMPARE}}}`"
+
+
+def unused_budget(spec: JobSpec, budget_s: float | None) -> Iterator[str]:
+    """A note of a budget that the job states and that its plan doesn't have."""
+    if "budget" in spec.stated and budget_s is None:
+        size = "`steps: {rounds: 28}` says how much is measured"
+        yield f"`budget` is not used, since no variant is compared with another; {size}"
 
 
 def ablation_rounds(spec: JobSpec, launch: Launch) -> int:

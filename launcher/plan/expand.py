@@ -2,38 +2,44 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.errors import MachineError, Problem, SpecError
 from gpurun.launcher.jobfile.checks.device_checks import find_misfits
-from gpurun.launcher.jobfile.kinds import builtin_named
+from gpurun.launcher.jobfile.load import in_order
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings, settings_of
-from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS
 from gpurun.launcher.jobfile.yaml.describe import flow_text
+from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.plan.combination import (
     Candidate,
     Combination,
-    ImpossibleError,
     choose_baseline,
     combinations,
     make_unique,
     variant_id,
 )
-from gpurun.launcher.plan.devices import (
-    MachineLike,
-    all_devices,
-    cores_per_device,
-    notes_on,
+from gpurun.launcher.plan.devices import MachineLike, cores_per_device, notes_on
+from gpurun.launcher.plan.impossible import (
+    JUDGED_KEYS,
+    NUMBER,
+    Case,
+    Refusal,
+    place_of,
+    refusals,
+    wished_devices,
 )
-from gpurun.launcher.plan.impossible import check_count, check_room, refuse, refuse_backend, refuse_gpus
 from gpurun.launcher.plan.model import SkippedCombination, Variant
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.plan.program_processes import part_notes
-from gpurun.launcher.splits import Split, resolve_split
 from gpurun.launcher.units import plural
+
+ASSUMED_SAMPLES = 64
+"""On each device, in a plan that is made before the largest batch is known."""
+MOST_REASONS = 8
+"""Shown of why no combination can run."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +63,16 @@ def expand(
         SpecError: no combination can be, there are too many, or the baseline is not one variant.
         MachineError: the machine has fewer devices than the job asks for.
     """
-    devices = all_devices(spec, machine, nodes)
-    _check_machine(spec, len(devices))
-    misfits = find_misfits(Draft(spec), devices)
-    if misfits:
-        raise SpecError(*misfits)
-    built, refused = _build_all(spec, devices, machine, nodes, with_own)
-    if not built:
-        raise _nothing_left(spec, refused)
+    judged = judge(Draft(spec), machine, nodes, with_own)
+    if judged.problems:
+        raise SpecError(*in_order([*judged.lacking, *judged.problems], file_of(spec)))
+    if judged.lacking:
+        raise MachineError(*judged.lacking)
+    built, devices = judged.built, judged.devices
     candidates = _named(_merge(built))
     return Expansion(
         variants=tuple(candidate.variant for candidate in candidates),
-        left_out=_left_out(refused),
+        left_out=_left_out(judged.refused),
         baseline=choose_baseline(spec, candidates, with_own),
         notes=(
             *notes_on(spec.devices, devices, machine, nodes),
@@ -81,27 +85,94 @@ def expand(
     )
 
 
-def _build_all(
-    spec: JobSpec, devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node], with_own: bool
-) -> tuple[list[tuple[Combination, Variant]], list[tuple[Combination, ImpossibleError]]]:
-    built: list[tuple[Combination, Variant]] = []
-    refused: list[tuple[Combination, ImpossibleError]] = []
-    share, machines = cores_per_device(devices, machine, nodes), nodes or (machine,)
+Built = list[tuple[Combination, Variant]]
+Refused = list[tuple[Combination, tuple[Refusal, ...]]]
+
+
+@dataclass
+class Judged:
+    """What a job's combinations come to on devices."""
+
+    devices: tuple[str, ...]
+    lacking: list[Problem]
+    """What the machine lacks; what is judged is then judged as if it had that."""
+    problems: list[Problem]
+    """What is wrong with the job."""
+    built: Built = field(default_factory=list)
+    is_open: bool = False
+    """Whether others may be possible, for all that is known of them."""
+    refused: Refused = field(default_factory=list)
+
+
+def judge(draft: Draft, machine: MachineLike, nodes: Sequence[Node] = (), with_own: bool = False) -> Judged:
+    """Everything that is wrong with a job on this machine, as far as its values are known.
+
+    Raises:
+        SpecError: there are too many combinations, or no such devices together.
+    """
+    wished = wished_devices(draft, machine, nodes)
+    judged = Judged(wished.names, list(wished.lacking), [])
+    if NUMBER not in wished.unknown:
+        judged.problems += find_misfits(draft, judged.devices)
+    unknown = draft.without(judged.problems).unknown.union((name,) for name in wished.unknown)
+    _judge_all(judged, draft.spec, machine, nodes, with_own, unknown | _following(draft.spec, unknown))
+    if not (judged.built or judged.is_open):
+        judged.problems += _nothing_left(draft.spec, judged.refused)
+    return judged
+
+
+def assume_batch(
+    spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = ()
+) -> tuple[JobSpec, tuple[str, ...]]:
+    """The job with a batch to plan with where the largest one isn't found yet, and a note of it."""
+    if spec.global_batch != "max" or spec.compare.global_batch:
+        return spec, ()
+    batch = ASSUMED_SAMPLES * len(wished_devices(Draft(spec), machine, nodes).names)
+    note = f"`global_batch: max` is found when the run begins; {batch} samples are assumed here"
+    return replace(spec, global_batch=batch), (note,)
+
+
+def _following(spec: JobSpec, unknown: frozenset[Path]) -> set[Path]:
+    """Keys that the job leaves open, and whose values follow from what isn't known."""
+    sources = {"device_count": NUMBER, "global_batch": "workload"}
+    return {
+        (key,)
+        for key, source in sources.items()
+        if (source,) in unknown and key not in spec.stated | spec.compare.stated
+    }
+
+
+def file_of(spec: JobSpec) -> str:
+    return spec.source.file if spec.source else ""
+
+
+def _judge_all(
+    judged: Judged,
+    spec: JobSpec,
+    machine: MachineLike,
+    nodes: Sequence[Node],
+    with_own: bool,
+    unknown: frozenset[Path],
+) -> None:
+    devices, machines = judged.devices, nodes or (machine,)
+    share = cores_per_device(devices, machine, nodes)
     num_local = sum(node_of_device(device) == 0 for device in devices)
-    for wanted in combinations(spec, len(devices), num_local, with_own):
-        try:
-            variant = _variant(wanted, devices, share, spec.min_local_batch)
-            refuse_gpus(variant, machines)
-            refuse_backend(variant, machines)
-            built.append((wanted, variant))
-        except ImpossibleError as error:
-            refused.append((wanted, error))
-    return built, refused
+    for wanted in combinations(spec, len(devices), num_local, with_own, unknown):
+        case = Case(wanted, devices, machines, spec.min_local_batch)
+        if refused := tuple(refusals(case)):
+            judged.refused.append((wanted, refused))
+        elif wanted.unknown & JUDGED_KEYS:
+            judged.is_open = True
+        else:
+            judged.built.append((wanted, _variant(case, share)))
 
 
-def _left_out(refused: list[tuple[Combination, ImpossibleError]]) -> tuple[SkippedCombination, ...]:
+def _left_out(refused: Refused) -> tuple[SkippedCombination, ...]:
     """Each once: params and seeds decide nothing."""
-    left_out = [SkippedCombination(_essence(wanted), str(error)) for wanted, error in refused]
+    left_out = [
+        SkippedCombination(_essence(wanted), "; ".join(reason for _, reason in reasons))
+        for wanted, reasons in refused
+    ]
     return tuple(item for position, item in enumerate(left_out) if item not in left_out[:position])
 
 
@@ -110,31 +181,23 @@ def _essence(wanted: Combination) -> dict[str, Any]:
     return {key: value for key, value in wanted.stated.items() if SETTINGS[key].decides and wanted.has(key)}
 
 
-def _variant(wanted: Combination, devices: tuple[str, ...], share: int, least: int) -> Variant:
-    """The variant, still without an id.
+def _variant(case: Case, share: int) -> Variant:
+    """The variant of a combination that can be, still without an id.
 
     Args:
-        wanted: the values that the job states for it.
-        devices: all that the job may use.
+        case: the combination on its devices.
         share: of the cores, a device's own.
-        least: the fewest samples that `balanced` may give a device.
-
-    Raises:
-        ImpossibleError: there can't be such a variant.
     """
-    check_count(wanted, len(devices))
-    split = _split(wanted, least)
-    own = devices[: len(split.samples) or wanted.device_count]
-    refuse(wanted, own, split)
+    wanted, samples = case.wanted, case.samples
     values = settings_of(wanted) | {
-        "device_count": len(own),
-        "split": split.samples,
-        "global_batch": sum(split.samples) or wanted.global_batch,
+        "device_count": len(case.devices),
+        "split": samples,
+        "global_batch": sum(samples) or wanted.global_batch,
         "threads": share if wanted.threads == "auto" else wanted.threads,
         "first_bucket_mb": _first_bucket_mb(wanted),
         "sync_every": wanted.sync_every or (wanted.accumulate if wanted.has("sync_every") else None),
     }
-    return Variant(id="", devices=own, split_name=split.name, varied=_varied(wanted), **values)
+    return Variant(id="", devices=case.devices, split_name=case.split_name, varied=_varied(wanted), **values)
 
 
 def _first_bucket_mb(wanted: Combination) -> int | None:
@@ -153,23 +216,6 @@ def _varied(wanted: Combination) -> dict[str, Any]:
         for key, value in wanted.stated.items()
         if wanted.has(key) and not (is_named and SETTINGS[key].names_variant)
     }
-
-
-def _split(wanted: Combination, least: int) -> Split:
-    """Samples of each device; none for a program, which splits its batch itself, and for `balanced`."""
-    if wanted.kind.runs_program:
-        return Split("-", ())
-    if not wanted.kind.trains:
-        return Split("-", (1,) * wanted.device_count)
-    if not wanted.has("split"):
-        return Split("-", (wanted.samples,))
-    try:
-        split = resolve_split(wanted.split, wanted.samples, wanted.device_count)
-    except SpecError as error:
-        raise ImpossibleError("split", str(error)) from error
-    if not split.samples:
-        check_room(wanted, least)
-    return split
 
 
 def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
@@ -277,37 +323,25 @@ def _shown(value: Any) -> str:
     return "/".join(map(str, value)) if isinstance(value, tuple) else flow_text(value)
 
 
-def _check_machine(spec: JobSpec, num_devices: int) -> None:
-    """Where the job leaves it to the machine which devices there are, it is the machine that lacks some."""
-    counts = spec.compare.device_count or ((spec.device_count,) if spec.device_count else ())
-    if _machine_chooses(spec) and counts and min(counts) > num_devices:
-        have = plural(num_devices, "device")
-        message = f"the job needs {min(counts)} devices, but `devices: {spec.devices}` finds {have} here"
-        raise MachineError(str(spec.problem(_place(spec, "device_count"), message)))
-    builtin = builtin_named(spec.workload)
-    if _machine_chooses(spec) and builtin and num_devices < builtin.min_devices:
-        message = f"{builtin.why_devices}, but `devices: {spec.devices}` finds only one here"
-        raise MachineError(str(spec.problem(("devices",), message)))
+def _nothing_left(spec: JobSpec, refused: Refused) -> list[Problem]:
+    """Why no combination can run: what none of them can do, each at its key; else what rules out each."""
+    reasons = [set(found) for _, found in refused]
+    everywhere = set.intersection(*reasons)
+    listed = dict.fromkeys(one for _, found in refused for one in found)
+    problems = [_no_combination(spec, [one]) for one in listed if one in everywhere]
+    if all(found > everywhere for found in reasons):
+        problems.append(_no_combination(spec, [one for one in listed if one not in everywhere]))
+    return problems
 
 
-def _machine_chooses(spec: JobSpec) -> bool:
-    """Whether the job leaves it to the machine which devices there are."""
-    return spec.devices == AUTO or spec.devices in GPU_KINDS
-
-
-def _nothing_left(spec: JobSpec, refused: list[tuple[Combination, ImpossibleError]]) -> SpecError:
-    """The error that says why no combination can run: every reason once, at the key that they share.
-
-    Where the job doesn't state that key, its strategy has brought it.
-    """
-    reasons = list(dict.fromkeys(str(error) for _, error in refused))
-    shown = "; ".join(reasons[:5]) + ("; …" if len(reasons) > 5 else "")
-    keys = {error.key for _, error in refused}
-    place = ("compare",) if len(keys) > 1 else _place(spec, *keys)
+def _no_combination(spec: JobSpec, refused: Sequence[Refusal]) -> Problem:
+    """At the key that all share. Where the job doesn't state that key, its strategy has brought it."""
+    shown = [one.reason for one in refused[:MOST_REASONS]]
+    if more := len(refused) - len(shown):
+        shown.append(f"and {plural(more, 'more reason')}")
+    keys = {one.key for one in refused}
+    place = ("compare",) if len(keys) > 1 else place_of(spec, *keys)
     if spec.problem(place, "") == spec.problem((), ""):
-        place = _place(spec, "strategy")
-    return SpecError(spec.problem(place, f"no combination can run: {shown}"))
-
-
-def _place(spec: JobSpec, key: str) -> tuple[str, ...]:
-    return ("compare", key) if getattr(spec.compare, key, None) else (key,)
+        place = place_of(spec, "strategy")
+    text = f" {shown[0]}" if len(shown) == 1 else "".join(f"\n    {one}" for one in shown)
+    return spec.problem(place, f"no combination can run:{text}")

@@ -108,7 +108,7 @@ def launch_config_for(
         params=first.params,
         strategy=first.strategy,
         devices=worker_devices(first),
-        backend=backend_for(first, plan.nodes or (machine,)),
+        backend=backend_for(first.strategy, first.devices, plan.nodes or (machine,)),
         precision=str(first.precision),
         seed=first.seed or 0,
         compile=first.compile,

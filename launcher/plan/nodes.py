@@ -1,6 +1,6 @@
 """The nodes of a job as the plan keeps them, and where on them each rank runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpurun.launcher.machine.accelerators import CUDA
@@ -61,6 +61,17 @@ class RankPlace:
     local_rank: int
     local_world_size: int
 
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What `torch.distributed` reads."""
+        return {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "GROUP_RANK": str(self.node),
+        }
+
 
 def places(nodes: Sequence[int]) -> list[RankPlace]:
     """The places of the ranks whose nodes are given, in their order."""
@@ -106,3 +117,8 @@ def _share_cores(nodes: Sequence[int], topology: Topology) -> tuple[Cpus, ...]:
         mine = cores[first:last] or [cores[position % len(cores)]]
         given.append(tuple(cpu for core in mine for cpu in core))
     return tuple(given)
+
+
+def ranks_there(num_ranks: int) -> str:
+    """Which ranks a user may name."""
+    return f"the ranks are 0 to {num_ranks - 1}" if num_ranks > 1 else "there is only rank 0"

@@ -74,7 +74,7 @@ class WorkerPools:
         self._preload = tuple(preload)
         self._pools: dict[tuple[tuple[tuple[str, str], ...], str], WorkerPool] = {}
         self.secrets: Secrets = {}
-        """What the masks in environments stand for."""
+        """The secrets behind the masks in environments."""
         self.say: Callable[[str], None] = say_on_stderr
         """Shows which of the processes is stopped."""
         self.get({})

@@ -20,9 +20,10 @@ from gpurun.launcher.machine.host import Machine, software_of
 from gpurun.launcher.machine.network import check_loopback
 from gpurun.launcher.machine.resource_limits import check_limits
 from gpurun.launcher.masking import hidden
-from gpurun.launcher.plan.build import build_plan, estimate_s, ranks_there
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.estimate import estimate_s
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan
-from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.plan.nodes import Node, ranks_there
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import WorkerPool, say_on_stderr
 from gpurun.launcher.processes.pool_per_env import Pools, WorkerPools

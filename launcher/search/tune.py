@@ -17,7 +17,7 @@ from gpurun.launcher.failures.reporter import Reporter, stopping_text
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.host import Machine, inspect_machine, software_of
 from gpurun.launcher.masking import hidden, revealed
-from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.build import build_plan, with_mistakes_of_plan
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool_per_env import WorkerPools
@@ -109,7 +109,8 @@ def run_tune(
     """
     gc.enable()
     given = invocation() or read_invocation(resume or Path())
-    spec = job_to_tune(load_invocation(given))
+    with with_mistakes_of_plan(inspect_machine):
+        spec = job_to_tune(load_invocation(given))
     pools.secrets = spec.secrets
     for env in (spec.env, *spec.compare.env):
         revealed(env, pools.secrets)

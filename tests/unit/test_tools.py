@@ -195,7 +195,7 @@ def test_packages_of_the_system_are_named_where_they_may_not_be_installed(
     system_packages.main()
     wording(capsys.readouterr().err)
     wording(system_packages.without("chromium"))
-    assert system_packages.without("munge") == "needs root"
+    assert system_packages.without("munge") == "needs root: sudo make test"
     monkeypatch.setenv(system_packages.ALL_TESTS, "1")
     assert system_packages.without("chromium") == ""
     with wording.raises(SystemExit):

@@ -121,10 +121,11 @@ def check(job: Path, with_memory: bool, as_json: bool, overrides: tuple[str, ...
     from gpurun.launcher.jobfile.load import load_job
     from gpurun.launcher.jobfile.values import node_bounds
     from gpurun.launcher.machine.host import inspect_machine
-    from gpurun.launcher.plan.build import build_plan
+    from gpurun.launcher.plan.build import build_plan, with_mistakes_of_plan
     from gpurun.launcher.plan.devices import assumed_nodes
 
-    spec = load_job(job, overrides, runs_here=True)
+    with with_mistakes_of_plan(inspect_machine):
+        spec = load_job(job, overrides, runs_here=True)
     machine = inspect_machine()
     plan = build_plan(spec, machine, assumed_nodes(machine, node_bounds(spec.nodes)[1]))
     memory = None

@@ -10,11 +10,10 @@ from gpurun.launcher.jobfile.checks.program_file import find_program_mistakes
 from gpurun.launcher.jobfile.checks.workload import find_workload_mistakes
 from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM_KEYS, JobKind, default_batch, is_workload
 from gpurun.launcher.jobfile.model import SIZES, Baseline, JobSpec, Steps, key_settings
-from gpurun.launcher.jobfile.program_values import MODULE_NAME, SCRIPT_PATH
+from gpurun.launcher.jobfile.program_values import MODULE_NAME, SCRIPT_PATH, WORKLOAD_NAME
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.section import ITEMS, Section, Setting
 from gpurun.launcher.jobfile.settings import SETTINGS
-from gpurun.launcher.jobfile.values import WORKLOAD_NAME
 from gpurun.launcher.jobfile.yaml.tree import REMOVE_ONE
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.splits import is_same_split

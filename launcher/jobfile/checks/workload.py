@@ -21,6 +21,7 @@ from gpurun.launcher.jobfile.params import (
     Signature,
     names_of,
     needs,
+    own_nodes,
     read_module,
     refused,
     returned_by,
@@ -184,6 +185,20 @@ def _missing_function(
     elif names.bound[function] == 1 and (line := _line_of_value(module, function)):
         message = f"`{shorten(function)}` in {file[:200]} is no function, but a value (line {line})"
         yield spec.problem(place, message, hint)
+    elif names.bound[function] == 1 and (kind := _gives_no_workload(module, function)):
+        message = f"`{shorten(function)}` in {file[:200]} {kind}, so calling it gives no workload"
+        yield spec.problem(place, message, f"write it as a plain function: `def {shorten(function)}(…)`")
+
+
+def _gives_no_workload(module: ast.Module, name: str) -> str | None:
+    """What a function is that runs only when its result is awaited or iterated over."""
+    found = next((node for node in module.body if getattr(node, "name", None) == name), None)
+    if isinstance(found, ast.AsyncFunctionDef):
+        return None if found.decorator_list else "is an `async def`"
+    if not isinstance(found, ast.FunctionDef) or found.decorator_list:
+        return None
+    has_yield = any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own_nodes(found))
+    return "has a `yield`" if has_yield else None
 
 
 def _line_of_value(module: ast.Module, name: str) -> int | None:

@@ -13,6 +13,8 @@ _NOT_TEXTS = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "nu
 
 _WITH_UNIT = re.compile(r"([0-9]{1,9}) ?[A-Za-z]+")
 
+_ASSIGNED = re.compile(r"\s*(\w{1,40}) *= *(\S{1,40})")
+
 _TRUTHS = {
     **dict.fromkeys(("yes", "on", "y", "1"), "true"),
     **dict.fromkeys(("no", "off", "n", "0"), "false"),
@@ -44,11 +46,24 @@ def correction(value: Any, *wanted: type) -> str | None:
         return f"write {value:.0f}"
     if isinstance(value, str) and int in wanted and (counted := _WITH_UNIT.fullmatch(value)):
         return f"write {counted[1]}"
-    if bool in wanted and str(value).lower() in _TRUTHS:
-        return f"write {_TRUTHS[str(value).lower()]}"
+    if bool in wanted and (truth := truth_in(value)):
+        return f"write {truth}"
     if isinstance(value, bool | int | float) and str in wanted:
         return "put it in quotes"
     return None
+
+
+def truth_in(value: Any) -> str | None:
+    """`true` or `false` for a value that others write so: `on`, `yes please`."""
+    text = str(value).lower()
+    first = text.partition(" ")[0]
+    return _TRUTHS.get(text) or (_TRUTHS.get(first) if first.isalpha() else None)
+
+
+def assigned_as(text: str) -> str | None:
+    """`workload: gpt` for `workload = gpt`."""
+    found = _ASSIGNED.match(text)
+    return f"{found[1]}: {found[2]}" if found else None
 
 
 def shorten(text: str) -> str:

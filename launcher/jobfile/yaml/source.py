@@ -30,11 +30,11 @@ class Source:
 
     def problem(self, path: KeyPath, message: str, hint: str | None = None) -> Problem:
         """A mistake in the value at `path`."""
-        return self.root.mark_of_value(path).problem(message, hint)
+        return replace(self.root.mark_of_value(path).problem(message, hint), path=path)
 
     def key_problem(self, path: KeyPath, message: str, hint: str | None = None) -> Problem:
         """A mistake in the key at the end of `path`."""
-        return self.root.mark_of_key(path).problem(message, hint)
+        return replace(self.root.mark_of_key(path).problem(message, hint), path=path)
 
 
 def read_source(path: Path) -> Source:

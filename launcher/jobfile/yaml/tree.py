@@ -242,9 +242,12 @@ class _Composer:
             if isinstance(event, yaml.MappingEndEvent):
                 break
             key_mark = self.mark(event.start_mark)
-            key = self._key(self._node(event, depth + 1), key_mark)
+            key_node = self._node(event, depth + 1)
+            key = self._key(key_node, key_mark)
             value = self._node(next(self._events), depth + 1)
             size = self._grow(start, size, value)
+            if key is None and value.value is None and values:
+                self._forgotten_brackets(values, key_node)
             if key in marks:
                 self._duplicate(key, key_mark, marks[key])
             elif key is not None:
@@ -259,9 +262,22 @@ class _Composer:
             self.problems.append(mark.problem(f"a key must be text, not {describe(node.value)}", hint))
         return None
 
+    def _forgotten_brackets(self, values: dict[str, Node], item: Node) -> None:
+        """Explains the key that is none in `{global_batch: 32, 64}`: the next value of the key before it."""
+        key, first = list(values.items())[-1]
+        if not isinstance(item.value, int | float) or isinstance(first.value, dict):
+            return
+        found, begin = self.problems.pop(), f"put several values in brackets: {key}: "
+        if isinstance(first.value, Unreadable) and (before := self.problems[-1].hint or "").startswith(begin):
+            self.problems[-1] = replace(self.problems[-1], hint=f"{before[:-1]}, {item.value}]")
+        else:
+            self.problems.append(replace(found, hint=f"{begin}[{first.plain()}, {item.value}]"))
+        values[key] = Node(Unreadable(), first.mark)
+
     def _duplicate(self, key: str, mark: Mark, first: Mark) -> None:
         before = f" (first on line {first.line})" if first.line else ""
-        self.problems.append(mark.problem(f"duplicate key `{key}`{before}", REMOVE_ONE))
+        found = mark.problem(f"duplicate key `{key}`{before}", REMOVE_ONE)
+        self.problems.append(replace(found, path=(key,)))
 
     def _grow(self, start: Any, size: int, child: Node) -> int:
         if size + child.size > MAX_NODES:

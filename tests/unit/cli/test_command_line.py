@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -22,6 +23,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpurun.launcher.cli.commands import job_file
+from gpurun.launcher.cli.completion import lines_for
 from gpurun.launcher.cli.main import COMMANDS, cli, main
 from gpurun.launcher.cli.output import show_json
 from gpurun.launcher.cli.streams import Cleaned, prepare_streams
@@ -31,6 +33,7 @@ from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Scheduler
 from tests.conftest import SNAPSHOTS
 from tests.known import known
+from tools.system_packages import without
 
 COMMAND_LINES = SNAPSHOTS / "mistakes/command-lines.txt"
 """Mistakes on the command line after `$ `, with what each is answered after `> `."""
@@ -233,3 +236,25 @@ def test_the_list_of_examples_fits_the_terminal(monkeypatch: pytest.MonkeyPatch)
 def test_a_file_name_that_is_no_text_is_shown_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     show_json({"paths": (os.fsdecode(b"\xff.json"),), "speed": float("nan")})
     assert json.loads(capsys.readouterr().out) == {"paths": [r"\udcff.json"], "speed": None}
+
+
+ZSH = """\
+path=($PWD $path); typeset -A compstate
+compdef() { : }; _describe() { : }; compadd() { print -r -- "$@" ${(P)@[-1]} }
+words=(gpurun job.yaml --set steps.); CURRENT=4
+source lines; _gpurun_completion
+"""
+"""zsh's own functions are only there in a terminal: these print what they are given."""
+
+
+@pytest.mark.skipif(bool(reason := without("zsh")), reason=reason)
+def test_zsh_puts_no_space_after_the_equals_sign_of_a_key(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text(lines_for(cli, "zsh"))
+    answers = "plain\\nsteps.rounds=\\n_\\nplain\\njob.yaml\\n_\\n"
+    (tmp_path / "gpurun").write_text(f"#!/bin/sh\nprintf '{answers}'\n")
+    (tmp_path / "gpurun").chmod(0o755)
+    done = subprocess.run(["zsh", "-f", "-c", ZSH], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "-U -V unsorted -a completions job.yaml",
+        "-U -S  -V unsorted -a values steps.rounds=",
+    ]

@@ -176,7 +176,7 @@ TWO_PARTS = FakeMachine(
 def plan_and_backends(text: str, machine: MachineLike) -> tuple[list[str], list[str | None], str]:
     spec = spec_of(text)
     plan = build_plan(spec, machine)
-    backends = [backend_for(variant, (machine,)) for variant in plan.variants]
+    backends = [backend_for(variant.strategy, variant.devices, (machine,)) for variant in plan.variants]
     return [variant.id for variant in plan.variants], backends, "\n".join(plan.notes)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import load_job
+from gpurun.launcher.plan.build import with_mistakes_of_plan
 from gpurun.launcher.plan.expand import expand
 from tests.conftest import SNAPSHOTS
 from tests.unit.plan.machines import FakeMachine
@@ -32,6 +33,9 @@ BASES = {
 SOURCES = {
     "train.py": """\
 def build(width: int, depth=2, *, rate: float = 1e-3, name: str | None = None, fast: bool = False): ...
+async def waits(): ...
+def yields():
+    yield build(1)
 """,
     "broken.py": "import os\ndef f(:\n",
     "outside.py": "return 3\n",
@@ -65,7 +69,8 @@ def messages(directory: Path, name: str, case: str) -> str:
     path = directory / "job.yaml"
     path.write_text("\n".join([*base, *own]) + "\n")
     try:
-        spec = load_job(path, overrides)
+        with with_mistakes_of_plan(FakeMachine):
+            spec = load_job(path, overrides)
         if name == "plans":
             expand(spec, FakeMachine())
     except (SpecError, MachineError) as error:

@@ -16,7 +16,8 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import read_spec
 from gpurun.launcher.jobfile.yaml.source import parse_source
-from gpurun.launcher.plan.build import build_plan, estimate_s
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.estimate import estimate_s
 from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, turns_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.report.terminal.plan import headlines
@@ -129,6 +130,13 @@ def test_with_a_budget_there_are_as_many_short_launches_as_may_fit() -> None:
     assert len(plan.launches) == 2 * 64
     assert len(build_plan(spec_of(**job, budget="20s"), CPU).launches) == 2 * 10
     assert len(build_plan(spec_of(**job, budget="3s"), CPU).launches) == 2 * 6
+
+
+def test_a_budget_that_one_variant_does_not_use_is_noted(wording: Wording) -> None:
+    (note,) = build_plan(spec_of(budget="3s"), CPU).notes
+    wording(note)
+    assert build_plan(spec_of(), CPU).notes == ()
+    assert build_plan(spec_of(budget="3s", compare={"split": ["even", "3:1"]}), CPU).notes == ()
 
 
 @pytest.mark.parametrize("job", [{}, {"compare": {"workload": ["gpt", "mlp"]}, "workload": None}])
