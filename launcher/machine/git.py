@@ -15,7 +15,7 @@ from pathlib import Path
 from gpurun.launcher.errors import MachineError
 
 PREFIX = "gpurun-gate-"
-"""Of the temporary directories with worktrees."""
+"""The prefix of the temporary directories with worktrees."""
 CHECKOUT_S = 600.0
 """The most that a checkout may take."""
 SHORT = 10

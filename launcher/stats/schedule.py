@@ -22,22 +22,22 @@ MAX_WARMUP_STEPS = 30
 TOLERANCE = 0.02
 
 MEDIANS_ERROR_PER_DEVIATION = {WINDOW_STEPS: 1.32, NEXT_WINDOW_STEPS: 2.84}
-"""By the length of a window, standard error of the difference between the medians of two, per median absolute
+"""Standard error of the difference between two windows' medians, by their length, per median absolute
 deviation of their steps from their own medians, for normal noise (400,000 simulated warm-ups). Of short
 windows it is so much that noise alone is as often (14 %) taken for a warm-up that isn't over."""
 
 ROUNDS = 3
-"""Of a launch, while nothing is known of what launches and rounds scatter by: fewer say little about it."""
+"""Rounds of a launch while the scatter of launches and rounds is unknown: fewer say little about it."""
 MAX_KEPT_ROUNDS = 1000
-"""Of a program's launch on each rank; of more, a random sample, of about half as many at least. The standard
-error of the median round is then up to 6 % of the rounds' standard deviation (1.25 / √500), for normal
+"""Limit of a program's launch on each rank; of more, a random sample, about half as many, or more. The
+standard error of the median round is then up to 6 % of the rounds' standard deviation (1.25 / √500), for normal
 noise."""
 
 MAX_KEPT_STEPS = MAX_KEPT_ROUNDS * WINDOW_STEPS
-"""Of a variant, in a launch of a workload on each rank: of later blocks one step is kept, and the mean of
+"""Limit of a variant in a workload's launch, on each rank: of later blocks one step is kept, and the mean of
 all."""
 MAX_LATE_EVENTS = 10_000
-"""Of a rank of a workload: after so many more, those of rounds that aren't kept are removed."""
+"""The limit of a rank of a workload: after so many more, those of rounds that aren't kept are removed."""
 
 TIMED_BEFORE_TRACE = 20
 """Timed steps that come before the traced ones even if the program ends then."""
@@ -59,7 +59,7 @@ class RoundSample:
     level: int = 0
     _newest: int = -1
     _levels: list[int] = field(default_factory=list)
-    """Of the rounds that are kept."""
+    """The levels of the rounds that are kept."""
 
     def add(self, number: int) -> None:
         """Counts a round of this launch; it may be the one too many."""

@@ -22,7 +22,7 @@ UNPACKED_FREE_BYTES = 256 << 20
 UNPACKED_RATIO = 200
 """Kineto traces compress 15 to 40 times; gzip's limit, 1032 times, is that of a zip bomb."""
 MAX_UNPACKED_BYTES = 64 << 30
-"""Of all traces that are read for one answer."""
+"""The limit of all traces that are read for one answer."""
 
 
 def allowed_bytes(files: Sequence[Path], among: Sequence[Path] = ()) -> int:
@@ -112,7 +112,7 @@ class Source:
     position: int = 0
     """Uncompressed bytes read so far."""
     room: Room | None = None
-    """What all files may have together; `None`: only the beginning of this one is looked at."""
+    """The room that all files may have together; `None`: only the beginning of this one is looked at."""
 
     def read(self, num_bytes: int) -> bytes:
         """Up to `num_bytes` more bytes; none only at the end, which may be that of a truncated gzip file.
