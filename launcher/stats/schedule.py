@@ -30,8 +30,8 @@ ROUNDS = 3
 """Rounds of a launch while the scatter of launches and rounds is unknown: fewer say little about it."""
 MAX_KEPT_ROUNDS = 1000
 """Limit of a program's launch on each rank; of more, a random sample, about half as many, or more. The
-standard error of the median round is then up to 6 % of the rounds' standard deviation (1.25 / √500), for normal
-noise."""
+standard error of the median round is then up to 6 % of the rounds' standard deviation (1.25 / √500), for
+normal noise."""
 
 MAX_KEPT_STEPS = MAX_KEPT_ROUNDS * WINDOW_STEPS
 """Limit of a variant in a workload's launch, on each rank: of later blocks one step is kept, and the mean of
