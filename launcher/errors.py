@@ -127,7 +127,7 @@ _REMEDIES = {
     errno.EISDIR: "there is a directory with that name",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-"""What to do about an error, or what the system's short message means here."""
+"""The advice about an error, or what the system's short message means here."""
 
 
 def unwritable(path: Path, error: OSError) -> MachineError:

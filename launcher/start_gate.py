@@ -43,7 +43,7 @@ class Wanted:
     """A git ref, or a directory."""
     threshold_percent: float
     shared: tuple[Path, ...] = ()
-    """What the first version takes from the working copy, absolute."""
+    """The files that the first version takes from the working copy, absolute."""
     a: Interpreter = Interpreter()
     b: Interpreter = Interpreter()
 

@@ -81,7 +81,7 @@ class Leader:
     flags: NodeFlags
     ready: Prepared | None = None
     finished: Finished | None = None
-    """What was measured before a node was lost, and at the end."""
+    """The results from before a node was lost, and at the end."""
 
     @property
     def num_nodes(self) -> int | None:
@@ -213,7 +213,7 @@ class OtherNode:
     run_s: float = _RUN_S
     """How long node 0 may take to begin."""
     scratch: Path | None = None
-    """What its ranks write, where it doesn't share node 0's directory."""
+    """The directory that its ranks write to, where it doesn't share node 0's."""
     follower: Follower | None = None
 
     def follow(self, here: Joined, kept: contextlib.ExitStack) -> None:

@@ -18,7 +18,7 @@ class StepObserver(Protocol):
 
 
 _observers: list[StepObserver] = []
-"""Of this process: none, or the rank's own."""
+"""The observers of this process: none, or the rank's own."""
 
 
 def observe(observer: StepObserver) -> None:

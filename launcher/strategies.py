@@ -37,7 +37,7 @@ class Strategy:
     has_buckets: bool = False
     """Whether gradients are averaged between processes in buckets."""
     collectives: tuple[str, ...] = ()
-    """What its processes communicate by in every step, in NCCL's words."""
+    """The collectives of its processes in every step, in NCCL's words."""
     keeps_gradients: bool = False
     """Whether gradients have memory of their own all the time, as in DDP's buckets."""
     shards_optimizer: bool = False
@@ -49,7 +49,7 @@ class Strategy:
     max_batch_refusal: str = ""
     """Why one device alone can't show the largest batch; empty where it can."""
     transfer_advice: str = "try larger batches, gradient accumulation or another bucket size"
-    """What may shorten communication that nothing overlaps."""
+    """The advice to shorten communication that nothing overlaps."""
     compile_refusal: str = ""
     """Why `torch.compile` can't be used with it; empty where it can."""
     checkpointing_refusal: str = ""

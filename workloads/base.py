@@ -63,7 +63,7 @@ class Workload:
     num_workers: int = 0
     """Processes that read `dataset` on each rank."""
     notes: tuple[str, ...] = ()
-    """What a reader of the results should know, in whole sentences: files that were skipped, for one."""
+    """Notes for readers of the results, in whole sentences: files that were skipped, for one."""
 
 
 class _Place(threading.local):

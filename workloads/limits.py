@@ -46,7 +46,7 @@ def check(**values: float) -> None:
 
 
 NAMED_FILES = 5
-"""Of those that are skipped."""
+"""The limit of skipped files that are named."""
 
 
 def path_of(name: str) -> Path:

@@ -21,12 +21,12 @@ class Site:
     """Where a micro-benchmark runs: what one rank sees."""
 
     devices: tuple[torch.device, ...]
-    """Of this process; one, unless it owns several."""
+    """The devices of this process; one, unless it owns several."""
     names: tuple[str, ...]
-    """What the job calls them: `cuda:1`, where this process sees no other and calls it `cuda:0`."""
+    """The job's names of them: `cuda:1`, where this process sees no other and calls it `cuda:0`."""
     world_size: int
     dtype: torch.dtype
-    """What the job's precision computes in."""
+    """The type that the job's precision computes in."""
 
     @property
     def device(self) -> "torch.device":
@@ -57,7 +57,7 @@ class Cases:
 
     cases: tuple[Case, ...]
     notes: tuple[str, ...] = ()
-    """What could not be measured there, and why."""
+    """Notes on what could not be measured there, and why."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Probe:
 
     unit: Unit
     cases: Callable[[Site], Cases]
-    """What to measure; all ranks must get cases of the same sizes in the same order."""
+    """The cases to measure; all ranks must get cases of the same sizes in the same order."""
 
 
 def powers(first: int, last: int, factor: int) -> tuple[int, ...]:

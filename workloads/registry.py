@@ -19,7 +19,7 @@ class Builtin:
     module: str
     summary: str
     bound_by: str
-    """What its time goes into."""
+    """The part of the hardware that its time goes into."""
     function: str = "build"
     kind: Kind = "training"
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -88,7 +88,7 @@ class Calibration:
     seed: str
     """Seeds the order of measurements; the same on all ranks."""
     times_ms: list[dict[int, list[float]]] = field(default_factory=list)
-    """By device and samples: a value per round."""
+    """A value per round, by device and samples."""
     too_large: list[int | None] = field(default_factory=list)
     """The fewest samples that did not fit, by device."""
     largest: list[int] = field(default_factory=list)

@@ -50,7 +50,7 @@ COMMANDS = {
     "selftest": Entry("selftest", "selftest", "Check that this machine's devices and links work."),
     "submit": Entry("submit", "submit", "Write a batch script for a job file, and submit it."),
 }
-"""By name, in the order of `gpurun --help`."""
+"""All commands by name, in the order of `gpurun --help`."""
 
 
 class Commands(click.Group):

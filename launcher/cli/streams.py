@@ -13,7 +13,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.logs.lines import clean
 
 _PASSED = frozenset({"closed", "encoding", "errors", "fileno", "isatty", "name", "newlines"})
-"""What others may ask of the real stream: nothing that writes, such as `buffer`."""
+"""Attributes of the real stream that others may use: nothing that writes, such as `buffer`."""
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 

@@ -62,12 +62,12 @@ from gpurun.launcher.trace.explain import MENTION_FROM
 
 SCHEMA = 2
 MAX_MAPPING_BYTES = 1 << 22
-"""Of a record of which any JSON is kept: in memory it may take 20 times as much."""
+"""The limit of a record of which any JSON is kept: in memory it may take 20 times as much."""
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What the files of a run hold, before anything is compared."""
+    """The content of a run's files, before anything is compared."""
 
     plan: Plan
     job: Mapping[str, Any]
@@ -178,13 +178,13 @@ def _fitting(
 
 
 def _searched(run: RunDir, leader: VariantResult | None) -> SearchResult | None:
-    """What `gpurun tune` found, with the difference of its fastest combination from the baseline."""
+    """The result of `gpurun tune`, with the difference of its fastest combination from the baseline."""
     against = leader.vs_baseline if leader else None
     return search_result(run, leader.id if leader else None, against.percent if against else None)
 
 
 def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> tuple[str, ...]:
-    """What is to be known of a comparison and of the run itself."""
+    """Notes on a comparison and on the run itself."""
     plan, measured = recorded.plan, recorded.measured
     is_open = found.complete and not found.is_unranked
     return (

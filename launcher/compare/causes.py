@@ -29,7 +29,7 @@ ALL_HOST = 0.9
 """Share of a rank's work from which on the CPU's own time is the work: there are hardly any operators."""
 
 OWN: tuple[Kind, ...] = ("input", "copies", "host", "transfer")
-"""What a rank loses by itself."""
+"""Losses of a rank by itself."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Loss:
     span_ms: float
     text: str
     more_ms: float | None = None
-    """By how much it grew over the variant compared with: healthy steps lose some of it, too."""
+    """The growth over the variant compared with: healthy steps lose some of it, too."""
 
     @property
     def is_wait(self) -> bool:
@@ -194,7 +194,7 @@ def losses(ranks: Sequence[RankFigures]) -> list[Loss]:
 
 
 def _own_loss(kind: Kind, slowest: RankFigures, ranks: Sequence[RankFigures]) -> Loss:
-    """Of the rank that works longest: what it loses, the step loses.
+    """The loss of the rank that works longest: what it loses, the step loses.
 
     Where all lose about as much, what each loses at least; always so where they are blocked: if one is
     blocked for longer, the others wait for it.
@@ -228,7 +228,7 @@ def _part_ms(rank: RankFigures, kind: Kind) -> float:
 
 
 def _python_ms(rank: RankFigures) -> float | None:
-    """What of `host_ms` the CPU can have worked: a rank that sleeps, or waits for a lock, isn't in Python."""
+    """The part of `host_ms` in which the CPU can have worked: a sleeping or waiting rank isn't in Python."""
     if rank.host_ms is None or rank.cpu_ms is None:
         return rank.host_ms
     longer = max(1.0, (rank.span_ms or 0.0) / rank.step_ms) if rank.step_ms else 1.0
@@ -257,7 +257,7 @@ def _wait(ranks: Sequence[RankFigures]) -> Loss:
 
 
 def _bubble(ranks: Sequence[RankFigures]) -> Loss | None:
-    """What the stage with the largest bubble waits for; `None` without a pipeline."""
+    """The wait of the stage with the largest bubble; `None` without a pipeline."""
     found = [(rank.bubble, rank) for rank in ranks if rank.bubble is not None]
     if not found:
         return None
@@ -270,7 +270,7 @@ def _bubble(ranks: Sequence[RankFigures]) -> Loss | None:
 
 
 def _more_ms(kind: Kind, cause: RankFigures, waiting: RankFigures) -> float:
-    """What the cause loses more than its samples explain; nothing where that is all that ranks do."""
+    """The cause's loss beyond what its samples explain; nothing where that is all that ranks do."""
     if kind == "host" and all(_part_ms(rank, kind) >= ALL_HOST * _work_ms(rank) for rank in (cause, waiting)):
         return 0.0
     samples = max(1.0, _samples_ratio(cause, waiting))

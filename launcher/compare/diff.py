@@ -82,7 +82,7 @@ class Diff:
     name_b: str
     """The runs as a person would type them, or the names of their jobs."""
     ci_level: float | None
-    """Of one variant's interval; `None` if no variant can be compared."""
+    """The level of one variant's interval; `None` if no variant can be compared."""
     variants: tuple[VariantDiff, ...]
     not_comparable: tuple[NotComparable, ...]
     only_in_a: tuple[Unpaired, ...]
@@ -179,7 +179,7 @@ def _gate_row(
 
 
 def _work(run: Comparison, variant: VariantResult, without: Collection[str]) -> dict[str, Any]:
-    """What a step of the variant computes, and how: only where all of it is the same, times are compared."""
+    """The work of a variant's step, and how it is done: times are compared only if all of it is the same."""
     return {
         name: _value(name, run, variant)
         for name, setting in SETTINGS.items()
@@ -199,7 +199,7 @@ def _value(name: str, run: Comparison, variant: VariantResult) -> Any:
 
 
 def _other_work(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """What differs, in words; empty where it is the same work."""
+    """The differences in words; empty where it is the same work."""
     texts = (
         (key, value_text(a[key]) or "none", value_text(b.get(key)) or "none")
         for key in a

@@ -115,7 +115,7 @@ HEADLINES = {SLOWER: _slower_headline, NOT_SLOWER: _passing_headline, UNDECIDED:
 
 
 def _visible(gate: Gate) -> tuple[str, ...]:
-    """What it could have seen, of the variant of which that is least."""
+    """The smallest change that it could have seen, of the variant for which that is least."""
     seen = [row.seen_percent for row in gate.of(UNDECIDED) if row.seen_percent is not None]
     if not seen:
         return ()
@@ -257,7 +257,7 @@ class _Pair:
         return THROTTLED if self.is_hot else None
 
     def advice(self, budget_s: float, looks: Sequence[Look]) -> list[str]:
-        """What to do where it is undecided."""
+        """The advice where the gate is undecided."""
         if self.strays:
             return [OWN_ENVIRONMENTS]
         if self.a.status == "failed":

@@ -189,7 +189,7 @@ def _without_steps(plan: Plan, ran: Sequence[VariantResult]) -> str:
 
 
 def _name(plan: Plan, one: Variant | VariantResult) -> str:
-    """What varies, or else what ran: `train.py on 2 devices`."""
+    """The varied values, or else what ran: `train.py on 2 devices`."""
     return " ".join(varied_texts(one.varied)) or f"{plan.workload} on {plural(len(one.devices), 'device')}"
 
 
@@ -289,7 +289,7 @@ def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -
 
 
 def _what_differs(leader: VariantResult, other: VariantResult) -> str:
-    """What one chooses between the two: a split, where they differ in nothing else."""
+    """The kind of choice between the two: a split, where they differ in nothing else."""
     is_same_strategy = other.strategy == leader.strategy
     return leader.kind.choice if is_same_strategy and other.varied == leader.varied else "variant"
 

@@ -20,7 +20,7 @@ from gpurun.launcher.units import Interval
 Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
 Verdict = Literal["baseline", "faster", "slower", "same", "inconclusive"]
 Unit = Literal["launch", "round"]
-"""What an interval is made of: launches, whose scatter it covers, or the rounds of those that there were."""
+"""The unit of an interval: launches, whose scatter it covers, or the rounds of those that there were."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Scatter:
     round_percent: float | None = None
     """Between the rounds of a launch."""
     shared_percent: float | None = None
-    """Of a launch's value, where both ran in the same launches: both of the above."""
+    """The scatter of a launch's value, where both ran in the same launches: both of the above."""
     apart_percent: float | None = None
-    """Of a launch's value, where they ran in launches of their own."""
+    """The scatter of a launch's value, where they ran in launches of their own."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ExposedComm:
     """Communication outside compute, per step, from two independent sources."""
 
     trace: float | None = None
-    """What the trace shows while nothing computes, in steps that the profiler slows down a little."""
+    """Communication in the trace while nothing computes, in steps that the profiler slows down a little."""
     ablation: float | None = None
     """The median step less the median step without communication; noise can make it negative."""
 
@@ -121,7 +121,7 @@ class RankFigures:
     step_ms: float | None
     phases_ms: Mapping[str, float]
     peak_gib: float | None
-    """Of live tensors in one step, if looked at; else what a GPU's allocator or a program's process held."""
+    """The peak of live tensors in one step, if looked at; else of a GPU's allocator or program's process."""
     trace: str | None
     span_ms: float | None = None
     compute_ms: float | None = None
@@ -141,24 +141,24 @@ class RankFigures:
     """In collectives after that."""
     exposed_comm_ms: ExposedComm = ExposedComm()
     bubble: Bubble | None = None
-    """Of its stage, in the same traced steps; `None` where it is in no pipeline."""
+    """The bubble of its stage, in the same traced steps; `None` where it is in no pipeline."""
     queue_percent: float | None = None
-    """Of its step: time in which a thread of it was ready to run, but other processes had the cores."""
+    """The share of its step in which a thread of it was ready to run, but other processes had the cores."""
     cpu_ms: float | None = None
     """CPU time of all its threads in a timed step: more than that no Python between operators can take."""
     throttled: str | None = None
     """Why the GPU's clock was low in most rounds."""
     sm_clock_mhz: float | None = None
-    """Of the GPU in timed steps, as its power: the mean over blocks."""
+    """The GPU's clock in timed steps, as its power: the mean over blocks."""
     power_w: float | None = None
     alloc_retries: int = 0
     """How often timed steps waited because torch had to release cached memory first."""
     host: str | None = None
     """Name of the rank's node, where the job has several."""
     memory_gib: Mapping[MemoryPart, float] = field(default_factory=dict)
-    """What `peak_gib` consists of; empty where no step was looked at."""
+    """The parts of `peak_gib`; empty where no step was looked at."""
     reserved_gib: float | None = None
-    """What torch's allocator held in that step, in use or not."""
+    """The memory that torch's allocator held in that step, in use or not."""
     operators_ms: Mapping[str, float] = field(default_factory=dict)
     """Compute of a traced step by operator, on a GPU by kernel, longest first; the mean of all of them."""
 
@@ -197,7 +197,7 @@ class VariantResult(Rates):
     threads: int = 0
     """Intra-op threads of one device; 0 in runs that are older than this field."""
     probe: ProbeResult | None = None
-    """What a micro-benchmark measured; it has no steps."""
+    """The result of a micro-benchmark, which has no steps."""
     wall_s: float | None = None
     """How long a program runs, from its start to the end of its last rank: median over launches."""
     gradient_warning: str | None = None
@@ -207,7 +207,7 @@ class VariantResult(Rates):
     compression: str = ""
     """How its gradients are compressed, so that they aren't those of one device; empty where they aren't."""
     loss: LossOver | None = None
-    """What the workload's loss is over its samples; `None` of a program, and in older runs."""
+    """The kind of the workload's loss over its samples; `None` of a program, and in older runs."""
     code: Mapping[str, str] = field(default_factory=dict)
     """Files of the user's code that it loaded, relative to the job's directory, with a hash of each."""
     traced_steps: TracedSteps | None = None
@@ -263,7 +263,7 @@ class GateRow:
     seen_percent: float | None
     """The smallest difference that would have been called slower with 80 % chance."""
     launches: int
-    """Of each version."""
+    """The launches of each version."""
     why: str | None = None
     """Why nothing can be said, where it isn't the scatter of its launches."""
     is_open: bool = False
@@ -282,7 +282,7 @@ class Gate:
     rows: tuple[GateRow, ...]
     headline: str
     details: tuple[str, ...] = ()
-    """What it could have seen, and what to do."""
+    """The smallest difference that it could have seen, and what to do."""
 
     def of(self, outcome: Outcome) -> list[GateRow]:
         """The variants with this outcome."""
@@ -332,28 +332,28 @@ class Comparison:
     batch_curves: tuple[BatchCurve, ...] = ()
     """Where at least three global batches were compared."""
     interference: tuple[str, ...] = ()
-    """What else ran during each variant: a core that its worst rank waited for, or a throttled clock."""
+    """Other load during each variant: a core that its worst rank waited for, or a throttled clock."""
     restarts: int = 0
     """How often launches were started again after a failure."""
     unit: Unit = "round"
-    """What its intervals are made of."""
+    """The unit of its intervals."""
     leader: str | None = None
     """The variant with the highest throughput (of programs: the shortest step), however sure its lead is."""
     open: tuple[OpenPair, ...] = ()
-    """What more launches would have to decide, the closest first."""
+    """The differences that more launches would have to decide, the closest first."""
     scatter: Scatter = Scatter()
     code: CodeVersion | None = None
     """The commit that the run was started from; `None` outside of git, and in older runs."""
     fitting: Fitting | None = None
     """Where the job states `memory`."""
     search: SearchResult | None = None
-    """Of `gpurun tune`; `None` of other runs."""
+    """The search of `gpurun tune`; `None` of other runs."""
     gate: Gate | None = None
     """The answer of `gpurun gate`; `None` of other runs."""
     headline: str = ""
     """The answer in one sentence, the same in every report; empty in runs that are older than this field."""
     alerts: tuple[str, ...] = ()
-    """What every report shows first: variants whose gradient isn't that of one device."""
+    """Warnings that every report shows first: variants whose gradient isn't that of one device."""
     conclusions: int = 0
     """`CONCLUSIONS` of the gpurun that compared; 0 in runs that are older than this field."""
 

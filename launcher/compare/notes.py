@@ -68,7 +68,7 @@ def _is_hidden(one: OpenPair, most: float) -> bool:
 
 
 def _time_without_load(hidden: Sequence[OpenPair], launch_s: float) -> str:
-    """What waiting for cores did, and how long it takes without."""
+    """The effect of waiting for cores, and how long deciding takes without it."""
     waited_percent = max(one.waited_percent for one in hidden)
     seconds = launch_s * max(one.launches_unloaded or 0 for one in hidden)
     is_possible = all(one.launches is not None for one in hidden)
@@ -201,7 +201,7 @@ def _few_launches(baseline: Measured, name: str, others: list[Measured], more: s
 
 
 def _within(within: int, baseline: Measured, others: list[Measured], more: str) -> list[str]:
-    """What verdicts between variants of the same launches cover, where there are few."""
+    """The scope of verdicts between variants of the same launches, where there are few."""
     if not within or not any(one.group == baseline.group and one.counts for one in others):
         return []
     these = "this launch" if within == 1 else f"these {within} launches"
@@ -209,7 +209,7 @@ def _within(within: int, baseline: Measured, others: list[Measured], more: str) 
 
 
 def _within_launch(measured: Iterable[Measured]) -> list[str]:
-    """What the intervals of programs that ran once are made of."""
+    """The parts that the intervals of programs that ran once are made of."""
     once = [one for one in measured if one.variant.kind.runs_program and one.counts and len(one.logs) == 1]
     nums: dict[str, list[int]] = {}
     for within in map(within_launch, once):

@@ -75,7 +75,7 @@ def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings
 def _together(
     leader: VariantResult, others: Sequence[VariantResult], pairwise: Pairwise
 ) -> dict[str, Difference]:
-    """What is shown of each rival where they aren't all slower; of the baseline what the table shows."""
+    """The difference to show for each rival where they aren't all slower; for the baseline the table's."""
     behind = dict(pairwise.all_against(leader.id, [other.id for other in others]))
     row = leader.vs_baseline
     return behind | {one.id: opposite(row) for one in others if is_baseline(one) and row is not None}

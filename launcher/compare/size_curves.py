@@ -85,7 +85,7 @@ class Balanced:
     """T*: the slowest device's time in the best split of whole samples. By straight curves no split computes
     faster; where one isn't straight, none of those whose sizes were measured."""
     overhead_ms: float
-    """What a step takes beyond that: communication, and for `dp` all that its first device does alone."""
+    """The time of a step beyond that: communication, and for `dp` all that its first device does alone."""
     predicted_ms: float
     measured_ms: float | None
     optimum_over_measured: float | None
@@ -127,9 +127,9 @@ class Curve:
     unit: Literal["bytes", "rows"]
     points: tuple[CurvePoint, ...]
     latency_us: float | None = None
-    """Of a copy or a collective: what it takes however small it is."""
+    """The time of a copy or a collective, however small it is."""
     fitted_gb_per_s: float | None = None
-    """What every further byte takes."""
+    """The rate of every further byte."""
     fit_off_by: float | None = None
     """The largest factor between a point and that line: much above 1, latency and bandwidth are no
     description of the curve."""
@@ -158,8 +158,8 @@ class BatchCurve:
     """Throughput over batch size, all else being equal."""
 
     label: str
-    """What the variants have in common: `ddp even`."""
+    """The settings that the variants have in common: `ddp even`."""
     points: tuple[BatchPoint, ...]
-    """By rising batch."""
+    """The points by rising batch."""
     knee: int | None
     """The smallest batch within 10 % of the highest throughput; `None` if it still grows at the end."""

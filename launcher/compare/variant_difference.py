@@ -26,7 +26,7 @@ CONTROL = "\0control"
 """The name of the baseline's second blocks among the variants of a launch."""
 
 EARLY_ROUNDS_SHARE = 0.32
-"""Of the level of a comparison, where rounds ended as soon as it was decided, as in older runs: each of five
+"""Share of a comparison's level, where rounds ended as soon as it was decided, as in older runs: each of five
 looks had 1.6 %."""
 
 
@@ -42,11 +42,11 @@ class Differences:
     """The same of the baseline's second blocks, by repetition."""
     unit: Unit
     share_of_level: float = 1.0
-    """Of a comparison's level, at each look within a launch."""
+    """The share of a comparison's level, at each look within a launch."""
     waited: Mapping[str, float] = field(default_factory=dict)
-    """By how much ln(time) of a variant may be longer since its ranks waited for a core; 0 if accepted."""
+    """The most that ln(time) of a variant may be longer since its ranks waited for a core; 0 if accepted."""
     references: Mapping[str, str] = field(default_factory=dict)
-    """Of a gate, the version before: the step of a variant follows from its, not from the baseline's."""
+    """The version before, in a gate: the step of a variant follows from its, not from the baseline's."""
     is_throttled: bool = False
     """Whether clocks were low: then times of this run are not those of its splits, and decide nothing."""
 

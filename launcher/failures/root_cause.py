@@ -36,11 +36,11 @@ _FOLLOWS = re.compile(
 
 _TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
 _RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
-"""What torch writes before every line of a traceback once there is a process group."""
+"""The text that torch writes before every line of a traceback once there is a process group."""
 _CAUGHT = re.compile(r"Caught (?P<type>\w+) in .+\.")
 """How torch begins an exception of a DataLoader worker or a replica; the traceback from there follows."""
 _MISMATCH = "Is there a distributed collective mismatch in your code"
-"""What gloo says before it aborts. Source: gloo/transport/tcp/pair.cc."""
+"""The message of gloo before it aborts. Source: gloo/transport/tcp/pair.cc."""
 _REMEDIES = (
     (
         r"ModuleNotFoundError: No module named",
@@ -73,7 +73,7 @@ _REMEDIES = (
         "in a job they are `args`",
     ),
 )
-"""What to do about usual failures, by their type, message and log."""
+"""The advice about usual failures, by their type, message and log."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class Failure:
 
     rank: int
     variant: str | None
-    """What the rank was running, if it recorded that."""
+    """The variant that the rank was running, if it recorded that."""
     kind: Literal["exception", "oom", "exit", "user", "signal", "early_exit"]
     status: str
-    """What happened: `was killed by SIGKILL`, `ended with exit code 3`, `raised ValueError`."""
+    """The event: `was killed by SIGKILL`, `ended with exit code 3`, `raised ValueError`."""
     message: str
     """The message of the exception; empty if there is none."""
     traceback: str
@@ -355,7 +355,7 @@ _STATUS = {
     "oom": "ran out of memory",
     "user": "found a mistake in the workload",
 }
-"""By the kind of a failure record."""
+"""The status by the kind of a failure record."""
 
 
 def _record_status(record: FailureRecord) -> str:

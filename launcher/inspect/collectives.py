@@ -34,7 +34,7 @@ class CalledCollective:
     is_pending: bool = field(default=False, compare=False)
     """Whether the GPU has it before it, or still works on it; gloo never says."""
     num_elements: int | None = field(default=None, compare=False)
-    """Of its input, where it has to be the same on all ranks."""
+    """The number of elements of its input, where it has to be the same on all ranks."""
 
     @property
     def counted_in(self) -> tuple[str, str]:

@@ -45,7 +45,7 @@ class Hang:
     headline: str
     """One line; empty if nothing was found."""
     details: tuple[str, ...]
-    """What each rank was doing."""
+    """The activity of each rank."""
     missing: tuple[int, ...] = ()
     """Ranks that have not called a collective in which others wait."""
     ranks: tuple[RankView, ...] = ()
@@ -132,7 +132,7 @@ def _by_stacks(activities: Mapping[int, Activity | None]) -> _Finding:
 
 
 def _others(activities: Mapping[int, Activity | None], waiting: Sequence[int]) -> str:
-    """What the waiting ranks do; in the backward pass it is not known whether they wait."""
+    """The activity of the waiting ranks; in the backward pass it is not known whether they wait."""
     ways = {doing.waiting for rank in waiting if (doing := activities[rank])}
     if BACKWARD in ways:
         return f"{ranks_text(waiting)} {'is' if len(waiting) == 1 else 'are'} in the backward pass"

@@ -43,7 +43,7 @@ class TracesRequested(msgspec.Struct, frozen=True, tag=True):
     """The answer to `WantTraces`: the ranks know."""
 
     number: int
-    """Of the request."""
+    """The number of the request."""
     ranks: tuple[int, ...]
     """Those that will write a trace."""
 

@@ -166,7 +166,7 @@ def _connected(control: ControlDir, state: RankState, deadline_s: float) -> sock
 
 
 def _read_all(connection: socket.socket, deadline_s: float) -> bytes:
-    """What the other end sends until it closes the connection.
+    """The bytes that the other end sends until it closes the connection.
 
     Raises:
         OSError: it does not close it in time, or sends more than any rank has to say.

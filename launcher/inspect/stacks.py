@@ -24,13 +24,13 @@ _FATAL = re.compile(r"^Fatal Python error: (?P<what>.+)$", re.MULTILINE)
 _EXCHANGES = ("/torch/distributed/", "/launcher/worker/base/process_group.py")
 """Files whose functions wait for other ranks, and do nothing else that takes long, but for `_CALLS_MODEL`."""
 _CALLS_MODEL = "forward"
-"""Of FSDP and its like, modules around the model.
+"""The function by which FSDP and similar modules call the model that they wrap.
 Source: torch/distributed/fsdp/fully_sharded_data_parallel.py, `FullyShardedDataParallel.forward`.
 """
 _GPU_MODULES = ("/torch/accelerator/", *(f"/torch/{kind.name}/" for kind in gpu_kinds()))
 _DDP = "/torch/nn/parallel/distributed.py"
 _DDP_EXCHANGES = ("_sync_buffers", "_sync_module_states", "_distributed_broadcast_coalesced")
-"""What `DistributedDataParallel` does besides calling the model, by function."""
+"""The work of `DistributedDataParallel` besides calling the model, by function."""
 _KNOWN_OWNERS = {"dataloader.py": "DataLoader"}
 """Stacks don't name classes; in this one training most often waits."""
 _MOST_FRAMES = 10

@@ -37,7 +37,7 @@ class Kind:
     """The rule for values of a key that holds no keys of its own."""
 
     parse: Callable[[Any], Any]
-    """What a `JobSpec` holds, from the value in the YAML; raises `InvalidValue`."""
+    """Converts the value in the YAML to that of a `JobSpec`; raises `InvalidValue`."""
     schema: Mapping[str, Any]
     """The same as JSON Schema."""
 

@@ -37,9 +37,9 @@ class JobKind:
     has_time_limit: bool
     """Whether a variant has a timeout unless the job gives one: a program may train for days."""
     choice: str
-    """What one of its variants is called where the fastest is named."""
+    """The word for one of its variants where the fastest is named."""
     refusal: str
-    """What to say of a key that it doesn't have."""
+    """The message for a key that it doesn't have."""
     example: str
     """A line of its job file that makes a second variant."""
 
@@ -98,7 +98,7 @@ EVERY_KIND = frozenset(JOB_KINDS.values())
 
 PROGRAM_KEYS = ("script", "module")
 KIND_KEYS = ("workload", *PROGRAM_KEYS)
-"""Of these keys a job has exactly one."""
+"""The keys of which a job has exactly one."""
 
 
 def workload_kind(workload: str | None) -> JobKind:

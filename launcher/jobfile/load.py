@@ -188,7 +188,7 @@ _INSTEAD = {
     "resume": "an option of the command: gpurun --resume JOB.yaml",
     "workdir": "programs start in the job file's directory; `args` may have {launch_dir}",
 }
-"""What to do about keys that a job doesn't have, and that nothing near replaces."""
+"""The advice about keys that a job doesn't have, and that nothing near replaces."""
 
 
 def _meant(key: str, known: Iterable[str]) -> str | None:

@@ -75,7 +75,7 @@ def _named() -> dict[str, Derived]:
 
 
 def _kind_of(name: str) -> Kind:
-    """What a setting takes at the top of a job."""
+    """The rule for a setting at the top of a job."""
     found = key_of(name, Settings.__annotations__[name]).kind
     assert isinstance(found, Kind), "settings are single values"
     return found
@@ -185,7 +185,7 @@ class JobSpec(Settings, Section):
     """Whether `balanced` must use every device: `1` gives each at least one sample, `0` may leave out devices
     that would not help."""
     compare: Compare = Compare()
-    """What varies: every combination of the listed values is one variant."""
+    """The values to compare: every combination of the listed values is one variant."""
     baseline: Baseline | None = None
     """Which variant the others are compared with: values of the keys that vary. By default the first one."""
     steps: Steps = Steps()
@@ -199,14 +199,14 @@ class JobSpec(Settings, Section):
     """The most time to decide in, from the first launch on. Every variant is launched once, however long that
     takes; a launch begins only if it is likely to end in time."""
     memory_bytes: Memory | None = setting(None, kinds=frozenset({TRAINING, PROGRAM}), instead="")
-    """What a device has for a variant: `20 GiB`, a number of bytes, or the name of a GPU, `H100 80GB` or
+    """Memory of a device for a variant: `20 GiB`, a number of bytes, or the name of a GPU, `H100 80GB` or
     `RTX 4090` (its memory as it is sold, in 10⁹ bytes). The report then also names the fastest variant whose
     peak memory is not above that. What a GPU needs besides tensors, such as CUDA's context and what torch
     keeps free, is not in that peak: leave a margin."""
     profile: Profile = Profile()
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
     logs: Logs = Logs()
-    """What is kept of the ranks' output."""
+    """How much of the ranks' output is kept."""
     timeout_s: Duration = setting(600.0, kinds=EVERY_KIND, optional_for=frozenset({PROGRAM}))
     """The most that a variant may take: `90s`, `10m`, `1h`, or a number of seconds. Starting processes and
     building the model, which comes before any variant, may take as long, and at least a minute. A program has
@@ -215,7 +215,7 @@ class JobSpec(Settings, Section):
     """The time without a completed step after which the job counts as hanging; the report then names the rank
     that the others wait for. By default only `timeout` applies."""
     on_hang: Literal["stop", "continue"] = "stop"
-    """What to do about a hang: `stop` ends the variant, `continue` only reports it."""
+    """The reaction to a hang: `stop` ends the variant, `continue` only reports it."""
     silence_s: Silence | None = None
     """The time without a heartbeat after which a node counts as lost, and the run ends; a network that comes
     back before costs nothing. At least `3s`; by default `30s` for programs, and `10s` for workloads."""

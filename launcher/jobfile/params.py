@@ -34,7 +34,7 @@ TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "bool": ("true or false", (bool,)),
     "None": ("null", (type(None),)),
 }
-"""What a simple annotation allows, in words and as the types of a job's values."""
+"""The values that a simple annotation allows, in words and as the types of a job's values."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Param:
     name: str
     is_required: bool
     types: frozenset[str]
-    """Of `TYPES`; empty if the annotation is missing or says more than these."""
+    """Names of `TYPES`; empty if the annotation is missing or says more than these."""
     default: str | None = None
     """As the source has it, `...` where it was read from the function; `None` where there is none."""
     choices: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ def _correction(value: Any, param: Param) -> str | None:
 
 
 def _expected(param: Param) -> str:
-    """What a parameter takes, in words."""
+    """The values of a parameter, in words."""
     if param.choices:
         return any_of(param.choices)
     return " or ".join(words for name, (words, _) in TYPES.items() if name in param.types)
@@ -222,7 +222,7 @@ def signature_of(module: ast.Module, function: str) -> Signature | None:
 
 
 def _arguments(module: ast.Module, name: str) -> ast.arguments | None:
-    """What the source says that a function or class takes; `None` where something else may decide."""
+    """The arguments of a function or class, by its source; `None` where something else may decide."""
     for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name and not node.decorator_list:
             return node.args if isinstance(node, ast.FunctionDef) else _arguments_of_class(module, node)
@@ -234,7 +234,7 @@ _PLAIN_BASES = frozenset({"object", "nn.Module", "torch.nn.Module"})
 
 
 def _arguments_of_class(module: ast.Module, node: ast.ClassDef) -> ast.arguments | None:
-    """What `__init__` takes after `self`; without bases, a class that has none takes nothing."""
+    """The arguments of `__init__` after `self`; without bases, a class that has none takes nothing."""
     own = Counter(name for each in _top_level(node) for name in _bound_by(each))
     inits = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
     decides_otherwise = node.keywords or own["__new__"] or own["__init__"] != len(inits)

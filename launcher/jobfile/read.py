@@ -77,7 +77,7 @@ def _advised(model: type[Section], name: str, value: Any, wrong: InvalidValue) -
 
 
 def _compared_as(model: type[Section], name: str) -> ListOf | None:
-    """What `compare` takes for a key at the top; `None` if it takes nothing, or the key isn't at the top."""
+    """The rule of `compare` for a key at the top; `None` if it takes nothing, or the key isn't at the top."""
     key = SECTIONS["compare"].keys.get(name) if model is JobSpec else None
     return key.kind if key is not None and isinstance(key.kind, ListOf) else None
 
@@ -104,7 +104,7 @@ def _lists_several(kind: ListOf, value: Any, wrong: InvalidValue | None) -> bool
 
 
 def _listed(name: str, values: list[Any]) -> str:
-    """What compares the values; `workload` says which kind of job it is, and is needed next to it."""
+    """The text that compares the values; `workload` shows the kind of job, and is needed next to it."""
     compared = f"compare: {{{name}: {flow_text(values)}}}"
     return f"{name}: {values[0]}` and `{compared}" if name == "workload" else compared
 

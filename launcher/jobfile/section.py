@@ -33,7 +33,7 @@ class Shape:
     merge: Callable[[Any, Any], Any]
     """A variant's value, of the job's own and the one under `compare`."""
     id_words: Callable[[str, Any], list[str]]
-    """What an id has of a value: `["seed-1"]`."""
+    """The part of an id for a value: `["seed-1"]`."""
     matches: Callable[[Any, Any, Any], bool] = lambda value, varied, wanted: bool(value == wanted)
     """Whether a variant's value, of which `varied` is the part under `compare`, is the one of `baseline`."""
 
@@ -77,7 +77,7 @@ class Setting:
     varies_for: frozenset[JobKind] = EVERY_KIND
     """Kinds of job that may compare values of it, of those that have it."""
     instead: str = "vary `args`, `env` or `device_count`"
-    """What to do in a job of a kind that doesn't have it."""
+    """The advice in a job of a kind that doesn't have it."""
     optional_for: frozenset[JobKind] = frozenset()
     """Kinds of job that have it only where the job gives it a value."""
     for_training: bool = False
@@ -87,7 +87,7 @@ class Setting:
     matters: Callable[[Any], bool] = lambda settings: True
     """Whether it means anything next to the values that a combination or a variant has for other settings."""
     needs: str = ""
-    """What it needs so that it means something, in a few words."""
+    """The other settings that it needs to have a meaning, in a few words."""
     absent: Any = None
     """A variant's value where it means nothing to its kind of job, its strategy or next to other settings."""
     shares_processes: bool = False
@@ -112,11 +112,11 @@ class Setting:
     """Whether the worker's strategy takes it, as a keyword argument of this name."""
     shape: Shape = VALUE
     compared: Kind | None = None
-    """What one item under `compare` takes, where that is not the same as at the top."""
+    """The rule for one item under `compare`, where that is not the same as at the top."""
     check_list: Callable[[list[Any]], None] | None = None
     """Finds what is wrong with a list under `compare` as a whole; raises `InvalidValue`."""
     named: Kind | None = None
-    """What `baseline` takes, where that is not the same as at the top."""
+    """The rule of `baseline`, where that is not the same as at the top."""
 
     def holds(self, kind: JobKind, strategy: str) -> bool:
         """Whether variants of that kind and strategy have it."""
@@ -144,7 +144,7 @@ class Section:
     """The whole job, or a key of it that holds keys of its own. Every field of a subclass is a key."""
 
     keys: ClassVar[Mapping[str, Key]]
-    """By their names in the file, in the order of the fields."""
+    """The settings by their names in the file, in the order of the fields."""
     shorthand: ClassVar[tuple[str, ...]] = ()
     """The keys of which one is meant where the file has a value in place of the section."""
     stated: frozenset[str] = frozenset()

@@ -39,7 +39,7 @@ _NOT_STRATEGIES = dict.fromkeys(
     ("zero2", "deepspeed", "tp", "pp"),
     "a program that uses it can be timed as it is: `gpurun run train.py`",
 )
-"""What is no choice, however near its name is to one."""
+"""Values that are no choice, however near their name is to one."""
 _OF_WORKLOADS = "use `params` for the arguments of a workload"
 
 
@@ -60,7 +60,7 @@ class Settings:
         builds_model=True,
         absent="",
     )
-    """What to train: a built-in (`gpt`), a function in a file next to the job (`train.py:build`), or one in a
+    """Model to train: a built-in (`gpt`), a function in a file next to the job (`train.py:build`) or one in a
     module (`package.module:build`). A job has this, a `script` or a `module`."""
     script: Annotated[str, program_values.SCRIPT] | None = setting(
         None, kinds=frozenset({PROGRAM}), is_task=True
@@ -374,7 +374,7 @@ class Settings:
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {one.name: one.metadata["setting"] for one in fields(Settings)}
 )
-"""By name, in the order in which they vary."""
+"""All settings by name, in the order in which they vary."""
 
 TASK_SETTINGS = tuple(name for name, one in SETTINGS.items() if one.is_task)
 

@@ -326,7 +326,7 @@ _OF_NCCL = {
     "protocol": one_of(("simple", "ll", "ll128")),
     "channels": whole(1, 64),
 }
-"""What a job can choose for NCCL. Source: NCCL's user guide, "Environment Variables"."""
+"""NCCL's settings that a job can choose. Source: NCCL's user guide, "Environment Variables"."""
 
 
 def parse_nccl(value: Any) -> dict[str, Any]:

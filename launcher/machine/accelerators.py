@@ -70,7 +70,7 @@ class Accelerator:
     health: Health = field(default=lambda indices, environ: ())
     """Asks about the GPUs of these indices, numbers in a process with this environment."""
     sensors: AskSensors = field(default=lambda indices, environ: tuple(Sensors() for _ in indices))
-    """What drivers can be asked about them while they work."""
+    """The sensors that drivers have for them while they work."""
 
     def device(self, index: int) -> str:
         """`cuda:INDEX`."""
@@ -167,7 +167,7 @@ def kinds_of(build: TorchBuild | None) -> tuple[Accelerator, ...]:
 
 
 ACCELERATORS: dict[str, Accelerator] = {row.name: row for row in kinds_of(installed_torch())}
-"""By name. `devices: auto` tries those that aren't the host's in this order."""
+"""All accelerators by name. `devices: auto` tries those that aren't the host's in this order."""
 
 
 def accelerator_of(device: str) -> Accelerator:

@@ -58,7 +58,7 @@ class Machine:
     cuda_driver_version: str | None
     nvml_error: str | None
     notes: tuple[str, ...]
-    """What else a person should know about the GPUs."""
+    """Other notes on the GPUs."""
     topology: Topology
 
 

@@ -21,7 +21,7 @@ _PROCESSES = re.compile(
 )
 """The last: where gloo can start only some of its threads, C++ aborts."""
 _THREADS_PER_RANK = 16
-"""What torch, gloo and the profiler start in a rank on two cores: 13 to 15 were seen."""
+"""The threads that torch, gloo and the profiler start in a rank on two cores: 13 to 15 were seen."""
 _EXEMPT = 1 << 21 | 1 << 24
 """CAP_SYS_ADMIN and CAP_SYS_RESOURCE: Linux doesn't count. Source: kernel/fork.c, `copy_process`."""
 _FILES_AT_LEAST = 64

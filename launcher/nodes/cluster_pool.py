@@ -68,7 +68,7 @@ class Timeline:
 
     last_ns: int = 0
     shifts_ns: dict[int, int] = field(default_factory=dict)
-    """By rank: what to add to a time of its host to get a time of node 0."""
+    """The value to add to a time of a rank's host to get a time of node 0, by rank."""
 
     def place(self, exits: Sequence[Exit], now_ns: int) -> list[Exit]:
         """The exits of one message, placed after those of all messages before it.
@@ -111,10 +111,10 @@ class ClusterPool:
         self._problems: list[str] = []
         """Why nodes could not pass on a request of `gpurun capture`."""
         self._ranks: dict[int, tuple[int, ...]] = {}
-        """By node, in this attempt, those that have a control block: the store is no rank."""
+        """The ranks of this attempt that have a control block, by node: the store is no rank."""
         self._snapshots: dict[int, RankSnapshot] = {}
         self._steps: dict[int, tuple[int, ...]] = {}
-        """By node."""
+        """The steps by node."""
         self._exits: list[Exit] = []
         self._timeline = Timeline()
         self._port_pending = False
@@ -328,7 +328,7 @@ class ClusterPool:
 
 
 def _most_steps(control: ControlDir) -> int:
-    """Of node 0's ranks.
+    """The most steps of node 0's ranks.
 
     Raises:
         SpecError: none has started.

@@ -94,7 +94,7 @@ class Follower:
     attempt: int = 0
     name: str = ""
     ranks: frozenset[int] = frozenset()
-    """Of this node, in this attempt."""
+    """The ranks of this node, in this attempt."""
     failed: bool = False
     """Whether one of them has."""
     traces: frozenset[Path] = frozenset()

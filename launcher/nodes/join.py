@@ -59,7 +59,7 @@ class Joined:
     rank: int
     hosts: tuple[str, ...]
     nodes: tuple[Node, ...]
-    """By node rank; known only on node 0."""
+    """The nodes by node rank; known only on node 0."""
 
 
 def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: NodeAddress, machine: Machine) -> Hello:

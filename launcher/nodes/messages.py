@@ -31,9 +31,9 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     job: Mapping[str, Any]
     """As resolved, defaults and overrides included."""
     program_sha256: str | None
-    """Of the workload's file, if it is one."""
+    """The hash of the workload's file, if it is one."""
     source_sha256: str
-    """Of gpurun's own files."""
+    """The hash of gpurun's own files."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -59,7 +59,7 @@ class FindRooms(msgspec.Struct, frozen=True, tag=True):
     first: int
     """Position of the node's first device among those of all nodes."""
     num_devices: int
-    """Of all nodes."""
+    """The number of devices of all nodes."""
 
 
 class RoomsFound(msgspec.Struct, frozen=True, tag=True):
@@ -89,7 +89,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     name: str
     kind: RankKind
-    """What the ranks run: a message names no code."""
+    """The kind of the ranks' work: a message names no code."""
     config: bytes
     """The `LaunchConfig` or `ProgramConfig` as JSON, with node 0's paths."""
     requests: tuple[StartRequest, ...]
@@ -153,7 +153,7 @@ class Exits(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     node: int
     exits: tuple[Exit, ...]
-    """By the clock of their own host."""
+    """The exits by the clock of their own host."""
 
 
 class Chunk(msgspec.Struct, frozen=True, tag=True):

@@ -56,7 +56,7 @@ class NodeLink:
         """
         self.rank = options.rank
         self.hosts: tuple[str, ...] = ()
-        """By node rank, once all nodes have joined."""
+        """The hosts by node rank, once all nodes have joined."""
         self.connected = False
         self.own_host = options.own_host
         self._lost_one = False

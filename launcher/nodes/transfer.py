@@ -40,7 +40,7 @@ class Outbox:
     sent_states: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """For all others: inode, size and modification time of what was sent."""
     base_bytes: dict[str, int] = field(default_factory=dict)
-    """What node 0 had of the files that only grow when this node joined."""
+    """The size of files that only grow, as node 0 had them when this node joined."""
 
     def join_again(self) -> None:
         """Node 0 counts from now on: what it has of each file is where the next chunk begins."""

@@ -47,7 +47,7 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import listed
 
 MOST_LAUNCHES = 64
-"""Of a group, until all is decided: what differs by less than those can detect is hardly worth the time."""
+"""The limit of a group until all is decided: smaller differences than those detect are hardly worth it."""
 SHORTEST_LAUNCH_S = 1.0
 """With its warm-up no launch is shorter: a budget can't be enough for more."""
 
@@ -154,7 +154,7 @@ class Size:
     repetitions: int
     """Launches of each group; the most there can be, with a budget."""
     rounds: int
-    """Of a launch."""
+    """The rounds of a launch."""
     budget_s: float | None
     """`None`: the size is fixed."""
 
@@ -219,7 +219,7 @@ def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
 
 
 def _group_name(first: Variant) -> str:
-    """Of a program the variant's own: no other can share its processes."""
+    """The group's name; of a program the variant's own: no other can share its processes."""
     if not first.kind.shares_processes:
         return first.id
     return group_id(first.strategy, len(first.devices), first.varied)

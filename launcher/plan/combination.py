@@ -135,7 +135,7 @@ def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int, num_lo
 
 
 def _value(spec: JobSpec, name: str, stated: Mapping[str, Any], kind: JobKind, strategy: str) -> Any:
-    """What a combination has for a setting, with what varies merged into the job's own."""
+    """A combination's value of a setting, with what varies merged into the job's own."""
     setting = SETTINGS[name]
     is_stated = name in stated or name in spec.stated
     if not setting.holds(kind, strategy) or (kind in setting.optional_for and not is_stated):
@@ -214,7 +214,7 @@ def _matches(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) ->
 
 
 def _has_split(wanted: Baseline, origin: Combination, samples: tuple[int, ...]) -> bool:
-    """By the samples, whatever the job calls them; a strategy without a split is meant only by its name."""
+    """Compares samples, whatever the job calls them; a strategy without a split is meant only by its name."""
     if not origin.has("split"):
         return bool(wanted.strategy == origin.strategy)
     if not samples:  # balanced: its samples are not known yet

@@ -65,10 +65,10 @@ class Earlier:
     apart_percent: float | None
     """Over launches that each has of its own."""
     launch_s: float | None
-    """Of a launch after the first ones; `None` for another job's."""
+    """The length of a launch after the first ones; `None` for another job's."""
 
     waited_percent: float = 0.0
-    """By how much its intervals are wider for other load."""
+    """The growth of its intervals by other load."""
 
     def scatter_percent(self, is_shared: bool) -> float | None:
         """For variants in the same launches, or in launches of their own, which scatter more."""
@@ -80,15 +80,15 @@ class Detectable:
     """The differences that the launches of a run can detect."""
 
     launches: int
-    """Of each group that fit in the budget, or are planned."""
+    """The launches of each group that fit in the budget, or are planned."""
     is_shared: bool
     """Whether all variants are in the same launches, so that they can be compared within one."""
     percent: float | None = None
     """The smallest difference that is found with 80 % chance; `None`: not known, or none."""
     scatter_percent: float | None = None
-    """Of launches, in an earlier run."""
+    """The scatter of launches, in an earlier run."""
     waited_percent: float = 0.0
-    """By how much other load made the earlier run's intervals wider, which is part of `percent`."""
+    """The growth of the earlier run's intervals by other load, which is part of `percent`."""
     enough_s: float | None = None
     """The time that the fewest launches for a verdict take."""
 

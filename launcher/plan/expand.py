@@ -177,7 +177,7 @@ def _left_out(refused: Refused) -> tuple[SkippedCombination, ...]:
 
 
 def _essence(wanted: Combination) -> dict[str, Any]:
-    """What decides whether a combination can be: not params and seed, nor what its strategy doesn't have."""
+    """The values that decide whether a combination is possible: no params or seed, nothing unused."""
     return {key: value for key, value in wanted.stated.items() if SETTINGS[key].decides and wanted.has(key)}
 
 
@@ -201,7 +201,7 @@ def _variant(case: Case, share: int) -> Variant:
 
 
 def _first_bucket_mb(wanted: Combination) -> int | None:
-    """What torch takes where the job says nothing."""
+    """torch's value where the job says nothing."""
     if not wanted.has("first_bucket_mb"):
         return None
     by_default = 1 if wanted.bucket_mb == Settings.bucket_mb else wanted.bucket_mb
@@ -209,7 +209,7 @@ def _first_bucket_mb(wanted: Combination) -> int | None:
 
 
 def _varied(wanted: Combination) -> dict[str, Any]:
-    """What the variant's name has to say of `compare`, besides what each begins with."""
+    """The words about `compare` that the variant's name needs, besides what each begins with."""
     is_named = wanted.runs_as.in_jobs
     return {
         key: value
@@ -248,7 +248,7 @@ def processes_in_turns(variant: Variant) -> str:
 
 
 def _work(variant: Variant) -> str:
-    """What a variant does, whatever it is called."""
+    """The work of a variant, whatever it is called."""
     split = variant.split or variant.split_name
     return json.dumps((settings_of(variant), variant.devices, split), sort_keys=True)
 

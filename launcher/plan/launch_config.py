@@ -28,7 +28,7 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import GIB
 
 COLLECTIVE_MARGIN_S = 300.0
-"""By which torch's limit of one collective is above the command's of a variant, so that the command, which
+"""How far torch's limit of one collective is above the command's of a variant, so that the command, which
 can say who is missing, comes first. It is more than the least time that a start has."""
 
 SHARE_OF_MEMORY = 0.8

@@ -104,7 +104,7 @@ class Process:
     rank: int
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    """What is added to the command's own environment."""
+    """The variables that are added to the command's own environment."""
     devices: tuple[str, ...]
     """Global names of the devices that it owns: one for `single` and `ddp`, all for `dp`."""
     log: str
@@ -162,7 +162,7 @@ class GatePlan:
     shared: tuple[str, ...] = ()
     """Paths below the root of b that both have."""
     notes: tuple[str, ...] = ()
-    """What a person should know of the versions."""
+    """Notes on the versions."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Ids of each variant in a and in b."""
 
@@ -182,15 +182,15 @@ class Plan:
     left_out: tuple[SkippedCombination, ...]
     launches: tuple[Launch, ...]
     notes: tuple[str, ...]
-    """What a person should know before the run: shared GPUs, fewer chunks than devices, merged splits."""
+    """Notes before the run: shared GPUs, fewer chunks than devices, merged splits."""
     nodes: tuple[Node, ...] = ()
-    """By node rank, where the job has several."""
+    """The nodes by node rank, where the job has several."""
     budget_s: float | None = None
     """Launches are repeated until all is decided, or for so long; `launches` are those that there can be.
     `None`: all are run."""
 
     step_s: float = 0.0
-    """What a step takes, where the search for the largest batch has shown it; 0: not known."""
+    """The time of a step, where the search for the largest batch has shown it; 0: not known."""
     gate: GatePlan | None = None
     """Set where two versions of the code are compared; then every launch belongs to one of them."""
 

@@ -38,7 +38,7 @@ class Node:
     topology: Topology = field(default_factory=lambda: Topology({}, ()))
     notes: tuple[str, ...] = ()
     network_gb_per_s: float | None = None
-    """What the interface carries in one direction; `None` where it doesn't say."""
+    """The rate of the interface in one direction; `None` where it doesn't say."""
 
 
 def node_of_device(name: str) -> int:

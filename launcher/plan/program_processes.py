@@ -58,7 +58,7 @@ def _interface_env(machine: MachineLike) -> Mapping[str, str]:
 
 
 def _node_env(variant: Variant, place: RankPlace, machine: MachineLike) -> Mapping[str, str]:
-    """What depends on the node: its GPUs and its cores."""
+    """The variables that depend on the node: its GPUs and its cores."""
     own = tuple(device_of_node(name) for name in variant.devices if node_of_device(name) == place.node)
     threads = str(threads_per_rank(place.local_world_size, machine))
     return {
@@ -93,7 +93,7 @@ def threads_per_rank(local_world_size: int, machine: MachineLike) -> int:
 
 
 def _shared_env(run_id: str, place: RankPlace, num_nodes: int, address: str) -> Mapping[str, str]:
-    """What `torchrun` gives to every rank of one node. MASTER_PORT is known once the store has one."""
+    """Variables that `torchrun` gives every rank of one node. MASTER_PORT is known once the store has one."""
     return {
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_WORLD_SIZE": str(place.local_world_size),

@@ -32,7 +32,7 @@ from gpurun.launcher.machine.resource_limits import start_problem
 
 SUPERVISOR_KILLED = "the supervising process was killed, and the ranks with it (see the kernel's log)"
 SECRET_VARIABLE = "GPURUN_SECRET"
-"""What the nodes of a job know each other by; no server and no rank gets it."""
+"""The variable by which the nodes of a job know each other; no server and no rank gets it."""
 _CLOSE_TIMEOUT_S = 10.0
 
 

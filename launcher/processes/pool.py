@@ -39,7 +39,7 @@ __all__ = ["OPTIMIZING", "TORCH", "TRAINING", "StartRequest", "WorkerPool"]
 TORCH = ("torch", "torch.distributed")
 TRAINING = (*TORCH, "torch.nn.parallel", "torch.profiler", "torch.optim")
 OPTIMIZING = ("torch._dynamo",)
-"""What the first optimizer of a process imports: 820 modules, which take half as long as torch itself.
+"""The modules that a process's first optimizer imports: 820, which take half as long as torch itself.
 
 The first ranks import them in parallel, rather than wait for the server to import them first. The server
 follows while the ranks build their models, so that later ranks start with these modules.

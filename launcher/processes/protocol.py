@@ -20,11 +20,11 @@ SERVICE_RANK = -1
 """Not a rank, but a process that serves the ranks: it is ended with them, and its end is not reported."""
 
 WORKER_ENTRY = "gpurun.launcher.worker.entry.workload_rank:main"
-"""What a workload's rank runs."""
+"""The entry point of a workload's rank."""
 TRIAL_ENTRY = "gpurun.launcher.worker.entry.trial_rank:main"
-"""What a rank runs that tries several combinations of a workload's settings."""
+"""The entry point of a rank that tries several combinations of a workload's settings."""
 PROGRAM_ENTRY = "gpurun.launcher.worker.program.program_rank:main"
-"""What a program's rank runs."""
+"""The entry point of a program's rank."""
 
 
 @dataclass(frozen=True)

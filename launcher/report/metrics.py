@@ -28,7 +28,7 @@ from gpurun.launcher.units import (
 )
 
 LEAST_DIFFERENCE = 0.05
-"""By how much of the highest peak a part of the memory must differ between variants to have a column."""
+"""Share of the highest peak by which a part of the memory must differ between variants to get a column."""
 Results = Sequence[VariantResult]
 
 
@@ -55,7 +55,7 @@ class Metric:
     applies: Callable[[Results], bool] = lambda results: True
     """Whether the figure says something about these variants."""
     legend: str = ""
-    """What the column's header leaves open."""
+    """The explanation that the column's header leaves open."""
 
     @property
     def label(self) -> str:
@@ -202,7 +202,7 @@ def _slowest_clock_mhz(result: VariantResult) -> float | None:
 
 
 def _power_w(result: VariantResult) -> float | None:
-    """Of all GPUs, each once; `None` unless all are known."""
+    """The power of all GPUs, each once; `None` unless all are known."""
     by_device = {rank.device: rank.power_w for rank in result.ranks}
     known = [watts for watts in by_device.values() if watts is not None]
     return sum(known) if known and len(known) == len(by_device) else None

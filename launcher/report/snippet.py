@@ -139,7 +139,7 @@ def _yours(uneven: VariantResult) -> str:
 
 
 def _whose(uneven: VariantResult, comparison: Comparison) -> str:
-    """What is known of the split."""
+    """The words that introduce the split, by what is known of it."""
     is_alone = len(by_rank(comparison)[0]) == 1
     if comparison.fastest is None and not is_alone:
         return "No split was shown to be the fastest. To train with"

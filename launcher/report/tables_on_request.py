@@ -59,7 +59,7 @@ class Figure(Generic[R]):
 
     title: str
     of: Callable[[R], float | None]
-    """What it is sorted by."""
+    """The figure that it is sorted by."""
     text: Callable[[float], str]
 
     def cell(self, row: R) -> Cell:
@@ -93,9 +93,9 @@ class ShownTable:
     """Rows with their figures and a name."""
 
     titles: tuple[str, ...]
-    """Of the figures."""
+    """The titles of the figures."""
     name_title: str
-    """Of the names; empty without any."""
+    """The title of the names; empty without any."""
     rows: tuple[ShownRow, ...]
     curve_title: str = ""
 
@@ -316,7 +316,7 @@ def _whole(path: CriticalPath) -> str:
 
 
 def _sentences(path: CriticalPath) -> list[str]:
-    """What would be gained most by, and how sure that is."""
+    """The changes by which most would be gained, and how sure that is."""
     found = [f"{_gain_sentence(path)} Gains don't add up: with one part gone, another one becomes critical."]
     if path.even_gain_us is not None:
         found.append(

@@ -24,7 +24,7 @@ DEFAULTS = {
     "WANDB_ERROR_REPORTING": "false",
     "WANDB_MODE": "offline",
 }
-"""Of the tools' variables, where they aren't set: no one hears of it but who was asked to."""
+"""The defaults of the tools' variables, where they aren't set: no one hears of it but who was asked to."""
 WANDB_SETTINGS = {
     "console": "off",
     "disable_code": True,
@@ -157,7 +157,7 @@ def _text(value: str | float) -> str:
 
 
 def _outcome(variant: VariantResult) -> Mapping[str, str]:
-    """What was found, as every table shows it."""
+    """The result, as every table shows it."""
     return {"vs baseline": verdict_with_interval(variant), "status": status_text(variant)}
 
 
@@ -165,4 +165,4 @@ TRACKERS = {
     "mlflow": Tracker("MLflow", "mlflow", log_to_mlflow),
     "wandb": Tracker("Weights & Biases", "wandb", log_to_wandb),
 }
-"""By the name that `--format` has for it."""
+"""All trackers by the name that `--format` has for them."""

@@ -23,9 +23,9 @@ from gpurun.launcher.stats.sequential import (
 )
 
 ASSUMED_PERCENT = 10.0
-"""What launches, and rounds, scatter by until it is known."""
+"""The assumed scatter of launches, and rounds, until it is known."""
 AROUND_S = 1.0
-"""What a launch takes before its ranks' first event, after the last one, and to be compared, until it is
+"""The time of a launch before its ranks' first event, after the last one, and of comparing it, until it is
 known."""
 ONCE = frozenset({"balance", "check", "profile", "memory"})
 """Stages that only the first launches have."""
@@ -56,7 +56,7 @@ class LaunchTime:
     start_s: float
     """Without rounds and warm-up, and without what only the first launches do."""
     warmup_s: Mapping[str, float]
-    """Of each variant."""
+    """The warm-up of each variant."""
     block_s: float
 
 
@@ -67,13 +67,13 @@ class Budget:
     plan: Plan
     run: RunDir
     now_s: Callable[[], float]
-    """By a monotonic clock."""
+    """The time by a monotonic clock."""
     rounds: Mapping[str, int] = field(default_factory=dict)
-    """Of each variant in the launches since the last review."""
+    """The rounds of each variant in the launches since the last review."""
     times: dict[str, list[LaunchTime]] = field(default_factory=dict)
-    """Of each group's launches so far, in order."""
+    """The times of each group's launches so far, in order."""
     around_s: float = AROUND_S
-    """What a launch takes in addition to the time between its ranks' first and last event."""
+    """The time of a launch in addition to that between its ranks' first and last event."""
 
     def __post_init__(self) -> None:
         self.reviewed_s = self.now_s()
@@ -197,9 +197,9 @@ class Outlook:
     """So far."""
     left_s: float
     total_s: float
-    """Of the budget."""
+    """The length of the budget."""
     costs: Callable[[Collection[str]], Costs]
-    """Of a repetition of some variants."""
+    """The costs of a repetition of some variants."""
     planned: Mapping[str, int]
     """Rounds of the last repetition."""
     baseline: str

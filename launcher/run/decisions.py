@@ -70,26 +70,26 @@ class State:
 
     limits: Limits
     repetitions: tuple[int, ...]
-    """Of the planned launches, in their order."""
+    """The repetition of each planned launch, in their order."""
     has_budget: bool
     """Whether to review after each repetition what is measured next."""
     rounds: Mapping[str, int] | None = None
-    """By the last review."""
+    """The rounds by the last review."""
     reviewed: int = 0
     """Repetitions of which that was a review."""
     position: int = 0
-    """Of the launch that runs now."""
+    """The position of the launch that runs now."""
     has_run: bool = False
     """Whether this command started that launch."""
     remaining: Remaining = field(default=Remaining(()))
     may_run: bool = False
     """Whether ranks may be running."""
     watch: Watch | None = None
-    """Of the present attempt."""
+    """The watch of the present attempt."""
     late: Ended | None = None
     """How the present attempt ended, where it was late."""
     error: BaseException | None = None
-    """What ends the run as soon as no rank runs any more."""
+    """The error that ends the run as soon as no rank runs any more."""
 
 
 Next = tuple[State, Action]

@@ -69,6 +69,6 @@ def _launch_s(run: RunDir) -> float | None:
 
 
 def _waited_percent(compared: _Compared) -> float:
-    """By how much waiting for cores made intervals wider: for its variant that waited most."""
+    """The growth of intervals by waiting for cores: for its variant that waited most."""
     biases = [waiting_bias(rank.queue_percent for rank in one.ranks) for one in compared.variants]
     return 100 * math.expm1(max(biases, default=0.0))

@@ -20,7 +20,7 @@ class Ended:
     late: str | None = None
     """Why the ranks were stopped: `took longer than 5 s`, `no step completed for 30 s`."""
     hang: Hang | None = None
-    """What they were doing then."""
+    """The activity of the ranks then."""
     variant: str | None = None
     """The variant that was running when it failed; `None`: none had begun."""
 
@@ -33,9 +33,9 @@ class ReadRemaining:
     """Read what is still missing of a launch."""
 
     position: int
-    """Of the launch in the plan."""
+    """The position of the launch in the plan."""
     rounds: Mapping[str, int] | None = None
-    """Of each variant that is measured from now on; `None`: as planned."""
+    """The rounds of each variant that is measured from now on; `None`: as planned."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Start:
     attempt: int
     """Counts from 1 within the launch."""
     rounds: Mapping[str, int]
-    """Of each variant."""
+    """The rounds of each variant."""
     preloads: Literal["before", "after"] | None = None
     """When what only later ranks need is imported for them; that takes as long as the first ones build."""
 
@@ -82,7 +82,7 @@ class Stop:
     exits: tuple[Exit, ...] = ()
     """So far."""
     variants: tuple[str, ...] = ()
-    """What was to be measured."""
+    """The variants that were to be measured."""
     interruption: Interrupted | None = None
     """The error, if it is Ctrl-C or a signal: then a person waits for the ranks to end."""
 
@@ -131,7 +131,7 @@ class Settle:
     skips_same_failure: bool = False
     """Whether variants of other launches that build the same model would fail likewise: they are skipped."""
     mistake: ParamsError | None = None
-    """What is wrong with the job itself, where only building its workload could show it."""
+    """The mistake in the job itself, where only building its workload could show it."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Stopped:
     stopped_ns: int
     """When it began, by `time.time_ns()`."""
     records: tuple[FailureRecord, ...] = ()
-    """What ranks wrote down of their failures."""
+    """The ranks' own records of their failures."""
     finished: frozenset[str] = frozenset()
     """Variants of the launch that are measured."""
     last: Mapping[int, Event] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class Reviewed:
     """The next measurements."""
 
     rounds: Mapping[str, int]
-    """Of each variant in every launch; none: all is decided, or the budget is spent."""
+    """The rounds of each variant in every launch; none: all is decided, or the budget is spent."""
 
 
 Happened = Remaining | Reviewed | Started | Tick | Diagnosed | Stopped | Explained | None

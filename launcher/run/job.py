@@ -250,7 +250,7 @@ class Tracker:
 
     plan: Plan
     estimate_s: float
-    """Of a run with a budget, what is left of it."""
+    """The expected length; of a run with a budget, what is left of it."""
     run: RunDir
     started_s: float = 0.0
     first: int | None = None

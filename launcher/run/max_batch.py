@@ -30,7 +30,7 @@ CPU_SHARE = 0.8
 """Share of the machine's free memory that all CPU devices together may use."""
 POLL_S = 0.1
 ENDLESS = Room(1 << 40)
-"""Of a device that no variant of the job uses."""
+"""The room on a device that no variant of the job uses."""
 
 
 def wants_max(spec: JobSpec) -> bool:
@@ -51,7 +51,7 @@ class Place:
     first: int
     """Position of its first device among those of all nodes."""
     num_devices: int
-    """Of all nodes."""
+    """The number of devices of all nodes."""
 
 
 def find_max_batch(

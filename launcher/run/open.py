@@ -31,7 +31,7 @@ OTHER_BUDGET = (
     "    changing the length of a run after seeing its results makes false verdicts more likely: resume it\n"
     "    with the budget that it has, or start a new run"
 )
-"""What is wrong with a run that can't be continued."""
+"""The message for a run that can't be continued."""
 LATEST = "latest"
 """A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
 
@@ -182,7 +182,7 @@ def find_run(path: Path) -> RunDir:
 
 
 def _found(path: Path) -> str:
-    """What is there instead of a run."""
+    """The name of what is there instead of a run."""
     if _is_job_file(path):
         return f"{path} is a job file"
     selftest = next((each for each in _meant(path) if (each / SELFTEST).is_file()), None)
@@ -342,7 +342,7 @@ def resume_run(path: Path, plan: Plan, say: Callable[[str], None]) -> RunDir:
 
 
 def _sizes(plan: Plan) -> dict[str, Any]:
-    """What follows from the budget."""
+    """The sizes that follow from the budget."""
     return {"budget_s": plan.budget_s, "launches": plan.launches}
 
 

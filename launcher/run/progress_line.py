@@ -49,7 +49,7 @@ class Status:
     remaining_s: float | None
     """`None` while nothing is known about it; where `launches` is `None`, the most that is left."""
     unit: str = "launch"
-    """What is counted."""
+    """The unit of the count."""
 
 
 class Progress:

@@ -57,12 +57,12 @@ class Session:
     """Shows what the ranks write."""
     clock: Clock = time
     mistake: ParamsError | None = None
-    """What is wrong with the job itself, where only building its workload could show it."""
+    """The mistake in the job itself, where only building its workload could show it."""
     ranks: Ranks = field(init=False)
-    """Of the launch that runs now."""
+    """The ranks of the launch that runs now."""
     attempt: RunningAttempt | None = None
     used: list[Ranks] = field(default_factory=list)
-    """What has started ranks so far."""
+    """The starters of ranks so far."""
     load_due_s: float | None = 0.0
     """When to look for other load next; `None` once it has been reported."""
 

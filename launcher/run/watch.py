@@ -91,7 +91,7 @@ class Watch:
     last: Event | None = None
     """The newest event of rank 0."""
     spent_s: Mapping[str | None, float] = field(default_factory=dict)
-    """By variant, up to the newest event."""
+    """The time by variant, up to the newest event."""
     steps: tuple[int, ...] = ()
     steps_read_s: float = 0.0
     alive_s: float = 0.0

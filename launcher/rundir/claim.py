@@ -17,7 +17,7 @@ from gpurun.launcher.rundir.control import start_ticks
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""What file systems without hard links say: exFAT, many in user space."""
+"""The errors of file systems without hard links: exFAT, many in user space."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Running:
     host: str
     boot_id: str
     pid: int
-    """Of the command."""
+    """The process of the command."""
     start_ticks: int
     """When that process began: its number may have been reused since."""
     pid_namespace: int = 0

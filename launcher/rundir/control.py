@@ -31,7 +31,7 @@ _STEPS, _BELL = 3, 4
 STACKS_SIGNAL = signal.SIGUSR2
 """Makes a rank write the stacks of all its threads to a file, even while C code holds the GIL."""
 DIRECTORY_MODE = 0o700
-"""Of the directory with all blocks: a user with access could make the ranks write traces."""
+"""The mode of the directory with all blocks: a user with access could make the ranks write traces."""
 NOT_STARTED = "no rank has started yet; try again in a moment"
 _ONLY_OWN = "gpurun stacks and gpurun capture work on your own runs only"
 MAX_BYTES = 1 << 24

@@ -85,7 +85,7 @@ class Copier:
             self._remember(self._copied)
 
     def _remember(self, copied: Mapping[str, Stamp]) -> None:
-        """What is in the store, for the command that continues the run; without, it would copy all again."""
+        """Notes what the store has, for a command that continues the run: it would copy all again."""
         there = self._store.versions()
         with contextlib.suppress(MachineError):
             found = {name: (there[name], stamp) for name, stamp in copied.items() if name in there}

@@ -37,9 +37,9 @@ T = TypeVar("T")
 MAX_BYTES = 1 << 24
 """The most that is read of a record at once; a run may be anyone's."""
 MAX_LINES_BYTES = 1 << 29
-"""Of a file that is read line by line; the steps that are kept of a launch take a hundredth of it."""
+"""The limit of a file that is read line by line; the kept steps of a launch take a hundredth of it."""
 MAX_EVENTS_BYTES = 1 << 26
-"""Of rank 0's events, over all launches; and of any file of which all lines are in memory."""
+"""The limit of rank 0's events, over all launches; and of any file of which all lines are in memory."""
 _MAX_LINE_BYTES = 1 << 20
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 

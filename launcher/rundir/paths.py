@@ -332,7 +332,7 @@ def elsewhere(error: MachineError) -> MachineError:
 
 
 CACHE = "gpurun"
-"""Of our directory in the user's cache."""
+"""The name of our directory in the user's cache."""
 
 
 def cache_directory() -> Path:

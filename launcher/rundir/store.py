@@ -42,7 +42,7 @@ _STORE = ".store"
 Stamp = tuple[int, int, int]
 """Size, time and inode of a file."""
 Versions = dict[str, tuple[str, Stamp]]
-"""By name: the version of a file in the store, and the stamp of the same here."""
+"""The version of a file in the store, and the stamp of the same here, by name."""
 
 
 class Url(str):

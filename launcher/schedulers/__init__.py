@@ -18,7 +18,7 @@ SCHEDULERS: dict[str, Scheduler] = {
     "trainjob": TRAINJOB,
     "ray": RAY,
 }
-"""By name: `gpurun submit --to NAME`. Where several number this node, the first one counts."""
+"""All schedulers by name: `gpurun submit --to NAME`. Where several number this node, the first one counts."""
 
 
 def scheduler_here(environ: Environ) -> Scheduler | None:

@@ -102,7 +102,7 @@ class Submission:
     gpurun: tuple[str, ...]
     """How this gpurun is called: absolute, since a batch script has an environment of its own."""
     label: str = "job-0"
-    """Of this submission alone, `gpt-splits-1a2b3c`: lower-case letters, digits and `-`, a letter first."""
+    """Name of this submission alone, `gpt-splits-1a2b3c`: lower-case letters, digits, `-`, a letter first."""
 
     def num_nodes(self, options: SubmitOptions) -> int:
         """The number of nodes; the most of a range."""
@@ -185,10 +185,10 @@ class Queue:
     """How a scheduler takes a job."""
 
     command: str
-    """What submits a script; `--COMMAND` passes on any of its options."""
+    """The command that submits a script; `--COMMAND` passes on any of its options."""
     option_example: str
     script_name: str
-    """Of the script in `runs/NAME/`."""
+    """The name of the script in `runs/NAME/`."""
     takes: frozenset[str]
     """Those of `SubmitOptions` that it obeys, besides `nodes` and `further`."""
     script: Callable[[Submission, SubmitOptions], str]

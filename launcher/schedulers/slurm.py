@@ -114,7 +114,7 @@ def rendezvous(environ: Environ) -> str | None:
 
 
 _VALUE = re.compile(r"[\w.,:;@/%+=\[\]()*&|!-]+", re.ASCII)
-"""What options of sbatch may contain; no space or quote, which would begin something else in the script."""
+"""The characters that options of sbatch may contain; no space or quote, which would begin something else."""
 
 
 CHOOSE_RUN = """\

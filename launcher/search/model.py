@@ -22,11 +22,11 @@ Levels = NDArray[np.int64]
 
 MEAN_VARIANCE = 1.0
 KEY_VARIANCE = 0.1**2
-"""Of log time: values of a key differ by 10 %, until it is known."""
+"""The variance of log time: values of a key differ by 10 %, until it is known."""
 PAIR_VARIANCE = 0.02**2
 OWN_VARIANCE = 0.01**2
 TRIAL_VARIANCE = 0.02**2
-"""Of one trial from the next, besides the noise of its steps."""
+"""The variance of one trial from the next, besides the noise of its steps."""
 PRIOR_WEIGHT = 1.0
 """These guesses count as much as one effect of each kind would."""
 ITERATIONS = 30
@@ -41,7 +41,7 @@ class Measured:
     log_time: float
     """The mean over its trials."""
     variance: float
-    """Of that mean, by the scatter of steps."""
+    """The variance of that mean, by the scatter of steps."""
     trials: int
 
 
@@ -171,7 +171,7 @@ def _learned(kernels: Floats, times: Floats, fixed: Floats) -> Floats:
 
 
 def _num_keys(num_kernels: int) -> int:
-    """Of k keys there are k kernels, k·(k − 1)/2 of pairs, and two more."""
+    """The number of keys, from that of kernels: k keys have k kernels, k·(k − 1)/2 of pairs, and two more."""
     return round((math.sqrt(8 * (num_kernels - 2) + 1) - 1) / 2)
 
 

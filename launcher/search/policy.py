@@ -20,16 +20,16 @@ from gpurun.launcher.search.model import Floats, Levels, Measured, Posterior, po
 
 FINALISTS = 5
 TOLERANCE = 0.01
-"""Of log time: a combination that is faster by less isn't looked for."""
+"""A difference of log time: a combination that is faster by less isn't looked for."""
 DESIGN_PER_EFFECT = 1.5
 """Combinations of the first batch, for each effect of a value that the model has."""
 LEAST_DESIGN = 8
 BATCH = 8
 """Combinations that are tried before the model learns from them."""
 MOST_TRIALS = 4
-"""Of a combination; each takes twice as many steps as the one before."""
+"""The limit for a combination; each takes twice as many steps as the one before."""
 CHANCE = 0.01
-"""What is the fastest of those tried with less than this chance is clearly slower."""
+"""The chance below which a combination is clearly slower than the fastest of those tried."""
 LEVEL = 0.95
 DRAWS = 2000
 
@@ -40,11 +40,11 @@ class Trial:
 
     combination: int
     log_time: float | None
-    """Of a step, or of a sample; `None`: it failed."""
+    """The log time of a step, or of a sample; `None`: it failed."""
     variance: float = 0.0
-    """Of that, by the scatter of its steps."""
+    """The variance of that, by the scatter of its steps."""
     seconds: float = 0.0
-    """What the trial took."""
+    """The length of the trial."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Search:
     levels: Levels
     seed: int = 0
     first: tuple[int, ...] = ()
-    """What is tried before all others: the job's own setting."""
+    """The combination that is tried before all others: the job's own setting."""
     _design: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class Search:
         return Batch(tuple(int(untried[one]) for one in order if counts[one]), 1)
 
     def _again(self, draws: Floats, known: Sequence[Measured]) -> Batch | None:
-        """What may still be the fastest of those tried; the fewest trials first."""
+        """The combinations that may still be the fastest of those tried; the fewest trials first."""
         own = np.array([one.combination for one in known])
         times = draws[:, own]
         chances = (times <= times.min(axis=1, keepdims=True) + TOLERANCE / 2).mean(axis=0)

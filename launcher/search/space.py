@@ -32,7 +32,7 @@ class Space:
     """All that a job's lists under `compare` allow, and the job's own setting."""
 
     num_combinations: int
-    """Of the lists; several may come to the same work."""
+    """The number of combinations of the lists; several may come to the same work."""
     plan: Plan
     """With a launch for all variants that the same ranks can try, one after the other."""
     impossible: tuple[Unmeasured, ...]
@@ -112,7 +112,7 @@ class Key:
     part: str
     """Empty for a whole setting."""
     values: tuple[Any, ...]
-    """Of each variant; `NOT_GIVEN` where it has no such part."""
+    """The values of each variant; `NOT_GIVEN` where it has no such part."""
 
     @property
     def name(self) -> str:

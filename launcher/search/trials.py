@@ -32,17 +32,17 @@ from gpurun.launcher.units import GIB
 FIRST_STEPS = 5
 """Timed steps of a combination's first trial; each further one has twice as many."""
 SHARE_OF_BLOCK = 0.25
-"""What the first trial's timed steps last, at least, as a share of a block of a run."""
+"""The length of the first trial's timed steps, at least, as a share of a block of a run."""
 POLL_S = 0.02
 """Trials are short: what is waited for is looked for more often than in a run."""
 LEAST_DEVIATION = 0.002
-"""Of a step's logarithm: five steps may be alike by chance."""
+"""The least deviation of a step's logarithm: five steps may be alike by chance."""
 MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of normal values, as a multiple of the mean's."""
 PER_MAD = 1.4826
 """Standard deviation per median absolute deviation of normal values."""
 ROUNDS = 4
-"""Of a program's first trial; it is ended then."""
+"""The rounds of a program's first trial; it is ended then."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Trials:
 
     space: Space
     starter: Starter
-    """Of the directory for what ranks write."""
+    """The starter of the directory for what ranks write."""
     pools: Pools
     reporter: Reporter
     relay: Relay
@@ -60,7 +60,7 @@ class Trials:
     attempt: RunningAttempt | None = None
     """Ranks that are there."""
     ranks: Ranks | None = None
-    """What has started ranks last."""
+    """The starter of ranks that was used last."""
     started: dict[str, int] = field(default_factory=dict)
     """How often each launch has been started."""
     number: int = 0

@@ -51,7 +51,7 @@ from gpurun.launcher.units import GIB, format_duration, format_ms, format_number
 
 BUDGET_S = 900.0
 SHARE_OF_TRIALS = 0.6
-"""Of the budget, at the most; the rest is for the comparison of the best."""
+"""The share of the budget, at the most; the rest is for the comparison of the best."""
 LATEST = Path("latest")
 
 

@@ -39,9 +39,9 @@ class Check:
     """The part of a self-test that finds the evidence; a key of `PARTS`."""
     judge: Callable[[Evidence], Finding]
     remedy: str
-    """What to do where it fails, unless the judge knows better."""
+    """The advice where it fails, unless the judge knows better."""
     tools: Mapping[str, str] = field(default_factory=dict)
-    """By the noun of a kind of device, what to do it with there."""
+    """The tool for it, by the noun of a kind of device."""
     only_gpus: bool = False
     least_devices: int = 1
 
@@ -55,7 +55,7 @@ _OF_HANGS = {
     CPU.backend: "see all ranks' stacks in that launch's hang.json; gloo speaks through the interface lo",
     CUDA.backend: "if NCCL hangs: turn ACS off, or the IOMMU (iommu=pt); try NCCL_P2P_DISABLE=1",
 }
-"""By backend."""
+"""The advice about hangs, by backend."""
 _OF_CPU, _OF_NVIDIA, _OF_AMD = CPU.noun, CUDA.noun, ROCM.noun
 _BUG = f"gpurun is wrong here: {REPORT}"
 _CLOCK = "don't believe step times of this device; `gpurun run` on another one"
@@ -211,7 +211,7 @@ NODE_CHECKS = (
         tools={_OF_CPU: "ethtool", _OF_NVIDIA: "ethtool, ibstat", _OF_AMD: "ethtool, ibstat"},
     ),
 )
-"""Of several nodes, after those of each."""
+"""The checks of several nodes, after those of each."""
 
 
 def findings(seen: Evidence, parts: Iterable[str]) -> Iterator[Finding]:
@@ -229,7 +229,7 @@ def finding(check: Check, seen: Evidence) -> Finding:
 
 
 def _of_cause(check: Check, found: Finding, seen: Evidence) -> str | None:
-    """What to do about a cause that any job may end by; it is that of the cause, whatever the check."""
+    """The advice about a cause that any job may end by; it is that of the cause, whatever the check."""
     remedies = {CANT_WRITE: _MAKE_SPACE, **seen.job(check.part).remedies, _NO_SPACE: _MAKE_SPACE}
     if check.part not in (FAULTS, LINKS) and seen.kind.backend in _OF_HANGS:
         remedies[_HANG] = _OF_HANGS[seen.kind.backend]
@@ -255,7 +255,7 @@ def judge(check: Check, seen: Evidence) -> Finding:
 
 
 def _without(check: Check, seen: Evidence) -> Finding:
-    """What kept a part from finding anything: its first check says it."""
+    """The reason why a part found nothing: its first check says it."""
     first = _first(check.part, seen)
     if check is not first:
         return _not_run([first.name])

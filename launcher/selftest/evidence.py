@@ -22,9 +22,9 @@ PARTS = {
     FAULTS: "ranks that fail",
     PROGRAMS: "unchanged programs",
 }
-"""What a self-test of one machine does, in this order, in words; each but the first is a job."""
+"""The parts of a self-test of one machine, in this order, in words; each but the first is a job."""
 TITLES = {**PARTS, LINKS: "links between nodes"}
-"""Of several nodes, that is the last."""
+"""The parts of a self-test of several nodes; that between nodes is the last."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class RanJob:
     problem: str | None = None
     """Why it could not run, or ended early."""
     remedies: Mapping[str, str] = field(default_factory=dict)
-    """What to do about why it, or one of its variants, ended early, where the cause is known."""
+    """The advice on why it, or one of its variants, ended early, where the cause is known."""
     log: str | None = None
-    """Of the rank that ended it."""
+    """The log of the rank that ended it."""
     hangs: tuple[str, ...] = ()
-    """What was found where a rank slept."""
+    """The finding where a rank slept."""
     steps: Mapping[str, Mapping[int, tuple[StepRecord, ...]]] = field(default_factory=dict)
-    """What ranks of programs recorded, by variant and rank."""
+    """The steps that ranks of programs recorded, by variant and rank."""
     logs: str = ""
     """The ends of its ranks' logs, where traces have no work in them."""
 
@@ -80,11 +80,11 @@ class Evidence:
     visible: str | None
     """The variable that limits which GPUs are visible."""
     health: tuple[GpuHealth, ...]
-    """By device; empty for CPUs."""
+    """The health by device; empty for CPUs."""
     free_gib: float
     """On the disk of the run directory."""
     machine_id: str = ""
-    """By what machines of one name differ."""
+    """The identifier by which machines of one name differ."""
     earlier: tuple[EarlierRate, ...] = ()
     """The fastest that devices were in earlier self-tests, by identity and size of their matrices."""
     earlier_busy: frozenset[str] = frozenset()
@@ -92,15 +92,15 @@ class Evidence:
     earlier_notes: tuple[str, ...] = ()
     """Which earlier results are not used, and why."""
     facts: tuple[DeviceFacts, ...] = ()
-    """By rank."""
+    """The facts by rank."""
     nodes: tuple[int, ...] = ()
     """The node of each rank, where all nodes are judged together; empty on one machine."""
     hosts: tuple[str, ...] = ()
-    """By node."""
+    """The hosts by node."""
     network_gb_per_s: tuple[float | None, ...] = ()
-    """By node: what its interface carries in one direction, if it says so."""
+    """The rate of each node's interface in one direction, if it says so."""
     jobs: Mapping[str, RanJob] = field(default_factory=dict)
-    """By part."""
+    """The jobs by part."""
     used_gib: Mapping[str, float] = field(default_factory=dict)
     """Memory in use on each GPU after a rank ran out of it, beyond what was in use before."""
 
@@ -133,11 +133,11 @@ class Finding:
     status: Status
     found: str
     remedy: str | None = None
-    """What to do about it; of a check that failed."""
+    """The advice about it; of a check that failed."""
     node: int | None = None
     """On which of several nodes; `None`: on the only one, or on all of them together."""
     host: str | None = None
-    """Of that node."""
+    """The host of that node."""
 
     def named(self, name: str, remedy: str) -> "Finding":
         """The finding of this check, with its remedy where it failed and has none of its own."""

@@ -17,14 +17,14 @@ from gpurun.launcher.selftest.evidence import (
 from gpurun.launcher.units import format_number, format_rate, plural, size_text
 
 LEAST_SENT = {True: 0.3, False: 0.2}
-"""Of what a link carries by its specification, in a message; by whether it is NVLink. Messages that can't go
+"""The share of a link's specified rate, in a message; by whether it is NVLink. Messages that can't go
 from GPU to GPU over PCIe are copied through the host's memory, twice."""
 LEAST_OF_PAIRS = {True: 0.2, False: 0.5}
-"""Of the best pair with links of the same kind; by whether devices share the host, and are less even."""
+"""Share of the best pair with links of the same kind; by whether devices share the host and are less even."""
 LEAST_REDUCED = {True: 0.3, False: 0.1}
-"""Of the slowest pair's link: in an all-reduce all devices send at once, and may share ways over PCIe."""
+"""Share of the slowest pair's link: in an all-reduce all devices send at once, and may share PCIe paths."""
 LEAST_OVER_NETWORK = {True: 0.05, False: 0.1}
-"""Of what the slower interface carries, for pairs and all-reduces; by whether devices share the host. TCP
+"""The share of the slower interface's rate, for pairs and all-reduces; by whether devices share the host. TCP
 leaves much of a fast network unused; a network for RDMA is faster than the interface by which nodes meet."""
 _NVLINKS = re.compile(r"NVLink (\d+)x")
 """As `machine.gpus` names links."""

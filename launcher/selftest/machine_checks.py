@@ -35,9 +35,9 @@ _SERIAL = re.compile("[0-9a-f]{16}")
 CLOCK_OFF = 0.05
 """Share by which a device's clock may differ from the host's over half a second."""
 LEAST_CLOCK = 0.6
-"""Of the highest clock, at work: power caps take less."""
+"""The share of the highest clock, at work: power caps take less."""
 AT_POWER_LIMIT = 0.9
-"""Of its power limit, at work: the limit keeps the clock down, as it should."""
+"""The share of its power limit, at work: the limit keeps the clock down, as it should."""
 LEAST_OF_BEST = {True: 0.5, False: 0.85}
 """The least rate of a device, as a share of the fastest of its model; by whether devices share the host."""
 LEAST_OF_PEAK = 0.3
@@ -187,7 +187,7 @@ def _busy(seen: Evidence) -> str | None:
 
 
 def _users_of_cores(facts: DeviceFacts, seen: Evidence) -> list[str]:
-    """What else runs on a rank's cores: other processes, or only the other ranks; empty if unknown."""
+    """Other load on a rank's cores: other processes, or only the other ranks; empty if unknown."""
     if facts.others_share is None:
         return []
     sharing = [each for each in seen.facts if _share_cores(each, facts, seen)]

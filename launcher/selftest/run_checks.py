@@ -44,7 +44,7 @@ PROGRAM_NAMES = ("no-set-device", "loader-workers", "skipped-step")
 GRAPH = "graph"
 """The program that only devices with streams can run."""
 SLACK_S = 40.0
-"""Of jobs that should not hang: a false alarm costs more than the wait."""
+"""The slack of jobs that should not hang: a false alarm costs more than the wait."""
 _SHORT = {"rounds": 1, "launches": 1, "warmup": 0}
 _MODEL = {"workload": "mlp", "params": {"width": 64, "layers": 2}}
 _UNTRACED = {"steps": 0}
@@ -160,7 +160,7 @@ def _splits(count: int) -> list[str]:
 LATE_MS = 100.0
 """How late the last rank is on purpose (`worker.selftest.misbehaving_model`)."""
 LEAST_SEEN = 0.6
-"""Of that, as the wait of the other ranks, which may be late themselves where other programs run."""
+"""Share of that as the wait of the other ranks, which may be late themselves where other programs run."""
 LEFT_GIB = 0.5
 """Memory that a GPU may have more in use than before: a driver keeps some for itself."""
 MEASURED = ("ok", "unsteady")
@@ -169,7 +169,7 @@ NUM_STEPS = {"no-set-device": 29, "loader-workers": 23, "skipped-step": 29, "gra
 
 The program with a graph makes 3 of those before the capture, and marks 30."""
 PROFILER_IN_USE = ("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED", "CUPTI_ERROR_HARDWARE_BUSY")
-"""What Kineto writes into a rank's log. Source: `CUptiResult` of the CUPTI API reference."""
+"""The text that Kineto writes into a rank's log. Source: `CUptiResult` of the CUPTI API reference."""
 
 
 def measuring(seen: Evidence) -> Finding:
@@ -224,7 +224,7 @@ def traces(seen: Evidence) -> Finding:
 
 
 def _untraced(variant: VariantResult) -> list[str]:
-    """What the traces of a variant lack."""
+    """The parts that the traces of a variant lack."""
     name = variant_label(variant)
     lacking = [
         f"{name}: the trace of rank {rank.rank} has no work in it"
@@ -286,7 +286,7 @@ def _next_launch(seen: Evidence) -> list[str]:
 
 
 def _freed(seen: Evidence) -> str:
-    """Of CPU devices the host's memory isn't looked at."""
+    """The words about freed memory; for CPU devices the host's memory isn't looked at."""
     if seen.kind.is_host:
         return ""
     return ", memory free" if len(seen.used_gib) == len(seen.devices) else f" (memory: {NOT_REPORTED})"
@@ -333,7 +333,7 @@ def program(name: str, seen: Evidence) -> Finding:
 
 
 def _recorded(name: str, rank: int, recorded: Mapping[int, tuple[StepRecord, ...]]) -> list[str]:
-    """What is wrong with the steps of a rank."""
+    """The mistakes in the steps of a rank."""
     steps = recorded.get(rank, ())
     if len(steps) != NUM_STEPS[name]:
         return [f"{plural(len(steps), 'step')} of rank {rank} recorded, not {NUM_STEPS[name]}"]

@@ -158,7 +158,7 @@ class Estimate:
     error: float | None = None
     """Standard error; `None` below 6 launches, of which no interval is made."""
     degrees: float = 0.0
-    """Of freedom."""
+    """The degrees of freedom."""
 
     def interval(self, alpha: float, bias: float = 0.0) -> Interval | None:
         """Student's; wider by `bias` at both ends. `None` without a standard error."""

@@ -23,7 +23,7 @@ MAX_WARMUP_STEPS = 30
 TOLERANCE = 0.02
 
 MEDIANS_ERROR_PER_DEVIATION = {WINDOW_STEPS: 1.32, NEXT_WINDOW_STEPS: 2.84}
-"""By the length of a window, standard error of the difference between the medians of two, per median absolute
+"""Standard error of the difference between two windows' medians, by their length, per median absolute
 deviation of their steps from their own medians, for normal noise (400,000 simulated warm-ups). Of short
 windows it is so much that noise alone is as often (14 %) taken for a warm-up that isn't over."""
 
@@ -31,10 +31,10 @@ ROUNDS = 3
 """Of a launch, while nothing is known of what launches and rounds scatter by: fewer say little about it."""
 
 MAX_KEPT_STEPS = MAX_KEPT_ROUNDS * WINDOW_STEPS
-"""Of a variant, in a launch of a workload on each rank: of later blocks one step is kept, and the mean of
+"""Limit of a variant in a workload's launch, on each rank: of later blocks one step is kept, and the mean of
 all."""
 MAX_LATE_EVENTS = 10_000
-"""Of a rank of a workload: after so many more, those of rounds that aren't kept are removed."""
+"""The limit of a rank of a workload: after so many more, those of rounds that aren't kept are removed."""
 
 TIMED_BEFORE_TRACE = 20
 """Timed steps that come before the traced ones even if the program ends then."""

@@ -78,10 +78,10 @@ def levels(looks: tuple[Look, ...], alpha: float = ALPHA) -> tuple[float, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Stage:
-    """What has not been decided after a look: the density of the sum of all differences so far."""
+    """The undecided part after a look: the density of the sum of all differences so far."""
 
     bound: float
-    """Of the sum over its deviation."""
+    """The bound of the sum, divided by its deviation."""
     sums: NDArray[np.float64]
     masses: NDArray[np.float64]
     """Density times width, at `sums`."""

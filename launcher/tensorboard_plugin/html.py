@@ -205,7 +205,7 @@ def _identities(value: Any, key: str = "") -> Iterator[str]:
 
 
 def _timelines(comparison: Comparison, listed: Listed) -> Iterator[tuple[str, Answer]]:
-    """Of the variants in the order of the table, as many as there is room for."""
+    """The timelines of the variants in the order of the table, as many as there is room for."""
     ranked, others = by_rank(comparison)
     indexes, room = Indexes(), MAX_TIMELINE_BYTES
     for variant in (*ranked, *others):

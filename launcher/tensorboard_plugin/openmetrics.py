@@ -38,7 +38,7 @@ DEVICE_FIGURES = {
     "power_w": "Power of the device (W).",
     "temperature_c": "Temperature of the device (°C).",
 }
-"""Of what the tab shows of a device now."""
+"""The figures of a device that the tab shows now."""
 
 Sample = tuple[Mapping[str, str], float | None]
 """Labels and value; `None`: not known, and left out."""
@@ -91,7 +91,7 @@ def _families(listed: Listed, devices: LiveDevices) -> Iterator[Family]:
 
 
 def _steps(run: RunDir) -> Iterator[Sample]:
-    """Of the ranks on this machine, in the launch that runs now."""
+    """The steps of the ranks on this machine, in the launch that runs now."""
     claim = read(run)
     if claim is not None and claim.launch is not None:
         for rank, state in read_states(run.control(claim.launch)).items():
@@ -100,7 +100,7 @@ def _steps(run: RunDir) -> Iterator[Sample]:
 
 
 def _live(now: Mapping[str, Any]) -> Iterator[Family]:
-    """What the tab shows while the run goes on."""
+    """The figures that the tab shows while the run goes on."""
     rows = now["variants"]
     status = [({"variant": row["id"], "status": row["status"]}, 1) for row in rows]
     yield Family("variant_status", "gauge", "1 for what has become of a variant.", status)
@@ -115,7 +115,7 @@ def _live(now: Mapping[str, Any]) -> Iterator[Family]:
 
 
 def _figures(listed: Listed) -> Iterator[Family]:
-    """What every report shows of the launches that have ended."""
+    """The figures that every report shows of the launches that have ended."""
     comparison = read_comparison(listed)
     results = comparison.variants if comparison else ()
     values = values_of(results)

@@ -49,7 +49,7 @@ class TraceDiff:
     num_steps: tuple[int, int]
     """Steps, summed over ranks; 0 where the traces mark none."""
     per: Per
-    """What times refer to: a step, or a second of the trace where a rank of A or B has no steps.
+    """The unit of times: a step, or a second of the trace where a rank of A or B has no steps.
 
     Then the lengths of the two captures don't matter, and how long a step takes can't be compared.
     """
@@ -57,11 +57,11 @@ class TraceDiff:
     """The parts that add up to the span, with idle time split by cause; per step also the span itself."""
     kernels: tuple[Change, ...]
     ops: tuple[Change, ...]
-    """By time on the GPU; by time on the CPU where no GPU worked."""
+    """The operators by time on the GPU; by time on the CPU where no GPU worked."""
     shapes: tuple[Change, ...]
     """Operators with the shapes and types of their tensors; empty without shapes in the traces of A or B."""
     warnings: tuple[str, ...]
-    """Of both captures."""
+    """The warnings of both captures."""
     operators: tuple[OperatorChange, ...] | None = None
     """The tree of what calls what: rows that changed, and those around them; by growth within each.
     `None` unless asked for."""

@@ -54,7 +54,7 @@ class Cause:
     """The sentence about a cause."""
 
     advice: str
-    """What to do about it."""
+    """The advice about it."""
     spent: str = ""
     """Completes `every rank spends 11 of 60 ms` and `22 % of the time is spent`.
 
@@ -246,7 +246,7 @@ def _is_waiting_unknown(report: TraceReport) -> bool:
 
 
 def _bubble(report: TraceReport) -> str:
-    """What the stage with the largest bubble waits for."""
+    """The wait of the stage with the largest bubble."""
     most = max(report.pipeline, key=lambda stage: stage.bubble_us)
     awaited = max(most.waits_us, key=lambda stage: most.waits_us[stage])
     waits = f"{format_ms(most.waits_us[awaited] / 1000)} of {format_ms(most.span_us / 1000)} ms"

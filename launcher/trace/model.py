@@ -111,7 +111,7 @@ class NameTotal:
     kind: str
     """compute, comm or memcpy; op; module."""
     count: int
-    """Of an operator or module, its calls on the CPU; replays of a CUDA graph aren't any."""
+    """The calls of an operator or module on the CPU; replays of a CUDA graph aren't any."""
     device_us: float
     """On the GPU: the work itself, or what was launched, or captured and replayed, directly from here."""
     host_us: float
@@ -174,7 +174,7 @@ class RankTrace:
     devices: tuple[DeviceTrace, ...] = ()
     """Each GPU separately, the busiest first, if there are several."""
     in_steps: NameTotals | None = None
-    """What the steps launched, if the trace has steps and also work outside of them."""
+    """The work that the steps launched, if the trace has steps and also work outside of them."""
     is_cut: bool = False
     """Whether the file ends early, so that any of these figures may lack something."""
 
@@ -211,7 +211,7 @@ class CollectiveReport:
     last_rank: int | None
     ranks: tuple[CollectivePart, ...]
     dtype: str | None = None
-    """Of its elements, as the traces call it."""
+    """The type of its elements, as the traces call it."""
 
 
 @dataclass(frozen=True)
@@ -332,14 +332,14 @@ class TraceReport:
     collectives: tuple[CollectiveReport, ...]
     stragglers: tuple[StragglerReport, ...]
     parallelism: tuple[ParallelKind, ...]
-    """By kind of parallelism."""
+    """The costs by kind of parallelism."""
     pipeline: tuple[PipelineStage, ...]
     """Empty if no messages run between stages."""
     kernels_by_shape: tuple[KernelTotal, ...] | None = None
     """This and what follows only if it was asked for."""
     shapes: tuple[ShapeTotal, ...] | None = None
     shapes_in_steps: tuple[ShapeTotal, ...] | None = None
-    """Of what the steps launched, where the traces have steps."""
+    """The shapes of what the steps launched, where the traces have steps."""
     operators: tuple[OperatorTotal, ...] | None = None
     operators_in_steps: tuple[OperatorTotal, ...] | None = None
     collective_totals: tuple[CollectiveTotal, ...] | None = None

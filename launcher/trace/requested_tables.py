@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Table = Literal["kernels", "shapes", "operators", "collectives", "copies", "launches", "critical-path"]
-"""What is shown on request."""
+"""The table that is shown on request."""
 TABLES: tuple[Table, ...] = get_args(Table)
 
 
@@ -16,17 +16,17 @@ class ShapeTotal:
 
     name: str
     shapes: str
-    """Of its tensors: `64×3×224×224, 64×3×7×7`."""
+    """The shapes of its tensors: `64×3×224×224, 64×3×7×7`."""
     types: str
-    """Of the same tensors."""
+    """The types of the same tensors."""
     count: int
     """With each replay of a CUDA graph that captured it."""
     device_us: float
-    """Of the GPU work launched directly from it; where the CPU is the device, on the CPU."""
+    """The time of the GPU work launched directly from it; where the CPU is the device, on the CPU."""
     flops: int | None
-    """Of one call: matrix products, convolutions and attention only."""
+    """The operations of one call: matrix products, convolutions and attention only."""
     bytes: int | None
-    """Of its inputs and outputs, each once."""
+    """The bytes of its inputs and outputs, each once."""
     tflop_per_s: float | None
     gb_per_s: float | None
     roofline_percent: float | None
@@ -72,7 +72,7 @@ class OperatorTotal:
     count: int
     """Calls; of those that a CUDA graph captured, its replays instead. Of `outside`, pieces of work."""
     total_us: float
-    """Of the GPU work launched, or captured, within it; of operators, where the CPU is the device."""
+    """The time of the GPU work launched or captured within it; of operators, where the CPU is the device."""
     self_us: float
     """The part of `total_us` without the modules and operators within it."""
 
@@ -84,7 +84,7 @@ class CollectiveTotal:
     group: str
     kind: str
     bytes: int | None
-    """Of each, as in NCCL's tests: the larger of input and output."""
+    """The bytes of each, as in NCCL's tests: the larger of input and output."""
     dtype: str | None
     count: int
     transfer_us: float | None
@@ -145,7 +145,7 @@ class PathPart:
     """`None`: on whatever rank."""
     path_us: float
     gain_us: float | None
-    """By how much the job would be shorter without it, by replaying the graph; `None` where not computed."""
+    """The time that the job would gain without it, by replaying the graph; `None` where not computed."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class CriticalPath:
     """The chain of tasks, over all ranks, that decides how long the job takes."""
 
     length_us: float
-    """Of the replay as recorded."""
+    """The length of the replay as recorded."""
     recorded_us: float
     num_steps: int
     """Steps in it; 0 if unknown."""
@@ -164,7 +164,7 @@ class CriticalPath:
     ranks: tuple[PathPart, ...]
     """The same time by rank, without transfer, which belongs to no rank."""
     even_gain_us: float | None
-    """By how much the job would be shorter if all ranks computed and copied equally long.
+    """The time that the job would gain if all ranks computed and copied equally long.
 
     Negative where it would be longer: the critical path may run over a rank that has less to do.
     """

@@ -18,7 +18,7 @@ __all__ = ["Workload", "device_index", "on_device", "step", "uneven"]
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch, imported at its first use."""
+    """Imports what needs torch at its first use."""
     if name == "uneven":
         return import_module("gpurun.uneven")
     if name in __all__:

@@ -24,7 +24,7 @@ CHECK_PIXELS = 32
 
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
-"""Of ImageNet's red, green and blue. Source: https://docs.pytorch.org/vision/stable/models.html"""
+"""Deviation of ImageNet's red, green and blue. Source: https://docs.pytorch.org/vision/stable/models.html"""
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def earlier_run(job: str, hostname: str) -> "Earlier | None":
 
 
 LAUNCHERS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "mpirun"})
-"""What starts a program elsewhere, and has no place after `gpurun run`."""
+"""Commands that start a program elsewhere, and have no place after `gpurun run`."""
 
 NUM_PROCESSES = frozenset({"--nproc-per-node", "--num-processes", "--num-gpus"})
 """Options of other launchers that say how many processes to start."""

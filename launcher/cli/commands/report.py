@@ -75,7 +75,7 @@ FORMATS: dict[str, Callable[..., None]] = {
     "mlflow": partial(log_to, "mlflow"),
     "wandb": partial(log_to, "wandb"),
 }
-"""What `--format` may list."""
+"""Values of `--format`."""
 FOR_OTHERS = ("html", "mlflow", "wandb")
 """Formats without host names, unless `--with-host` is given."""
 

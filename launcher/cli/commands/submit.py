@@ -19,7 +19,7 @@ from gpurun.launcher.schedulers.base import Queue, Submission, SubmitOptions, ra
 F = TypeVar("F", bound=Callable[..., Any])
 QUEUES = {name: one.queue for name, one in SCHEDULERS.items() if one.queue}
 COMMANDS = {queue.command: queue.option_example for queue in QUEUES.values()}
-"""What submits → an option of it."""
+"""The scheduler's command → an option of it."""
 MAX_LABEL = 36
 """Characters that a scheduler's name for a job may take of the job's own: Pods append to it, up to 63."""
 

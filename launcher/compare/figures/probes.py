@@ -12,7 +12,7 @@ from gpurun.launcher.units import format_ms, format_rate, size_text
 
 MIN_FIT_POINTS = 3
 FITS_WITHIN = 1.25
-"""By what factor a line may miss a point and still describe all of them: caches and protocols that change
+"""A line may miss a point by this factor and still describe all of them: caches and protocols that change
 with the size bend curves by more."""
 
 

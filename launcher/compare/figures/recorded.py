@@ -67,13 +67,13 @@ class Measured:
     aa_logs: Mapping[int, Mapping[RoundKey, float]] = field(default_factory=dict)
     """The same of `aa`."""
     memory: Mapping[int, MemoryPeak] = field(default_factory=dict)
-    """By rank."""
+    """Memory by rank."""
     balance: Balance | None = None
     """How its samples were found, where the split is `balanced`."""
     points: Sequence[PointRecord] = ()
-    """Of a micro-benchmark, which has no steps."""
+    """The points of a micro-benchmark, which has no steps."""
     ended_s: Mapping[str, float] = field(default_factory=dict)
-    """Of a program: how long each attempt took that ended well."""
+    """How long each attempt of a program took that ended well."""
 
     @property
     def counts(self) -> bool:

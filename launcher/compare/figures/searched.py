@@ -40,14 +40,14 @@ class Tried:
     step_ms: float | None
     """The mean over its trials; `None`: one failed."""
     peak_gib: float | None
-    """Of the fullest device in one step; `None` where it isn't known: of programs, and with `compile`."""
+    """The peak of the fullest device in one step; `None` if unknown: of programs, and with `compile`."""
     label: str = ""
     status: Literal["ok", "oom", "failed", "timeout", "too large"] = "ok"
     """`too large`: it takes more memory than the job states."""
     reason: str | None = None
     """Why it failed."""
     ms_per_sample: float | None = None
-    """What combinations are compared by where their global batches differ; else `None`."""
+    """The value that combinations are compared by where their global batches differ; else `None`."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class SearchResult:
     space: int
     """Combinations of what the job compares."""
     distinct: int
-    """Of those that can be, the ones that differ, with the job's own setting."""
+    """The number of possible combinations that differ, with the job's own setting."""
     tried: int
     left_out: tuple[Unmeasured, ...]
     """Combinations that can't be, and those that weren't tried."""
@@ -68,7 +68,7 @@ class SearchResult:
     """How many percent slower the best is than the job's own setting, negative where it is faster; interval
     and verdict are that variant's. `None` while that isn't known, or where it is that setting."""
     at_most_missed_percent: float | None
-    """By the model, with 95 % confidence: no other combination is faster than the best of those compared at
+    """With 95 % confidence by the model, no other combination is faster than the best of those compared at
     the end by more."""
     combinations: tuple[Tried, ...]
     """In the order in which they were tried."""
@@ -83,9 +83,9 @@ class SearchResult:
     """Those tried than which no other is both as fast and as small, by their trials, the fastest first; none
     where global batches differ or the memory of one isn't known."""
     effects: tuple[Effect, ...] = ()
-    """What each value does to the time of a step, or of a sample where global batches differ."""
+    """The effect of each value on the time of a step, or of a sample where global batches differ."""
     memory_gib: float | None = None
-    """What a combination may take, where the job states `memory`."""
+    """The memory that a combination may take, where the job states `memory`."""
 
 
 def search_result(run: RunDir, best: str | None, percent: float | None) -> SearchResult | None:

@@ -25,7 +25,7 @@ class Rates:
     input_bytes_per_s: float | None = None
     """Inputs and targets."""
     joules_per_sample: float | None = None
-    """What the GPUs took, by their driver's counter; not the rest of the machine."""
+    """The energy of the GPUs, by their driver's counter; not of the rest of the machine."""
 
 
 def throughput(measured: Measured, step_ms: float | None, host: Mapping[str, Any]) -> Rates:

@@ -86,7 +86,7 @@ class Traced:
     """Compute in a step by operator, on a GPU by kernel: the mean of all steps, by rank. Of a process with
     several GPUs it isn't known which of them computed what."""
     bubbles: Mapping[int, Bubble] = field(default_factory=dict)
-    """By rank, of `steps`; of stages that wait for others."""
+    """The bubbles of `steps` by rank, of stages that wait for others."""
     of_host: tuple[int, ...] = ()
     """Ranks in whose traces no GPU works; older files don't say."""
 
@@ -113,7 +113,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _kept(path: Path) -> Traced | None:
-    """What was found out before; `None` if that is no longer to be read."""
+    """The earlier result; `None` if it is no longer to be read."""
     try:
         return read_json(path, Traced) if path.exists() else None
     except MachineError:

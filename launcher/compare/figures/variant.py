@@ -299,7 +299,7 @@ def exposed_comm(ranks: Sequence[RankFigures]) -> ExposedComm:
 
 
 NEAR_BEST = 0.9
-"""Of the highest throughput: what a larger batch gains beyond that it costs in memory and in steps."""
+"""Share of the highest throughput: what a larger batch gains beyond it costs memory and steps."""
 LEAST_POINTS = 3
 
 

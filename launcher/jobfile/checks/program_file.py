@@ -17,7 +17,7 @@ from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.yaml.describe import nearest, shorten
 
 INSTALL_IT = "install it, or put it next to the job file"
-"""What to do about a module that isn't there."""
+"""The advice about a module that isn't there."""
 
 MAX_BYTES = 2_000_000
 """A longer file takes seconds to compile and is no program that a person wrote."""
@@ -108,7 +108,7 @@ def _found_at(name: str, places: Sequence[str]) -> ModuleSpec | None:
 
 
 def _how_to_find(spec: JobSpec, module: str) -> str:
-    """What to do about a module that isn't there; `gpurun run -m` has no job file to put it next to."""
+    """The advice about a module that isn't there; `gpurun run -m` has no job file to put it next to."""
     if spec.source is None or spec.source.root.mark.file:
         return INSTALL_IT
     return f"install it, or go to the directory that contains it: cd DIRECTORY && gpurun run -m {module}"

@@ -315,7 +315,7 @@ def _refused_value(spec: JobSpec, param: Param, path: KeyPath, value: Any) -> It
 
 
 def _wrong_per_device(spec: JobSpec, path: KeyPath, given: Any) -> Iterator[Problem]:
-    """What is no number, or below 0, where there is one for all devices or a list with one for each."""
+    """Problems with values that are no number, or below 0, for all devices or in a list with one for each."""
     values = given if isinstance(given, list | tuple) else [given]
     wrong = [value for value in values if not isinstance(value, Unreadable) and not _is_amount(value)]
     if wrong:

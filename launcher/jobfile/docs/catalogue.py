@@ -34,7 +34,7 @@ class Entry:
     global_batch: int | None
     """Its own, where the job gives none; `None` where the job must give one, or where there is none."""
     about: str
-    """What the function's docstring says first."""
+    """The summary of the function's docstring."""
     params: tuple[Parameter, ...]
 
 

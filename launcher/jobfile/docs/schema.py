@@ -20,7 +20,7 @@ from gpurun.launcher.strategies import IN_JOBS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_FILE = "gpurun.schema.json"
-"""What the first line names: a file next to the job file."""
+"""The file that the first line names, next to the job file."""
 
 
 def job_schema() -> dict[str, Any]:

@@ -19,7 +19,7 @@ _TRUTHS = {
     **dict.fromkeys(("yes", "on", "y", "1"), "true"),
     **dict.fromkeys(("no", "off", "n", "0"), "false"),
 }
-"""What others write for `true` and `false`, YAML 1.1 among them."""
+"""Other spellings of `true` and `false`, YAML 1.1 among them."""
 
 
 def describe(value: Any) -> str:

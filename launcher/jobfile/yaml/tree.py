@@ -59,7 +59,7 @@ _MAX_DIGITS = 40
 """More digits are far outside the range below; Python refuses to convert more than 4,300."""
 
 _INTEGERS = range(-(2**63), 2**64)
-"""What the JSON files of a run can hold."""
+"""The integers that the JSON files of a run can hold."""
 
 
 @dataclass(frozen=True)
@@ -335,11 +335,11 @@ _SYNTAX_HINTS = {
     "expected ':'": "write `key: value`",
     "mapping values": "check indentation and the `: ` after each key; a value with `: ` in it needs quotes",
 }
-"""What to do, by a part of what libyaml says."""
+"""The advice, by a part of libyaml's message."""
 
 
 def _syntax_hint(problem: str, mark: Any, text: str, begun: int | None) -> str | None:
-    """What to do about a mistake at `mark`; what it's in began in line `begun`."""
+    """The advice about a mistake at `mark`; what it's in began in line `begun`."""
     lines = text.splitlines()
     line = lines[mark.line] if mark and mark.line < len(lines) else ""
     if "\t" in line[: mark.column + 1 if mark else 0]:

@@ -17,7 +17,7 @@ from gpurun.launcher.units import GIB, plural
 
 VISIBLE = "HIP_VISIBLE_DEVICES"
 ROCR_VISIBLE = "ROCR_VISIBLE_DEVICES"
-"""What HIP counts in: it limits all of ROCm. Source: ROCm documentation, "GPU isolation techniques"."""
+"""Limits all of ROCm; HIP counts what is left. Source: ROCm documentation, "GPU isolation techniques"."""
 NODES = "sys/class/kfd/kfd/topology/nodes"
 """Source: the kernel's amdkfd driver; HIP counts GPUs in this order, by way of the ROCm runtime."""
 XGMI = 11
@@ -33,7 +33,7 @@ THROTTLING = {
 }
 """The power cap is none, as for NVIDIA's. Source: AMD SMI, `amdsmi_get_violation_status`; MI300 and later."""
 MT_PER_S = (2500, 5000, 8000, 16000, 32000, 64000)
-"""By generation of PCIe, from 1. Source: AMD SMI, `amdsmi_get_pcie_info`, has MT/s."""
+"""The rate by generation of PCIe, from 1. Source: AMD SMI, `amdsmi_get_pcie_info`, has MT/s."""
 WITHOUT_LIBRARY = (
     "amdsmi isn't installed here: clocks, power, energy and other processes on AMD GPUs are unknown"
 )
@@ -132,7 +132,7 @@ def visible_nodes(nodes: Sequence[Node], environ: Mapping[str, str]) -> list[Nod
 
 
 def _chosen(nodes: Sequence[Node], named: str | None) -> list[Node]:
-    """By number, or by a UUID that may be cut short.
+    """GPUs chosen by number, or by a UUID that may be cut short.
 
     What is unknown ends the list, and one that is named twice empties it.
     """
@@ -297,7 +297,7 @@ def _health(library: Any, handle: Any) -> GpuHealth:
 
 
 def _handles_at(library: Any, indices: Sequence[int], environ: Mapping[str, str], root: Path) -> list[Any]:
-    """Of the visible GPUs at `indices`; `None` where the library doesn't know one."""
+    """The handles of the visible GPUs at `indices`; `None` where the library doesn't know one."""
     visible = visible_nodes([node for node in gpu_nodes(root) if can_open(node, root)], environ)
     handles = _handles(library)
     return [handles.get(visible[i].bus) if i < len(visible) else None for i in indices]
@@ -312,7 +312,7 @@ def load_amdsmi() -> Any:
 
 
 def _handles(library: Any) -> dict[str, Any]:
-    """By PCI address: the library counts GPUs in an order of its own. It stays loaded, as in torch."""
+    """The handles by PCI address: the library counts GPUs in its own order. It stays loaded, as in torch."""
     if library is None:
         return {}
     try:

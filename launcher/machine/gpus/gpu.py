@@ -7,7 +7,7 @@ BUSY_GIB = 1.0
 """A process that holds less on a GPU is a monitor or an idle server."""
 BUSY_PERCENT = 10
 BUSY_SHARE = 0.1
-"""Of a GPU's memory: in a container the processes that hold it may not be listed."""
+"""The share of a GPU's memory: in a container the processes that hold it may not be listed."""
 HOT_BY_HARDWARE = "too hot (slowed down by its hardware)"
 HOT_BY_DRIVER = "too hot (slowed down by the driver)"
 
@@ -92,7 +92,7 @@ class Gpus:
     nvml_error: str | None = None
     """Why the driver gave no answer although its library is there."""
     notes: tuple[str, ...] = ()
-    """What else a person should know: GPUs that can't be opened, in which order they are counted."""
+    """Other notes: GPUs that can't be opened, in which order they are counted."""
 
 
 def unknown(*_: object) -> None:

@@ -9,13 +9,13 @@ from gpurun.launcher.machine.gpus.nvml import VISIBLE, ask, load_nvml, parent_of
 UNCORRECTED, SINCE_START = 1, 0
 """Source: `nvmlMemoryErrorType_t` and `nvmlEccCounterType_t` of the NVML API reference."""
 NVLINK_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 25.0, 6: 25.0, 7: 50.0}
-"""What a link carries in one direction, by the number of its version (`nvmlNvlinkVersion_t`).
+"""The rate of a link in one direction, by the number of its version (`nvmlNvlinkVersion_t`).
 
 Source: NVIDIA's white papers: P100 160 GB/s by 4 links of both directions, V100 300 by 6, A100 600 by 12,
 H100 900 by 18, B200 1,800 by 18.
 """
 PCIE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""What a lane carries in one direction, by generation. Source: PCI Express Base Specification."""
+"""The rate of a lane in one direction, by generation. Source: PCI Express Base Specification."""
 
 
 @dataclass(frozen=True)

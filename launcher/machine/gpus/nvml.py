@@ -335,7 +335,7 @@ def inspect_sensors(
 
 
 def _sensors(nvml: Any, handle: Any) -> Sensors:
-    """Of a MIG instance those that its whole GPU has; energy and power are not the instance's alone."""
+    """The sensors that a MIG instance's whole GPU has; energy and power are not the instance's alone."""
     parent = parent_of(nvml, handle)
     asked = NvmlSensors(nvml, handle if parent is None else parent)
     shared = Sensors(

@@ -17,9 +17,9 @@ class Peak:
     names: tuple[str, ...]
     """Words that the driver's name for the GPU must all contain; apart from them only `USUAL` ones."""
     tflop_per_s: Mapping[str, float]
-    """By precision."""
+    """The peak by precision."""
     gb_per_s: float
-    """Of its memory, in 10⁹ bytes per second."""
+    """The rate of its memory, in 10⁹ bytes per second."""
     gb: tuple[int, ...]
     """Its memory as it is sold, in 10⁹ bytes; several sizes share a row where they compute alike. By the same
     source."""

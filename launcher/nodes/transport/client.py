@@ -100,7 +100,7 @@ class Client(Streams):
             self.silence.close(0, time.monotonic())
 
     def _judge(self, status: Any, details: str) -> Report | None:
-        """What the end of a stream means; `None`: it is worth to connect again."""
+        """The meaning of the end of a stream; `None`: it is worth connecting again."""
         if status in _REFUSED:
             return Refused(details)
         if self.ended:

@@ -63,7 +63,7 @@ class Lane:
         """Number of the next message to send on the current stream."""
         self._received = 0
         self._reported = 0
-        """What the other end knows of `_received`, if the current stream holds."""
+        """The value of `_received` that the other end knows, if the current stream holds."""
 
     @property
     def is_settled(self) -> bool:

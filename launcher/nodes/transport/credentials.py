@@ -32,7 +32,7 @@ NODE_NAME = "gpurun-node"
 """The name in every node's certificate; nodes have no other, since any of them may be any rank."""
 _AUTHORITY_NAME = "gpurun-secret"
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Of the curve P-256. Source: SEC 2, version 2.0, section 2.4.2."""
+"""The order of the curve P-256. Source: SEC 2, version 2.0, section 2.4.2."""
 _BEGIN, _END = datetime(2000, 1, 1), datetime(9999, 12, 31, 23, 59, 59)
 """Certificates are always valid: the nodes' clocks may be wrong."""
 

@@ -29,7 +29,7 @@ _MAX_MESSAGE_BYTES = 64 << 20
 """The stacks of all ranks of a node are the largest message; files come in chunks."""
 _CHECK_S = 0.25
 _CONNECT_S = 5.0
-"""What one attempt to connect may take; with dropped packets it would last for minutes."""
+"""The limit of one attempt to connect; with dropped packets it would last for minutes."""
 HANDSHAKE_S = 10.0
 """How long a stranger can keep a connection without proving that it knows the secret."""
 
@@ -156,7 +156,7 @@ class Streams(ABC):
         self.ended = False
         """Whether the end of the run was announced."""
         self.hosts: tuple[str, ...] = ()
-        """By node rank, once all nodes have joined."""
+        """The hosts by node rank, once all nodes have joined."""
         self.awaited_others = 0
         """How many nodes have to connect before everything is said."""
 

@@ -87,7 +87,7 @@ class Listener:
         self._strangers: dict[asyncio.Task[None], asyncio.TimerHandle] = {}
         """Those that have proved nothing, and what will end them; the oldest is the first."""
         self._by_name: dict[str, asyncio.Task[None]] = {}
-        """By the name under which gRPC knows a connection."""
+        """The tasks by the name under which gRPC knows a connection."""
         self._directory = Path(tempfile.mkdtemp(prefix="gpurun-"))
         self._directory_fd = os.open(self._directory, os.O_PATH | os.O_CLOEXEC)
         self._inner = self._directory_fd

@@ -48,7 +48,7 @@ class Times:
     rounds: Mapping[tuple[str, int], float] = field(default_factory=dict)
     """When each round of a launch began."""
     progress: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
-    """Of each launch of a program: how many steps had ended when."""
+    """How many steps had ended when, of each launch of a program."""
 
     @property
     def known(self) -> list[float]:

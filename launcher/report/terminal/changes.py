@@ -81,7 +81,7 @@ def gate_cells(row: GateRow) -> tuple[str, ...]:
 
 
 def _notes(variants: Sequence[VariantDiff]) -> list[str]:
-    """What is to be said of variants; once, and of none by name, where it holds for all of several."""
+    """The notes on variants; once, and without names, where one holds for all of several."""
     notes = {one.note for one in variants}
     if len(variants) > 1 and len(notes) == 1:
         return [note for note in notes if note]

@@ -146,7 +146,7 @@ def _prediction(found: Balanced, was_beaten: bool) -> str:
 
 
 def _claim(found: Balanced, was_beaten: bool) -> str:
-    """What T* is, as far as the curves show it."""
+    """The claim about T*, as far as the curves show it."""
     if was_beaten:
         return ""
     if all(device.straight for device in found.devices):
@@ -167,7 +167,7 @@ def _also_best(found: Balanced, variant: VariantResult) -> list[str]:
 
 
 def _others(found: Balanced, batch: int) -> list[str]:
-    """What one would have got without measuring."""
+    """The results that one would have got without measuring."""
     even, proportional = ("even", found.even), ("in proportion to speed", found.proportional)
     parts = [
         (f"{name} ({split_text(cost.split)})", f"{format_ms(cost.step_ms)} ms")

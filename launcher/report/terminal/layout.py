@@ -29,7 +29,7 @@ class Column:
     drop: int = 0
     """0: never dropped."""
     legend: str = ""
-    """What the header leaves open."""
+    """The explanation that the header leaves open."""
 
     @cached_property
     def width(self) -> int:

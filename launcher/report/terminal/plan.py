@@ -102,7 +102,7 @@ def budget_text(s: float) -> str:
 
 
 def _power(plan: Plan, found: Detectable) -> str | None:
-    """What differences the run can show, where that is known; what it can't in any case."""
+    """The differences that the run can show, where that is known; and what it can't in any case."""
     launches, more = plural(found.launches, "launch"), more_launches(has_budget=False)
     if found.is_too_little and plan.budget_s is not None:
         enough = math.ceil((found.enough_s or 0.0) / 10) * 10

@@ -53,7 +53,7 @@ PHASES = (
 )
 """In the order in which they happen: name, glyph, glyph without box drawing, colour."""
 REST = ("between phases", "◦", "o", "magenta")
-"""What of a step is in no phase."""
+"""The part of a step that is in no phase."""
 MOST_OF_STEP = 0.9
 """Share of a step from which on its phases are all of it."""
 
@@ -251,7 +251,7 @@ def _bar_column(bars: Sequence[Sequence[Part]], room: int, plain: bool) -> list[
 
 
 def _hidden_line(headers: Sequence[str]) -> list[Text]:
-    """What a narrow terminal keeps back."""
+    """The line about what a narrow terminal hides."""
     text = f"Columns left out: {', '.join(headers)}. A wider terminal or a pipe shows them."
     return [Text(text, "dim")] if headers else []
 
@@ -267,7 +267,7 @@ def _ranked_lines(ranked: Sequence[VariantResult], columns: list[Column], fastes
 
 
 AS_ABOVE = "as above"
-"""Of a variant that one failure ended together with the one before."""
+"""The text for a variant that one failure ended together with the one before."""
 
 
 def _ended_alike(variant: VariantResult, above: VariantResult | None) -> bool:

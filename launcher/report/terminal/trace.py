@@ -90,7 +90,7 @@ _LEGEND = "compute ▇  transfer ▒  wait ░  copies ≡  {}idle ·"
 _OTHER_STEPS = "other steps ▫  "
 """In the legend, where a step's time holds any."""
 MESSAGE_WIDTH = 9
-"""Of a column, with the space before it."""
+"""The width of a column, with the space before it."""
 LABEL_WIDTH = 20
 
 

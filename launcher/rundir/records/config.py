@@ -102,9 +102,9 @@ class LaunchConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the strategy's class takes as keyword arguments."""
     nccl: Mapping[str, Any] = field(default_factory=dict)
-    """What the job chooses for NCCL, by the names of the job file."""
+    """The job's choices for NCCL, by the names of the job file."""
     device_names: tuple[str, ...] = ()
-    """What the job calls the devices, in which a process that sees one GPU only calls each `cuda:0`."""
+    """The job's names for the devices; a process that sees one GPU only calls each `cuda:0`."""
 
     guests: tuple["LaunchConfig", ...] = ()
     """Other strategies in the same processes, each with a model of its own. One that has a single process is
@@ -224,4 +224,4 @@ class CaptureRequest:
     ranks: tuple[int, ...] | None
     """Ranks to record; `None`: all."""
     first_step: int
-    """By the step counter of the control block: the trace begins there, unless the ranks agree on a step."""
+    """The first step by the control block's counter: the trace begins there, unless ranks agree on one."""

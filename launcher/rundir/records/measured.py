@@ -81,7 +81,7 @@ class StepRecord(Struct, frozen=True, gc=False):
     """CPU time of other processes on the rank's cores, in the mean step of the block. The clock is so coarse
     that only a mean over blocks is meaningful; `None` if it is not measured."""
     gpus: tuple[GpuLoad, ...] = ()
-    """Of each GPU of the rank, during the block; in the record of a block's first step only."""
+    """The load of each GPU of the rank, during the block; in the record of a block's first step only."""
     cpu_ns: Whole | None = None
     """CPU time of all threads of the rank, in the mean step of the block; `None` in older runs."""
     block_ns: LengthOfMean | None = None
@@ -99,11 +99,11 @@ class MemoryPeak:
     optimizer: Whole = 0
     """Its state, and what it makes while it runs."""
     activations: Whole = 0
-    """What forward and backward make and keep, inputs included."""
+    """The tensors that forward and backward make and keep, inputs included."""
     communication: Whole = 0
     """Buffers of collectives that are nothing else, such as the buckets of `ddp`."""
     reserved: Whole | None = None
-    """What the allocator held by then, in use or not; `None` on the CPU."""
+    """The memory that the allocator held by then, in use or not; `None` on the CPU."""
 
     @property
     def parts(self) -> dict[MemoryPart, int]:
@@ -207,7 +207,7 @@ class Look:
     launches: Count
     """Repetitions that were complete."""
     fraction: Number
-    """Of the budget that was spent, up to 1: by this much of the error rate is spent, too."""
+    """The share of the budget that was spent, up to 1: as much of the error rate is spent, too."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class ReduceRate:
 
     num_bytes: Count
     time_us: Number
-    """Of the slowest rank."""
+    """The time of the slowest rank."""
     bus_gb_per_s: Number
     """Bytes that cross the busiest link of a ring, per second; 0 where the time can't be."""
 
@@ -247,7 +247,7 @@ class DeviceFacts:
     gflop_per_s: Number
     """Float32 products of square matrices: the fastest of many blocks."""
     queue_share: Number
-    """Of that time: the rank was ready to run, but other processes had the cores, such as the other ranks."""
+    """The share of that time in which the rank was ready to run, but other processes had the cores."""
     power_w: Number | None = None
     energy_mj: Number | None = None
     """Over that time."""
@@ -259,7 +259,7 @@ class DeviceFacts:
     wrong_sums: tuple[str, ...] = ()
     """All-reduces that gave another sum than they should."""
     reduces: tuple[ReduceRate, ...] = ()
-    """By size, smallest first."""
+    """The reductions by size, smallest first."""
     pairs: tuple[PairRate, ...] = ()
     """Those in which this rank is the lower one."""
     cores: tuple[Whole, ...] = ()
@@ -310,7 +310,7 @@ class Balance:
     proportional: Prediction | None
     """In proportion to speed, 1/β: best only if all α are equal. `None` if a curve is not straight."""
     overhead_ms: Number
-    """What a step of the best split takes in addition to its slowest device: communication, measured."""
+    """The time of a step of the best split beyond its slowest device: communication, measured."""
 
     @property
     def predicted_ms(self) -> float:
@@ -326,7 +326,7 @@ class Attempt:
     batch: Count
     message: str = ""
     step_s: Number = 0.0
-    """Of a batch that fits: what a step took, without communication."""
+    """The time of a step of a batch that fits, without communication."""
 
 
 @dataclass(frozen=True, order=True)
@@ -361,4 +361,4 @@ class MaxBatch:
     caps: tuple[Count, ...]
     """The most samples of each device of the job, with a margin."""
     step_s: Number = 0.0
-    """What a step of the largest batches that were tried took; 0 in older runs."""
+    """The time of a step of the largest batches that were tried; 0 in older runs."""

@@ -136,7 +136,7 @@ class RootCause:
     log: str
     """Relative to the run directory."""
     last_lines: tuple[str, ...]
-    """Of the log, if they add to the traceback."""
+    """The last lines of the log, if they add to the traceback."""
     victims: tuple[int, ...]
     """Ranks that ended only because of it."""
     also: tuple[int, ...]
@@ -144,7 +144,7 @@ class RootCause:
     secondary: bool
     """No root cause was found: this rank, too, only lost its peers."""
     hint: str | None
-    """What to do about it, if an exhausted limit is the known reason."""
+    """The advice about it, if an exhausted limit is the known reason."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +176,9 @@ class TrialTimes:
     """The times that live ranks have measured; `launches/ID/trials/N.times.json`, written by rank 0."""
 
     step_ns: tuple[float, ...]
-    """Of each timed step, on the slowest rank."""
+    """The time of each timed step, on the slowest rank."""
     peak_bytes: int | None = None
-    """Of the fullest device in one step; `None`: it wasn't looked at."""
+    """The peak of the fullest device in one step; `None`: it wasn't looked at."""
 
 
 @dataclass(frozen=True)
@@ -190,16 +190,16 @@ class TrialRecord:
     """Counts from 1 for each variant."""
     status: Literal["ok", "oom", "failed", "timeout"]
     seconds: float
-    """What the trial took, the start of processes included."""
+    """The length of the trial, the start of processes included."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What makes the variant."""
+    """The settings that make the variant."""
     label: str = ""
-    """What reports call it; empty in runs that are older than this field."""
+    """The name in reports; empty in runs that are older than this field."""
     global_batch: Count | None = None
     step_ms: float | None = None
     """The median of its steps."""
     variance: float = 0.0
-    """Of the logarithm of that, by the scatter of the steps."""
+    """The variance of that logarithm, by the scatter of the steps."""
     peak_gib: float | None = None
     reason: str | None = None
     """Why it failed."""
@@ -240,18 +240,18 @@ class SearchRecord:
     space: int
     """Combinations of what the job compares."""
     distinct: int
-    """Of those that can be, the ones that differ."""
+    """The number of possible combinations that differ."""
     own: str | None
     """The variant that is the job's own setting; `None`: that can't be."""
     budget_s: float
     finalists: tuple[str, ...] = ()
-    """What is compared in the end; empty while combinations are tried."""
+    """The combinations that are compared in the end; empty while combinations are tried."""
     best: str | None = None
     """The fastest by the trials."""
     left_out: tuple[Unmeasured, ...] = ()
     failed: tuple[Unmeasured, ...] = ()
     at_most_missed_percent: float | None = None
-    """By the model, with 95 % confidence: no other combination is faster than the best by more."""
+    """The bound by the model, with 95 % confidence: no other combination is faster than the best by more."""
     effects: tuple[Effect, ...] = ()
     memory_gib: float | None = None
-    """What a combination may take, where the job states `memory`."""
+    """The memory that a combination may take, where the job states `memory`."""

@@ -112,7 +112,7 @@ def _decoded_events(root: Path, path: Path) -> tuple[Event, ...]:
 
 
 def _stage(plan: Plan, events: LaunchEvents) -> dict[str, Any] | None:
-    """What rank 0 of the last launch that has begun is doing."""
+    """The stage of rank 0 of the last launch that has begun."""
     if not events or not events[-1][1]:
         return None
     launch, event = events[-1][0], events[-1][1][-1]

@@ -198,7 +198,7 @@ def _cpu_collectives(rank: RankTrace, per_step: float) -> dict[str, TimePerStep]
 def _outside(
     names: Mapping[str, TimePerStep], rank: RankTrace, kind: Kind, per_step: float
 ) -> dict[str, TimePerStep]:
-    """What the device did that no name has: launched by hand, by a CUDA graph, or while no module ran."""
+    """The device's work that no name has: launched by hand, by a CUDA graph, or while no module ran."""
     found = {}
     for what, title in _OUTSIDE[kind].items():
         # Exact to the nanosecond: only rounding is cut off.

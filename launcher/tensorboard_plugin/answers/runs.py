@@ -48,7 +48,7 @@ OUTSIDE = (
 )
 OTHER = "Another version of gpurun compared these variants."
 MAX_RUNS = 500
-"""Of a longer list the newest are named."""
+"""The limit of a list; of a longer one the newest are named."""
 
 
 def runs_answer(listing: Listing) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def variants(listed: Listed, comparison: Comparison | None) -> list[dict[str, An
 
 
 def _timed_parts(variant: VariantResult) -> dict[str, Mapping[str, float]]:
-    """By rank, of those without a trace, the parts of their step in ms."""
+    """The parts of the step in ms by rank, of those without a trace."""
     step_ms = None if variant.step_ms is None else variant.step_ms.estimate
     untraced = (rank for rank in variant.ranks if not rank.span_ms)
     return {str(rank.rank): parts for rank in untraced if (parts := timed_parts(rank, step_ms))}

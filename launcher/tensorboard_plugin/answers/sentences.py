@@ -31,7 +31,7 @@ TRACED_BARS = (
     f"Each bar is a rank's traced step: the mean over the steps with the least interference. {HIDDEN_PARTS}"
 )
 TIMED_BARS = "Without a trace, parts come from the timed phases, and transfer includes the waiting."
-"""What the bars of variants without traces are."""
+"""The bars of variants without traces."""
 RANK_ROWS = (
     "One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. "
     "A click opens that rank next to the slowest one."
@@ -203,7 +203,7 @@ def operators_said(answer: Answer, shown: Shown, against: Shown | None) -> dict[
 
 
 def _most_time(answer: Answer, label: str, against: Shown | None) -> str:
-    """What takes most, or most of the difference."""
+    """The part that takes most, or most of the difference."""
     rows = [row for row in answer["rows"] if row["name"] is not None]
     noun = NOUNS[answer["kind"]]
     if not any(row["named"] for row in rows):

@@ -70,7 +70,7 @@ def mean_steps(header: Header) -> dict[int, RankBreakdown]:
 
 
 def _sentence(header: Header, every: Sequence[RankBreakdown], has_steps: bool) -> str:
-    """What a step takes, as `gpurun trace` has it, and which rank the others wait for."""
+    """The time of a step, as `gpurun trace` has it, and which rank the others wait for."""
     mean = mean_breakdown(every) if every else None
     if mean is None or not mean.span_ns:
         return "These traces have no time to divide."

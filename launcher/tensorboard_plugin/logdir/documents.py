@@ -162,12 +162,12 @@ def _mtime_s(listed: Listed, path: Path) -> float:
 
 
 MAX_STEPS_BYTES = 64 << 20
-"""Of one rank's file, from its end; 300,000 steps."""
+"""The limit of one rank's file, from its end; 300,000 steps."""
 MAX_VARIANT_BYTES = 256 << 20
-"""Of the files of all ranks together; each may give the same share of it."""
+"""The limit of the files of all ranks together; each may give the same share of it."""
 MAX_RANKS = 256
 MAX_VALUES = 2000
-"""Of one variant, over all ranks."""
+"""The limit of one variant, over all ranks."""
 NUM_SLOWEST = 10
 """Steps that stay in any case."""
 
@@ -196,7 +196,7 @@ def variant_steps(listed: Listed, variant: str) -> dict[str, Any]:
 
 
 def _timed_by_rank(listed: Listed, variant: str) -> tuple[dict[int, Mapping[Key, float]], list[StepRecord]]:
-    """What `timed` gives for each rank, and all records of the first; those of all would fill the memory."""
+    """The result of `timed` for each rank, and all records of the first; those of all would fill memory."""
     files = list(rank_files(listed.run.variant(variant), ".jsonl").items())[:MAX_RANKS]
     share = min(MAX_STEPS_BYTES, MAX_VARIANT_BYTES // max(len(files), 1))
     found: dict[int, Mapping[Key, float]] = {}

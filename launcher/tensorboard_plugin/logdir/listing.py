@@ -29,7 +29,7 @@ MAX_DEPTH = 8
 ENVIRONMENT = "pyvenv.cfg"
 """A file of every virtual environment, which may have more entries than that and no runs."""
 MAX_TRACES = 1024
-"""Of one directory: ranks of one capture."""
+"""The limit of one directory: ranks of one capture."""
 TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 MAX_OTHERS = 8
 """If none of so many other JSON files is a trace, a directory is taken for one of data."""
@@ -211,7 +211,7 @@ class Listed:
     path: Path
     kind: Literal["gpurun", "traces"]
     trace_names: tuple[str, ...] = field(default=(), repr=False)
-    """Of a directory of traces."""
+    """The names of a directory's traces."""
 
     @cached_property
     def name(self) -> str:
@@ -284,7 +284,7 @@ def _listed(root: Path, directory: Directory) -> Listed | None:
 
 
 def _traces_of_other_names(root: Path, directory: Directory) -> tuple[str, ...]:
-    """What `export_chrome_trace` wrote, under whatever name; only the content shows it."""
+    """Files of `export_chrome_trace`, under whatever name; only the content shows it."""
     names = [name for name in directory.files if name.endswith(SUFFIXES)]
     paths = [path for name in names[:MAX_TRACES] if (path := inside(root, directory.path / name))]
     if not any(map(_is_trace, paths[:MAX_OTHERS])):

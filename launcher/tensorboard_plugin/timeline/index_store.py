@@ -23,7 +23,7 @@ _NEW = "new-"
 ABANDONED_S = 7200.0
 """Older builds are considered dead."""
 MAX_CACHE_BYTES = 10 << 30
-"""Of all indexes together; a trace of 1 GB has one of 0.3 GB."""
+"""The limit of all indexes together; a trace of 1 GB has one of 0.3 GB."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ READING_SHARE = 0.7
 MAX_BUILDS = 32
 """Running or queued; of more, none begins until it is asked for again."""
 BUILD_LIMIT_S = 1800.0
-"""Of an index, or a merged trace. A trace of 1 GB takes 20 s."""
+"""The limit of an index, or a merged trace. A trace of 1 GB takes 20 s."""
 ENTRY = "gpurun.launcher.tensorboard_plugin.timeline.index.build:main"
 
 

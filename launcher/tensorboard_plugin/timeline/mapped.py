@@ -48,7 +48,7 @@ class Index:
     header: Header
     columns: dict[str, NDArray[Any]]
     places: tuple[LaneRow, ...]
-    """By number of the row over all lanes."""
+    """The rows over all lanes, by their number."""
     row_ends: Int64
     """Last entry + 1 of each row over all lanes."""
     by_entry: NDArray[np.intp]
@@ -60,7 +60,7 @@ class Index:
     by_number: Int64
     """The numbers of `number_order`."""
     longest_stays: Int64
-    """By number of the collective, over its ranks, in ns."""
+    """The longest stays in ns by number of the collective, over its ranks."""
 
     def place(self, entry: int) -> LaneRow:
         return self.places[int(np.searchsorted(self.row_ends, entry, "right"))]

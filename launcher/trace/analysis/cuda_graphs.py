@@ -52,7 +52,7 @@ class _Capture:
     """Positions in `trace.launches`."""
     sorts: tuple[str, ...]
     names: tuple[str | None, ...]
-    """Of kernels, where the trace has them."""
+    """The names of kernels, where the trace has them."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Scope:
     step: int | None
     """Number of the step; `None` for all of the file."""
     position: int | None
-    """Of the step within the file; `None` for all of the file."""
+    """The position of the step within the file; `None` for all of the file."""
     measure: Measure
     num_kernels: int
     launch_delay: LaunchDelay | None
@@ -115,9 +115,9 @@ class Digest:
     steps: tuple[Scope, ...]
     collectives: tuple[LocalCollective, ...]
     names: NameTimes
-    """Of all of the file; of the chosen steps, where steps were chosen."""
+    """The names of all of the file; of the chosen steps, where steps were chosen."""
     step_names: NameTimes
-    """Of what steps launched."""
+    """The names of the work that steps launched."""
     warnings: tuple[str, ...]
     recorded: str
     """The steps that the file has, in words."""

@@ -97,7 +97,7 @@ def _look_into(directory: Path, files: list[Path], warnings: list[str]) -> None:
 
 
 def _everything_in(directory: Path) -> Iterator[Path]:
-    """What lies in a directory and below, without what can't be read, however deep it is: no recursion."""
+    """The files of a directory and below, without what can't be read, however deep it is: no recursion."""
     todo = [directory]
     while todo:
         with suppress(OSError), os.scandir(todo.pop()) as entries:

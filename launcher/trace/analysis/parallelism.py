@@ -39,7 +39,7 @@ class GroupKinds:
     """The kind of each group's collectives, and of its messages."""
 
     of_groups: Mapping[str, str]
-    """Of those whose kind is known, by the group's name in `Collective`."""
+    """The kinds of those groups that have one, by the group's name in `Collective`."""
     of_messages: Mapping[str, str]
     stages: Mapping[int, int]
     """The stage of each rank of a pipeline; empty if there is none."""
@@ -56,7 +56,7 @@ class _Use:
     name: str
     ranks: Ranks | None
     kind: str | None
-    """By what it is called."""
+    """The kind that its name shows."""
     ops: Counter[str]
 
 
@@ -118,7 +118,7 @@ def _is_expert(use: _Use, num_ranks: int | None) -> bool:
 def _by_mesh(
     uses: Sequence[_Use], num_ranks: int | None, wraps_data_parallel: bool, known: Set[str]
 ) -> dict[str, str]:
-    """Of two dimensions that reduce, the inner one is tensor parallel, the outer one data parallel.
+    """Takes the inner one of two dimensions that reduce as tensor parallel, the outer one as data parallel.
 
     A model's shards exchange more than its replicas, so their ranks are next to each other. That holds only
     where the inner one reduces: one that gathers and scatters may hold the shards of a replica's parameters.
@@ -203,7 +203,7 @@ def _is_pipeline(chain: Sequence[int], there: Links) -> bool:
 
 
 MAX_MESSAGES = 256
-"""Of one direction in a step; those after it count in the totals only."""
+"""The limit of one direction in a step; those after it count in the totals only."""
 Views = Sequence[tuple[int, RankView]]
 
 
@@ -262,7 +262,7 @@ class _StageTotals:
     messages: defaultdict[tuple[int, str], defaultdict[int, int]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(int))
     )
-    """By the other stage and `from` or `to`, then by position in the step."""
+    """The messages by the other stage and `from` or `to`, then by position in the step."""
 
 
 def pipeline(
@@ -374,7 +374,7 @@ def _add_messages(totals: _StageTotals, free: Intervals, parts: Parts, others: _
 
 
 def _shares(free: Intervals, messages: Parts) -> dict[Part, int]:
-    """What each message adds to the wait for those before it."""
+    """The time that each message adds to the wait for those before it."""
     found, reached = dict[Part, int](), BEGIN_NS
     for each, part in sorted(messages, key=lambda pair: pair[0].waiting(pair[1])):
         start, end = each.waiting(part)

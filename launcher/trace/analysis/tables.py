@@ -28,7 +28,7 @@ class NameTime:
     """For GPU work compute, comm or memcpy; op, module."""
     count: int
     device_ns: int
-    """Of GPU work with this name, or launched directly from it."""
+    """The time of GPU work with this name, or launched directly from it."""
     host_ns: int
     """On the CPU, without nested operators."""
     comm_ns: int = 0
@@ -60,11 +60,11 @@ class Chosen:
     """The scope of a table: all of a file, or some of its steps."""
 
     gpu: Mask
-    """By position in `trace.gpu`."""
+    """The chosen entries of `trace.gpu`, by position."""
     ops: Mask
-    """By position in `trace.ops`."""
+    """The chosen entries of `trace.ops`, by position."""
     modules: Mask
-    """By position in `trace.modules`."""
+    """The chosen entries of `trace.modules`, by position."""
 
     @property
     def is_all(self) -> bool:
@@ -134,7 +134,7 @@ class _Totals:
     counts: Int64 = field(init=False)
     host_ns: Int64 = field(init=False)
     device_ns: Int64 = field(init=False)
-    """By `GpuKind`, then name."""
+    """The time by `GpuKind`, then name."""
 
     def __post_init__(self) -> None:
         self.counts, self.host_ns = np.zeros((2, len(self.names)), dtype=np.int64)

@@ -59,7 +59,7 @@ class GpuWait:
     correlation: int
     """That of the call."""
     device: str
-    """Of both streams: each GPU of a process counts its own."""
+    """The device of both streams: each GPU of a process counts its own."""
     stream: str
     """The stream that waits; of `Stream Sync`, the one that is waited for."""
     waits_for_stream: str | None
@@ -74,10 +74,10 @@ class Details:
     op_arguments: tuple[OpArguments, ...]
     """Each kind of call once."""
     of_op: NDArray[np.int32]
-    """By position in `trace.ops`: the number of its arguments; −1: none."""
+    """The number of an op's arguments, by position in `trace.ops`; −1: none."""
     waits: tuple[GpuWait, ...]
     copy_bytes: dict[int, int]
-    """By position in `trace.gpu`."""
+    """The bytes by position in `trace.gpu`."""
 
 
 @dataclass
@@ -215,7 +215,7 @@ class HostRange:
     tensors: tuple[int, ...]
     """Bytes of each tensor (or list of tensors) argument, if the trace has their shapes."""
     facts: CommFacts | None = None
-    """Of a call that issues a collective, if the trace has them."""
+    """The facts of a call that issues a collective, if the trace has them."""
 
     @property
     def num_bytes(self) -> int | None:
@@ -234,7 +234,7 @@ class Trace:
     gpu: GpuWork
     gpu_names: tuple[str, ...]
     comm_facts: dict[int, CommFacts]
-    """By position in `gpu`."""
+    """The facts by position in `gpu`."""
     launches: Launches
     launch_names: tuple[str, ...]
     launched_kernels: tuple[str, ...]

@@ -73,7 +73,7 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     inputs: msgspec.Raw = msgspec.Raw()
     graph_node: Number = None
     kernel: Text = None
-    """Of a call that launches one: its name."""
+    """The name of the kernel that a call launches."""
 
 
 NO_ARGUMENTS = Arguments()
@@ -217,11 +217,11 @@ class CommFacts:
     ranks: Ranks | None = None
     """The ranks of the group."""
     peer: int | None = None
-    """Of a send or receive: the other rank."""
+    """The other rank of a send or receive."""
     group_peer: int | None = None
     """The same, as its number within the group."""
     description: str | None = None
-    """What the program calls the group."""
+    """The program's name for the group."""
     dtype: str | None = None
 
 

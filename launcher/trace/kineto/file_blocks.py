@@ -110,7 +110,7 @@ class _Scanner:
         return quotes[~np.isin(quotes, escaped, assume_unique=True)]
 
     def done(self) -> Scan:
-        """What was found; an event that is still open isn't complete."""
+        """The events that were found; an event that is still open isn't complete."""
         none = np.empty(0, dtype=np.int64)
         starts, ends = np.concatenate((none, *self._starts)), np.concatenate((none, *self._ends))
         return Scan(starts[: len(ends)], ends, self.close)

@@ -115,7 +115,7 @@ class Source:
     position: int = 0
     """Uncompressed bytes read so far."""
     room: Room | None = None
-    """What all files may have together; `None`: only the beginning of this one is looked at."""
+    """The room that all files may have together; `None`: only the beginning of this one is looked at."""
 
     def read(self, num_bytes: int) -> bytes:
         """Up to `num_bytes` more bytes; none only at the end, which may be that of a truncated gzip file.

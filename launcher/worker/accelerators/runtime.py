@@ -23,7 +23,7 @@ class Runtime(ABC):
     """One kind of device, as this process uses it. All devices passed to it are of that kind."""
 
     activities: Sequence[ProfilerActivity]
-    """What `torch.profiler` records."""
+    """The activities that `torch.profiler` records."""
 
     @abstractmethod
     def is_initialized(self) -> bool:

@@ -36,7 +36,7 @@ class Journal:
     facts: dict[str, VariantFacts] = field(default_factory=dict)
     steps_made: dict[str, int] = field(default_factory=dict)
     levels: dict[Path, int] = field(default_factory=dict)
-    """Of the sample, when each file was last thinned out."""
+    """The levels of the sample, when each file was last thinned out."""
     late_events: int = 0
     """Since those of rounds that aren't kept were removed."""
     sample: RoundSample = field(init=False)

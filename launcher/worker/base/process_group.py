@@ -37,7 +37,7 @@ NCCL_VARIABLES = {
     "protocol": ("NCCL_PROTO",),
     "channels": ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
 }
-"""Of the settings that a job can choose. Source: NCCL's user guide, "Environment Variables"."""
+"""NCCL's variables of settings that a job can choose. Source: NCCL's user guide, "Environment Variables"."""
 
 
 def init_group(config: LaunchConfig, rank: int) -> None:

@@ -131,7 +131,7 @@ class NoiseMeter:
     is_limited: Callable[[], bool] = has_own_quota
     """Whether the rank may wait for its own CPU quota, which looks like waiting for a core."""
     queue_ns: Counter[str] = field(default_factory=Counter)
-    """By thread."""
+    """The waiting time by thread."""
     others_ns: int | None = 0
     known: bool = True
     cpu_ns: int = 0

@@ -12,7 +12,7 @@ from gpurun.launcher.rundir.records import GpuLoad
 from gpurun.launcher.worker.accelerators.runtime import Runtime, runtime_of
 
 HOT_SHARE = 0.01
-"""Of a block: less time at a clock that heat keeps down doesn't show in its steps."""
+"""The share of a block: less time at a clock that heat keeps down doesn't show in its steps."""
 HOT = "too hot"
 
 

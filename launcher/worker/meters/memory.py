@@ -82,7 +82,7 @@ class MemoryLog:
     at_start: dict[int, int] = field(default_factory=dict)
     """Bytes of the storages that were there before the step."""
     devices: list[torch.device] = field(default_factory=list)
-    """Of each storage."""
+    """The device of each storage."""
     sizes: list[int] = field(default_factory=list)
     """Bytes of each storage now, or when it was freed."""
     parts: dict[int, MemoryPart] = field(default_factory=dict)

@@ -28,7 +28,7 @@ _METHODS = {"send": "gloo:send", "recv": "gloo:recv"}
 
 
 MAX_ALLOCATIONS = 1_000_000
-"""Of a snapshot; older ones are forgotten."""
+"""The limit of a snapshot; older ones are forgotten."""
 
 
 def capture(

@@ -73,13 +73,13 @@ class StepRecorder:
     stamps: Stamps | None = None
     """Chosen at the first step, when it is known whether the program uses CUDA."""
     calls: int = 0
-    """Of any optimizer."""
+    """The calls of any optimizer."""
     noise: NoiseMeter = field(default_factory=NoiseMeter)
     classifier: Classifier = field(init=False)
     kept: KeptSteps = field(init=False)
     _boundary: StepBoundary = field(default_factory=StepBoundary)
     _device: torch.device | None = None
-    """Of the first optimizer whose weights are on a GPU."""
+    """The device of the first optimizer whose weights are on a GPU."""
     _is_marked: bool = False
     """Whether the program marks its steps itself."""
     _depth: int = 0

@@ -23,7 +23,7 @@ TAKEOVER_CALLS = 100
 """Calls of other optimizers without one of the current optimizer, after which another sets the boundaries."""
 
 Answer = Literal["end", "restart", "inside"]
-"""What a call means: a step ends · the next step begins here, without one before it · nothing."""
+"""The meaning of a call: a step ends · the next step begins here, without one before it · nothing."""
 
 
 @dataclass
@@ -113,7 +113,7 @@ class KeptSteps:
     _written: StepRecord | None = None
     """The last that was."""
     _last: StepRecord | None = None
-    """Of all steps."""
+    """The last of all steps."""
 
     def __post_init__(self) -> None:
         self.sample = RoundSample(self.launch)
@@ -149,7 +149,7 @@ class KeptSteps:
         return kept
 
     def _next(self, step: StepRecord) -> list[StepRecord]:
-        """What can be written when it is this step's turn."""
+        """The records that can be written when it is this step's turn."""
         if self._num_whole is None or number_of_round(step) < self._num_whole:
             return [step]
         is_next = bool(self._open) and number_of_round(self._open[0]) != number_of_round(step)

@@ -32,7 +32,7 @@ SUMMED = (1, 1023, 1 << 18)
 """Elements; odd numbers don't divide evenly into what each rank reduces."""
 TYPES = (torch.float64, torch.float32, torch.bfloat16)
 REDUCED_BYTES = {True: powers(64 * KIB, 4 * MIB, 8), False: powers(64 * KIB, 256 * MIB, 16)}
-"""By whether devices are shares of the host."""
+"""The sizes by whether devices are shares of the host."""
 SENT_BYTES = {True: 4 * MIB, False: 64 * MIB}
 EXACT = 256
 """bfloat16, with 8 bits of significand, holds all whole numbers up to this."""
@@ -133,7 +133,7 @@ def there_and_back_ns(message: Tensor, rank: int, low: int, high: int) -> int:
 AT_WORK_NS = 500_000_000
 BLOCK_NS = 20_000_000
 MATRIX_ROWS = {True: 512, False: 4096}
-"""By whether the device is a share of the host."""
+"""The rows by whether the device is a share of the host."""
 
 
 def device_facts(

@@ -91,6 +91,33 @@ def test_percentages_have_one_format() -> None:
     assert not found, "\n".join(found)
 
 
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+FRAGMENT = re.compile(r"(?:What|Of|By)\b")
+
+
+def test_docstrings_of_public_names_are_statements() -> None:
+    """`The result of a gate.`, not `What a gate found.`: no one has to guess the rest of a sentence."""
+    found = [
+        f"{module.path}:{line}: {text}" for module in modules().values() for line, text in fragments(module)
+    ]
+    assert not found, "\n".join(found)
+
+
+def fragments(module: Module) -> Iterator[tuple[int, str]]:
+    """The docstrings of public names that begin as parts of a sentence."""
+    for node in module.nodes:
+        if isinstance(node, Documented) and not getattr(node, "name", "").startswith("_"):
+            text = ast.get_docstring(node) or ""
+            if FRAGMENT.match(text):
+                yield getattr(node, "lineno", 1), text.splitlines()[0]
+
+
+def test_fragments_are_found() -> None:
+    texts = ['"""Of each storage."""', 'class A:\n    """What it does."""', 'def f():\n    """By rank."""']
+    assert [len(list(fragments(planted(text)))) for text in texts] == [1, 1, 1]
+    assert not list(fragments(planted('"""Often."""\ndef _f():\n    """By rank."""')))
+
+
 # Sentences
 
 LEAST_WORDS = 4

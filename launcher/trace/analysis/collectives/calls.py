@@ -23,7 +23,7 @@ CALLS_KEY = "gpurunCalls"
 CLOCK_KEY = "gpurunClock"
 """Likewise: identifies the clock, equal for ranks whose times come from the same one."""
 CLOCK_NS = 20_000
-"""By how much the profiler's clock and the system's may differ."""
+"""The difference that the profiler's clock and the system's may have."""
 
 
 class CallRecord(NamedTuple):
@@ -35,7 +35,7 @@ class CallRecord(NamedTuple):
     sequence: int | None
     """`None` for sends and receives."""
     peer: int | None
-    """Of a send or receive."""
+    """The peer of a send or receive."""
 
 
 def call_records(header: Mapping[str, Any]) -> list[CallRecord]:
@@ -86,7 +86,7 @@ def _skipped(starts_ns: Sequence[int], calls_ns: Sequence[int]) -> int:
 
 
 _COALESCED = ":coalesced"
-"""What torch calls the end of a group of calls."""
+"""torch's name for the end of a group of calls."""
 WHOLE_AND_SHARE = frozenset({"all_gather", "reduce_scatter"})
 """Kinds with all data on one side and a rank's share of it on the other; the larger counts as their size."""
 

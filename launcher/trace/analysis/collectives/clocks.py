@@ -32,7 +32,7 @@ class Clocks:
     unlinked: tuple[tuple[int, ...], ...]
     """Ranks that nothing links with the lowest rank, by what links them; their clocks are as recorded."""
     rates: Mapping[int, float | None] = field(default_factory=dict)
-    """By how much each clock gains per unit of time, from the start of its trace on; `None`: unknown."""
+    """The gain of each clock per unit of time, from the start of its trace on; `None`: unknown."""
     bounds: Mapping[int, tuple[float, float] | None] = field(default_factory=dict)
     """Between which it certainly does; `None`: unknown."""
     owners: Mapping[int, int] = field(default_factory=dict)

@@ -20,7 +20,7 @@ class Collective:
     """One collective with the parts of all ranks whose traces show it."""
 
     group: str
-    """What it is called; unique."""
+    """The name; unique."""
     group_ranks: tuple[int, ...] | None
     """All ranks of the group, if the traces say."""
     seq: int
@@ -30,11 +30,11 @@ class Collective:
     group_size: int | None
     """Size of the group, including ranks without a trace; `None` if unknown."""
     parts: tuple[Part, ...]
-    """By rank."""
+    """The parts by rank."""
     matched: bool
     """Whether waiting and transfer can be separated: needs two ranks, or a group of one."""
     description: str | None
-    """What the program calls the group, such as `mesh_tp`."""
+    """The program's name for the group, such as `mesh_tp`."""
     waits: Mapping[int, int]
     """How long each rank waited for the others, in ns, from its start on."""
     transfer_ns: int

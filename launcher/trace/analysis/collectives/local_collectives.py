@@ -43,7 +43,7 @@ class Group:
     is_ambiguous: bool = False
     """Whether it may be any of several groups that this rank is in."""
     description: str | None = field(default=None, compare=False)
-    """What the program calls it, such as `mesh_tp`."""
+    """The program's name for it, such as `mesh_tp`."""
     possible: tuple[tuple[str, Ranks], ...] = field(default=(), compare=False)
     """Names and ranks of the groups that an unnamed one may be; empty if the ranks of some aren't known."""
 
@@ -59,7 +59,7 @@ class ProcessGroups:
     world: Ranks | None
     """All ranks, if their number is known."""
     descriptions: Mapping[str, str]
-    """What the program calls a group, by its name."""
+    """The program's name for a group, by the group's name."""
 
     @staticmethod
     def of(header: Mapping[str, Any]) -> ProcessGroups:
@@ -170,11 +170,11 @@ class LocalCollective:
     """When it was issued."""
     on_gpu: bool
     peer: int | None = None
-    """Of a send or receive: the other rank, if the trace says."""
+    """The other rank of a send or receive, if the trace says."""
     device: str | None = None
     """The GPU that it ran on."""
     dtype: str | None = None
-    """Of its elements, if the trace says."""
+    """The type of its elements, if the trace says."""
     messages: tuple[Message, ...] = ()
     """Sends and receives that were grouped into one kernel, in their order."""
 
@@ -297,7 +297,7 @@ def _on_cpu(trace: Trace, steps: list[HostStep], groups: ProcessGroups) -> list[
 
 
 def _facts(each: HostRange, record: CallRecord | None, calls: Calls) -> CommFacts:
-    """What the recorded call says; else a message's peer, which may be among the call's arguments."""
+    """The facts of the recorded call; else a message's peer, which may be among the call's arguments."""
     facts = CommFacts(collective_kind(each.name), each.num_bytes, None, None, None)
     if record is None:
         return calls.peer_of(facts, each)

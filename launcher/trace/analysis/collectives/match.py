@@ -205,7 +205,7 @@ def _drift(
 
 
 def _links(found: _Sorted, owners: Mapping[int, int]) -> tuple[list[list[Part]], list[tuple[Part, Part]]]:
-    """What links clocks: collectives and messages, each part as one of the lowest rank with its clock."""
+    """The links of clocks: collectives and messages, each part as one of the lowest rank with its clock."""
     collectives, messages = list(found.collectives.values()), _pairs(found)
     if all(rank == owner for rank, owner in owners.items()):
         return collectives, messages
@@ -363,7 +363,7 @@ def _joins(part: Part, cluster: Sequence[Part], offsets: Mapping[int, int]) -> b
 
 
 def _sorts(rank: RankCollectives, local: LocalCollective, without_steps: Set[int]) -> Iterator[Key]:
-    """What is the same of a collective on all ranks, but for which one of its sort it is.
+    """The keys that are the same for a collective on all ranks, but for which one of its sort it is.
 
     The n-th is counted in the order of their ends: threads may issue them in different orders on different
     ranks, but all ranks leave together. Messages on the CPU are counted as they were issued, since they end

@@ -27,7 +27,7 @@ STREAM_WAIT = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
 CLOSE_NS = 20_000
 """Work that begins later than this after other work's end didn't wait for it."""
 NOISE_NS = 5_000
-"""By how much the clocks of the GPU and the CPU may differ in one trace."""
+"""The difference that the clocks of the GPU and the CPU may have in one trace."""
 NEAR = 8
 """Ends of other work that are looked at to find what work waited for."""
 _PARTS = {

@@ -346,7 +346,7 @@ def _sums(graph: Graph, path: Int64) -> list[tuple[int, int]]:
 
 
 def _by_rank(graph: Graph, path: Int64) -> Sequence[PathPart]:
-    """What the path spends on each rank; transfer belongs to no rank."""
+    """The time of the path on each rank; transfer belongs to no rank."""
     costs, ranks = graph.costs[path], graph.rank[path]
     found = []
     for rank in sorted(set(ranks.tolist()) - {-1}):

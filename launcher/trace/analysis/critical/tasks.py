@@ -28,7 +28,7 @@ class Part(IntEnum):
 
     COMPUTE = 0
     TRANSFER = 1
-    """Of a collective or message, after all of its ranks have arrived."""
+    """The transfer of a collective or message, after all of its ranks have arrived."""
     COPIES = 2
     INPUT = 3
     """The training loop waits for its next batch."""
@@ -135,7 +135,7 @@ class _CpuBuilder:
         self.window = window
         self.tasks = TaskList()
         self.last: dict[int, tuple[int, int]] = {}
-        """By thread: when its last collective ended, and in which task."""
+        """When a thread's last collective ended, and in which task, by thread."""
         ops = compute_ops(trace)
         self.data = trace.union_of(HostKind.DATA)
         self.compute = union(trace.ops.start[ops], trace.ops.end[ops]).subtract(self.data)

@@ -18,9 +18,9 @@ from gpurun.launcher.trace.kineto.columns import NO_SHAPES, Spans, Trace
 from gpurun.launcher.trace.requested_tables import OperatorTotal, RowKind
 
 MAX_DEPTH = 64
-"""What is nested deeper counts for the range at that depth."""
+"""The depth limit: what is nested deeper counts for the range at that depth."""
 MAX_ROWS = 10_000
-"""Of a rank, and of a report; those with most time."""
+"""The row limit of a rank, and of a report; those with most time."""
 ROOT = -1
 
 Place = tuple[RowKind, str]

@@ -77,7 +77,7 @@ def _copy(direction: str, rows: Sequence[Copies]) -> CopyTotal:
 
 
 def _collectives(collectives: Iterable[CollectiveReport], ranks: Set[int]) -> tuple[CollectiveTotal, ...]:
-    """By group, operation, size and type; those with most transfer and waiting first."""
+    """Collectives by group, operation, size and type; those with most transfer and waiting first."""
     found: defaultdict[tuple[object, ...], list[CollectiveReport]] = defaultdict(list)
     for each in collectives:
         if any(part.rank in ranks for part in each.ranks):

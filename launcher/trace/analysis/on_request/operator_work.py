@@ -31,10 +31,10 @@ class Call:
     """The arguments of an operator as the trace has them."""
 
     shapes: tuple[Shape, ...]
-    """By position of the argument; `()` for what isn't a tensor."""
+    """The shapes by position of the argument; `()` for what isn't a tensor."""
     types: tuple[str, ...]
     values: tuple[Any, ...]
-    """What isn't a tensor, as text; empty where the trace doesn't have it."""
+    """The arguments that aren't tensors, as text; empty where the trace doesn't have them."""
 
     @property
     def element_bytes(self) -> int | None:
@@ -156,7 +156,7 @@ def _convolution_backward(call: Call) -> tuple[int, int]:
 
 
 def _gradient_of_input(call: Call) -> tuple[int, int]:
-    """Of versions of torch before 1.11."""
+    """The gradient of the input, in versions of torch before 1.11."""
     output, weight = call.shapes[1:3]
     return 2 * prod(output) * prod(weight[1:]), prod(call.numbers(0) or ()) + prod(output) + prod(weight)
 

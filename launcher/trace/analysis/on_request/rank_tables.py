@@ -32,10 +32,10 @@ class RankTables:
     kernels: tuple[KernelShape, ...] | None
     shapes: tuple[OpShape, ...] | None
     step_shapes: tuple[OpShape, ...] | None
-    """Of what steps launched; `None` without steps, or if they were chosen."""
+    """The shapes of what steps launched; `None` without steps, or if they were chosen."""
     operators: tuple[CallNode, ...] | None
     step_operators: tuple[CallNode, ...] | None
-    """Of what steps launched, as `step_shapes`."""
+    """The operators of what steps launched, as `step_shapes`."""
     copies: tuple[Copies, ...] | None
     launches: Launches | None
     tasks: Tasks | None
