@@ -91,7 +91,7 @@ Refused = list[tuple[Combination, tuple[Refusal, ...]]]
 
 @dataclass
 class Judged:
-    """What a job's combinations come to on devices."""
+    """The variants of a job on the devices of this machine, and the problems that exclude others."""
 
     devices: tuple[str, ...]
     lacking: list[Problem]

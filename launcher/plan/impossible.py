@@ -1,4 +1,4 @@
-"""What no variant can be, whatever the job says: each refusal names the key to change and the reason."""
+"""Combinations that no job can run: each refusal names the key to change and the reason."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

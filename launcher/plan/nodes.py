@@ -63,7 +63,7 @@ class RankPlace:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What `torch.distributed` reads."""
+        """The environment variables that `torch.distributed` reads."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),

@@ -189,7 +189,7 @@ class StepsInMemory:
 
 @dataclass(frozen=True)
 class VariantSteps:
-    """What was read of a variant."""
+    """The steps that were read of a variant."""
 
     by_rank: dict[int, list[StepRecord]]
     """In the order in which they were written."""

@@ -77,7 +77,7 @@ def unsteady_text(num_steps: int) -> str:
 
 @dataclass(frozen=True)
 class KeptOf:
-    """What is known of a sample of steps."""
+    """A sample of a launch's steps: its size, and how it was drawn."""
 
     num_kept: int
     num_steps: int
