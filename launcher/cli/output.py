@@ -69,9 +69,11 @@ def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
     from gpurun.launcher.report.terminal.table import render_table
     from gpurun.launcher.rundir.claim import progress_text
     from gpurun.launcher.rundir.files import RunDir
+    from gpurun.launcher.rundir.store import source_of
 
     plain, colour = not sys.stdout.isatty(), has_colour(sys.stdout, os.environ)
-    click.echo(render_table(comparison, width(), plain, str(path), colour, progress_text(RunDir(path))))
+    run, progress = str(source_of(path)), progress_text(RunDir(path))
+    click.echo(render_table(comparison, width(), plain, run, colour, progress))
 
 
 def run_and_print(

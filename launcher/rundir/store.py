@@ -279,6 +279,12 @@ def fetched(url: Url) -> Path:
     return place
 
 
+def source_of(path: Path) -> Path | Url:
+    """The URL of which `path` is a copy that `fetched` made, or `path` itself."""
+    url = kept_at(path) if path.is_relative_to(_copies()) else None
+    return path if url is None else url
+
+
 @contextlib.contextmanager
 def refreshed(path: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Until the block is left, a copy of what is at a URL gets what is new there; nothing, if it is none.
@@ -287,8 +293,8 @@ def refreshed(path: Path, say: Callable[[str], None]) -> Iterator[None]:
         path: what `fetched` returned, or any other.
         say: gets, once, that the store can't be read, and that it can be again.
     """
-    url = kept_at(path) if path.is_relative_to(_copies()) else None
-    if url is None:
+    url = source_of(path)
+    if not isinstance(url, str):
         yield
         return
     stop = threading.Event()
