@@ -78,7 +78,7 @@ def test_curves_end_where_they_meet_the_line_of_the_best(open_tab: OpenTab) -> N
 
 def test_what_was_not_measured_says_so_and_a_full_device_too(open_tab: OpenTab) -> None:
     panel = drawn(open_tab("balanced")).find("[data-balanced=ddp-2-53-11]")
-    expect(panel).to_contain_text("overhead; not measured.")
+    expect(panel).to_contain_text("overhead). Not measured.")
     expect(panel.locator("tbody tr", has_text="cpu:1").first).to_have_text(
         "cpu:1––interpolated, memory for 1211"
     )

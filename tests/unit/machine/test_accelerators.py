@@ -118,7 +118,7 @@ for devices in ("xpu", "[xpu:0, xpu:1]", "[XPU-a, xpu:1]"):
     assert {process.env["CUDA_VISIBLE_DEVICES"] for process in launch.processes} == {""}
     config = launch_config_for(plan, spec, launch, run_dir=Path("/r"), job_dir=Path("/j"), machine=machine)
     assert (config.devices, config.backend) == (("xpu:0", "xpu:0"), "xccl")
-for wrong, words in (("[xpu:0, cuda:0]", "CUDA and XPU devices"), ("npu", "expected devices")):
+for wrong, words in (("[xpu:0, cuda:0]", "CUDA and XPU devices"), ("npu", "a valid list of devices")):
     text = f"name: t\\nworkload: gpt\\nglobal_batch: 8\\ndevices: {wrong}\\n"
     spec, mistakes = read_spec(parse_source(text.encode(), "job.yaml"))
     assert words in str(mistakes), mistakes
