@@ -18,7 +18,7 @@ from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS, parse_devices
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.gpus.torch_build import installed_torch
 from gpurun.launcher.machine.host import Machine, inspect_machine, machine_id
-from gpurun.launcher.machine.resource_limits import exhausted
+from gpurun.launcher.machine.resource_limits import exhausted, remedy
 from gpurun.launcher.plan.devices import Devices, gpus_of, named_devices
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import OPTIMIZING
@@ -139,9 +139,10 @@ def outcome_of(run: Callable[[], Finished]) -> RanJob:
 
 
 def not_run(error: GpurunError) -> RanJob:
-    """A job that could not run, or not to its end; errors say in further lines what to do."""
-    problem, *remedy = str(error).splitlines()
-    return RanJob(problem=problem, remedies={problem: " ".join(map(str.strip, remedy))} if remedy else {})
+    """A job that could not run, or not to its end; errors say in further lines what to do, or quote others."""
+    problem, *further = str(error).splitlines()
+    what_to_do = remedy(str(error)) or " ".join(map(str.strip, further))
+    return RanJob(problem=problem, remedies={problem: what_to_do} if what_to_do else {})
 
 
 def at_node(found: Finding, node: int, host: str) -> Finding:
