@@ -43,6 +43,8 @@ _MEMORY = re.compile(
     re.IGNORECASE,
 )
 """Words of Python, of torch's `DefaultCPUAllocator`, of C++ and of the loader of libraries."""
+_ABORT = re.compile("Fatal Python error: Aborted")
+"""Words of faulthandler. C++ may abort where an allocation fails."""
 OOM_KILLER = "the kernel's OOM killer ended"
 _OOM_KILLS = re.compile(rf"{OOM_KILLER} |DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Killed")
 """The second is of a process whose end torch sees: it may have another cause."""
@@ -163,11 +165,22 @@ def remedy(text: str) -> str | None:
         )
     if _FILES.search(text):
         return f"{_NO_FILES}; {_files()}"
+    address_space = _address_space()
     if _PROCESSES.search(text):
+        if address_space:  # `check_limits` has counted the threads before: their stacks lack room
+            return f"no more threads fit into memory; {address_space}; or too few are allowed: {_processes()}"
         return f"no more processes or threads are allowed; {_processes()}"
-    if _MEMORY.search(text) and (limit := _limit(resource.RLIMIT_AS, 1024)) != _UNLIMITED:
-        return f"no more memory is allowed; `ulimit -v` is {limit} KiB: raise it (ulimit -v unlimited)"
+    if address_space and _MEMORY.search(text):
+        return f"no more memory is allowed; {address_space}"
+    if address_space and _ABORT.search(text):
+        return f"a process aborted, maybe for lack of memory; {address_space}"
     return None
+
+
+def of_hang() -> str | None:
+    """What to do about a hang under a limit by which some ranks may lack threads; `None` without one."""
+    address_space = _address_space()
+    return f"ranks may lack threads, whose stacks need memory; {address_space}" if address_space else None
 
 
 def exhausted(error: Exception) -> MachineError | None:
@@ -183,6 +196,11 @@ def errno_text(number: int) -> str:
 def _processes() -> str:
     limit = _limit(resource.RLIMIT_NPROC)
     return f"`ulimit -u` is {limit}, a cgroup may have a limit (pids.max): raise them, or use fewer ranks"
+
+
+def _address_space() -> str | None:
+    limit = _limit(resource.RLIMIT_AS, 1024)
+    return None if limit == _UNLIMITED else f"`ulimit -v` is {limit} KiB: raise it (ulimit -v unlimited)"
 
 
 def _files() -> str:

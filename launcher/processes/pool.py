@@ -245,10 +245,9 @@ class WorkerPool:
             raise MachineError(f"can't start {what}: {start_problem(report.errno)}")
         elif isinstance(report, ImportFailed):
             self._drop_server()
-            raise MachineError(
-                f"{report.module} can't be imported: {report.message}\n"
-                f"    try: {python_argv('…', python=self._python)[0]} -c 'import {report.module}'"
-            )
+            python = python_argv("…", python=self._python)[0]
+            what_to_do = remedy(report.message) or f"try: {python} -c 'import {report.module}'"
+            raise MachineError(f"{report.module} can't be imported: {report.message}\n    {what_to_do}")
 
     def _exit(self, report: Exited) -> Exit:
         """The report, with what only the command knows: which signals it sent."""
@@ -282,7 +281,7 @@ class WorkerPool:
 
 
 def why_server_ended(last_words: Sequence[str], was_oom_killed: bool = False) -> str:
-    """A sentence, the traceback of its last exception or else its last lines, and what to do if that is known."""
+    """A sentence, the traceback of its last exception or else its last lines, and what to do if known."""
     began = [at for at, line in enumerate(last_words) if line.startswith(TRACEBACK)]
     shown = last_words[began[-1] :] if began else last_words[-5:]
     if was_oom_killed:

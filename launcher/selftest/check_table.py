@@ -9,6 +9,7 @@ from functools import partial
 
 from gpurun.launcher.failures.reporter import CANT_WRITE
 from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM
+from gpurun.launcher.machine.resource_limits import of_hang
 from gpurun.launcher.selftest import link_checks, machine_checks, run_checks
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
@@ -235,7 +236,7 @@ def _of_cause(check: Check, found: Finding, seen: Evidence) -> str | None:
     causes = run_checks.causes(check.part, seen)
     remedies = {CANT_WRITE: _MAKE_SPACE, **causes, _NO_SPACE: _MAKE_SPACE}
     if check.part not in (FAULTS, LINKS) and seen.kind.backend in _OF_HANGS:
-        remedies[_HANG] = _OF_HANGS[seen.kind.backend]
+        remedies[_HANG] = of_hang() or _OF_HANGS[seen.kind.backend]
     of_words = next((remedy for words, remedy in remedies.items() if words in found.found), None)
     return of_words or next(iter(causes.values()), None)
 

@@ -139,7 +139,7 @@ def outcome_of(run: Callable[[], Finished]) -> RanJob:
 
 
 def not_run(error: GpurunError) -> RanJob:
-    """A job that could not run, or not to its end; errors say in further lines what to do, or quote others."""
+    """A job that could not run, or not to its end; errors say in further lines what to do, or quote."""
     problem, *further = str(error).splitlines()
     what_to_do = remedy(str(error)) or " ".join(map(str.strip, further))
     return RanJob(problem=problem, remedies={problem: what_to_do} if what_to_do else {})

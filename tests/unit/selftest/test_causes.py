@@ -165,6 +165,12 @@ NO_MEMORY = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allo
 CAUSES: dict[str, tuple[Failure, str, str]] = {
     "open files": (failure("[Errno 24] Too many open files", "OSError"), "", "`ulimit -n` is"),
     "processes": (failure("Resource temporarily unavailable"), "", "`ulimit -u` is"),
+    "memory of threads": (failure("Resource temporarily unavailable"), "", "`ulimit -v` is 4000 KiB: raise"),
+    "an abort": (
+        failure("Aborted", kind="signal", error=None),
+        "Fatal Python error: Aborted",
+        "`ulimit -v` is 4000 KiB",
+    ),
     "processes of gloo": (failure("Aborted", kind="signal", error=None), ABORTED, "`ulimit -u` is"),
     "shared memory": (
         failure("[Errno 28] No space left on device", "OSError", traceback=SEMAPHORE),
@@ -251,6 +257,17 @@ def faulty_of(fault: str) -> VariantResult:
 def test_no_memory_without_a_limit_is_no_exhausted_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
     assert what_to_do(failure(NO_MEMORY), "") is None
+    assert what_to_do(failure("Aborted", kind="signal", error=None), "Fatal Python error: Aborted") is None
+    assert "ulimit -v" not in str(what_to_do(failure("Resource temporarily unavailable"), ""))
+
+
+def test_a_hang_under_a_limit_of_memory_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen under `ulimit -v 700000`: gloo could start only some of its threads."""
+    lost = variant(status="timeout", reason="no step completed for 52 s")
+    seen = with_job(MEASURING, RanJob((lost,), problem=lost.reason))
+    assert "NCCL_P2P" in str(judged(seen)["measuring"].remedy)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (4_096_000, 4_096_000))
+    assert "`ulimit -v` is 4000 KiB" in str(judged(seen)["measuring"].remedy)
 
 
 ERRORS: dict[str, tuple[Callable[[], GpurunError], str]] = {
