@@ -168,7 +168,7 @@ def remedy(text: str) -> str | None:
     address_space = _address_space()
     if _PROCESSES.search(text):
         if address_space:  # `check_limits` has counted the threads before: their stacks lack room
-            return f"no more threads fit into memory; {address_space}; or too few are allowed: {_processes()}"
+            return f"no more threads fit into memory; {address_space}; or {_processes()}"
         return f"no more processes or threads are allowed; {_processes()}"
     if address_space and _MEMORY.search(text):
         return f"no more memory is allowed; {address_space}"

@@ -42,7 +42,7 @@ from gpurun.launcher.selftest.evidence import (
     RanJob,
 )
 from gpurun.launcher.selftest.machine_checks import rates_of
-from gpurun.launcher.selftest.result import RUNS, Result, earlier_rates, keep
+from gpurun.launcher.selftest.result import DAY, RUNS, Result, earlier_rates, keep
 from gpurun.launcher.selftest.run_checks import job_of
 from gpurun.launcher.units import GIB
 
@@ -85,7 +85,7 @@ class SelfTest:
 
     def result(self) -> Result:
         """What has been found so far."""
-        day = time.strftime("%Y-%m-%d")
+        day = time.strftime(DAY)
         return Result(tuple(self.found), 1, self.seen.machine.hostname, day, rates_of(self.seen))
 
     def run_part(self, part: str, seen: Evidence) -> Evidence:

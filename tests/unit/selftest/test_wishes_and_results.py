@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gpurun.launcher.cli.commands.selftest import selftest
+from gpurun.launcher.cli.commands.selftest import line, selftest
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.machine.accelerators import CPU, CUDA
 from gpurun.launcher.machine.host import machine_id
@@ -46,7 +46,8 @@ from tests.wording import Wording
 
 def keep(directory: Path, name: str, gflop_per_s: float, hostname: str = "h", **changes: Any) -> None:
     rate = replace(DeviceRate("cuda:1", UUIDS[1], gflop_per_s, 4096, 0.0), **changes)
-    write_json(directory / name / SELFTEST, Result((), 1, hostname, name[:10], (rate,)))
+    day = name[:10] if len(name) >= 10 else "2026-01-01"
+    write_json(directory / name / SELFTEST, Result((), 1, hostname, day, (rate,)))
 
 
 def test_a_device_that_has_become_slower_is_named(tmp_path: Path, wording: Wording) -> None:
@@ -81,6 +82,31 @@ def test_a_result_with_an_unknown_device_is_ignored_and_named(
     found = since(tmp_path)
     assert found.status == "ok"
     wording(found.found)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "words"),
+    [
+        ("\x1b[31mred   ", 60_000.0, r"'\x1b[31mred  ' is no day"),
+        ("2026-13-01", 60_000.0, "'2026-13-01' is no day"),
+        ("2026-01-02", 1e300, "1e+300 GFLOP/s can't be"),
+        ("2026-01-02", -1.0, "-1 GFLOP/s can't be"),
+    ],
+)
+def test_a_damaged_result_is_ignored_and_named(tmp_path: Path, name: str, rate: float, words: str) -> None:
+    keep(tmp_path, "2026-01-01_10-00-00", 50_000.0)
+    keep(tmp_path, name, rate)
+    found = since(tmp_path)
+    assert found.status == "ok"
+    assert found.found.endswith(f"is ignored: {words}")
+
+
+def test_no_escape_sequence_reaches_the_terminal() -> None:
+    """A path, or the name of a device in a damaged file, may have one."""
+    text = line(failed("\x1b[31mred\x1b[0m \x07bell", "\x1b]0;title\x07do this").named("a", ""), 80)
+    assert "red bell" in text
+    assert "do this" in text
+    assert "\x1b" not in text
 
 
 def test_only_devices_that_were_compared_are_counted(tmp_path: Path, wording: Wording) -> None:
