@@ -23,6 +23,7 @@ from gpurun.launcher.selftest import result as result_module
 from gpurun.launcher.selftest import self_test
 from gpurun.launcher.selftest.check_table import CHECKS
 from gpurun.launcher.selftest.evidence import (
+    FAULTS,
     TRAINING,
     DeviceRate,
     Evidence,
@@ -37,7 +38,7 @@ from gpurun.launcher.selftest.result import keep as keep_result
 from gpurun.launcher.selftest.run_checks import out_of_memory, traces
 from gpurun.launcher.selftest.self_test import run_selftest, wished_devices
 from tests.unit.machine.fake_driver import UUIDS, NVMLError
-from tests.unit.selftest.healthy import DEVICES, evidence, health, three_gpus
+from tests.unit.selftest.healthy import DEVICES, evidence, faulty, health, three_gpus
 from tests.unit.selftest.test_named_faults import CU130, first_variant, in_job, judged, unusable
 from tests.wording import Wording
 
@@ -228,6 +229,16 @@ def test_amd_gpus_are_named_also_where_cpu_devices_are_tested() -> None:
 @pytest.mark.parametrize("changes", [{}, {"used_gib": {}}, {"kind": CPU}])
 def test_memory_is_called_free_only_where_it_was_looked_at(changes: dict[str, Any], wording: Wording) -> None:
     wording(out_of_memory(replace(evidence(), **changes)).found)
+
+
+def test_a_next_launch_that_failed_is_not_said_to_have_worked() -> None:
+    lost = faulty("sound", "failed", "rank 0 ended with exit code 7")
+    failing = evidence().jobs[FAULTS].variants
+    variants = tuple(lost if each.split == lost.split else each for each in failing)
+    found = judged(in_job(FAULTS, variants=variants)(evidence()))
+    for name in ("out of memory", "a killed rank"):
+        assert found[name].status == "failed"
+        assert found[name].found == "the next launch failed: rank 0 ended with exit code 7"
 
 
 # Wished devices
