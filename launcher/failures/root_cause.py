@@ -15,7 +15,7 @@ from gpurun.launcher.errors import TRACEBACK, ParamsError
 from gpurun.launcher.inspect.collectives import MISMATCHED
 from gpurun.launcher.inspect.stacks import Fatal, fatal_error, is_users
 from gpurun.launcher.logs.lines import NOISE
-from gpurun.launcher.machine.resource_limits import remedy
+from gpurun.launcher.machine.resource_limits import oom_killed, remedy
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.records import FailureRecord
 from gpurun.launcher.units import ranks_text
@@ -333,7 +333,7 @@ def _silent_failure(
     if early:
         kind, message = "early_exit", f"{ranks_text(victims)} still waited for it" if victims else ""
     elif exit_.oom_killed:
-        kind, message = "oom", "the kernel's OOM killer ended it: the machine or its cgroup ran out of memory"
+        kind, message = "oom", oom_killed()
     elif exit_.returncode < 0:
         kind = "signal"
     return Failure(

@@ -231,16 +231,21 @@ def gpu_device(gpu: Gpu) -> str:
     return ACCELERATORS[gpu.kind].device(gpu.index)
 
 
+def recorded_gpus(host: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each GPU in a `host.json`, with its `device`. Older records know one kind only."""
+    recorded = host.get("gpus")
+    gpus = [gpu for gpu in recorded if isinstance(gpu, Mapping)] if isinstance(recorded, list | tuple) else []
+    return [{**gpu, "device": f"{gpu.get('kind') or CUDA.name}:{gpu.get('index')}"} for gpu in gpus]
+
+
 def recorded_names(host: Mapping[str, Any]) -> dict[str, str | None]:
-    """The driver's name of each GPU in a `host.json`, by device. Older records know one kind only."""
-    gpus = host.get("gpus") or ()
-    return {f"{gpu.get('kind', CUDA.name)}:{gpu.get('index')}": gpu.get("name") for gpu in gpus}
+    """The driver's name of each GPU in a `host.json`, by device."""
+    return {gpu["device"]: gpu.get("name") for gpu in recorded_gpus(host)}
 
 
 def recorded_uuids(host: Mapping[str, Any]) -> dict[str, str]:
     """The device of each GPU in a `host.json`, by UUID."""
-    gpus = host.get("gpus") or ()
-    return {str(gpu.get("uuid")): f"{gpu.get('kind', CUDA.name)}:{gpu.get('index')}" for gpu in gpus}
+    return {str(gpu.get("uuid")): gpu["device"] for gpu in recorded_gpus(host)}
 
 
 def peak_tflop_per_s(gpu_name: str, precision: str) -> float | None:

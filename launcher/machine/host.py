@@ -12,7 +12,7 @@ from typing import Any
 from gpurun.launcher import __version__
 from gpurun.launcher.machine.accelerators import inspect_gpus
 from gpurun.launcher.machine.gpus.gpu import Gpu, GpuProcess, Gpus
-from gpurun.launcher.machine.resource_limits import cgroup_directories
+from gpurun.launcher.machine.resource_limits import UNLIMITED_BYTES, cgroup_directories
 from gpurun.launcher.units import GIB
 
 __all__ = ["Gpu", "GpuProcess", "Machine", "host_record", "inspect_machine"]
@@ -24,8 +24,6 @@ UTILISATION_S = 1.0
 
 Source: `nvmlDeviceGetUtilizationRates` of the NVML API reference.
 """
-UNLIMITED_BYTES = 1 << 60
-"""cgroup v1 writes a number of this size where there is no limit."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import resource
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.units import plural
+from gpurun.launcher.units import GIB, format_gib, plural
 
 _PROCESSES = re.compile(
     r"can't start new thread|resource temporarily unavailable|thread creation failed|pthread_create failed"
@@ -43,6 +43,15 @@ _MEMORY = re.compile(
     re.IGNORECASE,
 )
 """Words of Python, of torch's `DefaultCPUAllocator`, of C++ and of the loader of libraries."""
+_ABORT = re.compile("Fatal Python error: Aborted")
+"""Words of faulthandler. C++ may abort where an allocation fails."""
+OOM_KILLER = "the kernel's OOM killer ended"
+_OOM_KILLS = re.compile(rf"{OOM_KILLER} |DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Killed")
+"""The second is of a process whose end torch sees: it may have another cause."""
+_MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""Of both versions of cgroups."""
+UNLIMITED_BYTES = 1 << 60
+"""cgroup v1 writes a number of this size where there is no limit."""
 _UNLIMITED = "unlimited"
 _KMSG = Path("/dev/kmsg")
 
@@ -147,6 +156,8 @@ def check_open_files(num_ranks: int) -> None:
 
 def remedy(text: str) -> str | None:
     """The advice if the end of a rank's log shows an exhausted limit; `None` if it doesn't."""
+    if (killed := _OOM_KILLS.search(text)) and (killed["pid"] is None or _was_oom_killed(int(killed["pid"]))):
+        return f"the kernel ended a process for lack of memory: {more_memory()}"
     if _SHARED_MEMORY.search(text):
         return (
             "/dev/shm is full: use fewer DataLoader workers, remove what dead programs left there "
@@ -154,11 +165,22 @@ def remedy(text: str) -> str | None:
         )
     if _FILES.search(text):
         return f"{_NO_FILES}; {_files()}"
+    address_space = _address_space()
     if _PROCESSES.search(text):
+        if address_space:  # `check_limits` has counted the threads before: their stacks lack room
+            return f"no more threads fit into memory; {address_space}; or {_processes()}"
         return f"no more processes or threads are allowed; {_processes()}"
-    if _MEMORY.search(text) and (limit := _limit(resource.RLIMIT_AS, 1024)) != _UNLIMITED:
-        return f"no more memory is allowed; `ulimit -v` is {limit} KiB: raise it (ulimit -v unlimited)"
+    if address_space and _MEMORY.search(text):
+        return f"no more memory is allowed; {address_space}"
+    if address_space and _ABORT.search(text):
+        return f"a process aborted, maybe for lack of memory; {address_space}"
     return None
+
+
+def of_hang() -> str | None:
+    """The advice for a hang under a limit by which some ranks may lack threads; `None` without one."""
+    address_space = _address_space()
+    return f"ranks may lack threads, whose stacks need memory; {address_space}" if address_space else None
 
 
 def exhausted(error: Exception) -> MachineError | None:
@@ -176,9 +198,39 @@ def _processes() -> str:
     return f"`ulimit -u` is {limit}, a cgroup may have a limit (pids.max): raise them, or use fewer ranks"
 
 
+def _address_space() -> str | None:
+    limit = _limit(resource.RLIMIT_AS, 1024)
+    return None if limit == _UNLIMITED else f"`ulimit -v` is {limit} KiB: raise it (ulimit -v unlimited)"
+
+
 def _files() -> str:
     limit = _limit(resource.RLIMIT_NOFILE)
     return f"`ulimit -n` is {limit}: raise it (ulimit -n 65536)"
+
+
+def oom_killed(what: str = "it") -> str:
+    """How a process ended."""
+    return f"{OOM_KILLER} {what}: the machine or its cgroup ran out of memory"
+
+
+def more_memory(root: Path = Path("/")) -> str:
+    """The advice for too little memory, with the limit of the cgroup that allows least, if there is one."""
+    limits = [
+        (limit, directory / name)
+        for directory in cgroup_directories(root, "memory")
+        for name in _MEMORY_LIMITS
+        if (limit := _number(directory / name)) is not None and limit < UNLIMITED_BYTES
+    ]
+    usual = "end other programs, or use fewer ranks or smaller batches"
+    if not limits:
+        return usual
+    least, file = min(limits)
+    return f"{file} is {format_gib(least / GIB)}: raise it (docker run --memory=16g), or {usual}"
+
+
+def _was_oom_killed(pid: int) -> bool:
+    """Whether it probably was: a process that another one has waited for can't be asked any more."""
+    return bool(oom_kills()) or in_kernel_log(pid)
 
 
 def _limit(which: int, unit: int = 1) -> str:

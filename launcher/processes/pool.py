@@ -13,7 +13,13 @@ from msgspec import structs
 
 from gpurun.launcher.errors import TRACEBACK, MachineError
 from gpurun.launcher.machine.process_tree import descendants, is_stopped, kill_descendants, send_signal
-from gpurun.launcher.machine.resource_limits import in_kernel_log, oom_kills, start_problem
+from gpurun.launcher.machine.resource_limits import (
+    in_kernel_log,
+    oom_killed,
+    oom_kills,
+    remedy,
+    start_problem,
+)
 from gpurun.launcher.masking import Secrets, revealed
 from gpurun.launcher.processes.guard import SUPERVISOR_KILLED, Guard, python_argv
 from gpurun.launcher.processes.protocol import (
@@ -281,10 +287,9 @@ class WorkerPool:
             raise MachineError(f"can't start {_rank_text(report.rank)}: {start_problem(report.errno)}")
         elif isinstance(report, ImportFailed):
             self._drop_server()
-            raise MachineError(
-                f"{report.module} can't be imported: {report.message}\n"
-                f"    try: {python_argv('…', python=self._python)[0]} -c 'import {report.module}'"
-            )
+            python = python_argv("…", python=self._python)[0]
+            what_to_do = remedy(report.message) or f"try: {python} -c 'import {report.module}'"
+            raise MachineError(f"{report.module} can't be imported: {report.message}\n    {what_to_do}")
 
     def _exit(self, report: Exited) -> Exit:
         """The report, with what only the command knows: which signals it sent."""
@@ -310,10 +315,11 @@ class WorkerPool:
             MachineError: always.
         """
         last_words = self._server.last_words() if self._server else []
+        is_oom = self._server is not None and self._was_oom_killed(self._server.pid)
         self._drop_server()
         if self._guard.supervisor_has_ended:
             raise MachineError(SUPERVISOR_KILLED)
-        raise MachineError(why_server_ended(last_words))
+        raise MachineError(why_server_ended(last_words, is_oom))
 
 
 def _rank_text(rank: int) -> str:
@@ -329,15 +335,16 @@ def stopped_text(what: str, pid: int) -> str:
     )
 
 
-def why_server_ended(last_words: Sequence[str]) -> str:
-    """A sentence, and the traceback of its last exception or else the last lines that it wrote."""
+def why_server_ended(last_words: Sequence[str], was_oom_killed: bool = False) -> str:
+    """A sentence, the traceback of its last exception or else its last lines, and what to do if known."""
     began = [at for at, line in enumerate(last_words) if line.startswith(TRACEBACK)]
-    if began:
-        return "\n    ".join(
-            ("the server that starts the ranks failed, and the ranks with it:", *last_words[began[-1] :])
-        )
-    shown = "\n    ".join(("; its last output:", *last_words[-5:])) if last_words else ""
-    return (
-        "the server that starts the ranks was killed or crashed, and the ranks with it "
-        f"(out of memory? see the kernel's log){shown}"
-    )
+    shown = last_words[began[-1] :] if began else last_words[-5:]
+    if was_oom_killed:
+        what = oom_killed("the server that starts the ranks, and the ranks with it")
+    elif began:
+        what = "the server that starts the ranks failed, and the ranks with it:"
+    else:
+        ended = "was killed or crashed, and the ranks with it (out of memory? see the kernel's log)"
+        what = f"the server that starts the ranks {ended}" + ("; its last output:" if shown else "")
+    hint = remedy("\n".join([what, *last_words]))
+    return "\n    ".join([what, *shown, *([hint] if hint else [])])

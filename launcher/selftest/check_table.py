@@ -9,6 +9,7 @@ from functools import partial
 
 from gpurun.launcher.failures.reporter import CANT_WRITE
 from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM
+from gpurun.launcher.machine.resource_limits import of_hang
 from gpurun.launcher.selftest import link_checks, machine_checks, run_checks
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
@@ -16,6 +17,7 @@ from gpurun.launcher.selftest.evidence import (
     LINKS,
     MACHINE,
     MEASURING,
+    PARTS,
     PROGRAMS,
     REPORT,
     TITLES,
@@ -229,11 +231,16 @@ def finding(check: Check, seen: Evidence) -> Finding:
 
 
 def _of_cause(check: Check, found: Finding, seen: Evidence) -> str | None:
-    """The advice about a cause that any job may end by; it is that of the cause, whatever the check."""
-    remedies = {CANT_WRITE: _MAKE_SPACE, **seen.job(check.part).remedies, _NO_SPACE: _MAKE_SPACE}
+    """The advice about a cause that any job may end by; it is that of the cause, whatever the check.
+
+    It is given also where the words of the check don't name the cause.
+    """
+    causes = run_checks.causes(check.part, seen)
+    remedies = {CANT_WRITE: _MAKE_SPACE, **causes, _NO_SPACE: _MAKE_SPACE}
     if check.part not in (FAULTS, LINKS) and seen.kind.backend in _OF_HANGS:
-        remedies[_HANG] = _OF_HANGS[seen.kind.backend]
-    return next((remedy for words, remedy in remedies.items() if words in found.found), None)
+        remedies[_HANG] = of_hang() or _OF_HANGS[seen.kind.backend]
+    of_words = next((remedy for words, remedy in remedies.items() if words in found.found), None)
+    return of_words or next(iter(causes.values()), None)
 
 
 def judge(check: Check, seen: Evidence) -> Finding:
@@ -247,8 +254,8 @@ def judge(check: Check, seen: Evidence) -> Finding:
         return check.judge(seen) if seen.facts else _without(check, seen)
     if blocked := _blocking(seen):
         return _not_run(blocked)
-    if check.part != MEASURING and _ends_all(seen):
-        return _not_run([_first(MEASURING, seen).name])
+    if ended := _ended(seen, before=check.part):
+        return _not_run(ended)
     if len(seen.devices) < check.least_devices:
         return skipped(f"needs {check.least_devices} devices")
     return check.judge(seen) if seen.has(check.part) else _without(check, seen)
@@ -288,15 +295,27 @@ def _blocking(seen: Evidence) -> list[str]:
     return [each.name for each in CHECKS if each.name in BLOCKING and judge(each, seen).status == "failed"]
 
 
-def _ends_all(seen: Evidence) -> bool:
-    """Whether the first job has hung, or ended by a known cause of the machine: so would all others."""
-    job = seen.job(MEASURING)
-    return bool(job.remedies) or any(variant.status == "timeout" for variant in job.variants)
+def _ended(seen: Evidence, before: str | None = None) -> list[str]:
+    """The check that shows why none of the later jobs is started, if there is one before this part."""
+    parts = list(PARTS)[: list(PARTS).index(before)] if before else list(PARTS)
+    return next(
+        (failures[:1] for part in parts if _ends_all(seen, part) and (failures := _failures(part, seen))), []
+    )
+
+
+def _ends_all(seen: Evidence, part: str) -> bool:
+    """Whether a job has ended by a known cause of the machine, or the first has hung: so would all others."""
+    has_hung = part == MEASURING and any(each.status == "timeout" for each in seen.job(part).variants)
+    return has_hung or bool(run_checks.causes(part, seen))
+
+
+def _failures(part: str, seen: Evidence) -> list[str]:
+    return [each.name for each in CHECKS if each.part == part and judge(each, seen).status == "failed"]
 
 
 def blocking(seen: Evidence) -> list[str]:
     """The checks because of which no further rank can be started."""
-    return _blocking(seen) or [_first(MEASURING, seen).name] * _ends_all(seen)
+    return _blocking(seen) or _ended(seen)
 
 
 def without_links(failures: Sequence[str]) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from typing import Literal
 
 from gpurun.launcher.compare.model import VariantResult
@@ -160,9 +159,13 @@ REPORT = "please report it, with the directory of this self-test"
 IMPOSSIBLE = f"believe no figure of this device: {REPORT}"
 
 
+MOST_POSSIBLE = 1e12
+"""GFLOP/s, GB/s, MHz, W or mJ in half a second: far more than any device does."""
+
+
 def is_possible(figure: float | None) -> bool:
     """Whether what was measured, and is more than nothing, can have this figure."""
-    return figure is not None and isfinite(figure) and figure > 0
+    return figure is not None and 0 < figure < MOST_POSSIBLE  # also neither infinite nor NaN
 
 
 def impossible(figures: Mapping[str, float]) -> Finding | None:

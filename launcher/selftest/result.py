@@ -1,5 +1,6 @@
 """The record that a self-test keeps, and those of earlier ones on the same machine."""
 
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from gpurun.launcher.selftest.machine_checks import comparable
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
 
 RUNS = Path("runs/selftest")
+DAY = "%Y-%m-%d"
 MOST_EARLIER = 20
 """Results of a device that are looked at, the newest ones."""
 
@@ -58,7 +60,7 @@ def earlier_rates(
     """The fastest that each device was in earlier self-tests, also of other machines.
 
     A rate of a CPU where a rank waited for a core doesn't count; the identities of such are returned too,
-    and notes about files with devices of no known kind.
+    and notes about damaged files.
     """
     files = {path.resolve() for directory in directories for path in directory.glob(f"*/{SELFTEST}")}
     found: dict[tuple[str, int], list[EarlierRate]] = {}
@@ -69,11 +71,11 @@ def earlier_rates(
         except MachineError:
             continue  # of another version
         for rate in result.rates:
-            if (is_host := is_of_host(rate.device)) is None:
-                notes[f"{path} is ignored: it has an unknown device, {rate.device!r}"] = None
-            elif is_host and 100 * rate.queue_share > QUEUE_PERCENT:
+            if wrong := damage(rate, result.day):
+                notes[f"{path} is ignored: {wrong}"] = None
+            elif is_of_host(rate.device) and 100 * rate.queue_share > QUEUE_PERCENT:
                 busy.add(rate.identity)
-            elif is_possible(rate.gflop_per_s):
+            else:
                 found.setdefault(comparable(rate), []).append(EarlierRate(rate, result.day))
     best = (max(newest[:MOST_EARLIER], key=lambda was: was.rate.gflop_per_s) for newest in found.values())
     return tuple(best), frozenset(busy), tuple(notes)
@@ -85,6 +87,25 @@ def _written_ns(path: Path) -> int:
         return path.lstat().st_mtime_ns
     except OSError:
         return 0
+
+
+def damage(rate: DeviceRate, day: str) -> str | None:
+    """Why a rate can't have been written by a self-test; a damaged file may hold anything."""
+    if is_of_host(rate.device) is None:
+        return f"it has an unknown device, {rate.device[:20]!r}"
+    if not is_day(day):
+        return f"{day[:20]!r} is no day"
+    if not is_possible(rate.gflop_per_s):
+        return f"{rate.gflop_per_s:g} GFLOP/s can't be"
+    return None
+
+
+def is_day(text: str) -> bool:
+    """Whether it is written as the day of a self-test."""
+    try:
+        return time.strftime(DAY, time.strptime(text, DAY)) == text
+    except ValueError:
+        return False
 
 
 def is_of_host(device: str) -> bool | None:

@@ -13,6 +13,7 @@ from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.jobfile.load import job_text
 from gpurun.launcher.jobfile.settings import PRECISIONS
 from gpurun.launcher.machine.accelerators import accelerator_of, precision_problem
+from gpurun.launcher.machine.resource_limits import OOM_KILLER
 from gpurun.launcher.plan.devices import Devices
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.selftest.evidence import (
@@ -265,10 +266,21 @@ def _with_fault(seen: Evidence, fault: str) -> VariantResult:
     return next(each for each in seen.job(FAULTS).variants if each.global_batch == size)
 
 
+def causes(part: str, seen: Evidence) -> dict[str, str]:
+    """The advice for known causes of the machine that ended a part's job, by what was found.
+
+    That one rank runs out of memory is meant; that the kernel ends it is not.
+    """
+    job, size = seen.job(part), FAULTY["oom"] * len(seen.devices)
+    meant = [each.reason for each in job.variants if part == FAULTS and each.global_batch == size]
+    return {found: what for found, what in job.remedies.items() if found not in meant or OOM_KILLER in found}
+
+
 def out_of_memory(seen: Evidence) -> Finding:
     """A rank that runs out of memory is named, its memory is free afterwards, and the next launch works."""
     variant = _with_fault(seen, "oom")
-    wrong = [] if variant.status == "oom" else [f"it ended as {variant.status}: {variant.reason}"]
+    is_meant = variant.status == "oom" and OOM_KILLER not in (variant.reason or "")
+    wrong = [] if is_meant else [f"it ended as {variant.status}: {variant.reason}"]
     wrong += _not_named(variant, len(seen.devices) - 1)
     wrong += [
         f"{device} still has {format_gib(gib)} more in use"
@@ -301,8 +313,9 @@ def killed_rank(seen: Evidence) -> Finding:
     """A rank that is killed by SIGKILL is named, and the next launch works."""
     variant, rank = _with_fault(seen, "killed"), len(seen.devices) - 1
     wrong = _not_named(variant, rank)
-    if "SIGKILL" not in (variant.reason or ""):
-        wrong.append(f"SIGKILL is not named: {variant.reason or variant.status}")
+    reason = variant.reason or variant.status
+    wrong += [] if "SIGKILL" in reason else [f"SIGKILL is not named: {reason}"]
+    wrong += [f"that was not meant: {reason}"] if OOM_KILLER in reason else []
     wrong = [*wrong[:1], *_next_launch(seen)]
     return judged(wrong, f"rank {rank} and SIGKILL named, the next launch worked")
 

@@ -18,7 +18,7 @@ from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS, parse_devices
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.gpus.torch_build import installed_torch
 from gpurun.launcher.machine.host import Machine, inspect_machine, machine_id
-from gpurun.launcher.machine.resource_limits import exhausted
+from gpurun.launcher.machine.resource_limits import exhausted, remedy
 from gpurun.launcher.plan.devices import Devices, gpus_of, named_devices
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import OPTIMIZING
@@ -42,7 +42,7 @@ from gpurun.launcher.selftest.evidence import (
     RanJob,
 )
 from gpurun.launcher.selftest.machine_checks import rates_of
-from gpurun.launcher.selftest.result import RUNS, Result, earlier_rates, keep
+from gpurun.launcher.selftest.result import DAY, RUNS, Result, earlier_rates, keep
 from gpurun.launcher.selftest.run_checks import job_of
 from gpurun.launcher.units import GIB
 
@@ -85,7 +85,7 @@ class SelfTest:
 
     def result(self) -> Result:
         """The result so far."""
-        day = time.strftime("%Y-%m-%d")
+        day = time.strftime(DAY)
         return Result(tuple(self.found), 1, self.seen.machine.hostname, day, rates_of(self.seen))
 
     def run_part(self, part: str, seen: Evidence) -> Evidence:
@@ -139,9 +139,10 @@ def outcome_of(run: Callable[[], Finished]) -> RanJob:
 
 
 def not_run(error: GpurunError) -> RanJob:
-    """A job that could not run, or not to its end; errors say in further lines what to do."""
-    problem, *remedy = str(error).splitlines()
-    return RanJob(problem=problem, remedies={problem: " ".join(map(str.strip, remedy))} if remedy else {})
+    """A job that could not run, or not to its end; errors say in further lines what to do, or quote."""
+    problem, *further = str(error).splitlines()
+    what_to_do = remedy(str(error)) or " ".join(map(str.strip, further))
+    return RanJob(problem=problem, remedies={problem: what_to_do} if what_to_do else {})
 
 
 def at_node(found: Finding, node: int, host: str) -> Finding:

@@ -109,11 +109,14 @@ class Lines:
 
 def line(finding: Any, columns: int) -> str:
     """`ok       device clocks    within 0.1 % …`; the remedy of a check that failed is below."""
+    from gpurun.launcher.logs.lines import plain
     from gpurun.launcher.report.terminal.grid import wrap
 
     status = finding.status.upper() if finding.status == "failed" else finding.status
     indent = STATUS_CELLS + NAME_CELLS + 4
-    lines = wrap(f"{status:{STATUS_CELLS}}  {finding.name:{NAME_CELLS}}  {finding.found}", columns, indent)
+    lines = wrap(
+        f"{status:{STATUS_CELLS}}  {finding.name:{NAME_CELLS}}  {plain(finding.found)}", columns, indent
+    )
     if finding.remedy:
-        lines += wrap(f"{' ' * indent}{finding.remedy}", columns, indent)
+        lines += wrap(f"{' ' * indent}{plain(finding.remedy)}", columns, indent)
     return "\n".join(lines)

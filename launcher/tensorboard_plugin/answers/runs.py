@@ -9,6 +9,7 @@ from typing import Any
 from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.machine.accelerators import recorded_gpus
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import PARTS, answer_figures, described
@@ -100,7 +101,7 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
         "kind": listed.kind,
         "status": status(listed),
         "comparison": comparison,
-        "host": host,
+        "host": {**host, "gpus": recorded_gpus(host)} if "gpus" in host else host,
         "system": system_line(host, comparison),
         **_conclusion(listed, comparison),
         "alerts": comparison.alerts if comparison and comparison.is_current else [],

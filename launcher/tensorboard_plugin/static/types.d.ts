@@ -55,7 +55,7 @@ interface HostFacts {
 }
 
 interface HostGpu {
-  index: number;
+  device: string;
   name: string;
   memory_gib: number;
   power_limit_w: number | null;

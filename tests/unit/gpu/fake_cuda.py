@@ -60,6 +60,8 @@ class FakeCuda:
     retries: dict[int, int] = field(default_factory=dict)
     peaks: dict[int, int] = field(default_factory=dict)
     capturing: bool = False
+    captured_device: int = 0
+    """The only one with a stream that is captured meanwhile."""
     synchronized: list[Any] = field(default_factory=list)
 
     def is_available(self) -> bool:
@@ -82,7 +84,8 @@ class FakeCuda:
         return self.current if index is None else index
 
     def current_stream(self, device: Any = None) -> Stream:
-        return Stream(self.index(device), self.capturing)
+        index = self.index(device)
+        return Stream(index, self.capturing and index == self.captured_device)
 
     def Event(self, enable_timing: bool = False) -> Event:  # noqa: N802
         assert enable_timing
@@ -116,7 +119,8 @@ class FakeCuda:
         return {"num_alloc_retries": self.retries.get(self.index(device), 0)}
 
     def is_current_stream_capturing(self) -> bool:
-        return self.capturing
+        """c10/cuda/CUDAGraphsC10Utils.h:72, `currentStreamCaptureStatusMayInitCtx`: of the current device."""
+        return self.current_stream().captures
 
     def empty_cache(self) -> None:
         return

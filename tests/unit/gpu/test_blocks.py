@@ -231,8 +231,15 @@ def bench_on_gpu(directory: Path, trainer: Steps) -> TimedRounds:
             yield
             trainer.said.append("counted")
 
+    class Said(HostClock):
+        """Its read waits for the device, which is idle from then on."""
+
+        def read(self) -> Any:
+            trainer.said.append("read")
+            return super().read()
+
     device, requests = torch.device("cuda", 0), TraceRequests(config, 0, None)
-    clock = HostClock(now_ns=lambda: next(times))
+    clock = Said(now_ns=lambda: next(times))
     return TimedRounds(
         config, cast(Any, trainer), clock, Alone(), Journal(config, 0), device, requests, Sampled(device)
     )
@@ -244,11 +251,12 @@ def test_inputs_of_a_gpu_are_a_pool_and_a_block_is_never_interrupted(tmp_path: P
     made.prefetch["a"] = 2
     (variant,) = made.config.variants
     assert len(made.run_steps(variant, 3)) == 3
-    first = ["draw 0", "draw 1", "step 0 untimed", "count", "step 1", "step 0", "step 1", "sample", "counted"]
+    first = ["draw 0", "draw 1", "step 0 untimed", "count", "step 1", "step 0", "step 1"]
+    first += ["sample", "read", "counted"]
     assert trainer.said == first
     trainer.said.clear()
     made.run_steps(variant, 2)
-    assert trainer.said == ["step 0 untimed", "count", "step 1", "step 0", "sample", "counted"]
+    assert trainer.said == ["step 0 untimed", "count", "step 1", "step 0", "sample", "read", "counted"]
 
 
 def test_a_dataset_is_read_on_and_no_sample_twice(tmp_path: Path, cuda: FakeCuda) -> None:

@@ -111,6 +111,34 @@ def test_steps_in_a_graph_capture_are_no_steps(recorder: StepRecorder, cuda: Fak
     assert times == [5_000_000, 10_000_000, 5_000_000]  # from call to call, the captured one apart
 
 
+def test_a_capture_on_the_programs_own_gpu_is_seen_where_another_one_is_current(
+    recorder: StepRecorder, cuda: FakeCuda
+) -> None:
+    cuda.captured_device = 1
+    optimizer = OnGpu(1)
+    for capturing in (False, False, True, False):
+        cuda.capturing = capturing
+        cuda.now_ms += 5.0
+        optimizer.step()
+    assert cuda.current == 0
+    recorder.close(wait=True)
+    times = [step.step_ns for step in recorder.run.read_steps("script-1")[1]]
+    assert times == [5_000_000, 10_000_000]
+
+
+def test_a_marked_step_at_whose_end_a_graph_is_captured_is_none(
+    recorder: StepRecorder, cuda: FakeCuda
+) -> None:
+    cuda.allocated[0] = 1
+    for capturing in (False, True, False):
+        with gpurun.step():
+            cuda.now_ms += 3.0
+            cuda.capturing = capturing
+        cuda.capturing = False
+    recorder.close(wait=True)
+    assert [step.step_ns for step in recorder.run.read_steps("script-1")[1]] == [3_000_000, 3_000_000]
+
+
 def test_a_marked_step_that_captures_a_graph_is_none(recorder: StepRecorder, cuda: FakeCuda) -> None:
     cuda.allocated[0] = 1
     for capturing in (False, True, False):

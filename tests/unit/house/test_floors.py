@@ -12,6 +12,7 @@ import pytest
 from gpurun.launcher import FLOORS
 from tests.unit.house.source import (
     FACE,
+    ROOT,
     Module,
     everything_imported,
     imported_by,
@@ -231,6 +232,16 @@ def test_only_the_table_and_the_runtimes_name_a_kind_of_gpu() -> None:
         if DEVICE_WORD.search(str(text.value))
     ]
     assert not named, "\n".join(named)
+
+
+JS_COMMENT = re.compile(r"/\*.*?\*/|(?<!:)//[^\n]*", re.DOTALL)
+
+
+def test_no_script_of_the_tab_names_a_kind_of_gpu() -> None:
+    scripts = sorted((ROOT / "launcher").rglob("*.js"))
+    assert scripts
+    named = [path.name for path in scripts if DEVICE_WORD.search(JS_COMMENT.sub("", path.read_text()))]
+    assert not named, f"{named}: the server gives a device's name"
 
 
 def test_only_its_runtime_uses_torch_cuda() -> None:

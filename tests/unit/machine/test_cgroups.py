@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.machine.resource_limits import check_cgroup, oom_kills
+from gpurun.launcher.machine.resource_limits import check_cgroup, more_memory, oom_kills
 
 V1, V2 = "4:cpu,memory:/job/7\n", "0::/user/x:y\n"
 
@@ -31,6 +31,27 @@ def test_the_counter_is_found_and_read(
         path.parent.mkdir(parents=True)
         path.write_text(content)
     assert oom_kills(tmp_path) == count
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({"user/memory.max": "max\n", "memory.max": "2147483648\n"}, "memory.max is 2.0 GiB"),
+        ({"memory/job/7/memory.limit_in_bytes": "367001600\n"}, "7/memory.limit_in_bytes is 0.34 GiB"),
+        ({"memory/job/7/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+    ],
+)
+def test_the_limit_of_memory_that_allows_least_is_named(
+    tmp_path: Path, files: dict[str, str], named: str | None
+) -> None:
+    for name, content in {"../../../proc/self/cgroup": "4:memory:/job/7\n0::/user\n", **files}.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    found = more_memory(tmp_path)
+    assert found.endswith("end other programs, or use fewer ranks or smaller batches")
+    assert ("raise it" in found) == (named is not None)
+    assert (named or "") in found
 
 
 def test_without_a_cgroup_there_is_no_counter(tmp_path: Path) -> None:

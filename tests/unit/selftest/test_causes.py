@@ -11,16 +11,19 @@ from typing import Any, NoReturn
 import pytest
 
 from gpurun.launcher.cli import main as command
+from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.errors import GpurunError, MachineError
 from gpurun.launcher.failures.reporter import full_disk, root_cause_record
 from gpurun.launcher.failures.root_cause import Failure, what_to_do
+from gpurun.launcher.machine.resource_limits import oom_killed
+from gpurun.launcher.processes.pool import why_server_ended
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.paths import SELFTEST
 from gpurun.launcher.selftest.check_table import blocking
 from gpurun.launcher.selftest.evidence import FAULTS, LINKS, MEASURING, TRAINING, Evidence, RanJob
 from gpurun.launcher.selftest.result import Result
 from gpurun.launcher.selftest.self_test import hint_of, not_run, outcome_of, run_selftest
-from tests.unit.selftest.healthy import evidence, variant
+from tests.unit.selftest.healthy import evidence, faulty, variant
 from tests.unit.selftest.test_named_faults import judged
 from tests.wording import Wording
 
@@ -157,10 +160,17 @@ Current thread 0x00007ff7bc031b80 (most recent call first):
   File "/torch/distributed/distributed_c10d.py", line 2169 in _new_process_group_helper
 """
 """Of gloo, where it could start only one of its two threads."""
+FAILING = evidence().jobs[FAULTS].variants
 NO_MEMORY = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"
 CAUSES: dict[str, tuple[Failure, str, str]] = {
     "open files": (failure("[Errno 24] Too many open files", "OSError"), "", "`ulimit -n` is"),
     "processes": (failure("Resource temporarily unavailable"), "", "`ulimit -u` is"),
+    "memory of threads": (failure("Resource temporarily unavailable"), "", "`ulimit -v` is 4000 KiB: raise"),
+    "an abort": (
+        failure("Aborted", kind="signal", error=None),
+        "Fatal Python error: Aborted",
+        "`ulimit -v` is 4000 KiB",
+    ),
     "processes of gloo": (failure("Aborted", kind="signal", error=None), ABORTED, "`ulimit -u` is"),
     "shared memory": (
         failure("[Errno 28] No space left on device", "OSError", traceback=SEMAPHORE),
@@ -168,6 +178,7 @@ CAUSES: dict[str, tuple[Failure, str, str]] = {
         "/dev/shm is full",
     ),
     "memory": (failure(NO_MEMORY), "", "`ulimit -v` is 4000 KiB"),
+    "killed for memory": (failure(oom_killed(), error=None, kind="oom"), "", "for lack of memory"),
 }
 
 
@@ -187,7 +198,7 @@ def test_the_remedy_is_that_of_the_cause_in_every_part(
     job = RanJob((lost,) if part == TRAINING else (), problem=found.reason, remedies={found.reason: hint})
     seen = with_job(part, job)
     assert hint in [each.remedy for each in judged(seen, (part,)).values() if each.status == "failed"]
-    assert bool(blocking(seen)) == (part == MEASURING)
+    assert bool(blocking(seen)) == (part != LINKS)
 
 
 def with_job(part: str, job: RanJob) -> Evidence:
@@ -195,9 +206,68 @@ def with_job(part: str, job: RanJob) -> Evidence:
     return replace(evidence(), jobs={**evidence().jobs, part: job}, **without)  # type: ignore[arg-type]
 
 
+OF_CAUSE = "end other programs"
+
+
+@pytest.mark.parametrize("fault", ["late", "oom", "killed", "asleep"])
+def test_the_oom_killer_beats_each_checks_own_remedy_and_ends_what_follows(fault: str) -> None:
+    reason = f"rank 2 was killed by SIGKILL: {oom_killed()}"
+    changed = [faulty(fault, "oom", reason) if is_same(each, fault) else each for each in FAILING]
+    hangs = () if fault == "asleep" else evidence().jobs[FAULTS].hangs
+    job = RanJob(tuple(changed), problem=reason, remedies={reason: OF_CAUSE}, hangs=hangs)
+    found = judged(with_job(FAULTS, job))
+    wrong = {each.name: each.remedy for each in found.values() if each.status == "failed"}
+    assert set(wrong.values()) == {OF_CAUSE}
+    assert found["loader workers"].found == f"not run, because of: {next(iter(wrong))}"
+
+
+def test_a_server_that_the_oom_killer_ends_is_named_with_what_to_do() -> None:
+    job = not_run(MachineError(why_server_ended(["a warning"], was_oom_killed=True)))
+    assert "OOM killer ended the server that starts the ranks" in str(job.problem)
+    assert "end other programs" in job.remedies[str(job.problem)]
+    assert "a warning" not in job.remedies[str(job.problem)]
+    assert "(out of memory? see the kernel's log)" in why_server_ended([])
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+def test_a_killed_loader_worker_is_blamed_on_memory_where_the_kernel_counted_one(
+    kills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpurun.launcher.machine.resource_limits.oom_kills", lambda: kills)
+    words = "DataLoader worker (pid 4194305) is killed by signal: Killed. "
+    hint = what_to_do(failure(words), "")
+    assert bool(hint) == bool(kills)
+
+
+def test_that_a_rank_runs_out_of_memory_as_it_should_ends_nothing() -> None:
+    """Under a large `ulimit -v`, its words have a remedy."""
+    reason = str(faulty_of("oom").reason)
+    job = replace(evidence().jobs[FAULTS], remedies={reason: "raise `ulimit -v`"})
+    assert not blocking(with_job(FAULTS, job))
+
+
+def is_same(found: VariantResult, fault: str) -> bool:
+    return found.split == faulty(fault, "ok", None).split
+
+
+def faulty_of(fault: str) -> VariantResult:
+    return next(each for each in FAILING if is_same(each, fault))
+
+
 def test_no_memory_without_a_limit_is_no_exhausted_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
     assert what_to_do(failure(NO_MEMORY), "") is None
+    assert what_to_do(failure("Aborted", kind="signal", error=None), "Fatal Python error: Aborted") is None
+    assert "ulimit -v" not in str(what_to_do(failure("Resource temporarily unavailable"), ""))
+
+
+def test_a_hang_under_a_limit_of_memory_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen under `ulimit -v 700000`: gloo could start only some of its threads."""
+    lost = variant(status="timeout", reason="no step completed for 52 s")
+    seen = with_job(MEASURING, RanJob((lost,), problem=lost.reason))
+    assert "NCCL_P2P" in str(judged(seen)["measuring"].remedy)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (4_096_000, 4_096_000))
+    assert "`ulimit -v` is 4000 KiB" in str(judged(seen)["measuring"].remedy)
 
 
 ERRORS: dict[str, tuple[Callable[[], GpurunError], str]] = {

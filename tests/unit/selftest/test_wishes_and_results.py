@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gpurun.launcher.cli.commands.selftest import selftest
+from gpurun.launcher.cli.commands.selftest import line, selftest
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.machine.accelerators import CPU, CUDA
 from gpurun.launcher.machine.host import machine_id
@@ -23,6 +23,7 @@ from gpurun.launcher.selftest import result as result_module
 from gpurun.launcher.selftest import self_test
 from gpurun.launcher.selftest.check_table import CHECKS
 from gpurun.launcher.selftest.evidence import (
+    FAULTS,
     TRAINING,
     DeviceRate,
     Evidence,
@@ -37,7 +38,7 @@ from gpurun.launcher.selftest.result import keep as keep_result
 from gpurun.launcher.selftest.run_checks import out_of_memory, traces
 from gpurun.launcher.selftest.self_test import run_selftest, wished_devices
 from tests.unit.machine.fake_driver import UUIDS, NVMLError
-from tests.unit.selftest.healthy import DEVICES, evidence, health, three_gpus
+from tests.unit.selftest.healthy import DEVICES, evidence, faulty, health, three_gpus
 from tests.unit.selftest.test_named_faults import CU130, first_variant, in_job, judged, unusable
 from tests.wording import Wording
 
@@ -46,7 +47,8 @@ from tests.wording import Wording
 
 def keep(directory: Path, name: str, gflop_per_s: float, hostname: str = "h", **changes: Any) -> None:
     rate = replace(DeviceRate("cuda:1", UUIDS[1], gflop_per_s, 4096, 0.0), **changes)
-    write_json(directory / name / SELFTEST, Result((), 1, hostname, name[:10], (rate,)))
+    day = name[:10] if len(name) >= 10 else "2026-01-01"
+    write_json(directory / name / SELFTEST, Result((), 1, hostname, day, (rate,)))
 
 
 def test_a_device_that_has_become_slower_is_named(tmp_path: Path, wording: Wording) -> None:
@@ -81,6 +83,31 @@ def test_a_result_with_an_unknown_device_is_ignored_and_named(
     found = since(tmp_path)
     assert found.status == "ok"
     wording(found.found)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "words"),
+    [
+        ("\x1b[31mred   ", 60_000.0, r"'\x1b[31mred  ' is no day"),
+        ("2026-13-01", 60_000.0, "'2026-13-01' is no day"),
+        ("2026-01-02", 1e300, "1e+300 GFLOP/s can't be"),
+        ("2026-01-02", -1.0, "-1 GFLOP/s can't be"),
+    ],
+)
+def test_a_damaged_result_is_ignored_and_named(tmp_path: Path, name: str, rate: float, words: str) -> None:
+    keep(tmp_path, "2026-01-01_10-00-00", 50_000.0)
+    keep(tmp_path, name, rate)
+    found = since(tmp_path)
+    assert found.status == "ok"
+    assert found.found.endswith(f"is ignored: {words}")
+
+
+def test_no_escape_sequence_reaches_the_terminal() -> None:
+    """A path, or the name of a device in a damaged file, may have one."""
+    text = line(failed("\x1b[31mred\x1b[0m \x07bell", "\x1b]0;title\x07do this").named("a", ""), 80)
+    assert "red bell" in text
+    assert "do this" in text
+    assert "\x1b" not in text
 
 
 def test_only_devices_that_were_compared_are_counted(tmp_path: Path, wording: Wording) -> None:
@@ -202,6 +229,16 @@ def test_amd_gpus_are_named_also_where_cpu_devices_are_tested() -> None:
 @pytest.mark.parametrize("changes", [{}, {"used_gib": {}}, {"kind": CPU}])
 def test_memory_is_called_free_only_where_it_was_looked_at(changes: dict[str, Any], wording: Wording) -> None:
     wording(out_of_memory(replace(evidence(), **changes)).found)
+
+
+def test_a_next_launch_that_failed_is_not_said_to_have_worked() -> None:
+    lost = faulty("sound", "failed", "rank 0 ended with exit code 7")
+    failing = evidence().jobs[FAULTS].variants
+    variants = tuple(lost if each.split == lost.split else each for each in failing)
+    found = judged(in_job(FAULTS, variants=variants)(evidence()))
+    for name in ("out of memory", "a killed rank"):
+        assert found[name].status == "failed"
+        assert found[name].found == "the next launch failed: rank 0 ended with exit code 7"
 
 
 # Wished devices

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.tensorboard_plugin.logdir import listing
+from gpurun.launcher.tensorboard_plugin.logdir.documents import choose
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
 
 
@@ -26,3 +27,13 @@ def test_neither_data_nor_a_virtual_environment_hides_a_run(
     run.mkdir(parents=True)
     (run / "plan.json").write_text("{}")
     assert list(Listing(str(tmp_path)).all()) == ["runs/gpt/2026-11-21_14-02-11"]
+
+
+def test_steps_are_thinned_out_but_the_slowest_stay() -> None:
+    values = [float(i % 97) for i in range(5000)]
+    values[1234] = 1e9
+    chosen = choose(values, 300)
+    assert len(chosen) <= 300
+    assert 1234 in chosen
+    assert chosen == sorted(set(chosen))
+    assert choose(values, 5000) == list(range(5000))

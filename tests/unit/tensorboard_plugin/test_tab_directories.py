@@ -21,7 +21,7 @@ from werkzeug.test import Client
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.rundir.claim import Running
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer, steps_answer, variant_ids
-from gpurun.launcher.tensorboard_plugin.logdir.documents import choose, status
+from gpurun.launcher.tensorboard_plugin.logdir.documents import status
 from gpurun.launcher.tensorboard_plugin.logdir.listing import (
     TRACES,
     Listed,
@@ -181,6 +181,14 @@ def test_links_that_stay_inside_are(logdir: Path) -> None:
     assert run_answer(only(logdir))["host"] == {"hostname": "here"}
 
 
+@pytest.mark.parametrize(("kind", "device"), [({"kind": "xpu"}, "xpu:1"), ({}, "cuda:1")])
+def test_the_tab_gets_each_gpus_device(logdir: Path, kind: dict[str, str], device: str) -> None:
+    """Older records know one kind only."""
+    (only(logdir).path / "host.json").write_text(json.dumps({"gpus": [{"index": 1, "name": "A", **kind}, 7]}))
+    (gpu,) = run_answer(only(logdir))["host"]["gpus"]
+    assert gpu["device"] == device
+
+
 def test_traces_that_links_lead_out_to_are_named_not_opened(logdir: Path) -> None:
     shutil.rmtree(logdir / "job")
     (logdir.parent / "outside" / "real.json").write_text('{"traceEvents": []}')
@@ -265,16 +273,6 @@ def test_a_run_without_a_writer_has_stopped(logdir: Path) -> None:
     assert status(only(logdir)) == "running"
     os.utime(run / "comparison.json", (0, 0))
     assert status(only(logdir)) == "stopped"
-
-
-def test_steps_are_thinned_out_but_the_slowest_stay() -> None:
-    values = [float(i % 97) for i in range(5000)]
-    values[1234] = 1e9
-    chosen = choose(values, 300)
-    assert len(chosen) <= 300
-    assert 1234 in chosen
-    assert chosen == sorted(set(chosen))
-    assert choose(values, 5000) == list(range(5000))
 
 
 def traces_in(directory: Path) -> Traces:

@@ -244,7 +244,7 @@ class Devices {
     const ranks = variant?.ranks.length ? variant.ranks : (chosen?.ranks ?? []);
     const gpus = run.answer.host?.gpus ?? [];
     /** @param {string | null} device */
-    const named = (device) => gpus.find((gpu) => `cuda:${gpu.index}` === device);
+    const named = (device) => gpus.find((gpu) => gpu.device === device);
     if (!ranks.length) return el('p', { class: 'muted' }, 'No steps have been recorded yet.');
     /** @param {RankFigures | RankProgress} rank @returns {Child[]} */
     const cells = (rank) => {
