@@ -115,6 +115,7 @@ class TraceError(GpurunError):
 _REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "your quota is used up; free some space",
+    errno.EFBIG: "`ulimit -f` or the file system allows no larger file",
     errno.EROFS: "write to another file system",
     **dict.fromkeys((errno.EACCES, errno.EPERM), "you have no write permission there"),
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of that path is not a directory"),
