@@ -136,9 +136,11 @@ def _last_bytes(path: Path, num_bytes: int) -> bytes:
 def full_disk(run: RunDir, attempt: str, rank: int, host: str | None) -> MachineError:
     """A rank that can't write its results ends the whole run, not only its variant."""
     where = f" on {host}" if host else ""
-    limit = remedy(log_tail(run.log(attempt, rank)))
+    said = log_tail(run.log(attempt, rank)).rstrip()
+    limit = remedy(said)
+    why = plain(said).splitlines()[-1] if limit else f"can't write to {run.path}: {CANT_WRITE}"
     return MachineError(
-        f"the workers{where} can't write to {run.path}: {'a limit is exceeded' if limit else CANT_WRITE}\n"
+        f"the workers{where} {why}\n"
         f"    {limit or 'free some space'}, then continue: gpurun --resume {run.path}\n"
         f"    log: {run.log(attempt, rank)}"
     )

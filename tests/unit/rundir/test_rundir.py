@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,20 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     path.write_text('{"warnings": 3}')
     with pytest.raises(MachineError, match=r"plan\.json"):
         read_json(path, VariantFacts)
+
+
+def test_lines_that_only_fit_in_part_are_not_kept_and_the_reason_is_the_systems(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    append_lines(path, ["one"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(MachineError) as error:
+            append_lines(path, ["two", "three"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.strerror(errno.EFBIG) in str(error.value)
+    assert path.read_text() == '"one"\n'
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR])

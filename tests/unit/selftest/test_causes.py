@@ -275,8 +275,10 @@ def test_a_file_that_ulimit_forbids_names_it_and_no_other_directory(
     run = RunDir(tmp_path)
     run.log("01", 0).parent.mkdir(parents=True)
     run.log("01", 0).write_text(str(error))
-    assert "ulimit -f unlimited), then continue" in str(full_disk(run, "01", 0, None))
-    assert "the disk is full" not in str(full_disk(run, "01", 0, None))
+    of_rank = full_disk(run, "01", 0, None)
+    assert str(of_rank).startswith(f"the workers can't write {tmp_path}: File too large;")
+    assert "ulimit -f unlimited), then continue" in str(of_rank)
+    assert "--resume" not in next(iter(not_run(of_rank).remedies.values()))
 
 
 def test_no_memory_without_a_limit_is_no_exhausted_limit(monkeypatch: pytest.MonkeyPatch) -> None:
