@@ -127,8 +127,19 @@ _REMEDIES = {
 
 def unwritable(path: Path, error: OSError) -> MachineError:
     """The error for a full disk or a directory that can't be written."""
-    remedy = _REMEDIES.get(error.errno or 0)
+    remedy = _misplaced(path, error.errno) or _REMEDIES.get(error.errno or 0)
     return MachineError(f"can't write {path}: {error.strerror}" + (f"; {remedy}" if remedy else ""))
+
+
+def _misplaced(path: Path, number: int | None) -> str | None:
+    """What the system's message about a place means where it is a dead link, or takes no files."""
+    if number not in (errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
+        return None
+    links = (each for each in (path, *path.parents) if each.is_symlink() and not each.exists())
+    if link := next(links, None):
+        return f"the link {link} leads to {link.readlink()}, which is not there"
+    takes_none = number == errno.ENOENT and path.parent.is_dir()
+    return f"no files can be made in {path.parent}" if takes_none else None
 
 
 def unreadable(path: Path | str, error: OSError) -> str:

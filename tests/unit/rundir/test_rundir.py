@@ -9,7 +9,7 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, read_lines, write_json
-from gpurun.launcher.rundir.paths import refuse_links
+from gpurun.launcher.rundir.paths import check_writable, refuse_links
 from gpurun.launcher.rundir.records import Event, VariantFacts, elapsed_s
 from tests.wording import Wording
 
@@ -72,6 +72,19 @@ def test_lines_that_only_fit_in_part_are_not_kept_and_the_reason_is_the_systems(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert os.strerror(errno.EFBIG) in str(error.value)
     assert path.read_text() == '"one"\n'
+
+
+def test_a_dead_link_and_a_place_that_takes_no_files_are_named(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("gone")
+    for path in (link, link / "run"):
+        text = str(unwritable(path, FileExistsError(errno.EEXIST, "File exists")))
+        assert text.endswith(f"File exists; the link {link} leads to gone, which is not there")
+    with pytest.raises(MachineError) as error:
+        check_writable(Path("/proc/x"))
+    assert "can't write /proc/x: No such file or directory; no files can be made in /proc\n" in str(
+        error.value
+    )
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR])
