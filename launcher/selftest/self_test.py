@@ -261,7 +261,7 @@ def parsed(wish: str) -> Devices:
         return parse_devices(named if is_value else [named])
     except InvalidValue as error:
         gpus = gpu_kinds()[0]
-        hint = f"for example {gpus.device(0)}, or {gpus.name} for all"
+        hint: str | None = f"for example {gpus.device(0)}, or {gpus.name} for all"
         if is_value:  # what a job file says of a wrong text shows a list of YAML
             hint = f"use {DEVICES_HELP.rstrip('.')}" if isinstance(named, str) else error.hint
         raise SpecError(Problem(f"--devices {wish}: {error}", hint)) from None
