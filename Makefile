@@ -45,7 +45,7 @@ $(NODE_MODULES): package.json package-lock.json | setup
 	@touch $@
 
 gpu-test: setup ## Run the tests that need GPUs, and print one report to attach to an issue (DEVICES=cpu:2 rehearses it)
-	@$(BIN)/python -m pytest -m gpu tests/gpu $(if $(DEVICES),--devices $(DEVICES))
+	@$(BIN)/python -m pytest -o addopts="--strict-markers --import-mode=importlib" -m gpu tests/gpu $(if $(DEVICES),--devices $(DEVICES))
 
 lint: setup $(NODE_MODULES) ## ruff, ruff format, mypy --strict; of the tab's modules ESLint, tsc
 	$(BIN)/ruff check .

@@ -121,6 +121,7 @@ class TraceError(GpurunError):
 _REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "your quota is used up; free some space",
+    errno.EFBIG: "`ulimit -f` or the file system allows no larger file",
     errno.EROFS: "write to another file system",
     **dict.fromkeys((errno.EACCES, errno.EPERM), "you have no write permission there"),
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of that path is not a directory"),
@@ -132,8 +133,19 @@ _REMEDIES = {
 
 def unwritable(path: Path, error: OSError) -> MachineError:
     """The error for a full disk or a directory that can't be written."""
-    remedy = _REMEDIES.get(error.errno or 0)
+    remedy = _misplaced(path, error.errno) or _REMEDIES.get(error.errno or 0)
     return MachineError(f"can't write {path}: {error.strerror}" + (f"; {remedy}" if remedy else ""))
+
+
+def _misplaced(path: Path, number: int | None) -> str | None:
+    """What the system's message about a place means where it is a dead link, or takes no files."""
+    if number not in (errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
+        return None
+    links = (each for each in (path, *path.parents) if each.is_symlink() and not each.exists())
+    if link := next(links, None):
+        return f"the link {link} leads to {link.readlink()}, which is not there"
+    takes_none = number == errno.ENOENT and path.parent.is_dir()
+    return f"no files can be made in {path.parent}" if takes_none else None
 
 
 def unreadable(path: Path | str, error: OSError) -> str:

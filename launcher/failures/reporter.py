@@ -12,6 +12,7 @@ from gpurun.launcher.errors import Interrupted, MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, last_lines, what_to_do, with_crash
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.lines import plain
+from gpurun.launcher.machine.resource_limits import remedy
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.paths import older_part
 from gpurun.launcher.rundir.records import Restart, RootCause
@@ -135,9 +136,12 @@ def _last_bytes(path: Path, num_bytes: int) -> bytes:
 def full_disk(run: RunDir, attempt: str, rank: int, host: str | None) -> MachineError:
     """A rank that can't write its results ends the whole run, not only its variant."""
     where = f" on {host}" if host else ""
+    said = log_tail(run.log(attempt, rank)).rstrip()
+    limit = remedy(said)
+    why = plain(said).splitlines()[-1] if limit else f"can't write to {run.path}: {CANT_WRITE}"
     return MachineError(
-        f"the workers{where} can't write to {run.path}: {CANT_WRITE}\n"
-        f"    free some space, then continue: gpurun --resume {run.path}\n"
+        f"the workers{where} {why}\n"
+        f"    {limit or 'free some space'}, then continue: gpurun --resume {run.path}\n"
         f"    log: {run.log(attempt, rank)}"
     )
 

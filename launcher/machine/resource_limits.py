@@ -38,6 +38,13 @@ _SHARED_MEMORY = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """Words of torch's shared memory and DataLoader, of Python's semaphores, and of NCCL."""
+_UNWRITABLE_SHARED_MEMORY = re.compile(
+    r"(/dev/shm|torch_shm|torch_\d+|shm_open|_multiprocessing\.SemLock).{0,200}"
+    r"(read-only file system|permission denied)"
+    r"|(read-only file system|permission denied).{0,200}(/dev/shm|torch_\d+)",
+    re.IGNORECASE | re.DOTALL,
+)
+_FILE_SIZE = re.compile(re.escape(os.strerror(errno.EFBIG)))
 _MEMORY = re.compile(
     r"\bMemoryError\b|can(no|')t allocate memory|std::bad_alloc|failed to map segment from shared object",
     re.IGNORECASE,
@@ -163,6 +170,10 @@ def remedy(text: str) -> str | None:
             "/dev/shm is full: use fewer DataLoader workers, remove what dead programs left there "
             "(df -h /dev/shm), or give the container more (docker run --shm-size=8g)"
         )
+    if _UNWRITABLE_SHARED_MEMORY.search(text):
+        return "/dev/shm can't be written: mount it writable (mount -o remount,rw,mode=1777 /dev/shm)"
+    if _FILE_SIZE.search(text) and (limit := _limit(resource.RLIMIT_FSIZE, 1024)) != _UNLIMITED:
+        return f"`ulimit -f` is {limit} KiB: raise it (ulimit -f unlimited)"
     if _FILES.search(text):
         return f"{_NO_FILES}; {_files()}"
     address_space = _address_space()

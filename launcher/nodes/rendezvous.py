@@ -16,7 +16,7 @@ LAST_CALL_S = 30.0
 _QUEUES = "|".join(name for name, scheduler in SCHEDULERS.items() if scheduler.queue)
 _WAYS = f"""\
 on every node, give its own rank and the address of node 0: --node-rank 0 --rendezvous HOST[:PORT]
-    or let a scheduler start the nodes: gpurun submit JOB.yaml --to {_QUEUES}"""
+    or let a scheduler start the nodes of a job: gpurun submit JOB.yaml --to {_QUEUES}"""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ def find_facts(nodes: Nodes, flags: NodeFlags, environ: Mapping[str, str]) -> Fa
     rank, facts = _place(flags, environ)
     if rank is None or facts is None:
         missing = "the rank of this node" if rank is None else "the rendezvous address"
-        raise SpecError(f"with `nodes: {nodes}`, {missing} must be set\n    {_WAYS}")
+        raise SpecError(f"with {nodes} nodes, {missing} must be set\n    {_WAYS}")
     _, most = bounds_here(nodes, flags, environ)
     if not 0 <= rank < most:
         raise RankOutOfRange(
-            f"node rank {rank} is out of range: with `nodes: {nodes}`, ranks are 0 to {most - 1}"
+            f"node rank {rank} is out of range: with {nodes} nodes, ranks are 0 to {most - 1}"
         )
     return facts
 

@@ -103,7 +103,7 @@ def _shares(names: tuple[str, ...]) -> tuple[str, ...]:
     shares = _cpus(len(names))
     if any(":" in name and name != share for name, share in zip(names, shares, strict=True)):
         raise SpecError(
-            f"`devices`: CPU devices are equal shares of the cores, numbered from 0: write cpu:{len(names)}, "
+            f"CPU devices are equal shares of the cores, numbered from 0: write cpu:{len(names)}, "
             f"not {','.join(names)}"
         )
     return shares

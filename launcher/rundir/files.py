@@ -308,13 +308,22 @@ def append_lines(path: Path, values: Sequence[Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+", buffering=0) as file:
             whole_bytes = end_of_lines(file)
-            written = file.write(encoded)
-            if written != len(encoded):
+            try:
+                _write_whole(file, encoded)
+            except OSError:
                 file.truncate(whole_bytes)
+                raise
     except OSError as error:
         raise unwritable(path, error) from error
-    if written != len(encoded):
-        raise unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def _write_whole(file: IO[bytes], text: bytes) -> None:
+    """Writes all of it. Where only a part fits, the system gives the reason with the next write."""
+    written = 0
+    while written < len(text):
+        if not (count := file.write(text[written:])):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written += count
 
 
 def keep_lines(path: Path, kind: type[T], keeps: Callable[[T], bool]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, SpecError, unreadable, unwritable
+from gpurun.launcher.machine.resource_limits import remedy
 
 CONTROL = "control"
 LAUNCHES = "launches"
@@ -327,6 +328,8 @@ def check_writable(directory: Path) -> None:
 
 def elsewhere(error: MachineError) -> MachineError:
     """The same error about a new run, which may be written to another place; it may have another remedy."""
+    if limit := remedy(str(error)):  # it holds everywhere
+        return MachineError(f"{error}\n    {limit}")
     joint = "or name" if str(error).endswith("free some space") else "name"
     return MachineError(f"{error}\n    {joint} another run directory: --out")
 

@@ -17,6 +17,7 @@ from gpurun.launcher.selftest.evidence import (
     LINKS,
     MACHINE,
     MEASURING,
+    NOT_RUN,
     PARTS,
     PROGRAMS,
     REPORT,
@@ -279,7 +280,7 @@ def _without(check: Check, seen: Evidence) -> Finding:
 
 
 def _not_run(failures: Sequence[str]) -> Finding:
-    return skipped(f"not run, because of: {', '.join(failures)}")
+    return skipped(f"{NOT_RUN}{', '.join(failures)}")
 
 
 def _applies(check: Check, seen: Evidence) -> bool:

@@ -121,6 +121,8 @@ class Evidence:
 
 
 Status = Literal["ok", "failed", "skipped"]
+NOT_RUN = "not run, because of: "
+"""How the result of a check that needs another one begins."""
 NOT_REPORTED = "not reported by this driver"
 
 

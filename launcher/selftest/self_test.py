@@ -12,6 +12,7 @@ from pathlib import Path
 from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, Problem, SpecError, unwritable
 from gpurun.launcher.failures.reporter import Reporter, log_tail
 from gpurun.launcher.inspect.hang_diagnosis import Hang
+from gpurun.launcher.jobfile import DEVICES_HELP
 from gpurun.launcher.jobfile.field_types import InvalidValue
 from gpurun.launcher.jobfile.load import split_devices
 from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS, parse_devices
@@ -260,7 +261,9 @@ def parsed(wish: str) -> Devices:
         return parse_devices(named if is_value else [named])
     except InvalidValue as error:
         gpus = gpu_kinds()[0]
-        hint = error.hint if is_value else f"for example {gpus.device(0)}, or {gpus.name} for all"
+        hint: str | None = f"for example {gpus.device(0)}, or {gpus.name} for all"
+        if is_value:  # what a job file says of a wrong text shows a list of YAML
+            hint = f"use {DEVICES_HELP.rstrip('.')}" if isinstance(named, str) else error.hint
         raise SpecError(Problem(f"--devices {wish}: {error}", hint)) from None
 
 

@@ -12,7 +12,16 @@ import pytest
 import torch
 
 from gpurun.launcher.machine.accelerators import inspect_gpus
-from tests.gpu.machine import REPORT, Devices, Report, devices_here, why_none, why_unusable, write_report
+from tests.gpu.machine import (
+    REPORT,
+    Devices,
+    Report,
+    devices_here,
+    outcome_text,
+    why_none,
+    why_unusable,
+    write_report,
+)
 
 REPORT_FILE = Path("build/gpu-report.md")
 results: dict[str, str] = {}
@@ -53,13 +62,13 @@ def report() -> Report:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     answer: pytest.TestReport = yield  # type: ignore[assignment]
     if Path(__file__).parent in item.path.parents and (answer.when == "call" or not answer.passed):
-        results[item.name] = answer.outcome
+        results[item.name] = outcome_text(answer)
         if answer.failed:
             REPORT.found(item.name, f"```\n{str(answer.longrepr)[-3000:]}\n```")
     return answer  # type: ignore[return-value]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if results and set(results.values()) != {"skipped"}:
+    if results and "gpu" in terminalreporter.config.option.markexpr:
         terminalreporter.section(f"report, kept in {REPORT_FILE}: attach it to an issue")
         terminalreporter.write(write_report(REPORT_FILE, results))

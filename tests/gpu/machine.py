@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from gpurun.launcher.machine.accelerators import CUDA, inspect_gpus
 from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
+from gpurun.launcher.machine.gpus.torch_build import installed_torch
 from gpurun.launcher.machine.host import host_record, inspect_machine
 
 LIMITS = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 1.2e-2, "bf16": 1e-1, "fp16": 1.2e-2}
@@ -99,16 +101,47 @@ def why_unusable(found: Gpus, in_torch: int) -> str | None:
     return f"the driver shows {len(found.gpus)} GPUs, but torch none" if found.gpus and not in_torch else None
 
 
+def outcome_text(answer: pytest.TestReport) -> str:
+    """`passed`, or `skipped: no GPU here`."""
+    reason = str(answer.longrepr[2]).removeprefix("Skipped: ") if isinstance(answer.longrepr, tuple) else ""
+    return f"{answer.outcome}: {reason}" if answer.skipped and reason else answer.outcome
+
+
+def summary(results: Mapping[str, str]) -> str:
+    """`30 passed, 7 skipped`; says so where nothing was tested."""
+    counts = Counter(outcome.partition(":")[0] for outcome in results.values())
+    text = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    return text if set(counts) != {"skipped"} else f"{text}: nothing of this machine was tested"
+
+
+def torch_text() -> str:
+    """`2.13.0+cu130, built for cuda 13.0`."""
+    build = installed_torch()
+    if build is None:
+        return "not installed"
+    kinds = (f"{kind} {build.built_for[kind]}" for kind in ("cuda", "hip", "xpu") if kind in build.built_for)
+    return f"{build.version}, built for {', '.join(kinds) or 'CPUs'}"
+
+
+def tests_by_outcome(results: Mapping[str, str]) -> list[str]:
+    """A line per outcome with its tests; a reason that many have is written once."""
+    outcomes = dict.fromkeys(results.values())
+    return [
+        f"- {outcome} ({', '.join(name for name, each in results.items() if each == outcome)})"
+        for outcome in outcomes
+    ]
+
+
 def report_text(results: Mapping[str, str]) -> str:
     """The whole report: the machine, what the tests found, how each ended."""
     record = host_record(inspect_machine())
     gpus = record.pop("gpus")
     shown = ("name", "uuid", "bus", "memory_gib", "capability", "peer_links", "numa_node", "unusable")
-    lines = ["# gpurun on GPUs", "", "## Machine", ""]
+    lines = ["# gpurun on GPUs", "", summary(results), "", "## Machine", "", f"- torch: {torch_text()}"]
     lines += [f"- {key}: {value}" for key, value in record.items() if key != "topology"]
     lines += [f"- GPU {gpu['index']}: " + ", ".join(f"{key} {gpu[key]}" for key in shown) for gpu in gpus]
     lines += ["", "## Found", "", *(f"- {line}" for line in REPORT.lines)]
-    lines += ["", "## Tests", "", *(f"- {outcome}: {name}" for name, outcome in results.items())]
+    lines += ["", "## Tests", "", *tests_by_outcome(results)]
     return "\n".join(lines) + "\n"
 
 

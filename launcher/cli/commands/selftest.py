@@ -1,6 +1,7 @@
 """`gpurun selftest`: whether devices, links, driver and gpurun work together, on one machine or several."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,11 @@ def selftest(devices: str, out: Path | None, nodes: int, as_json: bool, **place:
     check_writable(out or Path("runs"))
     if nodes == 1 and any(value is not None and value is not False for value in place.values()):
         raise SpecError("--node-rank, --rendezvous and the like need several nodes: --nodes N")
-    show = hide if as_json else Lines(width(), nodes > 1).show
-    ended = run(devices, out, show, nodes, place)
+    lines = Lines(width(), nodes > 1)
+    try:
+        ended = run(devices, out, hide if as_json else lines.show, nodes, place)
+    finally:
+        lines.end()
     if ended is None:
         return  # node 0 has the results
     result, directory, not_kept = ended
@@ -97,14 +101,40 @@ class Lines:
     def __init__(self, columns: int, on_nodes: bool) -> None:
         self.columns = columns
         self.title = "" if on_nodes else None
+        self.alike: list[Any] = []
+        """Checks that were not run for one reason, which are shown as one."""
 
     def show(self, finding: Any) -> None:
+        """Prints a result; of a check that was not run when the others of that reason are known."""
+        from gpurun.launcher.selftest.evidence import NOT_RUN
+
+        if self.alike and not is_alike(self.alike[0], finding):
+            self.end()
+        self.alike.append(finding)
+        if not finding.found.startswith(NOT_RUN):
+            self.end()
+
+    def end(self) -> None:
+        """Prints what has not been shown yet."""
+        alike, self.alike = self.alike, []
+        if len(alike) > 1:
+            names = ", ".join(each.name for each in alike)
+            self.print(replace(alike[0], name=f"{len(alike)} checks", found=f"{alike[0].found} ({names})"))
+        elif alike:
+            self.print(alike[0])
+
+    def print(self, finding: Any) -> None:
         """Prints a result, under a title where it is the first of a node."""
         title = "all nodes" if finding.node is None else f"node {finding.node} ({finding.host})"
         if self.title not in (None, title):
             click.echo(title)
             self.title = title
         click.echo(line(finding, self.columns))
+
+
+def is_alike(one: Any, other: Any) -> bool:
+    """Whether two checks have the same result in the same place."""
+    return (one.node, one.status, one.found) == (other.node, other.status, other.found)
 
 
 def line(finding: Any, columns: int) -> str:

@@ -1,6 +1,7 @@
 """What a fourth and a fifth reading of the sources of torch and NVML found, by readers new to these paths."""
 
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -168,7 +169,17 @@ def test_gpu_tests_use_one_instance_of_a_divided_gpu(monkeypatch: pytest.MonkeyP
         test_drivers_here.gpus_of(devices)
 
 
-# A fifth reading: the jobs of `make gpu-test`
+# A fifth reading: `make gpu-test`
+
+
+def test_a_report_of_skipped_tests_says_so_once_and_names_driver_and_torch() -> None:
+    results = {"test_a": "skipped: no GPU here", "test_b": "skipped: no GPU here"}
+    text = machine.report_text(results)
+    assert "\n2 skipped: nothing of this machine was tested\n" in text
+    assert "- skipped: no GPU here (test_a, test_b)\n" in text
+    assert re.search(r"^- torch: \d.*, built for \w", text, re.MULTILINE)
+    assert re.search("^- driver: ", text, re.MULTILINE)
+    assert machine.summary({"a": "passed", "b": "failed", "c": "passed"}) == "2 passed, 1 failed"
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])

@@ -90,7 +90,7 @@ def test_facts(flags: NodeFlags, environ: Mapping[str, str], facts: Facts) -> No
     [
         (NodeFlags(), {}, "the rank of this node must be set"),
         (NodeFlags(0), {}, "the rendezvous address must be set"),
-        (NodeFlags(2, "a"), {}, "node rank 2 is out of range: with `nodes: 2`, ranks are 0 to 1"),
+        (NodeFlags(2, "a"), {}, "node rank 2 is out of range: with 2 nodes, ranks are 0 to 1"),
         (NodeFlags(0, "a:99999"), {}, "not HOST[:PORT]"),
         (NodeFlags(0, ":1"), {}, "not HOST[:PORT]"),
         (NodeFlags(), {**PET, "PET_NNODES": "3"}, "`nodes: 2`, but PET_NNODES specifies 3"),

@@ -2,13 +2,14 @@
 
 import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, read_lines, write_json
-from gpurun.launcher.rundir.paths import refuse_links
+from gpurun.launcher.rundir.paths import check_writable, refuse_links
 from gpurun.launcher.rundir.records import Event, VariantFacts, elapsed_s
 from tests.wording import Wording
 
@@ -57,6 +58,33 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     path.write_text('{"warnings": 3}')
     with pytest.raises(MachineError, match=r"plan\.json"):
         read_json(path, VariantFacts)
+
+
+def test_lines_that_only_fit_in_part_are_not_kept_and_the_reason_is_the_systems(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    append_lines(path, ["one"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(MachineError) as error:
+            append_lines(path, ["two", "three"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.strerror(errno.EFBIG) in str(error.value)
+    assert path.read_text() == '"one"\n'
+
+
+def test_a_dead_link_and_a_place_that_takes_no_files_are_named(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("gone")
+    for path in (link, link / "run"):
+        text = str(unwritable(path, FileExistsError(errno.EEXIST, "File exists")))
+        assert text.endswith(f"File exists; the link {link} leads to gone, which is not there")
+    with pytest.raises(MachineError) as error:
+        check_writable(Path("/proc/x"))
+    assert "can't write /proc/x: No such file or directory; no files can be made in /proc\n" in str(
+        error.value
+    )
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR])

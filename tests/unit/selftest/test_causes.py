@@ -1,5 +1,6 @@
 """What ends the jobs of a self-test for a cause of the machine: each is named, with what to do about it."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,13 +13,13 @@ import pytest
 
 from gpurun.launcher.cli import main as command
 from gpurun.launcher.compare.model import VariantResult
-from gpurun.launcher.errors import GpurunError, MachineError
+from gpurun.launcher.errors import GpurunError, MachineError, unwritable
 from gpurun.launcher.failures.reporter import full_disk, root_cause_record
 from gpurun.launcher.failures.root_cause import Failure, what_to_do
 from gpurun.launcher.machine.resource_limits import oom_killed
 from gpurun.launcher.processes.pool import why_server_ended
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.rundir.paths import SELFTEST
+from gpurun.launcher.rundir.paths import SELFTEST, elsewhere
 from gpurun.launcher.selftest.check_table import blocking
 from gpurun.launcher.selftest.evidence import FAULTS, LINKS, MEASURING, TRAINING, Evidence, RanJob
 from gpurun.launcher.selftest.result import Result
@@ -152,6 +153,7 @@ SEMAPHORE = """\
                          ^^^^^^^^^^^^^^^^^^^^^^^^^
 OSError: [Errno 28] No space left on device
 """
+READ_ONLY = SEMAPHORE.replace("[Errno 28] No space left on device", "[Errno 30] Read-only file system")
 ABORTED = """\
 terminate called without an active exception
 Fatal Python error: Aborted
@@ -177,6 +179,12 @@ CAUSES: dict[str, tuple[Failure, str, str]] = {
         "",
         "/dev/shm is full",
     ),
+    "unwritable shared memory": (
+        failure("[Errno 30] Read-only file system", "OSError", traceback=READ_ONLY),
+        "",
+        "mount it writable",
+    ),
+    "size of files": (failure("[Errno 27] File too large", "OSError"), "", "`ulimit -f` is 4000 KiB"),
     "memory": (failure(NO_MEMORY), "", "`ulimit -v` is 4000 KiB"),
     "killed for memory": (failure(oom_killed(), error=None, kind="oom"), "", "for lack of memory"),
 }
@@ -252,6 +260,25 @@ def is_same(found: VariantResult, fault: str) -> bool:
 
 def faulty_of(fault: str) -> VariantResult:
     return next(each for each in FAILING if is_same(each, fault))
+
+
+def test_a_file_that_ulimit_forbids_names_it_and_no_other_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = unwritable(tmp_path, OSError(errno.EFBIG, os.strerror(errno.EFBIG)))
+    assert "--out" in str(elsewhere(error))  # the file system's own limit
+    monkeypatch.setattr("resource.getrlimit", lambda _: (4_096_000, 4_096_000))
+    limited = elsewhere(error)
+    assert str(limited).endswith("`ulimit -f` is 4000 KiB: raise it (ulimit -f unlimited)")
+    found = judged(with_job(MEASURING, not_run(limited)))
+    assert found["measuring"].remedy == "`ulimit -f` is 4000 KiB: raise it (ulimit -f unlimited)"
+    run = RunDir(tmp_path)
+    run.log("01", 0).parent.mkdir(parents=True)
+    run.log("01", 0).write_text(str(error))
+    of_rank = full_disk(run, "01", 0, None)
+    assert str(of_rank).startswith(f"the workers can't write {tmp_path}: File too large;")
+    assert "ulimit -f unlimited), then continue" in str(of_rank)
+    assert "--resume" not in next(iter(not_run(of_rank).remedies.values()))
 
 
 def test_no_memory_without_a_limit_is_no_exhausted_limit(monkeypatch: pytest.MonkeyPatch) -> None:

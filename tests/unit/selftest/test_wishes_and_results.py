@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gpurun.launcher.cli.commands.selftest import line, selftest
+from gpurun.launcher.cli.commands.selftest import Lines, line, selftest
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.machine.accelerators import CPU, CUDA
 from gpurun.launcher.machine.host import machine_id
@@ -21,9 +21,10 @@ from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.paths import SELFTEST
 from gpurun.launcher.selftest import result as result_module
 from gpurun.launcher.selftest import self_test
-from gpurun.launcher.selftest.check_table import CHECKS
+from gpurun.launcher.selftest.check_table import CHECKS, findings
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
+    PARTS,
     TRAINING,
     DeviceRate,
     Evidence,
@@ -276,6 +277,25 @@ def test_what_an_error_advises_can_be_given(wish: str) -> None:
     advice = re.split("use|write|known kinds|for example|`", str(caught.value), maxsplit=1)[-1]
     for advised in re.findall(r"\[[^]]+\]|cpu:\d|cuda(?::\d)?", advice):
         assert wished_devices(advised, three_gpus())
+
+
+@pytest.mark.parametrize("wish", ["cpu:x", "cpu:2,cpu:2"])
+def test_no_error_about_the_option_shows_what_a_job_file_has(wish: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        wished_devices(wish, three_gpus())
+    assert not re.search(r"\[|`devices", str(caught.value))
+
+
+def test_checks_that_were_not_run_for_one_reason_are_shown_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = replace(evidence(), machine=replace(evidence().machine, gpus=(), driver=None), devices=())
+    lines = Lines(80, on_nodes=False)
+    for each in findings(seen, PARTS):
+        lines.show(each)
+    lines.end()
+    shown = capsys.readouterr().out
+    assert shown.count("not run, because of: ") == 3
+    assert re.search("^skipped  22 checks  ", shown, re.MULTILINE)
+    assert all(check.name in " ".join(shown.split()) for check in CHECKS)
 
 
 def test_a_mistyped_wish_removes_nothing(tmp_path: Path) -> None:
