@@ -199,7 +199,12 @@ def read_json(path: Path, kind: type[T]) -> T:
     except OSError as error:
         raise MachineError(unreadable(path, error)) from error
     except ValueError as error:
-        raise MachineError(f"{path}: {error}") from error
+        raise not_as_written(path, error) from error
+
+
+def not_as_written(path: Path, error: ValueError) -> MachineError:
+    """The error for a file of a run that doesn't hold what gpurun wrote."""
+    return MachineError(f"{path}: {error}; restore this file, or run the job again")
 
 
 def decoded(text: bytes, kind: type[T]) -> T:
