@@ -20,6 +20,7 @@ from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, flow_t
 from gpurun.launcher.jobfile.yaml.source import Source, override_source, read_source
 from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, Node, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
+from gpurun.launcher.units import format_count
 
 
 def load_job(
@@ -118,7 +119,7 @@ def _all_of(problems: list[Problem], source: Source, more: int = 0) -> SpecError
         problems, key=lambda found: (found.file != source.file, found.line or 0, found.column or 0)
     )
     more += max(0, len(ordered) - MAX_PROBLEMS)
-    rest = [Problem(f"and {more:,} more mistakes", file=source.file)] if more else []
+    rest = [Problem(f"and {format_count(more)} more mistakes", file=source.file)] if more else []
     return SpecError(*ordered[:MAX_PROBLEMS], *rest)
 
 

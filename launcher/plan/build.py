@@ -18,7 +18,7 @@ from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.rundir.paths import RunPaths
 from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.units import listed
+from gpurun.launcher.units import format_count, listed
 
 __all__ = ["Group", "build_plan", "estimate_s"]
 
@@ -361,7 +361,8 @@ def _rank_env(place: RankPlace) -> Mapping[str, str]:
 def _check_size(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> None:
     per_repetition = sum(group.variants[0].world_size for group in groups)
     if per_repetition * repetitions > MAX_PROCESSES:
-        message = f"the plan would start {per_repetition * repetitions:,} processes; {allowed(MAX_PROCESSES)}"
+        started = format_count(per_repetition * repetitions)
+        message = f"the plan would start {started} processes; {allowed(MAX_PROCESSES)}"
         raise SpecError(spec.problem(("compare",), message, "vary fewer keys, or lower `steps.launches`"))
 
 

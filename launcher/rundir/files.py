@@ -33,6 +33,7 @@ from gpurun.launcher.rundir.records import (
     VariantFacts,
     VariantStatus,
 )
+from gpurun.launcher.units import format_count
 
 T = TypeVar("T")
 MAX_BYTES = 1 << 24
@@ -166,11 +167,12 @@ def _steps_in(file: Path, room: StepRoom) -> tuple[list[StepRecord], str]:
         steps = decoded_portion(portion, decoder)
         if not room.take(portion, steps):
             room.num_bytes, room.num_values = before.num_bytes, before.num_values
-            size, name = f"{num_bytes(file) / (1 << 20):,.0f} MiB", "/".join(file.parts[-2:])
+            size, name = f"{format_count(num_bytes(file) / (1 << 20))} MiB", "/".join(file.parts[-2:])
             return [], f"{name} ({size}) is not read: gpurun has no memory for so many steps of a run"
         found += steps
     if (lost := lines - len(found)) > 0:
-        return found, f"{lost:,} of {lines:,} lines of {file.name} can't be read, and are ignored"
+        of_all = f"{format_count(lost)} of {format_count(lines)} lines"
+        return found, f"{of_all} of {file.name} can't be read, and are ignored"
     return found, ""
 
 
@@ -203,7 +205,6 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 
 def not_as_written(path: Path, error: ValueError) -> MachineError:
-    """The error for a file of a run that doesn't hold what gpurun wrote."""
     return MachineError(f"{path}: {error}; restore this file, or run the job again")
 
 
@@ -329,7 +330,6 @@ def keep_lines(path: Path, kind: type[T], keeps: Callable[[T], bool]) -> None:
     Raises:
         MachineError: it can't be read, or not be written; then it is unchanged.
     """
-
     decoder = msgspec.json.Decoder(kind)
 
     def is_kept(line: bytes) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gpurun.launcher.units import format_ms
+from gpurun.launcher.units import format_count, format_ms
 
 T = TypeVar("T")
 
@@ -122,12 +122,14 @@ def unsteady_text(num_steps: int) -> str:
 
 def sampled_text(num_kept: int, num_steps: int, of_program: bool) -> str:
     """What to say of a launch that was so long that figures are those of a sample."""
-    after = f"all of the first {MAX_KEPT_STEPS:,}, then one of a block, with the mean of the block"
+    after = (
+        f"all of the first {format_count(MAX_KEPT_STEPS)}, then one of a block, with the mean of the block"
+    )
     rounds = (
         f"rounds of {WINDOW_STEPS}, chosen at random; of later ones a step each, with the mean of the round"
     )
     which = rounds if of_program else after
-    return f"figures are of {num_kept:,} of {num_steps:,} steps: {which}"
+    return f"figures are of {format_count(num_kept)} of {format_count(num_steps)} steps: {which}"
 
 
 def only_warmup_text(num_steps: int, warmup: int) -> str:

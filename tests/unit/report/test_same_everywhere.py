@@ -57,7 +57,7 @@ Report = Callable[[Comparison, RunDir], Shown]
 
 def number(text: str) -> float:
     """The first number of a cell."""
-    found = re.match(r"[\d.]+", re.sub(r"(?<=\d)\s(?=\d)", "", text))
+    found = re.match(r"[\d.]+", text.replace(",", ""))
     assert found, text
     return float(found.group())
 
