@@ -149,7 +149,7 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
         variants=results,
         fastest=named if ranking and ranking.is_settled else None,
         headline=conclusion.headline,
-        summary=" ".join(said),
+        summary="\n".join(said),
         notes=(),
         restarts=len(run.read_restarts()),
         complete=judged.is_measured and (search is None or search.is_over),

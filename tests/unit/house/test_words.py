@@ -84,7 +84,7 @@ def test_thousands_have_one_format() -> None:
 
 
 def formatted_with(sign: str) -> list[str]:
-    """Where a value is formatted by a specification that has the sign; not in workloads, which have no units."""
+    """Where a value is formatted with the sign; not in workloads, which can't import the formatter."""
     return [
         f"{module.path}:{node.lineno}"
         for module in modules().values()
