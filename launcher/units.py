@@ -8,8 +8,6 @@ Interval = tuple[float, float]
 GIB = 1 << 30
 """Bytes."""
 MINUS = "\u2212"
-THOUSANDS = "\u202f"
-"""Narrow no-break space: a figure is not torn apart at the end of a line."""
 _BYTES = ("B", "KiB", "MiB", "GiB")
 LOPSIDED = 1.5
 """From this ratio of its sides on, an interval is written out: one ± for both would claim too much of one."""
@@ -68,12 +66,12 @@ def percent_decimals(percent: float, ci: Interval | None) -> int:
 
 
 def format_count(count: float) -> str:
-    """A whole number with its thousands apart: `1 520`."""
+    """A whole number with its thousands apart: `1,520`."""
     return format_number(count, 0)
 
 
 def format_rate(per_second: float) -> str:
-    """A rate in three significant digits, from 100 on in whole numbers: `1.16`, `1 520`."""
+    """A rate in three significant digits, from 100 on in whole numbers: `1.16`, `1,520`."""
     digits = 2 - math.floor(math.log10(per_second)) if 0 < per_second < math.inf else 0
     return format_number(per_second, min(9, max(0, digits)))
 
@@ -81,7 +79,7 @@ def format_rate(per_second: float) -> str:
 def plural(count: int, noun: str) -> str:
     """`1 device`, `2 devices`, `3 micro-batches`."""
     ending = "es" if noun.endswith("ch") else "s"
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"
+    return f"{count} {noun}" if count == 1 else f"{format_count(count)} {noun}{ending}"
 
 
 def listed(words: Sequence[str]) -> str:
@@ -112,13 +110,13 @@ def _run_text(first: int, last: int) -> str:
 
 
 def size_text(size: int, unit: str) -> str:
-    """`64 KiB`, or `2048 rows`."""
+    """`64 KiB`, or `2,048 rows`."""
     if unit != "bytes":
-        return f"{size} {unit}"
+        return f"{format_count(size)} {unit}"
     power = 0
     while size >= 1024 and size % 1024 == 0 and power < len(_BYTES) - 1:
         size, power = size // 1024, power + 1
-    return f"{size} {_BYTES[power]}"
+    return f"{format_count(size)} {_BYTES[power]}"
 
 
 def format_gib(gib: float) -> str:
@@ -140,7 +138,7 @@ def format_duration(seconds: float) -> str:
 
 def format_number(value: float, decimals: int, signed: bool = False) -> str:
     """A number with a real minus sign and thousands apart; `signed` shows a plus too. Zero has no sign."""
-    text = f"{abs(value):,.{decimals}f}".replace(",", THOUSANDS)
+    text = f"{abs(value):,.{decimals}f}"
     if not any(digit in "123456789" for digit in text):
         return text
     sign = MINUS if value < 0 else "+" if signed else ""

@@ -11,7 +11,7 @@ from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
-from gpurun.launcher.compare.figures.traced import of_devices, read_traced
+from gpurun.launcher.compare.figures.traced import TracedSteps, of_devices, read_traced
 from gpurun.launcher.compare.figures.variant import (
     balanced,
     batch_curves,
@@ -34,7 +34,6 @@ from gpurun.launcher.compare.model import (
     Gate,
     OpenPair,
     StepTime,
-    TracedSteps,
     VariantResult,
 )
 from gpurun.launcher.compare.notes import (
@@ -50,12 +49,14 @@ from gpurun.launcher.compare.notes import (
 from gpurun.launcher.compare.ranking import Standings, open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
 from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.recorded_settings import refuse_unknown_names_in_job
 from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.control import checked_run
-from gpurun.launcher.rundir.files import RunDir, num_bytes, read_json, too_large
+from gpurun.launcher.rundir.files import RunDir, not_as_written, read_json, too_large
+from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.sequential import ALPHA, is_spent
 from gpurun.launcher.trace.explain import MENTION_FROM
@@ -110,7 +111,7 @@ def _read(run: RunDir) -> _Recorded:
     plan = read_json(run.plan, Plan)
     steps = run.read_all_steps(variant.id for variant in plan.variants)
     measured = {one.id: read_measured(run, plan, one, steps[one.id]) for one in plan.variants}
-    return _Recorded(plan, read_mapping(run.spec), read_mapping(run.host), measured, run.read_looks())
+    return _Recorded(plan, read_job(run), read_mapping(run.host), measured, run.read_looks())
 
 
 def _judge(recorded: _Recorded, differences: Differences, results: tuple[VariantResult, ...]) -> _Judged:
@@ -149,7 +150,7 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
         variants=results,
         fastest=named if ranking and ranking.is_settled else None,
         headline=conclusion.headline,
-        summary=" ".join(said),
+        summary="\n".join(said),
         notes=(),
         restarts=len(run.read_restarts()),
         complete=judged.is_measured and (search is None or search.is_over),
@@ -326,6 +327,20 @@ def is_complete(measured: Measured, plan: Plan) -> bool:
 def has_ended(plan: Plan, looks: Sequence[Look], undecided: Sequence[object]) -> bool:
     """Whether no other launch follows: all were planned, all is decided, or the budget is spent."""
     return plan.budget_s is None or bool(looks and (is_spent(looks) or not undecided))
+
+
+def read_job(run: RunDir) -> dict[str, Any]:
+    """The job as resolved.
+
+    Raises:
+        MachineError: the file can't be read, or has a name that no table has.
+    """
+    job = read_mapping(run.spec)
+    try:
+        refuse_unknown_names_in_job(job)
+    except ValueError as error:
+        raise not_as_written(run.spec, error) from error
+    return job
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

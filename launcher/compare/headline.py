@@ -43,7 +43,8 @@ class Conclusion:
 
     @property
     def summary(self) -> str:
-        return " ".join((self.headline, *self.details))
+        """A line for each of them, in every report."""
+        return "\n".join((self.headline, *self.details))
 
 
 def conclude(

@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.searched import SearchResult
 from gpurun.launcher.compare.figures.throughput import Rates
+from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
+from gpurun.launcher.jobfile.recorded_settings import NAMES, refuse_unknown_names, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.records import CodeVersion, LossOver, MemoryPart
 from gpurun.launcher.stats.family import Outcome
 from gpurun.launcher.trace.model import Bubble
@@ -96,15 +98,6 @@ class ExposedComm:
     """Communication in the trace while nothing computes, in steps that the profiler slows down a little."""
     ablation: float | None = None
     """The median step less the median step without communication; noise can make it negative."""
-
-
-@dataclass(frozen=True)
-class TracedSteps:
-    """Where the figures of traces come from: the mean over the steps with the least interference."""
-
-    used: int
-    recorded: int
-    """Steps that the traces of all ranks have."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +206,10 @@ class VariantResult(Rates):
     traced_steps: TracedSteps | None = None
     """`None` where nothing was traced, and in older runs."""
 
+    def __post_init__(self) -> None:
+        """Refuses names that no table has, in a comparison that is read back too."""
+        refuse_unknown_names({key: getattr(self, key) for key in NAMES if hasattr(self, key)})
+
     @property
     def kind(self) -> JobKind:
         """The kind of job that it belongs to."""
@@ -262,8 +259,7 @@ class GateRow:
     outcome: Outcome
     seen_percent: float | None
     """The smallest difference that would have been called slower with 80 % chance."""
-    launches: int
-    """The launches of each version."""
+    launches: int  # of each version
     why: str | None = None
     """Why nothing can be said, where it isn't the scatter of its launches."""
     is_open: bool = False
@@ -305,7 +301,7 @@ class Fitting:
     summary: str
 
 
-CONCLUSIONS = 8
+CONCLUSIONS = 9
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 
@@ -356,6 +352,10 @@ class Comparison:
     """Warnings that every report shows first: variants whose gradient isn't that of one device."""
     conclusions: int = 0
     """`CONCLUSIONS` of the gpurun that compared; 0 in runs that are older than this field."""
+
+    def __post_init__(self) -> None:
+        """Refuses names that no table has, in a comparison that is read back too."""
+        refuse_unknown_names_in_job(self.job)
 
     @property
     def is_current(self) -> bool:

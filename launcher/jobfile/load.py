@@ -20,6 +20,7 @@ from gpurun.launcher.jobfile.yaml.describe import assigned_as, describe, did_you
 from gpurun.launcher.jobfile.yaml.source import Source, override_source, read_source
 from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, Node, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
+from gpurun.launcher.units import format_count
 
 
 def load_job(
@@ -129,7 +130,7 @@ def in_order(problems: Sequence[Problem], file: str, more: int = 0) -> list[Prob
     """
     ordered = sorted(problems, key=lambda found: (found.file != file, found.line or 0, found.column or 0))
     more += max(0, len(ordered) - MAX_PROBLEMS)
-    rest = [Problem(f"and {more:,} more mistakes", file=file)] if more else []
+    rest = [Problem(f"and {format_count(more)} more mistakes", file=file)] if more else []
     return [*ordered[:MAX_PROBLEMS], *rest]
 
 

@@ -7,6 +7,7 @@ from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, expected
 from gpurun.launcher.jobfile.yaml.describe import correction, describe, shorten
 from gpurun.launcher.machine.accelerators import gpu_kinds
 from gpurun.launcher.masking import is_secret, masked
+from gpurun.launcher.units import format_count
 
 SCRIPT_PATH = "the path of a Python file"
 MODULE_NAME = "the name of a module"
@@ -50,7 +51,9 @@ def parse_args(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise expected("a list of arguments", value, 'such as [--epochs, "1"]')
     if len(value) > MAX_ARGS:
-        raise InvalidValue(f"expected at most {MAX_ARGS:,} arguments, got {len(value):,}")
+        raise InvalidValue(
+            f"expected at most {format_count(MAX_ARGS)} arguments, got {format_count(len(value))}"
+        )
     return tuple(_argument(item, position) for position, item in enumerate(value))
 
 

@@ -20,6 +20,7 @@ from gpurun.launcher.jobfile.section import Key, Section
 from gpurun.launcher.jobfile.yaml.describe import flow_text, nearest, shorten, truth_in
 from gpurun.launcher.jobfile.yaml.source import Source
 from gpurun.launcher.jobfile.yaml.tree import Path, Unreadable
+from gpurun.launcher.units import format_count
 
 S = TypeVar("S", bound=Section)
 
@@ -143,7 +144,7 @@ def _several(kind: ListOf, value: Any, path: Path, mistakes: list[Mistake]) -> t
     if not value:
         raise InvalidValue("expected at least one value, got an empty list")
     if kind.most is not None and len(value) > kind.most:
-        raise InvalidValue(f"expected at most {kind.most} values, got {len(value):,}")
+        raise InvalidValue(f"expected at most {kind.most} values, got {format_count(len(value))}")
     return tuple(_item(kind.item, item, (*path, at), mistakes) for at, item in enumerate(value))
 
 

@@ -382,16 +382,3 @@ TASK_SETTINGS = tuple(name for name, one in SETTINGS.items() if one.is_task)
 def settings_of(settings: Settings) -> dict[str, Any]:
     """The value of every setting by name, of a combination or a variant."""
     return {name: getattr(settings, name) for name in SETTINGS}
-
-
-def resolved_setting(name: str, job: Mapping[str, Any], varied: Mapping[str, Any]) -> Any:
-    """A variant's value of a setting: what varied, merged into the job's own value or the default.
-
-    Args:
-        name: of the setting.
-        job: the run's job as plain data.
-        varied: the variant's values of what varied.
-    """
-    own = job.get(name, getattr(Settings(), name))
-    value = SETTINGS[name].shape.merge(own, varied[name]) if name in varied else own
-    return tuple(value) if isinstance(value, list) else value

@@ -44,7 +44,7 @@ from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.rundir.paths import RunPaths
 from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.units import listed
+from gpurun.launcher.units import format_count, listed
 
 MOST_LAUNCHES = 64
 """The limit of a group until all is decided: smaller differences than those detect are hardly worth it."""
@@ -233,8 +233,7 @@ def _in_turns(spec: JobSpec, groups: tuple[Group, ...]) -> tuple[Group, ...]:
         largest[key] = max(largest.get(key, first), first, key=lambda variant: variant.world_size)
     members: dict[str, list[Group]] = {}
     for group in groups:
-        first = group.variants[0]
-        key = processes_in_turns(first)
+        key = processes_in_turns(first := group.variants[0])
         members.setdefault(key if _fits_into(first, largest[key], spec) else group.name, []).append(group)
     found = [
         Group(
@@ -387,7 +386,8 @@ def _numa_node(device: str, machine: MachineLike) -> int | None:
 def _too_large(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> Iterator[Problem]:
     per_repetition = sum(group.variants[0].world_size for group in groups)
     if per_repetition * repetitions > MAX_PROCESSES:
-        message = f"the plan would start {per_repetition * repetitions:,} processes; {allowed(MAX_PROCESSES)}"
+        started = f"{format_count(per_repetition * repetitions)} processes"
+        message = f"the plan would start {started}; {allowed(MAX_PROCESSES)}"
         yield spec.problem(("compare",), message, "vary fewer keys, or lower `steps.launches`")
 
 

@@ -16,6 +16,7 @@ from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.splits import BALANCED, comes_to
 from gpurun.launcher.strategies import PROGRAM, STRATEGIES, Strategy, strategy_named
+from gpurun.launcher.units import format_count
 
 MAX_COMBINATIONS = 1000
 """More could not be measured in a day."""
@@ -85,7 +86,7 @@ def combinations(
     lists = spec.compare.lists()
     total = math.prod(len(values) for values in lists.values())
     if total > MAX_COMBINATIONS:
-        message = f"`compare` makes {total:,} combinations; {allowed(MAX_COMBINATIONS)}"
+        message = f"`compare` makes {format_count(total)} combinations; {allowed(MAX_COMBINATIONS)}"
         raise SpecError(spec.problem(("compare",), message, "vary fewer keys at a time"))
     for values in itertools.product(*(enumerate(several) for several in lists.values())):
         placed = dict(zip(lists, values, strict=True))
@@ -229,7 +230,7 @@ def _listed(variants: Sequence[Variant]) -> str:
 
 def allowed(most: int) -> str:
     """The end of a message about too many of something."""
-    return f"at most {most:,} are allowed"
+    return f"at most {format_count(most)} are allowed"
 
 
 def variant_id(strategy: str, num_devices: int, split_name: str, varied: Mapping[str, Any]) -> str:

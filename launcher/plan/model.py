@@ -6,10 +6,11 @@ from itertools import chain
 from typing import Any, Literal
 
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
-from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings
+from gpurun.launcher.jobfile.recorded_settings import refuse_unknown_names
+from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings, settings_of
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.plan.nodes import Node
-from gpurun.launcher.strategies import STRATEGIES, strategy_named
+from gpurun.launcher.strategies import STRATEGIES
 
 SideName = Literal["a", "b", ""]
 MOST = 1 << 48
@@ -56,8 +57,8 @@ class Variant(Settings):
     """Which version of the code it runs, where a gate compares two."""
 
     def __post_init__(self) -> None:
-        """Refuses an unknown strategy and parts without a device, in a plan that is read back too."""
-        strategy_named(self.strategy)
+        """Refuses names that no table has and parts without a device, in a plan that is read back too."""
+        refuse_unknown_names(settings_of(self) | {"devices": self.devices})
         if self.split and len(self.split) != len(self.devices):
             raise ValueError(f"{len(self.split)} parts of the batch for {len(self.devices)} devices")
         refuse_endless(*self.split, self.global_batch, self.accumulate, self.threads)

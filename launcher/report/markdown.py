@@ -18,10 +18,16 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 """TensorBoard's Markdown knows no escape of these."""
 
 
+NEW_LINE = "  \n"
+"""Within a paragraph."""
+
+
 def summary_markdown(comparison: Comparison) -> str:
     """Summary sentence, a table of all variants in the order of the terminal's, notes and warnings."""
     ranked, unranked = by_rank(comparison)
-    answer = f"**{escape(comparison.headline)}** {escape(comparison.details)}".rstrip()
+    answer = NEW_LINE.join(
+        (f"**{escape(comparison.headline)}**", *map(escape, comparison.details.splitlines()))
+    )
     first = [f"**! {escape(alert)}**\n" for alert in comparison.alerts]
     lines = [*first, answer, "", *_table([*ranked, *unranked]), ""]
     lines += [f"- {escape(line)}" for line in (*fact_lines(comparison), *warning_lines(comparison.variants))]

@@ -31,10 +31,10 @@ from gpurun.launcher.rundir.files import (
     append_lines,
     complete_lines,
     decoded_portion,
-    num_bytes,
     read_json,
     write_json,
 )
+from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import Event, LaunchConfig
 
 STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"

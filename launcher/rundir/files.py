@@ -12,7 +12,7 @@ from typing import IO, Any, BinaryIO, TypeVar
 import msgspec
 
 from gpurun.launcher.errors import MachineError, unreadable, unwritable
-from gpurun.launcher.rundir.paths import PROGRAM_FILES, RunPaths, rank_files
+from gpurun.launcher.rundir.paths import PROGRAM_FILES, RunPaths, num_bytes, rank_files
 from gpurun.launcher.rundir.records import (
     Balance,
     CodeVersion,
@@ -32,6 +32,7 @@ from gpurun.launcher.rundir.records import (
     VariantStatus,
 )
 from gpurun.launcher.rundir.step_sample import StepsInMemory, VariantSteps
+from gpurun.launcher.units import format_count
 
 T = TypeVar("T")
 MAX_BYTES = 1 << 24
@@ -166,10 +167,11 @@ def _read_steps(file: Path, variant: str, rank: int, memory: StepsInMemory) -> s
         num_lines, num_found = num_lines + portion.count(b"\n"), num_found + len(steps)
         if not memory.add(variant, rank, steps):
             memory.drop(variant, rank)
-            size, name = f"{num_bytes(file) / (1 << 20):,.0f} MiB", "/".join(file.parts[-2:])
+            size, name = f"{format_count(num_bytes(file) / (1 << 20))} MiB", "/".join(file.parts[-2:])
             return f"{name} ({size}) is not read: gpurun has no memory for so many steps of a run"
     if (lost := num_lines - num_found) > 0:
-        return f"{lost:,} of {num_lines:,} lines of {file.name} can't be read, and are ignored"
+        of_all = f"{format_count(lost)} of {format_count(num_lines)} lines"
+        return f"{of_all} of {file.name} can't be read, and are ignored"
     return ""
 
 
@@ -198,7 +200,11 @@ def read_json(path: Path, kind: type[T]) -> T:
     except OSError as error:
         raise MachineError(unreadable(path, error)) from error
     except ValueError as error:
-        raise MachineError(f"{path}: {error}") from error
+        raise not_as_written(path, error) from error
+
+
+def not_as_written(path: Path, error: ValueError) -> MachineError:
+    return MachineError(f"{path}: {error}; restore this file, or run the job again")
 
 
 def decoded(text: bytes, kind: type[T]) -> T:
@@ -332,7 +338,6 @@ def keep_lines(path: Path, kind: type[T], keeps: Callable[[T], bool]) -> None:
     Raises:
         MachineError: it can't be read, or not be written; then it is unchanged.
     """
-
     decoder = msgspec.json.Decoder(kind)
 
     def is_kept(line: bytes) -> bool:
@@ -348,14 +353,6 @@ def end_of_lines(file: IO[bytes]) -> int:
     if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
         size += file.write(b"\n")
     return size
-
-
-def num_bytes(path: Path) -> int:
-    """The size of a file; 0 if it does not exist."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def write_json(path: Path, value: Any) -> None:

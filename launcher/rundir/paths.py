@@ -384,3 +384,11 @@ def _make_private(place: Path) -> bool:
         return False
     finally:
         os.close(fd)
+
+
+def num_bytes(path: Path) -> int:
+    """The size of a file; 0 if it does not exist."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

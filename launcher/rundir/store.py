@@ -281,8 +281,13 @@ def fetched(url: Url) -> Path:
 
 def source_of(path: Path) -> Path | Url:
     """The URL of which `path` is a copy that `fetched` made, or `path` itself."""
-    url = kept_at(path) if path.is_relative_to(_copies()) else None
-    return path if url is None else url
+    url = kept_at(path)
+    if url is None:
+        return path
+    try:
+        return url if path.is_relative_to(_copies()) else path
+    except OSError:  # no cache, so no copies
+        return path
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpurun.launcher.rundir.paths import MAX_KEPT_ROUNDS
-from gpurun.launcher.units import format_ms
+from gpurun.launcher.units import format_count, format_ms
 
 T = TypeVar("T")
 
@@ -91,12 +91,15 @@ class KeptOf:
         one = "round" if self.of_program else "block"
         chosen = f"random {one}s" + (f" of {WINDOW_STEPS} steps" if self.of_program else "")
         if self.has_whole_rounds:
-            first = f"all of the first {MAX_KEPT_STEPS:,} steps" if self.has_all_rounds else chosen
+            first = (
+                f"all of the first {format_count(MAX_KEPT_STEPS)} steps" if self.has_all_rounds else chosen
+            )
             which = f"{first}; later {one}s are stored as one step with their mean"
         else:
             which = f"one step of each {one}" if self.has_all_rounds else f"one step of each of {chosen}"
             which += f", with the mean of the {one}"
-        return f"figures are based on {self.num_kept:,} of {self.num_steps:,} steps: {which}"
+        of_all = f"{format_count(self.num_kept)} of {format_count(self.num_steps)}"
+        return f"figures are based on {of_all} steps: {which}"
 
 
 def only_warmup_text(num_steps: int, warmup: int) -> str:

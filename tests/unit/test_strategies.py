@@ -2,19 +2,23 @@
 
 import ast
 import importlib
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
 
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.kinds import JOB_KINDS, workload_kind
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
-from gpurun.launcher.rundir.files import read_json, write_json
+from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES, strategy_named
 from gpurun.launcher.worker.strategies.base import Hints, blocks_of, strategy_of
@@ -82,6 +86,61 @@ def test_no_file_of_a_run_is_read_back_with_an_unknown_strategy(
     path.write_text(path.read_text().replace('"ddp"', f'"{UNKNOWN}"'))
     with wording.raises(MachineError):
         read_json(path, kind)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": UNKNOWN},
+        {"compare": {"strategy": ["ddp", UNKNOWN]}},
+        {"baseline": {"strategy": UNKNOWN}},
+        {"precision": "fp99"},
+        {"comm_hook": "zip"},
+        {"workload": "gptt"},
+        {"devices": "tpu:2"},
+        {"devices": ["cuda:0", "tpu:1"]},
+        {"compare": 3},
+        {"strategy": ["ddp"]},
+    ],
+)
+def test_no_recorded_job_has_a_name_that_no_table_has(
+    tmp_path: Path, changes: dict[str, Any], wording: Wording
+) -> None:
+    plan, _ = planned(tmp_path)
+    run = RunDir(tmp_path)
+    job = load_job(tmp_path / "job.yaml").resolved()
+    write_json(run.plan, plan)
+    write_json(run.spec, job)
+    assert compare_run(run).job == json.loads(run.spec.read_text())
+    write_json(run.spec, job | changes)
+    with wording.raises(MachineError):
+        compare_run(run)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("cpu:0", "tpu:0"), ("fp32", "fp99"), ("gpt", "gptt")],
+)
+def test_no_plan_is_read_back_with_a_name_that_no_table_has(
+    tmp_path: Path, old: str, new: str, wording: Wording
+) -> None:
+    plan, _ = planned(tmp_path)
+    path = tmp_path / "plan.json"
+    write_json(path, plan)
+    path.write_text(path.read_text().replace(f'"{old}"', f'"{new}"'))
+    with wording.raises(MachineError):
+        read_json(path, Plan)
+
+
+def test_no_comparison_is_read_back_with_an_unknown_strategy(tmp_path: Path, wording: Wording) -> None:
+    plan, _ = planned(tmp_path)
+    run = RunDir(tmp_path)
+    write_json(run.plan, plan)
+    write_json(run.comparison, compare_run(run))
+    assert read_json(run.comparison, Comparison)
+    run.comparison.write_text(run.comparison.read_text().replace('"ddp"', f'"{UNKNOWN}"'))
+    with wording.raises(MachineError):
+        read_json(run.comparison, Comparison)
 
 
 def test_the_worker_refuses_an_unknown_strategy(tmp_path: Path, wording: Wording) -> None:

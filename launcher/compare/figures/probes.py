@@ -8,7 +8,7 @@ from gpurun.launcher.compare.size_curves import Curve, CurvePoint, ProbeResult
 from gpurun.launcher.machine.accelerators import total_peak_flop_per_s
 from gpurun.launcher.rundir.records import PointRecord
 from gpurun.launcher.stats.estimates import median_interval
-from gpurun.launcher.units import format_ms, format_rate, size_text
+from gpurun.launcher.units import format_count, format_ms, format_number, format_rate, size_text
 
 MIN_FIT_POINTS = 3
 FITS_WITHIN = 1.25
@@ -135,8 +135,8 @@ def _sentences(workload: str, result: ProbeResult) -> list[str]:
     if workload == "crossover" and len(result.curves) == 2:
         if result.crossover_size is None:
             largest = result.curves[0].points[-1].size
-            return [f"The GPU is slower at every size up to {largest} rows, transfer included"]
-        return [f"The GPU is faster from {result.crossover_size} rows on, transfer included"]
+            return [f"The GPU is slower at every size up to {format_count(largest)} rows, transfer included"]
+        return [f"The GPU is faster from {format_count(result.crossover_size)} rows on, transfer included"]
     return [text for curve_ in result.curves for text in _curve_sentence(curve_)]
 
 
@@ -152,7 +152,8 @@ def _curve_sentence(found: Curve) -> list[str]:
         return [f"{found.series}: {line}"]
     ends = " and ".join(_point_text(found, point) for point in (found.points[0], found.points[-1]))
     return [
-        f"{found.series}: {ends}; no straight line fits all sizes (the best one is off by up to {off:,.1f} x)"
+        f"{found.series}: {ends}; no straight line fits all sizes"
+        f" (the best one is off by up to {format_number(off, 1)}×)"
     ]
 
 

@@ -37,6 +37,15 @@ Stamp = tuple[int, int]
 
 
 @dataclass(frozen=True)
+class TracedSteps:
+    """Where the figures of traces come from: the mean of those steps in which least else ran."""
+
+    used: int
+    recorded: int
+    """Steps that the traces of all ranks have."""
+
+
+@dataclass(frozen=True)
 class RankBreakdown:
     """A step of one rank, in ns: compute + exposed transfer, wait and memcpy + other steps + idle = span."""
 

@@ -17,6 +17,7 @@ from gpurun.launcher.jobfile.section import Key, Section
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.values import DEVICE_PATTERN, NODES_PATTERN, RATIO_PATTERN
 from gpurun.launcher.strategies import IN_JOBS
+from gpurun.launcher.units import format_count
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_FILE = "gpurun.schema.json"
@@ -207,7 +208,9 @@ def _kind_text(value: dict[str, Any]) -> str:
 
 def _whole_number(value: dict[str, Any]) -> str:
     highest = value.get("maximum", 2**31)
-    return f"whole number from {value['minimum']}" + (f" to {highest:,}" if highest <= 1_000_000 else "")
+    return f"whole number from {value['minimum']}" + (
+        f" to {format_count(highest)}" if highest <= 1_000_000 else ""
+    )
 
 
 _WORDS = {"number": "seconds", "boolean": "`true`, `false`", "object": "mapping", "string": "text"}

@@ -9,6 +9,7 @@ import gpurun
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.yaml.tree import MAX_NODES, Mark, Node, Unreadable, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
+from gpurun.launcher.units import format_count
 
 MAX_BYTES = 1_000_000
 """A job file has about a thousand bytes."""
@@ -49,7 +50,9 @@ def read_source(path: Path) -> Source:
 def parse_source(content: bytes, file: str) -> Source:
     """Like `read_source`, for bytes."""
     if len(content) > MAX_BYTES:
-        raise SpecError(Problem(f"larger than {MAX_BYTES:,} bytes: this can't be a job file", file=file))
+        raise SpecError(
+            Problem(f"larger than {format_count(MAX_BYTES)} bytes: this can't be a job file", file=file)
+        )
     text = _decode(content, file)
     root, problems = compose(text, file)
     if root.value is None and not problems:
@@ -83,7 +86,7 @@ def _override(source: Source, override: str) -> Source:
     value, problems = _override_value(text, option)
     root = _put(source.root, tuple(key.split(".")), value, option)
     if root.size > MAX_NODES:
-        raise SpecError(option.problem(f"the job now contains more than {MAX_NODES:,} values"))
+        raise SpecError(option.problem(f"the job now contains more than {format_count(MAX_NODES)} values"))
     return Source(source.file, source.text, root, (*source.problems, *problems))
 
 

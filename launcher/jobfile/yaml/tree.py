@@ -20,6 +20,7 @@ import yaml
 
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.yaml.describe import describe
+from gpurun.launcher.units import format_count
 
 MAX_DEPTH = 50
 """A job needs 4 levels; recursion over a tree this deep is safe."""
@@ -282,7 +283,7 @@ class _Composer:
     def _grow(self, start: Any, size: int, child: Node) -> int:
         if size + child.size > MAX_NODES:
             hint = "every use of an alias counts"
-            self._stop(start, f"contains more than {MAX_NODES:,} values", hint)
+            self._stop(start, f"contains more than {format_count(MAX_NODES)} values", hint)
         return size + child.size
 
     def _scalar(self, event: Any) -> Node:

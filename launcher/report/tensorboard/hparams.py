@@ -15,6 +15,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, Sessi
 from gpurun.launcher.compare.label import split_label, value_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.jobfile.settings import SETTINGS
+from gpurun.launcher.report.markdown import NEW_LINE
 from gpurun.launcher.report.metrics import METRICS, figures_of
 
 
@@ -24,7 +25,9 @@ def experiment_value(comparison: Comparison) -> Summary.Value:
     names = dict.fromkeys(name for row in rows for name in row)
     known = {metric.key for metric in figures_of(comparison.variants)}
     experiment = api_pb2.Experiment(
-        description=" ".join((*(f"! {alert}." for alert in comparison.alerts), comparison.summary)),
+        description=NEW_LINE.join(
+            (*(f"! {alert}." for alert in comparison.alerts), *comparison.summary.splitlines())
+        ),
         hparam_infos=[_column(name, [row[name] for row in rows if name in row]) for name in names],
         metric_infos=[
             api_pb2.MetricInfo(name=api_pb2.MetricName(tag=metric.key), display_name=metric.label)

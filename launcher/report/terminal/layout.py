@@ -103,6 +103,10 @@ class Page:
         return path if self.run is None else f"{self.run}/{path}"
 
 
+_SPACE_AT_END = re.compile(r"\s+((?:\x1b\[[0-9;]*m)*)$")
+"""Where a line was wrapped; what follows ends its colour."""
+
+
 def to_string(lines: Iterable[Text], page: Page) -> str:
     """ANSI text; without any escape where `page` is plain or has no colour. Long sentences wrap at words."""
     console = Console(
@@ -118,7 +122,7 @@ def to_string(lines: Iterable[Text], page: Page) -> str:
     with console.capture() as capture:
         for line in lines:
             console.print(line, soft_wrap=page.plain)
-    return "\n".join(text.rstrip() for text in capture.get().splitlines())
+    return "\n".join(_SPACE_AT_END.sub(r"\1", text) for text in capture.get().splitlines())
 
 
 def table_of(columns: Iterable[str], expand: bool = False) -> Table:

@@ -45,13 +45,15 @@ class Part:
 
 
 PHASES = (
-    ("data", "·", ".", "bright_black"),
+    ("input", "·", ".", "bright_black"),
     ("h2d", "░", "-", "cyan"),
     ("forward", "▇", "=", "blue"),
     ("backward", "▒", "#", "yellow"),
     ("optimizer", "▪", "+", "green"),
 )
 """In the order in which they happen: name, glyph, glyph without box drawing, colour."""
+RECORDED = {"input": "data"}
+"""Phases that have another name in the records of steps."""
 REST = ("between phases", "◦", "o", "magenta")
 """The part of a step that is in no phase."""
 MOST_OF_STEP = 0.9
@@ -89,10 +91,11 @@ def phase_parts(variant: VariantResult) -> tuple[Part, ...]:
     rank = slowest_rank(variant.ranks)
     if rank is None or not rank.phases_ms:
         return ()
-    phases_ms = sum(rank.phases_ms.get(name, 0.0) for name, *_ in PHASES)
+    times_ms = {name: rank.phases_ms.get(RECORDED.get(name, name), 0.0) for name, *_ in PHASES}
+    phases_ms = sum(times_ms.values())
     step_ms = variant.step_ms.estimate if variant.step_ms else phases_ms
     scale = step_ms / phases_ms if phases_ms > MOST_OF_STEP * step_ms else 1.0
-    parts = [Part(name, scale * rank.phases_ms.get(name, 0.0), *look) for name, *look in PHASES]
+    parts = [Part(name, scale * times_ms[name], *look) for name, *look in PHASES]
     parts.append(Part(REST[0], step_ms - sum(part.ms for part in parts), *REST[1:]))
     return tuple(part for part in parts if part.ms > 1e-6 * step_ms)
 
@@ -314,9 +317,8 @@ def footer(comparison: Comparison, page: Page) -> list[Text]:
         warnings.append(
             Text.assemble(("! ", "yellow"), page.in_progress or incomplete_text(comparison, page.run))
         )
-    answer = Text.assemble((comparison.headline, "bold"), " ", comparison.details)
-    answer.rstrip()
-    lines = [*notes, *warnings, Text(), answer]
+    answer = [Text(comparison.headline, "bold"), *map(Text, comparison.details.splitlines())]
+    lines = [*notes, *warnings, Text(), *answer]
     has_figures = any(one.step_ms or one.probe for one in comparison.variants)
     return lines if page.run is None else [*lines, *_more_lines(page.run, page, has_figures)]
 

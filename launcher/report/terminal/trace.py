@@ -82,7 +82,7 @@ _COLUMNS = (
     _Figure("other", lambda each: each.other_steps_us, is_optional=True),
     _Figure("idle", lambda each: each.idle_us),
     _Figure("host", lambda each: each.idle_by_cause_us.host, drop=4),
-    _Figure("data", lambda each: each.idle_by_cause_us.data, drop=5),
+    _Figure("input", lambda each: each.idle_by_cause_us.data, drop=5),
     _Figure("kernels", lambda each: each.num_kernels, drop=6, text=lambda n: format_count(n) if n else "-"),
 )
 _DROP_BAR = 2

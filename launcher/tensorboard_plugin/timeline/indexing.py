@@ -21,6 +21,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.index.build import News, Order
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, forget, making
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
 from gpurun.launcher.trace.kineto.trace_file import allowed_bytes
+from gpurun.launcher.units import format_count
 
 MAX_OPEN = 4
 """Indexes mapped at a time; the least recently used are closed."""
@@ -220,6 +221,6 @@ def _follow(stdout: IO[bytes], report: Callable[[int, int], None], traces: Trace
             report(last.file, last.position)
             unpacked[last.file] = last.unpacked
         if sum(unpacked) > most_bytes:
-            text = f"the traces unpack to more than {most_bytes >> 20:,} MiB together"
+            text = f"the traces unpack to more than {format_count(most_bytes >> 20)} MiB together"
             return News(problems=(Problem(traces.directory.name, None, text),))
     return last

@@ -37,7 +37,7 @@ from gpurun.launcher.trace.model import (
 )
 from gpurun.launcher.trace.parallel import Read, read_all
 from gpurun.launcher.trace.requested_tables import Table
-from gpurun.launcher.units import plural
+from gpurun.launcher.units import format_count, plural
 
 MENTION_SLACK_NS = 10_000
 """From here on it is said how well a clock is known."""
@@ -225,7 +225,7 @@ def _clock_notes(clocks: Clocks) -> list[str]:
     if widths:
         found.append(
             f"only messages link the clocks of {_ranks_text(list(widths))} with that of the lowest rank: "
-            f"known to ±{max(widths.values()) / 2000:,.0f} µs"
+            f"known to ±{format_count(max(widths.values()) / 2000)} µs"
         )
     return found
 

@@ -26,6 +26,7 @@ from gpurun.launcher.trace.kineto.foreign import (
     kind_of_file,
 )
 from gpurun.launcher.trace.kineto.trace_file import Source
+from gpurun.launcher.units import format_count
 
 Bytes = NDArray[np.uint8]
 _OPENS_EVENTS = re.compile(rb"\s*:\s*\[")
@@ -327,7 +328,7 @@ class TraceFile(Generic[Event]):
         """Reads more, since the buffer holds no complete event; whether there was more."""
         if len(self._buffer) >= MAX_PART_BYTES:
             self._refuse_damage(b"[")
-            raise self._damaged(0, f"an event of more than {MAX_PART_BYTES:,} bytes")
+            raise self._damaged(0, f"an event of more than {format_count(MAX_PART_BYTES)} bytes")
         size = len(self._buffer)
         self._fill(max(2 * size, BLOCK_BYTES))
         if len(self._buffer) == size:
@@ -360,7 +361,7 @@ class TraceFile(Generic[Event]):
 
     def _read_header(self, head: bytes) -> None:
         if self._fill(MAX_PART_BYTES):
-            raise self._damaged(0, f"more than {MAX_PART_BYTES:,} bytes after the events")
+            raise self._damaged(0, f"more than {format_count(MAX_PART_BYTES)} bytes after the events")
         tail = bytes(self._buffer[1:])
         if head.startswith(_BYTE_ORDER_MARK):
             head = head.replace(_BYTE_ORDER_MARK, b"   ", 1)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from gpurun.launcher.errors import TraceError
+from gpurun.launcher.units import format_count
 
 GZIP_MAGIC = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 17
@@ -149,7 +150,8 @@ class Source:
             return
         if self.position > max(UNPACKED_FREE_BYTES, UNPACKED_RATIO * self.packed_bytes):
             raise TraceError(
-                f"{self.path}: {self.packed_bytes:,} bytes unpack to more than {self.position:,}: "
+                f"{self.path}: {format_count(self.packed_bytes)} bytes unpack to more than"
+                f" {format_count(self.position)}: "
                 "this looks like a gzip bomb; if it is a trace, decompress it yourself"
             )
 

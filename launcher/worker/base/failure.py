@@ -22,6 +22,7 @@ from gpurun.launcher.machine.accelerators import ACCELERATORS
 from gpurun.launcher.masking import hidden
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import FailureRecord
+from gpurun.launcher.units import format_count
 
 MAX_MESSAGE, MAX_TRACEBACK = 4_000, 16_000
 """Characters. An exception may quote a whole tensor or batch, which no one reads, and which takes minutes to
@@ -147,7 +148,8 @@ def shortened(text: str, most: int) -> str:
     """A text of at most about so many characters: its beginning and its end. The rank's log has all of it."""
     if len(text) <= most:
         return text
-    return f"{text[: most // 2]}\n… {len(text) - most:,} characters are left out …\n{text[-most // 2 :]}"
+    left_out = format_count(len(text) - most)
+    return f"{text[: most // 2]}\n… {left_out} characters are left out …\n{text[-most // 2 :]}"
 
 
 def encodable(text: str) -> str:

@@ -64,10 +64,11 @@ def test_a_frameworks_steps_are_seen_and_short_programs_get_a_figure(ran: Path, 
 
 def test_a_hugging_face_model_is_split_like_any_other(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
-    # Each launch imports transformers. A fixed warm-up: how steady times are isn't the question here.
+    # Each launch imports transformers. How steady times are, next to other load, isn't the question here.
     sizes = ("--set", "steps.rounds=2", "--set", "steps.launches=1", "--set", "steps.warmup=3")
     done = gpurun(tmp_path, "hf_model.yaml", *sizes, "--set", "profile.steps=0")
     assert done.returncode == 0, done.stderr
     variants = json.loads((tmp_path / "run" / "comparison.json").read_text())["variants"]
-    assert [one["status"] for one in variants] == ["ok"] * 4
+    assert len(variants) == 4
+    assert {one["status"] for one in variants} <= {"ok", "unsteady"}
     assert max(one["gradient_error"] for one in variants) < 1e-5

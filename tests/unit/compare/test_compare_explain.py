@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.causes import largest_loss, main_cause, why_slower
+from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.model import (
     Difference,
     ExposedComm,
     RankFigures,
     StepTime,
-    TracedSteps,
     VariantResult,
 )
 from gpurun.launcher.compare.notes import disagreement, never_communicate

@@ -345,7 +345,7 @@ def test_a_balanced_split_that_moves_by_one_sample_is_the_same_work() -> None:
     ],
 )
 def test_settings_that_change_the_work_can_be_allowed_to_differ(key: str, old: Any, new: Any) -> None:
-    a, b = (run(result("v", A), job={"workload": "w", key: value}) for value in (old, new))
+    a, b = (run(result("v", A), job={"workload": "gpt", key: value}) for value in (old, new))
     (unlike,) = diff_runs(a, b).not_comparable
     assert unlike.reason == f"{key}: {value_text(old)} → {value_text(new)}"
     allowed = diff_runs(a, b, may_differ=(key,))

@@ -1,8 +1,10 @@
 """What makes a variant is said once: whatever derives from `Settings` forgets none of its fields."""
 
+import inspect
 import json
 from dataclasses import fields, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
@@ -18,11 +20,14 @@ from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.expand import processes_in_turns
 from gpurun.launcher.plan.launch_config import launch_config_for, program_config
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.report.tensorboard.hparams import hyperparameters
 from gpurun.launcher.run.attempts import model_of
 from gpurun.launcher.rundir.records import LaunchConfig, ProgramConfig, VariantConfig
+from gpurun.launcher.search.space import keys_of, processes_for
+from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
 from tests.unit.house.source import identifiers, modules
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.wording import Wording
@@ -101,6 +106,12 @@ def job_of(tmp_path: Path, name: str, changes: dict[str, Any]) -> JobSpec:
 
 def varying(tmp_path: Path, name: str, **changes: Any) -> JobSpec:
     return job_of(tmp_path, name, {"compare": {name: list(VALUES[name])}, **changes})
+
+
+def two_variants(tmp_path: Path, name: str) -> list[Variant]:
+    """The variants of two jobs that differ in one setting."""
+    jobs = (job_of(tmp_path, name, {name: value}) for value in VALUES[name])
+    return [variant for job in jobs for variant in build_plan(job, MACHINE).variants]
 
 
 def result_of(variant: Variant) -> VariantResult:
@@ -223,6 +234,59 @@ def test_a_baseline_is_found_by_every_setting(tmp_path: Path, name: str) -> None
 def test_only_batches_share_processes(tmp_path: Path, name: str) -> None:
     plan = build_plan(varying(tmp_path, name), MACHINE)
     assert (len({launch.group for launch in plan.launches}) == 1) is SETTINGS[name].shares_processes
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_strategies_take_turns_unless_another_setting_differs(tmp_path: Path, name: str) -> None:
+    setting = SETTINGS[name]
+    may_differ = setting.shares_processes or setting.option or name in ("strategy", "device_count")
+    first, second = map(processes_in_turns, two_variants(tmp_path, name))
+    assert (first == second) is may_differ
+
+
+@pytest.mark.parametrize("name", [name for name in VARYING if TRAINING in SETTINGS[name].kinds])
+def test_ranks_try_whatever_they_do_not_have_from_their_start(tmp_path: Path, name: str) -> None:
+    first, second = map(processes_for, two_variants(tmp_path, name))
+    assert (first != second) is (SETTINGS[name].needs_processes or name == "strategy")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_search_knows_every_setting_that_differs(tmp_path: Path, name: str) -> None:
+    assert name in {key.setting for key in keys_of(two_variants(tmp_path, name))}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_other_devices_alone_leave_no_other_setting_different(tmp_path: Path, name: str) -> None:
+    first, second = two_variants(tmp_path, name)
+    assert first.same_but_devices(second) is SETTINGS[name].names_variant
+
+
+@pytest.mark.parametrize("name", [name for name in VARYING if SETTINGS[name].for_training])
+def test_a_micro_benchmark_refuses_what_training_steps_have(tmp_path: Path, name: str) -> None:
+    own = next(value for value in VALUES[name] if value != getattr(Settings(), name))
+    for given in ({name: own}, {"compare": {name: list(VALUES[name])}}):
+        with pytest.raises(SpecError, match=f"it has no `{name}`"):
+            job_of(tmp_path, name, {"workload": "allreduce", **given})
+
+
+@pytest.mark.parametrize("strategy", IN_JOBS)
+def test_a_strategy_takes_the_options_that_it_has(strategy: str) -> None:
+    """By the signature of its class and of those that it passes keyword arguments on to."""
+    found = resolve_name(STRATEGIES[strategy].worker)
+    taken = {
+        parameter.name
+        for each in found.__mro__
+        for parameter in inspect.signature(each.__init__).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    has = {name for name, one in SETTINGS.items() if one.option and one.holds(TRAINING, strategy)}
+    assert taken & SETTINGS.keys() == has
+
+
+def test_every_option_is_of_a_strategy() -> None:
+    options = {name for name, one in SETTINGS.items() if one.option}
+    of = {name for name in options for strategy in IN_JOBS if SETTINGS[name].holds(TRAINING, strategy)}
+    assert of == options
 
 
 @pytest.mark.parametrize("name", VARYING)

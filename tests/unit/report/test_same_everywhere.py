@@ -57,7 +57,7 @@ Report = Callable[[Comparison, RunDir], Shown]
 
 def number(text: str) -> float:
     """The first number of a cell."""
-    found = re.match(r"[\d.]+", re.sub(r"(?<=\d)\s(?=\d)", "", text))
+    found = re.match(r"[\d.]+", text.replace(",", ""))
     assert found, text
     return float(found.group())
 
@@ -245,7 +245,7 @@ def test_a_wrong_gradient_is_read_before_any_figure_in_every_report(run: RunDir)
     write_tensorboard(comparison, run)
     content = EventAccumulator(str(run.path)).Reload().summary_metadata[metadata.EXPERIMENT_TAG].plugin_data
     description = HParamsPluginData.FromString(content.content).experiment.description
-    assert description.startswith(f"! {alert}. {comparison.headline}")
+    assert description.startswith(f"! {alert}.  \n{comparison.headline}")
     for answer in (run_answer(run), report_data(comparison, run)["run"]):
         assert list(answer["alerts"]) == [alert]
     (page,) = (one.read_text() for one in (STATIC / "splits").glob("splits.js"))

@@ -17,7 +17,7 @@ from gpurun.launcher.trace.analysis.discover import is_merged
 from gpurun.launcher.trace.diff import Change, TraceDiff, diff_traces
 from gpurun.launcher.trace.merge import merge_traces
 from gpurun.launcher.trace.model import TraceReport
-from gpurun.launcher.units import MINUS, THOUSANDS
+from gpurun.launcher.units import MINUS
 from tests.unit.trace.trace_files import REAL, kernel, launch, load, rank_info, span, step, write
 from tests.wording import Wording
 
@@ -178,7 +178,7 @@ def test_captures_without_steps_are_compared_by_their_time(tmp_path: Path, wordi
 def test_thousands_are_separated_as_in_every_report() -> None:
     changes = (Change("gemm", 2e6, 1.5e6, -5e5, -25.0), Change("copy", 1e3, 2e6, 1.999e6, 199900.0))
     said = render_trace_diff(TraceDiff(1, (1, 1), (2, 2), "step", changes, (), (), (), ()), 100)
-    shown = said.replace(THOUSANDS, "_").replace(MINUS, "-")
+    shown = said.replace(",", "_").replace(MINUS, "-")
     for text in ("2_000.000", "1_500.000", "-500.000", "-25.0", "+1_999.000", "× 2_000"):
         assert text in shown
 
@@ -323,7 +323,7 @@ def test_the_columns_of_a_step_add_up_at_every_width(tmp_path: Path, width: int)
         dict(zip(names[:1] + names[2:], mean, strict=False)),
     ):
         span_ms, *parts = (
-            0.0 if figures[name] == "-" else float(figures[name].replace(THOUSANDS, ""))
+            0.0 if figures[name] == "-" else float(figures[name].replace(",", ""))
             for name in ("span", "compute", "exposed", "copies", "other", "idle")
         )
         assert sum(parts) == pytest.approx(span_ms, abs=0.0025)

@@ -207,7 +207,7 @@ def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path, wording: 
 
 def test_sizes_are_read_easily() -> None:
     assert [size_text(size, "bytes") for size in (1000, 4096, 3 << 20, 1 << 40)] == [
-        "1000 B", "4 KiB", "3 MiB", "1024 GiB"
+        "1,000 B", "4 KiB", "3 MiB", "1,024 GiB"
     ]  # fmt: skip
     assert size_text(64, "rows") == "64 rows"
     assert powers(4, 100, 4) == (4, 16, 64, 100)

@@ -1,10 +1,9 @@
 // Figures as people read them: a real minus sign, thousands apart, no more decimals than are supported.
 
 export const MINUS = '\u2212';
-export const THIN = '\u202f';
 
 /**
- * `1 520.3`; `signed` shows a plus too. What rounds to zero has no sign.
+ * `1,520.3`; `signed` shows a plus too. What rounds to zero has no sign.
  * @param {number | null | undefined} value
  * @param {number} [decimals]
  * @param {boolean} [signed]
@@ -12,14 +11,14 @@ export const THIN = '\u202f';
 export function number(value, decimals = 0, signed = false) {
   if (value == null || !Number.isFinite(value)) return '';
   const [whole, part] = Math.abs(value).toFixed(decimals).split('.');
-  const grouped = whole.replace(/\B(?=(\d{3})+$)/g, THIN);
+  const grouped = whole.replace(/\B(?=(\d{3})+$)/g, ',');
   const text = part ? `${grouped}.${part}` : grouped;
   if (!/[1-9]/.test(text)) return text;
   return (value < 0 ? MINUS : signed ? '+' : '') + text;
 }
 
 /**
- * Three significant digits: `48.2`, `0.134`, `1 320`.
+ * Three significant digits: `48.2`, `0.134`, `1,320`.
  * @param {number | null | undefined} value
  */
 export function three(value) {
@@ -30,7 +29,7 @@ export function three(value) {
 }
 
 /**
- * A rate per second in three significant digits, from 100 on in whole numbers: `1.16`, `1 520`.
+ * A rate per second in three significant digits, from 100 on in whole numbers: `1.16`, `1,520`.
  * @param {number} perSecond
  */
 export function rate(perSecond) {

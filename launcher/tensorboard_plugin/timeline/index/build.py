@@ -30,6 +30,7 @@ from gpurun.launcher.trace.analysis.digest import Digest, digest
 from gpurun.launcher.trace.explain import last_rank
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.parallel import PARALLEL_FROM_BYTES, weight
+from gpurun.launcher.units import format_count
 
 MAX_WORKERS = 4
 """Each holds one trace's columns, 80 bytes per event."""
@@ -70,7 +71,8 @@ def build(files: Sequence[Path], directory: Path, report: Report) -> None:
     content = msgspec.json.encode(header)
     if len(content) > MAX_HEADER_BYTES:
         text = (
-            f"too many names, threads and collectives for a timeline: {len(content):,} bytes to describe them"
+            "too many names, threads and collectives for a timeline:"
+            f" {format_count(len(content))} bytes to describe them"
         )
         raise BrokenTraces((*problems, Problem(files[0].parent.name, None, f"{text}; trace fewer steps")))
     (directory / INDEX_FILE).write_bytes(content)
@@ -200,7 +202,7 @@ def _warnings(analysis: Analysis, num_hidden: int, is_apart: bool) -> tuple[str,
             "(traces of different jobs belong in separate directories)"
         )
     if num_hidden:
-        texts.append(f"{num_hidden:,} ranges are nested too deeply to be shown")
+        texts.append(f"{format_count(num_hidden)} ranges are nested too deeply to be shown")
     return tuple(texts)
 
 
