@@ -309,27 +309,23 @@ def append_lines(path: Path, values: Sequence[Any]) -> None:
     Raises:
         MachineError: the disk is full or the directory can't be written; earlier lines are kept.
     """
-    encoded = b"".join(msgspec.json.encode(value) + b"\n" for value in values)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+", buffering=0) as file:
-            whole_bytes = end_of_lines(file)
-            try:
-                _write_whole(file, encoded)
-            except OSError:
-                file.truncate(whole_bytes)
-                raise
+            _append_whole(file, b"".join(msgspec.json.encode(value) + b"\n" for value in values))
     except OSError as error:
         raise unwritable(path, error) from error
 
 
-def _write_whole(file: IO[bytes], text: bytes) -> None:
-    """Writes all of it. Where only a part fits, the system gives the reason with the next write."""
-    written = 0
-    while written < len(text):
-        if not (count := file.write(text[written:])):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written += count
+def _append_whole(file: IO[bytes], text: bytes) -> None:
+    """Writes all of it or nothing. Where only a part fits, the next write says why."""
+    whole_bytes = end_of_lines(file)
+    try:
+        while text:
+            text = text[file.write(text) :]
+    except OSError:
+        file.truncate(whole_bytes)
+        raise
 
 
 def keep_lines(path: Path, kind: type[T], keeps: Callable[[T], bool]) -> None:

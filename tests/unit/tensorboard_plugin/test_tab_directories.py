@@ -181,14 +181,6 @@ def test_links_that_stay_inside_are(logdir: Path) -> None:
     assert run_answer(only(logdir))["host"] == {"hostname": "here"}
 
 
-@pytest.mark.parametrize(("kind", "device"), [({"kind": "xpu"}, "xpu:1"), ({}, "cuda:1")])
-def test_the_tab_gets_each_gpus_device(logdir: Path, kind: dict[str, str], device: str) -> None:
-    """Older records know one kind only."""
-    (only(logdir).path / "host.json").write_text(json.dumps({"gpus": [{"index": 1, "name": "A", **kind}, 7]}))
-    (gpu,) = run_answer(only(logdir))["host"]["gpus"]
-    assert gpu["device"] == device
-
-
 def test_traces_that_links_lead_out_to_are_named_not_opened(logdir: Path) -> None:
     shutil.rmtree(logdir / "job")
     (logdir.parent / "outside" / "real.json").write_text('{"traceEvents": []}')

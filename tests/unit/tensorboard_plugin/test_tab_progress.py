@@ -140,6 +140,12 @@ def test_the_steps_of_many_ranks_take_no_more_memory_than_those_of_few(
     assert (found["ranks"], found["total"]) == ([0, 1], pytest.approx(150, abs=5))
 
 
+def test_the_tab_gets_each_gpus_device(run: RunDir) -> None:
+    """Older records know one kind only."""
+    write_json(run.host, {"gpus": [{"index": 1, "kind": "xpu"}, {"index": 0}, 7]})
+    assert [gpu["device"] for gpu in run_answer(run)["host"]["gpus"]] == ["xpu:1", "cuda:0"]
+
+
 def test_it_changes_with_what_is_written(run: RunDir) -> None:
     elsewhere = {"hostname": "another machine"}
     write_json(run.host, elsewhere)
