@@ -21,6 +21,7 @@ from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.plan.model import GatePlan, Plan, Side
 from gpurun.launcher.rundir.records import Look
+from gpurun.launcher.stats.estimates import verdict_of
 from gpurun.launcher.stats.family import (
     UNKNOWN,
     Bounded,
@@ -31,7 +32,6 @@ from gpurun.launcher.stats.family import (
     paired,
 )
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, POWER, is_spent, next_look
-from gpurun.launcher.stats.verdict import verdict_of
 from gpurun.launcher.units import format_number, format_percent, format_percent_interval, plural, round_up
 
 SLOWER: Outcome = "slower"

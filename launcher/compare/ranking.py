@@ -8,8 +8,8 @@ from typing import Protocol
 from gpurun.launcher.compare.figures.searched import smaller_than_all_before
 from gpurun.launcher.compare.model import Comparison, Difference, OpenPair, VariantResult
 from gpurun.launcher.compare.variant_difference import Differences, opposite
+from gpurun.launcher.stats.estimates import RELEVANT_PERCENT, percent_from_log
 from gpurun.launcher.stats.sequential import launches_needed
-from gpurun.launcher.stats.verdict import RELEVANT_PERCENT, percent_from_log
 
 
 class Pairwise(Protocol):

@@ -9,10 +9,16 @@ from gpurun.launcher.compare.figures.recorded import Measured, is_throttled, wai
 from gpurun.launcher.compare.model import Difference, Unit, Verdict
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.busy import waiting_bias
-from gpurun.launcher.stats.estimates import round_differences, squares, wilcoxon_interval
+from gpurun.launcher.stats.estimates import (
+    percent_from_log,
+    percent_interval,
+    round_differences,
+    squares,
+    verdict_of,
+    wilcoxon_interval,
+)
 from gpurun.launcher.stats.family import Family, IntervalAt, holm, launch_values
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
-from gpurun.launcher.stats.verdict import percent_from_log, percent_interval, verdict_of
 from gpurun.launcher.units import Interval
 
 OPPOSITE: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}

@@ -9,10 +9,10 @@ from typing import Any
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.jobfile.recorded_settings import resolved_setting
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.plan.model import resolved_setting
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import listed
 

@@ -12,9 +12,15 @@ from statistics import fmean, median, stdev, variance
 from typing import Literal, TypeVar
 
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.estimates import hodges_lehmann, squares, t_interval, t_quantile
+from gpurun.launcher.stats.estimates import (
+    hodges_lehmann,
+    percent_from_log,
+    percent_interval,
+    squares,
+    t_interval,
+    t_quantile,
+)
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES, POWER, level_at
-from gpurun.launcher.stats.verdict import percent_from_log, percent_interval
 from gpurun.launcher.units import Interval
 
 Round = TypeVar("Round")

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.estimates import t_quantile
+from gpurun.launcher.stats.estimates import percent_from_log, t_quantile
 from gpurun.launcher.stats.schedule import ROUNDS
-from gpurun.launcher.stats.verdict import percent_from_log
 
 ALPHA = 0.05
 """Chance of a false alarm over all looks of a comparison, or of a family of comparisons."""

@@ -29,12 +29,13 @@ from gpurun.launcher.stats.estimates import (
     hodges_lehmann,
     median_interval,
     order_rank,
+    percent_from_log,
+    percent_interval,
     round_differences,
     t_interval,
     wilcoxon_interval,
 )
 from gpurun.launcher.stats.family import components
-from gpurun.launcher.stats.verdict import percent_from_log, percent_interval
 from gpurun.launcher.strategies import STRATEGIES, Reach
 from gpurun.launcher.units import GIB, Interval
 

@@ -16,8 +16,12 @@ from gpurun.launcher.plan.model import SkippedCombination
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import MemoryPeak, RoundTime, StepRecord, VariantFacts
 from gpurun.launcher.rundir.records.measured import Kind
-from gpurun.launcher.stats.estimates import hodges_lehmann, median_interval, wilcoxon_interval
-from gpurun.launcher.stats.verdict import percent_interval
+from gpurun.launcher.stats.estimates import (
+    hodges_lehmann,
+    median_interval,
+    percent_interval,
+    wilcoxon_interval,
+)
 from tests.known import known
 from tests.unit.compare import hand_made
 from tests.unit.compare.hand_made import (

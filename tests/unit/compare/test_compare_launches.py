@@ -17,9 +17,8 @@ from gpurun.launcher.compare.ranking import Following, following
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.rundir.files import append_lines, read_json, write_json
 from gpurun.launcher.rundir.records import Command, Event, Look, RoundTime, before_s, between_s
-from gpurun.launcher.stats.estimates import t_interval, wilcoxon_interval
+from gpurun.launcher.stats.estimates import percent_interval, t_interval, wilcoxon_interval
 from gpurun.launcher.stats.sequential import launches_needed, levels
-from gpurun.launcher.stats.verdict import percent_interval
 from tests.known import known
 from tests.unit.compare import hand_made
 from tests.unit.compare.hand_made import (

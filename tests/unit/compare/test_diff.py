@@ -26,7 +26,7 @@ from gpurun.launcher.compare.model import (
 from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.errors import GateError, UndecidedError
 from gpurun.launcher.rundir.records import CodeVersion
-from gpurun.launcher.stats.verdict import percent_from_log
+from gpurun.launcher.stats.estimates import percent_from_log
 from tests.known import known
 from tests.wording import Wording
 

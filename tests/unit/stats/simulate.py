@@ -22,11 +22,18 @@ from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.jobfile.kinds import TRAINING
 from gpurun.launcher.run.budget import Costs, Outlook
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.estimates import hodges_lehmann, t_quantile, wilcoxon_interval
+from gpurun.launcher.stats.estimates import (
+    Verdict,
+    hodges_lehmann,
+    percent_from_log,
+    percent_interval,
+    t_quantile,
+    verdict_of,
+    wilcoxon_interval,
+)
 from gpurun.launcher.stats.family import Family, bounded, holm, launch_values, paired, unpaired
 from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.stats.sequential import ALPHA, planned_looks
-from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
 from gpurun.launcher.units import Interval
 
 FALSE_ALARMS = ("faster", "slower")

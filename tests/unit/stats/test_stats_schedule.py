@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import RoundTime
-from gpurun.launcher.stats.estimates import round_differences, round_step_ns
+from gpurun.launcher.stats.estimates import (
+    Verdict,
+    percent_from_log,
+    percent_interval,
+    round_differences,
+    round_step_ns,
+    verdict_of,
+)
 from gpurun.launcher.stats.schedule import (
     NEXT_WINDOW_STEPS,
     WINDOW_STEPS,
@@ -16,7 +23,6 @@ from gpurun.launcher.stats.schedule import (
     is_steady,
     shuffled,
 )
-from gpurun.launcher.stats.verdict import Verdict, percent_from_log, percent_interval, verdict_of
 
 
 @pytest.mark.parametrize(
