@@ -85,17 +85,19 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
         "mlp": Builtin(
             "gpurun.workloads.mlp", "a multi-layer perceptron on random vectors", "small matrix products"
         ),
-        "fcn_s": _classic("fcn", "fcn_s", 64, _DENSE, "FCN-S: four layers, 118 M parameters"),
+        "fcn_s": _classic("shi2016", "fcn_s", 64, _DENSE, "FCN-S: four layers, 118 M parameters"),
         "alexnet_s": _classic(
-            "alexnet",
+            "shi2016",
             "alexnet_s",
             16,
             "convolutions, and reading the weights of its linear layers",
             "AlexNet-S for 224² images, 62 M parameters",
         ),
-        "fcn_r": _classic("fcn", "fcn_r", 1024, "large matrix products", "FCN-R: four layers, as for MNIST"),
+        "fcn_r": _classic(
+            "shi2016", "fcn_r", 1024, "large matrix products", "FCN-R: four layers, as for MNIST"
+        ),
         "alexnet_r": _classic(
-            "alexnet", "alexnet_r", 1024, _CONVOLUTIONS, "AlexNet-R for 32² images, 85,000 parameters"
+            "shi2016", "alexnet_r", 1024, _CONVOLUTIONS, "AlexNet-R for 32² images, 85,000 parameters"
         ),
         "resnet56": _classic(
             "resnet",
@@ -105,7 +107,7 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
             "ResNet-56 for 32² images",
         ),
         "lstm": _classic(
-            "lstm",
+            "shi2016",
             "lstm",
             128,
             "the last layer's matrix product; steps in sequence",

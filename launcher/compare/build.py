@@ -49,10 +49,9 @@ from gpurun.launcher.compare.notes import (
 from gpurun.launcher.compare.ranking import Standings, open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.jobfile.recorded_settings import refuse_unknown_names_in_job
 from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.model import Plan, refuse_unknown_names_in_job
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, not_as_written, read_json, too_large

@@ -11,9 +11,9 @@ from gpurun.launcher.compare.interference import LESS_AT_ONCE, THROTTLED, is_hot
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
-from gpurun.launcher.jobfile.recorded_settings import resolved_setting
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.estimate import more_launches
+from gpurun.launcher.plan.model import resolved_setting
 from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.stats.busy import waiting_bias

@@ -13,7 +13,7 @@ from gpurun.launcher.compare.figures.throughput import Rates
 from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
-from gpurun.launcher.jobfile.recorded_settings import NAMES, refuse_unknown_names, refuse_unknown_names_in_job
+from gpurun.launcher.plan.model import NAMES, refuse_unknown_names, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.records import CodeVersion, LossOver, MemoryPart
 from gpurun.launcher.stats.family import Outcome
 from gpurun.launcher.trace.model import Bubble

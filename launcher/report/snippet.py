@@ -1,19 +1,35 @@
-"""The lines that bring the fastest uneven split into your own training loop."""
+"""The lines that bring the fastest uneven split into your own training loop, with its other settings.
 
-from collections.abc import Sequence
+What a variant has besides the defaults is in the lines, or is named as what they leave out.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
+from gpurun.launcher.jobfile.settings import SETTINGS, Settings
+from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.plan.model import resolved_setting
 from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.units import listed
+
+NOT_OF_LOOP = ("workload", "strategy", "device_count", "split", "global_batch", "params", "seed")
+"""Settings that the first sentence names, or that come with what you provide."""
+_DDP_OPTIONS = {
+    "bucket_mb": "bucket_cap_mb",
+    "gradient_as_bucket_view": "gradient_as_bucket_view",
+    "static_graph": "static_graph",
+}
+"""Settings that are options of DistributedDataParallel."""
 
 _MAP_STYLE = """\
-import torch
-from torch.utils.data import DataLoader
+{imports}
 from gpurun.uneven import {names}
 
-batches = UnevenBatches(dataset, split={split}, rank=torch.distributed.get_rank(){reduction})
+{made}batches = UnevenBatches(dataset, split={split}, rank=torch.distributed.get_rank(){reduction})
 loader = DataLoader(dataset, batch_sampler=batches)
 for epoch in range(epochs):
     batches.set_epoch(epoch)
@@ -44,6 +60,16 @@ optimizer.zero_grad()
 loss.backward()
 optimizer.step()
 """
+_IN_PARTS = """\
+optimizer.zero_grad()
+count = min({accumulate}, len(inputs))  # micro-batches; the last batch may have fewer samples
+parts = list(zip(inputs.tensor_split(count), targets.tensor_split(count)))
+for number, (part, part_targets) in enumerate(parts, 1):
+    with model.no_sync() if number < count else nullcontext():
+        loss = weight{share} * loss_function(model(part), part_targets)  # {loss}
+        loss.backward()
+optimizer.step()
+"""
 _WORDS = {None: "must be a mean over samples", "mean": "a mean over samples", "sum": "a sum over samples"}
 
 
@@ -65,11 +91,13 @@ def lines_to_paste(comparison: Comparison) -> str | None:
     devices = [device for device, samples in zip(uneven.devices, uneven.split, strict=True) if samples]
     if len(devices) == 1:
         return f"To train with {variant_label(uneven)}, use {devices[0]} alone: the others get no samples."
+    own = settings_of_loop(uneven, comparison.job)
     return "\n\n".join(
         [
             _head(uneven, devices, comparison),
-            _indented(map_style(uneven)),
-            _yours(uneven),
+            _indented(map_style(uneven, own)),
+            *_left_out(uneven, own),
+            _yours(uneven, own),
             "For an iterable dataset, import UnevenStream from gpurun.uneven too:",
             _indented(iterable(uneven)),
         ]
@@ -95,10 +123,74 @@ def is_slower_than_even(uneven: VariantResult, comparison: Comparison) -> bool:
     )
 
 
-def map_style(variant: VariantResult) -> str:
-    """The whole loop, of a dataset with a length."""
-    body = _to_device(variant) + _loss_lines(variant) + _UPDATE
-    return _MAP_STYLE.format(**_values(variant)) + _indented(body, 8)
+def settings_of_loop(variant: VariantResult, job: Mapping[str, Any]) -> dict[str, Any]:
+    """What the variant has other than by default, of all that makes its steps."""
+    values = {
+        name: getattr(variant, name) if one.is_resolved else resolved_setting(name, job, variant.varied)
+        for name, one in SETTINGS.items()
+        if name not in NOT_OF_LOOP and one.holds(variant.kind, variant.strategy)
+    }
+    return {name: value for name, value in values.items() if value not in (None, getattr(Settings(), name))}
+
+
+def in_lines(variant: VariantResult, own: Mapping[str, Any]) -> set[str]:
+    """Those of the settings that the lines have."""
+    if not STRATEGIES[variant.strategy].has_buckets:
+        return set()
+    found = own.keys() & {"accumulate", *_DDP_OPTIONS}
+    if variant.loss == "counted" or "sync_every" in own:
+        found -= {"accumulate"}
+    # The pass that finds out about a static graph has to be synchronized.
+    return found - {"static_graph"} if "accumulate" in own else found
+
+
+def map_style(variant: VariantResult, own: Mapping[str, Any]) -> str:
+    """The whole loop, of a dataset with a length.
+
+    Args:
+        variant: with the split.
+        own: its other settings, as `settings_of_loop` finds them.
+    """
+    coded = in_lines(variant, own)
+    update = _loss_lines(variant) + _UPDATE
+    if "accumulate" in coded:
+        share = "" if variant.loss == "sum" else " * len(part) / len(inputs)"
+        update = _IN_PARTS.format(accumulate=own["accumulate"], share=share, loss=_WORDS[variant.loss])
+    made = {**_ddp_line(coded, own), **_zero_line(variant)}
+    imports = ["import torch", "from torch.utils.data import DataLoader", *made]
+    if "accumulate" in coded:
+        imports.insert(0, "from contextlib import nullcontext")
+    head = _MAP_STYLE.format(
+        imports="\n".join(imports), made="".join(f"{line}\n" for line in made.values()), **_values(variant)
+    )
+    return head + _indented(_to_device(variant) + update, 8)
+
+
+def _ddp_line(coded: set[str], own: Mapping[str, Any]) -> dict[str, str]:
+    """By the import that it needs; none where torch's defaults are right."""
+    options = [f"{option}={own[name]}" for name, option in _DDP_OPTIONS.items() if name in coded]
+    line = f"model = DistributedDataParallel({', '.join(('network', *options))})"
+    return {"from torch.nn.parallel import DistributedDataParallel": line} if options else {}
+
+
+def _zero_line(variant: VariantResult) -> dict[str, str]:
+    """Likewise: the optimizer whose state is divided among the ranks."""
+    if not _divides_optimizer(variant):
+        return {}
+    line = "optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class, **optimizer_options)"
+    return {"from torch.distributed.optim import ZeroRedundancyOptimizer": line}
+
+
+def _divides_optimizer(variant: VariantResult) -> bool:
+    strategy = STRATEGIES[variant.strategy]
+    return strategy.shards_optimizer and not strategy.shards_parameters
+
+
+def _left_out(variant: VariantResult, own: Mapping[str, Any]) -> list[str]:
+    """What the loop needs besides the lines, so that it trains as the variant does."""
+    coded = in_lines(variant, own)
+    others = [f"`{name}: {flow_text(value)}`" for name, value in own.items() if name not in coded]
+    return [f"No lines can be given for {listed(others)}: set that up in your program."] if others else []
 
 
 def iterable(variant: VariantResult) -> str:
@@ -133,9 +225,13 @@ def _head(uneven: VariantResult, devices: Sequence[str], comparison: Comparison)
     return f"{head} with {len(devices)} ranks, on {' '.join(devices)} (the others get no samples):"
 
 
-def _yours(uneven: VariantResult) -> str:
-    counted = ", count_targets (the workload's `count`)" if uneven.loss == "counted" else ""
-    return f"You provide dataset, model, loss_function{counted}, optimizer and epochs."
+def _yours(uneven: VariantResult, own: Mapping[str, Any]) -> str:
+    is_wrapped = in_lines(uneven, own) & _DDP_OPTIONS.keys()
+    names = ["dataset", "network (the model, on its device)" if is_wrapped else "model", "loss_function"]
+    names += ["count_targets (the workload's `count`)"] if uneven.loss == "counted" else []
+    is_divided = _divides_optimizer(uneven)
+    names += ["optimizer_class", "optimizer_options (such as lr)"] if is_divided else ["optimizer"]
+    return f"You provide {listed([*names, 'epochs'])}."
 
 
 def _whose(uneven: VariantResult, comparison: Comparison) -> str:

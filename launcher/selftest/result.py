@@ -32,10 +32,6 @@ class Result:
     rates: tuple[DeviceRate, ...] = ()
 
     @property
-    def num_failed(self) -> int:
-        return self.by_status["failed"]
-
-    @property
     def by_status(self) -> Counter[str]:
         return Counter(check.status for check in self.checks)
 

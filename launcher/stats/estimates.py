@@ -1,5 +1,7 @@
 """Estimates and intervals of differences: across launches by Student's t, within a launch by ranks; verdicts.
 
+The last functions convert them to percent, and to verdicts.
+
 Rounds of different launches aren't pairs, so across launches the launch is the unit. Student's t
 distribution takes the standard library alone; scipy is the reference in the tests.
 

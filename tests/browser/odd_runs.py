@@ -7,13 +7,14 @@ import platform
 import time
 from pathlib import Path
 
-from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.claim import Running, boot_id
 from gpurun.launcher.rundir.control import start_ticks
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event
 from tests.browser.sample_runs import MARKUP, rank_figures, variant, write_comparison, write_steps
 from tests.browser.sample_traces import write_traces
+from tests.unit.tensorboard_plugin.test_tab_progress import IDS, VARIANTS
 
 
 def write_hostile(path: Path) -> RunDir:
@@ -63,29 +64,14 @@ def damage(trace: Path) -> None:
 
 def write_live(path: Path) -> RunDir:
     """A run in round 6 of 10, which this process is at; `advance` goes on with it."""
-    names = ("ddp-2-even", "ddp-2-48-16")
-    planned = tuple(
-        Variant(
-            id=name,
-            devices=("cpu:0", "cpu:1"),
-            split=split,
-            split_name="",
-            global_batch=64,
-            precision="fp32",
-            accumulate=1,
-            seed=0,
-            varied={},
-        )
-        for name, split in zip(names, ((32, 32), (48, 16)), strict=True)
-    )
     run = RunDir(path)
-    launch = Launch("01-ddp-2", "ddp-2", 0, names, 10, ())
-    write_json(run.plan, Plan("live", "gpt", names[0], planned, (), (launch,), ()))
+    launch = Launch("01-ddp-2", "ddp-2", 0, IDS, 10, ())
+    write_json(run.plan, Plan("live", "gpt", IDS[0], VARIANTS, (), (launch,), ()))
     write_json(run.host, {"hostname": platform.node(), "cpu_model": "CPU", "cpu_cores": 2})
     claim = Running(platform.node(), boot_id(), os.getpid(), start_ticks(os.getpid()) or 0)
     write_json(run.running, claim)
     for rank in range(2):
-        write_steps(run, names[1], rank, 48.0, 40, seed=rank)
+        write_steps(run, IDS[1], rank, 48.0, 40, seed=rank)
     advance(run, 6)
     return run
 

@@ -32,6 +32,11 @@ STATE = """new URLSearchParams(location.hash.startsWith('#gpurun')
 """What the address holds, in JavaScript."""
 
 
+def plain(text: str) -> str:
+    """A text of the page with ordinary spaces where a line may not break: between a figure and its unit."""
+    return text.replace("\u00a0", " ")
+
+
 @dataclass
 class Watched:
     """A page, and everything on it that should not have happened."""
@@ -145,7 +150,7 @@ class Tab:
         )
 
     def title(self) -> str:
-        return self.frame.locator("h1").inner_text()
+        return plain(self.frame.locator("h1").inner_text())
 
     def state(self) -> dict[str, str]:
         """What the address holds now."""

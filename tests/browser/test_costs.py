@@ -56,7 +56,7 @@ def test_a_balanced_split_shows_what_its_devices_cost(open_tab: OpenTab, width: 
     assert sorted(chart.locator("text.name").all_text_contents()) == [
         "12",
         "52",
-        "T* 57.1 ms",
+        "T* 57.1\u00a0ms",
         "cpu:0",
         "cpu:1",
     ]

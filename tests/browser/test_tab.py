@@ -12,7 +12,7 @@ from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, write_json
 from tests.browser.conftest import OpenTab
 from tests.browser.odd_runs import advance
-from tests.browser.pages import VIEWS, Tab, watched_page
+from tests.browser.pages import VIEWS, Tab, plain, watched_page
 from tests.browser.sample_runs import FASTEST, write_steps
 
 LOOKS = [(1280, False), (1280, True), (768, True)]
@@ -39,9 +39,17 @@ def test_splits_rank_variants_with_verdicts(open_tab: OpenTab) -> None:
     assert "−4.9" in first.inner_text()
     assert "faster" in first.inner_text()
     assert "48.2" in first.inner_text()
-    reasons = tab.find(".below").inner_text()
+    reasons = plain(tab.find(".below").inner_text())
     assert "146.1 GiB" in reasons
     assert "unsteady: step time drifted" in reasons
+
+
+def test_code_in_a_sentence_has_no_backticks_and_a_figure_keeps_its_unit(open_tab: OpenTab) -> None:
+    tab = open_tab("gpt", tab="search")
+    expect(tab.find("p.sub code")).to_have_text("compare")
+    assert "`" not in tab.find("main").inner_text()
+    tab.go("splits")
+    assert "4.9\u00a0%" in tab.find("h1").inner_text()
 
 
 def test_columns_sort(open_tab: OpenTab) -> None:

@@ -130,7 +130,7 @@ def test_a_stretch_is_summed_up_and_adds_up(open_tab: OpenTab) -> None:
     tab.page.mouse.move(box["x"] + 800, box["y"] + 30, steps=3)
     tab.page.mouse.up()
     panel = tab.find(".panel")
-    expect(panel.locator("h2")).to_have_text(re.compile(r"[\d.]+ ms chosen"))
+    expect(panel.locator("h2")).to_have_text(re.compile(r"[\d.]+\sms chosen"))
     chosen = float(panel.locator("h2").inner_text().split()[0])
     for line in panel.locator(".small", has_text="rank ").all_inner_texts():
         parts = [float(part) for part in re.findall(r"[a-z]+ ([\d.]+)", line.split(":", 1)[1])]
@@ -141,7 +141,7 @@ def test_a_stretch_is_summed_up_and_adds_up(open_tab: OpenTab) -> None:
     tab.await_state("range", None)
     tab.page.reload()
     tab.drawn("timeline")
-    expect(panel.locator("h2")).to_have_text(re.compile(rf"{chosen:g}\d* ms chosen"))
+    expect(panel.locator("h2")).to_have_text(re.compile(rf"{chosen:g}\d*\sms chosen"))
     tab.page.keyboard.press("Escape")
     tab.page.wait_for_function("() => !location.hash.includes('range=')")
 

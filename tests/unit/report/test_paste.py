@@ -4,8 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.report.snippet import lines_to_paste
+from gpurun.launcher.compare.model import VariantResult
+from gpurun.launcher.jobfile.settings import SETTINGS, Settings
+from gpurun.launcher.report.snippet import NOT_OF_LOOP, in_lines, lines_to_paste, map_style, settings_of_loop
 from gpurun.launcher.run.attempts import merged_facts
 from gpurun.launcher.run.open import find_run
 from gpurun.launcher.rundir.files import write_json
@@ -15,6 +19,12 @@ from tests.unit.house.source import ROOT
 
 files = hand_made.files
 SEARCHED = ROOT / "docs/runs/tune"
+
+
+def compared(files: Any) -> VariantResult:
+    """The uneven variant of a run."""
+    hand_made.write_splits(files, ratio=0.7)
+    return next(one for one in compare_run(files.run).variants if len(set(one.split)) > 1)
 
 
 def pasted(files: Any, **fields: Any) -> str:
@@ -34,12 +44,37 @@ CASES: dict[str, dict[str, Any]] = {
     "a device without samples": {"devices": ("cpu:0", "cpu:1", "cpu:2"), "split": (48, 0, 16)},
     "one device with all samples": {"split": (0, 64)},
     "dp": {"strategy": "dp"},
+    "micro-batches": {"loss": "mean", "accumulate": 4},
+    "micro-batches of a static graph": {"accumulate": 4, "varied": {"static_graph": True}},
+    "micro-batches of counted targets": {"loss": "counted", "accumulate": 4},
+    "other buckets": {"loss": "mean", "varied": {"bucket_mb": 5, "gradient_as_bucket_view": True}},
+    "a divided optimizer": {"strategy": "zero1", "loss": "mean", "varied": {"bucket_mb": 5}},
+    "what no lines have": {"precision": "bf16", "varied": {"compile": True, "comm_hook": "fp16"}},
+    "fsdp": {"strategy": "fsdp", "accumulate": 2, "varied": {"reshard": False}},
 }
 
 
 def test_the_lines_to_paste(files: Any, snapshot: Callable[[str, str], None]) -> None:
     shown = (f"== {name}\n{pasted(files, **fields)}\n" for name, fields in CASES.items())
     snapshot("paste.txt", "\n".join(shown))
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {*NOT_OF_LOOP, "script", "module", "args", "env"}))
+def test_every_setting_is_in_the_lines_or_named(files: Any, name: str) -> None:
+    """Whether it varies or is in the job; else they would train another variant."""
+    default = getattr(Settings(), name)
+    named: dict[str, Any] = {"precision": "bf16", "nccl": {"protocol": "ll"}}
+    value: Any = named.get(name, not default if isinstance(default, bool) else 7)
+    variant = replace(compared(files), strategy="hsdp" if name in ("reshard", "shard_size") else "ddp")
+    if SETTINGS[name].is_resolved:
+        changed: dict[str, Any] = {name: value}
+        variant = replace(variant, **changed)
+    jobs: list[tuple[dict[str, Any], dict[str, Any]]] = [({name: value}, {}), ({}, {name: value})]
+    for job, varied in jobs:
+        own = settings_of_loop(replace(variant, varied=varied), job)
+        assert own == {name: value}
+        lines = map_style(variant, own)
+        assert (name in in_lines(variant, own)) == (lines != map_style(variant, {}))
 
 
 def test_what_the_workers_found_of_the_loss_reaches_the_report(files: Any) -> None:

@@ -28,6 +28,20 @@ from tests.known import known
 from tests.wording import Wording
 
 IDS = ("ddp-2-even", "ddp-2-48-16")
+VARIANTS = tuple(
+    Variant(
+        id=name,
+        devices=("cpu:0", "cpu:1"),
+        split=split,
+        split_name="",
+        global_batch=64,
+        precision="fp32",
+        accumulate=1,
+        seed=0,
+        varied={},
+    )
+    for name, split in zip(IDS, ((32, 32), (48, 16)), strict=True)
+)
 
 
 @pytest.fixture
@@ -40,23 +54,9 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 
 def begun(path: Path) -> RunDir:
     """The run's files; no command works on it."""
-    variants = tuple(
-        Variant(
-            id=name,
-            devices=("cpu:0", "cpu:1"),
-            split=split,
-            split_name="",
-            global_batch=64,
-            precision="fp32",
-            accumulate=1,
-            seed=0,
-            varied={},
-        )
-        for name, split in zip(IDS, ((32, 32), (48, 16)), strict=True)
-    )
     launches = tuple(Launch(name, "ddp-2", n, IDS, 10, ()) for n, name in enumerate(("01-ddp-2", "02-ddp-2")))
     run = RunDir(path)
-    write_json(run.plan, Plan("gpt-splits", "gpt", IDS[0], variants, (), launches, ()))
+    write_json(run.plan, Plan("gpt-splits", "gpt", IDS[0], VARIANTS, (), launches, ()))
     write_json(run.host, {"hostname": platform.node()})
     began_ns = time.time_ns() - 30 * 10**9
     append_lines(

@@ -33,8 +33,24 @@ export function svg(name, attributes = {}, ...children) {
  */
 function fill(element, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) setAttribute(element, key, value);
-  element.append(...present(children));
+  element.append(...present(children).flatMap((child) => prose(element, child)));
   return element;
+}
+
+const BEFORE_UNIT = /(\d) (?=(?:%|[nµm]?s|min|h|[kMG]?B|[KMG]iB|W|J|MHz|°C)(?![\w]))/g;
+const VERBATIM = new Set(['pre', 'code', 'option', 'textarea']);
+
+/**
+ * A child as it is read: no line breaks between a figure and its unit, and what is in backticks is code.
+ * @param {Element} parent
+ * @param {Node | string} child
+ * @returns {(Node | string)[]}
+ */
+function prose(parent, child) {
+  if (typeof child !== 'string' || VERBATIM.has(parent.localName)) return [child];
+  const joined = child.replace(BEFORE_UNIT, '$1\u00a0');
+  if (parent.namespaceURI === SVG) return [joined];
+  return joined.split(/`([^`]+)`/).map((part, at) => (at % 2 ? el('code', {}, part) : part));
 }
 
 /**
@@ -112,7 +128,7 @@ export function hiddenTable(caption, header, rows) {
 export function replace(parent, ...children) {
   const focused = document.activeElement;
   const key = focused && parent.contains(focused) ? focused.getAttribute('data-key') : null;
-  parent.replaceChildren(...present(children));
+  parent.replaceChildren(...present(children).flatMap((child) => prose(parent, child)));
   if (key) found(parent, `[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
 }
 

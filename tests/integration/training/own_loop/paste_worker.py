@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset, TensorDataset
 
-from gpurun.launcher.report.snippet import iterable, map_style
+from gpurun.launcher.report.snippet import in_lines, iterable, map_style
 from gpurun.launcher.rundir.records import LossOver
 from tests.integration.training.own_loop.uneven_worker import SPLIT, new_model, samples
 from tests.unit.compare.test_compare_summary import result
@@ -52,10 +52,23 @@ class Stream(IterableDataset[Any]):
         return (self.data[index] for index in range(len(self.data)))
 
 
-def lines(over: LossOver, kind: str) -> str:
+OWN: dict[str, dict[str, Any]] = {
+    "": {},
+    "accumulate": {"accumulate": 3},
+    "buckets": {"bucket_mb": 1, "gradient_as_bucket_view": True},
+    "static graph": {"static_graph": True},
+    "zero1": {"strategy": "zero1"},
+    "all": {"strategy": "zero1", "accumulate": 2, "bucket_mb": 1},
+}
+"""What the variant has besides its split."""
+
+
+def lines(over: LossOver, kind: str, which: str) -> str:
     """What is printed for the split; for an iterable dataset with the loop's body in place of `...`."""
-    variant = replace(result("ddp-a", SPLIT, 50.0), loss=over)
-    loop = map_style(variant)
+    own = dict(OWN[which])
+    variant = replace(result("ddp-a", SPLIT, 50.0), loss=over, strategy=own.pop("strategy", "ddp"))
+    assert in_lines(variant, own) == own.keys()
+    loop = map_style(variant, own)
     if kind == "map-style":
         return loop
     body = textwrap.indent(textwrap.dedent(loop[loop.index("weights()):") + 12 :]), " " * 8)
@@ -69,6 +82,9 @@ def trained(code: str, over: LossOver, kind: str) -> Tensor:
     names = {
         "dataset": data if kind == "map-style" else Stream(data),
         "model": DistributedDataParallel(network),
+        "network": network,
+        "optimizer_class": torch.optim.SGD,
+        "optimizer_options": {"lr": LEARNING_RATE},
         "loss_function": loss_function(over),
         "count_targets": count_targets,
         "optimizer": torch.optim.SGD(network.parameters(), lr=LEARNING_RATE),
@@ -83,13 +99,20 @@ def weights_of(network: nn.Module) -> Tensor:
 
 
 OVER: tuple[LossOver, ...] = ("mean", "sum", "counted")
-CASES = [(over, kind) for over in OVER for kind in ("map-style", "iterable")]
+CASES: list[tuple[LossOver, str, str]] = [
+    *((over, kind, "") for over in OVER for kind in ("map-style", "iterable")),
+    *(("mean", "map-style", which) for which in OWN if which),
+    ("mean", "iterable", "accumulate"),
+    ("sum", "map-style", "accumulate"),
+]
 
 
 def main(rank: int, directory: Path) -> None:
     store = FileStore(str(directory / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    found = {f"{over} {kind}": trained(lines(over, kind), over, kind) for over, kind in CASES}
+    found = {
+        f"{over} {kind} {which}": trained(lines(over, kind, which), over, kind) for over, kind, which in CASES
+    }
     torch.save(found, directory / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -85,13 +85,13 @@ def one_device(over: LossOver, kind: str) -> Tensor:
     return worker.weights_of(network)
 
 
-@pytest.mark.parametrize(("over", "kind"), worker.CASES)
+@pytest.mark.parametrize(("over", "kind", "which"), worker.CASES)
 def test_the_printed_lines_train_as_one_device(
-    weights: list[dict[str, Any]], over: LossOver, kind: str
+    weights: list[dict[str, Any]], over: LossOver, kind: str, which: str
 ) -> None:
     torch.set_num_threads(1)
     expected = one_device(over, kind)
     start = worker.weights_of(new_model())
     for rank in (0, 1):
-        off = torch.linalg.vector_norm(weights[rank][f"{over} {kind}"] - expected)
+        off = torch.linalg.vector_norm(weights[rank][f"{over} {kind} {which}"] - expected)
         assert off <= 1e-12 * torch.linalg.vector_norm(expected - start)

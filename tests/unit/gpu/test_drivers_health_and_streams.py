@@ -1,4 +1,4 @@
-"""What a fourth and a fifth reading of the sources of torch and NVML found, by readers new to these paths."""
+"""What drivers say of health and parts of GPUs, which GPUs are visible, and streams of steps."""
 
 import os
 import re

@@ -1,6 +1,4 @@
-"""What a sixth reading of torch's sources found, by a reader who had written none of the code; then one of
-torch's and NCCL's C++, and one of its C++ that none had opened, with Kineto's.
-"""
+"""Collectives that run as one, what NCCL's algorithms can do, allocators of a program's own, exact times."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a third reading of torch's sources found, of the paths that the second reader had not written."""
+"""Traces of programs, memory that NCCL and loader processes need, and collectives that no GPU completes."""
 
 import gc
 import json
