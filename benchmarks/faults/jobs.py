@@ -17,6 +17,7 @@ from benchmarks.timing import BIN, machine_facts, record, table
 from gpurun.launcher.machine.git import commit_of
 from gpurun.launcher.machine.process_tree import become_subreaper, descendants
 from gpurun.launcher.rundir.files import append_lines, read_lines
+from tests.integration.command import MODEL
 
 REASONS = {
     **{
@@ -60,35 +61,15 @@ SCRIPT = """
         optimizer.step()
         optimizer.zero_grad()
 """
-MODEL = """
-    import os
-    import torch
-    from gpurun import Workload
+FAULTY = """
     from process_bodies import FAULTS
 
     NAMES = {names}
 
 
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 2)
-            self.calls = 0
-
-        def forward(self, x):
-            self.calls += 1
-            if os.environ.get("RANK") == "1" and self.calls >= {at}:
-                FAULTS[NAMES[len(x) - 1]]()
-            return self.layer(x)
-
-
-    def batch(size, generator):
-        x = torch.randn(size, 4, generator=generator)
-        return x, x.sum(1).gt(0).long()
-
-
-    def build():
-        return Workload(Model(), batch, loss=torch.nn.functional.cross_entropy)
+    def misbehave(x, calls):
+        if os.environ.get("RANK") == "1" and calls >= {at}:
+            FAULTS[NAMES[len(x) - 1]]()
 """
 COMMON = f"devices: cpu:2\nhang_timeout: {HANG_S}s\nprofile: {{steps: 0}}\n"
 
@@ -118,7 +99,11 @@ def script_job(directory: Path, names: list[str]) -> None:
 
 def workload_job(directory: Path, names: list[str]) -> None:
     """Every fault is a size of the batch."""
-    text = textwrap.dedent(MODEL).replace("{names}", repr(names)).replace("{at}", str(FAULT_AT))
+    text = (
+        (textwrap.dedent(MODEL) + textwrap.dedent(FAULTY))
+        .replace("{names}", repr(names))
+        .replace("{at}", str(FAULT_AT))
+    )
     (directory / "model.py").write_text(text.lstrip())
     batches = [2 * (place + 1) for place in range(len(names))]
     job = f"workload: model.py:build\n{COMMON}gradient_check: false\nglobal_batch: 2\n"

@@ -71,7 +71,8 @@ class Setting:
     compare: str = ""
     """Its description under `compare`; empty where it can't vary."""
     baseline: str = ""
-    """Its description under `baseline`; empty where a baseline can't be named by it."""
+    """Its description under `baseline`, where that says more than its name does. In `SETTINGS` all that can
+    name a baseline have one: those that may vary, but for tasks."""
     kinds: frozenset[JobKind] = WORKLOADS
     """Kinds of job that have it."""
     varies_for: frozenset[JobKind] = EVERY_KIND

@@ -9,7 +9,7 @@ here, and the code that uses its value.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -74,7 +74,6 @@ class Settings:
     strategy: Annotated[str, one_of(IN_JOBS, _STRATEGIES_ELSEWHERE, _NOT_STRATEGIES)] = setting(
         "ddp",
         compare=f"Strategies to compare: {', '.join(f'`{name}`' for name in IN_JOBS)}.",
-        baseline="The baseline's strategy.",
         same_work=True,
         names_variant=True,
         has_column=True,
@@ -113,7 +112,6 @@ class Settings:
     global_batch: Annotated[int | Literal["max"], values.BATCH] | None = setting(
         None,
         compare="Global batch sizes to compare, in samples; they replace the one at the top.",
-        baseline="The baseline's global batch.",
         kinds=EVERY_KIND,
         varies_for=WORKLOADS,
         for_training=True,
@@ -131,7 +129,6 @@ class Settings:
     precision: Annotated[str, one_of(PRECISIONS, _DTYPES, {"mixed": _MIXED, "amp": _MIXED})] = setting(
         "fp32",
         compare="Precisions to compare.",
-        baseline="The baseline's precision.",
         is_resolved=True,
         builds_model=True,
         has_column=True,
@@ -141,7 +138,6 @@ class Settings:
     compile: bool = setting(
         False,
         compare="`[false, true]` compares the model as it is with the compiled one.",
-        baseline="Whether the baseline's model is compiled.",
         for_training=True,
         absent=False,
     )
@@ -149,7 +145,6 @@ class Settings:
     checkpointing: Annotated[int | Literal["none", "full"], values.CHECKPOINTING] = setting(
         "none",
         compare="Which layers compute their activations again, to compare.",
-        baseline="Which of the baseline's layers compute their activations again.",
         for_training=True,
         absent="none",
     )
@@ -158,7 +153,6 @@ class Settings:
     optimizer: Annotated[str, one_of(("default", "foreach", "fused"), remedies=_NOT_OPTIMIZERS)] = setting(
         "default",
         compare="Implementations of the optimizer to compare.",
-        baseline="The implementation of the baseline's optimizer.",
         for_training=True,
         absent="default",
     )
@@ -167,7 +161,6 @@ class Settings:
     workers: Annotated[int, whole(0, RANGES["num_workers"][1])] | None = setting(
         None,
         compare="Numbers of processes that read the dataset, to compare.",
-        baseline="The number of processes that read the baseline's dataset.",
         for_training=True,
     )
     """Processes of each device that read the workload's `dataset`, as `num_workers` of a DataLoader. By
@@ -175,7 +168,6 @@ class Settings:
     prefetch: Annotated[int, whole(1, 1000)] | None = setting(
         None,
         compare="Numbers of batches that each of these processes reads ahead, to compare.",
-        baseline="How many batches the processes of the baseline read ahead.",
         for_training=True,
         matters=lambda settings: settings.workers != 0,
         needs="`workers`",
@@ -185,7 +177,6 @@ class Settings:
     channels_last: bool = setting(
         False,
         compare="Memory layouts of images to compare.",
-        baseline="The baseline's memory layout of images.",
         for_training=True,
         absent=False,
     )
@@ -194,7 +185,6 @@ class Settings:
     cudnn_benchmark: bool = setting(
         False,
         compare="`[false, true]` compares cuDNN's first choice of algorithms with the fastest ones.",
-        baseline="Whether the baseline's convolutions try their algorithms.",
         for_training=True,
         absent=False,
     )
@@ -203,7 +193,6 @@ class Settings:
     threads: Annotated[int | Literal["auto"], values.THREADS] = setting(
         "auto",
         compare="Numbers of threads of a CPU device to compare.",
-        baseline="The baseline's threads of a CPU device.",
         absent=0,
         needs_processes=True,
     )
@@ -211,7 +200,6 @@ class Settings:
     accumulate: Annotated[int, whole(1, 4096)] = setting(
         1,
         compare="Numbers of micro-batches to compare.",
-        baseline="The baseline's number of micro-batches.",
         is_resolved=True,
         for_training=True,
         shares_processes=True,
@@ -220,7 +208,6 @@ class Settings:
     sync_every: Annotated[int, whole(1, 4096)] | None = setting(
         None,
         compare="Numbers of micro-batches between two averages of the gradients.",
-        baseline="The baseline's number of micro-batches between two averages of the gradients.",
         for_training=True,
         strategies=lambda strategy: strategy.has_backend,
         matters=lambda settings: (settings.accumulate or 1) > 1,
@@ -233,7 +220,6 @@ class Settings:
     bucket_mb: Annotated[int, whole(1, 100_000)] = setting(
         25,
         compare="Bucket sizes to compare, in MiB.",
-        baseline="The baseline's bucket size, in MiB.",
         for_training=True,
         strategies=lambda strategy: strategy.has_buckets,
         absent=0,
@@ -245,7 +231,6 @@ class Settings:
     first_bucket_mb: Annotated[int, whole(1, 100_000)] | None = setting(
         None,
         compare="Sizes of the first bucket to compare, in MiB.",
-        baseline="The baseline's size of the first bucket, in MiB.",
         for_training=True,
         strategies=lambda strategy: strategy.has_buckets,
         option=True,
@@ -255,7 +240,6 @@ class Settings:
     static_graph: bool = setting(
         False,
         compare="`[false, true]` compares a graph that may change with one that DDP takes to be the same.",
-        baseline="Whether DDP takes the baseline's graph to be the same in every step.",
         for_training=True,
         strategies=lambda strategy: strategy.has_buckets,
         absent=False,
@@ -266,7 +250,6 @@ class Settings:
     comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = setting(
         "none",
         compare="Compressions of gradients to compare.",
-        baseline="How the baseline compresses gradients.",
         for_training=True,
         strategies=lambda strategy: strategy.has_buckets,
         absent="none",
@@ -277,7 +260,6 @@ class Settings:
     gradient_as_bucket_view: bool = setting(
         False,
         compare="`[false, true]` compares gradients of their own with views into the buckets.",
-        baseline="Whether the baseline's gradients are views into the buckets.",
         for_training=True,
         strategies=lambda strategy: strategy.has_buckets,
         absent=False,
@@ -302,7 +284,6 @@ class Settings:
     reshard: bool = setting(
         True,
         compare="`[false, true]` compares parameters that stay after the forward with those that are freed.",
-        baseline="Whether the baseline frees parameters after the forward.",
         for_training=True,
         strategies=lambda strategy: strategy.shards_parameters,
         absent=False,
@@ -313,7 +294,6 @@ class Settings:
     shard_size: Annotated[int, whole(2, values.MAX_DEVICES)] = setting(
         2,
         compare="Sizes of the groups of `hsdp` to compare.",
-        baseline="The size of the baseline's groups.",
         for_training=True,
         strategies=lambda strategy: strategy.has_shard_groups,
         absent=0,
@@ -361,7 +341,6 @@ class Settings:
     seed: Annotated[int, whole(0, below=2**63)] = setting(
         0,
         compare="Seeds to compare.",
-        baseline="The baseline's seed.",
         kinds=EVERY_KIND,
         optional_for=frozenset({PROGRAM}),
         builds_model=True,
@@ -371,8 +350,14 @@ class Settings:
     numbers are seeded only where the job states this."""
 
 
+def _named_in_baseline(name: str, one: Setting) -> Setting:
+    """With what `baseline` says of it, where a value can name the baseline."""
+    text = one.baseline or f"The baseline's `{name}`."
+    return replace(one, baseline=text) if one.compare and not one.is_task else one
+
+
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {one.name: one.metadata["setting"] for one in fields(Settings)}
+    {one.name: _named_in_baseline(one.name, one.metadata["setting"]) for one in fields(Settings)}
 )
 """All settings by name, in the order in which they vary."""
 
