@@ -124,7 +124,7 @@ def is_slower_than_even(uneven: VariantResult, comparison: Comparison) -> bool:
 
 
 def settings_of_loop(variant: VariantResult, job: Mapping[str, Any]) -> dict[str, Any]:
-    """What the variant has other than by default, of all that makes its steps."""
+    """The settings of a variant that differ from the defaults, of all that make its steps."""
     values = {
         name: getattr(variant, name) if one.is_resolved else resolved_setting(name, job, variant.varied)
         for name, one in SETTINGS.items()
