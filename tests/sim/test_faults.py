@@ -42,6 +42,7 @@ from gpurun.launcher.worker.program.program_rank import watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.selftest import device_program, plain_programs
 from tests.sim.faults import driver, environment
+from tests.sim.machine import SIM
 from tests.unit.gpu.fake_cuda import FakeCuda
 from tests.unit.selftest.healthy import evidence
 from tests.unit.worker.test_program_steps import program_config
@@ -120,7 +121,9 @@ def by_name(result: Any) -> dict[str, Any]:
     return {check["name"]: check for check in result["checks"]}
 
 
-def test_ranks_with_faults_are_named_and_an_interrupt_keeps_what_was_found(tmp_path: Path) -> None:
+def test_ranks_with_faults_are_named_and_an_interrupt_keeps_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C ends all ranks; a test that leaves a process fails."""
     env = environment(put_in(RANKS))
     command = [sys.executable, "-m", "gpurun", "selftest", "--devices", "sim", "--out", "run", "--json"]
@@ -141,6 +144,7 @@ def test_ranks_with_faults_are_named_and_an_interrupt_keeps_what_was_found(tmp_p
     assert {name for name, check in checks.items() if check["status"] == "failed"} == {
         TWENTY[fault].check for fault in put_in(RANKS) if TWENTY[fault].remedy
     }
+    monkeypatch.setitem(accelerators.ACCELERATORS, SIM.name, SIM)  # as in the command's processes
     training = read_json(tmp_path / "run/training/comparison.json", Comparison)
     (free,) = (each for each in training.variants if any(rank.compute_ms for rank in each.ranks))
     assert free.status == "ok"  # the control: a profiler that no one else uses records kernels
