@@ -198,9 +198,9 @@ def add_rank(chance: random.Random, run: Path) -> None:
     """A rank that the plan doesn't have, with the records of another."""
     path = any_file(chance, run)
     if path.stat().st_size < LARGEST_BYTES and "rank" in path.name:
-        shutil.copy(
-            path, path.with_name(re.sub(r"rank\d+", f"rank{chance.choice((2, 7, 9_999_999))}", path.name))
-        )
+        other = re.sub(r"rank\d+", f"rank{chance.choice((2, 7, 9_999_999))}", path.name)
+        if other != path.name:  # `rank-1.jsonl` is of no rank
+            shutil.copy(path, path.with_name(other))
 
 
 def replace_by_link(chance: random.Random, run: Path) -> None:

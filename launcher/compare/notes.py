@@ -97,6 +97,8 @@ def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, 
     return f"{found}. {time_to_decide(minutes)}: start a new run with `budget: {minutes}m`."
 
 
+LEAST_BUDGET_S = 1e-3
+"""A smaller one is damage, which has no shares."""
 SPENT_ON: dict[str, tuple[Stage, ...]] = {
     "rounds": ("round",),
     "the program": ("run",),
@@ -118,12 +120,10 @@ def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
     found = {name: log for name, log in run.read_all_events().items() if log}
     logs, launches = found.values(), {planned_launch(name) for name in found}
     stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
-    if plan.budget_s is None or not stages:
-        return ()
     commands, search, trials = run.read_commands(), run.read_search(), run.read_trials()
-    budget_s = (
-        search.budget_s if search else plan.budget_s
-    )  # of a search, the plan's is what trials have left
+    budget_s = search.budget_s if search else plan.budget_s  # a search's plan has what its trials left
+    if budget_s is None or budget_s < LEAST_BUDGET_S or not stages:
+        return ()
     spent_s = {"trials": sum(trial.seconds for trial in trials)}
     spent_s |= {name: sum(s for stage, s in stages if stage in names) for name, names in SPENT_ON.items()}
     spent_s["before the first launch"] = before_s(logs, commands)

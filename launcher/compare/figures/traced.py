@@ -7,7 +7,8 @@ outcome, and is made again when a trace is another file than the one that it was
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -43,6 +44,10 @@ class TracedSteps:
     used: int
     recorded: int
     """Steps that the traces of all ranks have."""
+
+
+_MOST_NS = 1 << 63
+"""Kineto's times are 64 bits wide."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,17 @@ class Traced:
     """The bubbles of `steps` by rank, of stages that wait for others."""
     of_host: tuple[int, ...] = ()
     """Ranks in whose traces no GPU works; older files don't say."""
+
+    def __post_init__(self) -> None:
+        """Refuses times that no trace has: the file may be anyone's, and figures are made of them.
+
+        Raises:
+            ValueError: a time is longer than 64 bits of nanoseconds.
+        """
+        of_ranks = (ns for rank in self.ranks.values() for ns in astuple(rank))
+        of_operators = (ns for operators in self.operators_ns.values() for ns in operators.values())
+        if any(ns is not None and abs(ns) >= _MOST_NS for ns in chain(of_ranks, of_operators)):
+            raise ValueError("it has times that no trace has")
 
 
 def read_traced(run: RunDir, variant_id: str) -> Traced | None:

@@ -1,5 +1,6 @@
 """What a comparison takes from traces: one step that adds up, kept until a trace changes."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,15 @@ def test_a_gpu_whose_work_was_not_recorded_has_no_figures_of_the_cpu(run: RunDir
 def test_a_kept_file_that_cannot_be_read_is_made_again(run: RunDir, content: bytes) -> None:
     first = read_traced(run, "v")
     run.traced("v").write_bytes(content)
+    assert read_traced(run, "v") == first
+
+
+@pytest.mark.parametrize("damaged", ["host_ns", "operators_ns"])
+def test_a_kept_file_whose_times_no_trace_can_have_is_made_again(run: RunDir, damaged: str) -> None:
+    first = read_traced(run, "v")
+    kept = json.loads(run.traced("v").read_bytes())
+    (kept[damaged]["1"] if damaged in kept else kept["ranks"]["1"])[damaged] = 10**400
+    run.traced("v").write_text(json.dumps(kept))
     assert read_traced(run, "v") == first
 
 
