@@ -182,3 +182,9 @@ def is_lopsided(middle: float, interval: Interval) -> bool:
     half, shorter = half_width(middle, interval), min(middle - interval[0], interval[1] - middle)
     reaches_zero = abs(middle) <= half and not interval[0] <= 0 <= interval[1]
     return reaches_zero or half > LOPSIDED * max(shorter, 0.0)
+
+
+def refuse_no_time(budget_s: float | None) -> None:
+    """Raises `ValueError` for a recorded budget of which no time is a share: the record may be anyone's."""
+    if budget_s is not None and budget_s < 1e-9:
+        raise ValueError("a budget of less than a nanosecond can't be spent")

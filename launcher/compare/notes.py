@@ -97,8 +97,6 @@ def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, 
     return f"{found}. {time_to_decide(minutes)}: start a new run with `budget: {minutes}m`."
 
 
-LEAST_BUDGET_S = 1e-3
-"""A smaller one is damage, which has no shares."""
 SPENT_ON: dict[str, tuple[Stage, ...]] = {
     "rounds": ("round",),
     "the program": ("run",),
@@ -122,7 +120,7 @@ def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
     stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
     commands, search, trials = run.read_commands(), run.read_search(), run.read_trials()
     budget_s = search.budget_s if search else plan.budget_s  # a search's plan has what its trials left
-    if budget_s is None or budget_s < LEAST_BUDGET_S or not stages:
+    if budget_s is None or not stages:
         return ()
     spent_s = {"trials": sum(trial.seconds for trial in trials)}
     spent_s |= {name: sum(s for stage, s in stages if stage in names) for name, names in SPENT_ON.items()}

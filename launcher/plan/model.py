@@ -19,6 +19,7 @@ from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.strategies import STRATEGIES, strategy_named
+from gpurun.launcher.units import refuse_no_time
 
 SideName = Literal["a", "b", ""]
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -272,6 +273,7 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuses ids of variants that there are not, in a plan that is read back too."""
         refuse_endless(self.budget_s, self.step_s)
+        refuse_no_time(self.budget_s)
         pairs = self.gate.pairs if self.gate else ()
         used = {self.baseline, *chain(*(launch.variants for launch in self.launches), *pairs)}
         if unknown := used - {variant.id for variant in self.variants}:

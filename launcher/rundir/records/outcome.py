@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from gpurun.launcher.rundir.records.config import LaunchConfig
 from gpurun.launcher.rundir.records.measured import Count, Whole
+from gpurun.launcher.units import refuse_no_time
 
 Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profile", "memory", "run", "done"]
 """`run`: a program is running."""
@@ -255,3 +256,6 @@ class SearchRecord:
     effects: tuple[Effect, ...] = ()
     memory_gib: float | None = None
     """The memory that a combination may take, where the job states `memory`."""
+
+    def __post_init__(self) -> None:
+        refuse_no_time(self.budget_s)

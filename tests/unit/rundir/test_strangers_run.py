@@ -172,13 +172,12 @@ def test_what_cannot_be_read_is_named(run: RunDir, plant: Plant) -> None:
 
 @pytest.mark.parametrize("budget_s", [b"0", b"5e-324"])
 @pytest.mark.parametrize(("name", "record"), [("gpt-splits", "plan.json"), ("tune", "search.json")])
-def test_a_budget_that_no_job_has_has_no_shares(
-    tmp_path: Path, name: str, record: str, budget_s: bytes
-) -> None:
+def test_a_budget_that_no_job_has_is_named(tmp_path: Path, name: str, record: str, budget_s: bytes) -> None:
     shutil.copytree(f"docs/runs/{name}", tmp_path / "run")
     path = tmp_path / "run" / record
     path.write_bytes(re.sub(rb'"budget_s": [^,\n]+', b'"budget_s": ' + budget_s, path.read_bytes()))
-    assert not [note for note in compare_run(find_run(tmp_path / "run")).notes if "of the budget" in note]
+    with pytest.raises(MachineError, match=rf"{record}: a budget of less than a nanosecond"):
+        compare_run(find_run(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("error", ["-1", "5e-324"])
