@@ -38,6 +38,7 @@ VERSIONS = ".versions.json"
 """In a run directory, or a copy: which version of each file in the store is which here."""
 _STORE = ".store"
 """In a run directory: the URL where it is kept too. Neither is copied."""
+_PROBE = ".probe"
 
 Stamp = tuple[int, int, int]
 """Size, time and inode of a file."""
@@ -244,6 +245,27 @@ def refuse_taken(url: Url) -> None:
         raise _unreachable(url, error) from error
     if is_taken:
         raise SpecError(f"{url} already holds files; name another --out, or continue them: --resume {url}")
+
+
+def refuse_unwritable(url: Url) -> None:
+    """Returns if files can be written there, or the store can't be reached now: the copier waits for it.
+
+    Raises:
+        MachineError: there is no such bucket, or it may not be written.
+    """
+    store = Store(url)
+    try:
+        with store._whole(f"{store.root}/{_PROBE}") as file:
+            file.write(b"")
+    except (FileNotFoundError, PermissionError) as error:
+        raise MachineError(
+            f"can't write to {url}: {reason(error)}\n"
+            "    create the bucket or get permission to write there, or name another place: --out URL"
+        ) from error
+    except Exception:
+        return
+    with contextlib.suppress(Exception):
+        store.remove(_PROBE)
 
 
 def fetched(url: Url) -> Path:

@@ -80,8 +80,8 @@ def job(
     Example: gpurun examples/quickstart.yaml --set steps.rounds=12
 
     Exit codes: 0 ok (also with variants that are out of memory, skipped or unsteady), 2 the job file or the
-    command line is wrong, 3 the machine lacks what the job needs, 4 a variant failed or timed out, or all of
-    them ran out of memory, 130 interrupted.
+    command line is wrong, 3 the machine lacks what the job needs, or results are missing at the URL of --out,
+    4 a variant failed or timed out, or all of them ran out of memory, 130 interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
 
@@ -216,8 +216,8 @@ def run(
 
     Example: gpurun run train.py --devices cpu:2 -- --epochs 1
 
-    Exit codes: 0 ok, 2 the command line is wrong, 3 the machine lacks what the command asks for, 4 the
-    program failed or ran out of memory, 130 interrupted.
+    Exit codes: 0 ok, 2 the command line is wrong, 3 the machine lacks what the command asks for, or
+    results are missing at the URL of --out, 4 the program failed or ran out of memory, 130 interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
 

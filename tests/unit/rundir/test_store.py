@@ -20,7 +20,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.rundir import store as stores
 from gpurun.launcher.rundir.claim import claimed
-from gpurun.launcher.rundir.copier import Copier
+from gpurun.launcher.rundir.copier import Copier, copied
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import cache_directory
 from gpurun.launcher.rundir.store import (
@@ -32,6 +32,7 @@ from gpurun.launcher.rundir.store import (
     kept_at,
     refreshed,
     refuse_taken,
+    refuse_unwritable,
     stamps,
 )
 from tests.s3 import S3Server
@@ -262,7 +263,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from s3fs.core import S3File
-from gpurun.launcher.rundir.copier import Copier
+from gpurun.launcher.rundir.copier import Copier, copied
 from gpurun.launcher.rundir.store import Store, Url
 S3File.commit = lambda file: os.kill(os.getpid(), 9)
 Copier(Path(sys.argv[1]), Store(Url(sys.argv[2])), print).step()
@@ -398,3 +399,32 @@ def test_a_package_that_is_missing_is_named_before_anything_starts(
     monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
     with wording.raises(MachineError):
         fetched(Url("hdfs:///data/run"))
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_results_that_never_reached_the_store_are_an_error(
+    run: Path, is_away: bool, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    def away(*_: object) -> None:
+        raise OSError("connection refused")
+
+    said: list[str] = []
+    with monkeypatch.context() as patch:
+        if is_away:
+            patch.setattr(Store, "put", away)
+        with copied(run, HERE, said.append) as copy:
+            copy.limit_s = 0.5 if is_away else 60.0  # too short for another try
+    assert (copy.error is not None) == is_away
+    wording([*said, str(copy.error)])
+
+
+@pytest.mark.parametrize("url", ["s3"], indirect=True)
+def test_a_bucket_that_is_not_there_is_refused_and_an_outage_is_not(
+    url: Url, s3: S3Server, wording: Wording
+) -> None:
+    with wording.raises(MachineError):
+        refuse_unwritable(Url("s3://nobucket/run"))
+    refuse_unwritable(url)
+    assert not Store(url).fs.exists("bucket/run/.probe")
+    with s3.away():
+        refuse_unwritable(url)
