@@ -130,8 +130,8 @@ def copied(run: Path, url: Url | None, say: Callable[[str], None]) -> Iterator[C
         missing, total = len(copier.outdated()), len(stamps(run))
         copy.error = _incomplete(run, url) if missing else None
         cause = f"can't be written: {reason(copier.error)}" if copier.error else "does not answer in time"
-        said = f"not at {url}: {missing} of {total} files, since it {cause}\n    nothing is lost: they are in {run}"
-        say(said if missing else f"the run is also at {url}")
+        said = f"not at {url}: {missing} of {total} files, since it {cause}"
+        say(f"{said}\n    nothing is lost: they are in {run}" if missing else f"the run is also at {url}")
 
 
 def _keep_copying(copier: Copier, stop: threading.Event, copy: Copy) -> None:

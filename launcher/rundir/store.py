@@ -50,8 +50,12 @@ class Url(str):
     """Where a run is kept, or is to be."""
 
 
-def as_url(text: str) -> Url | None:
+def as_url(text: str, is_used_here: bool = True) -> Url | None:
     """`None`: it is a path.
+
+    Args:
+        text: as a user writes it.
+        is_used_here: whether the store's package is needed on this machine.
 
     Raises:
         SpecError: it is a URL that names no directory, or no kind of store that there is.
@@ -74,7 +78,8 @@ def as_url(text: str) -> Url | None:
     if slashes == 1 or not rest or (slashes > 2 and not is_path) or (slashes == 2 and is_file):
         meant = f"{kind}:///{rest or 'PATH'}" if is_path else f"{kind}://{rest or 'BUCKET/PATH'}"
         raise SpecError(f"{text} is not the URL of a directory in a store; write {meant}")
-    _check_package(f"{kind}://{place}", kind)
+    if is_used_here:
+        _check_package(f"{kind}://{place}", kind)
     return Url(f"{kind}://{place}")
 
 

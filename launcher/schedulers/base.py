@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ Environ = Mapping[str, str]
 class SubmitOptions:
     """The command line's options for the scheduler; `None` leaves it to the cluster's default."""
 
-    nodes: int | None = None
+    nodes: Nodes | None = None
     time: int | None = None
     """The limit in seconds."""
     partition: str | None = None
@@ -39,6 +40,8 @@ class SubmitOptions:
     """The kind of GPU: `H100`; on Kubernetes a resource: `amd.com/gpu`."""
     volume: str | None = None
     """The PersistentVolumeClaim that keeps run directories."""
+    out: str | None = None
+    """The URL below which run directories are kept too."""
     further: tuple[str, ...] = ()
     """Other options of the command that submits, as they are: `--constraint=a100`."""
 
@@ -106,7 +109,11 @@ class Submission:
 
     def num_nodes(self, options: SubmitOptions) -> int:
         """The number of nodes; the most of a range."""
-        return options.nodes or node_bounds(self.spec.nodes)[1]
+        return node_bounds(self.nodes(options))[1]
+
+    def nodes(self, options: SubmitOptions) -> Nodes:
+        """The number of nodes, or the range, as a job states it."""
+        return options.nodes or self.spec.nodes
 
     def command(self, options: SubmitOptions, nodes: Nodes | None = None) -> list[str]:
         """The command that starts the job on a node that has this machine's file system at the same paths.
@@ -132,6 +139,14 @@ class Submission:
             _unmistakable(self.job_file.relative_to(self.directory)),
             *self._overrides(self.num_nodes(options)),
         ]
+
+    def store(self, options: SubmitOptions, name: str) -> list[str]:
+        """The words with which a run is kept in the store too, called `name` there."""
+        return ["--out", f"{options.out}/{name}"] if options.out else []
+
+    def store_in_bash(self, options: SubmitOptions, name: str) -> str:
+        """Likewise, for a script in which bash expands `name`."""
+        return f' --out {shlex.quote(options.out)}/"{name}"' if options.out else ""
 
     def _overrides(self, nodes: Nodes) -> list[str]:
         changed = [f"nodes={nodes}"] if nodes != self.spec.nodes else []
@@ -232,11 +247,12 @@ REASON_LINES = 3
 
 def range_note(name: str, queue: Queue, submission: Submission, options: SubmitOptions) -> str | None:
     """The note on how `nodes: 2..4` is used, unless as it says."""
-    least, most = node_bounds(submission.spec.nodes)
-    if options.nodes or least == most or queue.fewer:
+    nodes = submission.nodes(options)
+    least, most = node_bounds(nodes)
+    if least == most or queue.fewer:
         return None
     return (
-        f"nodes: {submission.spec.nodes}: {name} takes no range; the job asks for {most} nodes, and begins "
+        f"nodes: {nodes}: {name} takes no range; the job asks for {most} nodes, and begins "
         f"when all {most} are there\n    --nodes {least} asks for fewer"
     )
 

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.values import Nodes
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,
@@ -145,7 +144,8 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
     Raises:
         SpecError: an option's value can't be written to a script.
     """
-    nodes, command = wanted.num_nodes(options), wanted.command(options, nodes_of(wanted, options))
+    nodes, command = wanted.num_nodes(options), wanted.command(options, wanted.nodes(options))
+    kept = wanted.store_in_bash(options, "${out##*/}")
     srun = ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
     if options.cpus_per_task:
         srun.append(f"--cpus-per-task={options.cpus_per_task}")  # srun doesn't take it over from sbatch
@@ -160,7 +160,7 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
         *(MAKE_SECRET if nodes > 1 else ()),
         "# One gpurun per node starts all ranks there. The nodes meet on the first one, at port",
         f"# {FIRST_SLURM_PORT} + job id % {NUM_SLURM_PORTS}.",
-        f'exec {shlex.join(srun)} \\\n    {shlex.join(command)} --out "$out" $resume',
+        f'exec {shlex.join(srun)} \\\n    {shlex.join(command)} --out "$out"{kept} $resume',
     ]
     return "\n".join(lines) + "\n"
 
@@ -186,7 +186,7 @@ def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
     """Options of sbatch, as lines of the script."""
     values = {
         "job-name": wanted.spec.name,
-        "nodes": str(nodes_of(wanted, options)).replace("..", "-"),
+        "nodes": str(wanted.nodes(options)).replace("..", "-"),
         "ntasks-per-node": 1,
         "cpus-per-task": options.cpus_per_task,
         "gpus-per-node": wanted.num_gpus(options) or None,
@@ -214,11 +214,6 @@ def clock(limit_s: int) -> str:
     return f"{days}-{time}" if days else time
 
 
-def nodes_of(wanted: Submission, options: SubmitOptions) -> Nodes:
-    """Slurm takes ranges too, and says on the nodes how many there are."""
-    return options.nodes or wanted.spec.nodes
-
-
 def is_array(options: SubmitOptions) -> bool:
     """Whether the job is an array: every element is a run."""
     return any(option.startswith(("--array=", "-a")) for option in options.further)
@@ -240,7 +235,7 @@ SLURM = Scheduler(
         command="sbatch",
         option_example="--exclusive",
         script_name="submit.sbatch",
-        takes=frozenset({"time", "partition", "account", "gpus_per_node", "cpus_per_task"}),
+        takes=frozenset({"out", "time", "partition", "account", "gpus_per_node", "cpus_per_task"}),
         script=batch_script,
         call=lambda wanted, options, path, secret: Call(("sbatch", "--parsable", str(path))),
         next_commands=next_commands,

@@ -16,7 +16,6 @@ from gpurun.launcher.cli.options import (
     JOB_METAVAR,
     MISSING_JOB,
     RunPath,
-    WholeNumber,
     devices_option,
     job_argument,
     json_option,
@@ -25,6 +24,7 @@ from gpurun.launcher.cli.options import (
     option_meant,
     out_option,
     out_or_url_option,
+    parse_nodes,
     parse_wait,
     quiet_option,
     refuse_url,
@@ -70,7 +70,7 @@ MISSING_RUN = (
 @set_option
 def job(
     job_file: Path | None,
-    out: "Path | Url | None",
+    out: "tuple[Path | None, Url | None]",
     resume: "Path | Url | None",
     overrides: tuple[str, ...],
     **how: Any,
@@ -195,7 +195,12 @@ class ProgramCommand(click.Command):
 )
 @devices_option
 @out_or_url_option
-@click.option("--nodes", type=WholeNumber(1), help="Number of nodes; run the same command on each.")
+@click.option(
+    "--nodes",
+    callback=parse_nodes,
+    metavar="N|A..B",
+    help="Number of nodes, or the least and the most; run the same command on each.",
+)
 @node_options
 @only_rank_option
 @quiet_option
@@ -205,8 +210,8 @@ def run(
     words: tuple[str, ...],
     module: str | None,
     devices: str,
-    out: "Path | Url | None",
-    nodes: int | None,
+    out: "tuple[Path | None, Url | None]",
+    nodes: int | str | None,
     overrides: tuple[str, ...],
     **how: Any,
 ) -> None:

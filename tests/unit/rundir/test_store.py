@@ -338,10 +338,10 @@ def test_large_files_are_copied_again_when_they_have_grown_by_a_quarter(
     log.write_bytes(b"x" * 1000)
     copier = Copier(run, Store(HERE), print)
     copier.step()
-    for size, copied in ((1200, 1000), (1250, 1250), (1300, 1250), (900, 900)):
+    for size, size_there in ((1200, 1000), (1250, 1250), (1300, 1250), (900, 900)):
         log.write_bytes(b"x" * size)
         assert copier.step()
-        assert len(in_store(HERE)["log"]) == copied
+        assert len(in_store(HERE)["log"]) == size_there
     log.write_bytes(b"x" * 910)
     assert copier.step(final=True)
     assert in_store(HERE) == contents(run)

@@ -84,6 +84,7 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {
     "image": ("a", "b"),
     "gpu": ("a.b/c", "a.b/d"),
     "volume": ("a", "b"),
+    "out": ("s3://a/b", "s3://a/c"),
 }
 
 
@@ -118,6 +119,12 @@ def test_a_range_of_nodes_means_a_range_or_says_that_it_does_not(
     shown = CliRunner().invoke(cli, ["submit", "job.yaml", "--to", name, *image, "--dry-run"])
     assert shown.exit_code == 0, shown.exception
     assert ("takes no range" in shown.stderr) == (name not in ("slurm", "ray"))
+    Path("job.yaml").write_text("workload: gpt\nglobal_batch: 64\ndevices: cpu:2\n")
+    chosen = ["submit", "job.yaml", "--to", name, *image, "--dry-run", "--nodes", "2..4"]
+    by_option = CliRunner().invoke(cli, chosen)
+    assert by_option.stderr == shown.stderr
+    ranges = "--set nodes=2..4", "['nodes=2..4']", "'--set', 'nodes=2..4'"
+    assert any(one in by_option.stdout for one in ranges) == (name in ("slurm", "ray"))
     if name == "ray":
         assert "\nNODES = 4\nLEAST = 2\n" in shown.stdout
         assert "nodes=4" not in shown.stdout
