@@ -214,6 +214,10 @@ class Queue:
     """How to look after the job of this id; keys are `state`, `logs`, `results`, `cancel`."""
     job_id: Callable[[Submission, str], str | None] = lambda submission, output: submission.label
     """Its id, from what the command prints; `None`: that is no id."""
+    undo: Callable[[Call, str], str] = lambda call, output: ""
+    """The command that removes what a refused call made, from what it printed; empty: it made nothing."""
+    note: Callable[[Submission, SubmitOptions], str | None] = lambda submission, options: None
+    """What may be missing in the script, which the scheduler takes as it is."""
     fewer: str = ""
     """With what a job with `nodes: 2..4` begins, for the documentation; empty: with all 4."""
     is_foreground: bool = False
@@ -276,7 +280,9 @@ def submit(queue: Queue, call: Call, path: Path, submission: Submission) -> str:
     if job_id is None:
         last = "\n".join(done.stderr.strip().splitlines()[-REASON_LINES:])  # a traceback ends with the reason
         reason = last or f"it answered {done.stdout.strip()!r}"
-        raise MachineError(f"{call.argv[0]} rejected the job: {reason}\n    the script is {path}")
+        undo = queue.undo(call, done.stdout)
+        made = f"\n    what it made before that is still there; to delete it: {undo}" if undo else ""
+        raise MachineError(f"{call.argv[0]} rejected the job: {reason}\n    the script is {path}{made}")
     return job_id
 
 

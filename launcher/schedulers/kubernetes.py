@@ -256,6 +256,14 @@ def call(wanted: Submission, options: SubmitOptions, path: Path, secret: str) ->
     return Call(("kubectl", *options.further, "create", "-f", "-"), text)
 
 
+def undo(call: Call, output: str) -> str:
+    """Deletes what `kubectl create` says that it has created."""
+    created = re.findall(r"(?m)^(\S+/\S+) created$", output)
+    *options, _, _, _ = call.argv[1:]
+    kubectl = shlex.join(("kubectl", *those_among(options, OF_ALL_COMMANDS)))
+    return f"{kubectl} delete {' '.join(created)}" if created else ""
+
+
 def next_commands(wanted: Submission, options: SubmitOptions, kinds: str, label: str) -> Mapping[str, str]:
     """How to look after what a manifest made: objects of these kinds, and Pods with this label."""
     kubectl = shlex.join(("kubectl", *those_among(options.further, OF_ALL_COMMANDS)))
@@ -302,6 +310,7 @@ QUEUE = Queue(
     takes=TAKES,
     script=script,
     call=call,
+    undo=undo,
     next_commands=lambda wanted, options, job_id: next_commands(
         wanted, options, "job,service,secret", "batch.kubernetes.io/job-name"
     ),

@@ -207,6 +207,19 @@ def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
     return [*lines, "--requeue"]
 
 
+_ABOUT_GPUS = re.compile(r"--(gpus|gres|exclusive|tres)|-G")
+
+
+def gpus_note(wanted: Submission, options: SubmitOptions) -> str | None:
+    """The note that no GPU is requested, where the job may want some: a partition may give them unasked."""
+    if wanted.num_gpus(options) is not None or any(map(_ABOUT_GPUS.match, options.further)):
+        return None
+    return (
+        f"`devices: {wanted.spec.devices}` leaves open how many GPUs a node has, so the script requests none\n"
+        "    --gpus-per-node 8 requests them, where the partition doesn't give them anyway"
+    )
+
+
 def clock(limit_s: int) -> str:
     """Seconds as Slurm writes them: `1-12:00:00`, `2:00:00`."""
     days, rest_s = divmod(limit_s, 24 * 3600)
@@ -239,6 +252,7 @@ SLURM = Scheduler(
         script=batch_script,
         call=lambda wanted, options, path, secret: Call(("sbatch", "--parsable", str(path))),
         next_commands=next_commands,
+        note=gpus_note,
         job_id=job_id_in,
         fewer="2 to 4, as many as Slurm gives (`--nodes=2-4`)",
     ),

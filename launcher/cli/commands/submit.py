@@ -127,8 +127,9 @@ def submit(
     label = label_for(spec.name)
     submission = Submission(spec, absolute(job), Path.cwd(), overrides, own_command(), label)
     text = QUEUES[name].script(submission, wanted)
-    if note := range_note(name, QUEUES[name], submission, wanted):
-        click.echo(note, err=True)
+    for note in (range_note(name, QUEUES[name], submission, wanted), QUEUES[name].note(submission, wanted)):
+        if note is not None:
+            click.echo(note, err=True)
     if dry_run:
         click.echo(text, nl=False)
         return 0

@@ -371,6 +371,34 @@ def test_a_command_that_is_missing_and_one_that_refuses(tmp_path: Path, wording:
     assert answer("grep", "standard input", queue="ray") == submission().label
 
 
+def test_what_a_refused_job_leaves_behind_is_named(tmp_path: Path, wording: Wording) -> None:
+    fake = tmp_path / "kubectl"
+    fake.write_text(
+        "#!/bin/sh\necho secret/x-1 created\necho service/x-1 created\n"
+        "echo 'Error from server (Forbidden): exceeded quota' >&2\nexit 1\n"
+    )
+    fake.chmod(0o755)
+    options = ("-n", "ml", "--validate=false", "create", "-f", "-")
+    with wording.raises(MachineError):
+        submit(QUEUES["kubernetes"], Call((str(fake), *options)), tmp_path / "x", submission())
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "is_said"),
+    [
+        ({"devices": "cuda"}, SubmitOptions(), True),
+        ({}, SubmitOptions(), True),
+        ({"devices": "cpu:2"}, SubmitOptions(), False),
+        ({"devices": "cuda"}, SubmitOptions(gpus_per_node=2), False),
+        ({"devices": "cuda"}, SubmitOptions(further=("--gres=gpu:2",)), False),
+        ({"devices": "cuda"}, SubmitOptions(further=("--constraint=a100",)), True),
+    ],
+)
+def test_a_script_without_gpus_is_noted(job: dict[str, str], options: SubmitOptions, is_said: bool) -> None:
+    note = QUEUES["slurm"].note(submission(**job), options)
+    assert (note is not None and "--gpus-per-node" in note) == is_said
+
+
 def test_the_docs_have_a_row_for_each() -> None:
     page = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text()
     assert [name for name in QUEUES if not re.search(rf"(?m)^\| `{name}`", page)] == []
