@@ -307,14 +307,15 @@ def fetched(url: Url) -> Path:
 
 
 def source_of(path: Path) -> Path | Url:
-    """The URL of which `path` is a copy that `fetched` made, or `path` itself."""
-    url = kept_at(path)
-    if url is None:
-        return path
+    """The URL of which `path` is a copy that `fetched` made, or a part of one; else `path` itself."""
     try:
-        return url if path.is_relative_to(_copies()) else path
+        copies = _copies()
     except OSError:  # no cache, so no copies
         return path
+    for run in (path, *path.parents) if path.is_relative_to(copies) else ():
+        if (url := kept_at(run)) is not None:
+            return Url("/".join((url, *path.relative_to(run).parts)))
+    return path
 
 
 @contextlib.contextmanager

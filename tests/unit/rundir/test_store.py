@@ -18,6 +18,7 @@ from fsspec.asyn import get_loop
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.run.open import traces_of
 from gpurun.launcher.rundir import store as stores
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.copier import Copier, copied
@@ -33,8 +34,10 @@ from gpurun.launcher.rundir.store import (
     refreshed,
     refuse_taken,
     refuse_unwritable,
+    source_of,
     stamps,
 )
+from gpurun.launcher.trace.analysis import discover
 from tests.s3 import S3Server
 from tests.wording import Wording
 
@@ -428,3 +431,18 @@ def test_a_bucket_that_is_not_there_is_refused_and_an_outage_is_not(
     assert not Store(url).fs.exists("bucket/run/.probe")
     with s3.away():
         refuse_unwritable(url)
+
+
+def test_messages_name_the_url_of_a_copy_and_not_the_cache(run: Path, wording: Wording) -> None:
+    for variant in ("ddp-1", "ddp-2"):
+        trace = run / "variants" / variant / "rank0.pt.trace.json.gz"
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        trace.write_bytes(b"")
+    Copier(run, Store(HERE), print).step()
+    copy = fetched(HERE)
+    assert source_of(copy) == HERE
+    assert source_of(copy / "variants/ddp-2") == f"{HERE}/variants/ddp-2"
+    assert source_of(run) == run
+    with wording.raises(SpecError):
+        traces_of(copy)
+    assert discover._commands([copy / "variants/ddp-2"]) == f"\n    gpurun trace {HERE}/variants/ddp-2"
