@@ -300,6 +300,17 @@ def test_a_node_with_another_secret_learns_it_at_once(loop: LinkLoop) -> None:
         second.await_connected(WAIT_S)
 
 
+@pytest.mark.parametrize("of_node_0", [SECRET, None])
+def test_insecure_on_one_side_only_is_named_at_once(
+    of_node_0: Identity | None, loop: LinkLoop, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    monkeypatch.setattr("gpurun.launcher.nodes.transport.client._CLOSED_TIMES", 2)
+    port = free_port()
+    ends = options(0, port, of_node_0), options(1, port, None if of_node_0 else SECRET)
+    with linked(loop, *ends) as (_, second), wording.raises(MachineError, hide=r"(?<=:)\d+"):
+        second.await_connected(WAIT_S)
+
+
 def test_node_0_says_once_from_where_a_node_with_another_secret_came(loop: LinkLoop) -> None:
     port = free_port()
     with linked(loop, options(0, port), options(1, port, OTHER), options(2, port, OTHER)) as (first, *others):
