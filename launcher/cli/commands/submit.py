@@ -44,6 +44,9 @@ def show_list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     for name, queue in QUEUES.items():
         found = shutil.which(queue.command) or f"{queue.command} is not on PATH"
         click.echo(f"{name:<12}{found}\n{'':<12}preemption: {SCHEDULERS[name].preemption}")
+    click.echo(
+        "\nwithout one  start gpurun on each node: --node-rank N --rendezvous HOST[:PORT], HOST is node 0"
+    )
     ctx.exit()
 
 

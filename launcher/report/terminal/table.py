@@ -14,6 +14,7 @@ from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
+from gpurun.launcher.jobfile.values import node_bounds
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms
 from gpurun.launcher.report.terminal.changes import gate_table
@@ -327,6 +328,9 @@ def incomplete_text(comparison: Comparison, run: str | None) -> str:
     """The advice for a run that was stopped; the versions of a gate are gone with it."""
     if comparison.gate is not None:
         return "This gate is not complete: start it again."
+    if node_bounds(comparison.job.get("nodes") or 1)[1] > 1:
+        begin = f"start all nodes as before, node 0 with --resume {run or 'RUN'}"
+        return f"This run is not complete: {begin}, to measure what is missing."
     command = "gpurun tune" if comparison.search else "gpurun"
     return f"This run is not complete: {command} --resume {run or 'RUN'} measures what is missing."
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import secrets
 import socket
 import stat
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -298,6 +300,29 @@ def test_a_node_with_another_secret_learns_it_at_once(loop: LinkLoop) -> None:
     refused = pytest.raises(MachineError, match="does not have the secret of node 1")
     with linked(loop, options(0, port), options(1, port, OTHER)) as (_, second), refused:
         second.await_connected(WAIT_S)
+
+
+def test_a_secret_that_is_refused_is_refused_before_a_node_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPURUN_SECRET", "short")
+    job = load_text("workload: sleep\ndevices: cpu:1\nnodes: 2\nglobal_batch: 8\n", "", (), Path())
+    said: list[str] = []
+    flags = NodeFlags(1, f"127.0.0.1:{free_port()}")
+    with pytest.raises(SpecError, match="GPURUN_SECRET is shorter"):
+        joined(job, Path(), flags, inspect_machine(), said.append).__enter__()
+    assert said == []
+
+
+def test_a_silent_node_counts_as_lost_when_it_is_said() -> None:
+    said: list[Any] = []
+    server = Server(options(0, 1), said.append)
+    server.begin(("host0", "host1", "host2"))
+    for rank in (1, 2):
+        server.silence.hear(rank, 0.0)
+        server._report_change(rank, is_quiet=True)
+        server.silence.close(rank, 1.0)
+        server._report_change(rank, is_quiet=True)
+    limits = [re.search(r"after (\d+) s", one.message.text) for one in said]
+    assert [float(found[1]) for found in limits if found] == [30.0, CLOSED_S] * 2
 
 
 @pytest.mark.parametrize("of_node_0", [SECRET, None])

@@ -329,6 +329,7 @@ def test_the_list_names_all_and_how_each_announces_a_preemption() -> None:
     for name in QUEUES:
         assert re.search(rf"(?m)^{name} ", shown.output)
         assert SCHEDULERS[name].preemption in shown.output
+    assert "--node-rank N --rendezvous HOST[:PORT]" in shown.output  # by hand
 
 
 @pytest.mark.parametrize("name", [name for name, queue in QUEUES.items() if not queue.is_foreground])
