@@ -198,6 +198,12 @@ def parse_nodes(ctx: click.Context, param: click.Parameter, value: str | None) -
         raise click.BadParameter(f"{wrong}; write 2, or 2..4") from None
 
 
+def nodes_option(more: str) -> Callable[[F], F]:
+    """`--nodes`; `more` says what else there is to know about it."""
+    text = f"Number of nodes, or the least and the most; {more}"
+    return click.option("--nodes", callback=parse_nodes, metavar="N|A..B", help=text)
+
+
 def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -> slice | None:
     """`A:B`, where either may be left out, as a slice of step numbers; `A` alone is that one step."""
     if value is None:

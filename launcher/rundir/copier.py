@@ -104,7 +104,7 @@ class Copier:
 
 @dataclass
 class Copy:
-    """What becomes of the copy of a run."""
+    """The copy of a run, and how it ended."""
 
     limit_s: float = FINAL_S
     """How long the command waits for it once the run has ended."""

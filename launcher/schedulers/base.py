@@ -165,6 +165,11 @@ class Submission:
         indices = [int(name.partition(":")[2]) for name in names if ":" in name]  # others are UUIDs
         return 1 + max(indices) if len(indices) == len(devices) else None
 
+    @property
+    def leaves_gpus_open(self) -> str:
+        """The sentence about a job of which `num_gpus` is not known."""
+        return f"`devices: {self.spec.devices}` leaves open how many GPUs a node has"
+
     def stated_gpus(self, options: SubmitOptions) -> int:
         """The GPUs of a node, for schedulers that give none unless asked.
 
@@ -178,10 +183,7 @@ class Submission:
                 "    --gpus-per-node 1 requests one, and --set devices=auto uses it; or leave out --gpu"
             )
         if number is None:
-            raise SpecError(
-                f"`devices: {self.spec.devices}` leaves open how many GPUs a node has\n"
-                "    add --gpus-per-node 8, or --set devices=cpu:2"
-            )
+            raise SpecError(f"{self.leaves_gpus_open}\n    add --gpus-per-node 8, or --set devices=cpu:2")
         return number
 
 

@@ -215,7 +215,7 @@ def gpus_note(wanted: Submission, options: SubmitOptions) -> str | None:
     if wanted.num_gpus(options) is not None or any(map(_ABOUT_GPUS.match, options.further)):
         return None
     return (
-        f"`devices: {wanted.spec.devices}` leaves open how many GPUs a node has; the script requests none\n"
+        f"{wanted.leaves_gpus_open}; the script requests none\n"
         "    --gpus-per-node 8 requests them, where the partition doesn't give them anyway"
     )
 

@@ -20,11 +20,11 @@ from gpurun.launcher.cli.options import (
     job_argument,
     json_option,
     node_options,
+    nodes_option,
     only_rank_option,
     option_meant,
     out_option,
     out_or_url_option,
-    parse_nodes,
     parse_wait,
     quiet_option,
     refuse_url,
@@ -195,12 +195,7 @@ class ProgramCommand(click.Command):
 )
 @devices_option
 @out_or_url_option
-@click.option(
-    "--nodes",
-    callback=parse_nodes,
-    metavar="N|A..B",
-    help="Number of nodes, or the least and the most; run the same command on each.",
-)
+@nodes_option("run the same command on each.")
 @node_options
 @only_rank_option
 @quiet_option

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gpurun.launcher.cli.options import WholeNumber, job_argument, parse_nodes, set_option
+from gpurun.launcher.cli.options import WholeNumber, job_argument, nodes_option, set_option
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Queue, Submission, SubmitOptions, range_note, time_limit
@@ -72,12 +72,7 @@ def store_url(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=show_list, help="List the schedulers."
 )
-@click.option(
-    "--nodes",
-    callback=parse_nodes,
-    metavar="N|A..B",
-    help="Number of nodes, or the least and the most; default: the job's `nodes`.",
-)
+@nodes_option("default: the job's `nodes`.")
 @click.option("--time", metavar="TIME", help=f"Time limit: 90m, 2:00:00 or 1-12:00:00 {taken_by('time')}.")
 @click.option(
     "--image", metavar="IMAGE", help=f"Container image with gpurun and the job {taken_by('image')}."

@@ -328,11 +328,12 @@ def incomplete_text(comparison: Comparison, run: str | None) -> str:
     """The advice for a run that was stopped; the versions of a gate are gone with it."""
     if comparison.gate is not None:
         return "This gate is not complete: start it again."
-    if node_bounds(comparison.job.get("nodes") or 1)[1] > 1:
-        begin = f"start all nodes as before, node 0 with --resume {run or 'RUN'}"
-        return f"This run is not complete: {begin}, to measure what is missing."
     command = "gpurun tune" if comparison.search else "gpurun"
-    return f"This run is not complete: {command} --resume {run or 'RUN'} measures what is missing."
+    resume = f"--resume {run or 'RUN'}"
+    advice = f"{command} {resume} measures what is missing"
+    if node_bounds(comparison.job.get("nodes") or 1)[1] > 1:
+        advice = f"to measure what is missing, start all nodes as before, node 0 with {resume}"
+    return f"This run is not complete: {advice}."
 
 
 def _more_lines(run: str, page: Page, has_figures: bool) -> list[Text]:

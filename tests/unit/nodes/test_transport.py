@@ -1,11 +1,8 @@
 """The connection between nodes: proof of the secret, order, reconnection, silence."""
 
-import os
 import random
 import re
-import secrets
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -34,7 +31,7 @@ from gpurun.launcher.nodes.transport.connection import (
     decode_frame,
     encode_frame,
 )
-from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
+from gpurun.launcher.nodes.transport.credentials import Identity, identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
 from gpurun.launcher.nodes.transport.server import MAX_STRANGERS, MOST_REFUSALS, Server
 from tests.strangers import CRAFTED, REFUSED, SILENT, approach, few_files, noise
@@ -302,16 +299,6 @@ def test_a_node_with_another_secret_learns_it_at_once(loop: LinkLoop) -> None:
         second.await_connected(WAIT_S)
 
 
-def test_a_secret_that_is_refused_is_refused_before_a_node_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPURUN_SECRET", "short")
-    job = load_text("workload: sleep\ndevices: cpu:1\nnodes: 2\nglobal_batch: 8\n", "", (), Path())
-    said: list[str] = []
-    flags = NodeFlags(1, f"127.0.0.1:{free_port()}")
-    with pytest.raises(SpecError, match="GPURUN_SECRET is shorter"):
-        joined(job, Path(), flags, inspect_machine(), said.append).__enter__()
-    assert said == []
-
-
 def test_a_silent_node_counts_as_lost_when_it_is_said() -> None:
     said: list[Any] = []
     server = Server(options(0, 1), said.append)
@@ -408,28 +395,3 @@ def test_2000_silent_connections_keep_no_node_out(loop: LinkLoop) -> None:
                 second.send(0, LogText("in"))
                 assert collect(first, 2) == [REFUSED, LogText("in")]  # it says so of `PRI`
             strangers.communicate(b"\n")
-
-
-def test_a_secret_is_made_once_for_a_user(tmp_path: Path, wording: Wording) -> None:
-    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
-    secret, path = find_secret(environ), tmp_path / "gpurun" / "secret"
-    assert len(secret) >= 32
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert find_secret(environ) == secret
-    assert os.listdir(path.parent) == ["secret"]
-    path.chmod(0o640)
-    with wording.raises(MachineError):
-        find_secret(environ)
-
-
-def test_a_secret_from_the_environment_has_to_be_long(tmp_path: Path, wording: Wording) -> None:
-    good = secrets.token_hex(8)
-    assert find_secret({"GPURUN_SECRET": good}) == good.encode()
-    with pytest.raises(SpecError, match="shorter than 16 bytes"):
-        find_secret({"GPURUN_SECRET": "short"})
-    for weak in ("s" * 40, "abcdefghijklmnopqrstuvwxyz", "1234567890123456", "geheim!?" * 2, "0123" * 8):
-        with pytest.raises(SpecError, match="could be guessed"):
-            find_secret({"GPURUN_SECRET": weak})
-    (tmp_path / "file").touch()
-    with wording.raises(MachineError):
-        find_secret({"XDG_CONFIG_HOME": str(tmp_path / "file")})

@@ -372,18 +372,6 @@ def test_a_command_that_is_missing_and_one_that_refuses(tmp_path: Path, wording:
     assert answer("grep", "standard input", queue="ray") == submission().label
 
 
-def test_what_a_refused_job_leaves_behind_is_named(tmp_path: Path, wording: Wording) -> None:
-    fake = tmp_path / "kubectl"
-    fake.write_text(
-        "#!/bin/sh\necho secret/x-1 created\necho service/x-1 created\n"
-        "echo 'Error from server (Forbidden): exceeded quota' >&2\nexit 1\n"
-    )
-    fake.chmod(0o755)
-    options = ("-n", "ml", "--validate=false", "create", "-f", "-")
-    with wording.raises(MachineError):
-        submit(QUEUES["kubernetes"], Call((str(fake), *options)), tmp_path / "x", submission())
-
-
 @pytest.mark.parametrize(
     ("job", "options", "is_said"),
     [

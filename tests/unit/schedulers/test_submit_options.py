@@ -10,9 +10,10 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.commands.submit import QUEUES
 from gpurun.launcher.cli.main import cli
-from gpurun.launcher.errors import SpecError
-from gpurun.launcher.schedulers.base import SubmitOptions
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.schedulers.base import Call, SubmitOptions, submit
 from tests.unit.schedulers.test_submissions import OPTIONS, found_in, script, submission
+from tests.wording import Wording
 
 IN_IMAGES = ("kubernetes", "jobset", "trainjob", "skypilot")
 
@@ -132,3 +133,15 @@ def test_a_range_of_nodes_means_a_range_or_says_that_it_does_not(
         cli, ["submit", "job.yaml", "--to", name, *image, "--dry-run", "--nodes", "3"]
     )
     assert chosen.stderr == ""
+
+
+def test_what_a_refused_job_leaves_behind_is_named(tmp_path: Path, wording: Wording) -> None:
+    fake = tmp_path / "kubectl"
+    fake.write_text(
+        "#!/bin/sh\necho secret/x-1 created\necho service/x-1 created\n"
+        "echo 'Error from server (Forbidden): exceeded quota' >&2\nexit 1\n"
+    )
+    fake.chmod(0o755)
+    options = ("-n", "ml", "--validate=false", "create", "-f", "-")
+    with wording.raises(MachineError):
+        submit(QUEUES["kubernetes"], Call((str(fake), *options)), tmp_path / "x", submission())
