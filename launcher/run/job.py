@@ -216,14 +216,24 @@ def carry_out(
             reporter=Reporter(ready.run, say, hide),
             relay=output.relay(lambda text: progress.say(hide(text)), ready.spec.logs.keep_bytes),
         )
-        with (
-            claimed(ready.run),
-            copied(ready.run.path, kept_at(ready.run.path), say) as copy,
-            forwarded(lambda number: session.ranks.forward(number)),
-        ):
-            finished = finish(session)
-            if finished.error and finished.error.exit_code == Interrupted.exit_code:
-                copy.limit_s = INTERRUPTED_S
+        with claimed(ready.run):
+            return finish_and_copy(session, say)
+
+
+def finish_and_copy(session: Session, say: Callable[[str], None]) -> Finished:
+    """Executes the session while its run is copied to where it is kept too; what is missing there is an error.
+
+    Args:
+        say: shows what becomes of the copy.
+    """
+    path = session.run.path
+    with (
+        copied(path, kept_at(path), say) as copy,
+        forwarded(lambda number: session.ranks.forward(number)),
+    ):
+        finished = finish(session)
+        if finished.error and finished.error.exit_code == Interrupted.exit_code:
+            copy.limit_s = INTERRUPTED_S
     return replace(finished, error=finished.error or copy.error)
 
 

@@ -121,8 +121,8 @@ def test_a_range_of_nodes_means_a_range_or_says_that_it_does_not(
     assert shown.exit_code == 0, shown.exception
     assert ("takes no range" in shown.stderr) == (name not in ("slurm", "ray"))
     Path("job.yaml").write_text("workload: gpt\nglobal_batch: 64\ndevices: cpu:2\n")
-    chosen = ["submit", "job.yaml", "--to", name, *image, "--dry-run", "--nodes", "2..4"]
-    by_option = CliRunner().invoke(cli, chosen)
+    words = ["submit", "job.yaml", "--to", name, *image, "--dry-run", "--nodes", "2..4"]
+    by_option = CliRunner().invoke(cli, words)
     assert by_option.stderr == shown.stderr
     ranges = "--set nodes=2..4", "['nodes=2..4']", "'--set', 'nodes=2..4'"
     assert any(one in by_option.stdout for one in ranges) == (name in ("slurm", "ray"))
