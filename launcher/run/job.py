@@ -221,7 +221,7 @@ def carry_out(
 
 
 def finish_and_copy(session: Session, say: Callable[[str], None]) -> Finished:
-    """Executes the session while its run is copied to where it is kept too; what is missing there is an error.
+    """Executes the session, and copies its run to where it is kept too; missing files are an error.
 
     Args:
         say: shows what becomes of the copy.
