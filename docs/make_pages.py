@@ -63,7 +63,7 @@ Exit codes:
 |---|---|
 | 0 | ok, also with variants that ran out of memory, were skipped or stayed unsteady |
 | 2 | the job file or the command line is wrong |
-| 3 | the machine lacks what the job asks for, or a check of `gpurun selftest` failed |
+| 3 | the machine lacks what the job asks for, results are missing in the store, or a self-test failed |
 | 4 | a variant failed or timed out, all variants ran out of memory, or a node was lost |
 | 5 | a gate fails: a variant is slower than `--fail-slower` allows |
 | 6 | a gate is undecided: whether a variant is that slow could not be shown |

@@ -115,11 +115,27 @@ run_argument = click.argument("run", type=READ, metavar="RUN", shell_complete=ru
 out_option = click.option(
     "--out", type=RunPath(refuse_url), help="The run directory; default: runs/NAME/TIME."
 )
+
+
+def directory_and_url(
+    ctx: click.Context, param: click.Parameter, value: "tuple[Path | Url, ...]"
+) -> "tuple[Path | None, Url | None]":
+    """The run directory, and where it is kept too; each at most once."""
+    urls = [one for one in value if isinstance(one, str)]
+    paths = [one for one in value if isinstance(one, Path)]
+    for kind, several in (("directories", paths), ("URLs", urls)):
+        if len(several) > 1:
+            raise click.BadParameter(f"{several[0]} and {several[1]} are two {kind}; name one", ctx, param)
+    return next(iter(paths), None), next(iter(urls), None)
+
+
 out_or_url_option = click.option(
     "--out",
     type=RunPath(written_url),
+    multiple=True,
+    callback=directory_and_url,
     metavar="PATH|URL",
-    help="The run directory; default: runs/NAME/TIME, which is copied to a URL (s3://, …) as it grows.",
+    help="The run directory; default: runs/NAME/TIME. It is copied to a URL (s3://, …) as it grows.",
 )
 devices_option = click.option(
     "--devices",
@@ -169,6 +185,23 @@ def parse_ranks(ctx: click.Context, param: click.Parameter, value: str | None) -
     if not ranks or min(ranks) < 0:
         raise click.BadParameter(f"{value!r} names no rank; write 0,2-3")
     return tuple(dict.fromkeys(ranks))
+
+
+def parse_nodes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
+    """`4`, or a range `2..4`, as the key `nodes` has it."""
+    from gpurun.launcher.jobfile.field_types import InvalidValue
+    from gpurun.launcher.jobfile.values import parse_nodes
+
+    try:
+        return parse_nodes(int(value) if value.isdecimal() else value) if value is not None else None
+    except InvalidValue as wrong:
+        raise click.BadParameter(f"{wrong}; write 2, or 2..4") from None
+
+
+def nodes_option(more: str) -> Callable[[F], F]:
+    """`--nodes`; `more` says what else there is to know about it."""
+    text = f"Number of nodes, or the least and the most; {more}"
+    return click.option("--nodes", callback=parse_nodes, metavar="N|A..B", help=text)
 
 
 def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -> slice | None:

@@ -78,7 +78,7 @@ def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
 
 def run_and_print(
     invocation: Callable[[], Any],
-    out: "Path | Url | None",
+    out: "tuple[Path | None, Url | None]",
     resume: "Path | Url | None",
     *,
     only_rank: int | None,
@@ -90,7 +90,7 @@ def run_and_print(
 
     Args:
         invocation: what to run; called after the fork, since it imports much.
-        out: the run directory, or a URL at which the run is kept too.
+        out: the run directory, and a URL at which the run is kept too.
         resume: the run to continue.
         place: the flags about this node.
 
@@ -100,7 +100,7 @@ def run_and_print(
     from gpurun.launcher.processes.guard import split_process
     from gpurun.launcher.rundir.paths import check_writable
 
-    directory = out if isinstance(out, Path) else None
+    directory, keep_at = out
     if resume is None:
         check_writable(directory or Path("runs"))
     with split_process() as guard:  # forks: nothing heavy may be imported before
@@ -114,7 +114,6 @@ def run_and_print(
 
             output, flags = Output(quiet, only_rank), node_flags(**place)
             before = fetched(resume) if isinstance(resume, str) else resume
-            keep_at = out if isinstance(out, str) else None
             finished = run_job(pools, invocation, directory, before, output, flags, keep_at)
     if finished is None:
         return  # node 0 has the results

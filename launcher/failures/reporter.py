@@ -16,6 +16,7 @@ from gpurun.launcher.machine.resource_limits import remedy
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.paths import older_part
 from gpurun.launcher.rundir.records import Restart, RootCause
+from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.units import format_duration
 
 LOG_TAIL_BYTES = 1 << 16
@@ -141,7 +142,7 @@ def full_disk(run: RunDir, attempt: str, rank: int, host: str | None) -> Machine
     why = plain(said).splitlines()[-1] if limit else f"can't write to {run.path}: {CANT_WRITE}"
     return MachineError(
         f"the workers{where} {why}\n"
-        f"    {limit or 'free some space'}, then continue: gpurun --resume {run.path}\n"
+        f"    {limit or 'free some space'}, then continue: gpurun --resume {source_of(run.path)}\n"
         f"    log: {run.log(attempt, rank)}"
     )
 

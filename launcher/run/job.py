@@ -36,10 +36,10 @@ from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
-from gpurun.launcher.rundir.copier import copied
+from gpurun.launcher.rundir.copier import INTERRUPTED_S, copied
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Event, MaxBatch
-from gpurun.launcher.rundir.store import Url, keep_at, kept_at, refuse_taken
+from gpurun.launcher.rundir.store import Url, keep_at, kept_at, refuse_taken, refuse_unwritable
 from gpurun.launcher.units import format_duration, plural
 
 LATEST = Path("latest")
@@ -143,8 +143,10 @@ def prepare(
         VariantError: `global_batch: max` could not be found.
     """
     spec, resume, found = job.spec, job.resumed, None
-    if job.keep_at is not None and resume is None:
-        refuse_taken(job.keep_at)
+    if (url := job.keep_at or (kept_at(resume) if resume else None)) is not None:
+        if resume is None:
+            refuse_taken(url)
+        refuse_unwritable(url)
     if wants_max(spec):
         found = find_run(resume).read_max_batch() if resume else None
         here = partial(find_max_batch, spec, machine, pool, job.job_dir, say_on_stderr)
@@ -214,12 +216,25 @@ def carry_out(
             reporter=Reporter(ready.run, say, hide),
             relay=output.relay(lambda text: progress.say(hide(text)), ready.spec.logs.keep_bytes),
         )
-        with (
-            claimed(ready.run),
-            copied(ready.run.path, kept_at(ready.run.path), say),
-            forwarded(lambda number: session.ranks.forward(number)),
-        ):
-            return finish(session)
+        with claimed(ready.run):
+            return finish_and_copy(session, say)
+
+
+def finish_and_copy(session: Session, say: Callable[[str], None]) -> Finished:
+    """Executes the session, and copies its run to where it is kept too; missing files are an error.
+
+    Args:
+        say: shows what becomes of the copy.
+    """
+    path = session.run.path
+    with (
+        copied(path, kept_at(path), say) as copy,
+        forwarded(lambda number: session.ranks.forward(number)),
+    ):
+        finished = finish(session)
+        if finished.error and finished.error.exit_code == Interrupted.exit_code:
+            copy.limit_s = INTERRUPTED_S
+    return replace(finished, error=finished.error or copy.error)
 
 
 def finish(session: Session) -> Finished:

@@ -22,6 +22,7 @@ from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, open_regular, read_json, write_bytes, write_json
 from gpurun.launcher.rundir.paths import SELFTEST, check_owner, elsewhere, is_name
 from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
+from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.units import format_duration
 
 _MOST_NAME_BYTES = 255
@@ -268,8 +269,11 @@ def traces_of(path: Path) -> list[Path]:
             f"{path}: this run took no traces (to take some, put `profile: {{steps: 3}}` into the job)"
         )
     if len(directories) > 1:
-        named = "".join(f"\n    gpurun trace {directory}" for directory in directories)
-        raise SpecError(f"{path} holds the traces of {len(directories)} variants; choose one of them:{named}")
+        named = "".join(f"\n    gpurun trace {source_of(directory)}" for directory in directories)
+        text = (
+            f"{source_of(path)} holds the traces of {len(directories)} variants; choose one of them:{named}"
+        )
+        raise SpecError(text)
     return directories
 
 
@@ -286,7 +290,7 @@ def read_invocation(path: Path) -> Invocation:
     if not _is_file(job_file):
         raise SpecError(
             f"the run's job file {job_file} no longer exists\n"
-            f"    use the copy in the run: gpurun {run.job} --resume {path}"
+            f"    use the copy in the run: gpurun {run.job} --resume {source_of(path)}"
         )
     return Invocation(job_file, stored.overrides, Path(stored.job_dir) if stored.job_dir else None)
 

@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError
@@ -11,10 +12,11 @@ from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.store import EVERY_S, VERSIONS, Stamp, Store, Url, read_versions, reason, stamps
 
 PLAN = "plan.json"
+_GOES_ON = "the run goes on, and is copied as soon as that is possible"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """Before the store is tried again; doubled each time."""
-FINAL_S = 60.0
-"""How long the command waits for the store once the run has ended."""
+FINAL_S, INTERRUPTED_S = 60.0, 30.0
+"""How long the command waits for the store once the run has ended; a Pod is killed 60 s after SIGTERM."""
 SMALL_BYTES = 1 << 20
 GROWTH = 1.25
 """A larger file is copied again when it has grown by this factor, and at the end: stores only replace."""
@@ -49,7 +51,7 @@ class Copier:
         try:
             self._copy(final)
         except Exception as error:  # every store has exceptions of its own
-            self._failed(error)
+            self._failed(error, final)
             return False
         if self.error is not None:
             self._say(f"{self._store.url} can be written again")
@@ -91,50 +93,59 @@ class Copier:
             found = {name: (there[name], stamp) for name, stamp in copied.items() if name in there}
             write_json(self._run / VERSIONS, found)
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, final: bool) -> None:
         if self.error is None:
-            self._say(
-                f"can't write to {self._store.url}: {reason(error)}\n"
-                "    the run goes on, and is copied as soon as that is possible"
-            )
+            now = "the run has ended; trying again" if final else _GOES_ON
+            self._say(f"can't write to {self._store.url}: {reason(error)}\n    {now}")
         self.error = error
         self._next_s = self._clock() + min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
         self._failures = min(self._failures + 1, 10)
 
 
+@dataclass
+class Copy:
+    """The copy of a run, and how it ended."""
+
+    limit_s: float = FINAL_S
+    """How long the command waits for it once the run has ended."""
+    error: MachineError | None = None
+    """At the end, that files are missing there."""
+
+
 @contextlib.contextmanager
-def copied(run: Path, url: Url | None, say: Callable[[str], None]) -> Iterator[None]:
+def copied(run: Path, url: Url | None, say: Callable[[str], None]) -> Iterator[Copy]:
     """Copies the run to the URL until the block is left, and then what is missing; `None`: to nowhere."""
+    copy = Copy()
     if url is None:
-        yield
+        yield copy
         return
     copier, stop = Copier(run, Store(url), say), threading.Event()
-
-    def copy() -> None:
-        while not stop.wait(EVERY_S):
-            copier.step()
-
-    thread = threading.Thread(target=copy, daemon=True, name="copier")
+    thread = threading.Thread(target=_keep_copying, args=(copier, stop, copy), daemon=True, name="copier")
     thread.start()
     try:
-        yield
+        yield copy
     finally:
         stop.set()
-        thread.join(FINAL_S)
-        say(_finish(copier, run, url, is_free=not thread.is_alive()))
+        thread.join(copy.limit_s)  # even if the store takes a request and never answers
+        missing, total = len(copier.outdated()), len(stamps(run))
+        copy.error = _incomplete(run, url) if missing else None
+        cause = f"can't be written: {reason(copier.error)}" if copier.error else "does not answer in time"
+        said = f"not at {url}: {missing} of {total} files, since it {cause}"
+        say(f"{said}\n    nothing is lost: they are in {run}" if missing else f"the run is also at {url}")
 
 
-def _finish(copier: Copier, run: Path, url: Url, is_free: bool) -> str:
-    """Copies the rest; what has come of that."""
-    deadline = time.monotonic() + FINAL_S
-    while is_free and not copier.step(final=True) and time.monotonic() < deadline:
+def _keep_copying(copier: Copier, stop: threading.Event, copy: Copy) -> None:
+    while not stop.wait(EVERY_S):
+        copier.step()
+    deadline = time.monotonic() + copy.limit_s
+    while not copier.step(final=True) and time.monotonic() + FIRST_PAUSE_S < deadline:
         time.sleep(FIRST_PAUSE_S)
-    missing = len(copier.outdated())
-    if not missing:
-        return f"the run is also at {url}"
-    return (
-        f"not at {url}: {missing} of {len(stamps(run))} files, since it can't be written: "
-        f"{reason(copier.error)}\n    nothing is lost; to copy them later: gpurun --resume {run}"
+
+
+def _incomplete(run: Path, url: Url) -> MachineError:
+    return MachineError(
+        f"results are missing at {url}; to copy them later: gpurun --resume {run}\n"
+        "    --out URL copies them to another place"
     )
 
 

@@ -38,6 +38,7 @@ VERSIONS = ".versions.json"
 """In a run directory, or a copy: which version of each file in the store is which here."""
 _STORE = ".store"
 """In a run directory: the URL where it is kept too. Neither is copied."""
+_PROBE = ".probe"
 
 Stamp = tuple[int, int, int]
 """Size, time and inode of a file."""
@@ -49,8 +50,12 @@ class Url(str):
     """Where a run is kept, or is to be."""
 
 
-def as_url(text: str) -> Url | None:
+def as_url(text: str, is_used_here: bool = True) -> Url | None:
     """`None`: it is a path.
+
+    Args:
+        text: as a user writes it.
+        is_used_here: whether the store's package is needed on this machine.
 
     Raises:
         SpecError: it is a URL that names no directory, or no kind of store that there is.
@@ -73,7 +78,8 @@ def as_url(text: str) -> Url | None:
     if slashes == 1 or not rest or (slashes > 2 and not is_path) or (slashes == 2 and is_file):
         meant = f"{kind}:///{rest or 'PATH'}" if is_path else f"{kind}://{rest or 'BUCKET/PATH'}"
         raise SpecError(f"{text} is not the URL of a directory in a store; write {meant}")
-    _check_package(f"{kind}://{place}", kind)
+    if is_used_here:
+        _check_package(f"{kind}://{place}", kind)
     return Url(f"{kind}://{place}")
 
 
@@ -246,6 +252,27 @@ def refuse_taken(url: Url) -> None:
         raise SpecError(f"{url} already holds files; name another --out, or continue them: --resume {url}")
 
 
+def refuse_unwritable(url: Url) -> None:
+    """Returns if files can be written there, or the store can't be reached now: the copier waits for it.
+
+    Raises:
+        MachineError: there is no such bucket, or it may not be written.
+    """
+    store = Store(url)
+    try:
+        with store._whole(f"{store.root}/{_PROBE}") as file:
+            file.write(b"")
+    except (FileNotFoundError, PermissionError) as error:
+        raise MachineError(
+            f"can't write to {url}: {reason(error)}\n"
+            "    create the bucket or get permission to write there, or name another place: --out URL"
+        ) from error
+    except Exception:
+        return
+    with contextlib.suppress(Exception):
+        store.remove(_PROBE)
+
+
 def fetched(url: Url) -> Path:
     """A copy of what is at the URL, in the user's cache: a directory, or the one file.
 
@@ -280,14 +307,15 @@ def fetched(url: Url) -> Path:
 
 
 def source_of(path: Path) -> Path | Url:
-    """The URL of which `path` is a copy that `fetched` made, or `path` itself."""
-    url = kept_at(path)
-    if url is None:
-        return path
+    """The URL of which `path` is a copy that `fetched` made, or a part of one; else `path` itself."""
     try:
-        return url if path.is_relative_to(_copies()) else path
+        copies = _copies()
     except OSError:  # no cache, so no copies
         return path
+    for run in (path, *path.parents) if path.is_relative_to(copies) else ():
+        if (url := kept_at(run)) is not None:
+            return Url("/".join((url, *path.relative_to(run).parts)))
+    return path
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ Environ = Mapping[str, str]
 class SubmitOptions:
     """The command line's options for the scheduler; `None` leaves it to the cluster's default."""
 
-    nodes: int | None = None
+    nodes: Nodes | None = None
     time: int | None = None
     """The limit in seconds."""
     partition: str | None = None
@@ -39,6 +40,8 @@ class SubmitOptions:
     """The kind of GPU: `H100`; on Kubernetes a resource: `amd.com/gpu`."""
     volume: str | None = None
     """The PersistentVolumeClaim that keeps run directories."""
+    out: str | None = None
+    """The URL below which run directories are kept too."""
     further: tuple[str, ...] = ()
     """Other options of the command that submits, as they are: `--constraint=a100`."""
 
@@ -106,7 +109,11 @@ class Submission:
 
     def num_nodes(self, options: SubmitOptions) -> int:
         """The number of nodes; the most of a range."""
-        return options.nodes or node_bounds(self.spec.nodes)[1]
+        return node_bounds(self.nodes(options))[1]
+
+    def nodes(self, options: SubmitOptions) -> Nodes:
+        """The number of nodes, or the range, as a job states it."""
+        return options.nodes or self.spec.nodes
 
     def command(self, options: SubmitOptions, nodes: Nodes | None = None) -> list[str]:
         """The command that starts the job on a node that has this machine's file system at the same paths.
@@ -133,6 +140,14 @@ class Submission:
             *self._overrides(self.num_nodes(options)),
         ]
 
+    def store(self, options: SubmitOptions, name: str) -> list[str]:
+        """The words with which a run is kept in the store too, called `name` there."""
+        return ["--out", f"{options.out}/{name}"] if options.out else []
+
+    def store_in_bash(self, options: SubmitOptions, name: str) -> str:
+        """Likewise, for a script in which bash expands `name`."""
+        return f' --out {shlex.quote(options.out)}/"{name}"' if options.out else ""
+
     def _overrides(self, nodes: Nodes) -> list[str]:
         changed = [f"nodes={nodes}"] if nodes != self.spec.nodes else []
         return [word for one in (*self.overrides, *changed) for word in ("--set", one)]
@@ -150,6 +165,11 @@ class Submission:
         indices = [int(name.partition(":")[2]) for name in names if ":" in name]  # others are UUIDs
         return 1 + max(indices) if len(indices) == len(devices) else None
 
+    @property
+    def leaves_gpus_open(self) -> str:
+        """The sentence about a job of which `num_gpus` is not known."""
+        return f"`devices: {self.spec.devices}` leaves open how many GPUs a node has"
+
     def stated_gpus(self, options: SubmitOptions) -> int:
         """The GPUs of a node, for schedulers that give none unless asked.
 
@@ -163,10 +183,7 @@ class Submission:
                 "    --gpus-per-node 1 requests one, and --set devices=auto uses it; or leave out --gpu"
             )
         if number is None:
-            raise SpecError(
-                f"`devices: {self.spec.devices}` leaves open how many GPUs a node has\n"
-                "    add --gpus-per-node 8, or --set devices=cpu:2"
-            )
+            raise SpecError(f"{self.leaves_gpus_open}\n    add --gpus-per-node 8, or --set devices=cpu:2")
         return number
 
 
@@ -199,6 +216,10 @@ class Queue:
     """How to look after the job of this id; keys are `state`, `logs`, `results`, `cancel`."""
     job_id: Callable[[Submission, str], str | None] = lambda submission, output: submission.label
     """Its id, from what the command prints; `None`: that is no id."""
+    undo: Callable[[Call, str], str] = lambda call, output: ""
+    """The command that removes what a refused call made, from what it printed; empty: it made nothing."""
+    note: Callable[[Submission, SubmitOptions], str | None] = lambda submission, options: None
+    """What may be missing in the script, which the scheduler takes as it is."""
     fewer: str = ""
     """With what a job with `nodes: 2..4` begins, for the documentation; empty: with all 4."""
     is_foreground: bool = False
@@ -232,11 +253,12 @@ REASON_LINES = 3
 
 def range_note(name: str, queue: Queue, submission: Submission, options: SubmitOptions) -> str | None:
     """The note on how `nodes: 2..4` is used, unless as it says."""
-    least, most = node_bounds(submission.spec.nodes)
-    if options.nodes or least == most or queue.fewer:
+    nodes = submission.nodes(options)
+    least, most = node_bounds(nodes)
+    if least == most or queue.fewer:
         return None
     return (
-        f"nodes: {submission.spec.nodes}: {name} takes no range; the job asks for {most} nodes, and begins "
+        f"nodes: {nodes}: {name} takes no range; the job asks for {most} nodes, and begins "
         f"when all {most} are there\n    --nodes {least} asks for fewer"
     )
 
@@ -260,7 +282,9 @@ def submit(queue: Queue, call: Call, path: Path, submission: Submission) -> str:
     if job_id is None:
         last = "\n".join(done.stderr.strip().splitlines()[-REASON_LINES:])  # a traceback ends with the reason
         reason = last or f"it answered {done.stdout.strip()!r}"
-        raise MachineError(f"{call.argv[0]} rejected the job: {reason}\n    the script is {path}")
+        undo = queue.undo(call, done.stdout)
+        made = f"\n    what it made before that is still there; to delete it: {undo}" if undo else ""
+        raise MachineError(f"{call.argv[0]} rejected the job: {reason}\n    the script is {path}{made}")
     return job_id
 
 

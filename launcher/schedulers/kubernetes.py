@@ -7,6 +7,7 @@ Arguments for a Container".
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ from gpurun.launcher.schedulers.base import (
 Manifest = dict[str, Any]
 PORT = 29400
 """On node 0. A Pod has addresses of its own, so that no other job can take it."""
-RUNS = "/runs"
-"""Where Pods see the volume for run directories."""
+RUNS, POD_NAME = "/runs", "$(POD_NAME)"
+"""Where Pods see the volume for run directories, and what each calls its own."""
 DEFAULT_CLAIM = "gpurun-runs"
 GRACE_S = 60
 """Between SIGTERM and SIGKILL: what was measured is on disk already, so this is for the report."""
-TAKES = frozenset({"time", "gpus_per_node", "cpus_per_task", "image", "volume", "gpu"})
+TAKES = frozenset({"out", "time", "gpus_per_node", "cpus_per_task", "image", "volume", "gpu"})
 NVIDIA = "nvidia.com/gpu"
 """The resource of NVIDIA's device plugin."""
 CONTAINER = "gpurun"
@@ -93,7 +94,7 @@ def script(wanted: Submission, options: SubmitOptions) -> str:
         "metadata": {"name": name},
         "spec": job_spec(wanted, options, {**pod, "subdomain": name}, "Ignore"),
     }
-    return manifest(wanted, (service, job))
+    return manifest(wanted, options, (service, job))
 
 
 def job_spec(wanted: Submission, options: SubmitOptions, pod: Manifest, when_preempted: str) -> Manifest:
@@ -179,8 +180,9 @@ def command(wanted: Submission, options: SubmitOptions, place: Sequence[str] = (
 
     A Pod that is started again has another name, and so a run directory of its own.
     """
-    words = [*wanted.command_in_image(options), *place]
-    return [*(word.replace("$", "$$") for word in words), "--out", f"{RUNS}/$(POD_NAME)"]
+    words = [word.replace("$", "$$") for word in (*wanted.command_in_image(options), *place)]
+    escaped = replace(options, out=options.out and options.out.replace("$", "$$"))
+    return [*words, "--out", f"{RUNS}/{POD_NAME}", *wanted.store(escaped, POD_NAME)]
 
 
 def environment(wanted: Submission) -> list[Manifest]:
@@ -216,21 +218,28 @@ def mounts() -> list[Manifest]:
 
 
 def volumes(options: SubmitOptions) -> list[Manifest]:
-    """The volume for run directories, and shared memory, of which a container has 64 MB otherwise."""
+    """The volume for run directories, and shared memory, of which a container has 64 MB otherwise.
+
+    Where a store keeps the run directories, no volume has to.
+    """
+    runs = {"persistentVolumeClaim": {"claimName": claim(options)}}
     return [
-        {"name": "runs", "persistentVolumeClaim": {"claimName": claim(options)}},
+        {"name": "runs", **({"emptyDir": {}} if is_in_store_alone(options) else runs)},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
 
 
-def manifest(wanted: Submission, documents: Sequence[Manifest]) -> str:
+def manifest(wanted: Submission, options: SubmitOptions, documents: Sequence[Manifest]) -> str:
     """The documents as YAML, which quotes whatever a job is called."""
     name = wanted.label
     head = f"""\
 # {WRITTEN_BY}. The Secret is in no file; to make it and submit this again:
 #   openssl rand -base64 32 | kubectl create secret generic {name} --from-file=secret=/dev/stdin
 #   kubectl create -f THIS_FILE
+# Add what your cluster wants besides, such as tolerations, a priority class or requests of memory.
 """
+    if not is_in_store_alone(options) and wanted.num_nodes(options) > 1:
+        head += f"# Pods on several machines mount the claim {claim(options)}: it has to be ReadWriteMany.\n"
     texts = (yaml.safe_dump(one, sort_keys=False, allow_unicode=True, width=110) for one in documents)
     return head + "---\n".join(texts)
 
@@ -247,6 +256,14 @@ def call(wanted: Submission, options: SubmitOptions, path: Path, secret: str) ->
     return Call(("kubectl", *options.further, "create", "-f", "-"), text)
 
 
+def undo(call: Call, output: str) -> str:
+    """Deletes what `kubectl create` says that it has created."""
+    created = re.findall(r"(?m)^(\S+/\S+) created$", output)
+    *options, _, _, _ = call.argv[1:]
+    kubectl = shlex.join(("kubectl", *those_among(options, OF_ALL_COMMANDS)))
+    return f"{kubectl} delete {' '.join(created)}" if created else ""
+
+
 def next_commands(wanted: Submission, options: SubmitOptions, kinds: str, label: str) -> Mapping[str, str]:
     """How to look after what a manifest made: objects of these kinds, and Pods with this label."""
     kubectl = shlex.join(("kubectl", *those_among(options.further, OF_ALL_COMMANDS)))
@@ -255,9 +272,20 @@ def next_commands(wanted: Submission, options: SubmitOptions, kinds: str, label:
     return {
         "state": f"{kubectl} get pods {pods}",
         "logs": f"{kubectl} logs -f --prefix --tail=-1 --max-log-requests={most} {pods}",
-        "results": f"in the volume of the claim {claim(options)}, below the name of node 0's Pod",
+        "results": results(options),
         "cancel": f"{kubectl} delete {kinds} {wanted.label}",
     }
+
+
+def is_in_store_alone(options: SubmitOptions) -> bool:
+    """Whether run directories outlast their Pods only in the store."""
+    return options.out is not None and options.volume is None
+
+
+def results(options: SubmitOptions) -> str:
+    """Where run directories are."""
+    place = f"at {options.out}" if options.out else f"in the volume of the claim {claim(options)}"
+    return f"{place}, below the name of node 0's Pod"
 
 
 def claim(options: SubmitOptions) -> str:
@@ -282,6 +310,7 @@ QUEUE = Queue(
     takes=TAKES,
     script=script,
     call=call,
+    undo=undo,
     next_commands=lambda wanted, options, job_id: next_commands(
         wanted, options, "job,service,secret", "batch.kubernetes.io/job-name"
     ),

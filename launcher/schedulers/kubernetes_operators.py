@@ -79,7 +79,7 @@ def jobset_script(wanted: Submission, options: SubmitOptions) -> str:
             "replicatedJobs": [{"name": NODES, "replicas": 1, "template": {"spec": job}}],
         },
     }
-    return manifest(wanted, (document,))
+    return manifest(wanted, options, (document,))
 
 
 JOBSET = replace(
@@ -126,7 +126,7 @@ def trainjob_script(wanted: Submission, options: SubmitOptions) -> str:
             "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": runtime}],
         },
     }
-    return manifest(wanted, (document,))
+    return manifest(wanted, options, (document,))
 
 
 TRAINJOB = replace(

@@ -54,7 +54,7 @@ def _names(environ: Environ) -> tuple[str, str, str] | None:
 
 def script(wanted: Submission, options: SubmitOptions) -> str:
     """The script that calls `mpirun`, of whichever MPI there is."""
-    nodes = wanted.num_nodes(options)
+    nodes, kept = wanted.num_nodes(options), wanted.store_in_bash(options, "${out##*/}")
     lines = [
         "#!/bin/bash",
         f"# {WRITTEN_BY}; to run it again: bash THIS_FILE [OPTIONS OF mpirun]",
@@ -67,7 +67,7 @@ def script(wanted: Submission, options: SubmitOptions) -> str:
         *_OPTIONS,
         *(_NODE_0 if nodes > 1 else ()),
         f'exec mpirun "$@" -np {nodes} \\',
-        f'    {shlex.join(wanted.command(options))}{_PLACE if nodes > 1 else ""} --out "$out"',
+        f'    {shlex.join(wanted.command(options))}{_PLACE if nodes > 1 else ""} --out "$out"{kept}',
     ]
     return "\n".join(lines) + "\n"
 
@@ -93,7 +93,7 @@ MPI = Scheduler(
         command="mpirun",
         option_example="--hostfile=hosts",
         script_name="submit-mpi.sh",
-        takes=frozenset(),
+        takes=frozenset({"out"}),
         script=script,
         call=lambda wanted, options, path, secret: Call(("bash", str(path))),
         next_commands=lambda wanted, options, job_id: {},

@@ -17,7 +17,6 @@ from gpurun.launcher.schedulers.base import (
     SubmitOptions,
     those_among,
 )
-from gpurun.launcher.schedulers.slurm import nodes_of
 
 LAST_CALL_S, FEWER_S = 30, 5
 """How long the driver of `nodes: 2..4` waits for room on 4 nodes, then on 3; on 2, as long as it takes."""
@@ -84,8 +83,9 @@ def script(wanted: Submission, options: SubmitOptions) -> str:
     """The driver, a Python program."""
     gpus = wanted.stated_gpus(options)
     per_node = {"CPU": options.cpus_per_task or 1, **({"GPU": gpus} if gpus else {})}
-    nodes = nodes_of(wanted, options)
-    command = [*wanted.command(options, nodes), "--out", f"runs/{wanted.spec.name}/{wanted.label}"]
+    nodes = wanted.nodes(options)
+    place = ["--out", f"runs/{wanted.spec.name}/{wanted.label}", *wanted.store(options, wanted.label)]
+    command = [*wanted.command(options, nodes), *place]
     values: Mapping[str, object] = {
         "COMMAND": command,
         "DIRECTORY": str(wanted.directory),
@@ -126,7 +126,7 @@ RAY = Scheduler(
         command="ray",
         option_example="--address=http://head:8265",
         script_name="submit-ray.py",
-        takes=frozenset({"gpus_per_node", "cpus_per_task"}),
+        takes=frozenset({"out", "gpus_per_node", "cpus_per_task"}),
         script=script,
         fewer=f"4; 3, if {LAST_CALL_S} s pass without room on 4; 2, after {FEWER_S} s more",
         call=lambda wanted, options, path, secret: Call(

@@ -33,13 +33,14 @@ def rendezvous(environ: Environ) -> str | None:
 def script(wanted: Submission, options: SubmitOptions) -> str:
     """The task's YAML."""
     command = shlex.join(wanted.command_in_image(options))
+    kept = wanted.store_in_bash(options, "$SKYPILOT_TASK_ID")
     task = {
         "name": wanted.label,
         "num_nodes": wanted.num_nodes(options),
         "resources": resources(wanted, options),
         "workdir": ".",
         "secrets": {SECRET_VARIABLE: None},
-        "run": f'exec {command} --out "runs/{wanted.spec.name}/$SKYPILOT_TASK_ID"',
+        "run": f'exec {command} --out "runs/{wanted.spec.name}/$SKYPILOT_TASK_ID"{kept}',
     }
     head = f"""\
 # {WRITTEN_BY}. The secret is in no file; to submit this again, from the directory of the job:
@@ -93,7 +94,7 @@ SKYPILOT = Scheduler(
         command="sky",
         option_example="--infra=aws",
         script_name="submit-skypilot.yaml",
-        takes=frozenset({"gpus_per_node", "cpus_per_task", "image", "gpu"}),
+        takes=frozenset({"out", "gpus_per_node", "cpus_per_task", "image", "gpu"}),
         script=script,
         call=lambda wanted, options, path, secret: Call(
             (

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.values import Nodes
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,
@@ -145,7 +144,8 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
     Raises:
         SpecError: an option's value can't be written to a script.
     """
-    nodes, command = wanted.num_nodes(options), wanted.command(options, nodes_of(wanted, options))
+    nodes, command = wanted.num_nodes(options), wanted.command(options, wanted.nodes(options))
+    kept = wanted.store_in_bash(options, "${out##*/}")
     srun = ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
     if options.cpus_per_task:
         srun.append(f"--cpus-per-task={options.cpus_per_task}")  # srun doesn't take it over from sbatch
@@ -160,7 +160,7 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
         *(MAKE_SECRET if nodes > 1 else ()),
         "# One gpurun per node starts all ranks there. The nodes meet on the first one, at port",
         f"# {FIRST_SLURM_PORT} + job id % {NUM_SLURM_PORTS}.",
-        f'exec {shlex.join(srun)} \\\n    {shlex.join(command)} --out "$out" $resume',
+        f'exec {shlex.join(srun)} \\\n    {shlex.join(command)} --out "$out"{kept} $resume',
     ]
     return "\n".join(lines) + "\n"
 
@@ -186,7 +186,7 @@ def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
     """Options of sbatch, as lines of the script."""
     values = {
         "job-name": wanted.spec.name,
-        "nodes": str(nodes_of(wanted, options)).replace("..", "-"),
+        "nodes": str(wanted.nodes(options)).replace("..", "-"),
         "ntasks-per-node": 1,
         "cpus-per-task": options.cpus_per_task,
         "gpus-per-node": wanted.num_gpus(options) or None,
@@ -207,16 +207,24 @@ def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
     return [*lines, "--requeue"]
 
 
+_ABOUT_GPUS = re.compile(r"--(gpus|gres|exclusive|tres)|-G")
+
+
+def gpus_note(wanted: Submission, options: SubmitOptions) -> str | None:
+    """The note that no GPU is requested, where the job may want some: a partition may give them unasked."""
+    if wanted.num_gpus(options) is not None or any(map(_ABOUT_GPUS.match, options.further)):
+        return None
+    return (
+        f"{wanted.leaves_gpus_open}; the script requests none\n"
+        "    --gpus-per-node 8 requests them, where the partition doesn't give them anyway"
+    )
+
+
 def clock(limit_s: int) -> str:
     """Seconds as Slurm writes them: `1-12:00:00`, `2:00:00`."""
     days, rest_s = divmod(limit_s, 24 * 3600)
     time = f"{rest_s // 3600}:{rest_s // 60 % 60:02d}:{rest_s % 60:02d}"
     return f"{days}-{time}" if days else time
-
-
-def nodes_of(wanted: Submission, options: SubmitOptions) -> Nodes:
-    """Slurm takes ranges too, and says on the nodes how many there are."""
-    return options.nodes or wanted.spec.nodes
 
 
 def is_array(options: SubmitOptions) -> bool:
@@ -240,10 +248,11 @@ SLURM = Scheduler(
         command="sbatch",
         option_example="--exclusive",
         script_name="submit.sbatch",
-        takes=frozenset({"time", "partition", "account", "gpus_per_node", "cpus_per_task"}),
+        takes=frozenset({"out", "time", "partition", "account", "gpus_per_node", "cpus_per_task"}),
         script=batch_script,
         call=lambda wanted, options, path, secret: Call(("sbatch", "--parsable", str(path))),
         next_commands=next_commands,
+        note=gpus_note,
         job_id=job_id_in,
         fewer="2 to 4, as many as Slurm gives (`--nodes=2-4`)",
     ),

@@ -16,11 +16,11 @@ from gpurun.launcher.cli.options import (
     JOB_METAVAR,
     MISSING_JOB,
     RunPath,
-    WholeNumber,
     devices_option,
     job_argument,
     json_option,
     node_options,
+    nodes_option,
     only_rank_option,
     option_meant,
     out_option,
@@ -70,7 +70,7 @@ MISSING_RUN = (
 @set_option
 def job(
     job_file: Path | None,
-    out: "Path | Url | None",
+    out: "tuple[Path | None, Url | None]",
     resume: "Path | Url | None",
     overrides: tuple[str, ...],
     **how: Any,
@@ -80,8 +80,8 @@ def job(
     Example: gpurun examples/quickstart.yaml --set steps.rounds=12
 
     Exit codes: 0 ok (also with variants that are out of memory, skipped or unsteady), 2 the job file or the
-    command line is wrong, 3 the machine lacks what the job needs, 4 a variant failed or timed out, or all of
-    them ran out of memory, 130 interrupted.
+    command line is wrong, 3 the machine lacks what the job needs, or results are missing at the URL of --out,
+    4 a variant failed or timed out, or all of them ran out of memory, 130 interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
 
@@ -195,7 +195,7 @@ class ProgramCommand(click.Command):
 )
 @devices_option
 @out_or_url_option
-@click.option("--nodes", type=WholeNumber(1), help="Number of nodes; run the same command on each.")
+@nodes_option("run the same command on each.")
 @node_options
 @only_rank_option
 @quiet_option
@@ -205,8 +205,8 @@ def run(
     words: tuple[str, ...],
     module: str | None,
     devices: str,
-    out: "Path | Url | None",
-    nodes: int | None,
+    out: "tuple[Path | None, Url | None]",
+    nodes: int | str | None,
     overrides: tuple[str, ...],
     **how: Any,
 ) -> None:
@@ -216,8 +216,8 @@ def run(
 
     Example: gpurun run train.py --devices cpu:2 -- --epochs 1
 
-    Exit codes: 0 ok, 2 the command line is wrong, 3 the machine lacks what the command asks for, 4 the
-    program failed or ran out of memory, 130 interrupted.
+    Exit codes: 0 ok, 2 the command line is wrong, 3 the machine lacks what the command asks for, or
+    results are missing at the URL of --out, 4 the program failed or ran out of memory, 130 interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
 

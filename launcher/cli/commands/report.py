@@ -42,9 +42,11 @@ def print_json(comparison: Any, run: Any) -> None:
 def write_for_tensorboard(comparison: Any, run: Any) -> None:
     """TensorBoard's files in the run directory."""
     from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
+    from gpurun.launcher.rundir.store import source_of
 
     write_tensorboard(comparison, run)
-    click.echo(f"TensorBoard files are in {run.path}; to view them: gpurun view {run.path}", err=True)
+    source = source_of(run.path)
+    click.echo(f"TensorBoard files are in {run.path}; to view them: gpurun view {source}", err=True)
 
 
 def write_page(comparison: Any, run: Any, with_host: bool = False) -> None:
@@ -257,13 +259,14 @@ def diff_two_runs(
     from gpurun.launcher.compare.build import compare_run
     from gpurun.launcher.compare.diff import diff_runs, gated
     from gpurun.launcher.run.open import find_run
+    from gpurun.launcher.rundir.store import source_of
 
     check_settings(may_differ)
     found = find_run(a), find_run(b)
     if found[0].path.resolve() == found[1].path.resolve():
-        click.echo(f"A and B are the same run: {found[0].path}", err=True)
+        click.echo(f"A and B are the same run: {source_of(found[0].path)}", err=True)
     runs = compare_run(found[0]), compare_run(found[1])
-    name_a, name_b = (str(one.path) for one in found)
+    name_a, name_b = (str(source_of(one.path)) for one in found)
     difference = replace(diff_runs(*runs, may_differ=may_differ), name_a=name_a, name_b=name_b)
     if fail_slower_percent is not None:
         difference = gated(difference, *runs, fail_slower_percent)

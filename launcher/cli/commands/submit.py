@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gpurun.launcher.cli.options import WholeNumber, job_argument, set_option
+from gpurun.launcher.cli.options import WholeNumber, job_argument, nodes_option, set_option
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Queue, Submission, SubmitOptions, range_note, time_limit
@@ -44,7 +44,25 @@ def show_list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     for name, queue in QUEUES.items():
         found = shutil.which(queue.command) or f"{queue.command} is not on PATH"
         click.echo(f"{name:<12}{found}\n{'':<12}preemption: {SCHEDULERS[name].preemption}")
+    click.echo(
+        "\nwithout one  start gpurun on each node: --node-rank N --rendezvous HOST[:PORT], HOST is node 0"
+    )
     ctx.exit()
+
+
+def store_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The URL below which the run is kept; the package of its store is needed only where the job runs.
+
+    Raises:
+        SpecError: it is no URL, or one that can only be read.
+    """
+    from gpurun.launcher.rundir.store import as_url, to_write
+
+    if value is None:
+        return None
+    if (url := as_url(value, is_used_here=False)) is None:
+        raise SpecError(f"--out {value}: name a URL, s3://BUCKET/PATH; the job's run directory is in runs/")
+    return to_write(url)
 
 
 @click.command()
@@ -54,13 +72,19 @@ def show_list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=show_list, help="List the schedulers."
 )
-@click.option("--nodes", type=WholeNumber(1), help="Number of nodes; default: the job's `nodes`.")
+@nodes_option("default: the job's `nodes`.")
 @click.option("--time", metavar="TIME", help=f"Time limit: 90m, 2:00:00 or 1-12:00:00 {taken_by('time')}.")
 @click.option(
     "--image", metavar="IMAGE", help=f"Container image with gpurun and the job {taken_by('image')}."
 )
 @click.option(
     "--volume", metavar="CLAIM", help=f"PersistentVolumeClaim for run directories {taken_by('volume')}."
+)
+@click.option(
+    "--out",
+    metavar="URL",
+    callback=store_url,
+    help="Keep the run in a store too, below this URL: s3://BUCKET/PATH.",
 )
 @click.option("--gpu", metavar="KIND", help=f"Kind of GPU: H100, amd.com/gpu {taken_by('gpu')}.")
 @click.option("--gpus-per-node", type=WholeNumber(1), help="GPUs to request on every node.")
@@ -101,8 +125,9 @@ def submit(
     label = label_for(spec.name)
     submission = Submission(spec, absolute(job), Path.cwd(), overrides, own_command(), label)
     text = QUEUES[name].script(submission, wanted)
-    if note := range_note(name, QUEUES[name], submission, wanted):
-        click.echo(note, err=True)
+    for note in (range_note(name, QUEUES[name], submission, wanted), QUEUES[name].note(submission, wanted)):
+        if note is not None:
+            click.echo(note, err=True)
     if dry_run:
         click.echo(text, nl=False)
         return 0

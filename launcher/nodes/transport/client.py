@@ -31,6 +31,17 @@ _OTHER_SECRET = (
     "node 0 at {o.host}:{o.port} does not have the secret of node {o.rank} ({o.own_host})\n"
     "    copy ~/.config/gpurun/secret from one node to the others, or set GPURUN_SECRET on all to one value"
 )
+_ALL_OR_NONE = "    give --insecure on all nodes or on none; or another program listens on that port"
+_NO_TLS = (
+    "node 0 at {o.host}:{o.port} does without a secret, and node {o.rank} ({o.own_host}) has one\n"
+    + _ALL_OR_NONE
+)
+_WANTS_SECRET = (
+    "node 0 at {o.host}:{o.port} closes connections without a secret, and node {o.rank} ({o.own_host}) was "
+    "started with --insecure\n" + _ALL_OR_NONE
+)
+_CLOSED_TIMES = 30
+"""In a row, every 0.1 s: it is no coincidence that node 0 closes each connection at once."""
 _NOT_REACHED = (
     "node {o.rank} ({o.own_host}) didn't reach node 0 at {o.host}:{o.port} within {o.join_timeout_s:g} s\n"
     "    check that gpurun is running there as node 0, that no firewall blocks the port, and that --insecure "
@@ -46,6 +57,7 @@ class Client(Streams):
         self._peer = Peer(0, options.host)
         self._session = secrets.token_hex(16)
         self._connected = False
+        self._num_closed = 0
         self._deadline_s = time.monotonic() + options.join_timeout_s
 
     def peer_of(self, rank: int) -> Peer:
@@ -108,11 +120,19 @@ class Client(Streams):
         if self._connected:
             refused = "Connection refused" in details
             return Lost(0, self.host_of(0), "it refuses connections") if refused else None
-        if "SSL_ERROR_SSL" in details:
-            return Refused(_OTHER_SECRET.format(o=self.options))
+        if (text := self._refusal(details)) is not None:
+            return Refused(text.format(o=self.options))
         if time.monotonic() > self._deadline_s:
             return Refused(_NOT_REACHED.format(o=self.options))
         return None
+
+    def _refusal(self, details: str) -> str | None:
+        """What it means that node 0 doesn't let this node connect; `None`: perhaps it isn't there yet."""
+        if "SSL_ERROR_SSL" in details:
+            return _NO_TLS if "WRONG_VERSION_NUMBER" in details else _OTHER_SECRET
+        is_closed = self.options.identity is None and "Socket closed" in details
+        self._num_closed = self._num_closed + 1 if is_closed else 0
+        return _WANTS_SECRET if self._num_closed >= _CLOSED_TIMES else None
 
     def _heard(self) -> None:
         self.silence.hear(0, time.monotonic())

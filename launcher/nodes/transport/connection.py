@@ -147,7 +147,7 @@ class Silence:
             self.heard_s = {rank: heard_s + away_s for rank, heard_s in self.heard_s.items()}
         self.now_s = now_s
         over = {rank: now_s - heard_s for rank, heard_s in self.heard_s.items()}
-        late = {rank: over_s for rank, over_s in over.items() if over_s > self._limit_of(rank)}
+        late = {rank: over_s for rank, over_s in over.items() if over_s > self.limit_of(rank)}
         return max(late.items(), key=lambda item: item[1]) if late else None
 
     def changes(self) -> dict[int, bool]:
@@ -157,6 +157,7 @@ class Silence:
         self.quiet = now_quiet
         return {rank: rank in now_quiet for rank in sorted(changed)}
 
-    def _limit_of(self, rank: int) -> float:
+    def limit_of(self, rank: int) -> float:
+        """After how many seconds of silence the node is lost, as things are."""
         limit_s = self.limit_s / 2 if self.suspicious else self.limit_s
         return min(limit_s, CLOSED_S) if rank in self.closed else limit_s

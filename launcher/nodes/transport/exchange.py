@@ -184,7 +184,8 @@ class Streams(ABC):
 
     def _report_change(self, rank: int, is_quiet: bool) -> None:
         """For users; a run that ends has nodes that fall silent."""
-        limit = f"no heartbeat for {QUIET_S:g} s; after {self.options.silence_s:g} s it counts as lost"
+        limit_s = self.silence.limit_of(rank)
+        limit = f"no heartbeat for {QUIET_S:g} s; after {limit_s:g} s it counts as lost"
         text = f"node {rank} ({self.host_of(rank)}): {limit if is_quiet else 'heartbeats again'}"
         if not self.ended:
             self.report(Arrived(LogText(text)))

@@ -14,6 +14,7 @@ from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
+from gpurun.launcher.jobfile.values import node_bounds
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms
 from gpurun.launcher.report.terminal.changes import gate_table
@@ -328,7 +329,11 @@ def incomplete_text(comparison: Comparison, run: str | None) -> str:
     if comparison.gate is not None:
         return "This gate is not complete: start it again."
     command = "gpurun tune" if comparison.search else "gpurun"
-    return f"This run is not complete: {command} --resume {run or 'RUN'} measures what is missing."
+    resume = f"--resume {run or 'RUN'}"
+    advice = f"{command} {resume} measures what is missing"
+    if node_bounds(comparison.job.get("nodes") or 1)[1] > 1:
+        advice = f"to measure what is missing, start all nodes as before, node 0 with {resume}"
+    return f"This run is not complete: {advice}."
 
 
 def _more_lines(run: str, page: Page, has_figures: bool) -> list[Text]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from gpurun.launcher.errors import SpecError, TraceError, no_directory
+from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.kineto.trace_file import open_source
 
@@ -148,7 +149,7 @@ def of_one_job(digests: Sequence[Digest], searched: Sequence[Path]) -> OneJob:
         others = {path: found for path, found in directories.items() if path != root}
         listed = _commands(list(others))
         if root not in directories:
-            raise TraceError(f"{root} holds the traces of several jobs; choose one:{listed}")
+            raise TraceError(f"{source_of(root)} holds the traces of several jobs; choose one:{listed}")
         left_out = [digest for found in others.values() for digest in found]
         kept = [digest for digest in kept if digest not in left_out]
         warnings.append(f"traces of other jobs left out: {_named(list(others))}")
@@ -158,13 +159,13 @@ def of_one_job(digests: Sequence[Digest], searched: Sequence[Path]) -> OneJob:
 def _commands(directories: Sequence[Path]) -> str:
     """A line for each of the first directories, with the command that reads it."""
     more = len(directories) - MAX_LISTED
-    lines = [f"\n    gpurun trace {path}" for path in directories[:MAX_LISTED]]
+    lines = [f"\n    gpurun trace {source_of(path)}" for path in directories[:MAX_LISTED]]
     return "".join([*lines, *([f"\n    … and {more} more"] if more > 0 else [])])
 
 
 def _named(directories: Sequence[Path]) -> str:
     more = len(directories) - MAX_LISTED
-    named = ", ".join(map(str, directories[:MAX_LISTED]))
+    named = ", ".join(str(source_of(path)) for path in directories[:MAX_LISTED])
     return f"{named} and {more} more" if more > 0 else named
 
 

@@ -1,16 +1,15 @@
 """The connection between nodes: proof of the secret, order, reconnection, silence."""
 
-import os
 import random
-import secrets
+import re
 import socket
-import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -32,7 +31,7 @@ from gpurun.launcher.nodes.transport.connection import (
     decode_frame,
     encode_frame,
 )
-from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
+from gpurun.launcher.nodes.transport.credentials import Identity, identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
 from gpurun.launcher.nodes.transport.server import MAX_STRANGERS, MOST_REFUSALS, Server
 from tests.strangers import CRAFTED, REFUSED, SILENT, approach, few_files, noise
@@ -300,6 +299,30 @@ def test_a_node_with_another_secret_learns_it_at_once(loop: LinkLoop) -> None:
         second.await_connected(WAIT_S)
 
 
+def test_a_silent_node_counts_as_lost_when_it_is_said() -> None:
+    said: list[Any] = []
+    server = Server(options(0, 1), said.append)
+    server.begin(("host0", "host1", "host2"))
+    for rank in (1, 2):
+        server.silence.hear(rank, 0.0)
+        server._report_change(rank, is_quiet=True)
+        server.silence.close(rank, 1.0)
+        server._report_change(rank, is_quiet=True)
+    limits = [re.search(r"after (\d+) s", one.message.text) for one in said]
+    assert [float(found[1]) for found in limits if found] == [30.0, CLOSED_S] * 2
+
+
+@pytest.mark.parametrize("of_node_0", [SECRET, None])
+def test_insecure_on_one_side_only_is_named_at_once(
+    of_node_0: Identity | None, loop: LinkLoop, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    monkeypatch.setattr("gpurun.launcher.nodes.transport.client._CLOSED_TIMES", 2)
+    port = free_port()
+    ends = options(0, port, of_node_0), options(1, port, None if of_node_0 else SECRET)
+    with linked(loop, *ends) as (_, second), wording.raises(MachineError, hide=r"(?<=:)\d+"):
+        second.await_connected(WAIT_S)
+
+
 def test_node_0_says_once_from_where_a_node_with_another_secret_came(loop: LinkLoop) -> None:
     port = free_port()
     with linked(loop, options(0, port), options(1, port, OTHER), options(2, port, OTHER)) as (first, *others):
@@ -372,28 +395,3 @@ def test_2000_silent_connections_keep_no_node_out(loop: LinkLoop) -> None:
                 second.send(0, LogText("in"))
                 assert collect(first, 2) == [REFUSED, LogText("in")]  # it says so of `PRI`
             strangers.communicate(b"\n")
-
-
-def test_a_secret_is_made_once_for_a_user(tmp_path: Path, wording: Wording) -> None:
-    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
-    secret, path = find_secret(environ), tmp_path / "gpurun" / "secret"
-    assert len(secret) >= 32
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert find_secret(environ) == secret
-    assert os.listdir(path.parent) == ["secret"]
-    path.chmod(0o640)
-    with wording.raises(MachineError):
-        find_secret(environ)
-
-
-def test_a_secret_from_the_environment_has_to_be_long(tmp_path: Path, wording: Wording) -> None:
-    good = secrets.token_hex(8)
-    assert find_secret({"GPURUN_SECRET": good}) == good.encode()
-    with pytest.raises(SpecError, match="shorter than 16 bytes"):
-        find_secret({"GPURUN_SECRET": "short"})
-    for weak in ("s" * 40, "abcdefghijklmnopqrstuvwxyz", "1234567890123456", "geheim!?" * 2, "0123" * 8):
-        with pytest.raises(SpecError, match="could be guessed"):
-            find_secret({"GPURUN_SECRET": weak})
-    (tmp_path / "file").touch()
-    with wording.raises(MachineError):
-        find_secret({"XDG_CONFIG_HOME": str(tmp_path / "file")})

@@ -262,6 +262,8 @@ def test_efficiency_is_shown_and_explained_only_where_several_devices_have_one(w
 
 def test_an_interrupted_run_says_how_to_go_on() -> None:
     assert f"gpurun --resume {RUN} measures" in shown(replace(COMPARISON, complete=False))
+    on_nodes = replace(COMPARISON, complete=False, job={**COMPARISON.job, "nodes": "2..4"})
+    assert f"start all nodes as before, node 0 with --resume {RUN}" in shown(on_nodes, 160)
     assert "--resume" not in shown(COMPARISON)
 
 

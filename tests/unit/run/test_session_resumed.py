@@ -11,10 +11,12 @@ from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.attempts import replace_other_software
-from gpurun.launcher.run.job import finish
+from gpurun.launcher.run.job import finish, finish_and_copy
 from gpurun.launcher.run.open import plan_difference, resume_run
+from gpurun.launcher.rundir import copier
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, LaunchConfig, StepRecord
+from gpurun.launcher.rundir.store import Store, Url, keep_at
 from tests.unit.run.fake_ranks import FakeClock, OfRank, Script
 from tests.unit.run.session_case import (
     CTRL_C,
@@ -110,6 +112,23 @@ def test_ctrl_c_stops_the_ranks_and_keeps_what_was_measured(
     wording(case.said[0])
     assert case.run.comparison.exists()
     assert not case.run.control("01-ddp-2").exists()
+
+
+@pytest.mark.parametrize("last", [None, CTRL_C])
+def test_a_run_whose_results_never_reach_the_store_ends_with_an_error(
+    tmp_path: Path, last: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise OSError("connection refused")
+
+    monkeypatch.setattr(Store, "put", away)
+    monkeypatch.setattr(copier, "FIRST_PAUSE_S", 100.0)  # too long for another try
+    case = Case(tmp_path, STRATEGIES, [[*WELL[:-1], (3.0, last)] if last else WELL] * 2)
+    keep_at(case.run.path, Url("memory://bucket/run"))
+    finished = finish_and_copy(case.session, case.said.append)
+    assert isinstance(finished.error, Interrupted if last else MachineError)
+    assert finished.comparison.variants
+    assert any("not at memory://bucket/run" in line for line in case.said)
 
 
 def test_ctrl_c_while_ranks_are_started_stops_them(tmp_path: Path) -> None:

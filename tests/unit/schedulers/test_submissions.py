@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,24 @@ def test_whatever_a_job_is_called_gpurun_gets_it_letter_by_letter(name: str, tmp
     assert words[begin - 1] in ("gpurun", "/opt/gpurun") or name == "skypilot"
 
 
+@pytest.mark.parametrize("name", QUEUES)
+def test_results_go_to_a_store_below_a_name_of_their_own(name: str, tmp_path: Path) -> None:
+    odd = "s3://bucket/$HOME $(POD_NAME) it's"
+    text = script(name, submission(), replace(OPTIONS, out=odd))
+    words = commands_in(name, text, tmp_path)
+    directory, url = (word for before, word in pairwise(words) if before == "--out")
+    assert url == f"{odd}/{directory.rpartition('/')[2]}"
+    assert "persistentVolumeClaim" not in text
+    both = replace(OPTIONS, out=odd, volume="mine")
+    assert ("claimName: mine" in script(name, submission(), both)) == ("volume" in QUEUES[name].takes)
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "jobset", "trainjob"])
+def test_a_claim_that_several_machines_mount_is_said_to_need_an_access_mode(name: str) -> None:
+    for options in (OPTIONS, replace(OPTIONS, nodes=1), replace(OPTIONS, out="s3://bucket/x")):
+        assert ("ReadWriteMany" in script(name, submission(), options)) == (options is OPTIONS)
+
+
 @pytest.mark.parametrize(
     ("name", "word"), [("-j.yaml", "./-j.yaml"), ("report", "./report"), ("a/b.yaml", "a/b.yaml")]
 )
@@ -293,6 +312,8 @@ def test_every_name_becomes_one_that_kubernetes_takes(name: str) -> None:
         ["--slurm", "--to", "ray"],
         ["--slurm", "--time", "30"],
         ["--slurm", "--time", ""],
+        ["--slurm", "--out", "runs/x"],
+        ["--slurm", "--out", "https://host/x"],
         [],
     ],
 )
@@ -308,6 +329,7 @@ def test_the_list_names_all_and_how_each_announces_a_preemption() -> None:
     for name in QUEUES:
         assert re.search(rf"(?m)^{name} ", shown.output)
         assert SCHEDULERS[name].preemption in shown.output
+    assert "--node-rank N --rendezvous HOST[:PORT]" in shown.output  # by hand
 
 
 @pytest.mark.parametrize("name", [name for name, queue in QUEUES.items() if not queue.is_foreground])
@@ -348,6 +370,22 @@ def test_a_command_that_is_missing_and_one_that_refuses(tmp_path: Path, wording:
         answer("sh", "-c", "echo hello")
     assert answer("sh", "-c", "echo '42;cluster'") == "42"
     assert answer("grep", "standard input", queue="ray") == submission().label
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "is_said"),
+    [
+        ({"devices": "cuda"}, SubmitOptions(), True),
+        ({}, SubmitOptions(), True),
+        ({"devices": "cpu:2"}, SubmitOptions(), False),
+        ({"devices": "cuda"}, SubmitOptions(gpus_per_node=2), False),
+        ({"devices": "cuda"}, SubmitOptions(further=("--gres=gpu:2",)), False),
+        ({"devices": "cuda"}, SubmitOptions(further=("--constraint=a100",)), True),
+    ],
+)
+def test_a_script_without_gpus_is_noted(job: dict[str, str], options: SubmitOptions, is_said: bool) -> None:
+    note = QUEUES["slurm"].note(submission(**job), options)
+    assert (note is not None and "--gpus-per-node" in note) == is_said
 
 
 def test_the_docs_have_a_row_for_each() -> None:

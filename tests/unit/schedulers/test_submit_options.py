@@ -10,9 +10,10 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.commands.submit import QUEUES
 from gpurun.launcher.cli.main import cli
-from gpurun.launcher.errors import SpecError
-from gpurun.launcher.schedulers.base import SubmitOptions
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.schedulers.base import Call, SubmitOptions, submit
 from tests.unit.schedulers.test_submissions import OPTIONS, found_in, script, submission
+from tests.wording import Wording
 
 IN_IMAGES = ("kubernetes", "jobset", "trainjob", "skypilot")
 
@@ -84,6 +85,7 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {
     "image": ("a", "b"),
     "gpu": ("a.b/c", "a.b/d"),
     "volume": ("a", "b"),
+    "out": ("s3://a/b", "s3://a/c"),
 }
 
 
@@ -118,6 +120,12 @@ def test_a_range_of_nodes_means_a_range_or_says_that_it_does_not(
     shown = CliRunner().invoke(cli, ["submit", "job.yaml", "--to", name, *image, "--dry-run"])
     assert shown.exit_code == 0, shown.exception
     assert ("takes no range" in shown.stderr) == (name not in ("slurm", "ray"))
+    Path("job.yaml").write_text("workload: gpt\nglobal_batch: 64\ndevices: cpu:2\n")
+    words = ["submit", "job.yaml", "--to", name, *image, "--dry-run", "--nodes", "2..4"]
+    by_option = CliRunner().invoke(cli, words)
+    assert by_option.stderr == shown.stderr
+    ranges = "--set nodes=2..4", "['nodes=2..4']", "'--set', 'nodes=2..4'"
+    assert any(one in by_option.stdout for one in ranges) == (name in ("slurm", "ray"))
     if name == "ray":
         assert "\nNODES = 4\nLEAST = 2\n" in shown.stdout
         assert "nodes=4" not in shown.stdout
@@ -125,3 +133,15 @@ def test_a_range_of_nodes_means_a_range_or_says_that_it_does_not(
         cli, ["submit", "job.yaml", "--to", name, *image, "--dry-run", "--nodes", "3"]
     )
     assert chosen.stderr == ""
+
+
+def test_what_a_refused_job_leaves_behind_is_named(tmp_path: Path, wording: Wording) -> None:
+    fake = tmp_path / "kubectl"
+    fake.write_text(
+        "#!/bin/sh\necho secret/x-1 created\necho service/x-1 created\n"
+        "echo 'Error from server (Forbidden): exceeded quota' >&2\nexit 1\n"
+    )
+    fake.chmod(0o755)
+    options = ("-n", "ml", "--validate=false", "create", "-f", "-")
+    with wording.raises(MachineError):
+        submit(QUEUES["kubernetes"], Call((str(fake), *options)), tmp_path / "x", submission())

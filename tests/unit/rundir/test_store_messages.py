@@ -1,0 +1,113 @@
+"""Mistakes about URLs, and messages about runs that are kept at one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.run.open import traces_of
+from gpurun.launcher.rundir import store as stores
+from gpurun.launcher.rundir.copier import Copier, copied
+from gpurun.launcher.rundir.store import (
+    Store,
+    Url,
+    as_url,
+    fetched,
+    keep_at,
+    kept_at,
+    refuse_taken,
+    source_of,
+)
+from gpurun.launcher.trace.analysis import discover
+from tests.wording import Wording
+
+HERE = Url("memory://bucket/run")
+pytestmark = pytest.mark.usefixtures("empty")
+
+
+def test_messages_name_the_url_of_a_copy_and_not_the_cache(run: Path, wording: Wording) -> None:
+    for variant in ("ddp-1", "ddp-2"):
+        trace = run / "variants" / variant / "rank0.pt.trace.json.gz"
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        trace.write_bytes(b"")
+    Copier(run, Store(HERE), print).step()
+    copy = fetched(HERE)
+    assert source_of(copy) == HERE
+    assert source_of(copy / "variants/ddp-2") == f"{HERE}/variants/ddp-2"
+    assert source_of(run) == run
+    with wording.raises(SpecError):
+        traces_of(copy)
+    assert discover._commands([copy / "variants/ddp-2"]) == f"\n    gpurun trace {HERE}/variants/ddp-2"
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_results_that_never_reached_the_store_are_an_error(
+    run: Path, is_away: bool, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    def away(*_: object) -> None:
+        raise OSError("connection refused")
+
+    said: list[str] = []
+    with monkeypatch.context() as patch:
+        if is_away:
+            patch.setattr(Store, "put", away)
+        with copied(run, HERE, said.append) as copy:
+            copy.limit_s = 0.5 if is_away else 60.0  # too short for another try
+    assert (copy.error is not None) == is_away
+    wording([*said, str(copy.error)])
+
+
+def test_mistakes_are_named(run: Path, wording: Wording) -> None:
+    with wording.raises(SpecError):
+        fetched(Url("memory://bucket/none"))
+    with wording.raises(SpecError):
+        as_url("simplecache::s3://bucket/run")
+    for text in ("s3://", "s3:///run", "s3:/bucket/run", "file://run", "memory://", "HDFS:/run"):
+        with wording.raises(SpecError):
+            as_url(text)
+    refuse_taken(HERE)
+    Copier(run, Store(HERE), print).step()
+    with wording.raises(SpecError):
+        refuse_taken(HERE)
+    assert kept_at(run) is None
+    keep_at(run, HERE)
+    assert kept_at(run) == HERE
+    (run / ".store").write_text("elsewhere")
+    assert kept_at(run) is None
+
+
+def test_a_path_and_a_url_are_distinguished() -> None:
+    for path in (
+        "runs/gpt/latest",
+        "C:/runs",
+        "C://runs",
+        "s3:",
+        "a:b",
+        "night:/run",
+        "./s3://run",
+        "a/b://c",
+    ):
+        assert as_url(path) is None, path
+    assert as_url("S3://Bucket/run/") == "s3://Bucket/run"
+    assert as_url("file:///data/run") == "file:///data/run"
+    assert Store(Url("file:///data/run")).root == "/data/run"
+
+
+def test_a_package_that_is_missing_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    monkeypatch.setattr(stores, "find_spec", lambda name: None)
+    with wording.raises(MachineError):
+        as_url("gs://bucket/run")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
+    with wording.raises(MachineError):
+        fetched(Url("hdfs:///data/run"))
+
+
+def test_what_is_at_a_url_may_be_anyones(run: Path, wording: Wording) -> None:
+    MemoryFileSystem().pipe("/bucket/run/../../evil", b"")
+    with wording.raises(SpecError):
+        fetched(Url("memory://bucket"))
