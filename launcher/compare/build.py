@@ -39,6 +39,7 @@ from gpurun.launcher.compare.model import (
 from gpurun.launcher.compare.notes import (
     alerts,
     budget_notes,
+    launches_s,
     findings,
     memory_notes,
     notes,
@@ -191,7 +192,7 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
         *notes(plan, measured, within),
         *(effects_note(found.search) if found.search else ()),
         *(budget_notes(run, plan) if found.complete else ()),
-        *(open_notes(plan, found.open, recorded.looks) if is_open else ()),
+        *(open_notes(plan, found.open, recorded.looks, sum(launches_s(run).values())) if is_open else ()),
         *(memory_notes(found.variants) if found.gate is None else ()),
         *restart_notes(run),
         *software_notes(run, measured.values()),
