@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpurun.launcher.compare.causes import advice, largest_loss, loss_text
+from gpurun.launcher.compare.causes import advised, largest_loss
 from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
@@ -227,8 +227,8 @@ def diagnosis(directory: Path) -> str | None:
     found = largest_loss(variant.ranks) if variant else None
     if variant is None or found is None or found.ms < MENTION_FROM * found.span_ms:
         return None
-    text = loss_text(found, variant)
-    return f"{text[0].upper()}{text[1:]}: {advice(found.kind, variant)}."
+    text = advised(found, variant)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def variant_results(
