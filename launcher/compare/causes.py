@@ -325,9 +325,7 @@ LARGE_FROM = 0.20
 def remaining_loss(fastest: VariantResult, alone: bool = False) -> str | None:
     """`Even in ddp 32/32 every rank spends 24.1 of 60.2 ms waiting for data: …`; `None` if all are small.
 
-    Args:
-        fastest: the variant that leads.
-        alone: whether there is no other.
+    `alone`: no other variant was measured.
     """
     found = largest_loss(fastest.ranks)
     if found is None or found.ms < LARGE_FROM * found.span_ms:

@@ -101,13 +101,17 @@ def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, 
         minutes = math.ceil(launch_s * MIN_LAUNCHES / 60)
         return (
             f"{found}: how much launches vary isn't known after the first one. {MIN_LAUNCHES} launches of each"
-            f" variant take about {plural(minutes, 'minute')}: start a new run with `budget: {minutes}m`."
+            f" variant take about {plural(minutes, 'minute')}: {_new_run(minutes)}"
         )
     seconds = launch_s * max(next_look(so_far), *launches, 0)  # those that there were haven't decided it
     if len(launches) < len(undecided) or seconds > MOST_BUDGET_S:
         return f"{found}; that would take more than an hour."
     minutes = math.ceil(seconds / 60)
-    return f"{found}. {time_to_decide(minutes)}: start a new run with `budget: {minutes}m`."
+    return f"{found}. {time_to_decide(minutes)}: {_new_run(minutes)}"
+
+
+def _new_run(minutes: int) -> str:
+    return f"start a new run with `budget: {minutes}m`."
 
 
 SPENT_ON: dict[str, tuple[Stage, ...]] = {
