@@ -39,8 +39,8 @@ from gpurun.launcher.compare.model import (
 from gpurun.launcher.compare.notes import (
     alerts,
     budget_notes,
-    launches_s,
     findings,
+    launches_s,
     memory_notes,
     notes,
     open_notes,

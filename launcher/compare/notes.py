@@ -100,8 +100,8 @@ def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, 
     if so_far < 2:
         minutes = math.ceil(launch_s * MIN_LAUNCHES / 60)
         return (
-            f"{found}: how much launches vary isn't known after the first one. {MIN_LAUNCHES} launches of each"
-            f" variant take about {plural(minutes, 'minute')}: {_new_run(minutes)}"
+            f"{found}: how much launches vary isn't known after the first one. {MIN_LAUNCHES} launches of"
+            f" each variant take about {plural(minutes, 'minute')}: {_new_run(minutes)}"
         )
     seconds = launch_s * max(next_look(so_far), *launches, 0)  # those that there were haven't decided it
     if len(launches) < len(undecided) or seconds > MOST_BUDGET_S:

@@ -79,7 +79,7 @@ def _mapping_in(job: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def resolved_setting(name: str, job: Mapping[str, Any], varied: Mapping[str, Any]) -> Any:
-    """The value of a setting in a variant of a run: what varied, merged into the job's own value or the default.
+    """The value of a setting in a variant of a run: what varied, merged into the job's value or the default.
 
     Args:
         name: of the setting.

@@ -88,7 +88,7 @@ def test_the_sentence_says_why(wording: Wording) -> None:
 @pytest.mark.parametrize("error", [1.0, None])
 def test_the_headline_says_whose_gradients_are_wrong(error: float | None, wording: Wording) -> None:
     slower = Difference(18.3, (17.2, 19.4), "slower")
-    wrong = replace(EVEN, gradient_error=error, gradient_warning="the gradient differs from that of one device")
+    wrong = replace(EVEN, gradient_error=error, gradient_warning="the gradient differs")
     base = replace(wrong, vs_baseline=Difference(None, None, "baseline"))
     wording(sentence([replace(UNEVEN, vs_baseline=slower), base], {("ddp-48-16", "ddp-even"): slower}))
 
