@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpurun.launcher.compare.causes import advice, largest_loss, loss_text
+from gpurun.launcher.compare.causes import advised, largest_loss
 from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
@@ -40,6 +40,7 @@ from gpurun.launcher.compare.notes import (
     alerts,
     budget_notes,
     findings,
+    launches_s,
     memory_notes,
     notes,
     open_notes,
@@ -191,7 +192,7 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
         *notes(plan, measured, within),
         *(effects_note(found.search) if found.search else ()),
         *(budget_notes(run, plan) if found.complete else ()),
-        *(open_notes(plan, found.open, recorded.looks) if is_open else ()),
+        *(open_notes(plan, found.open, recorded.looks, sum(launches_s(run).values())) if is_open else ()),
         *(memory_notes(found.variants) if found.gate is None else ()),
         *restart_notes(run),
         *software_notes(run, measured.values()),
@@ -226,8 +227,8 @@ def diagnosis(directory: Path) -> str | None:
     found = largest_loss(variant.ranks) if variant else None
     if variant is None or found is None or found.ms < MENTION_FROM * found.span_ms:
         return None
-    text = loss_text(found, variant)
-    return f"{text[0].upper()}{text[1:]}: {advice(found.kind, variant)}."
+    text = advised(found, variant)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def variant_results(

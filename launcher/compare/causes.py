@@ -325,15 +325,19 @@ LARGE_FROM = 0.20
 def remaining_loss(fastest: VariantResult, alone: bool = False) -> str | None:
     """`Even in ddp 32/32 every rank spends 24.1 of 60.2 ms waiting for data: …`; `None` if all are small.
 
-    Args:
-        fastest: the variant that leads.
-        alone: whether there is no other.
+    `alone`: no other variant was measured.
     """
     found = largest_loss(fastest.ranks)
     if found is None or found.ms < LARGE_FROM * found.span_ms:
         return None
     where = "In" if alone else "Even in"
-    return f"{where} {variant_label(fastest)} {loss_text(found, fastest)}: {advice(found.kind, fastest)}."
+    return f"{where} {variant_label(fastest)} {advised(found, fastest)}."
+
+
+def advised(loss: Loss, variant: VariantResult) -> str:
+    """The loss and what to do about it; only the loss, where timed steps may not have it."""
+    text = loss_text(loss, variant)
+    return text if is_far_from_timed(loss.span_ms, variant) else f"{text}: {advice(loss.kind, variant)}"
 
 
 def advice(kind: Kind, variant: VariantResult) -> str:

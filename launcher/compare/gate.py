@@ -269,7 +269,8 @@ class _Pair:
         """How long it would take to decide."""
         estimate, threshold = self.estimate, self.gate.threshold_percent
         if estimate is None or estimate.error is None:
-            return "Use a larger --budget, or a job whose launches are shorter."
+            minutes = math.ceil(MIN_LAUNCHES * budget_s / max(looks[-1].launches, 1) / 60)
+            return f"Use a larger --budget (about {minutes}m), or a job whose launches are shorter."
         least = next_look(estimate.launches)  # those that there were haven't decided it
         per_launch_s = budget_s / estimate.launches
         needed = partial(launches_to_decide, estimate, threshold, looks, len(self.gate.pairs))

@@ -339,9 +339,10 @@ def _gap_percent(leader: VariantResult, other: VariantResult) -> float:
 
 
 def named_with_error(result: VariantResult) -> str:
-    """Its label; of compressed gradients their error too, since a faster step isn't the same step then."""
-    if not result.compression:
+    """Its label; of gradients that are compressed or wrong their error too: it isn't the same step then."""
+    if not (result.compression or result.gradient_warning):
         return variant_label(result)
     error = result.gradient_error
-    what = "of unknown error" if error is None else f"off by {error:.2g}"
+    unknown = "not finite" if result.gradient_warning else "of unknown error"
+    what = unknown if error is None else f"off by {error:.2g}"
     return f"{variant_label(result)} (gradients {what})"

@@ -49,11 +49,20 @@ def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tupl
     return tuple(found)
 
 
-def open_notes(plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look]) -> tuple[str, ...]:
-    """The differences that a spent budget has left open, and how long it would take to decide them."""
+def open_notes(
+    plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look], spent_s: float
+) -> tuple[str, ...]:
+    """The differences that a spent budget has left open, and how long it would take to decide them.
+
+    Args:
+        plan: of the run.
+        undecided: the differences.
+        looks: all that the run has taken.
+        spent_s: the time of all launches: more than the budget, where launching each variant once took more.
+    """
     if plan.budget_s is None or not looks:
         return ()
-    launch_s = plan.budget_s / looks[-1].launches
+    launch_s = max(plan.budget_s, spent_s) / looks[-1].launches
     hidden = [one for one in undecided if _is_hidden(one, MOST_BUDGET_S / launch_s)]
     others = [one for one in undecided if one not in hidden]
     return (
@@ -88,13 +97,21 @@ def _named(names: Sequence[str]) -> str:
 
 def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, so_far: int) -> str:
     found, launches = _still_open(plan, undecided), [one.launches for one in undecided if one.launches]
-    if so_far < 2:  # how launches scatter isn't known
-        return f"{found}."
+    if so_far < 2:
+        minutes = math.ceil(launch_s * MIN_LAUNCHES / 60)
+        return (
+            f"{found}: how much launches vary isn't known after the first one. {MIN_LAUNCHES} launches of"
+            f" each variant take about {plural(minutes, 'minute')}: {_new_run(minutes)}"
+        )
     seconds = launch_s * max(next_look(so_far), *launches, 0)  # those that there were haven't decided it
     if len(launches) < len(undecided) or seconds > MOST_BUDGET_S:
         return f"{found}; that would take more than an hour."
     minutes = math.ceil(seconds / 60)
-    return f"{found}. {time_to_decide(minutes)}: start a new run with `budget: {minutes}m`."
+    return f"{found}. {time_to_decide(minutes)}: {_new_run(minutes)}"
+
+
+def _new_run(minutes: int) -> str:
+    return f"start a new run with `budget: {minutes}m`."
 
 
 SPENT_ON: dict[str, tuple[Stage, ...]] = {
@@ -110,29 +127,35 @@ SPENT_ON: dict[str, tuple[Stage, ...]] = {
 
 
 MUCH_LONGER = 1.1
-"""From this multiple of a search's budget on its report says why it took longer."""
+"""From this multiple of the budget on the report says why it took longer."""
+
+
+def launches_s(run: RunDir) -> dict[str, float]:
+    """Seconds that the launches of a run took, by what for, and those before and between them."""
+    logs, commands = run.read_all_events().values(), run.read_commands()
+    stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
+    return {
+        **{name: sum(s for stage, s in stages if stage in names) for name, names in SPENT_ON.items()},
+        "before the first launch": before_s(logs, commands),
+        "between launches": sum(between_s(logs, commands)),
+    }
 
 
 def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
     """The part of the budget that launches took, and for what."""
-    found = {name: log for name, log in run.read_all_events().items() if log}
-    logs, launches = found.values(), {planned_launch(name) for name in found}
-    stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
-    commands, search, trials = run.read_commands(), run.read_search(), run.read_trials()
-    budget_s = search.budget_s if search else plan.budget_s  # a search's plan has what its trials left
-    if budget_s is None or not stages:
+    launches = {planned_launch(name) for name, log in run.read_all_events().items() if log}
+    if plan.budget_s is None or not launches:
         return ()
-    spent_s = {"trials": sum(trial.seconds for trial in trials)}
-    spent_s |= {name: sum(s for stage, s in stages if stage in names) for name, names in SPENT_ON.items()}
-    spent_s["before the first launch"] = before_s(logs, commands)
-    spent_s["between launches"] = sum(between_s(logs, commands))
+    search, trials = run.read_search(), run.read_trials()
+    budget_s = search.budget_s if search else plan.budget_s  # a search's plan has what trials leave
+    spent_s = {"trials": sum(trial.seconds for trial in trials), **launches_s(run)}
     percents = whole_parts([100 * seconds / budget_s for seconds in spent_s.values()])
     parts = [f"{name} {percent} %" for name, percent in zip(spent_s, percents, strict=True) if percent]
     total_s, total = sum(spent_s.values()), sum(percents)
     who = " and ".join((*([plural(len(trials), "trial")] if search else ()), plural(len(launches), "launch")))
     of = f"{who} took {format_count(total)} % of the budget"
     once = {launch.id for launch in plan.launches if launch.repetition == 0}
-    is_over = search is not None and launches <= once and total_s > MUCH_LONGER * budget_s
+    is_over = launches <= once and total_s > MUCH_LONGER * budget_s
     why = f" Each variant was launched once, though {format_duration(budget_s)} are too short for it."
     return (f"{of}: {', '.join(parts)}.{why if is_over else ''}" if len(parts) > 1 else f"{of}.",)
 

@@ -196,8 +196,8 @@ class JobSpec(Settings, Section):
     `fixed`: after `steps.rounds` in `steps.launches`; a job that states one of these has a fixed size, and a
     variant alone has as well."""
     budget_s: Duration = 180.0
-    """The most time to decide in, from the first launch on. Every variant is launched once, however long that
-    takes; a launch begins only if it is likely to end in time."""
+    """The most time to decide in, from when the run begins: imports before the first launch count. Every
+    variant is launched once, however long that takes; a launch begins only if it is likely to end in time."""
     memory_bytes: Memory | None = setting(None, kinds=frozenset({TRAINING, PROGRAM}), instead="")
     """Memory of a device for a variant: `20 GiB`, a number of bytes, or the name of a GPU, `H100 80GB` or
     `RTX 4090` (its memory as it is sold, in 10⁹ bytes). The report then also names the fastest variant whose

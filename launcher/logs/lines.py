@@ -11,8 +11,12 @@ from typing import TextIO
 MAX_LINE_BYTES = 1 << 14
 """A longer line is cut into several, to bound the memory that endless output needs."""
 
-NOISE = "USDT:"
-"""Prefix of the lines that torch's profiler prints whenever it starts or stops."""
+_NOISE = re.compile(
+    r"USDT:|ERROR:[-\d]+ [:\d]+ \d+:\d+ DeviceProperties\.cpp:\d+\] "
+    r"gpuGetDeviceCount failed with code (?:35|100)\s*$"
+)
+"""What torch's profiler prints without need: whenever it starts or stops, and, from a build for CUDA, where
+there is no driver (35) or no GPU (100). A job on GPUs fails there before it traces, with its own message."""
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
 """Source: ECMA-48, 5.4 (CSI sequences) and 5.6 (OSC strings)."""
@@ -77,6 +81,11 @@ def clean(text: str) -> str:
     """The text without control characters and escape sequences, but for colours."""
     text = _ESCAPE.sub(lambda match: match[0] if _COLOUR.fullmatch(match[0]) else "", text)
     return _CONTROL.sub("", text)
+
+
+def is_noise(line: str) -> bool:
+    """Whether torch's profiler wrote a line that says nothing about the program; only the log file has it."""
+    return _NOISE.match(line) is not None
 
 
 def plain(text: str) -> str:

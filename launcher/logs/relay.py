@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from pathlib import Path
 from typing import BinaryIO
 
 from gpurun.launcher.errors import MachineError, SpecError, unreadable
-from gpurun.launcher.logs.lines import MAX_LINE_BYTES, NOISE, LineReader, prefixed
+from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, is_noise, prefixed
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, open_regular
 from gpurun.launcher.rundir.paths import num_bytes, older_part, rank_files
@@ -49,7 +50,7 @@ class LogTail:
         except OSError:
             return []
         self.offset += left_out + len(portion)
-        lines = [line for line in self.reader.feed(portion) if not line.startswith(NOISE)]
+        lines = [line for line in self.reader.feed(portion) if not is_noise(line)]
         if left_out:
             lines = [not_shown(left_out, self.path), *lines[1:]]
         return lines
@@ -116,7 +117,7 @@ class Relay:
         self.look()
         self._show_held()
         for tail in self._tails:
-            for line in tail.reader.finish():
+            for line in filterfalse(is_noise, tail.reader.finish()):
                 self.say(prefixed(tail.rank, line, self.colour))
 
     def _show_held(self) -> None:
@@ -189,7 +190,7 @@ def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -
         raise SpecError(_no_log(run, launch, rank))
     for number, path in logs.items():
         for line in log_lines(path, PRINTED_BYTES // len(logs)):
-            if not line.startswith(NOISE):
+            if not is_noise(line):
                 yield prefixed(number, line, colour)
 
 

@@ -85,6 +85,14 @@ def test_the_sentence_says_why(wording: Wording) -> None:
     wording(sentence([replace(UNEVEN, vs_baseline=slower), base], {("ddp-48-16", "ddp-even"): slower}))
 
 
+@pytest.mark.parametrize("error", [1.0, None])
+def test_the_headline_says_whose_gradients_are_wrong(error: float | None, wording: Wording) -> None:
+    slower = Difference(18.3, (17.2, 19.4), "slower")
+    wrong = replace(EVEN, gradient_error=error, gradient_warning="the gradient differs")
+    base = replace(wrong, vs_baseline=Difference(None, None, "baseline"))
+    wording(sentence([replace(UNEVEN, vs_baseline=slower), base], {("ddp-48-16", "ddp-even"): slower}))
+
+
 def test_a_baseline_that_loses_says_why_too(wording: Wording) -> None:
     """Device 1 is slower: with an even split rank 0 waits for it."""
     slow = variant("ddp-even", (32, 32), 60.0, rank(0, 32, 40.0, 20.0), rank(1, 32, 60.0))
@@ -112,6 +120,13 @@ def test_what_all_splits_lose_is_said_of_the_fastest(part: str, wording: Wording
 def test_what_is_small_is_not_said_of_the_fastest(wording: Wording) -> None:
     alike = [rank(i, 32, 65.0, input=12.0) for i in (0, 1)]
     wording(sentence([variant("ddp-even", (32, 32), 65.0, *alike)], {}))
+
+
+@pytest.mark.parametrize("part", ["transfer", "input"])
+def test_what_only_traced_steps_may_lose_brings_no_advice(part: str, wording: Wording) -> None:
+    """Recording makes short steps several times longer."""
+    alike = [rank(i, 32, 23.6, **{part: 9.5}) for i in (0, 1)]
+    wording(sentence([variant("ddp-even", (32, 32), 6.69, *alike)], {}))
 
 
 @pytest.mark.parametrize("part", ["transfer", "memcpy", "input", "host"])

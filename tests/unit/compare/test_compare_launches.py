@@ -259,7 +259,7 @@ def test_rounds_of_launches_are_by_repetition() -> None:
 def test_the_budget_that_is_proposed_is_larger_than_the_one_that_was_spent(wording: Wording) -> None:
     """By chance a difference may be open after as many launches as mostly decide one of its size."""
     pair = OpenPair(UNEVEN.id, 5.0, (-0.1, 10.4), 8, 0.0, 8)
-    (note,) = open_notes(splits_plan(budget_s=300.0), [pair], [Look(12, 1.0)])
+    (note,) = open_notes(splits_plan(budget_s=300.0), [pair], [Look(12, 1.0)], 290.0)
     wording(note)
 
 
@@ -272,7 +272,7 @@ def test_what_stays_open_because_of_other_load_is_not_said_to_be_too_small(
 ) -> None:
     pair = OpenPair(UNEVEN.id, 5.0, (-22.1, 34.4), launches, waited_percent, unloaded)
     close = OpenPair(EVEN.id, 9.0, (-1.0, 19.0), 20, 0.0, 20)
-    notes = open_notes(splits_plan(budget_s=300.0), [pair, close], [Look(12, 1.0)])
+    notes = open_notes(splits_plan(budget_s=300.0), [pair, close], [Look(12, 1.0)], 290.0)
     wording("\n".join(notes))
 
 

@@ -167,6 +167,12 @@ def test_the_explanation_shows_everything_once() -> None:
     assert "during round of ddp-2-even" in text
 
 
+def test_the_profilers_complaint_about_missing_gpus_is_not_shown_as_the_end_of_a_log() -> None:
+    failure = root_cause([ended(2, 1, 5.0)], [record(2, 4.9)], None)
+    said = "ERROR:2026-11-24 19:58:01 9:9 DeviceProperties.cpp:56] gpuGetDeviceCount failed with code 35\n"
+    assert "last lines" not in explain(failure, said + failure.traceback, "rank2.log")
+
+
 @pytest.mark.parametrize(
     ("error", "message", "log", "words"),
     [

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, clean, prefixed
+from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, clean, is_noise, prefixed
 
 
 def read(*portions: bytes) -> list[str]:
@@ -68,3 +68,22 @@ def test_a_prefix_has_the_ranks_colour_or_there_is_no_colour_at_all() -> None:
     assert prefixed(3, "red", colour=True) == "\x1b[35m[rank 3]\x1b[0m red"
     assert prefixed(3, "\x1b[31mred", colour=True).endswith("\x1b[0m")
     assert clean("\x1b[31mred") == "\x1b[31mred"
+
+
+KINETO = "2026-11-24 19:58:01 4021:4038 DeviceProperties.cpp:56] gpuGetDeviceCount failed with code"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_left_out"),
+    [
+        (f"ERROR:{KINETO} 35", True),
+        (f"ERROR:{KINETO} 100", True),
+        (f"ERROR:{KINETO} 2", False),  # out of memory
+        (f"my ERROR:{KINETO} 35", False),
+        (f"ERROR:{KINETO} 35, so we stop", False),
+        ("ERROR: gpuGetDeviceCount failed with code 35", False),
+        ("USDT:2026-11-24 19:58:01 4021:4038 Profiler.cpp:9] stopped", True),
+    ],
+)
+def test_what_the_profiler_says_of_missing_gpus_is_left_out(line: str, is_left_out: bool) -> None:
+    assert is_noise(line) is is_left_out

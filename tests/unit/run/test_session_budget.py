@@ -167,8 +167,11 @@ def test_no_launch_begins_that_does_not_fit_in_the_budget(
     assert spent.startswith(f"{launches} launches took ")
 
 
-def test_a_budget_for_less_than_two_launches_measures_every_variant_once(tmp_path: Path) -> None:
-    case = with_budget(tmp_path, CLEAR, budget_s=2).done()
+def test_a_budget_for_less_than_two_launches_measures_every_variant_once(
+    tmp_path: Path, wording: Wording
+) -> None:
+    case = with_budget(tmp_path, CLOSE, budget_s=2).done()
+    wording("\n".join(read_json(case.run.comparison, Comparison).notes))
     assert len(configs(case)) == 2
     assert case.run.read_looks() == (Look(1, 1.0),)
     assert case.statuses() == ["ok"] * 4
