@@ -99,7 +99,7 @@ def test_nothing_is_read_through_a_link(control: ControlDir, directory: Path, pl
 
 OWN_RANK = (
     "import mmap, signal, sys\n{}\n"
-    "mapped = mmap.mmap(open(sys.argv[1], 'r+b').fileno(), 0)\n"
+    "block = open(sys.argv[1], 'r+b')\nmapped = mmap.mmap(block.fileno(), 0)\n"
     "print(flush=True)\nsys.stdin.read()"
 )
 
