@@ -192,9 +192,10 @@ def _found(path: Path) -> str:
 
 
 def _run_directory(path: Path) -> Path | None:
-    """The run directory that `path` means, if there is one."""
+    """The run directory that `path` means, if there is one: with anything that has a plan's name."""
     try:
-        return next((each for each in _meant(path) if (each / "plan.json").is_file()), None)
+        plans = (RunDir(each).plan for each in _meant(path))
+        return next((plan.parent for plan in plans if plan.exists() or plan.is_symlink()), None)
     except OSError as error:
         raise SpecError(unreadable(error.filename, error)) from error
 

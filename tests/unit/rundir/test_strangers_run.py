@@ -164,7 +164,19 @@ def many_processes(run: RunDir) -> None:
     planned(run, "processes", MAX_PROCESSES)
 
 
+def pipe_for_plan(run: RunDir) -> None:
+    run.plan.unlink()
+    os.mkfifo(run.plan)
+
+
+def dead_link_for_plan(run: RunDir) -> None:
+    run.plan.unlink()
+    run.plan.symlink_to("nowhere")
+
+
 DAMAGES: dict[Plant, str] = {
+    pipe_for_plan: "plan.json is not a regular file, which no run of gpurun contains; remove it",
+    dead_link_for_plan: "plan.json is a symbolic link, which no run of gpurun contains; remove it",
     many_devices: "plan.json: 200,004 devices in one plan; at most 100,000 are allowed",
     many_processes: r"plan.json: 40,\d+ processes in one plan; at most 20,000 are allowed",
     parts_without_device: "3 parts of the batch for 2 devices",
