@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -291,6 +292,36 @@ def test_a_node_that_comes_too_late_learns_it_and_costs_nothing(
             late.announce(End(1, "this is heard by no one"))
         second.send(0, LogText("still here"))
         assert collect(first, 1) == [LogText("still here")]
+
+
+def test_a_second_node_of_a_rank_learns_that_the_run_has_begun_with_another(
+    loop: LinkLoop, wording: Wording
+) -> None:
+    port = free_port()
+    with linked(loop, options(0, port), options(1, port)) as (first, second):
+        assert second.await_connected(WAIT_S)
+        first.begin(("host0", "host1"))
+        with linked(loop, replace(options(1, port), own_host="twin")) as (twin,):
+            with wording.raises(NodesEnded) as end:
+                twin.poll(WAIT_S)
+            assert end.value.exit_code == 3
+            twin.announce(End(1, "this is heard by no one"))
+        second.send(0, LogText("still here"))
+        assert collect(first, 1) == [LogText("still here")]
+
+
+def test_one_that_is_started_again_waits_until_the_lost_one_is_noticed(loop: LinkLoop) -> None:
+    port = free_port()
+    with linked(loop, options(0, port)) as (first,):
+        with linked(loop, options(1, port)) as (second,):
+            assert second.await_connected(WAIT_S)
+            first.begin(("host0", "host1"))
+        with linked(loop, options(1, port)) as (again,):
+            assert again.await_connected(WAIT_S)
+            first.announce(End(3, "it is lost", starts_again=True))
+            with pytest.raises(NodesEnded, match="it is lost") as end:
+                again.poll(WAIT_S)
+            assert end.value.starts_again
 
 
 def test_a_node_with_another_secret_learns_it_at_once(loop: LinkLoop) -> None:
