@@ -128,8 +128,9 @@ def joined(
     place = find_place(facts, flags, lambda: say(f"waits until the name {facts.host} is known"))
     hello = introduce(spec, job_dir, facts, place, machine)
     bounds = (num_nodes, num_nodes) if num_nodes else bounds_here(spec.nodes, flags, os.environ)
+    options = link_options(facts, place, flags, bounds[1], spec.silence_limit_s)
     say(waiting_text(facts, bounds, flags))
-    link = NodeLink(link_options(facts, place, flags, bounds[1], spec.silence_limit_s))
+    link = NodeLink(options)
     try:
         yield meet(link, hello, bounds, flags.join_timeout_s, say)
     except NodesEnded:

@@ -363,6 +363,18 @@ def test_node_0_also_hears_of_a_rank_that_the_nodes_own_job_excludes(loop: LinkL
         assert any("node rank 3 (" in str(one) for one in collect(first, 1))
 
 
+@pytest.mark.parametrize("weak", ["abcdefghijklmnopqrstuvwxyz123456", "short"])
+def test_a_weak_secret_is_refused_before_anything_is_said_to_wait(
+    weak: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPURUN_SECRET", weak)
+    flags, said = NodeFlags(0, f"127.0.0.1:{free_port()}"), list[str]()
+    job = load_text("workload: sleep\ndevices: cpu:1\nnodes: 2\nglobal_batch: 8\n", "", (), Path())
+    with pytest.raises(SpecError, match=r"follows a simple pattern|shorter than 16 bytes"):
+        joined(job, Path(), flags, inspect_machine(), said.append).__enter__()
+    assert said == []
+
+
 def test_strangers_fill_no_screen() -> None:
     said: list[object] = []
     server = Server(options(0, 1), said.append)
