@@ -116,6 +116,20 @@ def test_only_a_second_ctrl_c_does_not_wait(tmp_path: Path, all_gone: AllGone) -
         assert front.wait() == 130
 
 
+def test_a_key_that_is_held_down_ends_it_in_order_too(
+    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone
+) -> None:
+    pids = family(front, tmp_path)
+    for _ in range(20):
+        front.send_signal(signal.SIGINT)
+        while front.poll() is None and _pending_or_unhandled(front.pid):
+            pass
+    assert all_gone([front.pid, *pids]) == []
+    assert front.wait() == 130
+    assert front.stderr is not None
+    assert front.stderr.read() == "interrupted by Ctrl-C\n"
+
+
 def _pending_or_unhandled(pid: int) -> bool:
     """Whether a signal still waits to be delivered (SigPnd, ShdPnd of /proc/PID/status)."""
     fields = dict(
