@@ -17,6 +17,12 @@ _WORD = re.compile(
     r"|AUTHORI[SZ]ATION|AUTHENTICATION|CREDS?|PAT|JWT|BEARER|SAS"
 )
 """A word of a name, in capitals and without the digits at its end, that says secret."""
+_AT_END = re.compile("PIN|SIGNATURES?")
+"""Likewise, but only as the last word: `PIN_MEMORY` is none, nor is `CPU_PIN`."""
+_PINNED = frozenset(
+    {"CORE", "CORES", "CPU", "CPUS", "GPU", "MEM", "MEMORY", "NUMA", "PROC", "THREAD", "THREADS"}
+)
+"""What has a place, and no secret."""
 _ORDINARY = re.compile(
     r"PWD|OLDPWD|(COM|BY|SUR|TRES|OVER|UNDER|ENCOM|MULTI|LOW|HIGH|BAND)PASS"
     r"|(MON|TUR|DON|WHIS|HOC|JOC|LAC|HOT|PUB|PUBLIC)KEYS?|(N|NUM|MAX|MIN|TOTAL)TOKENS"
@@ -33,10 +39,12 @@ _IN_VALUE = re.compile(
     r"\w://[^/\s@:]*:(?P<password>[^\s@]{1,4096})@"
     r"|\w://(?P<user>[^/\s@:]{20,})@"
     r"|\w://[^\s?]{1,4096}\?\S{0,4096}?(?:token|key|sig|signature|secret|password)=(?P<asked>[^&\s]+)"
-    r"|(?:^|;)\s*(?:AccountKey|SharedAccessKey|SharedAccessSignature|Password|Pwd)\s*=\s*(?P<part>[^;]+)",
+    r"|(?:^|;)\s*(?:AccountKey|SharedAccessKey|SharedAccessSignature|Password|Pwd)\s*=\s*(?P<part>[^;]+)"
+    r"|\b(?:machine|login)\s{1,99}\S{1,999}\s{1,99}password\s{1,99}(?P<entry>\S+)",
     re.IGNORECASE,
 )
-"""A secret in an address or a connection string: `http://me:secret@proxy:3128`; a slash may be part of it."""
+"""A secret in an address, a connection string or an entry of a `.netrc`: `http://me:secret@proxy:3128`; a
+slash may be part of it."""
 _MASK = re.compile(r"masked:[0-9a-f]{6}")
 SHORT, SHORTEST = 8, 4
 """Characters; a value shorter than the one is looked for as a word, and one shorter than the other not at
@@ -48,7 +56,8 @@ def is_secret(name: str) -> bool:
     """Whether a variable holds a secret, by its name: `HF_TOKEN`, `WANDB_API_KEY`, `PGPASSWORD`."""
     words = _WORDS.findall(_CAMEL_CASE.sub("_", name))
     found = [word.rstrip("0123456789").upper() for word in words]
-    return _says_connection(found) or any(_says_secret(word, found) for word in found)
+    at_end = bool(found) and _AT_END.fullmatch(found[-1]) is not None and _PINNED.isdisjoint(found)
+    return at_end or _says_connection(found) or any(_says_secret(word, found) for word in found)
 
 
 def _says_connection(words: list[str]) -> bool:

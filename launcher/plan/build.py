@@ -12,7 +12,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.values import node_bounds
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.plan.combination import allowed, group_id, make_unique
+from gpurun.launcher.plan.combination import group_id, make_unique, too_large
 from gpurun.launcher.plan.devices import (
     MachineLike,
     assumed_nodes,
@@ -30,7 +30,7 @@ from gpurun.launcher.plan.expand import (
     processes_in_turns,
     processes_of,
 )
-from gpurun.launcher.plan.model import GatePlan, Launch, Plan, Process, SideName, Variant
+from gpurun.launcher.plan.model import MAX_PROCESSES, GatePlan, Launch, Plan, Process, SideName, Variant
 from gpurun.launcher.plan.nodes import (
     Node,
     RankPlace,
@@ -44,15 +44,12 @@ from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.rundir.paths import RunPaths
 from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.units import format_count, listed
+from gpurun.launcher.units import listed
 
 MOST_LAUNCHES = 64
 """The limit of a group until all is decided: smaller differences than those detect are hardly worth it."""
 SHORTEST_LAUNCH_S = 1.0
 """With its warm-up no launch is shorter: a budget can't be enough for more."""
-
-MAX_PROCESSES = 20_000
-"""A run that starts more would take days; keeps a slip in the job file from filling the memory."""
 
 _HERE = RunPaths(Path())  # file names relative to the run directory
 TOGETHER = "together"
@@ -100,13 +97,15 @@ def build_plan(
         baseline = _side_id(baseline, "a")
     later = _in_turns(spec, groups) if gate is None and not nodes else groups
     size = _size(spec, groups, is_gate=gate is not None, has_turns=len(later) < len(groups))
-    if problems := [*_too_large(spec, groups, size.repetitions), *_missing_ranks(spec, expansion.variants)]:
+    started = size.repetitions * sum(group.variants[0].world_size for group in groups)
+    variants = tuple(one for group in groups for one in group.variants)
+    if problems := [*too_large(spec, started, variants), *_missing_ranks(spec, variants)]:
         raise SpecError(*problems)
     return Plan(
         name=spec.name,
         workload=str(spec.program or spec.workload),
         baseline=baseline,
-        variants=tuple(v for group in groups for v in group.variants) if gate else expansion.variants,
+        variants=variants if gate else expansion.variants,
         left_out=expansion.left_out,
         launches=_launches(spec, groups, later, size, tuple(nodes) or (machine,)),
         notes=(
@@ -381,14 +380,6 @@ def _bound(launch: Launch, bind: str, machines: Sequence[MachineLike]) -> Launch
 
 def _numa_node(device: str, machine: MachineLike) -> int | None:
     return None if accelerator_of(device).is_host else gpu_of(device, machine).numa_node
-
-
-def _too_large(spec: JobSpec, groups: tuple[Group, ...], repetitions: int) -> Iterator[Problem]:
-    per_repetition = sum(group.variants[0].world_size for group in groups)
-    if per_repetition * repetitions > MAX_PROCESSES:
-        started = f"{format_count(per_repetition * repetitions)} processes"
-        message = f"the plan would start {started}; {allowed(MAX_PROCESSES)}"
-        yield spec.problem(("compare",), message, "vary fewer keys, or lower `steps.launches`")
 
 
 def _missing_ranks(spec: JobSpec, variants: Sequence[Variant]) -> Iterator[Problem]:

@@ -8,18 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpurun.launcher.errors import SpecError
+from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.kinds import JobKind, default_batch, variant_kind
 from gpurun.launcher.jobfile.model import Baseline, JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.jobfile.yaml.tree import Path
-from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Variant, allowed, num_devices
 from gpurun.launcher.splits import BALANCED, comes_to
 from gpurun.launcher.strategies import PROGRAM, STRATEGIES, Strategy, strategy_named
 from gpurun.launcher.units import format_count
 
 MAX_COMBINATIONS = 1000
 """More could not be measured in a day."""
+VARY_FEWER = "vary fewer keys at a time"
 MAX_NAME_CHARS = 100
 """Together with a path's other parts this stays far below the 255 bytes of a file name."""
 
@@ -87,7 +88,7 @@ def combinations(
     total = math.prod(len(values) for values in lists.values())
     if total > MAX_COMBINATIONS:
         message = f"`compare` makes {format_count(total)} combinations; {allowed(MAX_COMBINATIONS)}"
-        raise SpecError(spec.problem(("compare",), message, "vary fewer keys at a time"))
+        raise SpecError(spec.problem(("compare",), message, VARY_FEWER))
     for values in itertools.product(*(enumerate(several) for several in lists.values())):
         placed = dict(zip(lists, values, strict=True))
         not_known = _unknown_keys(unknown, {key: at for key, (at, _) in placed.items()})
@@ -228,9 +229,14 @@ def _listed(variants: Sequence[Variant]) -> str:
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
-def allowed(most: int) -> str:
-    """The end of a message about too many of something."""
-    return f"at most {format_count(most)} are allowed"
+def too_large(spec: JobSpec, started: int, variants: Sequence[Variant]) -> Iterator[Problem]:
+    """The mistakes of a job that starts too many processes, or whose variants use too many devices."""
+    if started > MAX_PROCESSES:
+        message = f"the plan would start {format_count(started)} processes; {allowed(MAX_PROCESSES)}"
+        yield spec.problem(("compare",), message, "vary fewer keys, or lower `steps.launches`")
+    if (used := num_devices(variants)) > MAX_DEVICES_OF_ALL:
+        message = f"its variants use {format_count(used)} devices in all; {allowed(MAX_DEVICES_OF_ALL)}"
+        yield spec.problem(("compare",), message, VARY_FEWER)
 
 
 def variant_id(strategy: str, num_devices: int, split_name: str, varied: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 It is read back from the files of a run: names that no table has, and numbers without end, are refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.strategies import STRATEGIES, strategy_named
-from gpurun.launcher.units import refuse_no_time
+from gpurun.launcher.units import format_count, refuse_no_time
 
 SideName = Literal["a", "b", ""]
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -34,6 +34,10 @@ NAMES = (*_CHOICES, "workload", "devices")
 """What `refuse_unknown_names` checks."""
 MOST = 1 << 48
 """Larger counts and seconds are damage: figures that are made of them would have no end."""
+MAX_PROCESSES = 20_000
+"""A run that starts more would take days; keeps a slip in the job file from filling the memory."""
+MAX_DEVICES_OF_ALL = 300_000
+"""Of all variants together, which may share processes: 1,000 combinations on 256 devices, and more."""
 
 
 def refuse_unknown_names(given: Mapping[str, Any]) -> None:
@@ -90,6 +94,11 @@ def resolved_setting(name: str, job: Mapping[str, Any], varied: Mapping[str, Any
     own = job.get(name, getattr(Settings(), name))
     value = SETTINGS[name].shape.merge(own, varied[name]) if name in varied else own
     return tuple(value) if isinstance(value, list) else value
+
+
+def allowed(most: int) -> str:
+    """The end of a message about too many of something."""
+    return f"at most {format_count(most)} are allowed"
 
 
 def refuse_endless(*numbers: float | None) -> None:
@@ -163,6 +172,11 @@ class Variant(Settings):
     def world_size(self) -> int:
         """Processes that train together."""
         return STRATEGIES[self.strategy].num_processes(len(self.devices))
+
+
+def num_devices(variants: Iterable[Variant]) -> int:
+    """The devices of all variants, each counted as often as it is used."""
+    return sum(len(variant.devices) for variant in variants)
 
 
 @dataclass(frozen=True)
@@ -274,10 +288,20 @@ class Plan:
         """Refuses ids of variants that there are not, in a plan that is read back too."""
         refuse_endless(self.budget_s, self.step_s)
         refuse_no_time(self.budget_s)
+        self._refuse_too_many()
         pairs = self.gate.pairs if self.gate else ()
         used = {self.baseline, *chain(*(launch.variants for launch in self.launches), *pairs)}
         if unknown := used - {variant.id for variant in self.variants}:
             raise ValueError(f"the plan has no variant {', '.join(map(repr, sorted(unknown)))}")
+
+    def _refuse_too_many(self) -> None:
+        counts = {
+            "devices": (num_devices(self.variants), MAX_DEVICES_OF_ALL),
+            "processes": (sum(len(launch.processes) for launch in self.launches), MAX_PROCESSES),
+        }
+        for what, (count, most) in counts.items():
+            if count > most:
+                raise ValueError(f"{format_count(count)} {what} in one plan; {allowed(most)}")
 
     def side_of(self, variant_id: str) -> Side | None:
         """The version of the code that a variant runs; `None`: there is only one."""

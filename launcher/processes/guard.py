@@ -26,7 +26,9 @@ from gpurun.launcher.machine.process_tree import (
     become_subreaper,
     check_proc,
     descendants,
+    is_stopped,
     kill_descendants,
+    send_signal,
 )
 from gpurun.launcher.machine.resource_limits import start_problem
 
@@ -109,6 +111,11 @@ class Guard:
         kill_descendants(os.getpid(), without={self.supervisor})
         kill_descendants(self.supervisor)
 
+    def continue_supervisor(self) -> None:
+        """Lets it go on if a signal has stopped it: else it would neither start nor end anything."""
+        if is_stopped(self.supervisor):
+            send_signal(self.supervisor, signal.SIGCONT)
+
     def close(self) -> None:
         """Ends everything that was started, the supervisor included, and waits for that.
 
@@ -122,10 +129,11 @@ class Guard:
         self._control.close()
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         while (status := _reap(self.supervisor)) is None:
+            self.continue_supervisor()
             if time.monotonic() > deadline:
-                left = descendants(self.supervisor)
+                left = ", ".join(map(str, descendants(self.supervisor) or [self.supervisor]))
                 raise MachineError(
-                    f"processes {left} can't be killed: they hang in a driver or a file system"
+                    f"can't end these processes, which a driver or a file system holds: {left}"
                 )
             time.sleep(0.001)
         if status != 0:

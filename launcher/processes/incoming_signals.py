@@ -5,11 +5,14 @@ import os
 import signal
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 from gpurun.launcher.errors import CTRL_C, Interrupted
 
+BURST_S = 0.5
+"""A terminal repeats a key that is held down some 30 times per second."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -18,9 +21,10 @@ def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
     """Raises `Interrupted` in the main thread at the first signal.
 
     Ctrl-C during the clean-up kills the workers at once; the next signal ends the command like any other
-    program. Other signals don't hurry the clean-up: Slurm sends SIGTERM to all processes, and srun passes it
-    on once more. A signal that was ignored (`nohup`) stays ignored. The terminal's settings are restored.
-    SIGUSR1, which announces a preemption, ends nothing, as long as there is no one to pass it on to.
+    program, unless it comes within `BURST_S`, as from a key that is held down. Other signals don't hurry the
+    clean-up: Slurm sends SIGTERM to all processes, and srun passes it on once more. A signal that was ignored
+    (`nohup`) stays ignored. The terminal's settings are restored. SIGUSR1, which announces a preemption, ends
+    nothing, as long as there is no one to pass it on to.
     """
     is_ending = False
 
@@ -31,9 +35,12 @@ def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
             raise Interrupted(_name(number))
         if number != signal.SIGINT:
             return
+        end_burst_s = time.monotonic() + BURST_S
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        kill_workers()
+        time.sleep(max(0.0, end_burst_s - time.monotonic()))
         for other in replaced:
             signal.signal(other, signal.SIG_DFL)
-        kill_workers()
 
     replaced = {
         number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) != signal.SIG_IGN

@@ -54,6 +54,9 @@ follows while the ranks build their models, so that later ranks start with these
 _REPORT_TIMEOUT_S = 5.0
 """How long it may take until a killed rank is reported: the kernel has to free its memory."""
 _SERVER = "the server that starts the ranks"
+_SUPERVISOR = "the supervising process"
+_WAITS = {_SERVER: "no end of a rank is noticed", _SUPERVISOR: "no further server is started"}
+"""What a stopped process keeps waiting, where it is not a rank."""
 _LOOK_EVERY_S = 1.0
 """How often to look for processes that a signal has stopped."""
 
@@ -160,12 +163,14 @@ class WorkerPool:
                 self._stopped[pid] = True
 
     def _processes(self) -> dict[int, str]:
-        """The server and the ranks, by process id, and what a report calls them."""
+        """The supervisor, the server and the ranks, by process id, and what a report calls them."""
         ranks = {pid: _rank_text(rank) for rank, pid in self._running.items()}
-        return ranks if self._server is None else {self._server.pid: _SERVER, **ranks}
+        server = {} if self._server is None else {self._server.pid: _SERVER}
+        return {self._guard.supervisor: _SUPERVISOR, **server, **ranks}
 
     def _continue_stopped(self) -> None:
         """Lets stopped processes go on, or they couldn't end: only those that are surely this command's."""
+        self._guard.continue_supervisor()
         for pid in self._processes().keys() & set(descendants(self._guard.supervisor)):
             if is_stopped(pid):
                 send_signal(pid, signal.SIGCONT)
@@ -328,7 +333,7 @@ def _rank_text(rank: int) -> str:
 
 def stopped_text(what: str, pid: int) -> str:
     """That a process is stopped, what waits for it, and how it goes on."""
-    waits = "no end of a rank is noticed" if what == _SERVER else "the ranks wait for it"
+    waits = _WAITS.get(what, "the ranks wait for it")
     return (
         f"{what} (process {pid}) was stopped by a signal, such as SIGSTOP: until it is continued, {waits}\n"
         f"    to continue it: kill -CONT {pid}"

@@ -193,9 +193,10 @@ def _found(path: Path) -> str:
 
 
 def _run_directory(path: Path) -> Path | None:
-    """The run directory that `path` means, if there is one."""
+    """The run directory that `path` means, if there is one: with anything that has a plan's name."""
     try:
-        return next((each for each in _meant(path) if (each / "plan.json").is_file()), None)
+        plans = (RunDir(each).plan for each in _meant(path))
+        return next((plan.parent for plan in plans if plan.exists() or plan.is_symlink()), None)
     except OSError as error:
         raise SpecError(unreadable(error.filename, error)) from error
 
@@ -339,8 +340,7 @@ def resume_run(path: Path, plan: Plan, say: Callable[[str], None]) -> RunDir:
         raise SpecError(
             f"{run.path} {OTHER_JOB}: {plan_difference(stored, now)}\n    start a new run: gpurun JOB.yaml"
         )
-    too_large = [variant.id for variant in plan.variants if not _is_tried_again(run, variant.id)]
-    if too_large:
+    if too_large := [variant.id for variant in plan.variants if not _is_tried_again(run, variant.id)]:
         say(f"not tried again, since out of memory: {', '.join(too_large)}")
     return run
 
@@ -391,8 +391,8 @@ def _shown(value: Any) -> str:
 
 def differing(before: Any, now: Any) -> list[tuple[str, Any, Any]]:
     """Fields of two dataclasses of one class that differ, with both values."""
-    pairs = [(field.name, getattr(before, field.name), getattr(now, field.name)) for field in fields(before)]
-    return [(name, one, other) for name, one, other in pairs if one != other]
+    pairs = ((each.name, getattr(before, each.name), getattr(now, each.name)) for each in fields(before))
+    return [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def forget(run: RunDir, variant_id: str) -> None:

@@ -308,14 +308,19 @@ def fetched(url: Url) -> Path:
 
 def source_of(path: Path) -> Path | Url:
     """The URL of which `path` is a copy that `fetched` made, or a part of one; else `path` itself."""
-    try:
-        copies = _copies()
-    except OSError:  # no cache, so no copies
-        return path
-    for run in (path, *path.parents) if path.is_relative_to(copies) else ():
+    for run in (path, *path.parents):
         if (url := kept_at(run)) is not None:
-            return Url("/".join((url, *path.relative_to(run).parts)))
+            part = Url("/".join((url, *path.relative_to(run).parts)))
+            return part if _is_copy(run) else path
     return path
+
+
+def _is_copy(run: Path) -> bool:
+    """Whether it is in the cache; only asked of a run at a URL, since asking makes that directory."""
+    try:
+        return run.is_relative_to(_copies())
+    except OSError:  # no cache, so no copies
+        return False
 
 
 @contextlib.contextmanager

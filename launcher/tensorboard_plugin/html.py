@@ -1,7 +1,7 @@
 """Splits, where time goes and the timeline as one HTML file: the TensorBoard tab's own page and its data.
 
-The file asks for nothing: its modules are `data:` addresses in an import map, its data is gzipped JSON, and
-its content-security policy forbids everything else. It opens from disk and can be sent by mail.
+The file asks for nothing: its one script, which holds all modules, is allowed by its hash, its data is
+gzipped JSON, and its content-security policy forbids everything else. It opens from disk and can be mailed.
 """
 
 import base64
@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,18 @@ from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 STATIC = Path(__file__).parent / "static"
 FILE_NAME = "report.html"
 _OWN_IMPORT = re.compile(r"(?m)^(import .*?|\} )from '((?:\.\.?/)+[a-z_/]+\.js)';$")
+_IMPORTED = re.compile(r"(?m)(?<=from ')gpurun[^']+(?=';$)")
 _DOC_COMMENT = re.compile(r"(?ms)^ */\*\*(?:(?!\*/).)*\*/\n")
-_START = "import { renderReport } from 'gpurun/report.js'; renderReport();"
+_START = """
+const addresses = {};
+for (const [name, text] of Object.entries(%s)) {
+  const source = text.replace(/(?<=from ')gpurun[^']+(?=';$)/gm, (other) => addresses[other]);
+  addresses[name] = URL.createObjectURL(new Blob([source], { type: 'text/javascript' }));
+}
+(await import(addresses['gpurun/report.js'])).renderReport();
+"""
+"""Gives each module an address, after those that it imports. Only a script that runs can make a `blob:`
+address, so the policy may allow them: whatever gets into the page as markup has none."""
 
 
 def write_html(comparison: Comparison, run: RunDir, with_host: bool = False) -> Path:
@@ -56,7 +67,7 @@ def write_html(comparison: Comparison, run: RunDir, with_host: bool = False) -> 
 def render_html(comparison: Comparison, run: RunDir, with_host: bool = False) -> str:
     """The whole file."""
     style = (STATIC / "style.css").read_text(encoding="utf-8")
-    modules = json.dumps({"imports": module_addresses(STATIC)})
+    script = _START % json.dumps(module_sources(STATIC)).replace("<", "\\u003c")  # nothing in it ends it
     answers = report_data(comparison, run)
     shown = answers if with_host else without_host(answers, read_host(own(run)))
     data = gzip.compress(msgspec.json.encode(shown), compresslevel=9, mtime=0)
@@ -65,33 +76,29 @@ def render_html(comparison: Comparison, run: RunDir, with_host: bool = False) ->
             "<!DOCTYPE html>",
             '<html lang="en">',
             '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_policy(style, (modules, _START))}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_policy(style, script)}">',
             '<meta name="viewport" content="width=device-width">',
             f"<title>{escape(comparison.name)}</title>",
             f"<style>{style}</style>",
-            f'<script type="importmap">{modules}</script>',
             f'<script type="text/plain" id="data">{base64.b64encode(data).decode()}</script>',
-            f'<script type="module">{_START}</script>',
+            f'<script type="module">{script}</script>',
             "</html>\n",
         )
     )
 
 
-def module_addresses(directory: Path) -> dict[str, str]:
-    """Each module of the page by the name under which the others import it.
+def module_sources(directory: Path) -> dict[str, str]:
+    """Each module of the page by the name under which the others import it, after those that it imports.
 
-    A `data:` module has no place that `./x.js` or `../shared/x.js` could start from, so such imports become
-    names of the map. Types, which only `make lint` reads, are left out.
+    Types, which only `make lint` reads, are left out.
     """
     sources = {
-        path.relative_to(directory).as_posix(): _DOC_COMMENT.sub("", path.read_text(encoding="utf-8"))
+        f"gpurun/{name}": _by_name(name, _DOC_COMMENT.sub("", path.read_text(encoding="utf-8")))
         for path in sorted(directory.rglob("*.js"))
+        if (name := path.relative_to(directory).as_posix()) != "index.js"
     }
-    return {
-        f"gpurun/{name}": _address(_by_name(name, text))
-        for name, text in sources.items()
-        if name != "index.js"
-    }
+    imports = {name: _IMPORTED.findall(source) for name, source in sources.items()}
+    return {name: sources[name] for name in TopologicalSorter(imports).static_order()}
 
 
 def _by_name(module: str, source: str) -> str:
@@ -104,15 +111,10 @@ def _by_name(module: str, source: str) -> str:
     return _OWN_IMPORT.sub(named, source)
 
 
-def _address(source: str) -> str:
-    return "data:text/javascript;base64," + base64.b64encode(source.encode()).decode()
-
-
-def _policy(style: str, scripts: tuple[str, ...]) -> str:
+def _policy(style: str, script: str) -> str:
     """Only what is in this file runs; nothing is loaded and nothing is sent."""
-    allowed = " ".join(_hash(script) for script in scripts)
     return (
-        f"default-src 'none'; script-src {allowed} data:; style-src {_hash(style)}; "
+        f"default-src 'none'; script-src {_hash(script)} blob:; style-src {_hash(style)}; "
         "base-uri 'none'; form-action 'none'"
     )
 

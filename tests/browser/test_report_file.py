@@ -45,6 +45,25 @@ def test_three_views_open_from_disk(browser: Browser, report: Path) -> None:
                 watched.shoot(f"report-{view}-{'dark' if dark else 'light'}")
 
 
+MARKUP = (
+    "<script>window.ran = 1</script>",
+    "<script src='data:text/javascript,window.ran = 1'></script>",
+    "<script type=module>import 'data:text/javascript,window.ran = 1'</script>",
+    "<script src='blob:null/0'></script>",
+    "<img src=x onerror='window.ran = 1'>",
+)
+
+
+def test_no_script_runs_that_gets_into_it_as_markup(browser: Browser, report: Path, tmp_path: Path) -> None:
+    forged = tmp_path / "forged.html"
+    forged.write_text(report.read_text(encoding="utf-8").replace("</html>", "".join(MARKUP) + "</html>"))
+    page = browser.new_page()
+    page.goto(forged.as_uri())
+    page.locator("main[data-ready=true]").wait_for()
+    assert page.evaluate("window.ran") is None
+    page.close()
+
+
 def test_its_timeline_zooms_selects_and_searches(browser: Browser, report: Path) -> None:
     with watched_page(browser, None) as watched:
         page = watched.page

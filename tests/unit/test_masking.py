@@ -34,14 +34,14 @@ MYSQL_PWD DB_PWDS PGPWD dbPwd
 AUTHORIZATION HTTP_AUTHORIZATION AUTHORISATION AUTH NETRC_AUTH OAUTH BASICAUTH OAUTH2_CLIENT
 GOOGLE_APPLICATION_CREDENTIALS CREDENTIAL CREDS BEARER HTTP_BEARER COOKIE SLACK_COOKIES SESSIONCOOKIE
 SENTRY_DSN DATABASEDSN AZURE_STORAGE_SAS AZURE_CONNECTION_STRING CONNECTIONSTRING ConnectionStrings__Default
-SAS_TOKEN JWT TOTP OTP
+SAS_TOKEN JWT TOTP OTP MY_PIN SIGNATURE WEBHOOK_SIGNATURES cardPin
 """
 NO_SECRET = """
 PATH PYTHONPATH HOME PWD OLDPWD INIT_CWD PATTERN PAD PIN_MEMORY NCCL_DEBUG SASS TORCH_DSNAME
 KEYBOARD MONKEY MONKEYS TURKEY HOCKEY_TEAM HOTKEY KEYRING_BACKEND GPG_PUBKEY
 TOKENIZERS_PARALLELISM TOKENIZER MAX_TOKENS maxTokens NUMTOKENS NUM_TRAIN_TOKENS TOKENS_PER_BATCH STOP_TOKENS
 AUTHOR GIT_AUTHOR_NAME AUTHORITY XAUTHORITY COMPASS BYPASS COMPASS_URL NUM_PASSES PASSES SECRETARY
-COOKIECUTTER BEARING CONNECTIONS CREDIT
+COOKIECUTTER BEARING CONNECTIONS CREDIT PIN_THREADS CPU_PIN NUMA_PIN SIGNATURE_VERSION SPIN ASSIGNATURE
 """
 
 
@@ -68,6 +68,9 @@ def test_other_names(name: str) -> None:
         "https://host/data?access_token=abcdef",
         "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=abc==;EndpointSuffix=x",
         "Server=db;User=me;Password=secret",
+        "machine x login y password s3cret",
+        "machine x\n  login y\n  password s3cret\n",
+        "machine x password s3cret",
     ],
 )
 def test_an_address_with_a_secret_is_masked_whatever_the_name(value: str) -> None:
@@ -83,6 +86,7 @@ def test_an_address_with_a_secret_is_masked_whatever_the_name(value: str) -> Non
         "s3://bucket/a?part=3",
         "--xla_dump_hlo_pass_re=.* a:b",
         "tcp://10.0.0.1:29500",
+        "asks for login and password",
     ],
 )
 def test_an_address_without_one_is_not(value: str) -> None:

@@ -24,6 +24,7 @@ from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
 from gpurun.launcher.stats.estimates import (
     hodges_lehmann,
@@ -181,9 +182,13 @@ def rank_figures(
     alone = len(measured.variant.devices) == 1
     devices = measured.variant.devices
     split = measured.variant.split or (None,) * len(devices)
+    traces = rank_files(run.variant(measured.variant.id), ".pt.trace.json.gz")
     return tuple(
         with_breakdown(
-            _one_rank(run, measured, rank, device, local_batch, host_of(device, nodes)),
+            replace(
+                _one_rank(measured, rank, device, local_batch, host_of(device, nodes)),
+                trace=traces[rank].relative_to(run.path).as_posix() if rank in traces else None,
+            ),
             traced,
             alone,
         )
@@ -197,13 +202,12 @@ def host_of(device: str, nodes: Sequence[Node]) -> str | None:
 
 
 def _one_rank(
-    run: RunDir, measured: Measured, rank: int, device: str, local_batch: int | None, host: str | None
+    measured: Measured, rank: int, device: str, local_batch: int | None, host: str | None
 ) -> RankFigures:
     steps = measured.steps.get(rank, ())
     timed = timed_steps(measured, rank)
     loads = gpu_loads(measured, rank)
     memory = measured.memory.get(rank)
-    trace = run.trace(measured.variant.id, rank)
     return RankFigures(
         rank=rank,
         device=device,
@@ -211,7 +215,7 @@ def _one_rank(
         step_ms=median(step.step_ns for step in timed) / 1e6 if timed else None,
         phases_ms=phase_medians_ms(timed),
         peak_gib=memory.total / GIB if memory else allocated_gib(measured, rank),
-        trace=trace.relative_to(run.path).as_posix() if trace.exists() else None,
+        trace=None,
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
         queue_percent=queue_percent(timed),
         cpu_ms=cpu_ms(timed),

@@ -4,6 +4,7 @@ gRPC keeps a stream in order and connects again, but a new stream knows nothing 
 one. So messages are numbered, and kept until the other end has confirmed them.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -139,6 +140,10 @@ class Silence:
         """The connection to a node ended: by the other end, if the node was heard shortly before."""
         if rank in self.heard_s and now_s - self.heard_s[rank] < 2 * PULSE_S:
             self.closed.add(rank)
+
+    def is_heard(self, rank: int, now_s: float) -> bool:
+        """Whether a node is there, as far as one can know: not if it may just be started again."""
+        return rank not in self.closed and now_s - self.heard_s.get(rank, -math.inf) <= QUIET_S
 
     def check(self, now_s: float) -> tuple[int, float] | None:
         """The node that has been silent for too long, and for how many seconds."""

@@ -79,7 +79,9 @@ def _long_enough(secret: bytes, source: str) -> bytes:
     if len(secret) < MIN_SECRET_BYTES:
         raise SpecError(f"the secret in {source} is shorter than {MIN_SECRET_BYTES} bytes\n    {_GOOD_ONE}")
     if is_guessable(secret):
-        raise SpecError(f"the secret in {source} repeats itself, and could be guessed\n    {_GOOD_ONE}")
+        raise SpecError(
+            f"the secret in {source} follows a simple pattern, and could be guessed\n    {_GOOD_ONE}"
+        )
     return secret
 
 

@@ -100,6 +100,8 @@ class Peer:
     """Number of the current stream; an earlier one may not have noticed yet that it is over."""
     has_left: bool = False
     """Whether its stream ended after the end of the run was announced, perhaps without a confirmation."""
+    is_turned_away: bool = False
+    """Whether it is none of the run's nodes: neither its words nor its silence counts."""
 
     def put(self, message: Message | End) -> None:
         self.lane.put(encode(message))

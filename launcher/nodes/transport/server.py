@@ -50,7 +50,12 @@ MOST_REFUSALS = 10
 _REFUSED = "a connection from {address} was refused: {why}"
 _NO_SECRET, _NO_NODE = "it didn't prove that it knows this job's secret", "it is no node of this job"
 _OUT_OF_RANGE = "node rank {rank} ({host}) is out of range: of {num_nodes} nodes, ranks are 0 to {last}"
-_TOO_LATE = "node {peer.rank} ({peer.host}) came too late: the run has begun with {num_nodes} nodes"
+_TOO_LATE = "node {peer.rank} ({peer.host}) came too late: the run has begun with "
+_OF_OTHERS = _TOO_LATE + "{num_nodes} nodes"
+_TAKEN = (
+    _TOO_LATE + "{first.host} as node {peer.rank}\n"
+    "    for another run at the same time choose another port, on all its nodes: --rendezvous HOST:PORT"
+)
 
 
 class Listener:
@@ -288,7 +293,7 @@ class Server(Streams):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             peer.has_left = self.ended
-            if self._ranks.get(peer.rank) is peer:
+            if self._ranks.get(peer.rank) is peer and not peer.is_turned_away:
                 self.silence.close(peer.rank, time.monotonic())
 
     def _peer_of(self, metadata: dict[str, str]) -> Peer:
@@ -304,32 +309,37 @@ class Server(Streams):
             raise ValueError(f"{why}\n    start every node with the same job file, and its own --node-rank")
         peer = self._sessions[session] = Peer(rank, host)
         self._ranks.setdefault(rank, peer)
-        if self._is_late(peer):
-            self._turn_away(peer)
-        elif self._end is not None:
+        self._turn_away_if_late(peer)
+        if self._end is not None and not peer.is_turned_away:
             peer.put(self._end)
         return peer
 
     def begin(self, hosts: tuple[str, ...]) -> None:
         super().begin(hosts)
-        for peer in filter(self._is_late, list(self._ranks.values())):
-            self._turn_away(peer)
+        for peer in self._sessions.values():
+            self._turn_away_if_late(peer)
 
-    def _is_late(self, peer: Peer) -> bool:
-        return bool(self.hosts) and peer.rank >= len(self.hosts)
-
-    def _turn_away(self, peer: Peer) -> None:
-        """It is none of the nodes: neither its words nor its silence counts."""
-        self._ranks.pop(peer.rank, None)
-        self.silence.heard_s.pop(peer.rank, None)
-        peer.put(End(MachineError.exit_code, _TOO_LATE.format(peer=peer, num_nodes=len(self.hosts))))
+    def _turn_away_if_late(self, peer: Peer) -> None:
+        """Ends one that is none of the nodes, with the reason; the first of its rank may be started again."""
+        first = self._ranks[peer.rank]
+        if not self.hosts or peer.is_turned_away:
+            return
+        if peer.rank >= len(self.hosts):
+            self.silence.heard_s.pop(peer.rank, None)
+            why = _OF_OTHERS.format(peer=peer, num_nodes=len(self.hosts))
+        elif first is not peer and self.silence.is_heard(peer.rank, time.monotonic()):
+            why = _TAKEN.format(peer=peer, first=first)
+        else:
+            return
+        peer.is_turned_away = True
+        peer.put(End(MachineError.exit_code, why))
 
     def _heard(self, peer: Peer) -> None:
-        if self._ranks.get(peer.rank) is peer:
+        if self._ranks.get(peer.rank) is peer and not peer.is_turned_away:
             self.silence.hear(peer.rank, time.monotonic())
 
     def _deliver(self, peer: Peer, payload: bytes) -> None:
-        if self._is_late(peer):
+        if peer.is_turned_away:
             return
         message = self.message(payload)
         if isinstance(message, End):
@@ -354,7 +364,7 @@ class Server(Streams):
 
     @property
     def is_settled(self) -> bool:
-        nodes = [peer for peer in self._sessions.values() if not self._is_late(peer)]
+        nodes = [peer for peer in self._sessions.values() if not peer.is_turned_away]
         settled = [peer.has_left or peer.lane.is_settled for peer in nodes]
         return len(settled) >= self.awaited_others and all(settled)
 

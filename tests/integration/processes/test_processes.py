@@ -250,7 +250,7 @@ def test_the_command_itself_needs_no_thread_of_numpys(tmp_path: Path) -> None:
     assert done.stdout == "1\n"
 
 
-@pytest.mark.parametrize("what", ["the server that starts the ranks", "rank 1"])
+@pytest.mark.parametrize("what", ["the supervising process", "the server that starts the ranks", "rank 1"])
 def test_a_stopped_process_is_named_and_ends_all_the_same(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -260,7 +260,7 @@ def test_a_stopped_process_is_named_and_ends_all_the_same(
     with WorkerPool(guard, (), BODIES, say=said.append) as pool:
         pool.start([request(tmp_path, rank, "sleep_for_ever") for rank in range(2)])
         wait_for(pool, *(tmp_path / f"ready{rank}" for rank in range(2)))
-        pid = pool.pids()[1] if what == "rank 1" else known(pool._server).pid
+        pid = next(pid for pid, name in pool._processes().items() if name == what)
         os.kill(pid, signal.SIGSTOP)
         for _ in range(100):
             pool.poll(0.0 if said else 0.05)

@@ -49,6 +49,18 @@ def test_a_signal_ends_everything_in_order(
     assert front.stderr.read().startswith("interrupted by ")
 
 
+def test_a_stopped_supervisor_is_continued_at_the_end(
+    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone
+) -> None:
+    pids = family(front, tmp_path)
+    subprocess.run(["kill", "-STOP", str(pids[0])], check=True)
+    front.send_signal(signal.SIGINT)
+    assert front.wait() == 130
+    assert all_gone([front.pid, *pids]) == []
+    assert front.stderr is not None
+    assert front.stderr.read() == "interrupted by Ctrl-C\n"
+
+
 def test_a_killed_command_takes_everything_with_it(
     front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone
 ) -> None:
@@ -102,6 +114,20 @@ def test_only_a_second_ctrl_c_does_not_wait(tmp_path: Path, all_gone: AllGone) -
         front.send_signal(signal.SIGINT)
         assert all_gone([front.pid, *pids]) == []
         assert front.wait() == 130
+
+
+def test_a_key_that_is_held_down_ends_it_in_order_too(
+    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone
+) -> None:
+    pids = family(front, tmp_path)
+    for _ in range(20):
+        front.send_signal(signal.SIGINT)
+        while front.poll() is None and _pending_or_unhandled(front.pid):
+            pass
+    assert all_gone([front.pid, *pids]) == []
+    assert front.wait() == 130
+    assert front.stderr is not None
+    assert front.stderr.read() == "interrupted by Ctrl-C\n"
 
 
 def _pending_or_unhandled(pid: int) -> bool:

@@ -97,6 +97,31 @@ def test_nothing_is_read_through_a_link(control: ControlDir, directory: Path, pl
     assert control.read(stacks_name(0)) == b""
 
 
+OWN_RANK = (
+    "import mmap, signal, sys\n{}\n"
+    "block = open(sys.argv[1], 'r+b')\nmapped = mmap.mmap(block.fileno(), 0)\n"
+    "print(flush=True)\nsys.stdin.read()"
+)
+
+
+@pytest.mark.parametrize(
+    ("handler", "code"), [("", 0), ("signal.signal(signal.SIGUSR2, lambda *_: sys.exit(7))", 7)]
+)
+def test_a_process_that_does_not_handle_the_signal_gets_none(
+    control: ControlDir, directory: Path, handler: str, code: int
+) -> None:
+    """It has mapped the block, as a rank has; one that handles the signal gets it."""
+    block = directory / block_name(0)
+    block.write_bytes(BLOCK)
+    argv = [sys.executable, "-c", OWN_RANK.format(handler), str(block)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        control.ask_for_stacks(RankState(0, process.pid, start_ticks(process.pid) or 0, 0))
+        process.communicate()
+        assert process.returncode == code
+
+
 QUESTION = {"token": "5ec2e7", "question": {"type": "WhatRanksDo"}}
 
 

@@ -16,12 +16,15 @@ from gpurun.launcher.nodes.transport.credentials import find_secret
 from tests.wording import Wording
 
 
-def test_a_secret_that_is_refused_is_refused_before_a_node_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPURUN_SECRET", "short")
+@pytest.mark.parametrize("weak", ["short", "abcdefghijklmnopqrstuvwxyz123456"])
+def test_a_secret_that_is_refused_is_refused_before_a_node_waits(
+    weak: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPURUN_SECRET", weak)
     job = load_text("workload: sleep\ndevices: cpu:1\nnodes: 2\nglobal_batch: 8\n", "", (), Path())
     said: list[str] = []
     flags = NodeFlags(1, "127.0.0.1:29400")
-    with pytest.raises(SpecError, match="GPURUN_SECRET is shorter"):
+    with pytest.raises(SpecError, match=r"GPURUN_SECRET (is shorter|follows a simple pattern)"):
         joined(job, Path(), flags, inspect_machine(), said.append).__enter__()
     assert said == []
 

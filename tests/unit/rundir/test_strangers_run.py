@@ -17,7 +17,7 @@ from gpurun.launcher.compare.build import MAX_MAPPING_BYTES, compare_run, diagno
 from gpurun.launcher.compare.figures.traced import read_traced
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.logs.relay import all_lines, not_shown
-from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Plan
 from gpurun.launcher.run.open import find_run, read_invocation
 from gpurun.launcher.rundir.control import MAX_RECORDS_BYTES
 from gpurun.launcher.rundir.files import MAX_BYTES, MAX_EVENTS_BYTES, MAX_LINES_BYTES, RunDir, read_json
@@ -148,7 +148,37 @@ def parts_without_device(run: RunDir) -> None:
     run.plan.write_bytes(re.sub(rb'("split": ?\[)', rb"\g<1>1,", run.plan.read_bytes(), count=1))
 
 
+def planned(run: RunDir, key: str, times: int) -> None:
+    """Repeats what the first entry of a list in the plan has of something."""
+    plan = json.loads(run.plan.read_bytes())
+    first = plan["variants" if key == "devices" else "launches"][0]
+    first |= {key: first[key] * times, "split": []}
+    run.plan.write_text(json.dumps(plan))
+
+
+def many_devices(run: RunDir) -> None:
+    planned(run, "devices", MAX_DEVICES_OF_ALL)
+
+
+def many_processes(run: RunDir) -> None:
+    planned(run, "processes", MAX_PROCESSES)
+
+
+def pipe_for_plan(run: RunDir) -> None:
+    run.plan.unlink()
+    os.mkfifo(run.plan)
+
+
+def dead_link_for_plan(run: RunDir) -> None:
+    run.plan.unlink()
+    run.plan.symlink_to("nowhere")
+
+
 DAMAGES: dict[Plant, str] = {
+    pipe_for_plan: "plan.json is not a regular file, which no run of gpurun contains; remove it",
+    dead_link_for_plan: "plan.json is a symbolic link, which no run of gpurun contains; remove it",
+    many_devices: "plan.json: 600,004 devices in one plan; at most 300,000 are allowed",
+    many_processes: r"plan.json: 40,\d+ processes in one plan; at most 20,000 are allowed",
     parts_without_device: "3 parts of the batch for 2 devices",
     unknown_baseline: "the plan has no variant 'even'",
     unknown_variant: "the plan has no variant 'ddp-2-even'",
