@@ -1,5 +1,6 @@
 """Counters and limits of cgroups, as the kernel's two versions write them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,15 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.resource_limits import check_cgroup, more_memory, oom_kills
 
 V1, V2 = "4:cpu,memory:/job/7\n", "0::/user/x:y\n"
+
+
+def plant(root: Path, own: str, files: Mapping[str, str]) -> None:
+    """Writes `/proc/self/cgroup` below `root`, and files of cgroups by their paths there."""
+    placed = {f"sys/fs/cgroup/{name}": content for name, content in files.items()}
+    for name, content in {"proc/self/cgroup": own, **placed}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
 
 
 @pytest.mark.parametrize(
@@ -26,10 +36,7 @@ V1, V2 = "4:cpu,memory:/job/7\n", "0::/user/x:y\n"
 def test_the_counter_is_found_and_read(
     tmp_path: Path, cgroup: str, file: str, text: str, count: int | None
 ) -> None:
-    for name, content in (("proc/self/cgroup", cgroup), (f"sys/fs/cgroup/{file}", text)):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True)
-        path.write_text(content)
+    plant(tmp_path, cgroup, {file: text})
     assert oom_kills(tmp_path) == count
 
 
@@ -44,10 +51,7 @@ def test_the_counter_is_found_and_read(
 def test_the_limit_of_memory_that_allows_least_is_named(
     tmp_path: Path, files: dict[str, str], named: str | None
 ) -> None:
-    for name, content in {"../../../proc/self/cgroup": "4:memory:/job/7\n0::/user\n", **files}.items():
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+    plant(tmp_path, "4:memory:/job/7\n0::/user\n", files)
     found = more_memory(tmp_path)
     assert found.endswith("end other programs, or use fewer ranks or smaller batches")
     assert ("raise it" in found) == (named is not None)
@@ -74,10 +78,7 @@ def test_a_cgroup_that_allows_too_few_threads_is_refused(
     tmp_path: Path, files: dict[str, str], refused_at: str | None
 ) -> None:
     """With 9 threads in the cgroup, two ranks of 16 each need 41."""
-    for name, content in {"../../../proc/self/cgroup": "9:pids:/job/7\n0::/user/x\n", **files}.items():
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+    plant(tmp_path, "9:pids:/job/7\n0::/user/x\n", files)
     if refused_at is None:
         check_cgroup(2, tmp_path)
         return
