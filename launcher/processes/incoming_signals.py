@@ -26,21 +26,19 @@ def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
     (`nohup`) stays ignored. The terminal's settings are restored. SIGUSR1, which announces a preemption, ends
     nothing, as long as there is no one to pass it on to.
     """
-    is_ending = False
+    is_ending, killed_s = False, float("inf")
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal is_ending
+        nonlocal is_ending, killed_s
         if not is_ending:
             is_ending = True
             raise Interrupted(_name(number))
-        if number != signal.SIGINT:
-            return
-        end_burst_s = time.monotonic() + BURST_S
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        kill_workers()
-        time.sleep(max(0.0, end_burst_s - time.monotonic()))
-        for other in replaced:
-            signal.signal(other, signal.SIG_DFL)
+        if time.monotonic() > killed_s + BURST_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        elif number == signal.SIGINT and killed_s == float("inf"):
+            killed_s = time.monotonic()
+            kill_workers()
 
     replaced = {
         number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) != signal.SIG_IGN
