@@ -84,7 +84,7 @@ def check_limit(directory: Path, job_id: int) -> None:
     said = (directory / f"slurm-{job_id}.out").read_text()
     assert "interrupted by SIGTERM" in said
     run = f"runs/two/slurm-{job_id}"
-    assert f"gpurun --resume {run} measures what is missing" in " ".join(said.split())
+    assert f"start all nodes as before, node 0 with --resume {run}" in " ".join(said.split())
     comparison = json.loads((directory / run / "comparison.json").read_text())
     assert not comparison["complete"]
     assert all((directory / run / f"variants/script-2/rank{rank}.jsonl").stat().st_size for rank in (0, 1))

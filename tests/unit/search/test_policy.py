@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpurun.launcher.search.model import Levels, Measured, Posterior, changes, posterior
@@ -34,6 +34,7 @@ def searched(search: Search, times: Sequence[float], budget_s: float, noise: flo
 
 @settings(max_examples=8, deadline=None)
 @given(SHAPES, st.integers(0, 2**31), st.booleans())
+@example((3, 2, 3), 4102938, False)  # the model doesn't believe the fastest trial
 def test_a_search_ends_and_tries_nothing_in_vain(shape: tuple[int, ...], seed: int, fails: bool) -> None:
     levels, rng = levels_of(shape), np.random.default_rng(seed)
     times = [math.inf if fails and rng.random() < 0.3 else float(rng.uniform(0.01, 0.02)) for _ in levels]
