@@ -26,6 +26,8 @@ SHIELDED = (
     signal.SIGUSR1,
 )
 """Signals that a person or a batch system sends to all processes; the command handles them for all."""
+_PASSES = 20
+"""0.1 s on a machine where processes begin and end all the time."""
 
 
 class _Stat(NamedTuple):
@@ -104,12 +106,25 @@ def kill_descendants(root: int, without: Collection[int] = (), timeout_s: float 
     """
     deadline = time.monotonic() + timeout_s
     pause_s = 0.001
-    while (left := descendants(root, without)) and time.monotonic() < deadline:
+    while (left := _surely_left(root, without)) and time.monotonic() < deadline:
         for pid in left:
             send_signal(pid, signal.SIGKILL)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.05)
     return left
+
+
+def _surely_left(root: int, without: Collection[int]) -> list[int]:
+    """The descendants; none only if no process has begun or gone meanwhile, or there is always one that has.
+
+    A pass misses the child of a process that forks after the processes were listed and has ended before it is
+    looked at, as a daemon does when it starts.
+    """
+    for _ in range(_PASSES):
+        before = os.listdir("/proc")
+        if (left := descendants(root, without)) or os.listdir("/proc") == before:
+            return left
+    return []
 
 
 def send_signal(pid: int, number: int) -> bool:

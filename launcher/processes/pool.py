@@ -245,8 +245,8 @@ class WorkerPool:
         self._running.clear()
 
     def _ask_to_end(self, grace_s: float) -> None:
-        if not self._running or grace_s <= 0:
-            return
+        if grace_s <= 0 or self._server is None or not (self._running or descendants(self._server.pid)):
+            return  # it may still import, and ranks that are not there can't end
         self._signals += (signal.SIGTERM,)
         self._send(Signal(signal.SIGTERM))
         self._await_reports(grace_s)
@@ -254,7 +254,7 @@ class WorkerPool:
     def _await_reports(self, timeout_s: float) -> None:
         """Receives reports until every rank has ended."""
         deadline = time.monotonic() + timeout_s
-        while self._running and (remaining_s := deadline - time.monotonic()) > 0:
+        while (self._running or self._requested) and (remaining_s := deadline - time.monotonic()) > 0:
             self._receive(remaining_s)
 
     def _send(self, request: Request) -> None:
@@ -284,6 +284,7 @@ class WorkerPool:
             self._requested.discard(report.rank)
             self._running[report.rank] = report.pid
         elif isinstance(report, Exited):
+            self._requested.discard(report.rank)  # an interrupt may have lost the report of its start
             self._running.pop(report.rank, None)
             if report.rank != SERVICE_RANK:
                 self._exits.append(self._exit(report))

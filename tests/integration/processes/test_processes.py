@@ -19,6 +19,7 @@ from msgspec import structs
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, root_cause
 from gpurun.launcher.inspect.snapshot import observe
+from gpurun.launcher.machine.process_tree import kill_descendants
 from gpurun.launcher.processes.guard import Guard, split_process
 from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
 from gpurun.launcher.processes.protocol import Exit
@@ -225,6 +226,37 @@ def test_stop_ends_what_ignores_it_and_what_ran_away(
     assert all(exit_.stopped for exit_ in exits.values())
     pool.start([request(tmp_path, 0, "end_with", "none")])  # It still serves.
     assert until_all_ended(pool, 1)[0].returncode == 0
+
+
+def test_a_rank_that_has_just_begun_gets_its_grace_too(pool: WorkerPool, tmp_path: Path) -> None:
+    """The command has not read yet that it has begun."""
+    pool.start([request(tmp_path, 0, "sleep_for_ever")])
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "ready0").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    pool.stop(30.0)
+    assert [exit_.returncode for exit_ in pool.poll(0)] == [-15]
+
+
+def test_a_process_that_begins_while_the_others_are_listed_is_found(
+    monkeypatch: pytest.MonkeyPatch, all_gone: Callable[[list[int]], list[int]]
+) -> None:
+    """One pass misses it if its parent, such as that of a daemon, has ended before it is looked at."""
+    listings: list[list[str]] = []
+
+    def listed(path: str) -> list[str]:
+        names = [entry.name for entry in os.scandir(path)]
+        listings.append([name for name in names if len(listings) > 1 or name != begins])
+        return listings[-1]
+
+    argv = ["sh", "-c", "sleep 60 & echo $!; wait"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        begins = parent.stdout.readline().strip()
+        monkeypatch.setattr(os, "listdir", listed)
+        assert kill_descendants(parent.pid) == []
+        assert all_gone([int(begins)]) == []
 
 
 def test_a_rank_shows_its_stacks_while_c_code_holds_the_gil(pool: WorkerPool, tmp_path: Path) -> None:
