@@ -28,8 +28,8 @@ def main(directory: str, bodies: list[str]) -> int:
 
 def run(pool: WorkerPool, directory: str, bodies: list[str]) -> None:
     with pool:
-        pool.start([request(directory, rank, body) for rank, body in enumerate(bodies)])
         try:
+            pool.start([request(directory, rank, body) for rank, body in enumerate(bodies)])
             while not pool.poll(60.0):
                 pass
         finally:
