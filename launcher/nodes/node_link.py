@@ -21,6 +21,10 @@ T = TypeVar("T")
 
 LINGER_S, LOST_LINGER_S = 5.0, 1.0
 """How long a node waits until the others know how the run ended; shorter if one is lost."""
+_NOT_HEARD = (
+    "its gpurun was killed or stopped, the machine is down, or the network between it and {own} is cut"
+)
+_ENDED = "its gpurun was killed, or has ended because it had not heard {own} for too long"
 _SETTLE_S = 0.02
 _CLOSE_S = 2.0
 
@@ -172,13 +176,11 @@ class NodeLink:
                 raise NodesEnded(text, code, self._mails, starts_again)
             case Refused(text):
                 raise MachineError(text)
-            case Lost(rank, host, why):
-                self._lost(rank, host, why)
+            case Lost():
+                self._lost(report)
 
-    def _lost(self, rank: int, host: str, why: str) -> NoReturn:
+    def _lost(self, lost: Lost) -> NoReturn:
         self._lost_one = True
-        raise NodesError(
-            f"node {rank} ({host}) is lost: {why}\n"
-            "    possible causes: its gpurun was killed, the machine is down, or the network between it and "
-            f"node {self.rank} ({self.own_host}) is cut"
-        )
+        own = f"node {self.rank} ({self.own_host})"
+        causes = (_NOT_HEARD if lost.is_running else _ENDED).format(own=own)
+        raise NodesError(f"node {lost.rank} ({lost.host}) is lost: {lost.why}\n    possible causes: {causes}")

@@ -119,7 +119,7 @@ class Client(Streams):
             return Lost(0, self.host_of(0), "it has ended")
         if self._connected:
             refused = "Connection refused" in details
-            return Lost(0, self.host_of(0), "it refuses connections") if refused else None
+            return Lost(0, self.host_of(0), "it refuses connections", is_running=False) if refused else None
         if (text := self._refusal(details)) is not None:
             return Refused(text.format(o=self.options))
         if time.monotonic() > self._deadline_s:

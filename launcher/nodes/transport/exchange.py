@@ -82,6 +82,8 @@ class Lost:
     rank: int
     host: str
     why: str
+    is_running: bool = True
+    """Whether its gpurun may still run, on a machine that doesn't answer."""
 
 
 Report = Connected | Refused | Arrived | Lost | End

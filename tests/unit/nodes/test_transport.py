@@ -191,6 +191,11 @@ def test_a_node_that_ends_without_a_word_is_lost(loop: LinkLoop, wording: Wordin
             assert second.await_connected(WAIT_S)
         with wording.raises(NodesError):
             collect(first, 1)
+    with linked(loop, options(1, port)) as (second,):
+        with linked(loop, options(0, port)):
+            assert second.await_connected(WAIT_S)
+        with wording.raises(NodesError):
+            collect(second, 1)
 
 
 @pytest.mark.parametrize("was_there", [True, False])
