@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ REASONS = {
     "stopped": "no step completed for",
 }
 """What the reason of a variant must say, next to `rank 1`, by fault."""
+TWICE = {
+    f"{first}, then {second}": REASONS[first] for first in ("raise", "kill") for second in ("raise", "kill")
+}
+"""The same for two faults at once: rank 0 fails 50 ms after rank 1."""
 HERE = Path(__file__).parent
 KEPT = HERE / "jobs.jsonl"
 """A line per job that was run, by any call."""
@@ -49,29 +53,29 @@ FAULT_AT = 12
 SCRIPT = """
     import sys
     import torch
-    from process_bodies import FAULTS
+    from process_bodies import fail_as
 
     torch.distributed.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range({last}):
-        if step == {at} and torch.distributed.get_rank() == 1:
-            FAULTS[sys.argv[1]]()
+        if step == {at}:
+            fail_as(sys.argv[1], torch.distributed.get_rank())
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 """
 FAULTY = """
-    from process_bodies import FAULTS
+    from process_bodies import fail_as
 
     NAMES = {names}
 
 
     def misbehave(x, calls):
-        if os.environ.get("RANK") == "1" and calls >= {at}:
-            FAULTS[NAMES[len(x) - 1]]()
+        if "RANK" in os.environ and calls >= {at}:
+            fail_as(NAMES[len(x) - 1], int(os.environ["RANK"]))
 """
-COMMON = f"devices: cpu:2\nhang_timeout: {HANG_S}s\nprofile: {{steps: 0}}\n"
+COMMON = "devices: cpu:2\nprofile: {steps: 0}\n"
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def script_job(directory: Path, names: list[str]) -> None:
     text = textwrap.dedent(SCRIPT).replace("{last}", "20").replace("{at}", str(FAULT_AT))
     (directory / "train.py").write_text(text.lstrip())
     compare = json.dumps({"args": [[name] for name in names]})
-    job = f"script: train.py\n{COMMON}steps: {{launches: 1}}\ncompare: {compare}\n"
+    job = f"script: train.py\n{COMMON}{limit(names)}steps: {{launches: 1}}\ncompare: {compare}\n"
     (directory / "job.yaml").write_text(job)
 
 
@@ -106,12 +110,30 @@ def workload_job(directory: Path, names: list[str]) -> None:
     )
     (directory / "model.py").write_text(text.lstrip())
     batches = [2 * (place + 1) for place in range(len(names))]
-    job = f"workload: model.py:build\n{COMMON}gradient_check: false\nglobal_batch: 2\n"
+    job = f"workload: model.py:build\n{COMMON}{limit(names)}gradient_check: false\nglobal_batch: 2\n"
     job += f"steps: {{rounds: 2, launches: 1}}\ncompare: {{global_batch: {batches}}}\n"
     (directory / "job.yaml").write_text(job)
 
 
-JOBS: dict[str, Callable[[Path, list[str]], None]] = {"workload": workload_job, "script": script_job}
+def limit(faults: Sequence[str]) -> str:
+    """The key that ends a hang, where a fault is one: the first step may take longer on a busy machine."""
+    return f"hang_timeout: {HANG_S}s\n" if "sleep" in faults else ""
+
+
+@dataclass(frozen=True)
+class FaultyJob:
+    """A kind of job, and the faults that its variants have."""
+
+    write: Callable[[Path, list[str]], None]
+    reasons: Mapping[str, str]
+
+
+JOBS = {
+    "workload": FaultyJob(workload_job, REASONS),
+    "script": FaultyJob(script_job, REASONS),
+    "workload, two faults": FaultyJob(workload_job, TWICE),
+    "script, two faults": FaultyJob(script_job, TWICE),
+}
 
 
 def main(times: int = 1) -> None:
@@ -127,11 +149,12 @@ def main(times: int = 1) -> None:
 def text_of(tried: Sequence[Tried]) -> str:
     """The section."""
     rows = []
-    for kind in JOBS:
+    for kind, job in JOBS.items():
         ones = [one for one in tried if one.kind == kind]
-        num, wrong = len(ones) * len(REASONS), sum(len(one.wrong) for one in ones)
+        num, wrong = len(ones) * len(job.reasons), sum(len(one.wrong) for one in ones)
         lost, seconds = sum(one.is_lost for one in ones), sum(one.seconds for one in ones)
-        rows.append([kind, str(len(ones)), f"{num - wrong} of {num}", str(lost), f"{seconds:.0f}"])
+        counts = (str(len(job.reasons)), str(len(ones)), f"{num - wrong} of {num}", str(lost))
+        rows.append([kind, *counts, f"{seconds:.0f}"])
     wrong_ones = [
         f"- {one.kind}, {fault}: {text}, {one.when} at {one.commit}"
         for one in tried
@@ -139,21 +162,23 @@ def text_of(tried: Sequence[Tried]) -> str:
     ]
     commits = ", ".join(dict.fromkeys(one.commit for one in tried))
     intro = (
-        f"{len(REASONS)} kinds of fault in rank 1 of 2, each in a variant of its own next to a sound one. "
-        "Right: the variant's reason names the rank and the fault. Lost: jobs whose sound variant has no "
-        f"times, or that left a process behind. `python -m benchmarks jobs --times N` adds to these; so far "
+        "Kinds of fault in rank 1 of 2, each in a variant of its own next to a sound one; of two faults, "
+        "rank 0 has the second, 50 ms later. Right: the variant's reason names rank 1 and its fault. Lost: "
+        "jobs whose sound variant has no times, or that left a process behind. "
+        "`python -m benchmarks jobs --times N` adds to these; so far "
         f"at {commits}."
     )
-    header = ["job", "runs", "right", "lost", "s"]
+    header = ["job", "kinds", "runs", "right", "lost", "s"]
     return "\n\n".join([intro, table(header, rows), "\n".join(wrong_ones)])
 
 
 def try_job(kind: str) -> Tried:
     """Runs a job with all faults."""
-    names = ["none", *REASONS]
+    job = JOBS[kind]
+    names = ["none", *job.reasons]
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        JOBS[kind](directory, names)
+        job.write(directory, names)
         started_s = time.monotonic()
         variants = run_job(directory)
         seconds = time.monotonic() - started_s
@@ -161,7 +186,7 @@ def try_job(kind: str) -> Tried:
     sound, *faulty = variants
     reasons = {
         fault: f"{variant['status']}: {variant['reason']}"
-        for fault, variant in zip(REASONS, faulty, strict=True)
+        for fault, variant in zip(job.reasons, faulty, strict=True)
     }
     return Tried(
         kind=kind,
@@ -172,7 +197,7 @@ def try_job(kind: str) -> Tried:
         wrong={
             fault: text
             for fault, text in reasons.items()
-            if "rank 1" not in text or REASONS[fault] not in text
+            if "rank 1" not in text or job.reasons[fault] not in text
         },
     )
 

@@ -260,7 +260,8 @@ def await_welcome(link: NodeLink, timeout_s: float) -> Welcome:
     if welcome is None:
         raise NodesError(
             f"node 0 was reached, but did not report within {timeout_s + ANSWER_S:g} s that all joined\n"
-            "    possible causes: its gpurun was killed or stopped, the machine is down, or the connection is lost"
+            "    possible causes: its gpurun was killed or stopped, the machine is down, or the connection "
+            "is lost"
         )
     return welcome
 

@@ -74,8 +74,10 @@ class ForkServer:
         self._channel = channel
         self._ranks: dict[int, int] = {}
         """Process id to rank, of those that are not reaped yet."""
+        self._ended_ns: dict[int, int] = {}
+        """When those of them ended that are known to have, by process id."""
         self._wake, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda *_: self._note_ends())
         signal.set_wakeup_fd(self._wake_write)
 
     def serve(self) -> None:
@@ -135,6 +137,16 @@ class ForkServer:
         self._ranks[pid] = request.rank
         self._channel.send(Started(request.rank, pid))
 
+    def _note_ends(self) -> None:
+        """Notes when ranks have ended, also in the middle of an import, which may take seconds.
+
+        Children of a module that is being imported are none of the ranks, and it waits for them itself.
+        """
+        for pid in [pid for pid in self._ranks if pid not in self._ended_ns]:
+            with contextlib.suppress(ChildProcessError):
+                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                    self._ended_ns[pid] = time.time_ns()
+
     def _reap(self) -> None:
         """Reports dead ranks; orphans of ranks are reaped here too, without a report."""
         with contextlib.suppress(ChildProcessError):
@@ -142,7 +154,7 @@ class ForkServer:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                time_ns = time.time_ns()
+                time_ns = self._ended_ns.pop(pid, None) or time.time_ns()
                 rank = self._ranks.pop(pid, None)
                 if rank is not None:
                     self._channel.send(Exited(rank, pid, os.waitstatus_to_exitcode(status), time_ns))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gpurun.launcher.machine.process_tree import is_alive
 from gpurun.launcher.rundir.files import read_json
 from gpurun.launcher.rundir.records import LaunchConfig
 
@@ -235,3 +236,24 @@ FAULTS: dict[str, Callable[[], object]] = {
     "loader-raise": lambda: _load(_raise),
     "loader-kill": lambda: _load(lambda: os.kill(os.getpid(), signal.SIGKILL)),
 }
+
+
+def fail_as(faults: str, rank: int) -> None:
+    """Rank 1 fails; of two faults, such as "raise, then kill", rank 0 follows 50 ms later by the second.
+
+    How long the kernel takes to end a process that is killed doesn't count. Rank 0 may be some steps ahead,
+    and doesn't wait for long.
+    """
+    (first, _, second), name = faults.partition(", then "), f"{faults} began"
+    if rank == 1:
+        mark(".", name, str(os.getpid()))
+        FAULTS[first]()
+    elif rank == 0 and second:
+        deadline = time.monotonic() + 1
+        while not (began := Path(name).exists()) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        while began and first == "kill" and is_alive(int(Path(name).read_text())):
+            time.sleep(0.001)
+        time.sleep(0.05)
+        if began:
+            FAULTS[second]()

@@ -19,7 +19,7 @@ from msgspec import structs
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, root_cause
 from gpurun.launcher.inspect.snapshot import observe
-from gpurun.launcher.machine.process_tree import kill_descendants
+from gpurun.launcher.machine.process_tree import is_alive, kill_descendants
 from gpurun.launcher.processes.guard import Guard, split_process
 from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
 from gpurun.launcher.processes.protocol import Exit
@@ -29,6 +29,15 @@ from tests.known import known
 
 ROOT = Path(__file__).resolve().parents[3]
 BODIES = {"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'src'}"}
+SLOW_IMPORT = """
+import os, time
+from pathlib import Path
+here = Path(os.environ["DIRECTORY"])
+(here / "begun").touch()
+while not (here / "go").exists():
+    time.sleep(0.001)
+(here / "imported").write_text(str(time.time_ns()))
+"""
 TIMES = 5
 WORLD = 3
 
@@ -359,6 +368,23 @@ def test_stop_does_not_wait_for_an_import(guard: Guard, tmp_path: Path) -> None:
         pool.stop(5.0)
         pool.forward(signal.SIGUSR1)
         assert pool.poll(0) == []
+
+
+def test_an_end_during_an_import_of_the_server_is_not_noted_later(guard: Guard, tmp_path: Path) -> None:
+    """Else a rank that was killed would seem to have failed after those that it made fail."""
+    (tmp_path / "slow_module.py").write_text(SLOW_IMPORT)
+    paths = f"{tmp_path}:{BODIES['PYTHONPATH']}"
+    with WorkerPool(guard, (), {"PYTHONPATH": paths, "DIRECTORY": str(tmp_path)}) as pool:
+        pool.start([request(tmp_path, 0, "sleep_for_ever")])
+        wait_for(pool, tmp_path / "ready0")
+        pool.preload(("slow_module",))
+        wait_for(pool, tmp_path / "begun")
+        os.kill(pool.pids()[0], signal.SIGKILL)
+        while is_alive(pool.pids()[0]):
+            time.sleep(0.001)
+        (tmp_path / "go").touch()
+        (ended,) = until_all_ended(pool, 1)
+    assert ended.time_ns < int((tmp_path / "imported").read_text())
 
 
 def test_a_full_log_disk_does_not_stop_a_rank(pool: WorkerPool, tmp_path: Path) -> None:
