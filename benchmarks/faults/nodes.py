@@ -81,7 +81,8 @@ for step in range(STEPS):
 torch.distributed.destroy_process_group()
 """
 STEPS = 100
-WORKLOAD = ("job.yaml", "--set", "steps.rounds=12")
+WORKLOAD_ROUNDS = 12
+WORKLOAD = ("job.yaml", "--set", f"steps.rounds={WORKLOAD_ROUNDS}")
 SURVIVED: dict[str, tuple[tuple[str, ...], float]] = {
     "a program, link cut for 20 s": (("run", "train.py", "--devices", "cpu:1", "--nodes", "2"), 20.0),
     "a workload, link cut for 8 s": (WORKLOAD, 8.0),
@@ -103,8 +104,12 @@ def survive(args: tuple[str, ...], cut_s: float) -> bool:
         with hosts.cut():
             time.sleep(cut_s)
         results = ended(commands)
-        (variant,) = json.loads((hosts.directories[0] / "run" / "comparison.json").read_text())["variants"]
-        return all(one.code == 0 for one in results) and variant["status"] == "ok"
+        run = hosts.directories[0] / "run"
+        (variant,) = json.loads((run / "comparison.json").read_text())["variants"]
+        least = WORKLOAD_ROUNDS if args is WORKLOAD else STEPS - 1  # a program's first step ends none
+        steps = [len(path.read_text().splitlines()) for path in run.glob("variants/*/rank*.jsonl")]
+        is_whole = len(steps) == 2 and len(set(steps)) == 1 and steps[0] >= least
+        return all(one.code == 0 for one in results) and variant["status"] == "ok" and is_whole
 
 
 def main(times: int = 2, times_cut: int = 4) -> None:

@@ -62,15 +62,17 @@ def find_secret(environ: Mapping[str, str]) -> bytes:
     given = environ.get(SECRET_VARIABLE)
     if given is not None:
         return _long_enough(given.strip().encode(), SECRET_VARIABLE)
+    where = ""
     try:
         path = secret_file(environ)
+        where = f" in {path}"
         if not path.exists():
             _make(path)
         return _long_enough(_read(path), str(path))
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
         reason = getattr(error, "strerror", None) or error
         raise MachineError(
-            f"can't write the nodes' secret to the home directory: {reason}\n"
+            f"can't make or read the nodes' secret{where}: {reason}\n"
             f"    set {SECRET_VARIABLE} to the same value on all nodes"
         ) from error
 

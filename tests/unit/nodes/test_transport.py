@@ -87,10 +87,12 @@ def free_port() -> int:
 
 
 class Cable:
-    """A proxy in front of a port, which can break all connections that go through it."""
+    """A proxy in front of a port, which can break all connections that go through it, and listens in."""
 
     def __init__(self, port: int) -> None:
         self._to = port
+        self.heard = bytearray()
+        """All that was sent to the port."""
         self._ends: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -117,13 +119,14 @@ class Cable:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._to))
                 self._ends += [near, far]
-                for pair in ((near, far), (far, near)):
-                    self._threads.append(threading.Thread(target=self._copy, args=pair))
+                for way in ((near, far, self.heard), (far, near, bytearray())):
+                    self._threads.append(threading.Thread(target=self._copy, args=way))
                     self._threads[-1].start()
 
-    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+    def _copy(self, source: socket.socket, target: socket.socket, heard: bytearray) -> None:
         with suppress(OSError):
             while content := source.recv(1 << 16):
+                heard += content
                 target.sendall(content)
         for end in (source, target):
             with suppress(OSError):
@@ -338,6 +341,24 @@ def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None
                 other_one.poll(WAIT_S)
         second.send(0, LogText("still here"))
         assert collect(first, 2) == [REFUSED, LogText("still here")]
+
+
+def test_what_was_said_to_node_0_can_be_neither_read_nor_said_again(loop: LinkLoop) -> None:
+    port, said = free_port(), LogText("said once, and to node 0 alone")
+    cable = Cable(port)
+    try:
+        with linked(loop, options(0, port), options(1, cable.port)) as (first, second):
+            second.send(0, said)
+            assert collect(first, 1) == [said]
+            assert said.text.encode() not in cable.heard
+            with socket.create_connection(("127.0.0.1", port), WAIT_S) as stranger, suppress(OSError):
+                stranger.sendall(cable.heard)
+                while stranger.recv(1 << 12):
+                    pass
+            second.send(0, LogText("the next one"))
+            assert collect(first, 2) == [REFUSED, LogText("the next one")]
+    finally:
+        cable.close()
 
 
 def test_2000_silent_connections_keep_no_node_out(loop: LinkLoop) -> None:
