@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -91,7 +92,9 @@ class Environment:
         try:
             venv.create(self.directory, symlinks=True, with_pip=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            raise SystemExit(f"gpurun: {self.directory.name} can't be made: {error}") from None
+            said = getattr(error, "output", None) or str(error).encode()  # ensurepip's last line says why
+            reason = said.decode(errors="replace").splitlines()[-1]
+            raise SystemExit(f"gpurun: {self.directory.name} can't be made: {reason}") from None
 
     def remove(self) -> None:
         """Removes what an earlier `make` has left.
@@ -124,20 +127,26 @@ class Environment:
         found = self.made_of()
         return found is not None and found == self.contents(self.torch or found.torch)
 
-    def pip(self, *arguments: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
-        """Runs pip, which shows what it says unless it is to be `quiet`."""
+    def pip(self, *arguments: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs pip, and returns what it writes to stderr; stdout may ask for a password."""
         environ = {key: value for key, value in os.environ.items() if key not in MISLEADING}
         environ["PIP_USER"] = "0"  # pip's own configuration may say otherwise
         command = [str(self.python), "-m", "pip", "--disable-pip-version-check", *arguments]
-        return subprocess.run(command, env=environ, capture_output=quiet, text=True, check=False)
+        return subprocess.run(
+            command, env=environ, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
+        )
 
     def install(self, *arguments: str) -> None:
         """Installs packages.
 
         Raises:
-            SystemExit: pip failed; it has said why.
+            SystemExit: pip failed; it has said why, or this does.
         """
-        if self.pip("install", "--quiet", *arguments).returncode:
+        done = self.pip("install", "--quiet", *arguments)
+        if done.returncode:
+            check_network(done)
+        print(done.stderr, end="", file=sys.stderr, flush=True)
+        if done.returncode:
             again = "the next `make` starts again"
             raise SystemExit(f"gpurun: {self.directory.name} is not complete, pip says why above; {again}")
 
@@ -245,6 +254,20 @@ def requirement(environment: Environment, build: str) -> Sequence[str]:
     )
 
 
+def check_network(failed: subprocess.CompletedProcess[str]) -> None:
+    """Says so if pip has failed for want of a network: it ends with conflicts of versions then.
+
+    Raises:
+        SystemExit: no index has answered.
+    """
+    found = re.search(r"connection broken by '(.*)': /", failed.stderr)
+    if found:
+        *_, last = re.split(r": |, '|\('", found[1])  # an error in an error, as Python shows them
+        reason = re.sub(r"^\[Errno -?\d+\] |['\"]?\)*$", "", last)
+        proxy = "a proxy or another index is set by HTTPS_PROXY and PIP_INDEX_URL"
+        raise SystemExit(f"gpurun: pip can't reach its package index ({reason}); {proxy}")
+
+
 def pinned(package: str) -> str:
     """Its version in constraints.txt."""
     (version,) = (
@@ -256,8 +279,15 @@ def pinned(package: str) -> str:
 
 
 def versions(environment: Environment, *options: str) -> list[str]:
-    """All versions of torch that pip can install here; none if it can't ask."""
-    lines = environment.pip("index", "versions", "torch", *options, quiet=True).stdout.splitlines()
+    """All versions of torch that pip can install here.
+
+    Raises:
+        SystemExit: it can't ask.
+    """
+    done = environment.pip("index", "versions", "torch", *options, stdout=subprocess.PIPE)
+    if done.returncode:
+        check_network(done)
+    lines = done.stdout.splitlines()
     offered = (line.partition(":")[2] for line in lines if line.startswith("Available versions:"))
     return [version.strip() for line in offered for version in line.split(",")]
 
@@ -265,7 +295,11 @@ def versions(environment: Environment, *options: str) -> list[str]:
 def main(name: str) -> None:
     """Makes the environments that are not complete; waits while another `make` does."""
     repository = os.open(ROOT, os.O_RDONLY)
-    fcntl.flock(repository, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(repository, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("waiting for another `make` in this directory", flush=True)
+        fcntl.flock(repository, fcntl.LOCK_EX)
     for environment, make in STEPS[name]:
         if not environment.is_ready():
             print(f"setting up {environment.directory.name} (once; a minute or two)", flush=True)
