@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tomllib
 import venv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -80,7 +81,8 @@ class Environment:
         """An environment in which pip may install.
 
         Raises:
-            SystemExit: the directory has something that `make` didn't put there.
+            SystemExit: the directory has something that `make` didn't put there, or gets no pip.
+            OSError: it can't be written.
         """
         wanted, found = self.contents(self.torch), self.made_of()
         if found and (found.python, found.place) == (wanted.python, wanted.place):
@@ -89,12 +91,11 @@ class Environment:
         self.remove()
         self.directory.mkdir()
         (self.directory / OURS).touch()
-        try:
-            venv.create(self.directory, symlinks=True, with_pip=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "output", None) or str(error).encode()  # ensurepip's last line says why
-            reason = said.decode(errors="replace").splitlines()[-1]
-            raise SystemExit(f"gpurun: {self.directory.name} can't be made: {reason}") from None
+        venv.create(self.directory, symlinks=True)
+        done = self.run("ensurepip", "--default-pip", stdout=subprocess.DEVNULL)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["ensurepip failed"])[-1]
+            raise SystemExit(f"gpurun: {self.directory.name} can't be made: {reason}")
 
     def remove(self) -> None:
         """Removes what an earlier `make` has left.
@@ -129,11 +130,21 @@ class Environment:
 
     def pip(self, *arguments: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
         """Runs pip, and returns what it writes to stderr; stdout may ask for a password."""
+        return self.run("pip", "--disable-pip-version-check", *arguments, stdout=stdout)
+
+    def run(self, *module: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs a module in the environment, and lets it hold the lock of `main`: it may outlive this."""
         environ = {key: value for key, value in os.environ.items() if key not in MISLEADING}
         environ["PIP_USER"] = "0"  # pip's own configuration may say otherwise
-        command = [str(self.python), "-m", "pip", "--disable-pip-version-check", *arguments]
+        command = [str(self.python), "-m", *module]
         return subprocess.run(
-            command, env=environ, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
+            command,
+            env=environ,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            close_fds=False,
         )
 
     def install(self, *arguments: str) -> None:
@@ -169,7 +180,7 @@ def make_main(main: Environment) -> None:
     # pip compiles all packages but editable ones, and where PYTHONDONTWRITEBYTECODE is set (many containers)
     # nothing else would: 60 ms. compileall follows no links.
     sources = [str(ROOT / name) for name in ("launcher", "workloads", "src/gpurun")]
-    subprocess.run([main.python, "-m", "compileall", "-q", *sources], check=True)
+    main.run("compileall", "-q", *sources)
     main.finish(torch)
 
 
@@ -292,19 +303,37 @@ def versions(environment: Environment, *options: str) -> list[str]:
     return [version.strip() for line in offered for version in line.split(",")]
 
 
-def main(name: str) -> None:
-    """Makes the environments that are not complete; waits while another `make` does."""
-    repository = os.open(ROOT, os.O_RDONLY)
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Waits while another `make` or what it has started is at work."""
+    lock = os.open(directory, os.O_RDONLY)
+    os.set_inheritable(lock, True)
     try:
-        fcntl.flock(repository, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print("waiting for another `make` in this directory", flush=True)
-        fcntl.flock(repository, fcntl.LOCK_EX)
-    for environment, make in STEPS[name]:
-        if not environment.is_ready():
-            print(f"setting up {environment.directory.name} (once; a minute or two)", flush=True)
-            environment.begin()
-            make(environment)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another `make` in this directory", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def main(name: str) -> None:
+    """Makes the environments that are not complete.
+
+    Raises:
+        SystemExit: one can't be made.
+    """
+    with locked(ROOT):
+        for environment, make in STEPS[name]:
+            if not environment.is_ready():
+                print(f"setting up {environment.directory.name} (once; a minute or two)", flush=True)
+                try:
+                    environment.begin()
+                    make(environment)
+                except OSError as error:
+                    raise SystemExit(f"gpurun: {environment.directory.name} can't be made: {error}") from None
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """What `make` runs before anything is installed; `benchmarks/fresh` tries it on bare machines."""
 
+import errno
 import fcntl
 import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -234,13 +236,40 @@ def test_without_a_network_one_sentence_says_so(
     assert capsys.readouterr().err == failed.stderr
 
 
-def test_an_environment_that_cant_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise subprocess.CalledProcessError(1, ["ensurepip"], b"Traceback:\nOSError: No space left\n")
+@pytest.mark.parametrize(("ensurepip", "reason"), [(1, "OSError: no space"), (0, r"\[Errno 28\] no space")])
+def test_an_environment_that_cant_be_made_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ensurepip: int, reason: str
+) -> None:
+    def full(_: Environment) -> None:
+        raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr("venv.create", full)
-    with pytest.raises(SystemExit, match="gpurun: new can't be made: OSError: No space left"):
-        Environment(tmp_path / "new").begin()
+    ended = subprocess.CompletedProcess([], ensurepip, "", "Traceback:\nOSError: no space\n")
+    monkeypatch.setattr(Environment, "run", lambda *_, **__: ended)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(environment, "STEPS", {"main": [(Environment(tmp_path / "new"), full)]})
+    with pytest.raises(SystemExit, match=f"gpurun: new can't be made: {reason}"):
+        environment.main("main")
+
+
+def test_a_pip_that_outlives_make_keeps_the_next_one_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL of `make` alone leaves it: two would install into one environment."""
+    place = Environment(tmp_path / "new")
+    (tmp_path / "new/bin").mkdir(parents=True)
+    place.python.symlink_to(sys.executable)
+    os.mkfifo(tmp_path / "end")
+    starts = "subprocess.Popen(['cat', 'end'], stdout=-3, stderr=-3, close_fds=False)"
+    (tmp_path / "orphan.py").write_text(f"import subprocess; print({starts}.pid)\n")
+    monkeypatch.chdir(tmp_path)
+    with environment.locked(tmp_path):
+        assert place.run("orphan", stdout=subprocess.PIPE).returncode == 0
+    lock = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    (tmp_path / "end").write_text("now\n")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.close(lock)
 
 
 def test_two_at_once_wait_for_each_other(
