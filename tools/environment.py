@@ -9,13 +9,15 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import site
 import subprocess
 import sys
 import tomllib
 import venv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -79,7 +81,8 @@ class Environment:
         """An environment in which pip may install.
 
         Raises:
-            SystemExit: the directory has something that `make` didn't put there.
+            SystemExit: the directory has something that `make` didn't put there, or gets no pip.
+            OSError: it can't be written.
         """
         wanted, found = self.contents(self.torch), self.made_of()
         if found and (found.python, found.place) == (wanted.python, wanted.place):
@@ -88,10 +91,11 @@ class Environment:
         self.remove()
         self.directory.mkdir()
         (self.directory / OURS).touch()
-        try:
-            venv.create(self.directory, symlinks=True, with_pip=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise SystemExit(f"gpurun: {self.directory.name} can't be made: {error}") from None
+        venv.create(self.directory, symlinks=True)
+        done = self.run("ensurepip", "--default-pip", stdout=subprocess.DEVNULL)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["ensurepip failed"])[-1]
+            raise SystemExit(f"gpurun: {self.directory.name} can't be made: {reason}")
 
     def remove(self) -> None:
         """Removes what an earlier `make` has left.
@@ -124,20 +128,36 @@ class Environment:
         found = self.made_of()
         return found is not None and found == self.contents(self.torch or found.torch)
 
-    def pip(self, *arguments: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
-        """Runs pip, which shows what it says unless it is to be `quiet`."""
+    def pip(self, *arguments: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs pip, and returns what it writes to stderr; stdout may ask for a password."""
+        return self.run("pip", "--disable-pip-version-check", *arguments, stdout=stdout)
+
+    def run(self, *module: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs a module in the environment, and lets it hold the lock of `main`: it may outlive this."""
         environ = {key: value for key, value in os.environ.items() if key not in MISLEADING}
         environ["PIP_USER"] = "0"  # pip's own configuration may say otherwise
-        command = [str(self.python), "-m", "pip", "--disable-pip-version-check", *arguments]
-        return subprocess.run(command, env=environ, capture_output=quiet, text=True, check=False)
+        command = [str(self.python), "-m", *module]
+        return subprocess.run(
+            command,
+            env=environ,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            close_fds=False,
+        )
 
     def install(self, *arguments: str) -> None:
         """Installs packages.
 
         Raises:
-            SystemExit: pip failed; it has said why.
+            SystemExit: pip failed; it has said why, or this does.
         """
-        if self.pip("install", "--quiet", *arguments).returncode:
+        done = self.pip("install", "--quiet", *arguments)
+        if done.returncode:
+            check_network(done)
+        print(done.stderr, end="", file=sys.stderr, flush=True)
+        if done.returncode:
             again = "the next `make` starts again"
             raise SystemExit(f"gpurun: {self.directory.name} is not complete, pip says why above; {again}")
 
@@ -160,7 +180,7 @@ def make_main(main: Environment) -> None:
     # pip compiles all packages but editable ones, and where PYTHONDONTWRITEBYTECODE is set (many containers)
     # nothing else would: 60 ms. compileall follows no links.
     sources = [str(ROOT / name) for name in ("launcher", "workloads", "src/gpurun")]
-    subprocess.run([main.python, "-m", "compileall", "-q", *sources], check=True)
+    main.run("compileall", "-q", *sources)
     main.finish(torch)
 
 
@@ -245,6 +265,20 @@ def requirement(environment: Environment, build: str) -> Sequence[str]:
     )
 
 
+def check_network(failed: subprocess.CompletedProcess[str]) -> None:
+    """Says so if pip has failed for want of a network: it ends with conflicts of versions then.
+
+    Raises:
+        SystemExit: no index has answered.
+    """
+    found = re.search(r"connection broken by '(.*)': /", failed.stderr)
+    if found:
+        *_, last = re.split(r": |, '|\('", found[1])  # an error in an error, as Python shows them
+        reason = re.sub(r"^\[Errno -?\d+\] |['\"]?\)*$", "", last)
+        proxy = "a proxy or another index is set by HTTPS_PROXY and PIP_INDEX_URL"
+        raise SystemExit(f"gpurun: pip can't reach its package index ({reason}); {proxy}")
+
+
 def pinned(package: str) -> str:
     """Its version in constraints.txt."""
     (version,) = (
@@ -256,21 +290,50 @@ def pinned(package: str) -> str:
 
 
 def versions(environment: Environment, *options: str) -> list[str]:
-    """All versions of torch that pip can install here; none if it can't ask."""
-    lines = environment.pip("index", "versions", "torch", *options, quiet=True).stdout.splitlines()
+    """All versions of torch that pip can install here.
+
+    Raises:
+        SystemExit: it can't ask.
+    """
+    done = environment.pip("index", "versions", "torch", *options, stdout=subprocess.PIPE)
+    if done.returncode:
+        check_network(done)
+    lines = done.stdout.splitlines()
     offered = (line.partition(":")[2] for line in lines if line.startswith("Available versions:"))
     return [version.strip() for line in offered for version in line.split(",")]
 
 
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Waits while another `make` or what it has started is at work."""
+    lock = os.open(directory, os.O_RDONLY)
+    os.set_inheritable(lock, True)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another `make` in this directory", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
 def main(name: str) -> None:
-    """Makes the environments that are not complete; waits while another `make` does."""
-    repository = os.open(ROOT, os.O_RDONLY)
-    fcntl.flock(repository, fcntl.LOCK_EX)
-    for environment, make in STEPS[name]:
-        if not environment.is_ready():
-            print(f"setting up {environment.directory.name} (once; a minute or two)", flush=True)
-            environment.begin()
-            make(environment)
+    """Makes the environments that are not complete.
+
+    Raises:
+        SystemExit: one can't be made.
+    """
+    with locked(ROOT):
+        for environment, make in STEPS[name]:
+            if not environment.is_ready():
+                print(f"setting up {environment.directory.name} (once; a minute or two)", flush=True)
+                try:
+                    environment.begin()
+                    make(environment)
+                except OSError as error:
+                    raise SystemExit(f"gpurun: {environment.directory.name} can't be made: {error}") from None
 
 
 if __name__ == "__main__":

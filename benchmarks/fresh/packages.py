@@ -85,7 +85,7 @@ def main() -> None:
 
 def reason(environment: Environment, torch: Sequence[str], package: str) -> str:
     """Why pip can't install the package next to this torch; empty if it has."""
-    done = environment.pip("install", "--quiet", *torch, package, quiet=True)
+    done = environment.pip("install", "--quiet", *torch, package)
     errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
     print(package, "installed" if not done.returncode else errors, flush=True)
     return (
@@ -116,7 +116,8 @@ def top_level_names(environment: Environment) -> set[str]:
 
 
 def wheel(environment: Environment, directory: Path) -> Path:
-    environment.pip("wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory), str(ROOT))
+    done = environment.pip("wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory), str(ROOT))
+    print(done.stderr, end="", flush=True)
     (found,) = directory.glob(f"{NAME.replace('-', '_')}*.whl")
     return found
 

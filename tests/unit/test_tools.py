@@ -1,8 +1,12 @@
 """What `make` runs before anything is installed; `benchmarks/fresh` tries it on bare machines."""
 
+import errno
+import fcntl
 import os
+import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -185,6 +189,103 @@ def test_no_index_has_to_answer_that_is_not_needed(
     assert found == arguments
 
 
+RETRY = "WARNING: Retrying (Retry(total=0)) after connection broken by '{}': /simple/torch/"
+NO_NAME = "NewConnectionError('<x at 0x7f>: Failed: [Errno -3] Temporary failure in name resolution')"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NO_NAME, "Temporary failure in name resolution"),
+        (
+            "ProxyError('No proxy.', NewConnectionError('<x>: [Errno 111] Connection refused'))",
+            "Connection refused",
+        ),
+        (
+            "ConnectTimeoutError(<x>, 'Connection to pypi.org timed out. (connect timeout=15)')",
+            "Connection to pypi.org timed out. (connect timeout=15)",
+        ),
+        (
+            "ReadTimeoutError(\"HTTPSConnectionPool(host='a'): Read timed out. (read timeout=15)\")",
+            "Read timed out. (read timeout=15)",
+        ),
+        (
+            "ProtocolError('Connection aborted.', RemoteDisconnected('Remote end closed connection'))",
+            "Remote end closed connection",
+        ),
+    ],
+)
+def test_without_a_network_one_sentence_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: str,
+    reason: str,
+) -> None:
+    said = f"{RETRY.format(error)}\nERROR: ResolutionImpossible"
+    failed = subprocess.CompletedProcess([], 1, "", said)
+    monkeypatch.setattr(Environment, "pip", lambda *_, **__: failed)
+    expected = f"gpurun: pip can't reach its package index ({reason}); a proxy or another index is set by "
+    for ask in (Environment(tmp_path).install, lambda: environment.versions(Environment(tmp_path))):
+        with pytest.raises(SystemExit, match=re.escape(expected)):
+            ask()
+    assert capsys.readouterr().err == ""
+    failed.stderr = "ERROR: ResolutionImpossible\n"  # pip's own words otherwise
+    with pytest.raises(SystemExit, match="is not complete, pip says why above"):
+        Environment(tmp_path).install()
+    assert capsys.readouterr().err == failed.stderr
+
+
+@pytest.mark.parametrize(("ensurepip", "reason"), [(1, "OSError: no space"), (0, r"\[Errno 28\] no space")])
+def test_an_environment_that_cant_be_made_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ensurepip: int, reason: str
+) -> None:
+    def full(_: Environment) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    ended = subprocess.CompletedProcess([], ensurepip, "", "Traceback:\nOSError: no space\n")
+    monkeypatch.setattr(Environment, "run", lambda *_, **__: ended)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(environment, "STEPS", {"main": [(Environment(tmp_path / "new"), full)]})
+    with pytest.raises(SystemExit, match=f"gpurun: new can't be made: {reason}"):
+        environment.main("main")
+
+
+def test_a_pip_that_outlives_make_keeps_the_next_one_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL of `make` alone leaves it: two would install into one environment."""
+    place = Environment(tmp_path / "new")
+    (tmp_path / "new/bin").mkdir(parents=True)
+    place.python.symlink_to(sys.executable)
+    os.mkfifo(tmp_path / "end")
+    starts = "subprocess.Popen(['cat', 'end'], stdout=-3, stderr=-3, close_fds=False)"
+    (tmp_path / "orphan.py").write_text(f"import subprocess; print({starts}.pid)\n")
+    monkeypatch.chdir(tmp_path)
+    with environment.locked(tmp_path):
+        assert place.run("orphan", stdout=subprocess.PIPE).returncode == 0
+    lock = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    (tmp_path / "end").write_text("now\n")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.close(lock)
+
+
+def test_two_at_once_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lock(_: int, how: int) -> None:
+        if how & fcntl.LOCK_NB:
+            raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(environment, "STEPS", {"main": []})
+    environment.main("main")
+    assert capsys.readouterr().out == "waiting for another `make` in this directory\n"
+
+
 def test_packages_of_the_system_are_named_where_they_may_not_be_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wording: Wording
 ) -> None:
@@ -262,3 +363,19 @@ def test_the_hook_checks_every_job(fake_gpurun: dict[str, str], jobs: list[str],
     command = [*shlex.split(hook["entry"]), *jobs]
     assert subprocess.run(command, env=fake_gpurun, check=False).returncode == code
     assert Path(fake_gpurun["LOG"]).read_text().splitlines() == [f"check {job}" for job in jobs]
+    without = subprocess.run(
+        command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
+    )
+    assert (without.returncode, without.stderr) == (
+        1,
+        "gpurun is not on PATH: commit from the environment that has it\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "checked"),
+    [("job.yaml", True), ("a/job-2.yml", True), ("a/other.yaml", False), ("jobs/job.py", False)],
+)
+def test_the_hook_takes_files_named_like_jobs(name: str, checked: bool) -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    assert bool(re.search(hook["files"], name)) == checked
