@@ -35,6 +35,9 @@ MODULES = (
 NAMES = {module.rpartition(".")[2]: f"benchmarks.{module}" for module in MODULES}
 """Modules by the names that the command line has for them."""
 
+TAKE = {"times": ("jobs", "engines"), "only": ("engines",), "since": ("engines",)}
+"""The benchmarks that take an option."""
+
 
 def main() -> None:
     """Runs the benchmarks one after the other; each writes its own section of RESULTS.md."""
@@ -44,15 +47,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; without one, all")
     parser.add_argument("--times", type=int, help="how often `jobs` or `engines` runs each of its jobs")
+    parser.add_argument(
+        "--only", action="append", metavar="ENGINE", help="that `engines` runs; may be repeated; without, all"
+    )
+    parser.add_argument(
+        "--since",
+        metavar="COMMIT",
+        help="`engines` counts jobs at this commit and later ones; without, since the last change of gpurun",
+    )
     options = parser.parse_args()
     names = options.names
-    if options.times is not None and names not in (["jobs"], ["engines"]):
-        parser.error("--times is for `jobs` or `engines` alone")
+    given = {key: value for key, value in vars(options).items() if key != "names" and value is not None}
+    for key in given:
+        if len(names) != 1 or names[0] not in TAKE[key]:
+            parser.error(f"--{key} is for {' or '.join(f'`{name}`' for name in TAKE[key])} alone")
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
     for name in names or NAMES:
-        importlib.import_module(NAMES[name]).main(*([] if options.times is None else [options.times]))
+        importlib.import_module(NAMES[name]).main(**given)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.cost.launch import SCRIPT, last_ready_s
-from benchmarks.faults.engines import GPURUN, PROGRAM, RANKS, Engine, engines
+from benchmarks.faults.clusters import GPURUN, RANKS, Engine, engines
+from benchmarks.faults.engines import PROGRAM
 from benchmarks.timing import in_turn, machine_facts, ratio, record, table, wall_s
 from tests.integration.command import write
 from tests.integration.nodes.hosts import ADDRESSES
@@ -19,10 +20,12 @@ GOAL = 1.1
 RUNS = 3
 PER_NODE = 2
 """Ranks."""
+MEETING = dict.fromkeys(("Open MPI", "MPICH"), ADDRESSES[0])
+"""Where the nodes meet, of engines that don't say it; Slurm does, and Ray's driver."""
 BARE = f"""
 import os, sys
-names = [name for name in {RANKS} if name in os.environ]
 if "MASTER_ADDR" not in os.environ:
+    names = [name for name in {RANKS} if name in os.environ]
     os.environ.update(RANK=os.environ[names[0]], WORLD_SIZE=sys.argv[1], MASTER_ADDR=sys.argv[2])
     os.environ.update(MASTER_PORT="29555")
 """
@@ -31,19 +34,21 @@ if "MASTER_ADDR" not in os.environ:
 def start_s(engine: Engine, directory: Path, argv: Sequence[str], processes: int) -> float:
     """Seconds from the engine's start until the last rank has done its first all_reduce."""
     assert engine.bare is not None
+    known = ["env", f"READY_DIRECTORY={directory}"]  # Ray's actors don't inherit it
+    command = engine.bare(directory, [*known, *argv], processes)
     started_ns = time.time_ns()
-    wall_s(engine.bare(argv, processes), directory, {**engine.env, "READY_DIRECTORY": str(directory)})
+    wall_s(command, directory, engine.env)
     return last_ready_s(directory, started_ns, 2 * PER_NODE)
 
 
 def starts(name: str, engine: Engine) -> list[str]:
     """A row: gpurun once per node, against the script itself once per rank."""
     with tempfile.TemporaryDirectory() as place:
-        directory, node0 = Path(place), "127.0.0.1" if name == "Slurm" else ADDRESSES[0]
+        directory, node0 = Path(place), MEETING.get(name)
         write(directory, "train.py", BARE + SCRIPT)
         write(directory, "job.yaml", textwrap.dedent(PROGRAM).replace("RANKS", str(PER_NODE)))
-        bare = [sys.executable, "train.py", str(2 * PER_NODE), node0]
-        ours = [*GPURUN, "job.yaml", *(() if name == "Slurm" else ("--rendezvous", f"{node0}:29400"))]
+        bare = [sys.executable, "train.py", str(2 * PER_NODE), node0 or "127.0.0.1"]
+        ours = [*GPURUN, "job.yaml", *(("--rendezvous", f"{node0}:29400") if node0 else ())]
         figures = in_turn(
             {
                 "bare": partial(start_s, engine, directory, bare, PER_NODE),
@@ -66,7 +71,8 @@ def main() -> None:
     text = (
         "From the engine's start until all ranks, two on each of two nodes, have done one all_reduce: a "
         "script that the engine starts once per rank, and gpurun with the same script, which it starts once "
-        "per node. "
+        "per node. On Ray the driver that `gpurun submit` writes starts both, by an actor per node; "
+        "that of the script has a shell start its ranks. "
         f"Medians of {RUNS} runs in turn, and of the ratios of neighbouring runs.\n\n"
     )
     record("Start by engines", text + table(header, rows), facts)

@@ -68,18 +68,19 @@ def option_meant(error: click.NoSuchOption, kind: "JobKind | None" = None) -> st
 class RunPath(click.Path):
     """A path, or the URL of a run."""
 
-    def __init__(self, of_url: "Callable[[Url], Any]") -> None:
+    def __init__(self, of_url: "Callable[[Url], Any]", is_used_here: bool = True) -> None:
         """Args:
         of_url: makes the value of a URL.
+        is_used_here: whether whoever runs the command needs the store's package.
         """
         super().__init__(path_type=Path)
-        self._of_url = of_url
+        self._of_url, self._is_used_here = of_url, is_used_here
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if ":/" in str(value):
             from gpurun.launcher.rundir.store import as_url
 
-            if (url := as_url(str(value))) is not None:
+            if (url := as_url(str(value), self._is_used_here)) is not None:
                 return self._of_url(url)
         return super().convert(value, param, ctx)
 
@@ -131,7 +132,7 @@ def directory_and_url(
 
 out_or_url_option = click.option(
     "--out",
-    type=RunPath(written_url),
+    type=RunPath(written_url, is_used_here=False),  # of several nodes only the first one writes there
     multiple=True,
     callback=directory_and_url,
     metavar="PATH|URL",

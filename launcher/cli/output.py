@@ -2,13 +2,13 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpurun.launcher.errors import GateError, UndecidedError
+from gpurun.launcher.errors import GateError, MachineError, UndecidedError
 
 if TYPE_CHECKING:
     from gpurun.launcher.rundir.store import Url
@@ -98,11 +98,10 @@ def run_and_print(
         GpurunError: what the command ends with.
     """
     from gpurun.launcher.processes.guard import split_process
-    from gpurun.launcher.rundir.paths import check_writable
 
     directory, keep_at = out
     if resume is None:
-        check_writable(directory or Path("runs"))
+        check_writable_on_node_0(directory or Path("runs"), place)
     with split_process() as guard:  # forks: nothing heavy may be imported before
         from gpurun.launcher.processes.pool_per_env import early_servers
 
@@ -120,6 +119,28 @@ def run_and_print(
     print_comparison(finished.comparison, finished.run.path, as_json)
     if finished.error is not None:
         raise finished.error
+
+
+def check_writable_on_node_0(directory: Path, place: Mapping[str, Any]) -> None:
+    """Returns if a run directory can be written, or if that is left to node 0.
+
+    Raises:
+        MachineError: it can't be; if there are other nodes, they get to know that.
+    """
+    from gpurun.launcher.rundir.paths import check_writable
+
+    try:
+        check_writable(directory)
+    except MachineError:
+        from gpurun.launcher.cli.options import node_flags
+        from gpurun.launcher.nodes.rendezvous import facts_without_job
+        from gpurun.launcher.start import reported_to_nodes
+
+        flags = node_flags(**place)
+        with reported_to_nodes(flags):
+            known = facts_without_job(flags, os.environ)
+            if known is None or known[0].rank == 0:
+                raise
 
 
 def check_gate(gate: Any) -> None:

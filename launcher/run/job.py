@@ -143,8 +143,9 @@ def prepare(
         VariantError: `global_batch: max` could not be found.
     """
     spec, resume, found = job.spec, job.resumed, None
-    if (url := job.keep_at or (kept_at(resume) if resume else None)) is not None:
-        if resume is None:
+    before = kept_at(resume) if resume else None
+    if (url := job.keep_at or before) is not None:
+        if url != before:
             refuse_taken(url)
         refuse_unwritable(url)
     if wants_max(spec):
@@ -234,7 +235,14 @@ def finish_and_copy(session: Session, say: Callable[[str], None]) -> Finished:
         finished = finish(session)
         if finished.error and finished.error.exit_code == Interrupted.exit_code:
             copy.limit_s = INTERRUPTED_S
-    return replace(finished, error=finished.error or copy.error)
+    if copy.error is None:
+        return finished
+    error = finished.error
+    if copy.interruption is not None:
+        error = error or Interrupted(copy.interruption.cause, kept=True)
+    if error is not None:
+        say(str(copy.error))
+    return replace(finished, error=error or copy.error)
 
 
 def finish(session: Session) -> Finished:
@@ -248,7 +256,10 @@ def finish(session: Session) -> Finished:
         error = Interrupted(ended.cause, kept=True)
     except NodesError as ended:
         comparison, error = session.compare(), ended
-    tensorboard_writer()(comparison, session.run)
+    try:
+        tensorboard_writer()(comparison, session.run)
+    except Interrupted as ended:
+        error = error or Interrupted(ended.cause, kept=True)
     return Finished(session.run, comparison, error)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpurun.launcher.errors import MachineError
+from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.store import EVERY_S, VERSIONS, Stamp, Store, Url, read_versions, reason, stamps
 
@@ -110,6 +110,8 @@ class Copy:
     """How long the command waits for it once the run has ended."""
     error: MachineError | None = None
     """At the end, that files are missing there."""
+    interruption: Interrupted | None = None
+    """The signal that came meanwhile."""
 
 
 @contextlib.contextmanager
@@ -126,19 +128,39 @@ def copied(run: Path, url: Url | None, say: Callable[[str], None]) -> Iterator[C
         yield copy
     finally:
         stop.set()
-        thread.join(copy.limit_s)  # even if the store takes a request and never answers
+        _await_end(thread, copy)
         missing, total = len(copier.outdated()), len(stamps(run))
         copy.error = _incomplete(run, url) if missing else None
-        cause = f"can't be written: {reason(copier.error)}" if copier.error else "does not answer in time"
-        said = f"not at {url}: {missing} of {total} files, since it {cause}"
+        said = f"not at {url}: {missing} of {total} files, since {_cause(copier, copy)}"
         say(f"{said}\n    nothing is lost: they are in {run}" if missing else f"the run is also at {url}")
+
+
+def _await_end(thread: threading.Thread, copy: Copy) -> None:
+    """Waits until all is copied, but no longer than the limit, even if the store never answers a request.
+
+    Ctrl-C ends that at once. Other signals announce that the machine is taken away: what can be copied until
+    then is copied.
+    """
+    try:
+        thread.join(copy.limit_s)
+    except Interrupted as ended:
+        copy.interruption = ended
+        copy.limit_s = 0.0 if ended.cause == CTRL_C else min(copy.limit_s, INTERRUPTED_S)
+        thread.join(copy.limit_s)
+
+
+def _cause(copier: Copier, copy: Copy) -> str:
+    """Why files are missing there."""
+    if copier.error:
+        return f"it can't be written: {reason(copier.error)}"
+    return f"{copy.interruption.cause} came first" if copy.interruption else "it does not answer in time"
 
 
 def _keep_copying(copier: Copier, stop: threading.Event, copy: Copy) -> None:
     while not stop.wait(EVERY_S):
         copier.step()
-    deadline = time.monotonic() + copy.limit_s
-    while not copier.step(final=True) and time.monotonic() + FIRST_PAUSE_S < deadline:
+    ended_s = time.monotonic()
+    while not copier.step(final=True) and time.monotonic() + FIRST_PAUSE_S < ended_s + copy.limit_s:
         time.sleep(FIRST_PAUSE_S)
 
 

@@ -237,6 +237,8 @@ def kept_at(run: Path) -> Url | None:
 def refuse_taken(url: Url) -> None:
     """Returns if a new run may be kept at the URL.
 
+    One that is away is refused too: a mistake in the URL looks the same, and nothing was measured yet.
+
     Raises:
         SpecError: there is one already.
         MachineError: the store can't be reached.
@@ -247,7 +249,9 @@ def refuse_taken(url: Url) -> None:
     except FileNotFoundError:
         return
     except Exception as error:
-        raise _unreachable(url, error) from error
+        remedy = f"or run without it, and copy the run later: gpurun --resume RUN --out {url}"
+        now = f"nothing was started: check the URL, or wait for the store;\n    {remedy}"
+        raise MachineError(f"{_unreachable(url, error)}\n    {now}") from error
     if is_taken:
         raise SpecError(f"{url} already holds files; name another --out, or continue them: --resume {url}")
 

@@ -148,6 +148,11 @@ class Submission:
         """Likewise, for a script in which bash expands `name`."""
         return f' --out {shlex.quote(options.out)}/"{name}"' if options.out else ""
 
+    def report(self, options: SubmitOptions, name: str) -> str:
+        """The command that shows a run called `name`, from wherever its results can be seen."""
+        place = f"{options.out}/{name}" if options.out else f"runs/{self.spec.name}/{name}"
+        return f"gpurun report {shlex.quote(place)}"
+
     def _overrides(self, nodes: Nodes) -> list[str]:
         changed = [f"nodes={nodes}"] if nodes != self.spec.nodes else []
         return [word for one in (*self.overrides, *changed) for word in ("--set", one)]

@@ -97,7 +97,7 @@ def script(wanted: Submission, options: SubmitOptions) -> str:
         "FEWER_S": FEWER_S,
     }
     lines = "".join(f"{name} = {value!r}\n" for name, value in values.items())
-    head = f"# {WRITTEN_BY}: one gpurun on each of several nodes, which share this directory."
+    head = f"# {WRITTEN_BY}: one gpurun on each of several nodes, which have this directory."
     return f"{head}\n{lines}\n{_DRIVER}"
 
 
@@ -111,7 +111,7 @@ def next_commands(wanted: Submission, options: SubmitOptions, job_id: str) -> Ma
     return {
         "state": f"ray job status {job}",
         "logs": f"ray job logs --follow {job}",
-        "results": f"gpurun report runs/{wanted.spec.name}/{job_id}",
+        "results": wanted.report(options, job_id),
         "cancel": f"ray job stop {job}",
     }
 

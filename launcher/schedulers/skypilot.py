@@ -76,10 +76,11 @@ _KIND = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 
 def next_commands(wanted: Submission, options: SubmitOptions, job_id: str) -> Mapping[str, str]:
     """How to look after the job, by SkyPilot's own commands; `cancel` also gives the machines back."""
+    fetch = f"rsync -a {job_id}:sky_workdir/runs/ runs/"
     return {
         "state": f"sky queue {job_id}",
         "logs": f"sky logs {job_id}",
-        "results": f"rsync -a {job_id}:sky_workdir/runs/ runs/",
+        "results": f"at {options.out}, below the id of the task" if options.out else fetch,
         "cancel": f"sky down {job_id}",
     }
 

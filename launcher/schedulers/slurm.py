@@ -167,11 +167,11 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
 
 def next_commands(wanted: Submission, options: SubmitOptions, job_id: str) -> Mapping[str, str]:
     """How to look after the job, by Slurm's own commands."""
-    runs, name = f"runs/{wanted.spec.name}", f"slurm-{job_id}"
+    name, runs = f"slurm-{job_id}", shlex.quote(options.out or f"runs/{wanted.spec.name}")
     return {
         "state": f"squeue --job {job_id}",
         "logs": f"tail -F {shlex.quote(str(wanted.directory))}/{name}{'_*' if is_array(options) else ''}.out",
-        "results": f"gpurun view {runs}" if is_array(options) else f"gpurun report {runs}/{name}",
+        "results": f"gpurun view {runs}" if is_array(options) else wanted.report(options, name),
         "cancel": f"scancel {job_id}",
     }
 

@@ -12,9 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.__main__ import NAMES, main
+from benchmarks.faults import engines
 from benchmarks.faults.jobs import Tried, text_of
 from benchmarks.fuzz import TARGETS, fuzz, guard
 from benchmarks.fuzz.guard import LIMIT_BYTES, Outcome, run_all
+from gpurun.launcher.machine.git import commit_of, git
 from tests.wording import Wording
 
 
@@ -33,6 +35,45 @@ def test_help_and_unknown_names_are_answered(
 def test_figures_of_jobs_add_up_over_calls(wording: Wording) -> None:
     first = Tried("script", "2026-01-01 10:00", "abc", 60.4, False, {})
     wording(text_of([first, replace(first, seconds=40.0, is_lost=True, wrong={"kill": "ok: None"})]))
+
+
+def test_of_jobs_by_engines_those_since_a_commit_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    git(tmp_path, "init", "--quiet")
+    commits = []
+    for message in ("first", "second", "third"):
+        identity = ("-c", "user.name=n", "-c", "user.email=e")
+        git(tmp_path, *identity, "commit", "--quiet", "--allow-empty", "--message", message)
+        commits.append(commit_of(tmp_path) or "")
+    of_another_branch = "0123456"
+    kept = [
+        engines.Tried("Ray", "cancelled", "2026-01-01 10:00", commit[: engines.SHORT], 1.0, "")
+        for commit in (*commits, of_another_branch)
+    ]
+    counted = engines.counted(kept, commits[1])
+    assert counted == kept[1:3]
+    failed = replace(counted[1], engine="by hand", wrong="left\nbehind")
+    wording(engines.text_of([replace(one, commit="abcdef0") for one in (counted[0], failed)]))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["jobs", "--since", "HEAD"], "--since is for `engines` alone"),
+        (["startup", "--times", "2"], "--times is for `jobs` or `engines` alone"),
+        (["--only", "Ray"], "--only is for `engines` alone"),
+        (["engines", "--only", "Rays"], "there is no engine Rays; there are by hand, Open MPI"),
+    ],
+)
+def test_options_are_those_of_a_benchmark(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert said in f"{ended.value.code}{capsys.readouterr().err}"
 
 
 def test_every_name_is_a_module() -> None:

@@ -77,9 +77,21 @@ def test_a_node_that_cannot_join_keeps_no_other_waiting(tmp_path: Path) -> None:
         assert "missing.yaml" in said
 
 
-def start(directory: Path, job: str, rank: int, port: int) -> subprocess.Popen[bytes]:
+def test_only_node_0_needs_a_directory_for_the_run(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", JOB)
+    no_place = ("--out", "job.yaml/run")
+    port = free_port()
+    other = start(tmp_path, "job.yaml", 1, port, *no_place)
+    await_file(tmp_path / f"stderr-{port}-1", "waits for")
+    assert start(tmp_path, "job.yaml", 0, port, *no_place).wait(timeout=60) == 3
+    assert other.wait(timeout=60) == 3
+    for rank in range(2):
+        assert "can't write job.yaml/run" in (tmp_path / f"stderr-{port}-{rank}").read_text()
+
+
+def start(directory: Path, job: str, rank: int, port: int, *more: str) -> subprocess.Popen[bytes]:
     """A node's command, whose stderr goes to a file."""
-    argv = [job, "--node-rank", str(rank), "--rendezvous", f"localhost:{port}"]
+    argv = [job, "--node-rank", str(rank), "--rendezvous", f"localhost:{port}", *more]
     with (directory / f"stderr-{port}-{rank}").open("w") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", "gpurun", *argv],

@@ -1,5 +1,6 @@
 """Runs that are interrupted, and those that go on with one."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def test_ctrl_c_stops_the_ranks_and_keeps_what_was_measured(
 
 @pytest.mark.parametrize("last", [None, CTRL_C])
 def test_a_run_whose_results_never_reach_the_store_ends_with_an_error(
-    tmp_path: Path, last: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, last: Any, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     def away(*_: object) -> None:
         raise OSError("connection refused")
@@ -128,7 +129,47 @@ def test_a_run_whose_results_never_reach_the_store_ends_with_an_error(
     finished = finish_and_copy(case.session, case.said.append)
     assert isinstance(finished.error, Interrupted if last else MachineError)
     assert finished.comparison.variants
-    assert any("not at memory://bucket/run" in line for line in case.said)
+    said = [line for line in case.said if "memory:" in line]
+    wording(*said, str(finished.error), hide=r"\b\d+(?= (of|files))")
+
+
+@pytest.mark.parametrize(
+    ("cause", "limit_s", "answers"),
+    [
+        ("Ctrl-C", 0.0, False),
+        ("SIGTERM", copier.INTERRUPTED_S, False),
+        ("SIGTERM", copier.INTERRUPTED_S, True),
+    ],
+)
+def test_a_signal_during_the_last_copy_loses_no_results(
+    tmp_path: Path,
+    cause: str,
+    limit_s: float,
+    answers: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    wording: Wording,
+) -> None:
+    may_answer, waited_s, join = threading.Event(), list[float](), threading.Thread.join
+
+    def join_interrupted(thread: threading.Thread, timeout: float) -> None:
+        waited_s.append(timeout)
+        if len(waited_s) == 1:
+            raise Interrupted(cause)
+        if answers:
+            may_answer.set()
+            join(thread)
+
+    monkeypatch.setattr(Store, "put", lambda *_: may_answer.wait())
+    case = Case(tmp_path, STRATEGIES, [WELL] * 2)
+    keep_at(case.run.path, Url("memory://bucket/run"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", join_interrupted)
+        finished = finish_and_copy(case.session, case.said.append)
+    may_answer.set()
+    assert waited_s == [copier.FINAL_S, limit_s]
+    assert finished.comparison.variants
+    said = [line for line in case.said if "memory:" in line]
+    wording(*said, str(finished.error), hide=r"\b\d+(?= (of|files))")
 
 
 def test_ctrl_c_while_ranks_are_started_stops_them(tmp_path: Path) -> None:

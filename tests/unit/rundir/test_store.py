@@ -29,6 +29,7 @@ from gpurun.launcher.rundir.store import (
     fetched,
     kept_at,
     refreshed,
+    refuse_taken,
     refuse_unwritable,
     stamps,
 )
@@ -325,7 +326,7 @@ def test_large_files_are_copied_again_when_they_have_grown_by_a_quarter(
 
 
 @pytest.mark.parametrize("url", ["s3"], indirect=True)
-def test_a_bucket_that_is_not_there_is_refused_and_an_outage_is_not(
+def test_a_bucket_that_is_not_there_is_refused_and_of_an_outage_only_a_new_run(
     url: Url, s3: S3Server, wording: Wording
 ) -> None:
     with wording.raises(MachineError):
@@ -333,4 +334,6 @@ def test_a_bucket_that_is_not_there_is_refused_and_an_outage_is_not(
     refuse_unwritable(url)
     assert not Store(url).fs.exists("bucket/run/.probe")
     with s3.away():
-        refuse_unwritable(url)
+        refuse_unwritable(url)  # a run that goes on
+        with wording.raises(MachineError, hide=r"(?<=URL: )\S+"):
+            refuse_taken(url)  # a new one

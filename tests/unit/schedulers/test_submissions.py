@@ -162,6 +162,10 @@ def test_results_go_to_a_store_below_a_name_of_their_own(name: str, tmp_path: Pa
     directory, url = (word for before, word in pairwise(words) if before == "--out")
     assert url == f"{odd}/{directory.rpartition('/')[2]}"
     assert "persistentVolumeClaim" not in text
+    plain = replace(OPTIONS, out="s3://bucket/x")
+    assert "s3://bucket/x" in QUEUES[name].next_commands(submission(), plain, "42").get(
+        "results", "s3://bucket/x"
+    )
     both = replace(OPTIONS, out=odd, volume="mine")
     assert ("claimName: mine" in script(name, submission(), both)) == ("volume" in QUEUES[name].takes)
 
