@@ -115,7 +115,7 @@ def windows(end_ns: int, zoom: int) -> list[tuple[int, int]]:
 def made(source: Path, place: Path, num_bytes: int) -> Path:
     """A trace of that size, alone in its directory and without an index."""
     file = place / "rank0.pt.trace.json"
-    shutil.rmtree(home_of(Traces(place, (file,))), ignore_errors=True)
+    shutil.rmtree(home_of(Traces(place, (file,), place)), ignore_errors=True)
     if not file.exists():
         place.mkdir(parents=True)
         Repeated(source).write(file, num_bytes)

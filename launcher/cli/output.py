@@ -58,7 +58,7 @@ def _readable(value: Any) -> Any:
     return value
 
 
-def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
+def print_comparison(comparison: Any, run: Any, as_json: bool) -> None:
     """The table for a person, or the whole comparison for a program."""
     if as_json:
         from gpurun.launcher.report.metrics import with_figures
@@ -68,12 +68,11 @@ def print_comparison(comparison: Any, path: Path, as_json: bool) -> None:
     from gpurun.launcher.logs.lines import has_colour
     from gpurun.launcher.report.terminal.table import render_table
     from gpurun.launcher.rundir.claim import progress_text
-    from gpurun.launcher.rundir.files import RunDir
     from gpurun.launcher.rundir.store import source_of
 
     plain, colour = not sys.stdout.isatty(), has_colour(sys.stdout, os.environ)
-    run, progress = str(source_of(path)), progress_text(RunDir(path))
-    click.echo(render_table(comparison, width(), plain, run, colour, progress))
+    name, progress = str(source_of(run.path)), progress_text(run)
+    click.echo(render_table(comparison, width(), plain, name, colour, progress))
 
 
 def run_and_print(
@@ -116,7 +115,7 @@ def run_and_print(
             finished = run_job(pools, invocation, directory, before, output, flags, keep_at)
     if finished is None:
         return  # node 0 has the results
-    print_comparison(finished.comparison, finished.run.path, as_json)
+    print_comparison(finished.comparison, finished.run, as_json)
     if finished.error is not None:
         raise finished.error
 

@@ -55,7 +55,7 @@ from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Plan, refuse_unknown_names_in_job
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.control import checked_run
-from gpurun.launcher.rundir.files import RunDir, not_as_written, read_json, too_large
+from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.sequential import ALPHA, is_spent
@@ -108,10 +108,10 @@ def compare_run(run: RunDir) -> Comparison:
 
 
 def _read(run: RunDir) -> _Recorded:
-    plan = read_json(run.plan, Plan)
+    plan = run.read(run.plan, Plan)
     steps = run.read_all_steps(variant.id for variant in plan.variants)
     measured = {one.id: read_measured(run, plan, one, steps[one.id]) for one in plan.variants}
-    return _Recorded(plan, read_job(run), read_mapping(run.host), measured, run.read_looks())
+    return _Recorded(plan, read_job(run), read_mapping(run, run.host), measured, run.read_looks())
 
 
 def _judge(recorded: _Recorded, differences: Differences, results: tuple[VariantResult, ...]) -> _Judged:
@@ -335,7 +335,7 @@ def read_job(run: RunDir) -> dict[str, Any]:
     Raises:
         MachineError: the file can't be read, or has a name that no table has.
     """
-    job = read_mapping(run.spec)
+    job = read_mapping(run, run.spec)
     try:
         refuse_unknown_names_in_job(job)
     except ValueError as error:
@@ -343,8 +343,8 @@ def read_job(run: RunDir) -> dict[str, Any]:
     return job
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(run: RunDir, path: Path) -> dict[str, Any]:
     """A file's JSON object; empty where there is no file."""
     if num_bytes(path) > MAX_MAPPING_BYTES:
         raise too_large(path)
-    return read_json(path, dict[str, Any]) if path.exists() else {}
+    return run.read(path, dict[str, Any]) if path.exists() else {}

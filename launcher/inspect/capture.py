@@ -9,7 +9,7 @@ from gpurun.launcher.inspect.questions import Answer, Declined, TracesRequested,
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import running_launch
 from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir, RankState, capture_name, open_own
-from gpurun.launcher.rundir.files import RunDir, as_json, read_json
+from gpurun.launcher.rundir.files import RunDir, as_json
 from gpurun.launcher.rundir.records import CaptureRequest
 from gpurun.launcher.units import ranks_text
 
@@ -36,7 +36,7 @@ def capture_running(run: RunDir, steps: int, ranks: Sequence[int] | None, timeou
             raise SpecError(f"{run.launch(launch)}: {NOT_STARTED}")
         requested = (
             traces_requested(ask(control, wanted))
-            if read_json(run.plan, Plan).nodes
+            if run.read(run.plan, Plan).nodes
             else request(control, wanted, states, launch)
         )
     files = [run.captured_trace(launch, requested.number, rank) for rank in requested.ranks]

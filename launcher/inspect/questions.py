@@ -13,7 +13,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.snapshot import STACKS_S, RankSnapshot, observe_in
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.control import ControlDir, open_own
-from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.rundir.files import RunDir
 
 ANSWER_S = 3 * STACKS_S + 4.0
 """How long the command may take to answer: it asks the other nodes, which ask their ranks."""
@@ -73,7 +73,7 @@ def take_snapshots(run: RunDir, launch: str) -> tuple[RankSnapshot, ...]:
         MachineError: the launch spans nodes, and the command on node 0 does not answer.
     """
     with open_own(run.control(launch)) as control:
-        if not read_json(run.plan, Plan).nodes:
+        if not run.read(run.plan, Plan).nodes:
             return observe_in(control)
         found = ask(control, WhatRanksDo())
         assert isinstance(found, RanksSeen)

@@ -16,7 +16,8 @@ from typing import BinaryIO
 from gpurun.launcher.errors import MachineError, SpecError, unreadable
 from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, is_noise, prefixed
 from gpurun.launcher.rundir.claim import read
-from gpurun.launcher.rundir.files import RunDir, open_regular
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.opening import open_regular
 from gpurun.launcher.rundir.paths import num_bytes, older_part, rank_files
 from gpurun.launcher.units import GIB, format_number
 
@@ -36,11 +37,13 @@ class LogTail:
     path: Path
     offset: int = 0
     reader: LineReader = field(default_factory=LineReader)
+    within: Sequence[Path] = ()
+    """As `RunPaths` has it."""
 
     def read(self) -> list[str]:
         """Lines written since the last call; of too many, only the last ones, with a note."""
         try:
-            with open_regular(self.path) as file:
+            with open_regular(self.path, self.within) as file:
                 size = file.seek(0, 2)
                 self.offset = self.offset if self.offset <= size else 0  # it was rotated
                 left_out = max(0, size - self.offset - SHOWN_BYTES)
@@ -71,6 +74,8 @@ class Relay:
     keep_bytes: int | None = None
     """The most that all logs may take together; `None`: they are someone else's, and only read."""
     clock: Callable[[], float] = time.monotonic
+    within: Sequence[Path] = ()
+    """Where the logs have to be; see `RunPaths`."""
     _tails: list[LogTail] = field(default_factory=list)
     _held: list[str] = field(default_factory=list)
     _bars: dict[int, tuple[float, str]] = field(default_factory=dict)
@@ -85,12 +90,15 @@ class Relay:
         self._logs, self._full = set(logs.values()), set()
         for rank, path in logs.items():
             if self.only is None or rank in self.only:
-                self._tails.append(LogTail(rank, path, 0 if from_start else num_bytes(path)))
+                self._tails.append(self._tail(rank, path, 0 if from_start else num_bytes(path)))
 
     def add(self, logs: Mapping[int, Path]) -> None:
         """Follows these logs too, from their start, if they are new."""
         known = {tail.rank for tail in self._tails}
-        self._tails += [LogTail(rank, path) for rank, path in logs.items() if rank not in known]
+        self._tails += [self._tail(rank, path) for rank, path in logs.items() if rank not in known]
+
+    def _tail(self, rank: int, path: Path, offset: int = 0) -> LogTail:
+        return LogTail(rank, path, offset, within=self.within)
 
     def look(self) -> None:
         """Shows the lines that were held back, and reads the next ones."""
@@ -189,12 +197,12 @@ def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -
     if launch is None or not logs:
         raise SpecError(_no_log(run, launch, rank))
     for number, path in logs.items():
-        for line in log_lines(path, PRINTED_BYTES // len(logs)):
+        for line in log_lines(path, PRINTED_BYTES // len(logs), run.within):
             if not is_noise(line):
                 yield prefixed(number, line, colour)
 
 
-def log_lines(path: Path, most_bytes: int) -> Iterator[str]:
+def log_lines(path: Path, most_bytes: int, within: Sequence[Path] = ()) -> Iterator[str]:
     """The last lines of one log and of its older part, read in portions: the log may be larger than memory.
 
     Raises:
@@ -206,7 +214,7 @@ def log_lines(path: Path, most_bytes: int) -> Iterator[str]:
         yield not_shown(left_out, path)
     try:
         for part, start in _ends(parts, left_out):
-            with open_regular(part) as file:
+            with open_regular(part, within) as file:
                 _seek_line(file, start)
                 while portion := file.read(_CHUNK_BYTES):
                     yield from reader.feed(portion)
@@ -244,7 +252,7 @@ def parts_of(log: Path) -> list[Path]:
 def newest_lines(run: RunDir, rank: int | None, colour: bool) -> Iterator[str]:
     """The ranks' output from now on, as it comes, until the run is no longer in progress."""
     found: list[str] = []
-    relay = Relay(found.append, None if rank is None else (rank,), colour)
+    relay = Relay(found.append, None if rank is None else (rank,), colour, within=run.within)
     launch: str | None = None
     while True:
         running = read(run)

@@ -7,7 +7,7 @@ from gpurun.launcher.compare.figures.recorded import round_times
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.effects import Ended, Remaining, Settle
-from gpurun.launcher.rundir.files import RunDir, read_json, write_json
+from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import (
     NO_STEPS,
     RoundTime,
@@ -173,7 +173,7 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
     for launch in plan.launches:
         for attempt in counting_attempts(run, launch):
             path = run.launch_facts(attempt)
-            facts = read_json(path, dict[str, VariantFacts]) if path.exists() else {}
+            facts = run.read(path, dict[str, VariantFacts]) if path.exists() else {}
             found += [facts.get(variant_id)] if variant_id in run_variants(run, attempt) else []
     known = [facts for facts in found if facts is not None]
     checked = next((facts for facts in known if facts.gradient_reference), VariantFacts())

@@ -19,7 +19,8 @@ from gpurun.launcher.machine.host import Machine, host_record
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.control import checked_run
-from gpurun.launcher.rundir.files import RunDir, open_regular, read_json, write_bytes, write_json
+from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
+from gpurun.launcher.rundir.opening import open_regular
 from gpurun.launcher.rundir.paths import SELFTEST, check_owner, elsewhere, is_name
 from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
 from gpurun.launcher.rundir.store import source_of
@@ -172,7 +173,7 @@ def find_run(path: Path) -> RunDir:
     Raises:
         SpecError: there is no run.
     """
-    if (directory := _run_directory(path)) is not None:
+    if (directory := run_directory(path)) is not None:
         return checked_run(directory)
     if (begun := RunDir(path)).invocation.is_file() or begun.spec.is_file():
         raise SpecError(
@@ -184,7 +185,7 @@ def find_run(path: Path) -> RunDir:
 
 def _found(path: Path) -> str:
     """The name of what is there instead of a run."""
-    if _is_job_file(path):
+    if is_job_file(path):
         return f"{path} is a job file"
     selftest = next((each for each in _meant(path) if (each / SELFTEST).is_file()), None)
     if selftest is not None:
@@ -192,7 +193,7 @@ def _found(path: Path) -> str:
     return f"{path}: no run here" if path.exists() else f"there is no run `{path}`"
 
 
-def _run_directory(path: Path) -> Path | None:
+def run_directory(path: Path) -> Path | None:
     """The run directory that `path` means, if there is one: with anything that has a plan's name."""
     try:
         plans = (RunDir(each).plan for each in _meant(path))
@@ -210,7 +211,7 @@ def _meant(path: Path) -> Iterator[Path]:
             yield directory / name
 
 
-def _is_job_file(path: Path) -> bool:
+def is_job_file(path: Path) -> bool:
     return path.suffix in (".yaml", ".yml") and path.is_file()
 
 
@@ -222,62 +223,6 @@ def _newest(pointer: Path) -> str:
         return file.read(_MOST_NAME_BYTES).decode("utf-8", "replace").strip()
 
 
-def is_run(path: Path) -> bool:
-    """Whether `path` means a run directory."""
-    return _run_directory(path) is not None
-
-
-def are_runs(a: Path, b: Path) -> bool:
-    """Whether both are runs; if neither is, they must be traces.
-
-    Raises:
-        SpecError: only one is a run, or a path that isn't one doesn't exist or is a job file.
-    """
-    runs = [is_run(path) for path in (a, b)]
-    for path, found in zip((a, b), runs, strict=True):
-        if not found and (_is_job_file(path) or not through_latest(path).exists()):
-            find_run(path)
-    if runs[0] != runs[1]:
-        run, other = (a, b) if runs[0] else (b, a)
-        raise SpecError(
-            f"{run} is a run and {other} is not; pass two runs, "
-            f"or two directories of traces ({run}/variants/ID)"
-        )
-    return all(runs)
-
-
-def through_latest(path: Path) -> Path:
-    """`runs/NAME/latest/…` as the path that it means; `latest` is a file, which no system call follows."""
-    for directory in path.parents:
-        if directory.name == LATEST and directory.is_file():
-            return find_run(directory).path / path.relative_to(directory)
-    return path
-
-
-def traces_of(path: Path) -> list[Path]:
-    """`path` itself, or, where it is a run, the directory of the one variant that has traces.
-
-    Raises:
-        SpecError: several variants of the run have traces: their ranks must not be mixed. Or `path` is a job
-            file.
-    """
-    if not is_run(path) and not _is_job_file(path):
-        return [through_latest(path)]
-    run = find_run(path)
-    directories = sorted({trace.parent for trace in run.path.glob("variants/*/*.pt.trace.json.gz")})
-    if not directories:
-        raise SpecError(
-            f"{path}: this run took no traces (to take some, put `profile: {{steps: 3}}` into the job)"
-        )
-    if len(directories) > 1:
-        named = "".join(f"\n    gpurun trace {source_of(directory)}" for directory in directories)
-        text = (
-            f"{source_of(path)} holds the traces of {len(directories)} variants; choose one of them:{named}"
-        )
-        raise SpecError(text)
-    return directories
-
-
 def read_invocation(path: Path) -> Invocation:
     """Reads the command line of the run at `path`.
 
@@ -286,7 +231,7 @@ def read_invocation(path: Path) -> Invocation:
     """
     run = find_run(path)
     check_owner(run)
-    stored = read_json(run.invocation, StoredInvocation)
+    stored = run.read(run.invocation, StoredInvocation)
     job_file = Path(stored.job_file)
     if not _is_file(job_file):
         raise SpecError(
@@ -329,7 +274,7 @@ def resume_run(path: Path, plan: Plan, say: Callable[[str], None]) -> RunDir:
     refuse_if_alive(run)
     if run.search.exists():
         raise SpecError(f"{run.path} is a search; to continue it: gpurun tune --resume {run.path}")
-    stored = read_json(run.plan, Plan)
+    stored = run.read(run.plan, Plan)
     if stored.gate is not None:
         raise SpecError(f"{run.path} is the run of a gate, whose versions are gone: start the gate again")
     now = as_read_back(plan)
@@ -364,7 +309,7 @@ def _is_tried_again(run: RunDir, variant_id: str) -> bool:
 def _was_killed(run: RunDir, status: VariantStatus) -> bool:
     """Whether the kernel's OOM killer ended it: then others may have taken the memory."""
     path = run.root_cause(status.launch) if status.launch else None
-    return path is not None and path.exists() and read_json(path, RootCause).code == -signal.SIGKILL
+    return path is not None and path.exists() and run.read(path, RootCause).code == -signal.SIGKILL
 
 
 def as_read_back(plan: Plan) -> Plan:

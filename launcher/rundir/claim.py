@@ -14,7 +14,7 @@ import msgspec
 
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.rundir.control import start_ticks
-from gpurun.launcher.rundir.files import RunDir, read_json, write_json
+from gpurun.launcher.rundir.files import RunDir, write_json
 
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """The errors of file systems without hard links: exFAT, many in user space."""
@@ -155,7 +155,7 @@ def entered(run: RunDir, launch: str | None) -> None:
 def read(run: RunDir) -> Running | None:
     """The claim, live or stale; `None`: there is none, or it can't be read."""
     try:
-        return read_json(run.running, Running)
+        return run.read(run.running, Running)
     except MachineError:
         return None
 

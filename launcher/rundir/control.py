@@ -21,6 +21,7 @@ from typing import Self
 
 from gpurun.launcher.errors import SpecError, unwritable
 from gpurun.launcher.rundir.files import RunDir, replacing
+from gpurun.launcher.rundir.opening import real_path
 from gpurun.launcher.rundir.paths import RunPaths, is_rank, refuse_links
 
 _MAGIC = 0x6770_7572_756E_0001
@@ -115,10 +116,10 @@ def checked_run(directory: Path) -> RunDir:
     Raises:
         SpecError: it has some, or can't be read.
     """
-    status = directory.stat()
+    place, status = real_path(directory), directory.stat()
     if refuse_links(directory) > MAX_RECORDS_BYTES:
         raise SpecError(f"{directory} has larger records than any run; gpurun has no memory for them")
-    return RunDir(directory, (status.st_dev, status.st_ino))
+    return RunDir(directory, (status.st_dev, status.st_ino), place)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,8 @@
 """Reads and writes the run directory: every write is atomic or append-only."""
 
 import contextlib
-import errno
 import os
 import secrets
-import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
@@ -12,6 +10,7 @@ from typing import IO, Any, BinaryIO, TypeVar
 import msgspec
 
 from gpurun.launcher.errors import MachineError, unreadable, unwritable
+from gpurun.launcher.rundir.opening import open_regular
 from gpurun.launcher.rundir.paths import PROGRAM_FILES, RunPaths, num_bytes, rank_files
 from gpurun.launcher.rundir.records import (
     Balance,
@@ -48,14 +47,22 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 class RunDir(RunPaths):
     """Reads the files of one run; holds nothing but the path."""
 
+    def read(self, path: Path, kind: type[T]) -> T:
+        """Like `read_json`, of a file of this run."""
+        return read_json(path, kind, self.within)
+
+    def read_lines(self, path: Path, kind: type[T]) -> Iterator[T]:
+        """Like the function of that name, of a file of this run."""
+        return read_lines(path, kind, self.within)
+
     def read_launch_head(self, launch_id: str) -> LaunchHead:
         """Reads the head of any launch's configuration, of a workload or a program."""
-        return read_json(self.launch_config(launch_id), LaunchHead)
+        return self.read(self.launch_config(launch_id), LaunchHead)
 
     def read_software(self, launch_id: str) -> dict[str, str]:
         """Versions that a launch was started with; empty for older runs."""
         path = self.software(launch_id)
-        return read_json(path, dict[str, str]) if path.exists() else {}
+        return self.read(path, dict[str, str]) if path.exists() else {}
 
     def read_steps(self, variant_id: str) -> dict[int, list[StepRecord]]:
         """Step records of a variant by rank, in the order in which they were written; none of `replaced`."""
@@ -66,7 +73,10 @@ class RunDir(RunPaths):
         memory, damage, replaced = StepsInMemory(), {}, self.read_replaced()
         files = {variant: rank_files(self.variant(variant), ".jsonl") for variant in variants}
         for variant, by_rank in files.items():
-            texts = (_read_steps(file, variant, rank, memory) for rank, file in by_rank.items())
+            texts = (
+                _read_steps(whole_portions(file, within=self.within), file, variant, rank, memory)
+                for rank, file in by_rank.items()
+            )
             damage[variant] = tuple(filter(None, texts))
         return {
             variant: VariantSteps(
@@ -77,7 +87,7 @@ class RunDir(RunPaths):
 
     def read_replaced(self) -> frozenset[str]:
         """Attempts that don't count, since their launches were measured again with other software."""
-        return frozenset(read_json(self.replaced, list[str])) if self.replaced.exists() else frozenset()
+        return frozenset(self.read(self.replaced, list[str])) if self.replaced.exists() else frozenset()
 
     def program_files(self, launch_id: str) -> Path:
         """Where a program may save; the same for all attempts at a launch, so that restarts go on from it.
@@ -90,59 +100,59 @@ class RunDir(RunPaths):
         return self.launch(next((one for one in attempts if one not in replaced), launch_id)) / PROGRAM_FILES
 
     def read_points(self, variant_id: str) -> list[PointRecord]:
-        return list(read_lines(self.points(variant_id), PointRecord))
+        return list(self.read_lines(self.points(variant_id), PointRecord))
 
     def read_facts(self, variant_id: str) -> VariantFacts:
         path = self.facts(variant_id)
-        return read_json(path, VariantFacts) if path.exists() else VariantFacts()
+        return self.read(path, VariantFacts) if path.exists() else VariantFacts()
 
     def read_code(self) -> CodeVersion | None:
         """`None` outside of git, and for older runs."""
-        return read_json(self.code, CodeVersion) if self.code.exists() else None
+        return self.read(self.code, CodeVersion) if self.code.exists() else None
 
     def read_max_batch(self) -> MaxBatch | None:
-        return read_json(self.max_batch, MaxBatch) if self.max_batch.exists() else None
+        return self.read(self.max_batch, MaxBatch) if self.max_batch.exists() else None
 
     def read_search(self) -> SearchRecord | None:
-        return read_json(self.search, SearchRecord) if self.search.exists() else None
+        return self.read(self.search, SearchRecord) if self.search.exists() else None
 
     def read_trials(self) -> tuple[TrialRecord, ...]:
-        return tuple(read_lines(self.trials, TrialRecord))
+        return tuple(self.read_lines(self.trials, TrialRecord))
 
     def read_balance(self, variant_id: str) -> Balance | None:
         """`None` if no devices have been measured for it, or not yet."""
         path = self.balance(variant_id)
-        return read_json(path, Balance) if path.exists() else None
+        return self.read(path, Balance) if path.exists() else None
 
     def read_memory(self, variant_id: str) -> dict[int, MemoryPeak]:
         """Reads the memory peaks by rank; empty where no step was looked at."""
         files = rank_files(self.variant(variant_id), ".memory.json")
-        return {rank: read_json(file, MemoryPeak) for rank, file in files.items()}
+        return {rank: self.read(file, MemoryPeak) for rank, file in files.items()}
 
     def read_status(self, variant_id: str) -> VariantStatus | None:
         path = self.status(variant_id)
-        return read_json(path, VariantStatus) if path.exists() else None
+        return self.read(path, VariantStatus) if path.exists() else None
 
     def read_failures(self, launch_id: str) -> list[FailureRecord]:
         files = rank_files(self.launch(launch_id) / "failures", ".json")
-        return [read_json(file, FailureRecord) for file in files.values()]
+        return [self.read(file, FailureRecord) for file in files.values()]
 
     def has_failures(self, launch_id: str) -> bool:
         """Whether a rank has recorded one."""
         return bool(rank_files(self.launch(launch_id) / "failures", ".json"))
 
     def read_commands(self) -> tuple[Command, ...]:
-        return tuple(read_lines(self.commands, Command))
+        return tuple(self.read_lines(self.commands, Command))
 
     def read_restarts(self) -> list[Restart]:
-        return list(read_lines(self.restarts, Restart))
+        return list(self.read_lines(self.restarts, Restart))
 
     def read_looks(self) -> tuple[Look, ...]:
         """In order; empty for a run of a fixed size, and before the first look."""
-        return tuple(read_lines(self.looks, Look))
+        return tuple(self.read_lines(self.looks, Look))
 
     def read_events(self, launch_id: str, rank: int = 0) -> list[Event]:
-        return list(read_lines(self.events(launch_id, rank), Event))
+        return list(self.read_lines(self.events(launch_id, rank), Event))
 
     def read_all_events(self) -> dict[str, list[Event]]:
         """Rank 0's by attempt, in order.
@@ -156,13 +166,13 @@ class RunDir(RunPaths):
         return {log.parent.name: self.read_events(log.parent.name) for log in logs}
 
 
-def _read_steps(file: Path, variant: str, rank: int, memory: StepsInMemory) -> str:
+def _read_steps(portions: Iterable[bytes], file: Path, variant: str, rank: int, memory: StepsInMemory) -> str:
     """Adds the steps of a file; what can't be read, or that none is, where there isn't enough room.
 
     A last line that was cut off does not count.
     """
     num_lines, num_found, decoder = 0, 0, msgspec.json.Decoder(StepRecord)
-    for portion in whole_portions(file):
+    for portion in portions:
         steps = decoded_portion(portion, decoder)
         num_lines, num_found = num_lines + portion.count(b"\n"), num_found + len(steps)
         if not memory.add(variant, rank, steps):
@@ -175,27 +185,14 @@ def _read_steps(file: Path, variant: str, rank: int, memory: StepsInMemory) -> s
     return ""
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """A file, open for reading; whoever has made the run, it is neither a link nor a pipe.
-
-    Raises:
-        OSError: it can't be opened, or is something else.
-    """
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "not a regular file")
-    return file
-
-
-def read_json(path: Path, kind: type[T]) -> T:
-    """The file's content as `kind`.
+def read_json(path: Path, kind: type[T], within: Sequence[Path] = ()) -> T:
+    """The file's content as `kind`; `within`: as `open_regular` takes it.
 
     Raises:
         MachineError: the file can't be read, or holds something else.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular(path, within) as file:
             return decoded(_read_bounded(path, file), kind)
     except OSError as error:
         raise MachineError(unreadable(path, error)) from error
@@ -236,18 +233,20 @@ def _read_bounded(path: Path, file: BinaryIO) -> bytes:
     return file.read(MAX_BYTES)
 
 
-def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
+def read_lines(path: Path, kind: type[T], within: Sequence[Path] = ()) -> Iterator[T]:
     """The complete lines of an append-only file, without a line that a crash or a full disk cut off.
 
     Raises:
         MachineError: the file can't be read.
     """
     decoder = msgspec.json.Decoder(kind)
-    for portion in whole_portions(path, MAX_EVENTS_BYTES):
+    for portion in whole_portions(path, MAX_EVENTS_BYTES, within):
         yield from decoded_portion(portion, decoder)
 
 
-def whole_portions(path: Path, most_bytes: int = MAX_LINES_BYTES) -> Iterator[bytes]:
+def whole_portions(
+    path: Path, most_bytes: int = MAX_LINES_BYTES, within: Sequence[Path] = ()
+) -> Iterator[bytes]:
     """The content up to the last line break, some whole lines at a time; nothing if there is no file.
 
     Raises:
@@ -255,7 +254,7 @@ def whole_portions(path: Path, most_bytes: int = MAX_LINES_BYTES) -> Iterator[by
     """
     rest = b""
     try:
-        with open_regular(path) as file:
+        with open_regular(path, within) as file:
             if os.fstat(file.fileno()).st_size > most_bytes:
                 raise too_large(path)
             while len(rest) < _MAX_LINE_BYTES and (portion := file.read(_MAX_LINE_BYTES)):

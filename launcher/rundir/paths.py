@@ -33,6 +33,13 @@ class RunPaths:
     path: Path
     inode: tuple[int, int] | None = field(default=None, compare=False, repr=False)
     """Device and inode of the directory that was checked, if one was: a path may lead elsewhere later."""
+    real: Path | None = field(default=None, compare=False, repr=False)
+    """Its path then, links resolved."""
+
+    @property
+    def within(self) -> tuple[Path, ...]:
+        """Where its files have to be when they are opened; empty where nothing was checked."""
+        return (self.real,) if self.real else ()
 
     @property
     def job(self) -> Path:
@@ -311,9 +318,8 @@ def check_writable(directory: Path) -> None:
     Raises:
         MachineError: it can't be written.
     """
-    nearest = next(
-        (each for each in (directory, *directory.absolute().parents) if os.path.lexists(each)), directory
-    )
+    places = (directory, *directory.absolute().parents)
+    nearest = next((each for each in places if os.path.lexists(each)), directory)
     if nearest == directory and not directory.is_dir():
         return  # opening the run gives a better message about a file in its place
     try:

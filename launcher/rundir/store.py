@@ -19,7 +19,8 @@ import msgspec
 
 from gpurun.launcher.errors import GpurunError, MachineError, SpecError, unwritable
 from gpurun.launcher.rundir.claim import read
-from gpurun.launcher.rundir.files import RunDir, open_regular, write_bytes, write_json
+from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
+from gpurun.launcher.rundir.opening import open_regular
 from gpurun.launcher.rundir.paths import CONTROL, cache_directory, is_name
 
 _URL = re.compile(r"(?P<kind>[A-Za-z][A-Za-z0-9+.:-]+):(?P<slashes>/+)(?P<rest>.*)", re.DOTALL)

@@ -72,7 +72,7 @@ def _quoted(text: str) -> str:
 
 def text_of(run: RunDir, devices: LiveDevices) -> str:
     """All that is known of a run now."""
-    path = run.path.resolve()
+    path = run.real or run.path.resolve()
     families = _families(Listed(path, path, "gpurun"), devices)
     return "".join(f"{line}\n" for family in families for line in family.lines()) + "# EOF\n"
 

@@ -34,13 +34,15 @@ IDS_PER_RANK = 1 << 40
 the ranks, not by the rank, which may be any number that a file has in its name."""
 
 
-def merge_traces(paths: Sequence[Path], out: Path, steps: slice | None = None) -> None:
+def merge_traces(
+    paths: Sequence[Path], out: Path, steps: slice | None = None, within: Sequence[Path] = ()
+) -> None:
     """Writes all ranks in `paths` into one trace for Perfetto or chrome://tracing.
 
     Process names contain the rank, and processes are sorted by rank. All events are kept, with their times to
     the nanosecond. With `steps`, only events that start between the begin of the first step and the end of
     the last step's work are kept, and flow arrows within that window. An existing file at `out` is
-    replaced atomically when everything is written; a link is refused.
+    replaced atomically when everything is written; a link is refused. `within`: as `find_traces` takes it.
 
     Raises:
         SpecError: `out` can't be a file, or is one of the traces to merge.
@@ -49,17 +51,18 @@ def merge_traces(paths: Sequence[Path], out: Path, steps: slice | None = None) -
     """
     directory: int | None = None
     try:
-        out = place_for(out, find_traces(paths).files)
+        found = find_traces(paths, within)
+        out = place_for(out, found.files)
         # What is in its place when the traces have been read, minutes later, may lead elsewhere.
         directory = os.open(out.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        analysis = analyse(paths, steps)
+        analysis = analyse(paths, steps, within=found.within)
         with replacing(out.name, directory) as file:
             if out.suffix == ".gz":
                 # Without the time of day: the same traces give the same bytes.
                 with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as packed:
-                    _write(analysis, packed)
+                    _write(analysis, found.within, packed)
             else:
-                _write(analysis, file)
+                _write(analysis, found.within, file)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "free some space or name another file" if full else "name another file"
@@ -69,23 +72,23 @@ def merge_traces(paths: Sequence[Path], out: Path, steps: slice | None = None) -
             os.close(directory)
 
 
-def _write(analysis: Analysis, file: IO[bytes] | gzip.GzipFile) -> None:
+def _write(analysis: Analysis, within: Sequence[Path], file: IO[bytes] | gzip.GzipFile) -> None:
     """The events, rank by rank, a block at a time."""
     base_ns = analysis.report.base_time_ns // 1_000_000_000 * 1_000_000_000
     header = MARK | {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
     file.write(msgspec.json.encode(header)[:-1] + b',"traceEvents":[\n')
     encode = msgspec.json.Encoder().encode
     separator = b""
-    for block in _blocks(analysis, base_ns):
+    for block in _blocks(analysis, within, base_ns):
         if block:
             file.write(separator + b",\n".join(map(encode, block)))
             separator = b",\n"
     file.write(b"\n]}\n")
 
 
-def _blocks(analysis: Analysis, base_ns: int) -> Iterator[list[RawEvent]]:
+def _blocks(analysis: Analysis, within: Sequence[Path], base_ns: int) -> Iterator[list[RawEvent]]:
     movers: dict[int, _Mover] = {}
-    room = Room(allowed_bytes([digest.path for _, digest in analysis.ranked.digests]))
+    room = Room(allowed_bytes([digest.path for _, digest in analysis.ranked.digests]), within)
     for position, (rank, digest) in enumerate(analysis.ranked.digests):
         parts = [part for each in analysis.matched.collectives for part in each.parts if part.rank == rank]
         starts_ns = frozenset(_in_file_ns(part, digest) for part in parts)

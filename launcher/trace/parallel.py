@@ -38,6 +38,8 @@ class Share:
     """The tables on request."""
     most_bytes: int
     """That they may unpack to together."""
+    within: Sequence[Path] = ()
+    """Where they have to be; see `Room`."""
 
 
 def read_all(
@@ -45,6 +47,7 @@ def read_all(
     steps: slice | None,
     show: Set[Table] = frozenset(),
     among: Sequence[Path] = (),
+    within: Sequence[Path] = (),
 ) -> list[Read]:
     """Each file's digest, or why it can't be read; in the order of `files`.
 
@@ -55,23 +58,25 @@ def read_all(
         steps: those to look at; `None`: everything.
         show: the tables on request.
         among: all traces that are read for the same answer, if these are some of them.
+        within: where they have to be, as `open_file` takes it.
 
     Raises:
         TraceError: a process was killed.
     """
     num_processes = min(len(files), len(os.sched_getaffinity(0)))
     if num_processes < 2 or sum(map(weight, files)) < PARALLEL_FROM_BYTES:
-        return read_in_turn(Share(tuple(files), steps, show, allowed_bytes(files, among)))
+        return read_in_turn(Share(tuple(files), steps, show, allowed_bytes(files, among), within))
     found: dict[Path, Read] = {}
     parts = _parts(files, num_processes)
-    for share, reads in _run([Share(p, steps, show, allowed_bytes(p, among or files)) for p in parts]):
+    shares = [Share(part, steps, show, allowed_bytes(part, among or files), within) for part in parts]
+    for share, reads in _run(shares):
         found.update(zip(share.files, reads, strict=True))
     return [found[file] for file in files]
 
 
 def read_in_turn(share: Share) -> list[Read]:
     """Each file's digest, or why it can't be read."""
-    room = Room(share.most_bytes)
+    room = Room(share.most_bytes, share.within)
     return [_read_one(file, share, room) for file in share.files]
 
 

@@ -104,7 +104,7 @@ def gate(
         return Request(job, overrides, budget_s=budget_s or BUDGET_S, **versions)
 
     finished = run(request, out, only_rank, quiet)
-    print_comparison(finished.comparison, finished.run.path, as_json)
+    print_comparison(finished.comparison, finished.run, as_json)
     write_files(finished, junit, markdown)
     if finished.error is not None:
         raise finished.error
@@ -133,10 +133,9 @@ def write_files(finished: Any, junit: Path | None, markdown: Path | None) -> Non
     from gpurun.launcher.plan.model import Plan
     from gpurun.launcher.report.markdown import gate_markdown, junit_xml
     from gpurun.launcher.report.terminal.plan import versions_text
-    from gpurun.launcher.rundir.files import read_json
 
     found, comparison = finished.comparison.gate, finished.comparison
-    plan = read_json(finished.run.plan, Plan)
+    plan = finished.run.read(finished.run.plan, Plan)
     versions = versions_text(plan.gate) if plan.gate else ""
     for path, render in ((junit, junit_xml), (markdown, gate_markdown)):
         if path is not None:

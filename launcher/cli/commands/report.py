@@ -29,14 +29,14 @@ def print_table(comparison: Any, run: Any) -> None:
     """The table, and the lines that put the fastest uneven split into a training script, if there is one."""
     from gpurun.launcher.report.snippet import lines_to_paste
 
-    print_comparison(comparison, run.path, as_json=False)
+    print_comparison(comparison, run, as_json=False)
     if text := lines_to_paste(comparison):
         click.echo(f"\n{text}")
 
 
 def print_json(comparison: Any, run: Any) -> None:
     """The whole comparison, for a program."""
-    print_comparison(comparison, run.path, as_json=True)
+    print_comparison(comparison, run, as_json=True)
 
 
 def write_for_tensorboard(comparison: Any, run: Any) -> None:
@@ -92,10 +92,10 @@ class Concluded:
 def keep_if_other(comparison: Any, run: Any) -> None:
     """Writes `comparison.json` of an own run again where another gpurun wrote it, as the tab shows it."""
     from gpurun.launcher.rundir.control import write_in
-    from gpurun.launcher.rundir.files import as_json, read_json
+    from gpurun.launcher.rundir.files import as_json
 
     with suppress(MachineError):  # there is none yet, or it can't be written: what is shown needs none
-        if read_json(run.comparison, Concluded).conclusions != comparison.conclusions:
+        if run.read(run.comparison, Concluded).conclusions != comparison.conclusions:
             write_in(run, run.comparison, as_json(comparison).encode(), is_asked=False)
 
 
@@ -234,7 +234,7 @@ def diff(
     Exit codes: 0 ok, 2 the command line is wrong; with --fail-slower: 5 a variant is slower than it allows, 6
     undecided.
     """
-    from gpurun.launcher.run.open import are_runs
+    from gpurun.launcher.cli.named import are_runs
 
     if are_runs(a, b):
         if show:
@@ -296,13 +296,14 @@ def check_settings(names: tuple[str, ...]) -> None:
 
 def diff_two_captures(a: Path, b: Path, as_tree: bool, as_json: bool) -> None:
     """Operators and kernels that grew from the traces in A to those in B; `as_tree`: by what calls them."""
-    from gpurun.launcher.run.open import traces_of
+    from gpurun.launcher.cli.named import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
     from gpurun.launcher.trace.diff import diff_traces
 
     own: tuple[Table, ...] = ("operators",) if as_tree else ("shapes",)
     tables: tuple[Table, ...] = ("shapes", "operators") if as_json else own
-    reports = [analyse_paths(traces_of(path), show=frozenset(tables)) for path in (a, b)]
+    named = (traces_of(a), traces_of(b))
+    reports = [analyse_paths(one.paths, show=frozenset(tables), within=one.within) for one in named]
     difference = diff_traces(*reports)
     if as_json:
         show_json(difference)
@@ -347,18 +348,18 @@ def trace(
 
     Example: gpurun trace traces/before --show operators --steps 8
     """
-    from gpurun.launcher.run.open import traces_of
+    from gpurun.launcher.cli.named import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
     from gpurun.launcher.trace.requested_tables import TABLES
 
-    files = [found for path in paths for found in traces_of(path)]
+    found = traces_of(*paths)
     if merge is not None:
         from gpurun.launcher.trace.merge import merge_traces
 
-        merge_traces(files, merge, steps)
+        merge_traces(found.paths, merge, steps, found.within)
         click.echo(f"wrote {merge}; open it in https://ui.perfetto.dev", err=True)
     tables = show or (TABLES if as_json else ())
-    analysis = analyse_paths(files, steps, frozenset(tables))
+    analysis = analyse_paths(found.paths, steps, frozenset(tables), found.within)
     if as_json:
         show_json(analysis)
         return
@@ -370,6 +371,6 @@ def trace(
     from gpurun.launcher.compare.build import diagnosis
     from gpurun.launcher.report.terminal.trace import render_trace
 
-    places = {file if file.is_dir() else file.parent for file in map(Path.resolve, files)}
+    places = {file if file.is_dir() else file.parent for file in map(Path.resolve, found.paths)}
     known = diagnosis(*places) if len(places) == 1 and steps is None else None
     click.echo(render_trace(analysis, width(), known), nl=False)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.rundir.control import write_in
-from gpurun.launcher.rundir.files import RunDir, as_json, read_json
+from gpurun.launcher.rundir.files import RunDir, as_json
 from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.trace.model import Bubble
 from gpurun.launcher.units import ranks_text
@@ -122,11 +122,11 @@ def read_traced(run: RunDir, variant_id: str) -> Traced | None:
     if not traces:
         return None
     stamps = {path.name: _stamp(path) for path in traces}
-    kept = _kept(run.traced(variant_id))
+    kept = _kept(run, run.traced(variant_id))
     if kept is not None and kept.schema == SCHEMA and kept.files == stamps:
         return kept
     of_all = [*run.path.glob("variants/*/rank*.pt.trace.json.gz")]
-    found = _analysed(run.path, traces, stamps, of_all)
+    found = _analysed(run, traces, stamps, of_all)
     with suppress(MachineError):  # where it can't be written, the traces are read each time
         write_in(run, run.traced(variant_id), as_json(found).encode(), is_asked=False)
     return found
@@ -137,16 +137,16 @@ def _stamp(path: Path) -> Stamp:
     return status.st_size, status.st_mtime_ns
 
 
-def _kept(path: Path) -> Traced | None:
+def _kept(run: RunDir, path: Path) -> Traced | None:
     """The earlier result; `None` if it is no longer to be read."""
     try:
-        return read_json(path, Traced) if path.exists() else None
+        return run.read(path, Traced) if path.exists() else None
     except MachineError:
         return None
 
 
 def _analysed(
-    root: Path, traces: Sequence[Path], stamps: Mapping[str, Stamp], of_all: Sequence[Path]
+    run: RunDir, traces: Sequence[Path], stamps: Mapping[str, Stamp], of_all: Sequence[Path]
 ) -> Traced:
     # Imports numpy; with the outcome at hand no report needs it.
     from gpurun.launcher.errors import TraceError
@@ -154,12 +154,12 @@ def _analysed(
     from gpurun.launcher.trace.analysis.breakdown import SEVERAL
 
     try:
-        analysis = analyse(traces, among=of_all)
+        analysis = analyse(traces, among=of_all, within=run.within)
     except TraceError as error:
-        return Traced(SCHEMA, stamps, (), 0, {}, (_relative(str(error), root),))
+        return Traced(SCHEMA, stamps, (), 0, {}, (_relative(str(error), run.path),))
     named = set(analysis.ranked.warnings)  # ranks that aren't in the trace are in the names of our own files
     warnings = tuple(
-        _relative(text, root)
+        _relative(text, run.path)
         for text in analysis.report.warnings
         if text not in named and SEVERAL not in text  # each replica has its own figures
     )

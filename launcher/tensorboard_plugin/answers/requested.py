@@ -83,15 +83,14 @@ class Made:
     def _run(self, traces: Traces, path: Path, arguments: tuple[str, ...]) -> str | None:
         """Makes the file; returns what went wrong."""
         files = map(str, traces.files)
-        command = helper_argv(self._entry, str(os.getpid()), str(path), *arguments, *files)
+        given = (str(os.getpid()), str(path), str(traces.within), *arguments, *files)
         try:
             done = subprocess.run(
-                command,
+                helper_argv(self._entry, *given),
                 capture_output=True,
                 timeout=BUILD_LIMIT_S,
                 check=False,
                 text=True,
-                env=traces.reader_env,
             )
         except subprocess.TimeoutExpired:
             return f"{self._failure}: it took longer than {BUILD_LIMIT_S:.0f} s"
@@ -99,12 +98,13 @@ class Made:
         return None if done.returncode == 0 else f"{self._failure}: {lines[-1] if lines else 'killed'}"
 
 
-def order() -> tuple[Path, list[str]]:
-    """In such a process, which ends with its parent: the file to make, and the arguments."""
-    parent, out, *arguments = sys.argv[1:]
+def order() -> tuple[Path, Path, list[str]]:
+    """In such a process, which ends with its parent: the file to make, where the traces have to be, and the
+    arguments."""
+    parent, out, within, *arguments = sys.argv[1:]
     die_with(int(parent))
     yield_to_others()
-    return Path(out), arguments
+    return Path(out), Path(within), arguments
 
 
 class Merges:
@@ -121,8 +121,8 @@ class Merges:
 
 def make_merged() -> None:
     """The body of the process that makes it."""
-    out, traces = order()
-    merge_traces([Path(each) for each in traces], out)
+    out, within, traces = order()
+    merge_traces([Path(each) for each in traces], out, within=(within,))
 
 
 def file_name(variant: str) -> str:
@@ -180,10 +180,10 @@ def of_rank(path: Path, rank: int) -> Path:
 
 def make() -> None:
     """The body of the process that makes them: a report of all ranks, and one of each."""
-    out, (names, step, *files) = order()
+    out, within, (names, step, *files) = order()
     steps = slice(int(step), int(step) + 1) if step else None
     show = frozenset(each for each in TABLES if each in names.split(","))
-    analysis = analyse([Path(each) for each in files], steps, show)
+    analysis = analyse([Path(each) for each in files], steps, show, within=(within,))
     if PATH not in show:
         for rank, _ in analysis.ranked.digests:
             _write(of_rank(out, rank), analysis.of_rank(rank))

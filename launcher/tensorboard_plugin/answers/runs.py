@@ -142,7 +142,7 @@ def steps_answer(run: RunDir | Listed, chosen: Sequence[str]) -> dict[str, Any]:
 
 def own(run: RunDir) -> Listed:
     """A run named on the command line: it is its own log directory."""
-    path = run.path.resolve()
+    path = run.real or run.path.resolve()
     return Listed(path, path, "gpurun")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.opening import open_file
 from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.trace.analysis.discover import SUFFIXES, begins_as_trace, is_merged, rank_in_name
@@ -58,25 +58,11 @@ def inside(root: Path, path: Path) -> Path | None:
 
 
 def open_inside(root: Path, path: Path) -> BinaryIO | None:
-    """The file, open for reading; `None` if it isn't regular, or lies, links resolved, outside of `root`.
-
-    What is judged is what was opened: others may change the directory meanwhile.
-    """
+    """The file, open for reading; `None` if it isn't regular, or lies, links resolved, outside of `root`."""
     try:
-        found = os.open(
-            path, os.O_PATH | os.O_CLOEXEC
-        )  # which neither waits for a pipe nor does anything else
+        return os.fdopen(open_file(path, (root,)), "rb")
     except (OSError, ValueError):
         return None
-    try:
-        own = f"/proc/self/fd/{found}"
-        if stat.S_ISREG(os.fstat(found).st_mode) and Path(os.readlink(own)).is_relative_to(root):
-            return open(own, "rb")
-    except OSError:
-        return None
-    finally:
-        os.close(found)
-    return None
 
 
 def read_inside(root: Path, path: Path, max_bytes: int) -> bytes | None:
@@ -219,7 +205,7 @@ class Listed:
 
     @property
     def run(self) -> RunDir:
-        return RunDir(self.path)
+        return RunDir(self.path, real=self.root)
 
     def title(self, job: str | None) -> str:
         """`gpt-splits · 2026-11-21 14:02`."""
@@ -229,8 +215,9 @@ class Listed:
 
     def traces_of(self, variant: str) -> tuple[TraceFile, ...]:
         """The variant's traces that may be read, by rank; `variant` is an id out of our own listing."""
-        readable = [path for path in self._paths(variant) if inside(self.root, path) and not _is_merged(path)]
-        found = [TraceFile(path, rank_in_name(path.name)) for path in readable]
+        inner = [path for path in self._paths(variant) if inside(self.root, path)]
+        ours = [path for path in inner if not _is_merged(self.root, path)]
+        found = [TraceFile(path, rank_in_name(path.name)) for path in ours]
         return tuple(sorted(found, key=lambda each: (each.rank is None, each.rank or 0, each.path.name)))
 
     def outside(self, variant: str) -> tuple[Path, ...]:
@@ -250,19 +237,19 @@ class Listed:
         return Traces(files[0].parent, files, self.root) if files else None
 
 
-def _is_merged(path: Path) -> bool:
+def _is_merged(root: Path, path: Path) -> bool:
     """Whether it holds all ranks: next to them it would count as one more rank."""
     try:
         status = path.stat()
     except OSError:
         return False
-    return _head_says_merged(path, status.st_size, status.st_mtime_ns)
+    return _head_says_merged(root, path, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=10_000)
-def _head_says_merged(path: Path, num_bytes: int, mtime_ns: int) -> bool:
+def _head_says_merged(root: Path, path: Path, num_bytes: int, mtime_ns: int) -> bool:
     """Read once per file as it is: a page asks for the same traces many times."""
-    return is_merged(path)
+    return is_merged(path, (root,))
 
 
 def find_all(root: Path) -> Iterator[Listed]:
@@ -287,23 +274,23 @@ def _traces_of_other_names(root: Path, directory: Directory) -> tuple[str, ...]:
     """Files of `export_chrome_trace`, under whatever name; only the content shows it."""
     names = [name for name in directory.files if name.endswith(SUFFIXES)]
     paths = [path for name in names[:MAX_TRACES] if (path := inside(root, directory.path / name))]
-    if not any(map(_is_trace, paths[:MAX_OTHERS])):
+    if not any(_is_trace(root, path) for path in paths[:MAX_OTHERS]):
         return ()
-    return tuple(path.name for path in paths if _is_trace(path))
+    return tuple(path.name for path in paths if _is_trace(root, path))
 
 
-def _is_trace(path: Path) -> bool:
+def _is_trace(root: Path, path: Path) -> bool:
     try:
         status = path.stat()
     except OSError:
         return False
-    return _head_says_trace(path, status.st_size, status.st_mtime_ns)
+    return _head_says_trace(root, path, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=10_000)
-def _head_says_trace(path: Path, num_bytes: int, mtime_ns: int) -> bool:
+def _head_says_trace(root: Path, path: Path, num_bytes: int, mtime_ns: int) -> bool:
     """Read once per file as it is."""
-    return begins_as_trace(path)
+    return begins_as_trace(path, (root,))
 
 
 class Listing:

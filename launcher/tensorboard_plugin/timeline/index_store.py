@@ -16,7 +16,6 @@ import msgspec
 
 from gpurun.launcher.rundir.paths import cache_directory
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE
-from gpurun.launcher.trace.kineto.trace_file import WITHIN
 
 TIMELINE = "timeline"
 _NEW = "new-"
@@ -33,13 +32,8 @@ class Traces:
     directory: Path
     """Their directory."""
     files: tuple[Path, ...]
-    within: Path | None = None
-    """The directory in which they have to be, links resolved; `None`: anywhere."""
-
-    @property
-    def reader_env(self) -> dict[str, str]:
-        """The environment of a process that reads them."""
-        return {**os.environ, **({WITHIN: str(self.within)} if self.within else {})}
+    within: Path
+    """The directory in which they have to be when they are opened, links resolved."""
 
     @property
     def num_bytes(self) -> int:

@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,14 +178,14 @@ def run_child(
         report: called with the number of a file and how many of its bytes have been read.
         limit_s: a process that takes longer is killed.
     """
-    process = _start(traces.reader_env)
+    process = _start()
     timer = threading.Timer(limit_s, process.kill)
     timer.daemon = True  # it must not keep a server from ending
     timer.start()
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        order = Order(os.getpid(), tuple(map(str, traces.files)), str(directory))
+        order = Order(os.getpid(), tuple(map(str, traces.files)), str(traces.within), str(directory))
         with suppress(BrokenPipeError), closing(process.stdin) as stdin:
             stdin.write(msgspec.json.encode(order))
         last = _follow(process.stdout, report, traces)
@@ -206,9 +206,9 @@ def run_child(
     return last.problems or (Problem(traces.directory.name, None, text),)
 
 
-def _start(env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start() -> subprocess.Popen[bytes]:
     """Its stderr is the server's: a traceback there is a bug of ours, for the user who started the server."""
-    return subprocess.Popen(helper_argv(ENTRY), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+    return subprocess.Popen(helper_argv(ENTRY), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def _follow(stdout: IO[bytes], report: Callable[[int, int], None], traces: Traces) -> News:

@@ -75,7 +75,10 @@ class Analysis:
 
 
 def analyse_paths(
-    paths: Sequence[Path], steps: slice | None = None, show: Set[Table] = frozenset()
+    paths: Sequence[Path],
+    steps: slice | None = None,
+    show: Set[Table] = frozenset(),
+    within: Sequence[Path] = (),
 ) -> TraceReport:
     """The report on all traces in `paths`, files or directories: the ranks of one capture.
 
@@ -83,12 +86,13 @@ def analyse_paths(
         paths: Kineto traces, or directories of them.
         steps: numbers of the steps to look at, the last one excluded, as `slice(A, B)`; `None`: everything.
         show: the tables to make in addition, which takes longer.
+        within: where they have to be, as `find_traces` takes it.
 
     Raises:
         TraceError: no readable trace is found, or those of several jobs; the message says which.
         SpecError: no trace has any of the steps.
     """
-    return analyse(paths, steps, show).report
+    return analyse(paths, steps, show, within=within).report
 
 
 def analyse(
@@ -96,13 +100,15 @@ def analyse(
     steps: slice | None = None,
     show: Set[Table] = frozenset(),
     among: Sequence[Path] = (),
+    within: Sequence[Path] = (),
 ) -> Analysis:
     """Like `analyse_paths`, with each rank's digest and the collectives as they were matched.
 
     `among`: all traces that are read for the same answer, if these are some of them.
     """
-    found = find_traces(paths)
-    return combine(read_all(found.files, steps, show, among), found.warnings, found.searched)
+    found = find_traces(paths, within)
+    reads = read_all(found.files, steps, show, among, found.within)
+    return combine(reads, found.warnings, found.searched)
 
 
 def combine(reads: Iterable[Read], notes: Sequence[str] = (), searched: Sequence[Path] = ()) -> Analysis:

@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 
 from gpurun.launcher.errors import SpecError, TraceError, no_directory
+from gpurun.launcher.rundir.opening import places_of, real_path
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.trace.analysis.digest import Digest
-from gpurun.launcher.trace.kineto.trace_file import open_source
+from gpurun.launcher.trace.kineto.trace_file import Room, open_source
 
 HOW_TO_TRACE = """\
     torch.profiler writes them: prof.export_chrome_trace("trace.json"); gpurun does in a run"""
@@ -48,28 +49,33 @@ class Found:
 
     files: tuple[Path, ...]
     warnings: tuple[str, ...]
-    searched: tuple[Path, ...] = ()
+    searched: tuple[Path, ...]
     """The directories that were searched."""
+    within: tuple[Path, ...]
+    """Where each file has to be when it is opened, as `open_file` takes it."""
 
 
-def find_traces(paths: Sequence[Path]) -> Found:
+def find_traces(paths: Sequence[Path], within: Sequence[Path] = ()) -> Found:
     """The files in `paths`; directories are searched recursively for `*.json` and `*.json.gz`.
 
     Symbolic links that lead out of a directory aren't followed. Traces merged by gpurun are skipped, since
     their ranks would count twice.
+
+    Args:
+        paths: files or directories; one that is a link means what it leads to.
+        within: where the files have to be, as `open_file` takes it. None: in `paths`, as they are now.
 
     Raises:
         TraceError: a path doesn't exist, or no file is found at all.
     """
     files: list[Path] = []
     warnings: list[str] = []
+    within = tuple(within) or places_of(paths)
     for path in paths:
         if path.is_dir():
-            _look_into(path, files, warnings)
-        elif path.exists():
-            files.append(path)
+            _look_into(path, within, files, warnings)
         else:
-            raise TraceError(f"{path}: no such file or directory")
+            files.append(path)
     unique = {file.resolve(): file for file in reversed(files)}
     if not unique:
         named = ", ".join(map(str, paths)) or "nothing"
@@ -77,24 +83,27 @@ def find_traces(paths: Sequence[Path]) -> Found:
         raise TraceError("\n".join([missing, *warnings, HOW_TO_TRACE]))
     searched = tuple(path for path in paths if path.is_dir())
     kept = tuple(file for file in files if unique.get(file.resolve()) is file)
-    return Found(kept, tuple(warnings), searched)
+    return Found(kept, tuple(warnings), searched, within)
 
 
-def _look_into(directory: Path, files: list[Path], warnings: list[str]) -> None:
-    root = directory.resolve()
+def _look_into(directory: Path, within: Sequence[Path], files: list[Path], warnings: list[str]) -> None:
     for path in sorted(_everything_in(directory)):
-        if not path.name.endswith(SUFFIXES) or path.name.startswith(".") or _is_own(path):
+        if not path.name.endswith(SUFFIXES) or path.name.startswith(".") or _is_own(path, within):
             continue
-        try:
-            inside = path.resolve().is_relative_to(root)
-        except (OSError, RuntimeError):
-            inside = False
-        if not inside:
+        if _leads_out(path, within):
             warnings.append(f"{path}: symbolic link out of the directory, not followed")
-        elif path.is_file() and is_merged(path):
+        elif path.is_file() and is_merged(path, within):
             warnings.append(f"{path}: a merged trace of all ranks, written by gpurun; left out")
         elif path.is_file():
             files.append(path)
+
+
+def _leads_out(path: Path, within: Sequence[Path]) -> bool:
+    """Whether it is elsewhere now, or a link to nothing; what counts is where it is when it is opened."""
+    try:
+        return not any(map(real_path(path).is_relative_to, within))
+    except OSError:
+        return path.is_symlink()
 
 
 def _everything_in(directory: Path) -> Iterator[Path]:
@@ -108,16 +117,16 @@ def _everything_in(directory: Path) -> Iterator[Path]:
                     todo.append(path)
 
 
-def _is_own(path: Path) -> bool:
+def _is_own(path: Path, within: Sequence[Path]) -> bool:
     """Whether this is a file of a run directory; a trace may well be called `trace.json`."""
     is_named_so = path.name in OWN_FILES or path.name.endswith(OWN_SUFFIX)
-    return is_named_so and not begins_as_trace(path)
+    return is_named_so and not begins_as_trace(path, within)
 
 
-def begins_as_trace(path: Path) -> bool:
+def begins_as_trace(path: Path, within: Sequence[Path] = ()) -> bool:
     """Whether the beginning of a file has the key of a trace's events; false for unreadable files."""
     try:
-        with open_source(path) as source:
+        with open_source(path, Room(within=within)) as source:
             return b'"traceEvents"' in source.read(HEAD_BYTES)
     except TraceError:
         return False
@@ -256,10 +265,10 @@ class _Header(msgspec.Struct):
     gpurun: _Mark | None = None
 
 
-def is_merged(path: Path) -> bool:
+def is_merged(path: Path, within: Sequence[Path] = ()) -> bool:
     """Whether the header marks the file as a trace merged by gpurun; false for unreadable files."""
     try:
-        with open_source(path) as source:
+        with open_source(path, Room(within=within)) as source:
             head, found, _ = source.read(MARKED_BYTES).partition(b'"traceEvents"')
         header = msgspec.json.decode(head.rstrip(b", \r\n\t") + b"}", type=_Header) if found else _Header()
     except (TraceError, msgspec.DecodeError, RecursionError):

@@ -62,7 +62,7 @@ from gpurun.launcher.trace.kineto.events import (
     whole,
 )
 from gpurun.launcher.trace.kineto.file_blocks import Skipped, TraceFile
-from gpurun.launcher.trace.kineto.trace_file import Room, open_source
+from gpurun.launcher.trace.kineto.trace_file import ANYTHING, Room, open_source
 from gpurun.launcher.units import plural
 
 MAX_US = 1 << 63
@@ -323,7 +323,7 @@ def read_trace(
     path: Path,
     progress: Callable[[int, int], None] | None = None,
     with_details: bool = False,
-    room: Room | None = None,
+    room: Room = ANYTHING,
 ) -> Trace:
     """The trace in `path`, plain or gzip; of a truncated file as far as it goes.
 
@@ -331,7 +331,7 @@ def read_trace(
         path: the file.
         progress: called after every block, with the bytes read of the file and those that they unpacked to.
         with_details: also read what only some tables need, which takes longer.
-        room: how much may be read of this file and others; `None`: whoever gets the progress decides.
+        room: what may be read of this file and others.
 
     Raises:
         TraceError: it can't be read, is not a trace, or is damaged; with the byte.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from gpurun.launcher.errors import TraceError
+from gpurun.launcher.rundir.opening import open_file
 from gpurun.launcher.units import format_count
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -24,9 +24,6 @@ UNPACKED_RATIO = 200
 """Kineto traces compress 15 to 40 times; gzip's limit, 1032 times, is that of a zip bomb."""
 MAX_UNPACKED_BYTES = 64 << 30
 """Of all traces that are read for one answer."""
-WITHIN = "GPURUN_TRACES_WITHIN"
-"""Environment variable of processes that read for the tab, and of theirs: the directory, links resolved, in
-which each trace has to be. It is judged by what was opened, since links may have changed meanwhile."""
 
 
 def allowed_bytes(files: Sequence[Path], among: Sequence[Path] = ()) -> int:
@@ -53,9 +50,15 @@ def size_of(file: Path) -> int:
 
 @dataclass
 class Room:
-    """How many unpacked bytes may still be read."""
+    """The limits of what may still be read."""
 
-    left: int
+    left: int | None = None
+    """Unpacked bytes of all files together; `None`: whoever reads decides."""
+    within: Sequence[Path] = ()
+    """Where each file has to be, as `open_file` takes it."""
+
+
+ANYTHING = Room()
 
 
 class Unpacked:
@@ -113,10 +116,10 @@ class Source:
     """The file itself, which may be compressed."""
     packed_bytes: int | None
     """Size on disk if the file is compressed."""
+    room: Room
+    """The room that all files have together."""
     position: int = 0
     """Uncompressed bytes read so far."""
-    room: Room | None = None
-    """The room that all files may have together; `None`: only the beginning of this one is looked at."""
 
     def read(self, num_bytes: int) -> bytes:
         """Up to `num_bytes` more bytes; none only at the end, which may be that of a truncated gzip file.
@@ -134,7 +137,7 @@ class Source:
             ) from error
         self.position += len(data)
         self._refuse_bomb()
-        if self.room is not None:
+        if self.room.left is not None:
             self.room.left -= len(data)
             if self.room.left < 0:
                 text = "left out: together, the traces unpack to more than gpurun reads at once; name fewer"
@@ -164,35 +167,27 @@ class Source:
         self.raw.close()
 
 
-def open_source(path: Path, room: Room | None = None) -> Source:
+def open_source(path: Path, room: Room) -> Source:
     """The file at `path`, ready to read, as far as there is room.
 
     Raises:
-        TraceError: it can't be opened, is empty, or is no regular file.
+        TraceError: it can't be opened, is empty, is no regular file, or is elsewhere.
     """
     try:
-        # Opened once, and then judged: others may put a pipe in its place meanwhile.
-        raw = FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        raw = FileIO(open_file(path, room.within), "rb")
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
     try:
-        source = _source(path, raw)
-        source.room = room
-        return source
+        return _source(path, raw, room)
     except BaseException:
         raw.close()
         raise
 
 
-def _source(path: Path, raw: FileIO) -> Source:
-    within = os.environ.get(WITHIN)
-    if within and not Path(os.readlink(f"/proc/self/fd/{raw.fileno()}")).is_relative_to(within):
-        raise TraceError(f"{path}: a link that leads out of {within}")
-    status = os.fstat(raw.fileno())
-    if not stat.S_ISREG(status.st_mode):
-        raise TraceError(f"{path}: not a regular file")
-    if status.st_size == 0:
+def _source(path: Path, raw: FileIO, room: Room) -> Source:
+    num_bytes = os.fstat(raw.fileno()).st_size
+    if num_bytes == 0:
         raise TraceError(f"{path}: empty (byte 0)")
     if os.pread(raw.fileno(), 2, 0) != GZIP_MAGIC:
-        return Source(path, raw, raw, None)
-    return Source(path, Unpacked(raw), raw, status.st_size)
+        return Source(path, raw, raw, None, room)
+    return Source(path, Unpacked(raw), raw, num_bytes, room)

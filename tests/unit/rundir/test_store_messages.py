@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from gpurun.launcher.cli.named import traces_of
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.run.open import traces_of
 from gpurun.launcher.rundir import store as stores
 from gpurun.launcher.rundir.copier import Copier, copied
 from gpurun.launcher.rundir.store import (

@@ -270,7 +270,7 @@ def test_a_run_without_a_writer_has_stopped(logdir: Path) -> None:
 def traces_in(directory: Path) -> Traces:
     file = directory / "rank0.pt.trace.json"
     file.write_text("{}")
-    return Traces(directory, (file,))
+    return Traces(directory, (file,), directory)
 
 
 def make(traces: Traces, key: str) -> None:

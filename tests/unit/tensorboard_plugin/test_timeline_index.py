@@ -45,7 +45,7 @@ def index_of(directory: Path, ranks: list[list[Event]]) -> Index:
     ]
     target = directory / "index"
     target.mkdir()
-    build(files, target, no_news)
+    build(files, directory, target, no_news)
     return open_index(target)
 
 
@@ -340,7 +340,7 @@ def test_a_damaged_trace_leaves_the_others(tmp_path: Path) -> None:
     bad.write_bytes(good.read_bytes().replace(b'"ts":', b'"ts"', 1))
     target = tmp_path / "index"
     target.mkdir()
-    build([good, bad], target, no_news)
+    build([good, bad], tmp_path, target, no_news)
     header = open_index(target).header
     assert [rank.rank for rank in header.ranks] == [0]
     (problem,) = header.problems
@@ -355,7 +355,7 @@ def test_without_any_good_trace_there_is_no_index(tmp_path: Path) -> None:
     target = tmp_path / "index"
     target.mkdir()
     with pytest.raises(BrokenTraces) as caught:
-        build([bad], target, no_news)
+        build([bad], tmp_path, target, no_news)
     assert [problem.file for problem in caught.value.problems] == ["rank0.pt.trace.json"]
 
 
@@ -368,7 +368,7 @@ def test_an_index_that_could_not_be_opened_is_not_made(
     target = tmp_path / "index"
     target.mkdir()
     with pytest.raises(BrokenTraces) as caught:
-        build([write(tmp_path / "rank0.pt.trace.json", events)], target, no_news)
+        build([write(tmp_path / "rank0.pt.trace.json", events)], tmp_path, target, no_news)
     wording(re.sub(r"[\d,]+ bytes", "N bytes", caught.value.problems[0].message))
     assert not (target / "index.json").exists()
 

@@ -29,6 +29,7 @@ from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.digest import Digest, digest
 from gpurun.launcher.trace.explain import last_rank
 from gpurun.launcher.trace.kineto.read_trace import read_trace
+from gpurun.launcher.trace.kineto.trace_file import Room
 from gpurun.launcher.trace.parallel import PARALLEL_FROM_BYTES, weight
 from gpurun.launcher.units import format_count
 
@@ -54,14 +55,16 @@ class DraftFile:
         return realigned.one(self.first_ns), realigned.one(self.last_ns)
 
 
-def build(files: Sequence[Path], directory: Path, report: Report) -> None:
+def build(files: Sequence[Path], within: Path, directory: Path, report: Report) -> None:
     """Writes the index of `files`, one per rank, into `directory`, which is empty.
+
+    `within`: where the files have to be when they are opened.
 
     Raises:
         BrokenTraces: none of them can be read, or their index would be too large to be opened.
         OSError: the disk is full.
     """
-    found = _read_all(files, directory, report)
+    found = _read_all(files, Room(within=(within,)), directory, report)
     problems = tuple(each for each in found if isinstance(each, Problem))
     drafts = {each.digest.path: each for each in found if isinstance(each, DraftFile)}
     if not drafts:
@@ -86,19 +89,23 @@ class BrokenTraces(Exception):
         self.problems = problems
 
 
-def _read_all(files: Sequence[Path], directory: Path, report: Report) -> list[DraftFile | Problem]:
+def _read_all(
+    files: Sequence[Path], room: Room, directory: Path, report: Report
+) -> list[DraftFile | Problem]:
     workers = min(len(files), MAX_WORKERS, len(os.sched_getaffinity(0)))
     if workers < 2 or sum(map(weight, files)) < PARALLEL_FROM_BYTES:
-        return [_read(number, file, directory, report) for number, file in enumerate(files)]
+        return [_read(number, file, room, directory, report) for number, file in enumerate(files)]
     with ProcessPoolExecutor(workers, get_context("spawn"), die_with, (os.getpid(),)) as pool:
-        tasks = [pool.submit(_read, number, file, directory, report) for number, file in enumerate(files)]
+        tasks = [
+            pool.submit(_read, number, file, room, directory, report) for number, file in enumerate(files)
+        ]
         return [task.result() for task in tasks]
 
 
-def _read(number: int, file: Path, directory: Path, report: Report) -> DraftFile | Problem:
+def _read(number: int, file: Path, room: Room, directory: Path, report: Report) -> DraftFile | Problem:
     """One file's digest and draft; runs in a worker."""
     try:
-        trace = read_trace(file, lambda read, unpacked: report(number, read, unpacked))
+        trace = read_trace(file, lambda read, unpacked: report(number, read, unpacked), room=room)
         digested = digest(trace, file, None)
     except TraceError as error:
         return problem(file, str(error))
@@ -212,6 +219,8 @@ class Order(msgspec.Struct, frozen=True):
     parent: int
     """Process id of the server."""
     files: tuple[str, ...]
+    within: str
+    """The directory in which they have to be."""
     directory: str
     """An empty directory for the index."""
 
@@ -237,7 +246,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the server, which ends this process
     yield_to_others()
     try:
-        build([Path(file) for file in order.files], Path(order.directory), report_position)
+        build(
+            [Path(file) for file in order.files], Path(order.within), Path(order.directory), report_position
+        )
     except BrokenTraces as error:
         _report(News(problems=error.problems))
     else:

@@ -284,7 +284,7 @@ def test_the_page_of_where_time_goes_says_the_same(tmp_path: Path, wording: Word
     report = mesh(random.Random(1), [0.0] * 8, DESCRIBED, False, steps=2).job.report(tmp_path)
     index = tmp_path / "index"
     index.mkdir()
-    build(sorted(tmp_path.glob("*.json")), index, lambda *_: None)
+    build(sorted(tmp_path.glob("*.json")), tmp_path, index, lambda *_: None)
     header = msgspec.json.decode((index / INDEX_FILE).read_bytes(), type=Header)
     kinds, bubble = parallelism_sentences(header)
     wording(kinds)
