@@ -75,7 +75,7 @@ def conclude(
     if standings is None and ran:
         return Conclusion(_without_steps(plan, ran))
     if standings is None:
-        found = Conclusion(nothing_measured(plan, complete))
+        found = Conclusion(nothing_measured(plan, complete, results))
     elif is_hot(results) and standings.rivals:
         return _not_ranked(interference)
     else:
@@ -142,13 +142,17 @@ def is_one_task(plan: Plan) -> bool:
     return all(one.kind.is_ranked and one.same_task(first) for one in plan.variants)
 
 
-def nothing_measured(plan: Plan, complete: bool) -> str:
+HOW_IT_ENDED = {"failed": "failed", "oom": "didn't fit in memory", "timeout": "took too long"}
+
+
+def nothing_measured(plan: Plan, complete: bool, results: Sequence[VariantResult] = ()) -> str:
     """The headline over variants without any figures, while some are still to come or at the end."""
     if len(plan.variants) > 1:
         when = "could be measured" if complete else "has been measured yet"
         return f"No variant {when}, so none is fastest."
     when = "couldn't be measured" if complete else "hasn't been measured yet"
-    return f"{_name(plan, plan.variants[0])} {when}."
+    ended = next((HOW_IT_ENDED.get(result.status) for result in results if complete), None)
+    return f"{_name(plan, plan.variants[0])} {ended or when}."
 
 
 def ranking_conclusion(standings: Standings, baseline: str, within: int = 0) -> Conclusion:

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpurun.launcher.compare.causes import slowest_rank
-from gpurun.launcher.compare.figures.recorded import Measured, planned_launch, steps_of_launches
+from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches
+from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.headline import time_and_memory
 from gpurun.launcher.compare.interference import time_to_decide, time_without_load, widened
@@ -280,6 +281,8 @@ APART_OF_STEP = 0.02
 def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float | None) -> tuple[str, ...]:
     """Findings about a variant, in addition to the warnings of its launches and traces."""
     slowest = slowest_rank(ranks)
+    if measured.finished and not measured.counts and measured.status.status != "ok":
+        return tuple(full_memory(ranks))  # the rest says nothing of why it failed
     launches = fewer_steps(measured)
     if slowest is None or step_ms is None:
         return launches

@@ -25,6 +25,7 @@ from gpurun.launcher.compare.model import (
     StepTime,
     VariantResult,
 )
+from gpurun.launcher.report.footnotes import noise_lines
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.table import Part, draw_bar, phase_parts, render_table
@@ -211,6 +212,16 @@ def test_a_variant_alone_has_no_baseline() -> None:
     assert "baseline" not in shown(alone, 200)
     assert "The step time scatters by 1.5 % between the rounds" in shown(alone, 200)
     assert "vs baseline" not in summary_markdown(alone)
+
+
+@pytest.mark.parametrize(
+    ("launch", "round_"), [(0.0, 12.0), (0.0, None), (15.4, 19.4), (0.04, 0.3), (None, 6.7), (0.0, 0.0)]
+)
+def test_scatter_of_launches_is_not_said_to_be_0_where_rounds_hide_it(
+    launch: float | None, round_: float | None, wording: Wording
+) -> None:
+    """The estimate of what launches add is 0 wherever their rounds alone scatter by more."""
+    wording(*noise_lines(Noise(None, None, launch, round_), "The baseline"))
 
 
 def test_a_gradient_that_differs_as_the_model_is_is_not_said_to_agree() -> None:
