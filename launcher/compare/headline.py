@@ -23,11 +23,10 @@ from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.units import (
     GIB,
     Interval,
+    format_gib,
     format_ms,
-    format_number,
     format_percent,
     format_percent_interval,
-    least_decimals,
     plural,
 )
 
@@ -117,23 +116,18 @@ def fitting_in(
 def _fastest_that_fits(found: Standings, memory_gib: float) -> str:
     how = "Fastest" if found.is_settled else "Fastest on average"
     named = f"{named_with_error(found.leader)} ({time_and_memory(found.leader)})"
-    return f"{how} that fits in {memory_text(memory_gib)}: {named}."
+    return f"{how} that fits in {format_gib(memory_gib, 2)}: {named}."
 
 
 def _none_fits(smallest: VariantResult, memory_gib: float) -> str:
-    name, peak = variant_label(smallest), memory_text(smallest.peak_gib or 0.0)
-    return f"No variant fits in {memory_text(memory_gib)}: even {name} takes {peak}."
+    name, peak = variant_label(smallest), format_gib(smallest.peak_gib or 0.0, 2)
+    return f"No variant fits in {format_gib(memory_gib, 2)}: even {name} takes {peak}."
 
 
 def time_and_memory(result: VariantResult) -> str:
     """`12.1 ms, 3.45 GiB`."""
     step_ms = result.step_ms.estimate if result.step_ms else 0.0
-    return f"{format_ms(step_ms)} ms, {memory_text(result.peak_gib or 0.0)}"
-
-
-def memory_text(gib: float) -> str:
-    """`3.45 GiB`; of little memory two digits."""
-    return f"{format_number(gib, least_decimals(gib, 2))} GiB"
+    return f"{format_ms(step_ms)} ms, {format_gib(result.peak_gib or 0.0, 2)}"
 
 
 def is_one_task(plan: Plan) -> bool:

@@ -60,6 +60,8 @@ class Finished:
     run: RunDir
     comparison: Comparison
     error: GpurunError | None
+    reported: tuple[str, ...] = ()
+    """Its failures and hangs, as they have been shown on stderr."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ def finish(session: Session) -> Finished:
     except NodesError as ended:
         comparison, error = session.compare(), ended
     tensorboard_writer()(comparison, session.run)
-    return Finished(session.run, comparison, error)
+    return Finished(session.run, comparison, error, tuple(session.reporter.messages))
 
 
 def tensorboard_writer() -> Callable[[Comparison, RunDir], None]:

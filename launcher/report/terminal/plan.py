@@ -19,7 +19,7 @@ from gpurun.launcher.plan.estimate import (
 from gpurun.launcher.plan.model import GatePlan, Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
 from gpurun.launcher.stats.schedule import first_traced_step, warmup_minimum
-from gpurun.launcher.units import GIB, format_count, format_duration, plural
+from gpurun.launcher.units import GIB, format_count, format_duration, format_gib, plural
 
 if TYPE_CHECKING:
     from gpurun.launcher.rundir.records import MemoryEstimate
@@ -61,13 +61,12 @@ def render_memory(memory: "Mapping[str, MemoryEstimate]", width: int, plain: boo
 
 
 def _memory_row(variant_id: str, estimate: "MemoryEstimate") -> tuple[str, ...]:
-    from gpurun.launcher.compare.headline import memory_text
     from gpurun.launcher.rundir.records import MEMORY_PARTS
 
     if estimate.peak is None:
         return (variant_id, *[""] * (1 + len(MEMORY_PARTS)), f"not estimated: {estimate.reason}")
     parts = (estimate.peak.total, *estimate.peak.parts.values())
-    return (variant_id, *(memory_text(num_bytes / GIB) for num_bytes in parts), "")
+    return (variant_id, *(format_gib(num_bytes / GIB, 2) for num_bytes in parts), "")
 
 
 def headlines(plan: Plan, spec: JobSpec, earlier: Earlier | None = None) -> tuple[str, ...]:

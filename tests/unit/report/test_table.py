@@ -67,6 +67,31 @@ def test_nothing_is_to_be_viewed_where_nothing_was_measured() -> None:
     assert f"More:  gpurun logs {RUN}" in shown(failed)
 
 
+def test_a_failure_that_was_just_read_is_not_said_again(wording: Wording) -> None:
+    failed = variant("dp-2-48-16")
+    failed = replace(
+        failed, status="failed", reason="rank 1 raised ValueError: no", log="launches/01/log/rank1.log"
+    )
+    above = (f"rank 1 raised ValueError: no\nlog: {RUN}/launches/01/log/rank1.log",)
+    for comparison in (with_variants(failed), with_variants(variant("ddp-2-even"), failed)):
+        wording(render_table(comparison, 80, plain=True, run_path=RUN, above=above))
+    assert "log: " in render_table(with_variants(failed), 80, plain=True, run_path=RUN, above=("other",))
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_a_report_in_another_place_than_messages_repeats_them(
+    is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = replace(
+        variant("dp-2-48-16"), status="failed", reason="it broke", log="launches/01/log/rank1.log"
+    )
+    with (tmp_path / "out").open("w") as out, (tmp_path / ("out" if is_one else "err")).open("a") as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        print_comparison(with_variants(failed), Path(RUN), as_json=False, reported=(f"log: {failed.log}",))
+    assert ("it broke" in (tmp_path / "out").read_text()) is not is_one
+
+
 def variant(variant_id: str) -> VariantResult:
     return next(found for found in COMPARISON.variants if found.id == variant_id)
 
@@ -362,10 +387,10 @@ def test_figures_of_tiny_models_are_not_zero() -> None:
         ranks=(replace(rank, peak_gib=0.0004),),
     )
     texts = {metric.short: str(column[0]) for metric, column in figures_of([tiny]).items()}
-    shown = {name: texts[name] for name in ("GFLOP/s", "MFU %", "J/sample", "peak GiB")}
+    shown = {name: texts[name] for name in ("kFLOP/s", "MFU %", "J/sample", "peak MiB")}
     assert shown == {
-        "GFLOP/s": "0.00000600",
+        "kFLOP/s": "6.00",
         "MFU %": "0.000030",
         "J/sample": "0.000020",
-        "peak GiB": "0.00040",
+        "peak MiB": "0.410",
     }
