@@ -219,7 +219,7 @@ def _lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
 
 def _alone(leader: VariantResult) -> str:
     step = leader.step_ms
-    if leader.kind.runs_program and step is not None:
+    if leader.kind.runs_program and step is not None and not leader.varied:  # there is no other
         return f"{named_with_error(leader)}: {format_ms(step.estimate)} ms per step."
     time = f": {format_ms(step.estimate)} ms per step" if step else ""
     return f"{named_with_error(leader)}{time}; no other variant was measured."

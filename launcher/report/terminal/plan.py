@@ -15,6 +15,7 @@ from gpurun.launcher.plan.estimate import (
     detectable,
     estimate_s,
     more_launches,
+    scope_text,
 )
 from gpurun.launcher.plan.model import GatePlan, Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
@@ -110,8 +111,7 @@ def _power(plan: Plan, found: Detectable) -> str | None:
     if found.is_too_little and not found.is_shared:
         return f"No verdict is possible with {launches}: it takes {LAUNCHES_TO_COMPARE} ({more})."
     if found.is_too_little:
-        its = "its one launch" if found.launches == 1 else f"its {launches}"
-        return f"Verdicts will hold for {its} only; for others: {more}."
+        return scope_text(found.launches, more)
     if found.percent is None or found.scatter_percent is None:
         return None
     difference, scatter = _two_digits(found.percent), _two_digits(found.scatter_percent)

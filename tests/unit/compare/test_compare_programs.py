@@ -120,6 +120,20 @@ def test_of_a_program_that_failed_only_the_failure_is_said(files: Files) -> None
     assert comparison.headline == "gpt on 1 device failed."
 
 
+@pytest.mark.parametrize("args", [("--lr", "0.1"), ("20",), ()])
+def test_a_program_that_is_compared_and_alone_so_far_is_named_so(
+    files: Files, args: tuple[str, ...], wording: Wording
+) -> None:
+    one = replace(PROGRAM, id="script-1-a", devices=("cpu:0",), varied={"args": args})
+    other = replace(one, id="script-1-b", varied={"args": ("--other",)})
+    lines = [changed(step_of(number, 50 + number % 2), launch="01") for number in range(40)]
+    lines[10:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
+    append_lines(files.run.steps(one.id, 0), lines)
+    launches = [launch("01", one.id, 0, [one]), launch("02", other.id, 0, [other])]
+    write_json(files.run.plan, plan([one, other], launches, one.id))
+    wording(compare_run(files.run).headline)
+
+
 def test_launches_that_were_steady_late_and_soon_both_count(files: Files, wording: Wording) -> None:
     """A launch without timed steps is no launch that is missing."""
     program = replace(PROGRAM, id="script-1", devices=("cpu:0",))

@@ -110,7 +110,7 @@ def test_check_leaves_nothing_out_when_it_is_piped(tmp_path: Path) -> None:
 
 
 def test_sentences_fit_80_columns_in_a_pipe_too() -> None:
-    assert max(map(len, render_plan(SHARED, SPEC, 80, plain=True).splitlines())) <= 80
+    assert max(map(len, render_plan(ACROSS, SPEC, 80, plain=True).splitlines())) <= 80
 
 
 def test_estimated_memory(wording: Wording) -> None:
@@ -161,7 +161,7 @@ SCATTER = Earlier(Path("runs/gpt-splits/1"), shared_percent=2.0, apart_percent=4
 @pytest.mark.parametrize(
     ("plan", "earlier", "said"),
     [
-        (SHARED, None, "Verdicts will hold for its one launch only; for others: `steps: {launches: 6}`."),
+        (SHARED, None, "For verdicts that hold in any run, set `steps: {launches: 6}`."),
         (ACROSS, None, "No verdict is possible with 2 launches: it takes 6 (`steps: {launches: 6}`)."),
         (ENOUGH, None, None),
         (ENOUGH, SCATTER, " % or more can be detected: 6 launches that scatter by 4 %."),
