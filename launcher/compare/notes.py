@@ -13,7 +13,7 @@ from gpurun.launcher.compare.interference import time_to_decide, time_without_lo
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
-from gpurun.launcher.plan.estimate import more_launches, scope_text
+from gpurun.launcher.plan.estimate import more_launches, scope_texts
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
@@ -226,7 +226,7 @@ def _within(within: int, baseline: Measured, others: list[Measured], more: str) 
     """The scope of verdicts between variants of the same launches, where there are few."""
     if not within or not any(one.group == baseline.group and one.counts for one in others):
         return []
-    return [scope_text(within, more)]
+    return [" ".join(scope_texts(within, more))]
 
 
 def _within_launch(measured: Iterable[Measured]) -> list[str]:

@@ -27,12 +27,12 @@ def more_launches(has_budget: bool) -> str:
     return "a larger `budget`" if has_budget else f"`steps: {{launches: {LAUNCHES_TO_COMPARE}}}`"
 
 
-def scope_text(launches: int, more: str) -> str:
-    """The runs that verdicts hold for where launches are few, and the advice how to get more."""
+def scope_texts(launches: int, more: str) -> tuple[str, str]:
+    """The runs that verdicts hold for where launches are few, and what to do about it."""
     its = "only launch" if launches == 1 else plural(launches, "launch")
     return (
-        f"Verdicts hold for this run's {its}; in another run the difference may be "
-        f"larger. For verdicts that hold in any run, set {more}."
+        f"Verdicts hold for this run's {its}; another run may differ by more.",
+        f"For verdicts that hold in any run, set {more}.",
     )
 
 

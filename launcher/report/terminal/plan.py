@@ -15,7 +15,7 @@ from gpurun.launcher.plan.estimate import (
     detectable,
     estimate_s,
     more_launches,
-    scope_text,
+    scope_texts,
 )
 from gpurun.launcher.plan.model import GatePlan, Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
@@ -75,8 +75,8 @@ def headlines(plan: Plan, spec: JobSpec, earlier: Earlier | None = None) -> tupl
     if plan.gate is not None:
         return (_header(plan, spec), *_gate_lines(plan, plan.gate))
     found = detectable(plan, spec, earlier)
-    power = _power(plan, found) if found else None
-    return (_header(plan, spec), _size(plan, spec), *([power] if power else []))
+    power = (_power(plan, found) or "").splitlines() if found else ()
+    return (_header(plan, spec), _size(plan, spec), *power)
 
 
 def _gate_lines(plan: Plan, gate: GatePlan) -> tuple[str, str]:
@@ -111,7 +111,7 @@ def _power(plan: Plan, found: Detectable) -> str | None:
     if found.is_too_little and not found.is_shared:
         return f"No verdict is possible with {launches}: it takes {LAUNCHES_TO_COMPARE} ({more})."
     if found.is_too_little:
-        return scope_text(found.launches, more)
+        return "\n".join(scope_texts(found.launches, more))
     if found.percent is None or found.scatter_percent is None:
         return None
     difference, scatter = _two_digits(found.percent), _two_digits(found.scatter_percent)
