@@ -29,9 +29,9 @@ def more_launches(has_budget: bool) -> str:
 
 def scope_texts(launches: int, more: str) -> tuple[str, str]:
     """The runs that verdicts hold for where launches are few, and what to do about it."""
-    its = "only launch" if launches == 1 else plural(launches, "launch")
+    few = "one launch" if launches == 1 else plural(launches, "launch")
     return (
-        f"Verdicts hold for this run's {its}; another run may differ by more.",
+        f"Verdicts rest on {few}; another run may differ by more.",
         f"For verdicts that hold in any run, set {more}.",
     )
 

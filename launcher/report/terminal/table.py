@@ -325,7 +325,8 @@ def footer(comparison: Comparison, page: Page) -> list[Text]:
             Text.assemble(("! ", "yellow"), page.in_progress or incomplete_text(comparison, page.run))
         )
     answer = [Text(comparison.headline, "bold"), *map(Text, comparison.details.splitlines())]
-    lines = [*notes, *warnings, Text(), *answer]
+    above = [*notes, *warnings]
+    lines = [*above, *([Text()] if above else []), *answer]
     has_figures = any(one.step_ms or one.probe for one in comparison.variants)
     return lines if page.run is None else [*lines, *_more_lines(page.run, page, has_figures)]
 
