@@ -119,9 +119,32 @@ def size_text(size: int, unit: str) -> str:
     return f"{format_count(size)} {_BYTES[power]}"
 
 
-def format_gib(gib: float) -> str:
-    """Memory: `139.8 GiB`, below one GiB `0.42 GiB`."""
-    return f"{format_number(gib, 1 if gib >= 1 else 2)} GiB"
+SMALLER_UNITS = {
+    "GiB": (("MiB", 1024.0), ("KiB", 1024.0)),
+    "GFLOP/s": (("MFLOP/s", 1000.0), ("kFLOP/s", 1000.0)),
+}
+"""By unit, the next smaller ones for people to read, each with how many of it make one of the unit before."""
+LEAST_OF_UNIT = 0.1
+"""Below this a smaller unit reads better."""
+
+
+def readable_unit(most: float, unit: str) -> tuple[str, float]:
+    """The unit for figures of which `most` is the largest, and how many of it make one `unit`."""
+    name, factor = unit, 1.0
+    for smaller, ratio in SMALLER_UNITS.get(unit, ()):
+        if most <= 0 or factor * most >= LEAST_OF_UNIT:
+            break
+        name, factor = smaller, factor * ratio
+    return name, factor
+
+
+def format_gib(gib: float, decimals: int | None = None) -> str:
+    """Memory: `139.8 GiB`, below one GiB `0.42 GiB`, less in a smaller unit: `14.3 MiB`, `4.19 KiB`."""
+    unit, factor = readable_unit(gib, "GiB")
+    if factor > 1:
+        return f"{format_rate(factor * gib)} {unit}"
+    usual = 1 if gib >= 1 else 2
+    return f"{format_number(gib, usual if decimals is None else decimals)} {unit}"
 
 
 def format_duration(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +58,12 @@ def _readable(value: Any) -> Any:
     return value
 
 
-def print_comparison(comparison: Any, run: Any, as_json: bool) -> None:
-    """The table for a person, or the whole comparison for a program."""
+def print_comparison(comparison: Any, run: Any, as_json: bool, reported: Sequence[str] = ()) -> None:
+    """The table for a person, or the whole comparison for a program.
+
+    Args:
+        reported: what stderr has shown of failures; not repeated if stdout goes there too.
+    """
     if as_json:
         from gpurun.launcher.report.metrics import with_figures
 
@@ -72,7 +76,16 @@ def print_comparison(comparison: Any, run: Any, as_json: bool) -> None:
 
     plain, colour = not sys.stdout.isatty(), has_colour(sys.stdout, os.environ)
     name, progress = str(source_of(run.path)), progress_text(run)
-    click.echo(render_table(comparison, width(), plain, name, colour, progress))
+    above = tuple(reported) if _is_one_place() else ()
+    click.echo(render_table(comparison, width(), plain, name, colour, progress, above))
+
+
+def _is_one_place() -> bool:
+    """Whether stdout and stderr go to the same terminal, file or pipe."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
 
 
 def run_and_print(
@@ -115,7 +128,7 @@ def run_and_print(
             finished = run_job(pools, invocation, directory, before, output, flags, keep_at)
     if finished is None:
         return  # node 0 has the results
-    print_comparison(finished.comparison, finished.run, as_json)
+    print_comparison(finished.comparison, finished.run, as_json, finished.reported)
     if finished.error is not None:
         raise finished.error
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpurun.launcher.compare.causes import advised, largest_loss
 from gpurun.launcher.compare.figures.probes import probe_result
+from gpurun.launcher.compare.figures.program_steps import planned_launch
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
@@ -321,7 +322,8 @@ def is_complete(measured: Measured, plan: Plan) -> bool:
     if plan.budget_s is not None:
         return measured.finished
     planned = sum(measured.variant.id in launch.variants for launch in plan.launches)
-    return measured.finished and (not measured.counts or len(measured.logs) == planned)
+    ended = set(map(planned_launch, measured.ended_s))  # of a program, also those without timed steps
+    return measured.finished and (not measured.counts or max(len(measured.logs), len(ended)) == planned)
 
 
 def has_ended(plan: Plan, looks: Sequence[Look], undecided: Sequence[object]) -> bool:

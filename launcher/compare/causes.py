@@ -82,7 +82,7 @@ def traced_steps(span_ms: float, variant: VariantResult) -> str:
     if variant.step_ms is not None and is_far_from_timed(span_ms, variant):
         more = f"; timed ones take {format_ms(variant.step_ms.estimate)} ms"
     if interference_of(variant):
-        more += "; other load affected this variant"
+        more += "; under other load"
     if steps is None:
         return f"in traced steps{more}"
     if steps.recorded == 1:

@@ -23,11 +23,10 @@ from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.units import (
     GIB,
     Interval,
+    format_gib,
     format_ms,
-    format_number,
     format_percent,
     format_percent_interval,
-    least_decimals,
     plural,
 )
 
@@ -75,7 +74,7 @@ def conclude(
     if standings is None and ran:
         return Conclusion(_without_steps(plan, ran))
     if standings is None:
-        found = Conclusion(nothing_measured(plan, complete))
+        found = Conclusion(nothing_measured(plan, complete, results))
     elif is_hot(results) and standings.rivals:
         return _not_ranked(interference)
     else:
@@ -117,23 +116,18 @@ def fitting_in(
 def _fastest_that_fits(found: Standings, memory_gib: float) -> str:
     how = "Fastest" if found.is_settled else "Fastest on average"
     named = f"{named_with_error(found.leader)} ({time_and_memory(found.leader)})"
-    return f"{how} that fits in {memory_text(memory_gib)}: {named}."
+    return f"{how} that fits in {format_gib(memory_gib, 2)}: {named}."
 
 
 def _none_fits(smallest: VariantResult, memory_gib: float) -> str:
-    name, peak = variant_label(smallest), memory_text(smallest.peak_gib or 0.0)
-    return f"No variant fits in {memory_text(memory_gib)}: even {name} takes {peak}."
+    name, peak = variant_label(smallest), format_gib(smallest.peak_gib or 0.0, 2)
+    return f"No variant fits in {format_gib(memory_gib, 2)}: even {name} takes {peak}."
 
 
 def time_and_memory(result: VariantResult) -> str:
     """`12.1 ms, 3.45 GiB`."""
     step_ms = result.step_ms.estimate if result.step_ms else 0.0
-    return f"{format_ms(step_ms)} ms, {memory_text(result.peak_gib or 0.0)}"
-
-
-def memory_text(gib: float) -> str:
-    """`3.45 GiB`; of little memory two digits."""
-    return f"{format_number(gib, least_decimals(gib, 2))} GiB"
+    return f"{format_ms(step_ms)} ms, {format_gib(result.peak_gib or 0.0, 2)}"
 
 
 def is_one_task(plan: Plan) -> bool:
@@ -142,13 +136,17 @@ def is_one_task(plan: Plan) -> bool:
     return all(one.kind.is_ranked and one.same_task(first) for one in plan.variants)
 
 
-def nothing_measured(plan: Plan, complete: bool) -> str:
+HOW_IT_ENDED = {"failed": "failed", "oom": "didn't fit in memory", "timeout": "took too long"}
+
+
+def nothing_measured(plan: Plan, complete: bool, results: Sequence[VariantResult] = ()) -> str:
     """The headline over variants without any figures, while some are still to come or at the end."""
     if len(plan.variants) > 1:
         when = "could be measured" if complete else "has been measured yet"
         return f"No variant {when}, so none is fastest."
     when = "couldn't be measured" if complete else "hasn't been measured yet"
-    return f"{_name(plan, plan.variants[0])} {when}."
+    ended = next((HOW_IT_ENDED.get(result.status) for result in results if complete), None)
+    return f"{_name(plan, plan.variants[0])} {ended or when}."
 
 
 def ranking_conclusion(standings: Standings, baseline: str, within: int = 0) -> Conclusion:
@@ -221,7 +219,7 @@ def _lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
 
 def _alone(leader: VariantResult) -> str:
     step = leader.step_ms
-    if leader.kind.runs_program and step is not None:
+    if leader.kind.runs_program and step is not None and not leader.varied:  # there is no other
         return f"{named_with_error(leader)}: {format_ms(step.estimate)} ms per step."
     time = f": {format_ms(step.estimate)} ms per step" if step else ""
     return f"{named_with_error(leader)}{time}; no other variant was measured."

@@ -60,10 +60,10 @@ def split_text(split: Sequence[int]) -> str:
 
 
 def varied_texts(varied: Mapping[str, Any]) -> list[str]:
-    """`key=value` for every varied key, each on one line."""
+    """`key=value` for every varied key, each on one line; of arguments `--lr 0.1`, but `args=20`."""
+    texts = {key: varied_text(key, value) for key, value in varied.items()}
     return [
-        varied_text(key, value) if key == "args" else f"{key}={varied_text(key, value)}"
-        for key, value in varied.items()
+        text if key == "args" and not text[0].isdigit() else f"{key}={text}" for key, text in texts.items()
     ]
 
 

@@ -54,10 +54,10 @@ class Difference:
 class Noise:
     """The baseline measured twice in the same rounds: what differs is noise."""
 
-    aa_percent: float | None
-    ci: Interval | None
-    launch_scatter_percent: float | None
-    """Standard deviation of the baseline's step between launches, without what its rounds add to it."""
+    aa_percent: float | None = None
+    ci: Interval | None = None
+    launch_scatter_percent: float | None = None
+    """Standard deviation of the baseline's step between launches, less what rounds explain; at least 0."""
     round_scatter_percent: float | None = None
     """Between the rounds of a launch."""
 
@@ -301,7 +301,7 @@ class Fitting:
     summary: str
 
 
-CONCLUSIONS = 9
+CONCLUSIONS = 10
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

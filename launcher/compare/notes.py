@@ -5,14 +5,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpurun.launcher.compare.causes import slowest_rank
-from gpurun.launcher.compare.figures.recorded import Measured, planned_launch, steps_of_launches
+from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches
+from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.headline import time_and_memory
 from gpurun.launcher.compare.interference import time_to_decide, time_without_load, widened
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
-from gpurun.launcher.plan.estimate import more_launches
+from gpurun.launcher.plan.estimate import more_launches, scope_texts
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
@@ -225,8 +226,7 @@ def _within(within: int, baseline: Measured, others: list[Measured], more: str) 
     """The scope of verdicts between variants of the same launches, where there are few."""
     if not within or not any(one.group == baseline.group and one.counts for one in others):
         return []
-    these = "this launch" if within == 1 else f"these {within} launches"
-    return [f"Verdicts hold for {these}; others may differ by more. To include that variation, set {more}."]
+    return [" ".join(scope_texts(within, more))]
 
 
 def _within_launch(measured: Iterable[Measured]) -> list[str]:
@@ -280,6 +280,8 @@ APART_OF_STEP = 0.02
 def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float | None) -> tuple[str, ...]:
     """Findings about a variant, in addition to the warnings of its launches and traces."""
     slowest = slowest_rank(ranks)
+    if measured.finished and not measured.counts and measured.status.status != "ok":
+        return tuple(full_memory(ranks))  # the rest says nothing of why it failed
     launches = fewer_steps(measured)
     if slowest is None or step_ms is None:
         return launches

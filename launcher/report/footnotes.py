@@ -9,7 +9,7 @@ from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
 from gpurun.launcher.compare.notes import named_once
 from gpurun.launcher.report.terminal.layout import interval_text
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
-from gpurun.launcher.units import format_number, plural
+from gpurun.launcher.units import format_number, least_decimals, plural
 
 DISAGREEMENT = 0.05
 """Relative gradient error from which "agree" would be the wrong word, whatever the precision."""
@@ -32,16 +32,24 @@ def noise_lines(noise: Noise, who: str) -> list[str]:
         interval = f" ({interval_text(noise.ci)})" if noise.ci else ""
         percent = format_number(noise.aa_percent, 1)
         lines.append(f"Noise: the same split measured twice differs by {percent} %{interval}.")
+    return [*lines, *_scatter_lines(noise, who)]
+
+
+def _scatter_lines(noise: Noise, who: str) -> list[str]:
+    """The scatter by its cause; 0 between launches means that rounds hide it, not that there is none."""
+    launches, rounds = noise.launch_scatter_percent, noise.round_scatter_percent
+    is_hidden = launches == 0 and bool(rounds)
     parts = {
-        "between launches": noise.launch_scatter_percent,
-        "between the rounds of a launch": noise.round_scatter_percent,
+        "between launches": None if is_hidden else launches,
+        "between the rounds of a launch": rounds,
     }
     known = [
-        f"{format_number(percent, 1)} % {where}" for where, percent in parts.items() if percent is not None
+        f"{format_number(percent, least_decimals(percent, 1))} % {where}"
+        for where, percent in parts.items()
+        if percent is not None
     ]
-    if known:
-        lines.append(f"{who} scatters by {', '.join(known)} (standard deviation).")
-    return lines
+    hidden = "; its launches differ by no more than that explains" if is_hidden else ""
+    return [f"{who} scatters by {', '.join(known)} (standard deviation){hidden}."] if known else []
 
 
 OVER_LAUNCHES = "over launches"

@@ -6,8 +6,8 @@ a row here, and a field of `Rates` (`compare/figures/throughput.py`) where `Vari
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import floor, isfinite, log10
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from gpurun.launcher.units import (
     half_width,
     is_lopsided,
     least_decimals,
+    readable_unit,
     round_up,
 )
 
@@ -62,12 +63,17 @@ class Metric:
         """`peak memory (GiB)`."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
+    def in_unit(self, unit: str) -> Metric:
+        """The metric as people read it, with three digits of a smaller unit than its key says."""
+        return replace(self, unit=unit, short=self.short.replace(self.unit, unit), text=format_rate)
+
 
 @dataclass(frozen=True)
 class Figure:
     """A metric of one variant, as every report shows it."""
 
     value: float
+    """In the unit that the metric's key says."""
     text: str
     uncertainty: str = ""
     """`± 0.2`, or `(41.9 to 43.0)`."""
@@ -77,13 +83,22 @@ class Figure:
 
 
 def figures_of(results: Results) -> dict[Metric, list[Figure | None]]:
-    """A column per metric that has a value here, with one entry per variant."""
-    columns: dict[Metric, list[Figure | None]] = {}
-    for metric in METRICS:
-        column = _column(metric, results) if metric.applies(results) else []
-        if any(column):
-            columns[metric] = column
+    """A column per metric that has a value here, in a readable unit, with one entry per variant."""
+    found = {m: [_finite(m.value(one)) for one in results] for m in METRICS if m.applies(results)}
+    values = {metric: column for metric, column in found.items() if set(column) - {None}}
+    columns = {}
+    for metric, column in values.items():
+        alike = (each or 0.0 for other in values if other.unit == metric.unit for each in values[other])
+        unit, factor = readable_unit(max(alike), metric.unit)
+        shown = metric if unit == metric.unit else metric.in_unit(unit)
+        columns[shown] = _column(shown, column, results, factor)
     return columns
+
+
+def measured_metrics(results: Results) -> list[Metric]:
+    """Those that have a value here, in the units that their keys say."""
+    keys = {metric.key for metric in figures_of(results)}
+    return [metric for metric in METRICS if metric.key in keys]
 
 
 def values_of(results: Results) -> dict[str, dict[str, float]]:
@@ -94,10 +109,10 @@ def values_of(results: Results) -> dict[str, dict[str, float]]:
     }
 
 
-def described(results: Results) -> list[dict[str, Any]]:
-    """The metrics that have a value here, as data."""
+def described(metrics: Iterable[Metric]) -> list[dict[str, Any]]:
+    """Metrics as data: `measured_metrics` for programs, those of `figures_of` for people."""
     data = ("key", "title", "short", "unit", "better", "drop")
-    return [{name: getattr(metric, name) for name in data} for metric in figures_of(results)]
+    return [{name: getattr(metric, name) for name in data} for metric in metrics]
 
 
 def answer_figures(results: Results) -> dict[str, dict[str, Any]]:
@@ -118,23 +133,23 @@ def with_figures(comparison: Comparison) -> dict[str, Any]:
     values = values_of(comparison.variants)
     for entry in data["variants"]:
         entry["figures"] = values[entry["id"]]
-    return data | {"metrics": described(comparison.variants)}
+    return data | {"metrics": described(measured_metrics(comparison.variants))}
 
 
-def _column(metric: Metric, results: Results) -> list[Figure | None]:
-    values = [_finite(metric.value(result)) for result in results]
+def _column(
+    metric: Metric, values: Sequence[float | None], results: Results, factor: float
+) -> list[Figure | None]:
+    if metric.interval is None:
+        return [None if value is None else Figure(value, metric.text(factor * value)) for value in values]
     ranked = (value for value, result in zip(values, results, strict=True) if value and is_ranked(result))
     decimals = _common_decimals(list(ranked))
     return [
-        None if value is None else _figure(metric, value, result, decimals)
+        None if value is None else _figure(value, metric.interval(result), decimals)
         for value, result in zip(values, results, strict=True)
     ]
 
 
-def _figure(metric: Metric, value: float, result: VariantResult, decimals: int) -> Figure:
-    if metric.interval is None:
-        return Figure(value, metric.text(value))
-    interval = metric.interval(result)
+def _figure(value: float, interval: Interval | None, decimals: int) -> Figure:
     text = format_number(value, decimals)
     if interval is None:
         return Figure(value, text)
@@ -152,7 +167,7 @@ def _common_decimals(values: Sequence[float]) -> int:
 
 
 def _fixed(decimals: int) -> Callable[[float], str]:
-    return lambda value: format_number(value, decimals)
+    return partial(format_number, decimals=decimals)
 
 
 def _at_least(decimals: int) -> Callable[[float], str]:

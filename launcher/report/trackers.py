@@ -15,7 +15,7 @@ from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.masking import hidden
 from gpurun.launcher.report.markdown import status_text, summary_markdown, verdict_with_interval
-from gpurun.launcher.report.metrics import figures_of, values_of
+from gpurun.launcher.report.metrics import figures_of, measured_metrics, values_of
 from gpurun.launcher.report.tensorboard.hparams import hyperparameters, is_sound
 
 DEFAULTS = {
@@ -139,7 +139,12 @@ def log_to_wandb(logged: Logged) -> str:
 def _table(comparison: Comparison) -> tuple[list[str], list[list[str | float | None]]]:
     """Its columns, and a row per variant."""
     figures = figures_of(comparison.variants)
-    columns = ["variant", *(metric.label for metric in figures), "vs baseline", "status"]
+    columns = [
+        "variant",
+        *(metric.label for metric in measured_metrics(comparison.variants)),
+        "vs baseline",
+        "status",
+    ]
     rows: list[list[str | float | None]] = [
         [
             variant_label(variant),

@@ -60,6 +60,8 @@ class Finished:
     run: RunDir
     comparison: Comparison
     error: GpurunError | None
+    reported: tuple[str, ...] = ()
+    """Its failures and hangs, as they have been shown on stderr."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,7 @@ def finish(session: Session) -> Finished:
         tensorboard_writer()(comparison, session.run)
     except Interrupted as ended:
         error = error or Interrupted(ended.cause, kept=True)
-    return Finished(session.run, comparison, error)
+    return Finished(session.run, comparison, error, tuple(session.reporter.messages))
 
 
 def tensorboard_writer() -> Callable[[Comparison, RunDir], None]:

@@ -16,7 +16,7 @@ from werkzeug import wrappers
 
 from gpurun.launcher.errors import GpurunError, MachineError
 from gpurun.launcher.machine import LOOPBACK
-from gpurun.launcher.report.metrics import described, values_of
+from gpurun.launcher.report.metrics import described, measured_metrics, values_of
 from gpurun.launcher.run.open import find_run
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.control import read_states
@@ -119,7 +119,7 @@ def _figures(listed: Listed) -> Iterator[Family]:
     comparison = read_comparison(listed)
     results = comparison.variants if comparison else ()
     values = values_of(results)
-    for metric in described(results):
+    for metric in described(measured_metrics(results)):
         samples = [({"variant": variant}, row.get(metric["key"])) for variant, row in values.items()]
         unit = f" ({metric['unit']})" if metric["unit"] else ""
         yield Family(

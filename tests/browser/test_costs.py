@@ -129,9 +129,58 @@ def test_narrow_pages_show_whole_verdicts_and_names(open_tab: OpenTab) -> None:
         "row => [row.offsetHeight, row.querySelector('.band').getBoundingClientRect().height]"
     )
     assert heights[0] == pytest.approx(heights[1], abs=1), "the plot has no gaps between its rows"
-    narrow = open_tab("batches", width=500)
-    title, tabs = narrow.find(".top select"), narrow.find(".top .tabs")
-    assert title.evaluate(RIGHT) <= tabs.evaluate(RIGHT.replace("right", "left"))
+
+
+OVERLAPPING = """all => all.filter((one, index) => all.slice(index + 1).some((other) => {
+    const [a, b] = [one.getBoundingClientRect(), other.getBoundingClientRect()];
+    return a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+})).map((one) => one.textContent)"""
+"""Which of these are above another one of them."""
+
+
+@pytest.mark.parametrize("width", [420, 640, 800, 1400])
+@pytest.mark.parametrize("run", ["gpt", "batches", "one", "live"])
+def test_nothing_overlaps_or_is_cut_at_any_width(open_tab: OpenTab, run: str, width: int) -> None:
+    """The first row of the page, and of each variant its name, difference, verdict and step time."""
+    tab = open_tab(run, width=width)
+    assert tab.widths() == (width, width), "the page must not scroll sideways"
+    heads = tab.find(".top select, .top .tabs button")
+    cells = tab.find(".splits :is(td, th):is(.c-variant, .c-diff, .c-verdict, .c-ms, .c-unit):visible")
+    for shown in (heads, cells):
+        assert shown.evaluate_all(OVERLAPPING) == []
+        assert shown.evaluate_all(OUTSIDE.replace("main", "body")) == []
+    for column in ("diff", "verdict", "ms", "unit"):
+        assert tab.find(f".splits td.c-{column}:visible").evaluate_all(CLIPPED) == []
+    tab.watched.shoot(f"{run}-{width}")
+
+
+def test_the_axis_reaches_every_difference_that_most_have(open_tab: OpenTab) -> None:
+    """Also the only one, however large it is; a few that are far away are arrows."""
+    ends = """async () => {
+        const { forestAxis } = await import(
+            new URL('plugin/gpurun/static/splits/forest.js', location.href));
+        return [[530], [-80, 5000], [1, 2, 530]].map((all) => {
+            const { scale, step } = forestAxis(
+                all.map((percent) => ({ percent, ci: null, verdict: 'slower' })));
+            return [scale.high >= Math.max(...all), (scale.high - scale.low) / step <= 8];
+        });
+    }"""
+    assert open_tab("batches").page.evaluate(ends) == [[True, True], [False, True], [False, True]]
+
+
+def test_an_option_is_not_broken_at_its_hyphens(open_tab: OpenTab) -> None:
+    """In the head of a narrow column there is room for a word or two."""
+    broken = """async () => {
+        const { wholeWords } = await import(new URL('plugin/gpurun/static/shared/dom.js', location.href));
+        const head = document.body.appendChild(document.createElement('div'));
+        head.style.width = '120px';
+        head.append(...wholeWords('against --learning-rate 0.1, %'));
+        const heights = [...head.querySelectorAll('.whole')].map((one) => one.getClientRects().length +
+            one.offsetHeight / parseFloat(getComputedStyle(one).lineHeight));
+        head.remove();
+        return heights;
+    }"""
+    assert open_tab("batches").page.evaluate(broken) == [2, 2, 2, 2]
 
 
 def test_an_arrow_is_inside_of_the_plot(open_tab: OpenTab) -> None:

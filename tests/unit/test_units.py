@@ -72,6 +72,10 @@ def test_count_and_memory() -> None:
     assert units.format_count(999.6) == "1,000"
     assert units.format_gib(139.82) == "139.8 GiB"
     assert units.format_gib(0.4249) == "0.42 GiB"
+    assert units.format_gib(0.014) == "14.3 MiB"
+    assert units.format_gib(4e-6) == "4.19 KiB"
+    assert units.format_gib(0.0) == "0.00 GiB"
+    assert units.format_gib(20.0, 2) == "20.00 GiB"
 
 
 @given(st.floats(1e-3, 1e4), st.floats(1e-4, 1e3))

@@ -295,7 +295,7 @@ def tune(
         return None if job is None else Invocation(job, overrides)
 
     finished = finished_search(invocation, budget_s, out, resume, only_rank, quiet)
-    print_comparison(finished.comparison, finished.run, as_json)
+    print_comparison(finished.comparison, finished.run, as_json, finished.reported)
     if finished.error is not None:
         raise finished.error
 

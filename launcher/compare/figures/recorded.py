@@ -6,8 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
-import msgspec
-
+from gpurun.launcher.compare.figures.program_steps import (
+    last_half,
+    planned_launch,
+    sample_of_steps,
+    trend_of_steps,
+)
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
@@ -24,25 +28,10 @@ from gpurun.launcher.rundir.records import (
 )
 from gpurun.launcher.rundir.step_sample import VariantSteps
 from gpurun.launcher.stats.busy import waited_for_others_ns
-from gpurun.launcher.stats.estimates import round_step_ns, trend
-from gpurun.launcher.stats.schedule import (
-    MAX_KEPT_STEPS,
-    WINDOW_STEPS,
-    KeptOf,
-    short_text,
-    trend_text,
-)
+from gpurun.launcher.stats.estimates import round_step_ns
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import GIB
 
-LEAST_STEPS = 4
-"""Half of fewer steps says nothing."""
-LEAST_TIMED = 6
-"""So many values give an interval of their median."""
-LEAST_TREND = 0.1
-"""Share by which steps must grow or shrink during a launch to be worth a warning."""
-MOST_FOR_TREND = 200
-"""Values that are looked at for a trend: their pairs are counted."""
 RoundKey = tuple[str, int]
 """Launch and round number."""
 
@@ -103,9 +92,11 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
         else:
             unsteady = text
     facts = run.read_facts(variant.id)
-    sampled = sample_of_steps(steps, variant.kind.runs_program)
-    trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
-    facts = replace(facts, warnings=(*facts.warnings, *read.damage, *sampled, *short, *trends))
+    of_steps: tuple[str, ...] = ()
+    if status is None or status.status in ("ok", "unsteady"):  # else the failure is what there is to say
+        trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
+        of_steps = (*sample_of_steps(steps, variant.kind.runs_program), *short, *trends)
+    facts = replace(facts, warnings=(*facts.warnings, *read.damage, *of_steps))
     balance = None if variant.split else run.read_balance(variant.id)
     if status is not None and status.status == "ok" and unsteady:
         status = VariantStatus("unsteady", unsteady)
@@ -146,110 +137,6 @@ def launches_that_count(
     if not rounds:
         return launches, tuple(timed)
     return [launch for launch in launches if launch.id in later], rounds
-
-
-def last_half(
-    steps: Mapping[int, Sequence[StepRecord]],
-) -> tuple[Mapping[int, Sequence[StepRecord]], str | None]:
-    """Takes the last half of each launch as timed steps, if a program ended in its warm-up or soon after.
-
-    Most of the warm-up is over by then, but without timed steps nothing shows that all of it is. Also returns
-    what to say of it; `None` of a program that had enough timed steps on all ranks in any launch.
-    """
-    nums = steps_of_launches(steps)
-    fewest = {launch: min(num_timed(of_rank, launch) for of_rank in steps.values()) for launch in nums}
-    if any(num >= LEAST_TIMED for num in fewest.values()):
-        return steps, None
-    halves = {launch: range(num // 2, num) for launch, num in nums.items() if num >= LEAST_STEPS}
-    found = {rank: [_timed_from(step, halves) for step in of_rank] for rank, of_rank in steps.items()}
-    of_short = [[step for step in of_rank if step.launch in halves] for of_rank in found.values()]
-    timed = [{step.step for step in of_rank if step.kind == "timed"} for of_rank in of_short]
-    shown = set.intersection(*timed) if timed else set()
-    has_settled = any(fewest.values())
-    num = max((step.step + 1 for of_rank in of_short for step in of_rank), default=0)
-    return found, short_text(num, len(shown), has_settled) if shown else None
-
-
-def num_timed(steps: Iterable[StepRecord], launch: str) -> int:
-    """How many steps of one rank were timed in a launch."""
-    return sum(step.launch == launch and step.kind == "timed" for step in steps)
-
-
-def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]], of_program: bool) -> tuple[str, ...]:
-    """The warning for a variant of which only a sample of steps was kept; nothing where all were."""
-    of_rank = next(iter(steps.values()), ())
-    total = sum({step.launch: step.step + 1 for step in of_rank}.values())
-    if not _may_be_sample(of_rank) or len(of_rank) >= total:
-        return ()
-    timed = [step for step in of_rank if step.kind == "timed"]
-    has_whole_rounds = any(step.block_ns is None for step in timed[:1])
-    return (str(KeptOf(len(of_rank), total, of_program, _has_all_rounds(timed), has_whole_rounds)),)
-
-
-def _has_all_rounds(timed: Sequence[StepRecord]) -> bool:
-    """Whether no round is missing between the first and the last of a launch."""
-    rounds: dict[str, set[int]] = {}
-    for step in timed:
-        rounds.setdefault(step.launch, set()).add(step.round)
-    return all(len(found) > max(found) - min(found) for found in rounds.values())
-
-
-def trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
-    """The warning for a program whose steps grow or shrink by a tenth or more in most of its launches.
-
-    Short windows of the warm-up can't show that. The first steps don't count, nor those that were skipped.
-    """
-    launches: dict[str, list[float]] = {}
-    for step in next(iter(steps.values()), ()):
-        if step.step >= WINDOW_STEPS and step.kind in ("warmup", "timed"):
-            launches.setdefault(step.launch, []).append((step.block_ns or step.step_ns) / 1e6)
-    found = [trend(_thinned(steps_ms)) for steps_ms in launches.values()]
-    large = [one for one in found if one and abs(one[1] - one[0]) >= LEAST_TREND * min(one)]
-    if 2 * len(large) <= len(found):
-        return ()
-    return (trend_text(*large[-1]),)
-
-
-def _thinned(values: Sequence[float]) -> list[float]:
-    """Means of neighbours, at most `MOST_FOR_TREND`."""
-    size = -(-len(values) // MOST_FOR_TREND)
-    return [fmean(values[i : i + size]) for i in range(0, len(values), size)]
-
-
-def step_numbers(steps: Sequence[StepRecord]) -> Sequence[int]:
-    """Where timed steps of one rank are on an axis: their positions, or in a sample how many came before."""
-    if not _may_be_sample(steps):
-        return range(len(steps))
-    numbers, before = [], 0
-    for last, step in zip([*steps[:1], *steps], steps, strict=False):
-        before += last.step + 1 if last.launch != step.launch else 0
-        numbers.append(before + step.step)
-    return numbers
-
-
-def _may_be_sample(steps: Sequence[StepRecord]) -> bool:
-    return any(step.step >= MAX_KEPT_STEPS or step.block_ns is not None for step in steps)
-
-
-def steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, int]:
-    """How many steps all ranks have of each launch."""
-    found: dict[str, int] = {}
-    for of_rank in steps.values():
-        for launch, num in {step.launch: step.step + 1 for step in of_rank}.items():
-            found[launch] = min(num, found.get(launch, num))
-    return found
-
-
-def _timed_from(step: StepRecord, halves: Mapping[str, range]) -> StepRecord:
-    """The step; timed in the second half of its launch, else warm-up, also where its rank got steady earlier.
-
-    So rounds have the same steps on all ranks. Traced and skipped steps stay what they are.
-    """
-    if step.kind not in ("warmup", "timed") or step.launch not in halves:
-        return step
-    if step.step not in halves[step.launch]:
-        return msgspec.structs.replace(step, kind="warmup", round=0)
-    return msgspec.structs.replace(step, kind="timed", round=step.step // WINDOW_STEPS + 1)
 
 
 def _ended_s(run: RunDir, variant: Variant) -> dict[str, float]:
@@ -301,11 +188,6 @@ def round_blocks_ns(steps: Iterable[StepRecord], kind: Kind) -> dict[RoundKey, l
             time_ns = step.step_ns if step.block_ns is None else step.block_ns
             blocks.setdefault((step.launch, step.round), []).append(time_ns)
     return blocks
-
-
-def planned_launch(launch: str) -> str:
-    """The planned launch that `launch` is an attempt at: `03-ddp-2~2` is the second at `03-ddp-2`."""
-    return launch.partition("~")[0]
 
 
 def launch_logs(

@@ -129,7 +129,8 @@ def _is_single_of(one: Measured, measured: Measured) -> bool:
 
 def noise(differences: Differences) -> Noise:
     """How far two measurements of the baseline differ: its two blocks of each round; and how it scatters."""
-    baseline = differences.measured[differences.baseline]
+    if not (baseline := differences.measured[differences.baseline]).counts:
+        return Noise()
     rounds = round_differences(baseline.aa, baseline.timed)
     centre, ci = hodges_lehmann(rounds), wilcoxon_interval(rounds, CI_ALPHA)
     if differences.unit == "launch":

@@ -93,6 +93,8 @@ class Page:
     """That a command works on the run now."""
     has_colour: bool = True
     """Whether the terminal shows colours; one that doesn't may show no escape at all."""
+    above: tuple[str, ...] = ()
+    """Messages about failures that the same reader has just read."""
 
     @property
     def line_width(self) -> int:

@@ -15,11 +15,12 @@ from gpurun.launcher.plan.estimate import (
     detectable,
     estimate_s,
     more_launches,
+    scope_texts,
 )
 from gpurun.launcher.plan.model import GatePlan, Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
 from gpurun.launcher.stats.schedule import first_traced_step, warmup_minimum
-from gpurun.launcher.units import GIB, format_count, format_duration, plural
+from gpurun.launcher.units import GIB, format_count, format_duration, format_gib, plural
 
 if TYPE_CHECKING:
     from gpurun.launcher.rundir.records import MemoryEstimate
@@ -61,13 +62,12 @@ def render_memory(memory: "Mapping[str, MemoryEstimate]", width: int, plain: boo
 
 
 def _memory_row(variant_id: str, estimate: "MemoryEstimate") -> tuple[str, ...]:
-    from gpurun.launcher.compare.headline import memory_text
     from gpurun.launcher.rundir.records import MEMORY_PARTS
 
     if estimate.peak is None:
         return (variant_id, *[""] * (1 + len(MEMORY_PARTS)), f"not estimated: {estimate.reason}")
     parts = (estimate.peak.total, *estimate.peak.parts.values())
-    return (variant_id, *(memory_text(num_bytes / GIB) for num_bytes in parts), "")
+    return (variant_id, *(format_gib(num_bytes / GIB, 2) for num_bytes in parts), "")
 
 
 def headlines(plan: Plan, spec: JobSpec, earlier: Earlier | None = None) -> tuple[str, ...]:
@@ -75,8 +75,8 @@ def headlines(plan: Plan, spec: JobSpec, earlier: Earlier | None = None) -> tupl
     if plan.gate is not None:
         return (_header(plan, spec), *_gate_lines(plan, plan.gate))
     found = detectable(plan, spec, earlier)
-    power = _power(plan, found) if found else None
-    return (_header(plan, spec), _size(plan, spec), *([power] if power else []))
+    power = (_power(plan, found) or "").splitlines() if found else ()
+    return (_header(plan, spec), _size(plan, spec), *power)
 
 
 def _gate_lines(plan: Plan, gate: GatePlan) -> tuple[str, str]:
@@ -111,8 +111,7 @@ def _power(plan: Plan, found: Detectable) -> str | None:
     if found.is_too_little and not found.is_shared:
         return f"No verdict is possible with {launches}: it takes {LAUNCHES_TO_COMPARE} ({more})."
     if found.is_too_little:
-        its = "its one launch" if found.launches == 1 else f"its {launches}"
-        return f"Verdicts will hold for {its} only; for others: {more}."
+        return "\n".join(scope_texts(found.launches, more))
     if found.percent is None or found.scatter_percent is None:
         return None
     difference, scatter = _two_digits(found.percent), _two_digits(found.scatter_percent)

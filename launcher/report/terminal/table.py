@@ -153,13 +153,15 @@ def render_table(
     run_path: str | None = None,
     has_colour: bool = True,
     in_progress: str | None = None,
+    above: tuple[str, ...] = (),
 ) -> str:
     """The whole report for a terminal of `width` columns; `plain` is for a file or a pipe.
 
     `run_path` is the run directory as a person would type it, for the paths of logs and the last commands.
-    `in_progress` says that a command works on the run now.
+    `in_progress` says that a command works on the run now. `above` are messages about failures that the same
+    reader has just read.
     """
-    page = Page(width, plain, run_path, in_progress, has_colour)
+    page = Page(width, plain, run_path, in_progress, has_colour, above)
     first = [Text.assemble(("! ", "red"), Text(alert, "bold")) for alert in comparison.alerts]
     return to_string([*first, *([Text()] if first else []), *_body(comparison, page)], page)
 
@@ -182,11 +184,14 @@ def _body(comparison: Comparison, page: Page) -> list[Text]:
         else []
     )
     lines += _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)
-    above = None
+    before = None
     for row, variant in enumerate(unranked, start=len(ranked)):
-        shown = replace(variant, reason=AS_ABOVE, log=None) if _ended_alike(variant, above) else variant
+        shown = replace(variant, reason=AS_ABOVE, log=None) if _ended_alike(variant, before) else variant
+        if variant.log and any(variant.log in text for text in page.above):
+            is_alone = len(comparison.variants) == 1
+            shown = replace(shown, reason=SEE_ABOVE if is_alone else shown.reason, log=None)
         lines += _unranked_lines(shown, row_line(names, row), names, figures, page)
-        above = variant
+        before = variant
     lines.append(Text())
     if drawn:
         lines.append(Text.assemble(("Bars: ", "dim"), bar_legend(bars, plain)))
@@ -270,6 +275,7 @@ def _ranked_lines(ranked: Sequence[VariantResult], columns: list[Column], fastes
     return lines
 
 
+SEE_ABOVE = "see above"
 AS_ABOVE = "as above"
 """The text for a variant that one failure ended together with the one before."""
 
@@ -302,7 +308,7 @@ def _reason_lines(variant: VariantResult, indent: int, page: Page) -> list[str]:
     ran = "no figures" if variant.wall_s is None else f"no steps; ran for {variant.wall_s:.1f} s"
     reason = " ".join((variant.reason or ran).split())
     if variant.step_ms:
-        reason = f"{reason}; its steps took about {variant.step_ms.estimate:.3g} ms"
+        reason = f"{reason}; before that, its steps took about {variant.step_ms.estimate:.3g} ms"
     if page.plain:
         return [reason]
     room = max(page.width - indent, 20)
@@ -319,7 +325,8 @@ def footer(comparison: Comparison, page: Page) -> list[Text]:
             Text.assemble(("! ", "yellow"), page.in_progress or incomplete_text(comparison, page.run))
         )
     answer = [Text(comparison.headline, "bold"), *map(Text, comparison.details.splitlines())]
-    lines = [*notes, *warnings, Text(), *answer]
+    above = [*notes, *warnings]
+    lines = [*above, *([Text()] if above else []), *answer]
     has_figures = any(one.step_ms or one.probe for one in comparison.variants)
     return lines if page.run is None else [*lines, *_more_lines(page.run, page, has_figures)]
 

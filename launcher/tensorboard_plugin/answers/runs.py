@@ -12,7 +12,7 @@ from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.machine.accelerators import recorded_gpus
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
-from gpurun.launcher.report.metrics import PARTS, answer_figures, described
+from gpurun.launcher.report.metrics import PARTS, answer_figures, described, figures_of
 from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import is_name
@@ -116,7 +116,7 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
             "hidden": HIDDEN_PARTS,
             "meanings": {part.key: part.meaning for part in PARTS},
         },
-        "metrics": described(comparison.variants) if comparison else [],
+        "metrics": described(figures_of(comparison.variants)) if comparison else [],
         "variants": variants(listed, comparison),
     }
 

@@ -91,7 +91,8 @@ class ProgramRank:
         elif steps.num_timed and tracer is not None and not tracer.written:
             last = tracer.first + tracer.config.steps
             warnings.append(
-                f"no trace: it covers steps {tracer.first + 1} to {last}, and the program must run one more"
+                f"no trace: the program ended before step {last + 1}, "
+                f"and steps {tracer.first + 1} to {last} are traced"
             )
         if steps.count and self.config.world_size > 1 and not self.has_had_group():
             warnings.append(NO_GROUP)

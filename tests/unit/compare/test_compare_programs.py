@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace as changed
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.recorded import step_numbers
+from gpurun.launcher.compare.figures.program_steps import step_numbers
+from gpurun.launcher.compare.model import Noise
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.records import Event, StepRecord
@@ -101,6 +102,66 @@ def test_a_program_whose_steps_grow_or_shrink_all_the_time_has_a_warning(
     files.close(program)
     (found,) = compare_run(files.run).variants
     assert any("during a launch" in text for text in found.warnings) == warns
+
+
+def test_of_a_program_that_failed_only_the_failure_is_said(files: Files) -> None:
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    for launch_id in ("01", "02"):
+        lines = [changed(step_of(number, 60 + 3 * number), launch=launch_id) for number in range(35)]
+        lines[10:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
+        append_lines(files.run.steps(program.id, 0), lines)
+    launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(("01", "02"))]
+    write_json(files.run.plan, plan([program], launches, program.id))
+    files.close(
+        program, status="failed", reason="rank 0 raised ValueError: no", log="launches/02/log/rank0.log"
+    )
+    comparison = compare_run(files.run)
+    assert (comparison.variants[0].warnings, comparison.notes, comparison.noise) == ((), (), Noise())
+    assert comparison.headline == "gpt on 1 device failed."
+
+
+@pytest.mark.parametrize("args", [("--lr", "0.1"), ("20",), ()])
+def test_a_program_that_is_compared_and_alone_so_far_is_named_so(
+    files: Files, args: tuple[str, ...], wording: Wording
+) -> None:
+    one = replace(PROGRAM, id="script-1-a", devices=("cpu:0",), varied={"args": args})
+    other = replace(one, id="script-1-b", varied={"args": ("--other",)})
+    lines = [changed(step_of(number, 50 + number % 2), launch="01") for number in range(40)]
+    lines[10:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
+    append_lines(files.run.steps(one.id, 0), lines)
+    launches = [launch("01", one.id, 0, [one]), launch("02", other.id, 0, [other])]
+    write_json(files.run.plan, plan([one, other], launches, one.id))
+    wording(compare_run(files.run).headline)
+
+
+def test_launches_that_were_steady_late_and_soon_both_count(files: Files, wording: Wording) -> None:
+    """A launch without timed steps is no launch that is missing."""
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    for launch_id, warm in (("01", 19), ("02", 10)):
+        lines = [changed(step_of(number, 50 + number % 2), launch=launch_id) for number in range(19)]
+        lines[warm:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[warm:]]
+        append_lines(files.run.steps(program.id, 0), lines)
+        append_lines(files.run.events(launch_id), [Event(1, "run", program.id), Event(2, "done", program.id)])
+    launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(("01", "02"))]
+    write_json(files.run.plan, plan([program], launches, program.id))
+    files.close(program)
+    comparison = compare_run(files.run)
+    assert comparison.complete
+    assert comparison.variants[0].launches == 2
+    wording(*comparison.variants[0].warnings)
+
+
+def test_a_launch_of_too_few_steps_is_not_missing(files: Files) -> None:
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    for launch_id, num in (("01", 40), ("02", 2)):
+        lines = [changed(step_of(number, 50 + number % 2), launch=launch_id) for number in range(num)]
+        lines[10:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
+        append_lines(files.run.steps(program.id, 0), lines)
+        append_lines(files.run.events(launch_id), [Event(1, "run", program.id), Event(2, "done", program.id)])
+    launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(("01", "02"))]
+    write_json(files.run.plan, plan([program], launches, program.id))
+    files.close(program)
+    assert compare_run(files.run).complete
 
 
 def test_figures_of_a_long_program_are_those_of_a_sample(files: Files, wording: Wording) -> None:

@@ -80,7 +80,7 @@ def markdown(comparison: Comparison, run: RunDir) -> Shown:
     text = summary_markdown(comparison)
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     header, _, *rows = ([cell.strip() for cell in line] for line in lines)
-    known = {metric.short for metric in METRICS}
+    known = {metric.short for metric in figures_of(comparison.variants)}
     found = {
         row[0].replace("\\", ""): {  # Markdown escapes `_`
             title: number(cell) for title, cell in zip(header, row, strict=True) if title in known and cell
@@ -142,6 +142,10 @@ def printed_json(comparison: Comparison, run: RunDir) -> Shown:
 
 
 REPORTS = [terminal, markdown, hparams, tab, html, printed_json]
+FOR_PEOPLE = [terminal, markdown, tab, html]
+"""Reports whose units are the readable ones."""
+SMALLER = {("GiB", "MiB"): 1024, ("GiB", "KiB"): 1024**2, ("GFLOP/s", "MFLOP/s"): 1e3}
+PER_UNIT = {(metric.unit, metric.unit): 1.0 for metric in METRICS} | {("MB/s", "MB/s"): 1.0} | SMALLER
 
 
 @pytest.fixture
@@ -228,10 +232,14 @@ def test_every_report_has_the_headline_and_the_figures(report: Report, run: RunD
 def assert_same(report: Report, comparison: Comparison, run: RunDir) -> None:
     headline, found = report(comparison, run)
     assert headline == comparison.headline
-    short = {metric.key: metric.short for metric in METRICS}
+    base, shown = ({m.key: m for m in found} for found in (METRICS, figures_of(comparison.variants)))
+    titles = {key: (shown if report in FOR_PEOPLE else base)[key] for key in shown}
     values = values_of(comparison.variants)
     for one in comparison.variants:
-        expected = {short[key]: value for key, value in values[one.id].items()}
+        expected = {
+            titles[key].short: value * PER_UNIT[base[key].unit, titles[key].unit]
+            for key, value in values[one.id].items()
+        }
         assert found[variant_label(one)] == pytest.approx(expected, rel=0.02, abs=0.006)
 
 
@@ -250,6 +258,24 @@ def test_a_wrong_gradient_is_read_before_any_figure_in_every_report(run: RunDir)
         assert list(answer["alerts"]) == [alert]
     (page,) = (one.read_text() for one in (STATIC / "splits").glob("splits.js"))
     assert page.index("run.answer.alerts") < page.index("headline(run.answer.headline")
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_figures_of_a_tiny_model_have_a_readable_unit(report: Report, run: RunDir) -> None:
+    """Programs get the unit that the name of the key says."""
+    tiny = tuple(
+        replace(
+            one,
+            flop_per_s=3.36e5 * (1 + place),
+            ranks=tuple(replace(rank, peak_gib=4.3e-6, memory_gib={}) for rank in one.ranks),
+        )
+        for place, one in enumerate(COMPARISON.variants)
+    )
+    comparison = replace(COMPARISON, variants=tiny)
+    write_json(run.comparison, comparison)
+    assert_same(report, comparison, run)
+    titles = sorted(key for key in report(comparison, run)[1]["ddp 32/32"] if re.search("FLOP/s|peak", key))
+    assert titles == (["MFLOP/s", "peak KiB"] if report in FOR_PEOPLE else ["GFLOP/s", "peak GiB"])
 
 
 @pytest.mark.parametrize("report", REPORTS)

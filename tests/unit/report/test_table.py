@@ -25,6 +25,7 @@ from gpurun.launcher.compare.model import (
     StepTime,
     VariantResult,
 )
+from gpurun.launcher.report.footnotes import noise_lines
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.table import Part, draw_bar, phase_parts, render_table
@@ -64,6 +65,31 @@ def test_nothing_is_to_be_viewed_where_nothing_was_measured() -> None:
     failed = with_variants(variant("dp-2-48-16"))
     assert "gpurun view" not in shown(failed)
     assert f"More:  gpurun logs {RUN}" in shown(failed)
+
+
+def test_a_failure_that_was_just_read_is_not_said_again(wording: Wording) -> None:
+    failed = variant("dp-2-48-16")
+    failed = replace(
+        failed, status="failed", reason="rank 1 raised ValueError: no", log="launches/01/log/rank1.log"
+    )
+    above = (f"rank 1 raised ValueError: no\nlog: {RUN}/launches/01/log/rank1.log",)
+    for comparison in (with_variants(failed), with_variants(variant("ddp-2-even"), failed)):
+        wording(render_table(comparison, 80, plain=True, run_path=RUN, above=above))
+    assert "log: " in render_table(with_variants(failed), 80, plain=True, run_path=RUN, above=("other",))
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_a_report_in_another_place_than_messages_repeats_them(
+    is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = replace(
+        variant("dp-2-48-16"), status="failed", reason="it broke", log="launches/01/log/rank1.log"
+    )
+    with (tmp_path / "out").open("w") as out, (tmp_path / ("out" if is_one else "err")).open("a") as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        print_comparison(with_variants(failed), Path(RUN), as_json=False, reported=(f"log: {failed.log}",))
+    assert ("it broke" in (tmp_path / "out").read_text()) is not is_one
 
 
 def variant(variant_id: str) -> VariantResult:
@@ -213,6 +239,16 @@ def test_a_variant_alone_has_no_baseline() -> None:
     assert "vs baseline" not in summary_markdown(alone)
 
 
+@pytest.mark.parametrize(
+    ("launch", "round_"), [(0.0, 12.0), (0.0, None), (15.4, 19.4), (0.04, 0.3), (None, 6.7), (0.0, 0.0)]
+)
+def test_scatter_of_launches_is_not_said_to_be_0_where_rounds_hide_it(
+    launch: float | None, round_: float | None, wording: Wording
+) -> None:
+    """The estimate of what launches add is 0 wherever their rounds alone scatter by more."""
+    wording(*noise_lines(Noise(None, None, launch, round_), "The baseline"))
+
+
 def test_a_gradient_that_differs_as_the_model_is_is_not_said_to_agree() -> None:
     """Of dropout or BatchNorm, whose gradients no two ways to run the model share."""
     warning = f"{GRADIENT_DIFFERS}one device by 0.03 (relative), more than fp32 explains"
@@ -351,10 +387,10 @@ def test_figures_of_tiny_models_are_not_zero() -> None:
         ranks=(replace(rank, peak_gib=0.0004),),
     )
     texts = {metric.short: str(column[0]) for metric, column in figures_of([tiny]).items()}
-    shown = {name: texts[name] for name in ("GFLOP/s", "MFU %", "J/sample", "peak GiB")}
+    shown = {name: texts[name] for name in ("kFLOP/s", "MFU %", "J/sample", "peak MiB")}
     assert shown == {
-        "GFLOP/s": "0.00000600",
+        "kFLOP/s": "6.00",
         "MFU %": "0.000030",
         "J/sample": "0.000020",
-        "peak GiB": "0.00040",
+        "peak MiB": "0.410",
     }

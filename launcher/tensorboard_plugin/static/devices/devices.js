@@ -2,7 +2,7 @@
 
 import { headline, optionsOf, picker } from '../shared/controls.js';
 import { el, replace } from '../shared/dom.js';
-import { listed, number, plural } from '../shared/format.js';
+import { listed, memoryText, number, plural } from '../shared/format.js';
 import { lineChart, sparkline, spokenSeries } from './charts.js';
 import { showTracedDevices } from './traced.js';
 import { isAbort, pause } from '../source.js';
@@ -261,7 +261,7 @@ class Devices {
       ];
     };
     const rows = ranks.slice(0, 64).map(cells);
-    const kept = ['device', 'name', 'peak memory, GiB', 'power', 'SM clock']
+    const kept = ['device', 'name', 'peak memory', 'power', 'SM clock']
       .map((name, index) => ({ name, index }))
       .filter(({ index }) => rows.some((row) => row[index] !== ''));
     return [
@@ -373,7 +373,7 @@ function cappedSentence(capped, live) {
 function gauged(value, limit) {
   if (value == null) return '';
   return [
-    el('span', { class: 'big' }, number(value, value < 1 ? 2 : 1)),
-    limit == null ? null : el('span', { class: 'of' }, `of ${number(limit, 1)}`),
+    el('span', { class: 'big' }, memoryText(value)),
+    limit == null ? null : el('span', { class: 'of' }, `of ${memoryText(limit)}`),
   ];
 }

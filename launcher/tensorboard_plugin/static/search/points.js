@@ -1,7 +1,7 @@
 // Time over memory: a point for each combination that has a time.
 
 import { el, onWidth, svg, widest } from '../shared/dom.js';
-import { number, three, tickDecimals } from '../shared/format.js';
+import { memoryText, memoryUnit, number, three, tickDecimals } from '../shared/format.js';
 import { around } from '../shared/scale.js';
 import { hideTip, showTip } from '../shared/tip.js';
 import { names } from '../splits/plot.js';
@@ -23,14 +23,6 @@ const TEXT_PX = 11;
 const RADIUS = 4.5;
 /** Around the points, as a share of their range. */
 const ROOM = 0.04;
-
-/**
- * Memory as the table has it: `1.25 GiB`, `84 MiB`.
- * @param {number} gib
- */
-export function memoryText(gib) {
-  return gib >= 1 ? `${three(gib)} GiB` : `${three(gib * 1024)} MiB`;
-}
 
 /**
  * The chart, as wide as its place. Arrow keys go from point to point, in the order of their times.
@@ -62,7 +54,7 @@ class Chart {
     this.search = search;
     this.timed = timed;
     this.placed = timed.filter((one) => one.tried.peak_gib != null);
-    this.unit = Math.max(search.memory_gib ?? 0, ...this.placed.map((one) => one.tried.peak_gib ?? 0)) >= 1 ? 'GiB' : 'MiB';
+    [this.unit, this.perGib] = memoryUnit(Math.max(search.memory_gib ?? 0, ...this.placed.map((one) => one.tried.peak_gib ?? 0)));
     this.times = roomy(timed.map((one) => one.ms ?? 0));
     this.memory = roomy(this.placed.map((one) => this.amount(one.tried.peak_gib ?? 0)));
     this.texts = this.times.scale.ticks(this.times.step).map((tick) => number(tick, tickDecimals(this.times.step)));
@@ -75,7 +67,7 @@ class Chart {
 
   /** @param {number} gib */
   amount(gib) {
-    return this.unit === 'GiB' ? gib : gib * 1024;
+    return gib * this.perGib;
   }
 
   /** @param {Combination} one */

@@ -2,13 +2,13 @@
 
 import { headline } from '../shared/controls.js';
 import { el, replace } from '../shared/dom.js';
-import { number, plural, three } from '../shared/format.js';
+import { memoryText, number, plural, three } from '../shared/format.js';
 import { problemNotes } from '../shared/states.js';
 import { tipped } from '../shared/tip.js';
 import { rowKeys, virtualRows } from '../shared/virtual.js';
 import { STATUS_WORDS } from '../splits/words.js';
 import { effectsTable } from './effects.js';
-import { memoryText, pointsChart, pointsLegend, WORDS } from './points.js';
+import { pointsChart, pointsLegend, WORDS } from './points.js';
 
 const ROW_PX = 22;
 const TRIED = 'Combinations that were tried, fastest first';

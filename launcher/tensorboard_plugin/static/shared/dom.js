@@ -189,3 +189,12 @@ export function isTyping(event) {
   const isField = event.target instanceof Element && /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
   return isField || event.ctrlKey || event.metaKey || event.altKey;
 }
+
+/**
+ * A text that breaks between its words only: not at the hyphens of an option.
+ * @param {string} text
+ * @returns {Child[]}
+ */
+export function wholeWords(text) {
+  return text.split(' ').flatMap((word, index) => [index ? ' ' : '', el('span', { class: 'whole' }, word)]);
+}

@@ -29,6 +29,25 @@ export function three(value) {
 }
 
 /**
+ * The unit for memory of which `gib` is the most, and how many of it make a GiB; as `readable_unit` of launcher/units.py.
+ * @param {number} gib
+ * @returns {[unit: string, perGib: number]}
+ */
+export function memoryUnit(gib) {
+  if (gib <= 0 || gib >= 0.1) return ['GiB', 1];
+  return gib * 1024 >= 0.1 ? ['MiB', 1024] : ['KiB', 1024 * 1024];
+}
+
+/**
+ * `1.25 GiB`, `84.0 MiB`, `4.19 KiB`.
+ * @param {number} gib
+ */
+export function memoryText(gib) {
+  const [unit, perGib] = memoryUnit(gib);
+  return `${rate(gib * perGib)} ${unit}`;
+}
+
+/**
  * A rate per second in three significant digits, from 100 on in whole numbers: `1.16`, `1,520`.
  * @param {number} perSecond
  */

@@ -1,12 +1,12 @@
 // Columns of the ranking: of differences and bars, and of the figures that the server names.
 
-import { el } from '../shared/dom.js';
+import { el, wholeWords } from '../shared/dom.js';
 import { number } from '../shared/format.js';
 
 /** @type {Column[]} */
 export const COLUMNS = [
   { key: 'variant', name: 'variant', sort: (row) => row.label },
-  { key: 'forest', name: (view) => `${view.run.whatIsCompared} against ${view.baselineLabel}, %` },
+  { key: 'forest', name: (view) => [`${view.run.whatIsCompared} against `, ...wholeWords(`${view.baselineLabel}, %`)] },
   { key: 'diff', name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
   { key: 'verdict', name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
   { key: 'ms', name: 'step ms', sort: (row) => row.figures.step_ms?.value, right: true },

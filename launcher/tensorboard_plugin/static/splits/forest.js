@@ -4,12 +4,12 @@ import { svg } from '../shared/dom.js';
 import { number, percent, tickDecimals } from '../shared/format.js';
 import { last, Scale } from '../shared/scale.js';
 
-/** How far from the baseline the axis may reach, in percent; what lies farther becomes an arrow at the edge. */
-const REACHES = [12, 25, 50, 100, 200, 400];
+/** How far from the baseline the axis reaches, in percent, or twice as far again; what lies farther becomes an arrow. */
+const REACHES = [12, 25, 50, 100];
 /** The nearest reach is taken that shows at least this share of the variants with their intervals. */
 const ENOUGH = 0.5;
 /** Ticks that all have their figure on a narrow page. */
-const MOST_NARROW = 6;
+const MOST_NARROW = 5;
 /** Differences within this, in percent, count as the same. */
 export const SAME = 1;
 
@@ -40,7 +40,11 @@ function isKnown(difference) {
 function reachOf(differences) {
   /** @param {number} reach */
   const shown = (reach) => differences.filter((one) => farthest(one) <= reach).length;
-  return REACHES.find((reach) => shown(reach) >= ENOUGH * differences.length) ?? last(REACHES);
+  const near = REACHES.find((reach) => shown(reach) >= ENOUGH * differences.length);
+  if (near != null) return near;
+  let reach = last(REACHES);
+  while (shown(reach) < ENOUGH * differences.length) reach *= 2;
+  return reach;
 }
 
 /** @param {KnownDifference} difference @returns {number} how far it or its interval goes, in percent */
@@ -50,7 +54,8 @@ function farthest(difference) {
 
 /** @param {number} range */
 function tickStep(range) {
-  return [1, 2, 4, 10, 20, 50, 100].find((step) => range <= (step < 4 ? 4 : 6) * step) ?? 200;
+  const near = [1, 2, 4, 10, 20, 50, 100].find((step) => range <= (step < 4 ? 4 : 6) * step);
+  return near ?? 200 * 2 ** Math.max(0, Math.ceil(Math.log2(range / 1200)));
 }
 
 /**

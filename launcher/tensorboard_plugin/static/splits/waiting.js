@@ -55,7 +55,7 @@ function draw(host, progress) {
       'table',
       {
         class: 'grid',
-        style: { width: '420px', 'margin-top': '12px' },
+        style: { width: 'min(420px, 100%)', 'margin-top': '12px' },
         'aria-label': 'variants and their rounds so far',
       },
       el(
@@ -86,7 +86,7 @@ export function oneVariant(host, app) {
     bars,
     el(
       'div',
-      { class: 'state' },
+      { class: 'state', hidden: variant.status !== 'ok' },
       el('p', { class: 'muted' }, 'A second variant makes it a comparison; in the job file:'),
       el('pre', {}, app.run.answer.compare ?? ''),
     ),

@@ -31,7 +31,7 @@ export function whyUnranked(variant) {
  */
 export function subSentence(run) {
   const { details, facts } = run.answer;
-  return [details, ...facts, rounds(run.leader?.result)].filter(Boolean).join('\n');
+  return [details, ...facts, run.variants.length > 1 && rounds(run.leader?.result)].filter(Boolean).join('\n');
 }
 
 /** @param {VariantResult | null | undefined} best */

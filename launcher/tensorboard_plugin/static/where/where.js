@@ -37,7 +37,7 @@ export async function showWhere(host, app) {
     host,
     leader
       ? headline(leader.planned.step_sentence ?? '', many ? run.answer.bars.ranks : whatBarsAre(all, run.answer.bars))
-      : headline('No variant has figures yet.', null),
+      : headline((run.results.size && !all.length && !run.ranked.length && run.answer.headline) || 'No variant has figures yet.', null),
     problemNotes([], shown.map((variant) => variant.planned.far_note).filter((note) => note != null)),
     el(
       'div',
