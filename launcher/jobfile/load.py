@@ -16,7 +16,7 @@ from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, secrets_in
 from gpurun.launcher.jobfile.read import Draft, Mistake, UnknownKey, draft_of, key_elsewhere, read_spec
 from gpurun.launcher.jobfile.section import Section
 from gpurun.launcher.jobfile.values import safe_name
-from gpurun.launcher.jobfile.yaml.describe import assigned_as, describe, did_you_mean, flow_text, shorten
+from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, flow_text, shorten
 from gpurun.launcher.jobfile.yaml.source import Source, override_source, read_source
 from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, Node, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
@@ -74,7 +74,7 @@ def check_source(source: Source, job_dir: Path, *, runs_here: bool = False) -> J
     """Like `load_job`, for a file that has been read; its files are looked for in `job_dir`."""
     if not isinstance(source.root.value, dict):
         message = f"expected keys and values (`workload: gpt`), got {describe(source.root.plain())}"
-        hint = f"write `{written}`" if (written := assigned_as(source.text)) else None
+        hint = _without_dashes(source.root.plain())
         raise JobError(in_order([*source.problems, source.problem((), message, hint)], source.file))
     source = _with_strategy(source)
     spec, mistakes = read_spec(source)
@@ -91,6 +91,13 @@ def check_source(source: Source, job_dir: Path, *, runs_here: bool = False) -> J
             in_order(problems, source.file, more), known if known.is_plannable and not more else None
         )
     return spec
+
+
+def _without_dashes(items: Any) -> str | None:
+    """How to write a list of keys: `- workload: gpt`."""
+    if not isinstance(items, list) or not all(isinstance(item, dict) and item for item in items):
+        return None
+    return f"remove the dashes: write `{shorten(flow_text(items[0])[1:-1])}`"
 
 
 def _with_name(source: Source, path: Path) -> Source:

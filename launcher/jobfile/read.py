@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.field_types import (
+    MAPPING,
     InvalidValue,
     Kind,
     ListOf,
@@ -130,6 +131,9 @@ def _value(key: Key, value: Any, path: Path, mistakes: list[Mistake]) -> Any:
         return None
     _refuse_unreadable(value)
     if isinstance(key.kind, Kind):
+        if key.kind is not MAPPING:  # params are judged one by one
+            for item in _items(value):
+                _refuse_unreadable(item)
         return key.kind.parse(value)
     if isinstance(key.kind, ListOf):
         return _several(key.kind, value, path, mistakes)
@@ -172,6 +176,10 @@ def _item(kind: Kind, item: Any, path: Path, mistakes: list[Mistake]) -> Any:
         return None
 
 
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
 def _refuse_unreadable(value: Any) -> None:
     if isinstance(value, Unreadable):
         raise InvalidValue("")
@@ -202,6 +210,7 @@ class Draft:
     def without(self, problems: Iterable[Problem]) -> "Draft":
         """The same without what these mistakes are about; a duplicate key may be one of `compare`."""
         wrong = [found.path for found in problems if found.path]
+        wrong += self.spec.source.root.unreadable() if self.spec.source else ()
         inside = [("compare", *path) for path in wrong if path[0] in SECTIONS["compare"].keys]
         return replace(self, unknown=self.unknown.union(wrong, inside))
 

@@ -13,8 +13,6 @@ _NOT_TEXTS = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "nu
 
 _WITH_UNIT = re.compile(r"([0-9]{1,9}) ?[A-Za-z]+")
 
-_ASSIGNED = re.compile(r"\s*(\w{1,40}) *= *(\S{1,40})")
-
 _TRUTHS = {
     **dict.fromkeys(("yes", "on", "y", "1"), "true"),
     **dict.fromkeys(("no", "off", "n", "0"), "false"),
@@ -58,12 +56,6 @@ def truth_in(value: Any) -> str | None:
     text = str(value).lower()
     first = text.partition(" ")[0]
     return _TRUTHS.get(text) or (_TRUTHS.get(first) if first.isalpha() else None)
-
-
-def assigned_as(text: str) -> str | None:
-    """`workload: gpt` for `workload = gpt`."""
-    found = _ASSIGNED.match(text)
-    return f"{found[1]}: {found[2]}" if found else None
 
 
 def shorten(text: str) -> str:
