@@ -189,8 +189,8 @@ def parse_ranks(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 def parse_nodes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
     """`4`, or a range `2..4`, as the key `nodes` has it."""
+    from gpurun.launcher.jobfile.device_values import parse_nodes
     from gpurun.launcher.jobfile.field_types import InvalidValue
-    from gpurun.launcher.jobfile.values import parse_nodes
 
     try:
         return parse_nodes(int(value) if value.isdecimal() else value) if value is not None else None
@@ -221,6 +221,7 @@ def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 def parse_tables(ctx: click.Context, param: click.Parameter, value: str | None) -> "tuple[Table, ...] | None":
     """`shapes,copies`, or `all`, as names of tables of `gpurun trace`."""
+    from gpurun.launcher.jobfile.yaml.describe import near_or_all
     from gpurun.launcher.trace.requested_tables import TABLES
 
     if value is None:
@@ -229,7 +230,8 @@ def parse_tables(ctx: click.Context, param: click.Parameter, value: str | None) 
     chosen = tuple(each for name in names for each in TABLES if name in (each, "all"))
     unknown = [name for name in names if name not in (*TABLES, "all")]
     if unknown or not chosen:
-        raise click.BadParameter(f"{value!r}: choose from {', '.join(TABLES)}, or all")
+        wrong = unknown[0] if unknown else value
+        raise click.BadParameter(f"{wrong!r}: {near_or_all(wrong, [*TABLES, 'all'], 'tables')}")
     return tuple(dict.fromkeys(chosen))
 
 

@@ -167,7 +167,7 @@ def _explain(mistake: Mistake, source: Source, listed: set[KeyPath], params: Seq
     """
     if isinstance(mistake, UnknownKey):
         message, hint = _unknown_key(mistake.path, listed)
-        in_params = _as_param(mistake.path, source, params)
+        in_params = _as_param(mistake.path, source, params) or _as_argument(mistake.path, source)
         return source.key_problem(mistake.path, message, in_params or hint)
     key = ".".join(step for step in mistake.path if isinstance(step, str))
     return source.problem(mistake.path, f"`{key}`: {mistake.message}", mistake.hint)
@@ -217,6 +217,19 @@ def _as_param(path: KeyPath, source: Source, params: Sequence[str]) -> str | Non
         items: Any = [{name: one} for one in value]
         return f"write `params: {shorten(flow_text(items))}`"
     return f"write `params: {shorten(flow_text({name: value}))}`"
+
+
+def _as_argument(path: KeyPath, source: Source) -> str | None:
+    """How to write a key that is an option of a program: `args: ["--width", 64]`, also where it varies."""
+    section, name = path[:-1], str(path[-1])
+    if not name.startswith("-") or section not in ((), ("compare",)):
+        return None
+    value = source.root.child(section[0]) if section else source.root
+    given = value.plain()[name] if value else None
+    if not section:
+        return f"write `args: {shorten(flow_text([name, *([] if given is None else [given])]))}`"
+    values = given if isinstance(given, list) else [given]
+    return f"write `args: {shorten(flow_text([[name, one] for one in values]))}`"
 
 
 def _all_keys(known: Iterable[str]) -> str:

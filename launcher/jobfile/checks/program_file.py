@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+import os
 import pkgutil
 import shlex
 import sys
@@ -42,7 +43,7 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
     if is_dir:
         yield spec.problem(("script",), f"{shorten(script)} is a directory", "name a Python file in it")
     elif not is_file:
-        hint = _command_line(script, job_dir) or near_file(path, job_dir)
+        hint = _command_line(script, job_dir) or near_file(script, job_dir)
         yield spec.problem(("script",), no_file(script), hint)
     elif path.suffix in (".yaml", ".yml"):  # a short one may be Python too: `workload: mlp` is an annotation
         message = f"{shorten(script)} is a job file, not a program"
@@ -61,8 +62,11 @@ def _command_line(text: str, job_dir: Path) -> str | None:
     return f"write `script: {words[at]}`{args}"[:120]
 
 
-def near_file(path: Path, job_dir: Path) -> str:
+def near_file(name: str, job_dir: Path) -> str:
     """The hint for a Python file that isn't there: a name that is near, or the base of relative paths."""
+    path, expanded = job_dir / name, os.path.expandvars(os.path.expanduser(name))
+    if expanded != name:
+        return f"a job file has neither `~` nor variables: write {shorten(expanded)}"
     try:
         stems = [file.stem for file in path.parent.glob("*.py")]
     except OSError:

@@ -44,6 +44,9 @@ FILES = {
     "notes.txt": "hello\n",
     "other.json": "{}\n",
     "no-work.json": '{"traceEvents": []}\n',
+    "image.json": "\x89PNG\r\n",
+    "pickle.json": "\x80\x04",
+    "blank.json": "",
 }
 """What is in the directory in which they are typed."""
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -119,7 +122,7 @@ def test_mistakes_on_the_command_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
     (tmp_path / "empty").mkdir()
     cases = [line for line in COMMAND_LINES.read_text().splitlines() if line.startswith("$ ")]
     assert len(cases) >= 50

@@ -45,7 +45,10 @@ def yields():
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_messages(name: str, tmp_path: Path, snapshot: Callable[[str, str], None]) -> None:
+def test_messages(
+    name: str, tmp_path: Path, snapshot: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
     for file, source in SOURCES.items():
         (tmp_path / file).write_text(source)
     text = (DIRECTORY / f"{name}.txt").read_text()
