@@ -210,7 +210,9 @@ def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -
         return None
     first, colon, end = value.strip().partition(":")
     if not re.fullmatch(r"(\d{1,18})?:?(\d{1,18})?", value.strip(), re.ASCII):
-        raise click.BadParameter(f"{value!r} is not a range of steps; write 10:20")
+        ends = re.fullmatch(r"(\d{1,9})\s*(?:-|\.\.|,)\s*(\d{1,9})", value.strip(), re.ASCII)
+        meant = f"{ends[1]}:{int(ends[2]) + 1}" if ends else "10:20"
+        raise click.BadParameter(f"{value!r} is not a range of steps; write {meant}")
     start, stop = (int(text) if text else None for text in (first, end))
     if not colon:
         stop = None if start is None else start + 1
@@ -292,4 +294,4 @@ def parse_wait(ctx: click.Context, param: click.Parameter, value: str | None) ->
     try:
         return parse_duration(float(value) if value.isdecimal() else value)
     except InvalidValue as wrong:
-        raise click.BadParameter(str(wrong)) from None
+        raise click.BadParameter("; ".join(filter(None, (wrong.message, wrong.hint)))) from None

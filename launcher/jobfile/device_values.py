@@ -119,7 +119,7 @@ def _device_list(items: list[Any]) -> tuple[str, ...]:
 
 def _names_hint(items: list[Any]) -> str:
     """How to write a list of devices with an item that is none."""
-    if all(type(item) is int and 0 <= item < MAX_DEVICES for item in items):
+    if all(re.fullmatch("[0-9]{1,3}", str(item)) for item in items):
         return f"write [{', '.join(f'{GPU_KINDS[0]}:{item}' for item in items)}]"[:120]
     names = [name for item in items for name in _names_in(str(item))]
     if all(map(_is_device, names)):

@@ -77,9 +77,13 @@ def _ratio(text: str) -> str:
 _WHOLE_RATIO = 'write a ratio of whole numbers, such as "3:1"'
 
 
+def _sample_text(samples: list[int]) -> str:
+    return f"write samples per device as a list: {samples}"
+
+
 def _split_hint(value: Any) -> str:
     if isinstance(value, dict) and value and all(type(item) is int for item in value.values()):
-        return f"write samples per device as a list: {list(value.values())}"
+        return _sample_text(list(value.values()))
     text = value.strip(" ,;") if isinstance(value, str) else ""
     numbers = [int(number) for number in re.findall(r"[0-9]{1,9}", text)]
     if len(numbers) > 1 and "/" in text:
@@ -87,7 +91,7 @@ def _split_hint(value: Any) -> str:
     if re.fullmatch("[0-9]{1,9}( ?[:-] ?[0-9]{1,9})+", text):
         return f'write "{":".join(map(str, numbers))}"'
     if len(numbers) > 1 and "," in text:
-        return f"write samples per device as a list: {numbers}"
+        return _sample_text(numbers)
     if (len(numbers) > 1 and ":" in text) or "%" in text:
         return _WHOLE_RATIO
     return 'use even, balanced, a ratio such as "3:1", or samples per device such as [48, 16]'

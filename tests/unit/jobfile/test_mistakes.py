@@ -40,6 +40,7 @@ def yields():
     "broken.py": "import os\ndef f(:\n",
     "outside.py": "return 3\n",
     "binary.py": "\0\1\n",
+    "notes.ipynb": "{}\n",
 }
 """The files next to the job; none of them is run."""
 
