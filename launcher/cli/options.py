@@ -190,8 +190,8 @@ def parse_ranks(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 def parse_nodes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
     """`4`, or a range `2..4`, as the key `nodes` has it."""
+    from gpurun.launcher.jobfile.device_values import parse_nodes
     from gpurun.launcher.jobfile.field_types import InvalidValue
-    from gpurun.launcher.jobfile.values import parse_nodes
 
     try:
         return parse_nodes(int(value) if value.isdecimal() else value) if value is not None else None
@@ -211,7 +211,9 @@ def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -
         return None
     first, colon, end = value.strip().partition(":")
     if not re.fullmatch(r"(\d{1,18})?:?(\d{1,18})?", value.strip(), re.ASCII):
-        raise click.BadParameter(f"{value!r} is not a range of steps; write 10:20")
+        ends = re.fullmatch(r"(\d{1,9})\s*(?:-|\.\.|,)\s*(\d{1,9})", value.strip(), re.ASCII)
+        meant = f"{ends[1]}:{int(ends[2]) + 1}" if ends else "10:20"
+        raise click.BadParameter(f"{value!r} is not a range of steps; write {meant}")
     start, stop = (int(text) if text else None for text in (first, end))
     if not colon:
         stop = None if start is None else start + 1
@@ -222,6 +224,7 @@ def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 def parse_tables(ctx: click.Context, param: click.Parameter, value: str | None) -> "tuple[Table, ...] | None":
     """`shapes,copies`, or `all`, as names of tables of `gpurun trace`."""
+    from gpurun.launcher.jobfile.yaml.describe import near_or_all
     from gpurun.launcher.trace.requested_tables import TABLES
 
     if value is None:
@@ -230,7 +233,8 @@ def parse_tables(ctx: click.Context, param: click.Parameter, value: str | None) 
     chosen = tuple(each for name in names for each in TABLES if name in (each, "all"))
     unknown = [name for name in names if name not in (*TABLES, "all")]
     if unknown or not chosen:
-        raise click.BadParameter(f"{value!r}: choose from {', '.join(TABLES)}, or all")
+        wrong = unknown[0] if unknown else value
+        raise click.BadParameter(f"{wrong!r}: {near_or_all(wrong, [*TABLES, 'all'], 'tables')}")
     return tuple(dict.fromkeys(chosen))
 
 
@@ -291,4 +295,4 @@ def parse_wait(ctx: click.Context, param: click.Parameter, value: str | None) ->
     try:
         return parse_duration(float(value) if value.isdecimal() else value)
     except InvalidValue as wrong:
-        raise click.BadParameter(str(wrong)) from None
+        raise click.BadParameter("; ".join(filter(None, (wrong.message, wrong.hint)))) from None

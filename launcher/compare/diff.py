@@ -119,7 +119,9 @@ def diff_runs(
         ci_level=1 - share if alike else None,
         variants=tuple(_variant_diff(one, (a, b), share) for one in alike),
         not_comparable=tuple(
-            NotComparable(one, variant_label(in_b[one]), reason) for one, reason in reasons.items() if reason
+            NotComparable(one, _label_of_both(in_a[one], in_b[one]), reason)
+            for one, reason in reasons.items()
+            if reason
         ),
         only_in_a=_only_in(in_a, in_b),
         only_in_b=_only_in(in_b, in_a),
@@ -130,6 +132,12 @@ def diff_runs(
             *_interference_marks(a, b),
         ),
     )
+
+
+def _label_of_both(a: VariantResult, b: VariantResult) -> str:
+    """`ddp 4/4 → ddp 8/8`, or one label where both have it."""
+    labels = dict.fromkeys((variant_label(a), variant_label(b)))
+    return " → ".join(labels)
 
 
 def _only_in(

@@ -64,6 +64,11 @@ _REMEDIES = (
         "them before each call: `env: {TORCH_DISTRIBUTED_DEBUG: DETAIL}` in a job",
     ),
     (
+        r"ImportError: attempted relative import with no known parent package",
+        "a file that belongs to a package is run as its module: `gpurun run -m package.train`, from the "
+        "directory that contains the package; in a job `module: package.train`",
+    ),
+    (
         r"EOFError: EOF when reading a line",
         "the ranks' input is empty: pass what `input()` asks for as an argument after `--`",
     ),
@@ -214,6 +219,8 @@ def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host
     """
     parts = [_what_happened(failure, host)]
     shown = users_traceback(failure.traceback)
+    if failure.error == "SystemExit":  # what led to it is in what the program printed
+        shown = shown[max(0, shown.rfind(TRACEBACK)) :]
     if shown:
         parts.append(_indent(shown))
     fatal = fatal_error(log) if failure.kind == "signal" else None

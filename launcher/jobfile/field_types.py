@@ -116,7 +116,9 @@ def one_of(
         hint = None
         if isinstance(value, str | int) and not isinstance(value, bool):
             word = str(value).lower()
-            hint = remedies.get(word) or did_you_mean(elsewhere.get(word, word), choices)
+            begun = [other for other in elsewhere if len(word) > 2 and other.startswith(word)]
+            meant = elsewhere.get(word) or elsewhere[begun[0]] if begun else word
+            hint = remedies.get(word) or did_you_mean(meant, choices)
         raise expected(any_of(choices), value, hint)
 
     return Kind(parse, {"type": "string", "enum": list(choices)})
@@ -141,7 +143,7 @@ def check_mapping(value: Any) -> dict[str, Any]:
 def _as_mapping(value: Any) -> str | None:
     """How to write what was meant to be a mapping."""
     if value is None:
-        return "leave the key out, or write {}"
+        return "indent what belongs to it, or leave the key out"
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         given = {key: [one[key] for one in value if key in one] for each in value for key in each}
         one_each = {key: values if len(values) > 1 else values[0] for key, values in given.items()}
@@ -153,8 +155,8 @@ def _as_mapping(value: Any) -> str | None:
     return None
 
 
-_ASSIGNED = re.compile(r"(\w{1,40}) ?[=:] ?([\w.+-]{1,40})")
-"""`layers=2`, as other tools have it."""
+_ASSIGNED = re.compile(r"(\w{1,40})(?: ?[=:] ?| )([\w.+-]{1,40})")
+"""`layers=2`, as other tools have it, or without a colon."""
 
 
 MAPPING = Kind(check_mapping, {"type": "object", "additionalProperties": True})

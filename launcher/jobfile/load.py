@@ -16,7 +16,7 @@ from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, secrets_in
 from gpurun.launcher.jobfile.read import Draft, Mistake, UnknownKey, draft_of, key_elsewhere, read_spec
 from gpurun.launcher.jobfile.section import Section
 from gpurun.launcher.jobfile.values import safe_name
-from gpurun.launcher.jobfile.yaml.describe import assigned_as, describe, did_you_mean, flow_text, shorten
+from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, flow_text, shorten
 from gpurun.launcher.jobfile.yaml.source import Source, override_source, read_source
 from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, Node, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
@@ -74,7 +74,7 @@ def check_source(source: Source, job_dir: Path, *, runs_here: bool = False) -> J
     """Like `load_job`, for a file that has been read; its files are looked for in `job_dir`."""
     if not isinstance(source.root.value, dict):
         message = f"expected keys and values (`workload: gpt`), got {describe(source.root.plain())}"
-        hint = f"write `{written}`" if (written := assigned_as(source.text)) else None
+        hint = _without_dashes(source.root.plain())
         raise JobError(in_order([*source.problems, source.problem((), message, hint)], source.file))
     source = _with_strategy(source)
     spec, mistakes = read_spec(source)
@@ -91,6 +91,13 @@ def check_source(source: Source, job_dir: Path, *, runs_here: bool = False) -> J
             in_order(problems, source.file, more), known if known.is_plannable and not more else None
         )
     return spec
+
+
+def _without_dashes(items: Any) -> str | None:
+    """How to write a list of keys: `- workload: gpt`."""
+    if not isinstance(items, list) or not all(isinstance(item, dict) and item for item in items):
+        return None
+    return f"remove the dashes: write `{shorten(flow_text(items[0])[1:-1])}`"
 
 
 def _with_name(source: Source, path: Path) -> Source:
@@ -160,7 +167,7 @@ def _explain(mistake: Mistake, source: Source, listed: set[KeyPath], params: Seq
     """
     if isinstance(mistake, UnknownKey):
         message, hint = _unknown_key(mistake.path, listed)
-        in_params = _as_param(mistake.path, source, params)
+        in_params = _as_param(mistake.path, source, params) or _as_argument(mistake.path, source)
         return source.key_problem(mistake.path, message, in_params or hint)
     key = ".".join(step for step in mistake.path if isinstance(step, str))
     return source.problem(mistake.path, f"`{key}`: {mistake.message}", mistake.hint)
@@ -210,6 +217,19 @@ def _as_param(path: KeyPath, source: Source, params: Sequence[str]) -> str | Non
         items: Any = [{name: one} for one in value]
         return f"write `params: {shorten(flow_text(items))}`"
     return f"write `params: {shorten(flow_text({name: value}))}`"
+
+
+def _as_argument(path: KeyPath, source: Source) -> str | None:
+    """How to write a key that is an option of a program: `args: ["--width", 64]`, also where it varies."""
+    section, name = path[:-1], str(path[-1])
+    if not name.startswith("-") or section not in ((), ("compare",)):
+        return None
+    value = source.root.child(section[0]) if section else source.root
+    given = value.plain()[name] if value else None
+    if not section:
+        return f"write `args: {shorten(flow_text([name, *([] if given is None else [given])]))}`"
+    values = given if isinstance(given, list) else [given]
+    return f"write `args: {shorten(flow_text([[name, one] for one in values]))}`"
 
 
 def _all_keys(known: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from gpurun.launcher.jobfile import values
+from gpurun.launcher.jobfile import device_values, values
 from gpurun.launcher.jobfile.field_types import Kind, ListOf, number_of, whole
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, TRAINING, JobKind, workload_kind
 from gpurun.launcher.jobfile.section import Derived, Section, Setting, key_of, plain, setting
@@ -14,16 +14,16 @@ from gpurun.launcher.units import GIB
 
 Name = Annotated[str, Kind(values.parse_name, {"type": "string", "pattern": r"^\w[\w.+-]{0,99}$"})]
 Devices = Annotated[
-    values.Devices,
+    device_values.Devices,
     Kind(
-        values.parse_devices,
+        device_values.parse_devices,
         {
             "anyOf": [
-                {"enum": [values.AUTO, *values.GPU_KINDS]},
+                {"enum": [device_values.AUTO, *device_values.GPU_KINDS]},
                 {"type": "string", "pattern": "^cpu:[0-9]+$"},
                 {
                     "type": "array",
-                    "items": {"type": "string", "pattern": values.DEVICE_PATTERN},
+                    "items": {"type": "string", "pattern": device_values.DEVICE_PATTERN},
                     "minItems": 1,
                 },
             ]
@@ -85,6 +85,7 @@ def _kind_of(name: str) -> Kind:
 class Compare(Section, derived=_compared()):
     """The values to compare: every combination of the listed values is one variant."""
 
+    shorthand = ("strategy", "split", "precision")
     if TYPE_CHECKING:
 
         def __init__(self, **values: Any) -> None: ...
@@ -99,7 +100,7 @@ class Compare(Section, derived=_compared()):
 class Baseline(Section, derived=_named()):
     """Which variant the others are compared with. Without it: the first one."""
 
-    shorthand = ("strategy", "split", "precision")
+    shorthand = Compare.shorthand
     if TYPE_CHECKING:
 
         def __getattr__(self, key: str) -> Any: ...
@@ -151,7 +152,9 @@ class Profile(Section):
     """Whether a trace holds Python stacks; the traces grow and the traced steps become slower."""
     modules: bool = False
     """Whether a trace names the `nn.Module` of each operator; costs as much as `stacks`, which include it."""
-    ranks: Annotated[tuple[int, ...], ListOf(whole(0, below=values.MAX_DEVICES), most=None)] | None = None
+    ranks: Annotated[tuple[int, ...], ListOf(whole(0, below=device_values.MAX_DEVICES), most=None)] | None = (
+        None
+    )
     """Ranks to record; by default all. Without the others, waiting can't be distinguished from transfer."""
 
 
@@ -177,7 +180,7 @@ class JobSpec(Settings, Section):
     `cpu:4`: four devices that share this machine's cores. `cuda`: all GPUs. A list names them, GPUs also by
     the UUID of a GPU or of a MIG instance; a GPU that is listed twice is shared by two ranks. Numbers
     count what CUDA_VISIBLE_DEVICES leaves. Where nodes differ, `cuda:1@0` is the second GPU of node 0."""
-    nodes: Annotated[values.Nodes, values.NODES] = 1
+    nodes: Annotated[device_values.Nodes, device_values.NODES] = 1
     """Machines that train together. Each runs `gpurun` with this job file; `devices` are those of every one
     unless a list names their nodes, and count from the first node's on. `2..4`: as many as are there at the
     start. How they find each other: see `docs/clusters.md`."""

@@ -4,10 +4,11 @@ import re
 from typing import Any
 
 from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, expected
-from gpurun.launcher.jobfile.yaml.describe import correction, describe, shorten
+from gpurun.launcher.jobfile.yaml.describe import correction, describe, did_you_mean, flow_text, shorten
 from gpurun.launcher.machine.accelerators import gpu_kinds
 from gpurun.launcher.masking import is_secret, masked
 from gpurun.launcher.units import format_count
+from gpurun.workloads.registry import BUILTINS
 
 SCRIPT_PATH = "the path of a Python file"
 MODULE_NAME = "the name of a module"
@@ -48,6 +49,9 @@ def parse_args(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         items = ", ".join(value.split())
         raise expected("a list of arguments", value, f"write [{items}]"[:120])
+    if isinstance(value, dict):
+        words = flow_text([word for pair in value.items() for word in pair if word is not None])
+        raise expected("a list of arguments", value, f"write {words}"[:120])
     if not isinstance(value, list):
         raise expected("a list of arguments", value, 'such as [--epochs, "1"]')
     if len(value) > MAX_ARGS:
@@ -130,6 +134,8 @@ def parse_workload(value: Any) -> str:
         hint = _function_meant(**found.groupdict())
     else:
         hint = "use a built-in such as gpt, a file train.py:build, or a module package.module:build"
+        if isinstance(value, str):
+            hint = did_you_mean(value, BUILTINS) or hint
     raise expected(WORKLOAD_NAME, value, hint)
 
 

@@ -1,5 +1,6 @@
 """The data of a job file in, a `JobSpec` out, with everything that is wrong with the data."""
 
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -7,6 +8,7 @@ from typing import Any, TypeVar
 
 from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.field_types import (
+    MAPPING,
     InvalidValue,
     Kind,
     ListOf,
@@ -71,10 +73,19 @@ def _advised(model: type[Section], name: str, value: Any, wrong: InvalidValue) -
         return InvalidValue(
             "expected one value, got several", f"to compare them, write `{_listed(name, values)}`"
         )
-    section = model.keys[name].kind
-    if wrong.hint is None and isinstance(section, type):
-        return InvalidValue(wrong.message, _in_full(section, name, value), wrong.at)
+    own = model.keys[name].kind
+    if isinstance(own, type):
+        return InvalidValue(wrong.message, _in_full(own, name, value) or wrong.hint, wrong.at)
+    if isinstance(value, list) and len(value) == 1 and isinstance(own, Kind) and _fits(own, value[0]):
+        return InvalidValue("expected one value, got a list", f"write `{name}: {flow_text(value[0])}`")
     return wrong
+
+
+def _fits(kind: Kind, value: Any) -> bool:
+    with suppress(InvalidValue):
+        kind.parse(value)
+        return True
+    return False
 
 
 def _compared_as(model: type[Section], name: str) -> ListOf | None:
@@ -95,13 +106,20 @@ def _lists_several(kind: ListOf, value: Any, wrong: InvalidValue | None) -> bool
         wrong: what is wrong with it, if it is a list in the file. If it is none, or if the key itself takes
             lists, every item must fit, otherwise at least one.
     """
-    if not isinstance(value, list) or len(value) < 2:
+    if not isinstance(value, list) or len(value) < 2 or _is_one_mapping(value):
         return False
     mistakes: list[Mistake] = []
     with suppress(InvalidValue):
         _several(kind, value, (), mistakes)
         return not mistakes or (wrong is not None and wrong.at is None and len(mistakes) < len(value))
     return False
+
+
+def _is_one_mapping(items: list[Any]) -> bool:
+    """Whether a list has the items of one mapping: `[{layers: 2}, {width: 64}]`."""
+    if not all(isinstance(item, dict) for item in items):
+        return False
+    return len({key for item in items for key in item}) == sum(map(len, items))
 
 
 def _listed(name: str, values: list[Any]) -> str:
@@ -112,17 +130,28 @@ def _listed(name: str, values: list[Any]) -> str:
 
 def _in_full(section: type[Section], name: str, value: Any) -> str | None:
     """How to write `steps: 100`, `profile: true` or `baseline: ddp`: the value belongs to one of its keys."""
+    if isinstance(value, str) and value in section.keys:
+        return f"write `{name}: {{{value}: …}}`"
     for meant in section.shorthand:
         key = section.keys[meant]
+        if isinstance(key.kind, ListOf):
+            if values := _all_fit(key.kind.item, value):
+                return f"write `{name}: {{{meant}: {flow_text(values)}}}`"
+            continue
         if isinstance(value, str) and value[:1].isalpha() and truth_in(value):
             value = truth_in(value) == "true"
         if isinstance(value, bool):
             value = getattr(section, key.field) if value else 0
-        with suppress(InvalidValue):
-            if isinstance(key.kind, Kind):
-                key.kind.parse(value)
-                return f"write `{name}: {{{meant}: {value}}}`"
+        if isinstance(key.kind, Kind) and _fits(key.kind, value):
+            return f"write `{name}: {{{meant}: {value}}}`"
     return None
+
+
+def _all_fit(kind: Kind, value: Any) -> list[Any]:
+    """The values of `[ddp, dp]`, `ddp, dp` or `ddp vs dp`, if all of them fit."""
+    values = re.split(r",\s*|\s+(?:vs\.?\s+)?", value) if isinstance(value, str) else value
+    are_right = isinstance(values, list) and all(_fits(kind, item) for item in values)
+    return values if are_right else []
 
 
 def _value(key: Key, value: Any, path: Path, mistakes: list[Mistake]) -> Any:
@@ -130,6 +159,9 @@ def _value(key: Key, value: Any, path: Path, mistakes: list[Mistake]) -> Any:
         return None
     _refuse_unreadable(value)
     if isinstance(key.kind, Kind):
+        if key.kind is not MAPPING:  # params are judged one by one
+            for item in _items(value):
+                _refuse_unreadable(item)
         return key.kind.parse(value)
     if isinstance(key.kind, ListOf):
         return _several(key.kind, value, path, mistakes)
@@ -157,10 +189,11 @@ def _in_brackets(kind: ListOf, value: Any) -> str | None:
         ((name, several),) = value.items()
         values = [{name: one} for one in several] if isinstance(several, list) else value
     items = values if isinstance(values, list) else [values]
-    mistakes: list[Mistake] = []
-    for item in items:
-        _item(kind.item, item, (), mistakes)
-    return "put what varies in brackets" + ("" if mistakes else f": {shorten(flow_text(items))}")
+    if all(isinstance(item, dict) for item in items):  # {"--width": [64, 128]}: arguments
+        words = [[word for pair in item.items() for word in pair] for item in items]
+        items = words if all(_fits(kind.item, item) for item in words) else items
+    are_right = all(_fits(kind.item, item) for item in items)
+    return "put what varies in brackets" + (f": {shorten(flow_text(items))}" if are_right else "")
 
 
 def _item(kind: Kind, item: Any, path: Path, mistakes: list[Mistake]) -> Any:
@@ -170,6 +203,10 @@ def _item(kind: Kind, item: Any, path: Path, mistakes: list[Mistake]) -> Any:
     except InvalidValue as wrong:
         mistakes.append(_wrong_value(path, wrong))
         return None
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _refuse_unreadable(value: Any) -> None:
@@ -202,6 +239,7 @@ class Draft:
     def without(self, problems: Iterable[Problem]) -> "Draft":
         """The same without what these mistakes are about; a duplicate key may be one of `compare`."""
         wrong = [found.path for found in problems if found.path]
+        wrong += self.spec.source.root.unreadable() if self.spec.source else ()
         inside = [("compare", *path) for path in wrong if path[0] in SECTIONS["compare"].keys]
         return replace(self, unknown=self.unknown.union(wrong, inside))
 

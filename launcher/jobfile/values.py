@@ -1,31 +1,20 @@
-"""Values of a job file that are more than a number or a word: devices, splits, durations, names, arguments.
+"""Values of a job file that are more than a number or a word: splits, durations, sizes, names.
 
 Each function takes the value in the YAML and returns what a `JobSpec` holds, or raises `InvalidValue`.
 """
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
+from gpurun.launcher.jobfile.device_values import MAX_DEVICES
 from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, expected, one_of, whole
 from gpurun.launcher.jobfile.yaml.describe import correction, shorten
-from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds, sold_memory_gb
+from gpurun.launcher.machine.accelerators import sold_memory_gb
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.strategies import NCCL_ALGORITHMS
 from gpurun.launcher.units import GIB
 
 Split = str | tuple[int, ...]
-Devices = str | tuple[str, ...]
-Nodes = int | str
-"""A number of nodes, or the least and the most: `2..4`."""
-
-AUTO = "auto"
-"""Lets the machine choose the devices."""
-
-MAX_DEVICES = 256
-MAX_NODES = 1024
-"""More than any machine has; keeps a slip such as `cpu:40000` from planning 40,000 processes."""
-
 MAX_COUNT = 2**31 - 1
 """Largest number of samples, steps or rounds: what fits into a 32-bit integer."""
 
@@ -39,29 +28,13 @@ MIN_SILENCE_S = 3.0
 RATIO_PATTERN = "^0*[1-9][0-9]*(:0*[1-9][0-9]*)+$"
 """A ratio for the schema; a device whose part is zero is none."""
 
-GPU_KINDS = tuple(kind.name for kind in gpu_kinds())
-"""Words that mean all GPUs of a kind."""
-
-_UUID_PREFIXES = "|".join(prefix for kind in gpu_kinds() for prefix in kind.uuid_prefixes)
-_DEVICE = f"({CPU.name}|({'|'.join(ACCELERATORS)}):[0-9]+|({_UUID_PREFIXES})[0-9A-Za-z/-]+)"
-DEVICE_PATTERN = f"^{_DEVICE}(@[0-9]+)?$"
-"""A device of a list, for the schema."""
-
-NODES_PATTERN = r"^[0-9]{1,9}\.\.[0-9]{1,9}$"
-"""The least and the most nodes, for the schema."""
-
 COUNT = whole(1, MAX_COUNT)
-_NUM_NODES = whole(1, MAX_NODES)
 
 _RATIO = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})+")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)")
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(MiB|GiB)")
 _UNIT_BYTES = {"MiB": 1 << 20, "GiB": GIB}
-_UUID = re.compile(rf"({_UUID_PREFIXES})[0-9A-Za-z][0-9A-Za-z/-]{{0,99}}")
-"""As `nvidia-smi -L` and CUDA_VISIBLE_DEVICES have them; may be cut short."""
-_AT_NODE = re.compile(r"@[0-9]{1,6}$")
-_RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 
 
@@ -81,105 +54,6 @@ def _safe_name_hint(value: str) -> str:
 def safe_name(text: str) -> str:
     """`text` with everything replaced that has no place in the name of a directory."""
     return re.sub(r"[^\w.+-]+", "-", text).strip("-.+")[:100] or "job"
-
-
-def parse_devices(value: Any) -> Devices:
-    """`auto`, `cuda`, `cpu:N`, or a tuple of `cpu`, `cpu:i`, and `cuda:i` or UUIDs, of one kind."""
-    if isinstance(value, list):
-        return _device_list(value)
-    if value == AUTO or value in GPU_KINDS:
-        return str(value)
-    if isinstance(value, str) and (count := _device_number(CPU.name, value)) is not None:
-        if not 1 <= count <= MAX_DEVICES:
-            raise InvalidValue(f"`cpu:N` takes 1 to {MAX_DEVICES} devices, got {count}")
-        return CPU.device(count)
-    raise expected("a valid list of devices", value, _devices_hint(value))
-
-
-def _devices_hint(value: Any) -> str:
-    if value == CPU.name:
-        return "`cpu:2` makes two devices from this machine's cores"
-    for kind in GPU_KINDS:
-        if isinstance(value, str) and _device_number(kind, value) is not None:
-            return f"write `[{value}]` for that GPU, `{kind}` for all GPUs"
-    if isinstance(value, dict) and len(value) == 1:
-        return "write it without the space: `cpu:2`"
-    if re.fullmatch("[1-9][0-9]{0,2}", str(value)):
-        return f"write `{CPU.device(int(value))}`; or `{GPU_KINDS[0]}`, and `device_count: {value}`"
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else []
-    if len(names) > 1 and all(map(_is_device, names)):
-        return f"write [{', '.join(names)}]"
-    return f"use auto, cpu:2, {', '.join(GPU_KINDS)}, or a list such as [cuda:0, cuda:1]"
-
-
-ONE_KIND = "use devices of one kind"
-
-
-def mixed_kinds(titles: Iterable[str]) -> str:
-    """The message for devices of several kinds; its hint is `ONE_KIND`."""
-    return f"{' and '.join(sorted(titles))} devices can't share a batch"
-
-
-def _device_list(items: list[Any]) -> tuple[str, ...]:
-    if not 1 <= len(items) <= MAX_DEVICES:
-        raise InvalidValue(f"expected 1 to {MAX_DEVICES} devices, got {len(items)}")
-    for position, item in enumerate(items):
-        if not isinstance(item, str) or not (item == CPU.name or _is_device(_AT_NODE.sub("", item))):
-            index = str(item) if type(item) is int and 0 <= item < MAX_DEVICES else "0"
-            hint = f"for example cpu:0 or {GPU_KINDS[0]}:{index}"
-            raise expected("the name of a device", item, hint, position)
-    kinds = {accelerator_of(item).title for item in items}
-    if len(kinds) > 1:
-        raise InvalidValue(mixed_kinds(kinds), ONE_KIND)
-    return tuple(_plain_number(item) for item in items)
-
-
-def _plain_number(device: str) -> str:
-    """Without leading zeros, which mean something in a UUID only."""
-    name, _, node = device.partition("@")
-    plain = name if _UUID.fullmatch(name) else re.sub(r"\b0+(?=[0-9])", "", name)
-    return f"{plain}@{int(node)}" if node else plain
-
-
-def parse_nodes(value: Any) -> Nodes:
-    """A number, or a range with at least two nodes."""
-    match = _RANGE.fullmatch(value) if isinstance(value, str) else None
-    if value in ("all", AUTO):
-        raise expected("a whole number", value, "write how many nodes there are, or a range such as 2..4")
-    if match is None:
-        return int(_NUM_NODES.parse(value))
-    least, most = int(match[1]), int(match[2])
-    if not 2 <= least < most <= MAX_NODES:
-        raise InvalidValue(f"{value} is no range of nodes", f"such as 2..4; at least 2, at most {MAX_NODES}")
-    return f"{least}..{most}"
-
-
-def node_bounds(nodes: Nodes) -> tuple[int, int]:
-    """The least and the most nodes that a job takes."""
-    least, _, most = str(nodes).partition("..")
-    return int(least), int(most or least)
-
-
-def nodes_named(devices: Devices) -> list[int]:
-    """The node of each device where a list names it, as `cuda:1@0` does; empty if it names none."""
-    places = devices if isinstance(devices, tuple) else ()
-    return [int(name.partition("@")[2]) for name in places if "@" in name]
-
-
-def devices_on(devices: Devices, node: int) -> Devices:
-    """The devices that the job uses on one node, in that node's own names."""
-    if not nodes_named(devices):
-        return devices
-    return tuple(name.partition("@")[0] for name in devices if name.endswith(f"@{node}"))
-
-
-def _is_device(text: str) -> bool:
-    return bool(_UUID.fullmatch(text)) or any(_device_number(kind, text) is not None for kind in ACCELERATORS)
-
-
-def _device_number(kind: str, text: str) -> int | None:
-    match = re.fullmatch(rf"{kind}:([0-9]{{1,9}})", text)
-    return int(match[1]) if match else None
 
 
 def parse_split(value: Any) -> Split:
@@ -203,13 +77,21 @@ def _ratio(text: str) -> str:
 _WHOLE_RATIO = 'write a ratio of whole numbers, such as "3:1"'
 
 
+def _sample_text(samples: list[int]) -> str:
+    return f"write samples per device as a list: {samples}"
+
+
 def _split_hint(value: Any) -> str:
-    text = value if isinstance(value, str) else ""
+    if isinstance(value, dict) and value and all(type(item) is int for item in value.values()):
+        return _sample_text(list(value.values()))
+    text = value.strip(" ,;") if isinstance(value, str) else ""
     numbers = [int(number) for number in re.findall(r"[0-9]{1,9}", text)]
     if len(numbers) > 1 and "/" in text:
         return f'write samples per device as a list, {numbers}, or a ratio, "{":".join(map(str, numbers))}"'
+    if re.fullmatch("[0-9]{1,9}( ?[:-] ?[0-9]{1,9})+", text):
+        return f'write "{":".join(map(str, numbers))}"'
     if len(numbers) > 1 and "," in text:
-        return f"write samples per device as a list: {numbers}"
+        return _sample_text(numbers)
     if (len(numbers) > 1 and ":" in text) or "%" in text:
         return _WHOLE_RATIO
     return 'use even, balanced, a ratio such as "3:1", or samples per device such as [48, 16]'
@@ -240,10 +122,18 @@ def parse_duration(value: Any) -> float:
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
         seconds = float(match[1]) * _UNIT_SECONDS[match[2]]
     else:
-        raise expected("a duration", value, "use 90s, 10m, 1h, or a number of seconds")
+        raise expected("a duration", value, _duration_hint(value))
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise expected("a duration above 0 and up to 30 days", value)
     return seconds
+
+
+_LONG_UNIT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)(?:ec|econd|in|inute|r|our)s?")
+
+
+def _duration_hint(value: Any) -> str:
+    meant = _LONG_UNIT.fullmatch(value.lower()) if isinstance(value, str) else None
+    return f"write {meant[1]}{meant[2]}" if meant else "use 90s, 10m, 1h, or a number of seconds"
 
 
 def parse_silence(value: Any) -> float:
@@ -373,10 +263,4 @@ NCCL = Kind(
         "properties": {name: dict(kind.schema) for name, kind in _OF_NCCL.items()},
         "additionalProperties": False,
     },
-)
-
-
-NODES = Kind(
-    parse_nodes,
-    {"anyOf": [dict(_NUM_NODES.schema), {"type": "string", "pattern": NODES_PATTERN}]},
 )

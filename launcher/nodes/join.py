@@ -15,8 +15,8 @@ import gpurun
 from gpurun.launcher import __version__
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError, SpecError
+from gpurun.launcher.jobfile.device_values import MAX_NODES
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.values import MAX_NODES
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.network import (
     NodeAddress,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, Problem, SpecError
+from gpurun.launcher.jobfile.device_values import node_bounds
 from gpurun.launcher.jobfile.load import JobError, in_order
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
-from gpurun.launcher.jobfile.values import node_bounds
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.combination import group_id, make_unique, too_large
 from gpurun.launcher.plan.devices import (

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Protocol
 
-from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.errors import MachineError, Problem, SpecError
+from gpurun.launcher.jobfile.device_values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.host import Topology
 from gpurun.launcher.plan.nodes import Node, NodeGpu, device_of_node, node_of_device
@@ -102,10 +102,10 @@ def _shares(names: tuple[str, ...]) -> tuple[str, ...]:
     """
     shares = _cpus(len(names))
     if any(":" in name and name != share for name, share in zip(names, shares, strict=True)):
-        raise SpecError(
-            f"CPU devices are equal shares of the cores, numbered from 0: write cpu:{len(names)}, "
-            f"not {','.join(names)}"
-        )
+        shared = "CPU devices are equal shares of the cores, numbered from 0"
+        count = int(names[0].partition(":")[2]) if len(names) == 1 else len(names)
+        hint = f"write {CPU.device(count)}, without brackets"
+        raise SpecError(Problem(f"{shared}, got {', '.join(names)}", hint))
     return shares
 
 
@@ -118,8 +118,9 @@ def job_devices(spec: JobSpec, machine: MachineLike, node: int = 0) -> tuple[str
     """
     try:
         return resolve_devices(devices_on(spec.devices, node), machine)
-    except MachineError as error:
-        raise MachineError(spec.problem(("devices",), str(error))) from error
+    except (MachineError, SpecError) as error:
+        found = [spec.problem(("devices",), each.message, each.hint) for each in error.problems]
+        raise type(error)(*found) from error
 
 
 def busy_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) -> tuple[str, ...]:

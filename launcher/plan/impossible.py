@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from gpurun.launcher.errors import MachineError, Problem, SpecError
+from gpurun.launcher.jobfile.device_values import AUTO, GPU_KINDS
 from gpurun.launcher.jobfile.kinds import builtin_named
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.settings import Settings
-from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, precision_problem
 from gpurun.launcher.plan.combination import Combination
 from gpurun.launcher.plan.devices import MachineLike, all_devices, backend_for, gpu_of, is_part

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile import values
+from gpurun.launcher.jobfile import device_values
 from gpurun.launcher.jobfile.field_types import Kind
 from gpurun.launcher.jobfile.kinds import JobKind, is_workload, no_such_builtin, variant_kind
 from gpurun.launcher.jobfile.section import key_of
@@ -57,7 +57,7 @@ def refuse_unknown_names(given: Mapping[str, Any]) -> None:
         raise ValueError(f"there is no workload `{workload}` ({no_such_builtin(str(workload))[1]})")
     named = given.get("devices") or ()
     for device in named if isinstance(named, list | tuple) else (named,):
-        if device != values.AUTO:
+        if device != device_values.AUTO:
             _refuse_unknown_kind(str(device))
 
 

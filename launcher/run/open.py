@@ -17,11 +17,12 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import commit_of, is_changed, top_directory
 from gpurun.launcher.machine.host import Machine, host_record
 from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.run.earlier_runs import runs_near
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.control import checked_run
-from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
+from gpurun.launcher.rundir.files import RunDir, read_json, write_bytes, write_json
 from gpurun.launcher.rundir.opening import open_regular
-from gpurun.launcher.rundir.paths import SELFTEST, check_owner, elsewhere, is_name
+from gpurun.launcher.rundir.paths import LATEST, SELFTEST, check_owner, elsewhere, is_name
 from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.units import format_duration
@@ -34,8 +35,6 @@ OTHER_BUDGET = (
     "    with the budget that it has, or start a new run"
 )
 """The message for a run that can't be continued."""
-LATEST = "latest"
-"""A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ def find_run(path: Path) -> RunDir:
             f"{path}: this run ended before its plan was written, so there is nothing to resume\n"
             "    start a new run, with another --out or after removing that directory: gpurun JOB.yaml"
         )
-    raise SpecError(f"{_found(path)}; runs are in runs/NAME/TIME, the newest is runs/NAME/latest")
+    raise SpecError(f"{_found(path)}; {runs_near(path)}")
 
 
 def _found(path: Path) -> str:

@@ -13,6 +13,8 @@ from gpurun.launcher.machine.resource_limits import remedy
 
 CONTROL = "control"
 LAUNCHES = "launches"
+LATEST = "latest"
+"""A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
 SELFTEST = "selftest.json"
 """The result of a self-test, whose directory holds runs of its own."""
 PROGRAM_FILES = "files"

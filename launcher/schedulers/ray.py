@@ -6,7 +6,7 @@ Source: docs.ray.io, "Placement Groups" (STRICT_SPREAD), "Ray Jobs CLI".
 import shlex
 from collections.abc import Mapping
 
-from gpurun.launcher.jobfile.values import node_bounds
+from gpurun.launcher.jobfile.device_values import node_bounds
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,

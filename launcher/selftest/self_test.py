@@ -13,9 +13,9 @@ from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, Problem
 from gpurun.launcher.failures.reporter import Reporter, log_tail
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.jobfile import DEVICES_HELP
+from gpurun.launcher.jobfile.device_values import AUTO, GPU_KINDS, parse_devices
 from gpurun.launcher.jobfile.field_types import InvalidValue
 from gpurun.launcher.jobfile.load import split_devices
-from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS, parse_devices
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.gpus.torch_build import installed_torch
 from gpurun.launcher.machine.host import Machine, inspect_machine, machine_id

@@ -86,7 +86,7 @@ def job(
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
 
     quit_on_interrupt()  # until `run_job` handles it; the supervisor cleans up whatever exists by then
-    if job_file is None and isinstance(resume, Path) and resume.is_file() and resume.name != "latest":
+    if job_file is None and isinstance(resume, Path) and is_job_file(resume):
         job_file, resume = resume, Path("latest")  # `gpurun --resume job.yaml`
     if job_file is None and (resume is None or is_missing(resume)):
         raise SpecError(MISSING_JOB if resume is None else MISSING_RUN)
@@ -97,6 +97,12 @@ def job(
         return None if job_file is None else Invocation(job_file, overrides)
 
     run_and_print(invocation, out, resume, **how)
+
+
+def is_job_file(path: Path) -> bool:
+    """Whether a path means a job file and not a run; its name decides where nothing is there."""
+    named = path.suffix in (".yaml", ".yml") and not path.exists()
+    return named or (path.is_file() and path.name != "latest")
 
 
 def is_missing(resume: "Path | Url") -> bool:
@@ -118,8 +124,8 @@ def check(job: Path, with_memory: bool, as_json: bool, overrides: tuple[str, ...
 
     Example: gpurun check job.yaml --set global_batch=128
     """
+    from gpurun.launcher.jobfile.device_values import node_bounds
     from gpurun.launcher.jobfile.load import load_job
-    from gpurun.launcher.jobfile.values import node_bounds
     from gpurun.launcher.machine.host import inspect_machine
     from gpurun.launcher.plan.build import build_plan, with_mistakes_of_plan
     from gpurun.launcher.plan.devices import assumed_nodes

@@ -128,11 +128,13 @@ def report(run: Path, formats: str, as_json: bool, with_host: bool) -> None:
     Example: gpurun report runs/gpt-splits/latest --format table,html
     """
     from gpurun.launcher.compare.build import compare_run
+    from gpurun.launcher.jobfile.yaml.describe import near_or_all
     from gpurun.launcher.run.open import find_run
 
     names = ["json"] if as_json else [name.strip() for name in formats.split(",")]
-    if unknown := set(names) - FORMATS.keys():
-        raise SpecError(f"--format {sorted(unknown)[0]}: the formats are {', '.join(FORMATS)}")
+    for name in names:
+        if name not in FORMATS:
+            raise SpecError(f"--format {name}: {near_or_all(name, FORMATS, 'formats')}")
     found = find_run(run)
     comparison = compare_run(found)
     keep_if_other(comparison, found)
@@ -287,11 +289,12 @@ def check_settings(names: tuple[str, ...]) -> None:
         SpecError: one is no setting, or never keeps variants from being compared.
     """
     from gpurun.launcher.jobfile.settings import SETTINGS
+    from gpurun.launcher.jobfile.yaml.describe import near_or_all
 
     known = [name for name, one in SETTINGS.items() if not one.same_work]
     for name in names:
         if name not in known:
-            raise SpecError(f"--allow {name}: the settings are {', '.join(known)}")
+            raise SpecError(f"--allow {name}: {near_or_all(name, known, 'settings')}")
 
 
 def diff_two_captures(a: Path, b: Path, as_tree: bool, as_json: bool) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.checks.workload import given_params
+from gpurun.launcher.jobfile.device_values import Devices, Nodes, node_bounds, nodes_named
 from gpurun.launcher.jobfile.kinds import builtin_workloads
 from gpurun.launcher.jobfile.params import signature_of_builtin
 from gpurun.launcher.jobfile.read import Draft
-from gpurun.launcher.jobfile.values import Devices, Nodes, node_bounds, nodes_named
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.machine.accelerators import Accelerator, accelerator_of, precision_problem
 from gpurun.launcher.splits import parts_of

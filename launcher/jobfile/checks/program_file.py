@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+import os
 import pkgutil
 import shlex
 import sys
@@ -42,8 +43,11 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
     if is_dir:
         yield spec.problem(("script",), f"{shorten(script)} is a directory", "name a Python file in it")
     elif not is_file:
-        hint = _command_line(script, job_dir) or near_file(path, job_dir)
+        hint = _command_line(spec, script, job_dir) or near_file(script, job_dir)
         yield spec.problem(("script",), no_file(script), hint)
+    elif path.suffix == ".ipynb":  # JSON is Python too, and does nothing
+        hint = f"make one of it: jupyter nbconvert --to script {shlex.quote(script)}"
+        yield spec.problem(("script",), f"{shorten(script)} is a notebook, not a program", hint)
     elif path.suffix in (".yaml", ".yml"):  # a short one may be Python too: `workload: mlp` is an annotation
         message = f"{shorten(script)} is a job file, not a program"
         yield spec.problem(("script",), message, f"to run it: gpurun {shlex.quote(script)}")
@@ -51,23 +55,32 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
         yield from _not_python(spec, "script", path, script)
 
 
-def _command_line(text: str, job_dir: Path) -> str | None:
+def _command_line(spec: JobSpec, text: str, job_dir: Path) -> str | None:
     """How to write a whole command line, `python train.py --epochs 3`, of a program that is there."""
     words = text.split()
     at = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
     if at is None or len(words) < 2 or not (job_dir / words[at]).is_file():
         return None
+    if not _has_job_file(spec):
+        return f"to pass arguments: gpurun run {words[at]} -- {' '.join(words[at + 1 :])}".removesuffix(
+            " -- "
+        )[:120]
     args = f" and `args: [{', '.join(words[at + 1 :])}]`" if words[at + 1 :] else ""
     return f"write `script: {words[at]}`{args}"[:120]
 
 
-def near_file(path: Path, job_dir: Path) -> str:
+def near_file(name: str, job_dir: Path) -> str:
     """The hint for a Python file that isn't there: a name that is near, or the base of relative paths."""
+    path, expanded = job_dir / name, os.path.expandvars(os.path.expanduser(name))
+    if expanded != name:
+        return f"a job file has neither `~` nor variables: write {shorten(expanded)}"
     try:
         stems = [file.stem for file in path.parent.glob("*.py")]
     except OSError:
         stems = []
     near = nearest(path.stem, stems)  # without the ending, which would make any two names alike
+    if near is None and not path.parent.is_dir():
+        return f"there is no directory {shorten(str(Path(name).parent))}"
     return f"did you mean `{near}.py`?" if near else f"relative paths are resolved from {job_dir.resolve()}"
 
 
@@ -107,9 +120,13 @@ def _found_at(name: str, places: Sequence[str]) -> ModuleSpec | None:
     return found
 
 
+def _has_job_file(spec: JobSpec) -> bool:
+    return spec.source is None or bool(spec.source.root.mark.file)
+
+
 def _how_to_find(spec: JobSpec, module: str) -> str:
     """The advice about a module that isn't there; `gpurun run -m` has no job file to put it next to."""
-    if spec.source is None or spec.source.root.mark.file:
+    if _has_job_file(spec):
         return INSTALL_IT
     return f"install it, or go to the directory that contains it: cd DIRECTORY && gpurun run -m {module}"
 

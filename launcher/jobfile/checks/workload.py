@@ -66,7 +66,7 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
     elif not colon:
         yield spec.problem(place, *no_such_builtin(spec.workload))
     elif source.endswith(".py") and not _is_file(job_dir / source):
-        yield spec.problem(place, no_file(source), near_file(job_dir / source, job_dir))
+        yield spec.problem(place, no_file(source), near_file(source, job_dir))
     else:
         if not source.endswith(".py"):
             yield from _missing_module(spec, job_dir, source.partition(".")[0], place)

@@ -11,9 +11,11 @@ _PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
 _NOT_TEXTS = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
 """Words that YAML takes for something else."""
 
-_WITH_UNIT = re.compile(r"([0-9]{1,9}) ?[A-Za-z]+")
-
-_ASSIGNED = re.compile(r"\s*(\w{1,40}) *= *(\S{1,40})")
+_WITH_UNIT = re.compile(r"([0-9]{1,9})(?: ?[A-Za-z]{2,}| ?x|[,;])")
+_THOUSANDS = re.compile(r"[0-9]{1,3}([_,][0-9]{3}){1,3}")
+_MULTIPLE = re.compile(r"([0-9]{1,6}) ?([kKM])")
+_MULTIPLES = {"k": 1000, "K": 1000, "M": 10**6}
+_VARIABLE = re.compile(r"\$(\w|\{\w)")
 
 _TRUTHS = {
     **dict.fromkeys(("yes", "on", "y", "1"), "true"),
@@ -44,8 +46,10 @@ def correction(value: Any, *wanted: type) -> str | None:
         return "write it without quotes"
     if isinstance(value, float) and value.is_integer() and int in wanted:
         return f"write {value:.0f}"
-    if isinstance(value, str) and int in wanted and (counted := _WITH_UNIT.fullmatch(value)):
-        return f"write {counted[1]}"
+    if isinstance(value, str) and int in wanted and (meant := _number_in(value)) is not None:
+        return f"write {meant}"
+    if isinstance(value, str) and _VARIABLE.search(value):
+        return f"a job file has no variables; on the command line: --set KEY={shorten(value)}"
     if bool in wanted and (truth := truth_in(value)):
         return f"write {truth}"
     if isinstance(value, bool | int | float) and str in wanted:
@@ -53,17 +57,20 @@ def correction(value: Any, *wanted: type) -> str | None:
     return None
 
 
+def _number_in(text: str) -> int | None:
+    """The whole number of `64 samples`, `1,024` or `1k`."""
+    if found := _WITH_UNIT.fullmatch(text):
+        return int(found[1])
+    if found := _MULTIPLE.fullmatch(text):
+        return int(found[1]) * _MULTIPLES[found[2]]
+    return int(re.sub("[_,]", "", text)) if _THOUSANDS.fullmatch(text) else None
+
+
 def truth_in(value: Any) -> str | None:
     """`true` or `false` for a value that others write so: `on`, `yes please`."""
     text = str(value).lower()
     first = text.partition(" ")[0]
     return _TRUTHS.get(text) or (_TRUTHS.get(first) if first.isalpha() else None)
-
-
-def assigned_as(text: str) -> str | None:
-    """`workload: gpt` for `workload = gpt`."""
-    found = _ASSIGNED.match(text)
-    return f"{found[1]}: {found[2]}" if found else None
 
 
 def shorten(text: str) -> str:
@@ -99,6 +106,13 @@ def did_you_mean(word: str, words: Iterable[str]) -> str | None:
         return f"did you mean `{near}`?"
     others = [each for each in choices if each != near and _is_one_slip(word.lower(), each.lower())]
     return f"did you mean {any_of([near, *others])}?"
+
+
+def near_or_all(word: str, words: Iterable[str], what: str) -> str:
+    """Advice for a word that is none of `words`: the one that may be meant, and all of them."""
+    choices = list(words)
+    near, listed = did_you_mean(word, choices), ", ".join(choices)
+    return f"{near} The {what} are {listed}" if near else f"the {what} are {listed}"
 
 
 def _is_one_slip(word: str, other: str) -> bool:

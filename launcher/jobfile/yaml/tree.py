@@ -2,15 +2,8 @@
 
 PyYAML's own constructors are not used: its events come one at a time however deep the text nests, so that
 depth, size and tags are judged before anything is built, and nothing but plain data can ever come out.
-
-A plain scalar has its meaning by YAML 1.2's core schema. PyYAML implements YAML 1.1, where `3:1` is the
-number 181, `no` is false and `1e-3` is text: all three would turn a job file into something that its author
-did not write.
-
-Source: https://yaml.org/spec/1.2.2/#103-core-schema
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +12,9 @@ from typing import Any
 import yaml
 
 from gpurun.launcher.errors import Problem, SpecError
-from gpurun.launcher.jobfile.yaml.describe import describe
+from gpurun.launcher.jobfile.yaml.describe import describe, shorten
+from gpurun.launcher.jobfile.yaml.scalars import SCALAR_TAGS, Scalar, resolve_scalar
+from gpurun.launcher.jobfile.yaml.slips import Slip, explained, lines_without_colon, no_colon, slips_in
 from gpurun.launcher.units import format_count
 
 MAX_DEPTH = 50
@@ -37,30 +32,11 @@ Path = tuple[str | int, ...]
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG_PREFIX = "tag:yaml.org,2002:"
-_SCALAR_TAGS: Mapping[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-    "null": (type(None),),
-}
 
 REMOVE_ONE = "remove one of them"
 
-
-Scalar = str | int | float | bool | None
-
-_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
-_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_BASES = {"0o": 8, "0x": 16}
-
-_MAX_DIGITS = 40
-"""More digits are far outside the range below; Python refuses to convert more than 4,300."""
-
-_INTEGERS = range(-(2**63), 2**64)
-"""The integers that the JSON files of a run can hold."""
+_ASSIGNED = re.compile(r"(\w{1,40}) *= *(\S{1,40})")
+"""A key of `{width=128}`."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +95,15 @@ class Node:
             return [child.plain() for child in self.value]
         return self.value
 
+    def unreadable(self) -> list[Path]:
+        """The places of values whose mistakes were reported already."""
+        found = self.value
+        steps = (
+            found.items() if isinstance(found, dict) else enumerate(found if isinstance(found, tuple) else ())
+        )
+        below = [(step, *path) for step, child in steps for path in child.unreadable()]
+        return [()] if isinstance(found, Unreadable) else below
+
     def mark_of_value(self, path: Path) -> Mark:
         """Where the value is; if it is missing, where the innermost mapping around it begins."""
         node = self
@@ -160,18 +145,47 @@ def compose(text: str, file: str, *, has_lines: bool = True) -> tuple[Node, list
     Raises:
         SpecError: the text is not YAML, or nests or expands beyond the limits.
     """
-    composer = _Composer(text, file, has_lines)
-    try:
-        return composer.document(), composer.problems
-    except yaml.YAMLError as error:
-        raise SpecError(*composer.problems[:MAX_PROBLEMS], _syntax_problem(error, text, composer)) from error
+    found: list[Problem] = []
+    repaired = text
+    for _ in range(MAX_PROBLEMS):
+        composer = _Composer(repaired, file, has_lines, text)
+        try:
+            root = composer.document()
+            slips = _slips_of_text(root, repaired) if has_lines else []
+            if not slips:
+                return root, [*found, *composer.problems]
+        except yaml.YAMLError as error:
+            slips = slips_in(error, repaired) if has_lines else []
+            if not slips:
+                raise SpecError(*found, *composer.unreadable(error)) from error
+        except SpecError as error:
+            raise SpecError(*found, *error.problems) from error
+        found += [composer.slip(each) for each in slips]
+        repaired = _with_lines(repaired, {at: line for each in slips for at, line in each.lines.items()})
+    raise SpecError(*found)
+
+
+def _slips_of_text(root: Node, text: str) -> list[Slip]:
+    """The lines of a document in which no key has a colon."""
+    lines = text.splitlines()
+    return lines_without_colon(lines, range(len(lines))) if isinstance(root.value, str) else []
+
+
+def _with_lines(text: str, instead: Mapping[int, str]) -> str:
+    lines = text.splitlines()
+    return "\n".join(instead.get(at, line) for at, line in enumerate(lines)) + "\n"
 
 
 class _Composer:
     """Reads one stream of events; mistakes that allow to go on are collected in `problems`."""
 
-    def __init__(self, text: str, file: str, has_lines: bool) -> None:
+    def __init__(self, text: str, file: str, has_lines: bool, given: str) -> None:
+        """Args:
+        given: the text before slips in it were repaired, line by line.
+        """
         self._events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
+        self._text, self._lines = text, text.splitlines()
+        self._given = () if given is text else list(zip(given.splitlines(), self._lines, strict=True))
         self._file = file
         self._has_lines = has_lines
         self._anchors: dict[str, Node | None] = {}
@@ -180,7 +194,21 @@ class _Composer:
     def mark(self, mark: Any) -> Mark:
         if not self._has_lines or mark is None:
             return Mark(self._file)
-        return Mark(self._file, mark.line + 1, mark.column + 1)
+        return Mark(self._file, mark.line + 1, self._column(mark.line, mark.column) + 1)
+
+    def _column(self, line: int, column: int) -> int:
+        """Where a column is in the line before it was repaired."""
+        given, read = self._given[line] if line < len(self._given) else ("", "")
+        return column if given[:column] == read[:column] else max(0, column + len(given) - len(read))
+
+    def slip(self, slip: Slip) -> Problem:
+        mark = Mark(self._file, slip.line + 1, self._column(slip.line, slip.column) + 1)
+        return mark.problem(slip.message, slip.hint)
+
+    def unreadable(self, error: yaml.YAMLError) -> list[Problem]:
+        """The problem that ends the reading, after those before it."""
+        mark, message, hint = explained(error, self._text, lambda begun: self.mark(begun).line)
+        return [*self.problems[:MAX_PROBLEMS], self.mark(mark).problem(message, hint)]
 
     def document(self) -> Node:
         root = Node(None, self.mark(None))
@@ -238,22 +266,60 @@ class _Composer:
     def _mapping(self, start: Any, depth: int) -> Node:
         values: dict[str, Node] = {}
         marks: dict[str, Mark] = {}
-        size = 0
+        bare: list[Node] = []
+        size = num_pairs = 0
+        before = len(self.problems)
         for event in self._events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
+            num_pairs += 1
             key_mark = self.mark(event.start_mark)
             key_node = self._node(event, depth + 1)
-            key = self._key(key_node, key_mark)
-            value = self._node(next(self._events), depth + 1)
+            value_event = next(self._events)
+            value = self._node(value_event, depth + 1)
             size = self._grow(start, size, value)
-            if key is None and value.value is None and values:
-                self._forgotten_brackets(values, key_node)
+            if start.flow_style and self._is_bare(event, value_event):
+                bare.append(key_node)
+                key, value = self._bare(values, key_node)
+            else:
+                key = self._key(key_node, key_mark)
             if key in marks:
                 self._duplicate(key, key_mark, marks[key])
             elif key is not None:
                 values[key], marks[key] = value, key_mark
-        return Node(values, self.mark(start.start_mark), marks)
+        mark = self.mark(start.start_mark)
+        are_items = all(isinstance(item.value, Scalar) and "=" not in str(item.value) for item in bare)
+        if 1 < len(bare) == num_pairs and are_items:
+            return self._list_in_braces(mark, bare, before)
+        return Node(values, mark, marks)
+
+    def _is_bare(self, key: Any, value: Any) -> bool:
+        """Whether a key has neither a value nor a colon, as `dp` has in `{ddp, dp}`."""
+        is_empty = isinstance(value, yaml.ScalarEvent) and not value.value and not value.style
+        if not is_empty or key.end_mark.line != value.start_mark.line:
+            return False
+        return ":" not in self._lines[value.start_mark.line][key.end_mark.column : value.start_mark.column]
+
+    def _bare(self, values: dict[str, Node], item: Node) -> tuple[str | None, Node]:
+        """The key and the value that are meant; no key where it is one more value of the key before it."""
+        if assigned := _ASSIGNED.fullmatch(str(item.value)):
+            key, value = assigned.groups()
+            self.problems.append(item.mark.problem(*no_colon(key, value)))
+            return key, Node(resolve_scalar(value), item.mark)
+        before = next(reversed(values.values())).value if values else None
+        if before is not None and not isinstance(before, dict) and isinstance(item.value, Scalar):
+            self._forgotten_brackets(values, item)
+            return None, item
+        return self._key(item, item.mark), Node(None, item.mark)
+
+    def _list_in_braces(self, mark: Mark, items: list[Node], before: int) -> Node:
+        """Args:
+        before: how many problems there were before the list.
+        """
+        del self.problems[before:]
+        listed = ", ".join(str(item.value) for item in items)
+        self.problems.append(mark.problem("a list in braces", f"put it in brackets: [{shorten(listed)}]"))
+        return Node(tuple(items), mark)
 
     def _key(self, node: Node, mark: Mark) -> str | None:
         if isinstance(node.value, str):
@@ -265,14 +331,14 @@ class _Composer:
 
     def _forgotten_brackets(self, values: dict[str, Node], item: Node) -> None:
         """Explains the key that is none in `{global_batch: 32, 64}`: the next value of the key before it."""
-        key, first = list(values.items())[-1]
-        if not isinstance(item.value, int | float) or isinstance(first.value, dict):
-            return
-        found, begin = self.problems.pop(), f"put several values in brackets: {key}: "
-        if isinstance(first.value, Unreadable) and (before := self.problems[-1].hint or "").startswith(begin):
+        key, first = next(reversed(values.items()))
+        begin = f"put several values in brackets: {key}: "
+        if isinstance(first.value, Unreadable) and begin in (before := self.problems[-1].hint or ""):
             self.problems[-1] = replace(self.problems[-1], hint=f"{before[:-1]}, {item.value}]")
         else:
-            self.problems.append(replace(found, hint=f"{begin}[{first.plain()}, {item.value}]"))
+            advice = f"write `{item.value}: …`, or " if isinstance(item.value, str) else ""
+            found = item.mark.problem(f"`{shorten(str(item.value))}` has no value")
+            self.problems.append(replace(found, hint=f"{advice}{begin}[{first.plain()}, {item.value}]"))
         values[key] = Node(Unreadable(), first.mark)
 
     def _duplicate(self, key: str, mark: Mark, first: Mark) -> None:
@@ -292,7 +358,7 @@ class _Composer:
         is_text = name in ("!", "str") or (not event.tag and not event.implicit[0])
         if is_text:
             return Node(event.value, mark)
-        if event.tag and name not in _SCALAR_TAGS:
+        if event.tag and name not in SCALAR_TAGS:
             self._reject_tag(event)
             return Node(Unreadable(), mark)
         try:
@@ -300,7 +366,7 @@ class _Composer:
         except ValueError as error:
             self.problems.append(mark.problem(str(error), "write a finite number, or put it in quotes"))
             return Node(Unreadable(), mark)
-        if event.tag and type(value) not in _SCALAR_TAGS[name]:
+        if event.tag and type(value) not in SCALAR_TAGS[name]:
             self.problems.append(
                 mark.problem(f"`{event.value[:40]}` is not a valid `!!{name}`", "remove the tag")
             )
@@ -313,70 +379,3 @@ class _Composer:
 
     def _stop(self, event: Any, message: str, hint: str | None = None) -> None:
         raise SpecError(*self.problems[:MAX_PROBLEMS], self.mark(event.start_mark).problem(message, hint))
-
-
-def _syntax_problem(error: yaml.YAMLError, text: str, composer: _Composer) -> Problem:
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return composer.mark(None).problem(f"invalid YAML: {error}")
-    mark = error.problem_mark or error.context_mark
-    context = f" ({error.context})" if error.context and error.problem else ""
-    message = f"invalid YAML: {error.problem or error.context}{context}"
-    begun = composer.mark(error.context_mark).line
-    return composer.mark(mark).problem(message, _syntax_hint(str(error.problem), mark, text, begun))
-
-
-_SYNTAX_HINTS = {
-    "',' or ']'": "close the `[`{begun}",
-    "',' or '}'": "close the `{{`{begun}",
-    "unexpected end of stream": "close the quote{begun}",
-    "node content": "check the brackets and commas",
-    "cannot start any token": "put the value in quotes",
-    "expected key": "check the indentation and the quotes",
-    "'-' indicator": "check the indentation",
-    "expected ':'": "write `key: value`",
-    "mapping values": "check indentation and the `: ` after each key; a value with `: ` in it needs quotes",
-}
-"""The advice, by a part of libyaml's message."""
-
-
-def _syntax_hint(problem: str, mark: Any, text: str, begun: int | None) -> str | None:
-    """The advice about a mistake at `mark`; what it's in began in line `begun`."""
-    lines = text.splitlines()
-    line = lines[mark.line] if mark and mark.line < len(lines) else ""
-    if "\t" in line[: mark.column + 1 if mark else 0]:
-        return "indent YAML with spaces, not tabs"
-    hint = next((hint for part, hint in _SYNTAX_HINTS.items() if part in problem), None)
-    return hint and hint.format(begun=f" of line {begun}" if begun else "")
-
-
-def resolve_scalar(text: str) -> Scalar:
-    """The value of an unquoted scalar.
-
-    Raises:
-        ValueError: a number that is not finite, or too large for the files of a run.
-    """
-    if text in _NULLS:
-        return None
-    if text in _BOOLEANS:
-        return _BOOLEANS[text]
-    if _INTEGER.fullmatch(text):
-        return _integer(text)
-    if _FLOAT.fullmatch(text):
-        return _float(text)
-    if _NOT_FINITE.fullmatch(text):
-        raise ValueError(f"`{text}` is not a number that a job can use")
-    return text
-
-
-def _integer(text: str) -> int:
-    number = int(text, _BASES.get(text[:2], 10)) if len(text) <= _MAX_DIGITS else None
-    if number is None or number not in _INTEGERS:
-        raise ValueError(f"the number {text[:20]}… is too large")
-    return number
-
-
-def _float(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"the number {text[:20]} is too large")
-    return number

@@ -32,6 +32,12 @@ MAX_PERCENT = 1000
 """From here on a growth reads better as a factor."""
 
 
+NOTHING_ALIKE = (
+    "No variant does the same work in both runs, so nothing can be compared. For two versions of the code, "
+    "run one job file with each; for two settings, list both under `compare` of one job."
+)
+
+
 def render_diff(diff: Diff, width: int) -> str:
     """Plain text at most `width` wide: a gate's answer, a table, then reasons to doubt it."""
     header = ("variant", "A: step ms", "B: step ms", "B against A", "±")
@@ -51,7 +57,7 @@ def render_diff(diff: Diff, width: int) -> str:
     if diff.ci_level is not None and diff.gate is None and any(one.difference.ci for one in diff.variants):
         lines += _item(confidence_text(1 - ALPHA, diff.ci_level), width)
     if not rows:
-        lines.append("No variant does the same work in both runs, so nothing can be compared.")
+        lines += _item(NOTHING_ALIKE, width)
     return "\n".join(lines)
 
 

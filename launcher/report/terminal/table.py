@@ -14,7 +14,7 @@ from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.jobfile.values import node_bounds
+from gpurun.launcher.jobfile.device_values import node_bounds
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms
 from gpurun.launcher.report.terminal.changes import gate_table

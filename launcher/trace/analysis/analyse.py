@@ -18,7 +18,13 @@ from gpurun.launcher.trace.analysis.collectives.collective import (
 from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
 from gpurun.launcher.trace.analysis.collectives.match import Matched, RankCollectives, match
 from gpurun.launcher.trace.analysis.digest import Digest
-from gpurun.launcher.trace.analysis.discover import Ranked, assign_ranks, find_traces, of_one_job
+from gpurun.launcher.trace.analysis.discover import (
+    HOW_TO_TRACE,
+    Ranked,
+    assign_ranks,
+    find_traces,
+    of_one_job,
+)
 from gpurun.launcher.trace.analysis.on_request.job_tables import with_tables
 from gpurun.launcher.trace.analysis.parallelism import (
     GroupKinds,
@@ -126,7 +132,7 @@ def combine(reads: Iterable[Read], notes: Sequence[str] = (), searched: Sequence
     digests, problems = _split(reads)
     warnings = [*notes, *problems]
     if not digests:
-        raise TraceError("\n".join(["none of the traces can be read:", *warnings]))
+        raise TraceError("\n".join(["none of the traces can be read:", *warnings, HOW_TO_TRACE]))
     job = of_one_job(digests, searched)
     digests = list(job.digests)
     warnings += job.warnings

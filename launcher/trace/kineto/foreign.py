@@ -16,6 +16,13 @@ MAX_NAMED = 6
 _STARTS = (
     (b"SQLite format 3", "an SQLite database, such as Nsight Systems exports"),
     (b"PK\x03\x04", "a zip archive"),
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"%PDF", "a PDF"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd"),
+    (b"BZh", "compressed by bzip2"),
+    (b"\xfd7zXZ", "compressed by xz"),
+    (b"\x1f\x8b", "compressed by gzip twice"),
     (b"\x80", "a pickle, such as a memory snapshot"),
     (b"<", "HTML or XML"),
     (b"version https://git-lfs", "a pointer of Git LFS, whose file `git lfs pull` gets"),
@@ -44,7 +51,16 @@ def kind_of_file(head: bytes) -> str:
     if _VALUE.fullmatch(head.strip()):
         return "JSON, but a single value instead of events"
     known = next((what for start, what in _STARTS if head.startswith(start)), None)
-    return f"{known}, not JSON" if known else "not JSON"
+    return f"{known}, not JSON" if known else f"not JSON, but {_content(head)}"
+
+
+def _content(head: bytes) -> str:
+    """The beginning of a file of no known kind: `text that begins with "hello"`."""
+    text = head.decode("utf-8", "replace").strip()
+    if not text.replace("\n", "").replace("\t", "").isprintable() or "\ufffd" in text[:-1]:
+        return "binary data"
+    line = text.splitlines()[0] if text else ""
+    return f'text that begins with "{line[:20]}"' if text else "nothing but spaces"
 
 
 def kind_of_document(text: bytes | bytearray) -> str:

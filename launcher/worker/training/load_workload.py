@@ -176,9 +176,7 @@ def as_workload(name: str, built: Any, place: SourceLine | None) -> Workload:
         if not is_right:
             value = values[attribute]
             is_there = hasattr(built, attribute)
-            got = (
-                f"{type(value).__name__} {' '.join(repr(value).split()):.80}" if is_there else missing(built)
-            )
+            got = shown(value) if is_there else missing(built)
             what = f"the workload of {name} has an invalid {attribute!r}"
             raise UserError(what, expected=expected, got=got, place=place)
     return workload
@@ -188,11 +186,23 @@ def default_of(default: Any) -> Any:
     return None if default is MISSING else default
 
 
+def shown(value: Any) -> str:
+    """A value in a few words."""
+    name = type(value).__name__
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not an object of it: write {value.__name__}(…)"
+    if inspect.isroutine(value):
+        return f"the {name} {value.__name__}"
+    return f"{name} {' '.join(repr(value).split()):.80}"
+
+
 def missing(built: Any) -> str:
     """How to say that an attribute is not there."""
     if isinstance(built, nn.Module):
         return f"a {type(built).__name__} alone: return Workload(model, …)"
-    return "None: the function returned nothing" if built is None else f"a {type(built).__name__} without it"
+    if built is None:
+        return "None: the function returned nothing"
+    return f"a {type(built).__name__}: return Workload(model, …)"
 
 
 def requirements(workload: Workload) -> Iterable[tuple[str, str, bool]]:

@@ -44,6 +44,9 @@ FILES = {
     "notes.txt": "hello\n",
     "other.json": "{}\n",
     "no-work.json": '{"traceEvents": []}\n',
+    "image.json": "\x89PNG\r\n",
+    "pickle.json": "\x80\x04",
+    "blank.json": "",
 }
 """What is in the directory in which they are typed."""
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -119,7 +122,7 @@ def test_mistakes_on_the_command_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
     (tmp_path / "empty").mkdir()
     cases = [line for line in COMMAND_LINES.read_text().splitlines() if line.startswith("$ ")]
     assert len(cases) >= 50
@@ -127,6 +130,23 @@ def test_mistakes_on_the_command_line(
     assert all(len(textwrap.wrap(answer, 80)) < 24 for answer in answers.values())  # one screen
     shown = ("\n> ".join([case, *answer.splitlines()]) for case, answer in answers.items())
     snapshot("mistakes/command-lines.txt", "\n\n".join(shown) + "\n")
+
+
+def test_a_path_that_is_no_run_is_answered_with_the_runs_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpt", "mlp"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "latest").write_text("2026-01-01_00-00-00")
+
+    def end_of(path: str) -> str:
+        return ended(monkeypatch, capsys, "report", path).rstrip().partition("; ")[2]
+
+    every = "the newest runs are runs/gpt/latest, runs/mlp/latest"
+    assert [end_of(path) for path in ("runs", "nope", "runs/lstm/latest")] == [every] * 3
+    near = "did you mean runs/gpt/latest?"
+    assert [end_of(path) for path in ("runs/gpt/lastest", "runs/GPT/latest", "runs/gtp/latest")] == [near] * 3
 
 
 def test_examples_are_listed_shown_and_copied_with_the_programs_that_they_name(tmp_path: Path) -> None:

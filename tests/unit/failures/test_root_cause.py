@@ -187,6 +187,7 @@ def test_the_profilers_complaint_about_missing_gpus_is_not_shown_as_the_end_of_a
             "step\n  what():  [x] Is there a distributed collective mismatch in your code?",
             "DETAIL",
         ),
+        ("ImportError", "attempted relative import with no known parent package", "", "run -m package.train"),
         ("EOFError", "EOF when reading a line", "run name? ", "what `input()` asks for"),
         ("SystemExit", "exit code 2", "x\nusage: a.py [-h]\na.py: error: --data", "they follow `--`"),
         ("SystemExit", "exit code 2", "OSError: Too many open files", "ulimit -n"),
@@ -333,3 +334,13 @@ def test_the_order_of_the_evidence_does_not_matter(exits: list[Exit], records: l
     if primary:
         assert not failure.secondary
     assert explain(failure, "log", "path")
+
+
+def test_an_exit_is_shown_without_the_exceptions_that_led_to_it() -> None:
+    first = "Traceback (most recent call last):\nValueError: could not convert string to float: 'x'\n"
+    last = 'Traceback (most recent call last):\n  File "/home/ada/train.py", line 2, in main\nSystemExit: 2\n'
+    chain = f"{first}\nDuring handling of the above exception, another exception occurred:\n\n{last}"
+    made = replace(record(1, 4.9), type="SystemExit", message="exit code 2", traceback=chain)
+    text = explain(root_cause([ended(1, 1, 5.0)], [made], None), chain, "x.log")
+    assert textwrap.indent(last, "    ") in text
+    assert "could not convert" not in text

@@ -40,12 +40,16 @@ def yields():
     "broken.py": "import os\ndef f(:\n",
     "outside.py": "return 3\n",
     "binary.py": "\0\1\n",
+    "notes.ipynb": "{}\n",
 }
 """The files next to the job; none of them is run."""
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_messages(name: str, tmp_path: Path, snapshot: Callable[[str, str], None]) -> None:
+def test_messages(
+    name: str, tmp_path: Path, snapshot: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
     for file, source in SOURCES.items():
         (tmp_path / file).write_text(source)
     text = (DIRECTORY / f"{name}.txt").read_text()

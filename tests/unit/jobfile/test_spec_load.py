@@ -135,7 +135,7 @@ def test_missing_keys_are_reported_at_the_top(tmp_path: Path, wording: Wording) 
     assert "job.yaml:3:1: missing key `global_batch`" in found
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "hello", "workload = gpt\nglobal_batch = 64", "7"])
+@pytest.mark.parametrize("text", ["[1, 2]", "hello", "- workload: gpt\n- global_batch: 64", "7"])
 def test_a_file_that_is_no_mapping(tmp_path: Path, text: str, wording: Wording) -> None:
     wording(mistakes(tmp_path, text))
 
