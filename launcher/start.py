@@ -22,7 +22,7 @@ from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
 from gpurun.launcher.run.open import Invocation, load_invocation, read_invocation
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import EstimateConfig, MemoryEstimate, MemoryEstimates
-from gpurun.launcher.rundir.store import Url
+from gpurun.launcher.rundir.url import Url
 from gpurun.launcher.units import format_duration
 
 ESTIMATE = "gpurun.launcher.worker.training.memory_estimate:main"

@@ -5,8 +5,9 @@ from itertools import chain
 from pathlib import Path
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.run.open import LATEST, find_run, is_job_file, run_directory
+from gpurun.launcher.run.open import find_run, is_job_file, run_directory
 from gpurun.launcher.rundir.opening import places_of
+from gpurun.launcher.rundir.paths import LATEST
 from gpurun.launcher.rundir.store import source_of
 
 

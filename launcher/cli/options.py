@@ -14,7 +14,7 @@ from gpurun.launcher.jobfile import DEVICES_HELP
 if TYPE_CHECKING:
     from gpurun.launcher.jobfile.kinds import JobKind
     from gpurun.launcher.nodes.rendezvous import NodeFlags
-    from gpurun.launcher.rundir.store import Url
+    from gpurun.launcher.rundir.url import Url
     from gpurun.launcher.trace.requested_tables import Table
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,7 +78,7 @@ class RunPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if ":/" in str(value):
-            from gpurun.launcher.rundir.store import as_url
+            from gpurun.launcher.rundir.url import as_url
 
             if (url := as_url(str(value), self._is_used_here)) is not None:
                 return self._of_url(url)
@@ -94,7 +94,7 @@ def read_copy(url: "Url") -> Path:
 
 def written_url(url: "Url") -> "Url":
     """Where a run is to be kept."""
-    from gpurun.launcher.rundir.store import to_write
+    from gpurun.launcher.rundir.url import to_write
 
     return to_write(url)
 

@@ -11,7 +11,7 @@ import click
 from gpurun.launcher.errors import GateError, MachineError, UndecidedError
 
 if TYPE_CHECKING:
-    from gpurun.launcher.rundir.store import Url
+    from gpurun.launcher.rundir.url import Url
 
 
 def width() -> int:

@@ -39,7 +39,8 @@ from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.copier import INTERRUPTED_S, copied
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Event, MaxBatch
-from gpurun.launcher.rundir.store import Url, keep_at, kept_at, refuse_taken, refuse_unwritable
+from gpurun.launcher.rundir.store import keep_at, kept_at, refuse_taken, refuse_unwritable
+from gpurun.launcher.rundir.url import Url
 from gpurun.launcher.units import format_duration, plural
 
 LATEST = Path("latest")

@@ -20,7 +20,7 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.earlier_runs import runs_near
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.control import checked_run
-from gpurun.launcher.rundir.files import RunDir, read_json, write_bytes, write_json
+from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
 from gpurun.launcher.rundir.opening import open_regular
 from gpurun.launcher.rundir.paths import LATEST, SELFTEST, check_owner, elsewhere, is_name
 from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus

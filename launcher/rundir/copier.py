@@ -9,7 +9,8 @@ from pathlib import Path
 
 from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError
 from gpurun.launcher.rundir.files import write_json
-from gpurun.launcher.rundir.store import EVERY_S, VERSIONS, Stamp, Store, Url, read_versions, reason, stamps
+from gpurun.launcher.rundir.store import EVERY_S, VERSIONS, Stamp, Store, read_versions, reason, stamps
+from gpurun.launcher.rundir.url import Url
 
 PLAN = "plan.json"
 _GOES_ON = "the run goes on, and is copied as soon as that is possible"

@@ -6,29 +6,23 @@ fsspec comes with torch, the package of a store does not. Neither is imported wi
 import contextlib
 import hashlib
 import os
-import re
 import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gpurun.launcher.errors import GpurunError, MachineError, SpecError, unwritable
+from gpurun.launcher.machine.cache import cache_directory
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
 from gpurun.launcher.rundir.opening import open_regular
-from gpurun.launcher.rundir.paths import CONTROL, cache_directory, is_name
+from gpurun.launcher.rundir.paths import CONTROL, is_name
+from gpurun.launcher.rundir.url import PATTERN, Url, not_installed
 
-_URL = re.compile(r"(?P<kind>[A-Za-z][A-Za-z0-9+.:-]+):(?P<slashes>/+)(?P<rest>.*)", re.DOTALL)
-_PATHS = ("file", "local", "hdfs", "dbfs", "memory")
-"""Kinds of stores whose URL may have no bucket or host before its path: `file:///data/run`."""
-_READ_ONLY = ("http", "https", "github", "gist", "git", "zip", "tar", "data")
-_PACKAGES = {"smbclient": "smbprotocol", "libarchive": "libarchive-c"}
-"""On PyPI, by the name of the module, where they differ."""
 EVERY_S = 5.0
 """How often a running job is copied, and a copy that is shown made again."""
 STOP_S = 10.0
@@ -47,68 +41,6 @@ Versions = dict[str, tuple[str, Stamp]]
 """The version of a file in the store, and the stamp of the same here, by name."""
 
 
-class Url(str):
-    """Where a run is kept, or is to be."""
-
-
-def as_url(text: str, is_used_here: bool = True) -> Url | None:
-    """`None`: it is a path.
-
-    Args:
-        text: as a user writes it.
-        is_used_here: whether the store's package is needed on this machine.
-
-    Raises:
-        SpecError: it is a URL that names no directory, or no kind of store that there is.
-        MachineError: the store's package isn't installed.
-    """
-    if (found := _URL.fullmatch(text)) is None:
-        return None
-    from fsspec import available_protocols  # also knows those of other packages
-
-    kind, slashes, rest = found["kind"].lower(), len(found["slashes"]), found["rest"].rstrip("/")
-    if kind not in available_protocols():
-        if slashes == 1:
-            return None
-        raise SpecError(
-            f"{text}: fsspec knows no store {kind}://\n"
-            f"    write s3://BUCKET/PATH or gs://BUCKET/PATH; a directory of that name is ./{text}"
-        )
-    place = ("/" if slashes > 2 else "") + rest
-    is_path, is_file = kind in _PATHS, kind in ("file", "local")
-    if slashes == 1 or not rest or (slashes > 2 and not is_path) or (slashes == 2 and is_file):
-        meant = f"{kind}:///{rest or 'PATH'}" if is_path else f"{kind}://{rest or 'BUCKET/PATH'}"
-        raise SpecError(f"{text} is not the URL of a directory in a store; write {meant}")
-    if is_used_here:
-        _check_package(f"{kind}://{place}", kind)
-    return Url(f"{kind}://{place}")
-
-
-def to_write(url: Url) -> Url:
-    """The URL, for a run that is kept there.
-
-    Raises:
-        SpecError: what is there can only be read.
-    """
-    if url.partition(":")[0] in _READ_ONLY:
-        raise SpecError(f"{url} can only be read; keep the run at s3://BUCKET/PATH or gs://BUCKET/PATH")
-    return url
-
-
-def _check_package(url: str, kind: str) -> None:
-    """Doesn't import it: that takes long."""
-    from fsspec.registry import known_implementations
-
-    module = known_implementations.get(kind, {}).get("class", "fsspec").partition(".")[0]
-    if find_spec(module) is None:
-        raise _not_installed(url, module)
-
-
-def _not_installed(url: str, module: str) -> MachineError:
-    package = _PACKAGES.get(module, module)
-    return MachineError(f"{url} needs the package {package}; install it: pip install {package}")
-
-
 class Store:
     """A directory at a URL. Its functions raise whatever the store's package raises."""
 
@@ -125,7 +57,7 @@ class Store:
             self.fs, root = url_to_fs(url)
         except ImportError as error:
             first = error.__cause__ or error  # fsspec's own words follow from it
-            raise _not_installed(url, (getattr(first, "name", None) or "fsspec").partition(".")[0]) from error
+            raise not_installed(url, (getattr(first, "name", None) or "fsspec").partition(".")[0]) from error
         except ValueError as error:
             raise SpecError(f"{url}: {error}") from error
         except Exception as error:
@@ -231,7 +163,7 @@ def kept_at(run: Path) -> Url | None:
             text = file.read(MOST_URL_BYTES).decode()
     except (OSError, UnicodeError):
         return None
-    found = _URL.fullmatch(text)
+    found = PATTERN.fullmatch(text)
     return Url(text) if found and found["slashes"] != "/" else None
 
 
@@ -250,9 +182,9 @@ def refuse_taken(url: Url) -> None:
     except FileNotFoundError:
         return
     except Exception as error:
-        remedy = f"or run without it, and copy the run later: gpurun --resume RUN --out {url}"
-        now = f"nothing was started: check the URL, or wait for the store;\n    {remedy}"
-        raise MachineError(f"{_unreachable(url, error)}\n    {now}") from error
+        now = "nothing was started: check the URL and the credentials, or wait until the store is back; or"
+        remedy = f"run without this --out, and copy the run later: gpurun --resume RUN --out {url}"
+        raise MachineError(f"{_unreachable(url, error)}\n    {now}\n    {remedy}") from error
     if is_taken:
         raise SpecError(f"{url} already holds files; name another --out, or continue them: --resume {url}")
 

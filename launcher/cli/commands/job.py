@@ -37,7 +37,7 @@ from gpurun.launcher.errors import Problem, SpecError
 if TYPE_CHECKING:
     from gpurun.launcher.plan.estimate import Earlier
     from gpurun.launcher.plan.model import Plan
-    from gpurun.launcher.rundir.store import Url
+    from gpurun.launcher.rundir.url import Url
 
 
 MISSING_RUN = (

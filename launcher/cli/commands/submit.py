@@ -56,7 +56,7 @@ def store_url(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     Raises:
         SpecError: it is no URL, or one that can only be read.
     """
-    from gpurun.launcher.rundir.store import as_url, to_write
+    from gpurun.launcher.rundir.url import as_url, to_write
 
     if value is None:
         return None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpurun.launcher.rundir.paths import cache_directory
+from gpurun.launcher.machine.cache import cache_directory
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE
 
 TIMELINE = "timeline"

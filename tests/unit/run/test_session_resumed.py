@@ -17,7 +17,8 @@ from gpurun.launcher.run.open import plan_difference, resume_run
 from gpurun.launcher.rundir import copier
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, LaunchConfig, StepRecord
-from gpurun.launcher.rundir.store import Store, Url, keep_at
+from gpurun.launcher.rundir.store import Store, keep_at
+from gpurun.launcher.rundir.url import Url
 from tests.unit.run.fake_ranks import FakeClock, OfRank, Script
 from tests.unit.run.session_case import (
     CTRL_C,

@@ -18,14 +18,13 @@ from fsspec.asyn import get_loop
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.machine.cache import cache_directory
 from gpurun.launcher.rundir import store as stores
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.copier import Copier
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.paths import cache_directory
 from gpurun.launcher.rundir.store import (
     Store,
-    Url,
     fetched,
     kept_at,
     refreshed,
@@ -33,6 +32,7 @@ from gpurun.launcher.rundir.store import (
     refuse_unwritable,
     stamps,
 )
+from gpurun.launcher.rundir.url import Url
 from tests.s3 import S3Server
 from tests.wording import Wording
 
@@ -242,7 +242,8 @@ import os, sys
 from pathlib import Path
 from s3fs.core import S3File
 from gpurun.launcher.rundir.copier import Copier, copied
-from gpurun.launcher.rundir.store import Store, Url
+from gpurun.launcher.rundir.store import Store
+from gpurun.launcher.rundir.url import Url
 S3File.commit = lambda file: os.kill(os.getpid(), 9)
 Copier(Path(sys.argv[1]), Store(Url(sys.argv[2])), print).step()
 """

@@ -8,18 +8,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gpurun.launcher.cli.named import traces_of
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.rundir import store as stores
+from gpurun.launcher.rundir import url as urls
 from gpurun.launcher.rundir.copier import Copier, copied
-from gpurun.launcher.rundir.store import (
-    Store,
-    Url,
-    as_url,
-    fetched,
-    keep_at,
-    kept_at,
-    refuse_taken,
-    source_of,
-)
+from gpurun.launcher.rundir.store import Store, fetched, keep_at, kept_at, refuse_taken, source_of
+from gpurun.launcher.rundir.url import Url, as_url
 from gpurun.launcher.trace.analysis import discover
 from tests.wording import Wording
 
@@ -98,7 +90,7 @@ def test_a_path_and_a_url_are_distinguished() -> None:
 def test_a_package_that_is_missing_is_named_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    monkeypatch.setattr(stores, "find_spec", lambda name: None)
+    monkeypatch.setattr(urls, "find_spec", lambda name: None)
     with wording.raises(MachineError):
         as_url("gs://bucket/run")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
