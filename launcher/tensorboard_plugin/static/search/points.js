@@ -1,7 +1,7 @@
 // Time over memory: a point for each combination that has a time.
 
 import { el, onWidth, svg, widest } from '../shared/dom.js';
-import { memoryText, memoryUnit, number, three, tickDecimals } from '../shared/format.js';
+import { memoryUnit, number, tickDecimals } from '../shared/format.js';
 import { around } from '../shared/scale.js';
 import { hideTip, showTip } from '../shared/tip.js';
 import { names } from '../splits/plot.js';
@@ -54,7 +54,10 @@ class Chart {
     this.search = search;
     this.timed = timed;
     this.placed = timed.filter((one) => one.tried.peak_gib != null);
-    [this.unit, this.perGib] = memoryUnit(Math.max(search.memory_gib ?? 0, ...this.placed.map((one) => one.tried.peak_gib ?? 0)));
+    const most = Math.max(search.memory_gib ?? 0, ...this.placed.map((one) => one.tried.peak_gib ?? 0));
+    const [unit, perGib] = memoryUnit(most);
+    this.unit = unit;
+    this.perGib = perGib;
     this.times = roomy(timed.map((one) => one.ms ?? 0));
     this.memory = roomy(this.placed.map((one) => this.amount(one.tried.peak_gib ?? 0)));
     this.texts = this.times.scale.ticks(this.times.step).map((tick) => number(tick, tickDecimals(this.times.step)));
