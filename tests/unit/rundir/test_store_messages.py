@@ -4,10 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
+from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.run.open import traces_of
+from gpurun.launcher.run.open import find_run, traces_of
 from gpurun.launcher.rundir import store as stores
 from gpurun.launcher.rundir.copier import Copier, copied
 from gpurun.launcher.rundir.store import (
@@ -39,6 +41,11 @@ def test_messages_name_the_url_of_a_copy_and_not_the_cache(run: Path, wording: W
     assert source_of(run) == run
     with wording.raises(SpecError):
         traces_of(copy)
+    with wording.raises(SpecError):
+        find_run(copy / "variants")
+    for name in ("stacks", "capture"):
+        refused = CliRunner().invoke(cli, [name, HERE])
+        assert str(refused.exception).startswith(f"{HERE} is a copy; name the run directory")
     assert discover._commands([copy / "variants/ddp-2"]) == f"\n    gpurun trace {HERE}/variants/ddp-2"
 
 
