@@ -22,7 +22,7 @@ from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, open_regular, read_json, write_bytes, write_json
 from gpurun.launcher.rundir.paths import SELFTEST, check_owner, elsewhere, is_name
 from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
-from gpurun.launcher.rundir.store import Url, source_of
+from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.units import format_duration
 
 _MOST_NAME_BYTES = 255
@@ -179,12 +179,12 @@ def find_run(path: Path) -> RunDir:
             f"{path}: this run ended before its plan was written, so there is nothing to resume\n"
             "    start a new run, with another --out or after removing that directory: gpurun JOB.yaml"
         )
-    found = _found(path, source_of(path))
-    raise SpecError(f"{found}; runs are in runs/NAME/TIME, the newest is runs/NAME/latest")
+    raise SpecError(f"{_found(path)}; runs are in runs/NAME/TIME, the newest is runs/NAME/latest")
 
 
-def _found(path: Path, name: Path | Url) -> str:
+def _found(path: Path) -> str:
     """What is there instead of a run, by the name that its user knows."""
+    name = source_of(path)
     if _is_job_file(path):
         return f"{name} is a job file"
     selftest = next((each for each in _meant(path) if (each / SELFTEST).is_file()), None)
