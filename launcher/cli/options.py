@@ -106,6 +106,13 @@ def refuse_url(url: "Url") -> None:
     raise SpecError(f"{url} is a URL; name a directory: this command keeps its runs on this machine")
 
 
+def refuse_copy(url: "Url") -> None:
+    """Raises:
+    SpecError: this command looks at processes, and a URL has none.
+    """
+    raise SpecError(f"{url} is a copy; name the run directory, on the machine where the job runs (node 0)")
+
+
 READ = RunPath(read_copy)
 JOB_METAVAR = "JOB.yaml"
 MISSING_JOB = f"missing argument {JOB_METAVAR}; `gpurun init` writes one"
@@ -113,6 +120,12 @@ job_argument = click.argument(
     "job", type=click.Path(path_type=Path), metavar=JOB_METAVAR, shell_complete=job_files
 )
 run_argument = click.argument("run", type=READ, metavar="RUN", shell_complete=run_directories)
+running_argument = click.argument(
+    "run",
+    type=RunPath(refuse_copy, is_used_here=False),
+    metavar="RUN",
+    shell_complete=run_directories,
+)
 out_option = click.option(
     "--out", type=RunPath(refuse_url), help="The run directory; default: runs/NAME/TIME."
 )

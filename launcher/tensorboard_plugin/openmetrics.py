@@ -21,6 +21,7 @@ from gpurun.launcher.run.open import find_run
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.control import read_states
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.logdir.documents import read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
@@ -80,7 +81,8 @@ def text_of(run: RunDir, devices: LiveDevices) -> str:
 def _families(listed: Listed, devices: LiveDevices) -> Iterator[Family]:
     plan, now = read_plan(listed), progress_answer(listed, devices)
     job = {"name": plan.name, "workload": plan.workload} if plan else {}
-    is_running = now["status"] == "running"
+    is_copy = isinstance(source_of(listed.path), str)  # of a run that may go on elsewhere
+    is_running = None if is_copy else now["status"] == "running"
     yield Family("run", "info", "The run.", [(job, 1)])
     yield Family("running", "gauge", "1 while a command works on the run.", [({}, is_running)])
     yield Family("done_ratio", "gauge", "Share of the plan that is done.", [({}, now["done"])])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpurun.launcher.cli.completion import launch_ids
-from gpurun.launcher.cli.options import WholeNumber, json_option, parse_ranks, run_argument
+from gpurun.launcher.cli.options import WholeNumber, json_option, parse_ranks, run_argument, running_argument
 from gpurun.launcher.cli.output import show_json
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@run_argument
+@running_argument
 @json_option
 def stacks(run: Path, as_json: bool) -> None:
     """Show what every rank of a running job is doing, and which rank the others wait for.
@@ -45,7 +45,7 @@ def stacks(run: Path, as_json: bool) -> None:
 
 
 @click.command()
-@run_argument
+@running_argument
 @click.option(
     "--steps",
     type=WholeNumber(1, 1000),

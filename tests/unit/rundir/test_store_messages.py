@@ -4,10 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
+from gpurun.launcher.cli.main import cli
 from gpurun.launcher.cli.named import traces_of
 from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.run.open import find_run
 from gpurun.launcher.rundir import url as urls
 from gpurun.launcher.rundir.copier import Copier, copied
 from gpurun.launcher.rundir.store import Store, fetched, keep_at, kept_at, refuse_taken, source_of
@@ -31,6 +34,11 @@ def test_messages_name_the_url_of_a_copy_and_not_the_cache(run: Path, wording: W
     assert source_of(run) == run
     with wording.raises(SpecError):
         traces_of(copy)
+    with wording.raises(SpecError):
+        find_run(copy / "variants")
+    for name in ("stacks", "capture"):
+        refused = CliRunner().invoke(cli, [name, HERE])
+        assert str(refused.exception).startswith(f"{HERE} is a copy; name the run directory")
     assert discover._commands([copy / "variants/ddp-2"]) == f"\n    gpurun trace {HERE}/variants/ddp-2"
 
 

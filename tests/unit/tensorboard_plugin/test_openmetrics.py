@@ -20,8 +20,15 @@ from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.rundir.claim import claimed, entered
 from gpurun.launcher.rundir.control import ControlDir, make_directory
 from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.rundir.store import Url, keep_at
 from gpurun.launcher.tensorboard_plugin import plugin
-from gpurun.launcher.tensorboard_plugin.openmetrics import CONTENT_TYPE, MOST_REQUESTS, metrics_server
+from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
+from gpurun.launcher.tensorboard_plugin.openmetrics import (
+    CONTENT_TYPE,
+    MOST_REQUESTS,
+    metrics_server,
+    text_of,
+)
 
 RECORDED = Path(__file__).parents[3] / "docs/runs/gpt-splits"
 Samples = dict[tuple[str, str], float]
@@ -63,6 +70,17 @@ def test_a_scrape_has_the_figures_of_all_reports(run: RunDir, address: str) -> N
         assert samples[("gpurun_variant_status", f"{variant} ok")] == 1
         for key, value in figures.items():
             assert samples[(f"gpurun_{key}", variant)] == pytest.approx(value, rel=1e-11)
+
+
+def test_whether_a_copy_of_what_is_at_a_url_is_running_is_not_known(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    copy = tmp_path / "cache/gpurun/stores/0/run"
+    shutil.copytree(run.path, copy)
+    keep_at(copy, Url("s3://bucket/run"))
+    assert "gpurun_running" in text_of(run, LiveDevices())
+    assert "gpurun_running" not in text_of(RunDir(copy), LiveDevices())
 
 
 def test_a_run_in_progress_counts_its_steps(run: RunDir, address: str) -> None:
