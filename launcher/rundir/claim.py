@@ -72,7 +72,7 @@ def create(run: RunDir, claim: Running) -> None:
         refuse_if_alive(run)
         try:
             run.running.unlink(missing_ok=True)  # of a command that was killed
-            _create_whole(run.running, msgspec.json.encode(claim))
+            create_whole(run.running, msgspec.json.encode(claim))
         except FileExistsError:
             raise SpecError(in_use(run.path, read(run))) from None
         except OSError as error:
@@ -94,23 +94,30 @@ def _one_at_a_time(directory: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _create_whole(path: Path, content: bytes) -> None:
-    """Creates a file that is never seen empty: another command would consider that stale.
+def create_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Creates a file that is never seen empty, as another command might read it, where there are hard links.
+
+    Args:
+        mode: its permissions, less those that the umask takes.
 
     Raises:
         FileExistsError: it exists.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        draft.write_bytes(content)
+        _write_new(draft, content, mode)
         os.link(draft, path)
     except OSError as error:
         if error.errno not in _WITHOUT_LINKS:
             raise
-        with path.open("xb") as file:
-            file.write(content)
+        _write_new(path, content, mode)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _write_new(path: Path, content: bytes, mode: int) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+        file.write(content)
 
 
 def refuse_if_alive(run: RunDir) -> None:

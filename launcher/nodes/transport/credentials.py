@@ -24,6 +24,7 @@ from cryptography.x509.oid import NameOID
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
+from gpurun.launcher.rundir.claim import create_whole
 
 MIN_SECRET_BYTES = 16
 _LEAST_VARIETY = 6
@@ -108,14 +109,8 @@ def _read(path: Path) -> bytes:
 def _make(path: Path) -> None:
     """Makes the file complete or not at all: nodes that share the directory may do so at the same time."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(f"{secrets.token_urlsafe(32)}\n")
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        temporary.unlink()
+    with contextlib.suppress(FileExistsError):
+        create_whole(path, f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
 
 
 def identity_from(secret: bytes) -> Identity:

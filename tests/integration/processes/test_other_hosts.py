@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from gpurun.launcher.nodes.transport.credentials import find_secret
 from gpurun.launcher.processes.pool import WorkerPool
 from gpurun.launcher.rundir.claim import claimed, pid_namespace, read
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_lines
@@ -145,7 +147,9 @@ def test_a_server_that_was_reaped_has_no_number_any_more(monkeypatch: pytest.Mon
             process.wait()
 
 
-def test_a_claim_needs_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_a_claim_nor_a_secret_needs_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def link(*_: object) -> None:
         raise OSError(errno.EPERM, "exFAT")
 
@@ -156,6 +160,9 @@ def test_a_claim_needs_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert found is not None
         assert found.pid == os.getpid()
     assert list(tmp_path.iterdir()) == []
+    home = {"XDG_CONFIG_HOME": str(tmp_path)}  # the nodes' secret needs none either
+    assert find_secret(home) == find_secret(home)
+    assert stat.S_IMODE((tmp_path / "gpurun" / "secret").stat().st_mode) == 0o600
 
 
 def test_a_line_that_was_cut_off_costs_no_other(tmp_path: Path) -> None:
