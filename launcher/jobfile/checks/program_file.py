@@ -80,7 +80,7 @@ def near_file(name: str, job_dir: Path) -> str:
         stems = []
     near = nearest(path.stem, stems)  # without the ending, which would make any two names alike
     if near is None and not path.parent.is_dir():
-        return f"its directory {shorten(str(Path(name).parent))} doesn't exist"
+        return f"the directory {shorten(str(Path(name).parent))} is missing too"
     return f"did you mean `{near}.py`?" if near else f"relative paths are resolved from {job_dir.resolve()}"
 
 
