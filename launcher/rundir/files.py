@@ -41,6 +41,9 @@ MAX_LINES_BYTES = 1 << 29
 MAX_EVENTS_BYTES = 1 << 26
 """The limit of rank 0's events, over all launches; and of any file of which all lines are in memory."""
 _MAX_LINE_BYTES = 1 << 20
+_MAX_DAMAGED_LINES = 10_000
+"""Of a file of steps; a full disk damages one line, and each damaged one takes as long as ten others."""
+_NO_ROOM = "gpurun has no memory for so many steps of a run"
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
@@ -52,7 +55,6 @@ class RunDir(RunPaths):
         return read_json(path, kind, self.within)
 
     def read_lines(self, path: Path, kind: type[T]) -> Iterator[T]:
-        """Like the function of that name, of a file of this run."""
         return read_lines(path, kind, self.within)
 
     def read_launch_head(self, launch_id: str) -> LaunchHead:
@@ -171,18 +173,20 @@ def _read_steps(portions: Iterable[bytes], file: Path, variant: str, rank: int, 
 
     A last line that was cut off does not count.
     """
-    num_lines, num_found, decoder = 0, 0, msgspec.json.Decoder(StepRecord)
+    num_lines, num_found, lost, decoder = 0, 0, 0, msgspec.json.Decoder(StepRecord)
     for portion in portions:
+        portion = memory.thinned(variant, rank, portion)
         steps = decoded_portion(portion, decoder)
         num_lines, num_found = num_lines + portion.count(b"\n"), num_found + len(steps)
-        if not memory.add(variant, rank, steps):
+        lost = num_lines - num_found
+        if lost > _MAX_DAMAGED_LINES or not memory.add(variant, rank, steps):
             memory.drop(variant, rank)
+            of_first = f"{format_count(lost)} of its first {format_count(num_lines)} lines can't be read"
+            reason = of_first if lost > _MAX_DAMAGED_LINES else _NO_ROOM
             size, name = f"{format_count(num_bytes(file) / (1 << 20))} MiB", "/".join(file.parts[-2:])
-            return f"{name} ({size}) is not read: gpurun has no memory for so many steps of a run"
-    if (lost := num_lines - num_found) > 0:
-        of_all = f"{format_count(lost)} of {format_count(num_lines)} lines"
-        return f"{of_all} of {file.name} can't be read, and are ignored"
-    return ""
+            return f"{name} ({size}) is not read: {reason}"
+    of_all = f"{format_count(lost)} of {format_count(num_lines)} lines"
+    return f"{of_all} of {file.name} can't be read, and are ignored" if lost else ""
 
 
 def read_json(path: Path, kind: type[T], within: Sequence[Path] = ()) -> T:

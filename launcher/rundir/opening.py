@@ -1,13 +1,24 @@
-"""Opens files of directories that may be anyone's, and may change at any time: every reader does it here."""
+"""Checks directories that may be anyone's, and opens their files, though all may change at any time.
+
+Every reader does it here.
+"""
 
 import errno
 import os
+import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from gpurun.launcher.errors import TraceError
+from gpurun.launcher.errors import SpecError, TraceError, unreadable
+from gpurun.launcher.rundir.paths import CONTROL, is_of_program
+
+_RECORD = re.compile(r"(?!.*events\.jsonl$|rank.*\.jsonl$|.*\.pt\.trace\.json$).*\.jsonl?")
+_DEEPEST = 16
+"""A run of gpurun has directories on fewer levels."""
+MAX_ENTRIES = 1_000_000
+"""Of a run, without what programs save. 100 launches on 256 devices leave a tenth of it."""
 
 
 def real_path(path: Path) -> Path:
@@ -76,3 +87,46 @@ def open_regular(path: Path, within: Sequence[Path] = ()) -> BinaryIO:
         OSError: it can't be opened, or is something else.
     """
     return os.fdopen(open_file(path, within, os.O_NOFOLLOW), "rb")
+
+
+def refuse_links(directory: Path) -> int:
+    """How many bytes the records in a run directory have together, without steps and events.
+
+    Returns if everything in it is a directory, a file or a socket: gpurun makes nothing else. A link would
+    have us read, or write, elsewhere; a pipe would have us wait. Whoever made the run may have put them
+    there. What programs save for themselves is not looked at, since gpurun never opens it.
+
+    Raises:
+        SpecError: there is something else, too much, or a directory that can't be read.
+    """
+    num_bytes = 0
+    for number, of_entry in enumerate(_everything_in(directory, 0)):
+        if number >= MAX_ENTRIES:
+            raise SpecError(f"{directory} has more than {MAX_ENTRIES:,} files and directories; remove some")
+        num_bytes += of_entry
+    return num_bytes
+
+
+def _everything_in(directory: Path, depth: int) -> Iterator[int]:
+    """The bytes of each entry, if it is a record."""
+    if depth > _DEEPEST:
+        raise SpecError(f"{directory} lies deeper than any directory of a run; remove it")
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                yield _num_bytes_of(entry)
+                if entry.is_dir(follow_symlinks=False) and not is_of_program(Path(entry.path)):
+                    yield from _everything_in(Path(entry.path), depth + 1)
+    except FileNotFoundError:
+        pass  # a run in progress removes files
+    except PermissionError as error:
+        if directory.name != CONTROL:  # which only ranks and their owner need
+            raise SpecError(unreadable(directory, error)) from None
+
+
+def _num_bytes_of(entry: "os.DirEntry[str]") -> int:
+    status = entry.stat(follow_symlinks=False)
+    if not any(is_it(status.st_mode) for is_it in (stat.S_ISDIR, stat.S_ISREG, stat.S_ISSOCK)):
+        what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
+        raise SpecError(f"{entry.path} is {what}, which no run of gpurun contains; remove it")
+    return status.st_size if stat.S_ISREG(status.st_mode) and _RECORD.fullmatch(entry.name) else 0

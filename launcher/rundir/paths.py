@@ -2,12 +2,11 @@
 
 import errno
 import os
-import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpurun.launcher.errors import MachineError, SpecError, unreadable, unwritable
+from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.machine.resource_limits import remedy
 
 CONTROL = "control"
@@ -18,13 +17,10 @@ SELFTEST = "selftest.json"
 """The result of a self-test, whose directory holds runs of its own."""
 PROGRAM_FILES = "files"
 """In the directory of a launch, for what its program saves."""
-_RECORD = re.compile(r"(?!.*events\.jsonl$|rank.*\.jsonl$|.*\.pt\.trace\.json$).*\.jsonl?")
 MAX_KEPT_ROUNDS = 1000
 """Of a program's launch on each rank; of more, a random sample, of about half as many at least. The standard
 error of the median round is then up to 6 % of the rounds' standard deviation (1.25 / √500), for normal
 noise."""
-_DEEPEST = 16
-"""A run of gpurun has directories on fewer levels."""
 
 
 @dataclass(frozen=True)
@@ -237,41 +233,6 @@ def older_part(log: Path) -> Path:
 def is_of_program(directory: Path) -> bool:
     """Whether it is `launches/ID/files`, or the same path relative to a run directory."""
     return directory.name == PROGRAM_FILES and directory.parent.parent.name == LAUNCHES
-
-
-def refuse_links(directory: Path, depth: int = 0) -> int:
-    """How many bytes the records in a run directory have together, without steps and events.
-
-    Returns if everything in it is a directory, a file or a socket: gpurun makes nothing else. A link would
-    have us read, or write, elsewhere; a pipe would have us wait. Whoever made the run may have put them
-    there. What programs save for themselves is not looked at, since gpurun never opens it.
-
-    Raises:
-        SpecError: there is something else, or a directory that can't be read.
-    """
-    if depth > _DEEPEST:
-        raise SpecError(f"{directory} lies deeper than any directory of a run; remove it")
-    num_bytes = 0
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                num_bytes += _of_entry(entry, depth)
-    except FileNotFoundError:
-        pass  # a run in progress removes files
-    except PermissionError as error:
-        if directory.name != CONTROL:  # which only ranks and their owner need
-            raise SpecError(unreadable(directory, error)) from None
-    return num_bytes
-
-
-def _of_entry(entry: "os.DirEntry[str]", depth: int) -> int:
-    status = entry.stat(follow_symlinks=False)
-    if stat.S_ISDIR(status.st_mode):
-        return 0 if is_of_program(Path(entry.path)) else refuse_links(Path(entry.path), depth + 1)
-    if not stat.S_ISREG(status.st_mode) and not stat.S_ISSOCK(status.st_mode):
-        what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
-        raise SpecError(f"{entry.path} is {what}, which no run of gpurun contains; remove it")
-    return status.st_size if _RECORD.fullmatch(entry.name) else 0
 
 
 def check_owner(run: RunPaths) -> None:

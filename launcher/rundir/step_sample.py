@@ -4,8 +4,9 @@ A rank keeps that of what it writes, and a reader of what it has in memory at on
 """
 
 import hashlib
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from statistics import fmean
@@ -21,6 +22,9 @@ LEAST_KEPT_ROUNDS = 8
 MAX_STEPS_BYTES = 100 << 20
 """What the steps may take in memory that are read at once: 200,000 of a program, or a workload's 120,000."""
 _STEP_BYTES, _PHASE_BYTES, _GPU_BYTES, _LANE_BYTES = 490, 60, 500, 1000
+_BEGINNING = re.compile(rb'\{"launch":"([ -!#-\[\]-~]*)","round":(\d{1,15}),')
+"""Of a step as a rank writes it: the launch, without a character that JSON escapes, and the round."""
+_64_BITS = (1 << 64) - 1
 _NO_PHASES: Mapping[str, int] = {}
 
 
@@ -39,8 +43,12 @@ class RoundSample:
     most: int = MAX_KEPT_ROUNDS
     level: int = 0
     _newest: int = -1
+    _seed: int = field(init=False)
     _levels: list[int] = field(default_factory=list)
     """Of the rounds that are kept."""
+
+    def __post_init__(self) -> None:
+        self._seed = int.from_bytes(hashlib.blake2b(self.launch.encode(), digest_size=8).digest())
 
     def add(self, number: int) -> None:
         """Counts a round of this launch; it may be the one too many."""
@@ -54,13 +62,18 @@ class RoundSample:
             self._levels = [level for level in self._levels if level >= self.level]
 
     def keeps(self, number: int) -> bool:
-        """Whether a round is kept."""
-        return self.level == 0 or self.level_of(number) >= self.level
+        """Whether a round is kept, or is one of no round."""
+        return self.level == 0 or number == 0 or self.level_of(number) >= self.level
 
     def level_of(self, number: int) -> int:
-        """The number of zeros at the end of a random number."""
-        digest = hashlib.blake2b(f"{self.launch} {number}".encode(), digest_size=8).digest()
-        bits = int.from_bytes(digest)
+        """The number of zeros at the end of a random number.
+
+        Source: Steele et al., Fast splittable pseudorandom number generators, OOPSLA 2014 (SplitMix64).
+        """
+        bits = self._seed + number * 0x9E3779B97F4A7C15 & _64_BITS
+        bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
+        bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _64_BITS
+        bits ^= bits >> 31
         return (bits & -bits).bit_length() - 1 if bits else 64
 
 
@@ -73,8 +86,10 @@ class _Lane:
     num_settled: int = 0
     """Of so many from the first on, each round has one record, and none goes on later."""
     num_bytes: int = _LANE_BYTES
+    sample: RoundSample | None = None
+    """The rounds that were kept when some were dropped last; a later one that isn't in it won't be."""
     _num_fitted: int = 0
-    """How many there were when rounds were dropped last."""
+    """How many steps there were then."""
 
     def add(self, steps: Sequence[StepRecord]) -> None:
         self.steps += steps
@@ -93,11 +108,12 @@ class _Lane:
         last = self.steps[self._first_of_last() :]
         fresh = self.steps[self.num_settled : len(self.steps) - len(last)]
         settled = self.steps[: self.num_settled] + self._one_of_each(fresh)
-        sample = RoundSample(self.launch, most)
+        # Rounds that were dropped stay dropped: later ones would else be more likely to be kept.
+        sample = RoundSample(self.launch, most, self.sample.level if self.sample else 0)
         for number in sorted({step.round for step in settled if step.round}):
             sample.add(number)
-        settled = [step for step in settled if not step.round or sample.keeps(step.round)]
-        self.steps, self.num_settled = settled + last, len(settled)
+        settled = [step for step in settled if sample.keeps(step.round)]
+        self.steps, self.num_settled, self.sample = settled + last, len(settled), sample
         self.num_bytes = _LANE_BYTES + sum(map(_bytes_of, self.steps))
         self._num_fitted = len(self.steps)
 
@@ -173,6 +189,27 @@ class StepsInMemory:
         self.num_bytes = sum(lane.num_bytes for lane in self._lanes.values())
         return True
 
+    def thinned(self, variant: str, rank: int, lines: bytes) -> bytes:
+        """Whole lines of a rank's file without those of rounds that wouldn't be kept, as far as is known.
+
+        To read such a line takes ten times as long, and a run may have millions. The last rounds of launches
+        stay, since they say how far each was.
+        """
+        if self.most is None:
+            return lines
+        found = list(_heads(lines))
+        newest = dict(head for head, _ in found if head)
+        samples = {launch: self._sample(variant, rank, launch.decode()) for launch in newest}
+        kept = {
+            (launch, number): newest[launch] == number or samples[launch].keeps(int(number))
+            for launch, number in {head for head, _ in found if head}
+        }
+        return b"".join(line for head, line in found if head is None or kept[head])
+
+    def _sample(self, variant: str, rank: int, launch: str) -> RoundSample:
+        lane = self._lanes.get((variant, rank, launch))
+        return lane.sample if lane and lane.sample else RoundSample(launch)
+
     def drop(self, variant: str, rank: int) -> None:
         """Forgets what was read of a rank."""
         for key in [key for key in self._lanes if key[:2] == (variant, rank)]:
@@ -195,6 +232,13 @@ class VariantSteps:
     """In the order in which they were written."""
     damage: tuple[str, ...]
     """What isn't read."""
+
+
+def _heads(lines: bytes) -> Iterator[tuple[tuple[bytes, bytes] | None, bytes]]:
+    """Each line, with its launch and round if it begins as a rank writes them."""
+    for line in lines.splitlines(keepends=True):
+        found = _BEGINNING.match(line)
+        yield (found[1], found[2]) if found else None, line
 
 
 def _bytes_of(step: StepRecord) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -99,11 +100,11 @@ def _look_into(directory: Path, within: Sequence[Path], files: list[Path], warni
 
 
 def _leads_out(path: Path, within: Sequence[Path]) -> bool:
-    """Whether it is elsewhere now, or a link to nothing; what counts is where it is when it is opened."""
+    """Whether it is elsewhere, or nothing can be there; what counts is where it is when it is opened."""
     try:
         return not any(map(real_path(path).is_relative_to, within))
-    except OSError:
-        return path.is_symlink()
+    except OSError as error:
+        return error.errno != errno.ENOENT
 
 
 def _everything_in(directory: Path) -> Iterator[Path]:

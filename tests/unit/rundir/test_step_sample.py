@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.recorded import round_times
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import GpuLoad, StepRecord
-from gpurun.launcher.rundir.step_sample import LEAST_KEPT_ROUNDS, StepsInMemory
+from gpurun.launcher.rundir.step_sample import LEAST_KEPT_ROUNDS, RoundSample, StepsInMemory
 from tests.known import known
 
 RANKS, LAUNCHES, ROUNDS, OF_ROUND = (0, 1), ("01", "02"), 200, 5
@@ -74,6 +75,26 @@ def test_of_far_too_many_all_ranks_keep_the_same_rounds(share: int) -> None:
         of_launch = [number for name, number in found if name == launch]
         assert len(of_launch) >= LEAST_KEPT_ROUNDS / 4
         assert max(of_launch) == ROUNDS, "by the last round it is known how many were done"
+
+
+@pytest.mark.parametrize("is_thinned", [True, False])
+@pytest.mark.parametrize("rounds", [10_000, 16_000])
+def test_a_round_is_kept_with_the_same_probability_early_or_late(rounds: int, is_thinned: bool) -> None:
+    """Each is a step; a file is read in portions, and most lines need not be decoded."""
+    memory, decoder, decoded = StepsInMemory(100_000), msgspec.json.Decoder(StepRecord), 0
+    lines = [
+        msgspec.json.encode(StepRecord("01", number, 0, number, "timed", 1000, {}, None)) + b"\n"
+        for number in range(1, rounds + 1)
+    ]
+    for i in range(0, rounds, 700):
+        portion = b"".join(lines[i : i + 700])
+        steps = decoder.decode_lines(memory.thinned("a", 0, portion) if is_thinned else portion)
+        decoded += len(steps)
+        assert memory.add("a", 0, steps)
+    kept, level = [step.round for step in memory.of("a", 0)], RoundSample("01").level_of
+    least = min(level(number) for number in kept[:-1])
+    assert kept == [*(number for number in range(1, rounds) if level(number) >= least), rounds]
+    assert decoded < rounds / 4 or not is_thinned
 
 
 def test_a_block_keeps_its_peak_and_its_load() -> None:
