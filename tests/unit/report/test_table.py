@@ -29,6 +29,7 @@ from gpurun.launcher.report.footnotes import noise_lines
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.table import Part, draw_bar, phase_parts, render_table
+from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
 from gpurun.launcher.units import format_rate
 from tests.wording import Wording
@@ -56,7 +57,7 @@ def test_no_escape_reaches_a_terminal_without_colour(
         monkeypatch.setenv(name, value)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    print_comparison(COMPARISON, Path(RUN), as_json=False)
+    print_comparison(COMPARISON, RunDir(Path(RUN)), as_json=False)
     assert ("\x1b" in terminal.getvalue()) is is_coloured
 
 
@@ -88,7 +89,9 @@ def test_a_report_in_another_place_than_messages_repeats_them(
     with (tmp_path / "out").open("w") as out, (tmp_path / ("out" if is_one else "err")).open("a") as err:
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
-        print_comparison(with_variants(failed), Path(RUN), as_json=False, reported=(f"log: {failed.log}",))
+        print_comparison(
+            with_variants(failed), RunDir(Path(RUN)), as_json=False, reported=(f"log: {failed.log}",)
+        )
     assert ("it broke" in (tmp_path / "out").read_text()) is not is_one
 
 
