@@ -103,9 +103,8 @@ def refuse_links(directory: Path) -> int:
     num_bytes = 0
     for number, of_entry in enumerate(_everything_in(directory, 0)):
         if number >= MAX_ENTRIES:
-            raise SpecError(
-                f"{directory} has more than {format_number(MAX_ENTRIES, 0)} files and directories; remove some"
-            )
+            most = format_number(MAX_ENTRIES, 0)
+            raise SpecError(f"{directory} has more than {most} files and directories; remove some")
         num_bytes += of_entry
     return num_bytes
 
