@@ -24,6 +24,7 @@ from gpurun.launcher.units import format_count
 
 MAX_DEPTH = 50
 """A job needs 4 levels; recursion over a tree this deep is safe."""
+_TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep", "a job needs about 4 levels"
 
 MAX_NODES = 10_000
 """Values in the file once all aliases are written out. A job has about 50; this many wrong ones are still
@@ -196,7 +197,7 @@ class _Composer:
 
     def _node(self, event: Any, depth: int) -> Node:
         if depth > MAX_DEPTH:
-            self._stop(event, f"nested more than {MAX_DEPTH} levels deep", "a job needs about 4 levels")
+            self._stop(event, *_TOO_DEEP)
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event)
         if event.anchor is not None:
@@ -319,6 +320,8 @@ def _syntax_problem(error: yaml.YAMLError, text: str, composer: _Composer) -> Pr
     if not isinstance(error, yaml.MarkedYAMLError):
         return composer.mark(None).problem(f"invalid YAML: {error}")
     mark = error.problem_mark or error.context_mark
+    if "nesting depth" in str(error.problem):  # libyaml's own limit of 1,000: it reads ahead of its events
+        return composer.mark(mark).problem(*_TOO_DEEP)
     context = f" ({error.context})" if error.context and error.problem else ""
     message = f"invalid YAML: {error.problem or error.context}{context}"
     begun = composer.mark(error.context_mark).line
