@@ -12,6 +12,9 @@ from typing import Any
 
 import yaml
 
+MAX_DEPTH = 50
+"""A job needs 4 levels; recursion over a tree this deep is safe."""
+TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep", "a job needs about 4 levels"
 _KEY = re.compile(r"\s*(?:- +)*[\w.-]+ *:(?=\s|$)")
 _ASSIGNED = re.compile(r"(\s*)([A-Za-z_][\w.]*)(?: *(?:=|:) *| +)([^\s:=#][^#]*?)\s*(#.*)?")
 """A key and a value with something else than `: ` between them."""
@@ -142,6 +145,8 @@ def explained(
         return None, f"invalid YAML: {error}", None
     mark = error.problem_mark or error.context_mark
     problem, lines = str(error.problem), text.splitlines()
+    if "nesting depth" in problem:  # libyaml's own limit of 1,000: it reads ahead of its events
+        return mark, *TOO_DEEP
     if "expected ':'" in problem and error.context_mark:
         mark = error.context_mark
     context = f" ({error.context})" if error.context and error.problem else ""

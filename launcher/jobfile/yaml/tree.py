@@ -14,11 +14,16 @@ import yaml
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.yaml.describe import describe, shorten
 from gpurun.launcher.jobfile.yaml.scalars import SCALAR_TAGS, Scalar, resolve_scalar
-from gpurun.launcher.jobfile.yaml.slips import Slip, explained, lines_without_colon, no_colon, slips_in
+from gpurun.launcher.jobfile.yaml.slips import (
+    MAX_DEPTH,
+    TOO_DEEP,
+    Slip,
+    explained,
+    lines_without_colon,
+    no_colon,
+    slips_in,
+)
 from gpurun.launcher.units import format_count
-
-MAX_DEPTH = 50
-"""A job needs 4 levels; recursion over a tree this deep is safe."""
 
 MAX_NODES = 10_000
 """Values in the file once all aliases are written out. A job has about 50; this many wrong ones are still
@@ -224,7 +229,7 @@ class _Composer:
 
     def _node(self, event: Any, depth: int) -> Node:
         if depth > MAX_DEPTH:
-            self._stop(event, f"nested more than {MAX_DEPTH} levels deep", "a job needs about 4 levels")
+            self._stop(event, *TOO_DEEP)
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event)
         if event.anchor is not None:
