@@ -146,11 +146,7 @@ def prepare(
         VariantError: `global_batch: max` could not be found.
     """
     spec, resume, found = job.spec, job.resumed, None
-    before = kept_at(resume) if resume else None
-    if (url := job.keep_at or before) is not None:
-        if url != before:
-            refuse_taken(url)
-        refuse_unwritable(url)
+    check_store(job.keep_at, resume)
     if wants_max(spec):
         found = find_run(resume).read_max_batch() if resume else None
         here = partial(find_max_batch, spec, machine, pool, job.job_dir, say_on_stderr)
@@ -173,6 +169,20 @@ def prepare(
     if job.keep_at is not None:
         keep_at(run.path, job.keep_at)
     return Prepared(spec, machine, plan, run, job.job_dir)
+
+
+def check_store(keep_at: Url | None, resume: Path | None) -> None:
+    """Returns if the run can be kept at the URL, or where it was kept before.
+
+    Raises:
+        SpecError: there is another run, or none to resume.
+        MachineError: files can't be written there.
+    """
+    before = kept_at(find_run(resume).path) if resume else None
+    if (url := keep_at or before) is not None:
+        if url != before:
+            refuse_taken(url)
+        refuse_unwritable(url)
 
 
 def carry_out(

@@ -184,13 +184,12 @@ def find_run(path: Path) -> RunDir:
 
 def _found(path: Path) -> str:
     """What is there instead of a run, by the name that its user knows."""
-    name = source_of(path)
     if is_job_file(path):
-        return f"{name} is a job file"
+        return f"{source_of(path)} is a job file"
     selftest = next((each for each in _meant(path) if (each / SELFTEST).is_file()), None)
     if selftest is not None:
-        return f"{name} is a self-test, not a run: what it found is in {selftest / SELFTEST}"
-    return f"{name}: no run here" if path.exists() else f"there is no run `{name}`"
+        return f"{source_of(path)} is a self-test, not a run: what it found is in {selftest / SELFTEST}"
+    return f"{source_of(path)}: no run here" if path.exists() else f"there is no run `{path}`"
 
 
 def run_directory(path: Path) -> Path | None:

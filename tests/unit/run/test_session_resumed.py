@@ -12,7 +12,7 @@ from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.attempts import replace_other_software
-from gpurun.launcher.run.job import finish, finish_and_copy
+from gpurun.launcher.run.job import check_store, finish, finish_and_copy
 from gpurun.launcher.run.open import plan_difference, resume_run
 from gpurun.launcher.rundir import copier
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
@@ -171,6 +171,19 @@ def test_a_signal_during_the_last_copy_loses_no_results(
     assert finished.comparison.variants
     said = [line for line in case.said if "memory:" in line]
     wording(*said, str(finished.error), hide=r"\b\d+(?= (of|files))")
+
+
+def test_a_run_is_kept_where_it_was_before_and_over_no_other(tmp_path: Path, wording: Wording) -> None:
+    before, other = (Url(f"memory://bucket/{tmp_path.name}/{name}") for name in ("before", "other"))
+    case, latest = Case(tmp_path, STRATEGIES, []), tmp_path / "latest"
+    latest.write_text("run\n")
+    for url in (before, other):
+        Store(url).put(case.run.plan, "plan.json")
+    keep_at(case.run.path, before)
+    for wanted in (None, before, Url(f"{other}/new")):
+        check_store(wanted, latest)
+    with wording.raises(SpecError, hide=r"(?<=bucket/)\w+"):
+        check_store(other, latest)
 
 
 def test_ctrl_c_while_ranks_are_started_stops_them(tmp_path: Path) -> None:
