@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from gpurun.launcher.errors import SpecError, TraceError, unreadable
 from gpurun.launcher.rundir.paths import CONTROL, is_of_program
+from gpurun.launcher.units import format_count
 
 _RECORD = re.compile(r"(?!.*events\.jsonl$|rank.*\.jsonl$|.*\.pt\.trace\.json$).*\.jsonl?")
 _DEEPEST = 16
@@ -102,7 +103,9 @@ def refuse_links(directory: Path) -> int:
     num_bytes = 0
     for number, of_entry in enumerate(_everything_in(directory, 0)):
         if number >= MAX_ENTRIES:
-            raise SpecError(f"{directory} has more than {MAX_ENTRIES:,} files and directories; remove some")
+            raise SpecError(
+                f"{directory} has more than {format_count(MAX_ENTRIES)} files and directories; remove some"
+            )
         num_bytes += of_entry
     return num_bytes
 
