@@ -1,5 +1,6 @@
 """Shell completion of a job file, a run or a key; click itself completes commands and options."""
 
+import re
 from glob import escape, iglob
 from itertools import islice
 
@@ -13,7 +14,9 @@ VARIABLE = "_GPURUN_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 MOST = 200
 """Suggestions, so that a directory of thousands of runs is completed at once."""
-
+_PLAIN = re.compile(r"[\w./+=:@%-][\w./+=:@%~-]*")
+"""Names that mean nothing else to a shell. A directory may be anyone's, and bash puts `$(…)` into the line as
+it is; files of other names are suggested, and quoted, by the shell itself."""
 
 NO_SPACE = (
     ("COMPREPLY+=($value)", "COMPREPLY+=($value)\n            [[ $value == *= ]] && compopt -o nospace"),
@@ -75,8 +78,11 @@ def launch_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     """Launches of the run that the command line names already."""
     from gpurun.launcher.run.open import find_run
 
-    launches = find_run(ctx.params["run"]).path / "launches"
-    return [path.name for path in sorted(launches.glob(f"{escape(incomplete)}*"))]
+    if (run := ctx.params["run"]) is None:  # click has given up on the line
+        return []
+    launches = find_run(run).path / "launches"
+    names = (path.name for path in sorted(launches.glob(f"{escape(incomplete)}*")))
+    return [name for name in names if _PLAIN.fullmatch(name)]
 
 
 def job_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -90,7 +96,8 @@ def job_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 def matching(incomplete: str, *patterns: str) -> list[CompletionItem]:
     """The paths of the patterns that begin with `incomplete`; where there is none, what the shell finds."""
-    found = (path for pattern in patterns for path in iglob(pattern) if path.startswith(incomplete))
+    paths = (path for pattern in patterns for path in iglob(pattern) if path.startswith(incomplete))
+    found = filter(_PLAIN.fullmatch, paths)
     return [CompletionItem(path) for path in sorted(set(islice(found, MOST)))] or [
         CompletionItem(incomplete, type="file")
     ]

@@ -137,8 +137,13 @@ def refusal(request: wrappers.Request, is_loopback: bool) -> str | None:
     site = request.headers.get("Sec-Fetch-Site", "none")  # older browsers, and programs, send none
     if site not in ("same-origin", "none"):
         return f"a page of another origin asked ({site}); only TensorBoard's own page may"
+    return foreign_name(request) if is_loopback else None
+
+
+def foreign_name(request: wrappers.Request) -> str | None:
+    """Why a request that names another host is not answered; `None`: it names this machine."""
     name = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdecimal() else request.host
-    if is_loopback and name.lower() not in LOOPBACK_HOSTS:
+    if name.lower() not in LOOPBACK_HOSTS:
         return f"this TensorBoard serves localhost only, not {name}; for others start it with --bind_all"
     return None
 

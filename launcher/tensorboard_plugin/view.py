@@ -122,7 +122,7 @@ def serve() -> None:
         """TensorBoard's own server, which by itself takes any number of connections, for any time."""
 
     def server(app: WsgiApp, flags: Any) -> Any:
-        return program.with_port_scanning(Board)(for_the_owner(app, flags.path_prefix), flags)
+        return program.with_port_scanning(Board)(for_the_owner(app, flags), flags)
 
     board = program.TensorBoard(plugins=[*plugins, GpurunPlugin], server_class=server)
     board.configure([sys.argv[0], *json.load(sys.stdin)])
@@ -134,14 +134,21 @@ def serve() -> None:
     signal.pause()
 
 
-def for_the_owner(app: WsgiApp, prefix: str) -> WsgiApp:
+def for_the_owner(app: WsgiApp, flags: Any) -> WsgiApp:
     """TensorBoard, which asks for its fonts without the prefix of all other addresses.
 
-    Whoever knows the prefix has opened this view: such a request is answered, however many others come.
+    Whoever knows the prefix has opened this view: such a request is answered, however many others come. On
+    loopback, what names another host is refused, whatever it asks for: by itself TensorBoard answers it.
     """
-    from gpurun.launcher.tensorboard_plugin.plugin import EXPECTED
+    from werkzeug import wrappers
+
+    from gpurun.launcher.tensorboard_plugin.plugin import EXPECTED, foreign_name, is_loopback
+
+    prefix, is_own = flags.path_prefix, is_loopback(flags)
 
     def answer(environ: dict[str, Any], start_response: Any) -> Any:
+        if is_own and (reason := foreign_name(wrappers.Request(environ))) is not None:
+            return wrappers.Response(f"{reason}\n", 403)(environ, start_response)
         path = environ.get("PATH_INFO", "")
         if path.startswith(f"{prefix}/"):
             environ[EXPECTED]()

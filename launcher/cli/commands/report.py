@@ -1,5 +1,6 @@
 """`gpurun report`, `view`, `metrics`, `diff` and `trace`: what runs and traces show; they run nothing."""
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ def report(run: Path, formats: str, as_json: bool, with_host: bool) -> None:
         if name not in FORMATS:
             raise SpecError(f"--format {name}: {near_or_all(name, FORMATS, 'formats')}")
     found = find_run(run)
+    say_if_large(found)
     comparison = compare_run(found)
     keep_if_other(comparison, found)
     for name in names:
@@ -146,6 +148,19 @@ def report(run: Path, formats: str, as_json: bool, with_host: bool) -> None:
 def warn(text: str) -> None:
     """Says on stderr what doesn't end the command."""
     click.echo(f"gpurun: {text}", err=True)
+
+
+SAID_FROM_BYTES = 500_000_000
+"""A terminal is warned of more steps; to read so many takes some seconds."""
+
+
+def say_if_large(*runs: Any) -> None:
+    """Says on a terminal why nothing is shown for a while."""
+    from gpurun.launcher.rundir.paths import num_bytes
+
+    num = sum(num_bytes(file) for run in runs for file in run.path.glob("variants/*/rank*.jsonl"))
+    if num >= SAID_FROM_BYTES and sys.stderr.isatty():
+        warn(f"reading {num / 1e9:.1f} GB of recorded steps … (Ctrl-C ends it)")
 
 
 port_option = click.option(
@@ -267,6 +282,7 @@ def diff_two_runs(
     found = find_run(a), find_run(b)
     if found[0].path.resolve() == found[1].path.resolve():
         click.echo(f"A and B are the same run: {source_of(found[0].path)}", err=True)
+    say_if_large(*found)
     runs = compare_run(found[0]), compare_run(found[1])
     name_a, name_b = (str(source_of(one.path)) for one in found)
     difference = replace(diff_runs(*runs, may_differ=may_differ), name_a=name_a, name_b=name_b)

@@ -82,6 +82,8 @@ def capture(run: Path, steps: int, ranks: tuple[int, ...] | None, timeout_s: flo
 def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
     """Print what the ranks of a run have written, each line with its rank; of more than 1 GiB, the end.
 
+    It reads the logs only, so that it works where the run's plan or another record is damaged.
+
     Example: gpurun logs runs/gpt-splits/latest --rank 0 --follow
     """
     import os

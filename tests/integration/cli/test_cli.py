@@ -127,7 +127,7 @@ def in_shell(directory: Path, words: str) -> subprocess.CompletedProcess[str]:
 )
 def test_bash_completes(words: list[str], found: list[str], tmp_path: Path) -> None:
     """A real bash, with the lines that `gpurun completion bash` prints."""
-    for name in ("job.yaml", "more/other.yaml", "runs/sleep/latest", "gpurun"):
+    for name in ("job.yaml", "more/other.yaml", "runs/sleep/latest", "runs/s$(id)/latest", "gpurun"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "gpurun").write_text(f'#!/bin/sh\nexec {sys.executable} -m gpurun "$@"\n')

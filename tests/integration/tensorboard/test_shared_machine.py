@@ -48,6 +48,9 @@ def ask(server: Server, path: str, **headers: str) -> tuple[int, str]:
         connection.close()
 
 
+FONT = "/font-roboto/RxZJdnzeo3R5zSexge8UUZBw1xU1rKptJj_0jans920.woff2"
+
+
 def runs(server: Server) -> str:
     return f"{urlsplit(server.url).path}data/plugin/gpurun/runs"
 
@@ -73,14 +76,17 @@ def test_no_process_has_the_random_path_where_other_users_can_read_it(server: Se
     "host", ["evil.example", "evil.example:6006", "127.0.0.1.evil.example", "169.254.0.1", ""]
 )
 def test_a_name_that_was_made_to_mean_this_machine_is_refused(server: Server, host: str) -> None:
-    code, body = ask(server, runs(server), Host=host)
-    assert code == 403
-    assert "serves localhost only" in json.loads(body)["error"]
+    own = urlsplit(server.url).path
+    for path in (runs(server), own, f"{own}data/environment", f"{own}data/plugins_listing", FONT):
+        code, body = ask(server, path, Host=host)
+        assert code == 403
+        assert "serves localhost only" in body
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1", "[::1]:6006"])
 def test_other_names_of_this_machine_are_answered(server: Server, host: str) -> None:
-    assert ask(server, runs(server), Host=host)[0] == 200
+    for path in (runs(server), urlsplit(server.url).path, FONT):
+        assert ask(server, path, Host=host)[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpurun.launcher.cli.commands import job_file
-from gpurun.launcher.cli.completion import lines_for
+from gpurun.launcher.cli.completion import lines_for, suggestions
 from gpurun.launcher.cli.main import COMMANDS, cli, main
 from gpurun.launcher.cli.output import show_json
 from gpurun.launcher.cli.streams import Cleaned, prepare_streams
@@ -278,3 +279,18 @@ def test_zsh_puts_no_space_after_the_equals_sign_of_a_key(tmp_path: Path) -> Non
         "-U -V unsorted -a completions job.yaml",
         "-U -S  -V unsorted -a values steps.rounds=",
     ]
+
+
+def test_no_name_in_a_strangers_run_is_suggested_that_the_shell_would_execute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree("docs/runs/balanced", tmp_path / "run")
+    for name in ("0$(id)", "0`id`", "0;id", "0\nid", "0 id", "0\x1b[2J"):
+        (tmp_path / "run/launches" / name).mkdir()
+    run = tmp_path / "run"
+    for words, found in ((f"logs {run} --launch=0", True), (f"logs {run} --launch ", False)):
+        monkeypatch.setenv("COMP_WORDS", f"gpurun {words}")
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ") + 1))
+        shown = suggestions(cli, "bash_complete").splitlines()
+        own = sorted(each.name for each in Path("docs/runs/balanced/launches").glob("0*"))
+        assert shown == [f"plain,{name}" for name in own if found]

@@ -1,5 +1,6 @@
 """Runs with more steps than fit into memory: all are read, and rounds keep their times."""
 
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -135,3 +136,17 @@ def test_a_run_is_compared_as_ever_and_the_report_says_what_its_figures_are_of(
     said = [text for one in after.variants for text in one.warnings if "figures are based on" in text]
     assert len(said) == len(after.variants)
     assert all(text.endswith("steps: one step of each block, with the mean of the block") for text in said)
+
+
+def test_a_file_of_nothing_but_damage_is_given_up_soon(tmp_path: Path) -> None:
+    """An exception for each line of 500 MB takes a minute."""
+    shutil.copytree("docs/runs/balanced", tmp_path / "run")
+    run = RunDir(tmp_path / "run")
+    large = run.steps("ddp-2-balanced", 1)
+    large.write_bytes(large.read_bytes() + b'{"x":1}\n' * 500_000)
+    after = {one.id: one for one in compare_run(run).variants}
+    assert re.search(
+        r"rank1.jsonl \(4 MiB\) is not read: 1\d\d,\d{3} of its first 1\d\d,\d{3} lines can't be read",
+        str(after.pop("ddp-2-balanced").reason),
+    )
+    assert all(one.status == "ok" for one in after.values())
