@@ -75,7 +75,9 @@ def variant(
         id=f"{strategy}-{len(split)}-{name}", strategy=strategy,
         devices=tuple(devices or (f"cuda:{index}" for index in range(len(split)))), split=tuple(split),
         split_name=name.replace("-", "/"), global_batch=sum(split), precision="bf16", accumulate=1,
-        varied=varied or {}, status=status, reason=reason, log=None, rounds=28 if measured else 0, launches=1,
+        varied=varied or {}, status=status, reason=reason,
+        log="launches/01/log/rank1.log" if status == "failed" else None,
+        rounds=28 if measured else 0, launches=1,
         step_ms=StepTime(step_ms, (step_ms - half, step_ms + half)) if measured else None,
         samples_per_s=1000 * sum(split) / step_ms if measured else None,
         vs_baseline=None if not measured else Difference(None, None, "baseline") if percent is None

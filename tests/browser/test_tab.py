@@ -191,6 +191,8 @@ def test_names_with_markup_stay_text(open_tab: OpenTab) -> None:
     for view in VIEWS:
         tab.go(view)
         assert tab.find("img").count() == 0
+        if view == "splits":
+            expect(tab.find("tr[data-status=failed]")).to_contain_text("log: launches/01/log/rank1.log")
         if view == "where":
             expect(tab.find(".problems")).to_contain_text("differ a lot from the timed steps")
             expect(tab.find("h1")).to_contain_text("of 50.0 ms (in traced steps; timed ones take 60.0 ms)")

@@ -186,6 +186,7 @@ interface VariantResult {
   global_batch: number | null;
   status: VariantStatus;
   reason: string | null;
+  log: string | null;
   rounds: number;
   launches: number;
   step_ms: { estimate: number; ci: Interval | null } | null;

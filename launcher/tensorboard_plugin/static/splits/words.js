@@ -22,7 +22,15 @@ export const STATUS_WORDS = {
 export function whyUnranked(variant) {
   const word = STATUS_WORDS[variant.status] ?? variant.status;
   const reason = variant.reason ? `: ${variant.reason}` : '';
-  return word + reason + (variant.status === 'unsteady' ? ', so it is not ranked' : '');
+  return word + reason + (variant.status === 'unsteady' ? ', so it is not ranked' : '') + logText(variant);
+}
+
+/**
+ * Where what its processes wrote can be read; the path is that in the run directory.
+ * @param {Variant} variant
+ */
+export function logText(variant) {
+  return variant.result?.log ? `; log: ${variant.result.log}` : '';
 }
 
 /**
