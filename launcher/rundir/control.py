@@ -33,7 +33,7 @@ STACKS_SIGNAL = signal.SIGUSR2
 """Makes a rank write the stacks of all its threads to a file, even while C code holds the GIL."""
 DIRECTORY_MODE = 0o700
 """The mode of the directory with all blocks: a user with access could make the ranks write traces."""
-NOT_STARTED = "no rank has started yet; try again in a moment"
+NOT_STARTED = "no rank has started yet, or none can be observed, as its log says then; try again in a moment"
 _ONLY_OWN = "gpurun stacks and gpurun capture work on your own runs only"
 MAX_BYTES = 1 << 24
 """The most that is read of a file there, or of a rank's answer: 2,000 collectives are 1 MB."""

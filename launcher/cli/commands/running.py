@@ -104,10 +104,11 @@ def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
 
 def render_stacks(launch: str, seen: Hang) -> str:
     """Each rank's activity, with the main thread's stack, innermost call first; the finding at the end."""
+    from gpurun.launcher.rundir.control import NOT_STARTED
     from gpurun.launcher.units import plural
 
     if not seen.ranks:
-        return f"{launch}: no rank has begun yet"
+        return f"{launch}: {NOT_STARTED}"
     parts = [f"{launch}: {plural(len(seen.ranks), 'rank')}"]
     parts += [_rank(view) for view in seen.ranks]
     if seen.headline:

@@ -16,7 +16,7 @@ from gpurun.launcher.nodes.cluster_pool import ClusterPool
 from gpurun.launcher.nodes.follower import Follower, Places
 from gpurun.launcher.nodes.messages import Chunk, Message, TracesWanted, decode, encode
 from gpurun.launcher.processes.protocol import WORKER_ENTRY, Exit, StartRequest
-from gpurun.launcher.rundir.control import ControlDir, make_directory
+from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir, make_directory
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import CaptureRequest
 
@@ -167,9 +167,7 @@ def test_a_rank_that_is_nowhere_or_has_not_started_rings_no_bell(cluster: Cluste
     with pytest.raises(SpecError, match="has no rank 3"):
         traces_requested(refused)
     make_directory(cluster.runs[2].control(LAUNCH))
-    assert cluster.asked(WantTraces(2, None)) == Declined(
-        "node 2 (hostb): no rank has started yet; try again in a moment"
-    )
+    assert cluster.asked(WantTraces(2, None)) == Declined(f"node 2 (hostb): {NOT_STARTED}")
     assert [cluster.bell(node) for node in (0, 1)] == [0, 0]
 
 
