@@ -34,8 +34,8 @@ class Copier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._store, self._say, self._clock = run, store, say, clock
-        self._copied: dict[str, Stamp] | None = None
-        """`None`: not known yet."""
+        self._copied: dict[str, Stamp] | None = None if read_versions(run) else {}
+        """`None`: an earlier command has copied the run, and the store hasn't been asked yet."""
         self._failures = 0
         self._next_s = float("-inf")
         self.error: Exception | None = None
@@ -61,7 +61,7 @@ class Copier:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known what the store has; of a run that was copied before, it has to be asked."""
+        """Whether it is known what the store has."""
         return self._copied is not None
 
     def outdated(self, final: bool = True) -> dict[str, Stamp]:
@@ -192,7 +192,5 @@ def _is_worth_it(before: Stamp | None, now: Stamp) -> bool:
 
 def _in_both(run: Path, store: Store) -> dict[str, Stamp]:
     """The files that an earlier command has copied, and that no one has changed in the store since."""
-    if not (known := read_versions(run)):
-        return {}
     there = store.versions()
-    return {name: stamp for name, (version, stamp) in known.items() if there.get(name) == version}
+    return {name: stamp for name, (version, stamp) in read_versions(run).items() if there.get(name) == version}
