@@ -188,7 +188,7 @@ def check_store(keep_at: Url | None, resume: Path | None) -> None:
 def carry_out(
     ready: Prepared, pools: Pools, output: Output, notify: Callable[[str], None] | None = None
 ) -> Finished:
-    """Executes the plan, and shows the progress.
+    """Executes the plan; shows its progress, and copies the run to where it is kept too.
 
     Args:
         ready: the plan, and what it was made from.
@@ -196,56 +196,70 @@ def carry_out(
         output: what to show of what the ranks write.
         notify: gets the messages about failures as well, for users at other terminals.
     """
+    return attended(ready.run, lambda progress: execute(ready, pools, output, progress, notify))
+
+
+def attended(run: RunDir, work: Callable[[Progress], Finished]) -> Finished:
+    """What the work on a run comes to: meanwhile no other command works on it, and it is copied."""
+    with Progress(sys.stderr) as progress, claimed(run):
+        return with_copy(run.path, lambda: work(progress), progress.say)
+
+
+def execute(
+    ready: Prepared,
+    pools: Pools,
+    output: Output,
+    progress: Progress,
+    notify: Callable[[str], None] | None = None,
+) -> Finished:
+    """Executes the plan in a run directory that this command has claimed."""
     plan, known = ready.plan, (*os.environ.items(), *ready.spec.stated_secrets)
     spent = spent_s(ready.run) if plan.budget_s else 0.0
     tracker = Tracker(plan, estimate_s(plan, ready.spec) - spent, ready.run)
-    with Progress(sys.stderr) as progress:
-        earlier = find_earlier(plan.name, ready.machine.hostname)
-        progress.say("\n".join((*headlines(plan, ready.spec, earlier), *plan.notes)))
-        if plan.budget_s is not None and has_ended(ready.run, plan):
-            progress.say(SPENT.format(format_duration(plan.budget_s)))
+    earlier = find_earlier(plan.name, ready.machine.hostname)
+    progress.say("\n".join((*headlines(plan, ready.spec, earlier), *plan.notes)))
+    if plan.budget_s is not None and has_ended(ready.run, plan):
+        progress.say(SPENT.format(format_duration(plan.budget_s)))
 
-        def say(text: str) -> None:
-            progress.say(text)
-            if notify is not None:
-                notify(text)
+    def say(text: str) -> None:
+        progress.say(text)
+        if notify is not None:
+            notify(text)
 
-        if isinstance(pools, WorkerPools):
-            pools.say = say  # of several nodes, each shows what it finds on its own stderr
+    if isinstance(pools, WorkerPools):
+        pools.say = say  # of several nodes, each shows what it finds on its own stderr
 
-        def hide(text: str) -> str:
-            return hidden(text, known)
+    def hide(text: str) -> str:
+        return hidden(text, known)
 
-        def on_event(launch: Launch, event: Event | None) -> None:
-            progress.update(tracker.status(launch, event))
-            if event is None:
-                tensorboard_writer()
+    def on_event(launch: Launch, event: Event | None) -> None:
+        progress.update(tracker.status(launch, event))
+        if event is None:
+            tensorboard_writer()
 
-        session = Session(
-            starter=Starter(
-                plan, ready.spec, ready.run, ready.job_dir, ready.machine, software_of(ready.machine)
-            ),
-            pools=pools,
-            on_event=on_event,
-            reporter=Reporter(ready.run, say, hide),
-            relay=output.relay(lambda text: progress.say(hide(text)), ready.spec.logs.keep_bytes),
-        )
-        with claimed(ready.run):
-            return finish_and_copy(session, say)
+    session = Session(
+        starter=Starter(
+            plan, ready.spec, ready.run, ready.job_dir, ready.machine, software_of(ready.machine)
+        ),
+        pools=pools,
+        on_event=on_event,
+        reporter=Reporter(ready.run, say, hide),
+        relay=output.relay(lambda text: progress.say(hide(text)), ready.spec.logs.keep_bytes),
+    )
+    with forwarded(lambda number: session.ranks.forward(number)):
+        return finish(session)
 
 
-def finish_and_copy(session: Session, say: Callable[[str], None]) -> Finished:
-    """Executes the session, and copies its run to where it is kept too; missing files are an error.
+def with_copy(run: Path, work: Callable[[], Finished], say: Callable[[str], None]) -> Finished:
+    """Works on a run, and copies it to where it is kept too; missing files are an error.
 
     Args:
+        run: its directory.
+        work: is done while it is copied.
         say: shows what becomes of the copy.
     """
-    path = session.run.path
-    with (
-        copied(path, kept_at(path), say) as copy,
-        forwarded(lambda number: session.ranks.forward(number)),
-    ):
-        finished = finish(session)
+    with copied(run, kept_at(run), say) as copy:
+        finished = work()
         if finished.error and finished.error.exit_code == Interrupted.exit_code:
             copy.limit_s = INTERRUPTED_S
     if copy.error is None:

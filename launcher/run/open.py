@@ -230,12 +230,12 @@ def read_invocation(path: Path) -> Invocation:
     """
     run = find_run(path)
     check_owner(run)
-    stored = run.read(run.invocation, StoredInvocation)
+    stored, name = run.read(run.invocation, StoredInvocation), source_of(path)
     job_file = Path(stored.job_file)
     if not _is_file(job_file):
         raise SpecError(
             f"the run's job file {job_file} no longer exists\n"
-            f"    use the copy in the run: gpurun {run.job} --resume {source_of(path)}"
+            f"    use the copy in the run: {run.command} {run.job} --resume {name}"
         )
     return Invocation(job_file, stored.overrides, Path(stored.job_dir) if stored.job_dir else None)
 
@@ -271,18 +271,19 @@ def resume_run(path: Path, plan: Plan, say: Callable[[str], None]) -> RunDir:
     run = find_run(path)
     check_owner(run)
     refuse_if_alive(run)
+    name = source_of(run.path)
     if run.search.exists():
-        raise SpecError(f"{run.path} is a search; to continue it: gpurun tune --resume {run.path}")
+        raise SpecError(f"{name} is a search; to continue it: {run.command} --resume {name}")
     stored = run.read(run.plan, Plan)
     if stored.gate is not None:
-        raise SpecError(f"{run.path} is the run of a gate, whose versions are gone: start the gate again")
+        raise SpecError(f"{name} is the run of a gate, whose versions are gone: start the gate again")
     now = as_read_back(plan)
     if stored.budget_s and now.budget_s and replace(now, **_sizes(stored)) == stored != now:
         was_s, is_s = map(format_duration, (stored.budget_s, now.budget_s))
-        raise SpecError(OTHER_BUDGET.format(path=run.path, was=was_s, now=is_s))
+        raise SpecError(OTHER_BUDGET.format(path=name, was=was_s, now=is_s))
     if stored != now:
         raise SpecError(
-            f"{run.path} {OTHER_JOB}: {plan_difference(stored, now)}\n    start a new run: gpurun JOB.yaml"
+            f"{name} {OTHER_JOB}: {plan_difference(stored, now)}\n    start a new run: gpurun JOB.yaml"
         )
     if too_large := [variant.id for variant in plan.variants if not _is_tried_again(run, variant.id)]:
         say(f"not tried again, since out of memory: {', '.join(too_large)}")

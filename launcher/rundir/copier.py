@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError
-from gpurun.launcher.rundir.files import write_json
+from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.store import EVERY_S, VERSIONS, Stamp, Store, read_versions, reason, stamps
 from gpurun.launcher.rundir.url import Url
 
@@ -34,8 +34,8 @@ class Copier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._store, self._say, self._clock = run, store, say, clock
-        self._copied: dict[str, Stamp] | None = None
-        """`None`: not known yet."""
+        self._copied: dict[str, Stamp] | None = None if read_versions(run) else {}
+        """`None`: an earlier command has copied the run, and the store hasn't been asked yet."""
         self._failures = 0
         self._next_s = float("-inf")
         self.error: Exception | None = None
@@ -58,6 +58,11 @@ class Copier:
             self._say(f"{self._store.url} can be written again")
         self.error, self._failures = None, 0
         return True
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what the store has."""
+        return self._copied is not None
 
     def outdated(self, final: bool = True) -> dict[str, Stamp]:
         """The files that differ from the store; the plan, which makes a directory a run, comes last."""
@@ -97,7 +102,8 @@ class Copier:
     def _failed(self, error: Exception, final: bool) -> None:
         if self.error is None:
             now = "the run has ended; trying again" if final else _GOES_ON
-            self._say(f"can't write to {self._store.url}: {reason(error)}\n    {now}")
+            do = "write to" if self.is_known else "read"
+            self._say(f"can't {do} {self._store.url}: {reason(error)}\n    {now}")
         self.error = error
         self._next_s = self._clock() + min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
         self._failures = min(self._failures + 1, 10)
@@ -127,13 +133,19 @@ def copied(run: Path, url: Url | None, say: Callable[[str], None]) -> Iterator[C
     thread.start()
     try:
         yield copy
+    except Interrupted:
+        copy.limit_s = INTERRUPTED_S
+        raise
     finally:
         stop.set()
         _await_end(thread, copy)
         missing, total = len(copier.outdated()), len(stamps(run))
-        copy.error = _incomplete(run, url) if missing else None
-        said = f"not at {url}: {missing} of {total} files, since {_cause(copier, copy)}"
-        say(f"{said}\n    nothing is lost: they are in {run}" if missing else f"the run is also at {url}")
+        copy.error = _incomplete(run, url, copier.is_known) if missing else None
+        which = f"not at {url}: {missing} of {total} files"
+        if not copier.is_known:
+            which = f"not known: which of {total} files are at {url}"
+        said = f"{which}, since {_cause(copier, copy)}\n    nothing is lost: they are in {run}"
+        say(said if missing else f"the run is also at {url}")
 
 
 def _await_end(thread: threading.Thread, copy: Copy) -> None:
@@ -153,7 +165,7 @@ def _await_end(thread: threading.Thread, copy: Copy) -> None:
 def _cause(copier: Copier, copy: Copy) -> str:
     """Why files are missing there."""
     if copier.error:
-        return f"it can't be written: {reason(copier.error)}"
+        return f"it can't be {'written' if copier.is_known else 'read'}: {reason(copier.error)}"
     return f"{copy.interruption.cause} came first" if copy.interruption else "it does not answer in time"
 
 
@@ -165,9 +177,10 @@ def _keep_copying(copier: Copier, stop: threading.Event, copy: Copy) -> None:
         time.sleep(FIRST_PAUSE_S)
 
 
-def _incomplete(run: Path, url: Url) -> MachineError:
+def _incomplete(run: Path, url: Url, is_known: bool) -> MachineError:
+    are = "are" if is_known else "may be"
     return MachineError(
-        f"results are missing at {url}; to copy them later: gpurun --resume {run}\n"
+        f"results {are} missing at {url}; to copy them later: {RunDir(run).command} --resume {run}\n"
         "    --out URL copies them to another place"
     )
 
@@ -179,7 +192,5 @@ def _is_worth_it(before: Stamp | None, now: Stamp) -> bool:
 
 def _in_both(run: Path, store: Store) -> dict[str, Stamp]:
     """The files that an earlier command has copied, and that no one has changed in the store since."""
-    if not (known := read_versions(run)):
-        return {}
     there = store.versions()
-    return {name: stamp for name, (version, stamp) in known.items() if there.get(name) == version}
+    return {name: stamp for name, (version, stamp) in read_versions(run).items() if there.get(name) == version}

@@ -102,6 +102,11 @@ class RunPaths:
         return self.path / "search.json"
 
     @property
+    def command(self) -> str:
+        """The command that continues the run."""
+        return "gpurun tune" if self.search.exists() else "gpurun"
+
+    @property
     def trials(self) -> Path:
         """A line per trial of `gpurun tune`."""
         return self.path / "trials.jsonl"

@@ -183,7 +183,7 @@ def refuse_taken(url: Url) -> None:
         return
     except Exception as error:
         now = "nothing was started: check the URL and the credentials, or wait until the store is back; or"
-        remedy = f"run without this --out, and copy the run later: gpurun --resume RUN --out {url}"
+        remedy = f"run without this --out, and copy the run later: --resume RUN --out {url}"
         raise MachineError(f"{_unreachable(url, error)}\n    {now}\n    {remedy}") from error
     if is_taken:
         raise SpecError(f"{url} already holds files; name another --out, or continue them: --resume {url}")

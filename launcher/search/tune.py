@@ -3,7 +3,6 @@
 import gc
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from gpurun.launcher.plan.build import build_plan, with_mistakes_of_plan
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool_per_env import WorkerPools
-from gpurun.launcher.run.job import Finished, Output, Prepared, carry_out
+from gpurun.launcher.run.job import Finished, Job, Output, Prepared, attended, check_store, execute
 from gpurun.launcher.run.open import (
     OTHER_JOB,
     Invocation,
@@ -32,10 +31,12 @@ from gpurun.launcher.run.open import (
 )
 from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.running_attempt import Starter
-from gpurun.launcher.rundir.claim import claimed, refuse_if_alive
+from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.paths import check_owner
 from gpurun.launcher.rundir.records import Effect, SearchRecord, TrialRecord, Unmeasured
+from gpurun.launcher.rundir.store import keep_at, source_of
+from gpurun.launcher.rundir.url import Url
 from gpurun.launcher.search.policy import FINALISTS, Found, Search, Trial, measured
 from gpurun.launcher.search.space import (
     Space,
@@ -52,7 +53,6 @@ from gpurun.launcher.units import GIB, format_duration, format_ms, format_number
 BUDGET_S = 900.0
 SHARE_OF_TRIALS = 0.6
 """The share of the budget, at the most; the rest is for the comparison of the best."""
-LATEST = Path("latest")
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ def run_tune(
     out: Path | None,
     resume: Path | None,
     output: Output,
+    url: Url | None = None,
 ) -> Finished:
     """Tries combinations, then compares the best ones; after Ctrl-C it returns what was measured.
 
@@ -100,8 +101,9 @@ def run_tune(
         invocation: finds the job file and its overrides; `None` takes those of the search that is resumed.
         budget_s: for all of it; by default 15 minutes, or what the search had that is resumed.
         out: the run directory, if not one under `runs/`.
-        resume: a search to continue; `LATEST` is the newest of this job.
+        resume: a search to continue; `latest` is the newest of this job.
         output: what to show of the ranks' output.
+        url: where the search is kept too.
 
     Raises:
         SpecError: the job file or the command line is wrong.
@@ -111,26 +113,24 @@ def run_tune(
     given = invocation() or read_invocation(resume or Path())
     with with_mistakes_of_plan(inspect_machine):
         spec = job_to_tune(load_invocation(given))
+    job = Job(given, spec, out, resume, output, url)
+    check_store(url, job.resumed)
     pools.secrets = spec.secrets
     for env in (spec.env, *spec.compare.env):
         revealed(env, pools.secrets)
     machine = inspect_machine()
     space = build_space(spec, machine)
-    if resume is not None:
-        newest = resume == LATEST and not resume.exists()
-        run = resumed(find_run((out or Path("runs") / spec.name) if newest else resume), space)
+    if job.resumed is not None:
+        run = resumed(find_run(job.resumed), space)
     else:
         first = build_plan(spec, machine, chosen=(space.variants[space.own].id,))
         run = open_run(given, spec, first, machine, out)
+    if url is not None:
+        keep_at(run.path, url)
     known = run.read_search()
     budget_s = budget_s or (known.budget_s if known else BUDGET_S)
     tuning = Tuning(spec, machine, space, run, given.directory, budget_s)
-    record = known if known and known.finalists else screen(tuning, pools, output)
-    if isinstance(record, Finished):
-        return record
-    ready = finals(tuning, record)
-    pools.keep_only(ready.environments)
-    return carry_out(ready, pools, output)
+    return attended(run, lambda progress: search(tuning, pools, output, progress))
 
 
 def job_to_tune(spec: JobSpec) -> JobSpec:
@@ -153,13 +153,24 @@ def resumed(run: RunDir, space: Space) -> RunDir:
     """
     check_owner(run)
     refuse_if_alive(run)
-    known = run.read_search()
+    known, name = run.read_search(), source_of(run.path)
     if known is None:
-        raise SpecError(f"{run.path} is no search; continue that run: gpurun --resume {run.path}")
+        raise SpecError(f"{name} is no search; continue that run: gpurun --resume {name}")
     ids = {variant.id for variant in space.variants}
     if known.distinct != len(ids) or any(trial.variant not in ids for trial in run.read_trials()):
-        raise SpecError(f"{run.path} {OTHER_JOB}\n    start a new search: gpurun tune JOB.yaml")
+        raise SpecError(f"{name} {OTHER_JOB}\n    start a new search: gpurun tune JOB.yaml")
     return run
+
+
+def search(tuning: Tuning, pools: WorkerPools, output: Output, progress: Progress) -> Finished:
+    """Tries combinations, unless the best are known already, and compares the best."""
+    known = tuning.run.read_search()
+    record = known if known and known.finalists else screen(tuning, pools, output, progress)
+    if isinstance(record, Finished):
+        return record
+    ready = finals(tuning, record)
+    pools.keep_only(ready.environments)
+    return execute(ready, pools, output, progress)
 
 
 def finals(tuning: Tuning, record: SearchRecord) -> Prepared:
@@ -173,25 +184,24 @@ def finals(tuning: Tuning, record: SearchRecord) -> Prepared:
     return Prepared(spec, tuning.machine, plan, tuning.run, tuning.job_dir)
 
 
-def screen(tuning: Tuning, pools: WorkerPools, output: Output) -> SearchRecord | Finished:
+def screen(tuning: Tuning, pools: WorkerPools, output: Output, progress: Progress) -> SearchRecord | Finished:
     """Tries combinations until the best are known or the time is up; after Ctrl-C what there is then."""
     known = (*os.environ.items(), *tuning.spec.stated_secrets)
-    with Progress(sys.stderr) as progress:
 
-        def say(text: str) -> None:
-            progress.say(hidden(text, known))
+    def say(text: str) -> None:
+        progress.say(hidden(text, known))
 
-        screening = Screening(tuning, progress, say)
-        trials = screening.trials_with(pools, output)
-        with claimed(tuning.run), stopped_at_the_end(trials, say):
-            try:
-                with forwarded(lambda number: trials.ranks.forward(number) if trials.ranks else None):
-                    screening.run(trials)
-            except Interrupted as ended:
-                say(stopping_text(ended, tuning.spec.grace_s))
-                screening.conclude(is_over=False)
-                return interrupted(tuning.run, ended)
-        return screening.conclude(is_over=True)
+    screening = Screening(tuning, progress, say)
+    trials = screening.trials_with(pools, output)
+    with stopped_at_the_end(trials, say):
+        try:
+            with forwarded(lambda number: trials.ranks.forward(number) if trials.ranks else None):
+                screening.run(trials)
+        except Interrupted as ended:
+            say(stopping_text(ended, tuning.spec.grace_s))
+            screening.conclude(is_over=False)
+            return interrupted(tuning.run, ended)
+    return screening.conclude(is_over=True)
 
 
 @contextmanager
@@ -286,7 +296,7 @@ class Screening:
         trials = format_duration(SHARE_OF_TRIALS * self.tuning.budget_s)
         return (
             f"{self.tuning.spec.name}: {count_text(space.num_combinations)}, with the job's own setting "
-            f"{len(space.variants)} different ones{again} → {self.tuning.run.path}\n"
+            f"{len(space.variants)} different ones{again} → {source_of(self.tuning.run.path)}\n"
             f"Budget: {budget}. No trial begins after {trials} of them; then each of the best {FINALISTS} "
             "and the job's own setting is launched once, even where that takes longer."
         )

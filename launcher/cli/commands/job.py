@@ -23,11 +23,9 @@ from gpurun.launcher.cli.options import (
     nodes_option,
     only_rank_option,
     option_meant,
-    out_option,
     out_or_url_option,
     parse_wait,
     quiet_option,
-    refuse_url,
     set_option,
     written_url,
 )
@@ -250,10 +248,10 @@ def run(
 @click.option(
     "--budget", "budget_s", callback=parse_wait, metavar="TIME", help="The most time; default: 15m."
 )
-@out_option
+@out_or_url_option
 @click.option(
     "--resume",
-    type=RunPath(refuse_url),
+    type=RunPath(written_url),
     is_flag=False,
     flag_value="latest",
     metavar="[RUN]",
@@ -266,8 +264,8 @@ def run(
 def tune(
     job: Path | None,
     budget_s: float | None,
-    out: Path | None,
-    resume: Path | None,
+    out: "tuple[Path | None, Url | None]",
+    resume: "Path | Url | None",
     only_rank: int | None,
     quiet: bool,
     as_json: bool,
@@ -283,17 +281,18 @@ def tune(
 
     Example: gpurun tune examples/tune.yaml --budget 10m
 
-    Exit codes: 0 ok, 2 the job file or the command line is wrong, 3 the machine lacks what the job needs, 4 a
-    combination that was to be compared in the end failed, 130 interrupted.
+    Exit codes: 0 ok, 2 the job file or the command line is wrong, 3 the machine lacks what the job needs, or
+    results are missing at the URL of --out, 4 a combination that was to be compared in the end failed, 130
+    interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
     from gpurun.launcher.rundir.paths import check_writable
 
     quit_on_interrupt()
-    if job is None and (resume is None or (resume == Path("latest") and not resume.exists())):
+    if job is None and (resume is None or is_missing(resume)):
         raise SpecError(MISSING_JOB)
     if resume is None:
-        check_writable(out or Path("runs"))
+        check_writable(out[0] or Path("runs"))
 
     def invocation() -> Any:
         from gpurun.launcher.run.open import Invocation
@@ -309,8 +308,8 @@ def tune(
 def finished_search(
     invocation: Callable[[], Any],
     budget_s: float | None,
-    out: Path | None,
-    resume: Path | None,
+    out: "tuple[Path | None, Url | None]",
+    resume: "Path | Url | None",
     only_rank: int | None,
     quiet: bool,
 ) -> Any:
@@ -322,6 +321,9 @@ def finished_search(
 
         with early_servers(guard) as pools:
             from gpurun.launcher.run.job import Output
+            from gpurun.launcher.rundir.store import fetched
             from gpurun.launcher.search.tune import run_tune
 
-            return run_tune(pools, invocation, budget_s, out, resume, Output(quiet, only_rank))
+            directory, url = out
+            before = fetched(resume) if isinstance(resume, str) else resume
+            return run_tune(pools, invocation, budget_s, directory, before, Output(quiet, only_rank), url)

@@ -176,16 +176,16 @@ def view(run: Path, port: int) -> None:
 
     Example: gpurun view runs/gpt-splits/latest
     """
-    from gpurun.launcher.rundir.store import refreshed
+    from gpurun.launcher.rundir.store import refreshed, source_of
     from gpurun.launcher.tensorboard_plugin.view import is_empty, open_view
 
     with refreshed(run, warn), open_view(run, port=port) as server:
         click.echo(f"TensorBoard: {server.tab}  (Ctrl-C ends it)")
         if is_empty(run):
-            click.echo(
-                f"gpurun: {run} has no run, trace or event file yet; the page fills in when one is written:"
-                f" gpurun JOB.yaml --out {run / 'NAME'}",
-                err=True,
+            place = source_of(run)
+            warn(
+                f"{place} has no run, trace or event file yet; the page fills in when one is written:"
+                f" gpurun JOB.yaml --out {place}/NAME"
             )
         server.wait()
 

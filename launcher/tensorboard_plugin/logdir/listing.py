@@ -20,6 +20,7 @@ from typing import BinaryIO, Literal
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.opening import open_file
 from gpurun.launcher.rundir.paths import rank_files
+from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.trace.analysis.discover import SUFFIXES, begins_as_trace, is_merged, rank_in_name
 
@@ -304,7 +305,8 @@ class Listing:
 
     @property
     def logdir(self) -> str:
-        return str(self._root or "")
+        """The log directory, or the URL of which it is a copy."""
+        return str(source_of(self._root)) if self._root else ""
 
     def all(self) -> dict[str, Listed]:
         """Runs by name."""

@@ -1,21 +1,12 @@
 """A run that is kept on a real S3 server, as the command writes and reads it."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.integration.command import SLEEP_JOB, gpurun, write
 from tests.s3 import S3Server
 
 RUN = "s3://bucket/team/run"
-
-
-@pytest.fixture
-def server() -> Iterator[S3Server]:
-    with S3Server() as server:
-        yield server
 
 
 def last_modified(server: S3Server, name: str) -> str:

@@ -1,15 +1,17 @@
-"""A whole search with real ranks: interrupted, continued, and right."""
+"""A whole search with real ranks, kept in a store: interrupted, continued from there, and right."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from tests.integration.command import gpurun, write
 from tests.integration.run.test_operations import wait_for
+from tests.s3 import S3Server
 
+URL = "s3://bucket/run"
 MODEL = """
     import time
     import torch
@@ -47,14 +49,28 @@ JOB = """
 """The fastest is ddp 4/4 with 2 ms per sample: 10 ms; the next take 14 and 18 ms."""
 
 
-def test_a_search_is_interrupted_and_goes_on(tmp_path: Path, all_gone: Any) -> None:
+def test_a_search_is_interrupted_and_goes_on_where_it_was_kept(tmp_path: Path, server: S3Server) -> None:
+    env = {**server.env, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     write(tmp_path, "job.yaml", JOB)
     write(tmp_path, "model.py", MODEL)
     trials = tmp_path / "run" / "trials.jsonl"
-    argv = [sys.executable, "-m", "gpurun", "tune", "job.yaml", "--out", "run", "--budget", "10m", "--json"]
+    argv = [
+        sys.executable,
+        "-m",
+        "gpurun",
+        "tune",
+        "job.yaml",
+        "--out",
+        "run",
+        "--out",
+        URL,
+        "--budget",
+        "10m",
+    ]
     with subprocess.Popen(
-        argv,
+        [*argv, "--json"],
         cwd=tmp_path,
+        env={**os.environ, **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -65,9 +81,14 @@ def test_a_search_is_interrupted_and_goes_on(tmp_path: Path, all_gone: Any) -> N
         out, err = process.communicate()
     assert process.returncode == 130, err
     assert json.loads(out)["search"]["summary"].startswith("The search is not")
+    assert f"the run is also at {URL}" in err
     known = trials.read_bytes()
-    done = gpurun(tmp_path, "tune", "--resume", "run", "--budget", "20s", "--json")
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    done = gpurun(tmp_path, "tune", "--resume", URL, "--budget", "20s", "--json", env=env)
     assert done.code == 0, done.err
+    assert done.err.count(f"the run is also at {URL}") == 1
+    assert gpurun(tmp_path, "report", URL, "--json", env=env).json == done.json
+    (trials,) = tmp_path.glob("cache/gpurun/stores/*/run/trials.jsonl")
     assert trials.read_bytes().startswith(known)
     search = done.json["search"]
     times = {one["id"]: one["step_ms"]["estimate"] for one in done.json["variants"] if one["step_ms"]}
@@ -78,9 +99,9 @@ def test_a_search_is_interrupted_and_goes_on(tmp_path: Path, all_gone: Any) -> N
     assert all(one["settings"]["params"] == {"fails": True} for one in search["failed"])
     records = [json.loads(line) for line in trials.read_bytes().splitlines()]
     assert len({one["variant"] for one in records}) == search["tried"]
-    attempts = {path.parent.name for path in (tmp_path / "run" / "screening").glob("launches/*/events.jsonl")}
+    attempts = {path.parent.name for path in trials.parent.glob("screening/launches/*/events.jsonl")}
     failures = sum(one["status"] == "failed" for one in records)
     assert len(attempts) <= failures + 4  # each command starts `ddp`, `single`, and one after a failure
-    again = gpurun(tmp_path, "--resume", "run")
+    again = gpurun(tmp_path, "--resume", URL, env=env)
     assert again.code == 2
-    assert "gpurun tune --resume run" in again.err
+    assert f"gpurun tune --resume {URL}" in again.err

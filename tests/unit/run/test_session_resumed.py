@@ -9,10 +9,12 @@ import pytest
 
 from gpurun.launcher.errors import Interrupted, MachineError, NodesError, SpecError
 from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.run import job
 from gpurun.launcher.run.attempts import replace_other_software
-from gpurun.launcher.run.job import check_store, finish, finish_and_copy
+from gpurun.launcher.run.job import Output, Prepared, carry_out, check_store, finish, with_copy
 from gpurun.launcher.run.open import plan_difference, resume_run
 from gpurun.launcher.rundir import copier
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
@@ -127,7 +129,7 @@ def test_a_run_whose_results_never_reach_the_store_ends_with_an_error(
     monkeypatch.setattr(copier, "FIRST_PAUSE_S", 100.0)  # too long for another try
     case = Case(tmp_path, STRATEGIES, [[*WELL[:-1], (3.0, last)] if last else WELL] * 2)
     keep_at(case.run.path, Url("memory://bucket/run"))
-    finished = finish_and_copy(case.session, case.said.append)
+    finished = with_copy(case.run.path, lambda: finish(case.session), case.said.append)
     assert isinstance(finished.error, Interrupted if last else MachineError)
     assert finished.comparison.variants
     said = [line for line in case.said if "memory:" in line]
@@ -165,12 +167,25 @@ def test_a_signal_during_the_last_copy_loses_no_results(
     keep_at(case.run.path, Url("memory://bucket/run"))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "join", join_interrupted)
-        finished = finish_and_copy(case.session, case.said.append)
+        finished = with_copy(case.run.path, lambda: finish(case.session), case.said.append)
     may_answer.set()
     assert waited_s == [copier.FINAL_S, limit_s]
     assert finished.comparison.variants
     said = [line for line in case.said if "memory:" in line]
     wording(*said, str(finished.error), hide=r"\b\d+(?= (of|files))")
+
+
+def test_only_the_node_that_copies_a_run_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case, url, on_other_nodes = Case(tmp_path, STRATEGIES, [WELL] * 2), f"memory://bucket/{tmp_path.name}", []
+    starter, machine = case.session.starter, replace(inspect_machine(), gpus=())
+    keep_at(case.run.path, Url(url))
+    monkeypatch.setattr(job, "Session", lambda **_: case.session)
+    ready = Prepared(starter.spec, machine, case.plan, case.run, tmp_path)
+    carry_out(ready, case.ranks, Output(quiet=True), on_other_nodes.append)
+    assert f"the run is also at {url}" in capsys.readouterr().err
+    assert on_other_nodes == []
 
 
 def test_a_run_is_kept_where_it_was_before_and_over_no_other(tmp_path: Path, wording: Wording) -> None:

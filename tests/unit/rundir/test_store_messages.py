@@ -9,12 +9,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.cli.named import traces_of
-from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.errors import Interrupted, MachineError, SpecError
 from gpurun.launcher.run.open import find_run
 from gpurun.launcher.rundir import url as urls
-from gpurun.launcher.rundir.copier import Copier, copied
+from gpurun.launcher.rundir.copier import INTERRUPTED_S, Copier, copied
 from gpurun.launcher.rundir.store import Store, fetched, keep_at, kept_at, refuse_taken, source_of
 from gpurun.launcher.rundir.url import Url, as_url
+from gpurun.launcher.tensorboard_plugin.answers.runs import runs_answer
+from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
 from gpurun.launcher.trace.analysis import discover
 from tests.wording import Wording
 
@@ -32,6 +34,7 @@ def test_messages_name_the_url_of_a_copy_and_not_the_cache(run: Path, wording: W
     assert source_of(copy) == HERE
     assert source_of(copy / "variants/ddp-2") == f"{HERE}/variants/ddp-2"
     assert source_of(run) == run
+    assert runs_answer(Listing(str(copy)))["logdir"] == HERE
     with wording.raises(SpecError):
         traces_of(copy)
     with wording.raises(SpecError):
@@ -57,6 +60,36 @@ def test_results_that_never_reached_the_store_are_an_error(
             copy.limit_s = 0.5 if is_away else 60.0  # too short for another try
     assert (copy.error is not None) == is_away
     wording([*said, str(copy.error)])
+
+
+def test_what_a_store_has_is_not_known_while_it_cannot_be_asked(
+    run: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    def away(*_: object) -> None:
+        raise OSError("connection refused")
+
+    Copier(run, Store(HERE), print).step(final=True)
+    said: list[str] = []
+    monkeypatch.setattr(Store, "versions", away)
+    with copied(run, HERE, said.append) as copy:
+        copy.limit_s = 0.5  # too short for another try
+    wording([*said, str(copy.error)])
+
+
+def test_a_search_is_copied_later_by_the_command_that_continues_it(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "put", lambda *_: 1 / 0)
+    (run / "search.json").write_bytes(b"{}")
+    with copied(run, HERE, print) as copy:
+        copy.limit_s = 0.5
+    assert f"to copy them later: gpurun tune --resume {run}\n" in str(copy.error)
+
+
+def test_an_interrupted_command_waits_for_the_store_no_longer_than_a_signal_allows(run: Path) -> None:
+    with pytest.raises(Interrupted), copied(run, HERE, print) as copy:
+        raise Interrupted("SIGTERM")
+    assert (copy.limit_s, copy.error) == (INTERRUPTED_S, None)
 
 
 def test_mistakes_are_named(run: Path, wording: Wording) -> None:

@@ -14,12 +14,17 @@ from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.run.job import Finished, attended
+from gpurun.launcher.run.open import resume_run
 from gpurun.launcher.run.progress_line import Progress
+from gpurun.launcher.rundir import copier
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import TrialRecord
+from gpurun.launcher.rundir.store import Store, fetched, keep_at
+from gpurun.launcher.rundir.url import Url
 from gpurun.launcher.search.space import Space, build_space, keys_of, levels_of, processes_for
 from gpurun.launcher.search.trials import Trials
-from gpurun.launcher.search.tune import Screening, Tuning, finals, job_to_tune, resumed
+from gpurun.launcher.search.tune import Screening, Tuning, finals, interrupted, job_to_tune, resumed
 from tests.known import known
 from tests.unit.plan.machines import FakeMachine
 from tests.wording import Wording
@@ -81,6 +86,31 @@ def searched(tuning: Tuning, outcome: Callable[[Variant], Mapping[str, Any]] = s
     screening.run(cast("Trials", trials))
     screening.conclude(is_over=True)
     return trials
+
+
+def test_a_search_is_copied_to_a_store_as_it_grows_and_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(copier, "EVERY_S", 0.01)
+    tuning, url = tuning_of(tmp_path), Url(f"memory://bucket/{tmp_path.name}")
+    keep_at(tuning.run.path, url)
+
+    def work(progress: Progress) -> Finished:
+        searched(tuning)
+        assert tuning.run.running.exists()
+        while "trials.jsonl" not in Store(url).versions():
+            assert capsys.readouterr().err == ""
+        return interrupted(tuning.run, Interrupted("SIGTERM"))
+
+    finished = attended(tuning.run, work)
+    assert isinstance(finished.error, Interrupted)
+    assert capsys.readouterr().err == f"the run is also at {url}\n"
+    copy = resumed(RunDir(fetched(url)), tuning.space)
+    assert (copy.read_search(), copy.read_trials()) == (tuning.run.read_search(), tuning.run.read_trials())
+    assert copy.comparison.read_bytes() == tuning.run.comparison.read_bytes()
+    with pytest.raises(SpecError, match=f"{url} is a search; to continue it: gpurun tune --resume {url}"):
+        resume_run(copy.path, tuning.space.plan, print)
 
 
 def test_a_space_has_the_jobs_own_setting_and_ranks_for_what_they_can_share(tmp_path: Path) -> None:
