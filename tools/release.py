@@ -59,7 +59,8 @@ def check_metadata(wheel: Path) -> str:
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
     expect(metadata["Name"] == NAME, f"the wheel is named {metadata['Name']}")
     expect(tops == {"gpurun"}, f"the wheel installs {sorted(tops)}")
-    for field in ("License-Expression", "Classifier", "Keywords", "Requires-Python"):
+    urls = ("Project-URL",) if os.environ.get("REPOSITORY_URL") else ()
+    for field in ("License-Expression", "Classifier", "Keywords", "Requires-Python", *urls):
         expect(field in metadata, f"the metadata lack {field}")
     first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     expect(first is not None and first[1] == version, f"CHANGELOG.md doesn't begin with {version}")

@@ -200,7 +200,7 @@ def carry_out(
 
 
 def attended(run: RunDir, work: Callable[[Progress], Finished]) -> Finished:
-    """What the work on a run comes to: meanwhile no other command works on it, and it is copied."""
+    """The result of the work on a run; meanwhile no other command works on it, and it is copied."""
     with Progress(sys.stderr) as progress, claimed(run):
         return with_copy(run.path, lambda: work(progress), progress.say)
 

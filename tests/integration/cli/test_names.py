@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCES = ("launcher", "workloads", "src", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("launcher", "workloads", "src", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 def test_the_wheel_installs_one_name(tmp_path: Path) -> None:
