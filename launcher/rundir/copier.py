@@ -193,4 +193,6 @@ def _is_worth_it(before: Stamp | None, now: Stamp) -> bool:
 def _in_both(run: Path, store: Store) -> dict[str, Stamp]:
     """The files that an earlier command has copied, and that no one has changed in the store since."""
     there = store.versions()
-    return {name: stamp for name, (version, stamp) in read_versions(run).items() if there.get(name) == version}
+    return {
+        name: stamp for name, (version, stamp) in read_versions(run).items() if there.get(name) == version
+    }

@@ -178,7 +178,8 @@ def test_a_signal_during_the_last_copy_loses_no_results(
 def test_only_the_node_that_copies_a_run_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case, url, on_other_nodes = Case(tmp_path, STRATEGIES, [WELL] * 2), f"memory://bucket/{tmp_path.name}", []
+    case, url = Case(tmp_path, STRATEGIES, [WELL] * 2), f"memory://bucket/{tmp_path.name}"
+    on_other_nodes: list[str] = []
     starter, machine = case.session.starter, replace(inspect_machine(), gpus=())
     keep_at(case.run.path, Url(url))
     monkeypatch.setattr(job, "Session", lambda **_: case.session)
