@@ -200,7 +200,7 @@ def carry_out(
 
 
 def attended(run: RunDir, work: Callable[[Progress], Finished]) -> Finished:
-    """The result of the work on a run; meanwhile no other command works on it, and it is copied."""
+    """Does the work on a run: no other command does meanwhile, and it is copied to where it is kept too."""
     with Progress(sys.stderr) as progress, claimed(run):
         return with_copy(run.path, lambda: work(progress), progress.say)
 
