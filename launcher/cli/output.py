@@ -169,3 +169,21 @@ def check_gate(gate: Any) -> None:
         raise GateError(f"the gate fails: slower by more than {percent_text(gate)}: {names}")
     if gate.outcome != NOT_SLOWER:
         raise UndecidedError(f"the gate is undecided at {percent_text(gate)}, so it doesn't pass")
+
+
+def warn(text: str) -> None:
+    """Says on stderr what doesn't end the command."""
+    click.echo(f"gpurun: {text}", err=True)
+
+
+SAID_FROM_BYTES = 500_000_000
+"""A terminal is warned of more steps; to read so many takes some seconds."""
+
+
+def say_if_large(*runs: Any) -> None:
+    """Says on a terminal why nothing is shown for a while."""
+    from gpurun.launcher.rundir.paths import num_bytes
+
+    num = sum(num_bytes(file) for run in runs for file in run.path.glob("variants/*/rank*.jsonl"))
+    if num >= SAID_FROM_BYTES and sys.stderr.isatty():
+        warn(f"reading {num / 1e9:.1f} GB of recorded steps … (Ctrl-C ends it)")

@@ -23,7 +23,7 @@ from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.control import write_in
-from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, steps_answer
 from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
 from gpurun.launcher.tensorboard_plugin.logdir.documents import read_host
@@ -50,18 +50,24 @@ for (const [name, text] of Object.entries(%s)) {
 address, so the policy may allow them: whatever gets into the page as markup has none."""
 
 
-def write_html(comparison: Comparison, run: RunDir, with_host: bool = False) -> Path:
-    """Writes `report.html` into the run directory and returns its path.
+def write_html(
+    comparison: Comparison, run: RunDir, with_host: bool = False, elsewhere: Path | None = None
+) -> Path:
+    """Writes `report.html` into the run directory, or a file that the user named, and returns its path.
 
     Args:
         with_host: also with what identifies the machine and its users.
+        elsewhere: the file to write instead.
 
     Raises:
-        MachineError: the directory can't be written.
+        MachineError: it can't be written.
     """
-    path = run.path / FILE_NAME
-    write_in(run, path, render_html(comparison, run, with_host).encode())
-    return path
+    page = render_html(comparison, run, with_host).encode()
+    if elsewhere is not None:
+        write_bytes(elsewhere, page)
+        return elsewhere
+    write_in(run, run.path / FILE_NAME, page)
+    return run.path / FILE_NAME
 
 
 def render_html(comparison: Comparison, run: RunDir, with_host: bool = False) -> str:

@@ -294,3 +294,17 @@ def test_no_name_in_a_strangers_run_is_suggested_that_the_shell_would_execute(
         shown = suggestions(cli, "bash_complete").splitlines()
         own = sorted(each.name for each in Path("docs/runs/balanced/launches").glob("0*"))
         assert shown == [f"plain,{name}" for name in own if found]
+
+
+def test_the_page_of_a_run_that_others_own_goes_to_a_file_that_is_named(tmp_path: Path) -> None:
+    run, page = str(Path(__file__).parents[3] / "docs/runs/gpt-splits"), tmp_path / "page.html"
+    wrong = {
+        ("--output", str(page)): "--output is for html",
+        ("--format", "html", "--output", str(tmp_path / "missing" / "page.html")): "create it",
+    }
+    for options, message in wrong.items():
+        assert message in str(CliRunner().invoke(cli, ["report", run, *options]).output)
+    before = sorted(Path(run).rglob("*"))
+    assert CliRunner().invoke(cli, ["report", run, "--format", "html", "--output", str(page)]).exit_code == 0
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert sorted(Path(run).rglob("*")) == before
