@@ -138,11 +138,12 @@ def full_disk(run: RunDir, attempt: str, rank: int, host: str | None) -> Machine
     """A rank that can't write its results ends the whole run, not only its variant."""
     where = f" on {host}" if host else ""
     said = log_tail(run.log(attempt, rank)).rstrip()
-    limit = remedy(said)
+    limit, parent = remedy(said), RunDir(run.path.parent)
+    whole = parent if run.path == parent.screening else run
     why = plain(said).splitlines()[-1] if limit else f"can't write to {run.path}: {CANT_WRITE}"
     return MachineError(
         f"the workers{where} {why}\n"
-        f"    {limit or 'free some space'}, then continue: gpurun --resume {source_of(run.path)}\n"
+        f"    {limit or 'free some space'}, then continue: {whole.command} --resume {source_of(whole.path)}\n"
         f"    log: {run.log(attempt, rank)}"
     )
 

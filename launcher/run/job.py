@@ -31,7 +31,7 @@ from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.attempts import has_ended, replace_other_software, spent_s
 from gpurun.launcher.run.earlier_runs import find_earlier
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
-from gpurun.launcher.run.open import Invocation, find_run, open_run, resume_run
+from gpurun.launcher.run.open import Invocation, find_run, open_run, own_run, resume_run
 from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
@@ -175,10 +175,10 @@ def check_store(keep_at: Url | None, resume: Path | None) -> None:
     """Returns if the run can be kept at the URL, or where it was kept before.
 
     Raises:
-        SpecError: there is another run, or none to resume.
+        SpecError: there is another run, or none to resume that is the user's own.
         MachineError: files can't be written there.
     """
-    before = kept_at(find_run(resume).path) if resume else None
+    before = kept_at(own_run(resume).path) if resume else None
     if (url := keep_at or before) is not None:
         if url != before:
             refuse_taken(url)

@@ -222,14 +222,24 @@ def _newest(pointer: Path) -> str:
         return file.read(_MOST_NAME_BYTES).decode("utf-8", "replace").strip()
 
 
+def own_run(path: Path) -> RunDir:
+    """The run at `path`, as `find_run` takes it, if it is the user's own.
+
+    Raises:
+        SpecError: it is not, or no run is there.
+    """
+    run = find_run(path)
+    check_owner(run)
+    return run
+
+
 def read_invocation(path: Path) -> Invocation:
     """Reads the command line of the run at `path`.
 
     Raises:
         SpecError: no run is there, or its job file is gone.
     """
-    run = find_run(path)
-    check_owner(run)
+    run = own_run(path)
     stored, name = run.read(run.invocation, StoredInvocation), source_of(path)
     job_file = Path(stored.job_file)
     if not _is_file(job_file):
@@ -268,8 +278,7 @@ def resume_run(path: Path, plan: Plan, say: Callable[[str], None]) -> RunDir:
     Raises:
         SpecError: no run is there, it was made from another job, or another command works on it.
     """
-    run = find_run(path)
-    check_owner(run)
+    run = own_run(path)
     refuse_if_alive(run)
     name = source_of(run.path)
     if run.search.exists():

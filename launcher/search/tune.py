@@ -24,16 +24,15 @@ from gpurun.launcher.run.job import Finished, Job, Output, Prepared, attended, c
 from gpurun.launcher.run.open import (
     OTHER_JOB,
     Invocation,
-    find_run,
     load_invocation,
     open_run,
+    own_run,
     read_invocation,
 )
 from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.paths import check_owner
 from gpurun.launcher.rundir.records import Effect, SearchRecord, TrialRecord, Unmeasured
 from gpurun.launcher.rundir.store import keep_at, source_of
 from gpurun.launcher.rundir.url import Url
@@ -121,7 +120,7 @@ def run_tune(
     machine = inspect_machine()
     space = build_space(spec, machine)
     if job.resumed is not None:
-        run = resumed(find_run(job.resumed), space)
+        run = resumed(own_run(job.resumed), space)
     else:
         first = build_plan(spec, machine, chosen=(space.variants[space.own].id,))
         run = open_run(given, spec, first, machine, out)
@@ -149,9 +148,8 @@ def resumed(run: RunDir, space: Space) -> RunDir:
     """The search to continue.
 
     Raises:
-        SpecError: it is no search, another user's or another job's, or another command works on it.
+        SpecError: it is no search, or another job's, or another command works on it.
     """
-    check_owner(run)
     refuse_if_alive(run)
     known, name = run.read_search(), source_of(run.path)
     if known is None:

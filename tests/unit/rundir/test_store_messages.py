@@ -10,6 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.cli.named import traces_of
 from gpurun.launcher.errors import Interrupted, MachineError, SpecError
+from gpurun.launcher.run.job import check_store
 from gpurun.launcher.run.open import find_run
 from gpurun.launcher.rundir import url as urls
 from gpurun.launcher.rundir.copier import INTERRUPTED_S, Copier, copied
@@ -144,3 +145,13 @@ def test_what_is_at_a_url_may_be_anyones(run: Path, wording: Wording) -> None:
     MemoryFileSystem().pipe("/bucket/run/../../evil", b"")
     with wording.raises(SpecError):
         fetched(Url("memory://bucket"))
+
+
+def test_a_strangers_run_does_not_choose_where_files_are_written(run: Path) -> None:
+    keep_at(run, HERE)
+    run.chmod(0o777)
+    with pytest.raises(SpecError, match="may write to"):
+        check_store(None, run)
+    assert not MemoryFileSystem().exists(HERE)
+    run.chmod(0o755)
+    check_store(None, run)
