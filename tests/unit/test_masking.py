@@ -183,6 +183,28 @@ def test_no_spelling_of_an_override_is_kept(override: str, tmp_path: Path) -> No
     assert again.resolved() == spec.resolved()
 
 
+@pytest.mark.parametrize(
+    "env",
+    [
+        f"HF_TOKEN={VALUE}",
+        VALUE,
+        {f"HF_TOKEN={VALUE}": "x"},
+        {f"={VALUE}": "x"},
+        [f"HF_TOKEN={VALUE}"],
+        [{"HF_TOKEN": VALUE}],
+        [{"HF_TOKEN": VALUE}, {"HF_TOKEN": VALUE + "0"}],
+    ],
+)
+@pytest.mark.parametrize("key", ["env", "compare"])
+def test_no_message_about_a_mistake_in_env_shows_a_value(env: object, key: str) -> None:
+    written = {"env": env} if key == "env" else {"compare": {"env": [env, {"A": "B"}]}}
+    job = {"name": "t", "script": __file__, "devices": "cpu:1", **written}
+    with pytest.raises(SpecError) as caught:
+        load_text(json.dumps(job), "job.yaml", (), Path("/"))
+    assert "env" in str(caught.value)
+    assert VALUE not in str(caught.value)
+
+
 def test_no_secret_reaches_a_record_in_the_spelling_of_json(tmp_path: Path) -> None:
     secret = 'say "friend"\\ and é'
     said: list[str] = []
