@@ -12,11 +12,16 @@ from functools import cache
 from gpurun.launcher.errors import SpecError
 
 _WORD = re.compile(
-    r".*(TOKEN|SECRET|CREDENTIAL|COOKIE|PASSPHRASE|PASSCODE|WEBHOOK|DSN|KEY|PWD)S?"
+    r".*(TOKEN|SECRET|CREDENTIAL|COOKIE|PASSPHRASE|PASSCODE|PINCODE|WEBHOOK|DSN|KEY|PWD|PSWD)S?"
     r"|.*(PASS|AUTH|OTP)|.*(PASSW|(API|ACCESS|PRIVATE|SECRET)KEY).*"
-    r"|AUTHORI[SZ]ATION|AUTHENTICATION|CREDS?|PAT|JWT|BEARER|SAS"
+    r"|AUTHORI[SZ]ATION|AUTHENTICATION|CREDS?|PAT|JWT|BEARER|SAS|MNEMONIC"
 )
-"""A word of a name, in capitals and without the digits at its end, that says secret."""
+"""A word of a name, in capitals and without the number or version at its end, that says secret."""
+_TOGETHER = re.compile(
+    r"CONN(ECTION)?_?STRING|AWS_ACCESS|(SEED|ENCRYPTION|RECOVERY|BACKUP|WALLET)_?PHRASE"
+    r"|(^|_)(SSH|RSA|DSA|ECDSA|ED|GPG|PGP|SSL|TLS|DEPLOY)_PRIVATE$"
+)
+"""Words that do so only next to each other."""
 _AT_END = re.compile("PIN|SIGNATURES?")
 """Likewise, but only as the last word: `PIN_MEMORY` is none, nor is `CPU_PIN`."""
 _PINNED = frozenset(
@@ -34,17 +39,25 @@ _COUNTED = re.compile(
 )
 """With one of these words, TOKENS are those of a text: `MAX_TOKENS`."""
 _WORDS = re.compile(r"[^\W\d_]+\d*")
+_NUMBER = re.compile(r"V?\d+$")
 _CAMEL_CASE = re.compile(r"(?<=[a-z\d])(?=[A-Z])")
 _IN_VALUE = re.compile(
     r"\w://[^/\s@:]*:(?P<password>[^\s@]{1,4096})@"
     r"|\w://(?P<user>[^/\s@:]{20,})@"
     r"|\w://[^\s?]{1,4096}\?\S{0,4096}?(?:token|key|sig|signature|secret|password)=(?P<asked>[^&\s]+)"
     r"|(?:^|;)\s*(?:AccountKey|SharedAccessKey|SharedAccessSignature|Password|Pwd)\s*=\s*(?P<part>[^;]+)"
-    r"|\b(?:machine|login)\s{1,99}\S{1,999}\s{1,99}password\s{1,99}(?P<entry>\S+)",
+    r"|\b(?:machine|login)\s{1,99}\S{1,999}\s{1,99}password\s{1,99}(?P<entry>\S+)"
+    r"|\bauthorization[\"']?\s{0,9}[:=]\s{0,9}[\"']?(?:[a-z]{1,20}\s{1,9})?(?P<header>[^\s\"']{6,})"
+    r"|\bbearer\s{1,9}(?P<bearer>[\w.~+/=-]{16,})"
+    r"|//hooks\.slack\.com/[a-z]{1,20}/(?P<slack>[^\s?]+)"
+    r"|//discord(?:app)?\.com/api/webhooks/(?P<discord>[^\s?]+)"
+    r"|(?-i:\b(?P<known>gh[oprsu]_[A-Za-z\d]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{8,}"
+    r"|hf_[A-Za-z\d]{30,}|sk-[\w-]{32,}|AKIA[A-Z\d]{16}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+))"
+    r"|(?-i:-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----\s(?P<pem>[^-]+))",
     re.IGNORECASE,
 )
-"""A secret in an address, a connection string or an entry of a `.netrc`: `http://me:secret@proxy:3128`; a
-slash may be part of it."""
+"""A secret in an address, a connection string, a header or an entry of a `.netrc`, or one that its first
+letters show: `http://me:secret@proxy:3128`, `ghp_…`; a slash may be part of it."""
 _MASK = re.compile(r"masked:[0-9a-f]{6}")
 SHORT, SHORTEST = 8, 4
 """Characters; a value shorter than the one is looked for as a word, and one shorter than the other not at
@@ -55,13 +68,10 @@ all: too much else would be masked."""
 def is_secret(name: str) -> bool:
     """Whether a variable holds a secret, by its name: `HF_TOKEN`, `WANDB_API_KEY`, `PGPASSWORD`."""
     words = _WORDS.findall(_CAMEL_CASE.sub("_", name))
-    found = [word.rstrip("0123456789").upper() for word in words]
+    found = [_NUMBER.sub("", word.upper()) for word in words]
     at_end = bool(found) and _AT_END.fullmatch(found[-1]) is not None and _PINNED.isdisjoint(found)
-    return at_end or _says_connection(found) or any(_says_secret(word, found) for word in found)
-
-
-def _says_connection(words: list[str]) -> bool:
-    return re.search(r"CONN(ECTION)?_?STRING", "_".join(words)) is not None
+    together = _TOGETHER.search("_".join(found)) is not None
+    return at_end or together or any(_says_secret(word, found) for word in found)
 
 
 def _says_secret(word: str, words: list[str]) -> bool:
@@ -73,7 +83,7 @@ def _says_secret(word: str, words: list[str]) -> bool:
 
 
 def holds_secret(name: str, value: str) -> bool:
-    """Whether a variable holds a secret, by its name or since its value is an address with one."""
+    """Whether a variable holds a secret, by its name or since its value is, or has, one."""
     return is_secret(name) or _IN_VALUE.search(value) is not None
 
 

@@ -80,16 +80,24 @@ def check_args_list(items: list[Any]) -> None:
 
 def parse_env(value: Any) -> dict[str, str]:
     """Environment variables by name, those with secrets masked; numbers need no quotes."""
+    if isinstance(value, str):  # not shown: it may hold a secret
+        raise InvalidValue("expected variables by name, got a text", "such as {NCCL_DEBUG: INFO}")
     if not isinstance(value, dict):
         raise expected("variables by name", value, "such as {NCCL_DEBUG: INFO}")
     return {name: _variable(name, item) for name, item in value.items()}
 
 
+def for_message(name: str, value: Any) -> Any:
+    """A value as advice may show it: of `env`, with masks in place of secrets."""
+    return parse_env(value) if name == "env" else value
+
+
 def _variable(name: str, item: Any) -> str:
     if not name or "=" in name or "\x00" in name:
-        variable, equals, value = name.partition("=")
-        hint = f"write its name and its value apart: {variable}: {value}" if variable and equals else None
-        raise InvalidValue(f"expected the name of an environment variable, got {describe(name)}", hint)
+        variable, equals, _ = name.partition("=")  # the value may be a secret
+        hint = f"write its name and its value apart: {shorten(variable)}: …" if variable and equals else None
+        shown = describe(f"{variable}=…" if equals else name)
+        raise InvalidValue(f"expected the name of an environment variable, got {shown}", hint)
     if name in OWN_VARIABLES:
         raise InvalidValue(
             f"{name} can't be set: gpurun sets it for every rank", "remove it; `devices` chooses the devices"

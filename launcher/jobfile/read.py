@@ -18,6 +18,7 @@ from gpurun.launcher.jobfile.field_types import (
 )
 from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM_KEYS
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
+from gpurun.launcher.jobfile.program_values import for_message
 from gpurun.launcher.jobfile.section import Key, Section
 from gpurun.launcher.jobfile.yaml.describe import flow_text, nearest, shorten, truth_in
 from gpurun.launcher.jobfile.yaml.source import Source
@@ -77,7 +78,8 @@ def _advised(model: type[Section], name: str, value: Any, wrong: InvalidValue) -
     if isinstance(own, type):
         return InvalidValue(wrong.message, _in_full(own, name, value) or wrong.hint, wrong.at)
     if isinstance(value, list) and len(value) == 1 and isinstance(own, Kind) and _fits(own, value[0]):
-        return InvalidValue("expected one value, got a list", f"write `{name}: {flow_text(value[0])}`")
+        alone = flow_text(for_message(name, value[0]))
+        return InvalidValue("expected one value, got a list", f"write `{name}: {alone}`")
     return wrong
 
 
@@ -124,7 +126,7 @@ def _is_one_mapping(items: list[Any]) -> bool:
 
 def _listed(name: str, values: list[Any]) -> str:
     """The text that compares the values; `workload` shows the kind of job, and is needed next to it."""
-    compared = f"compare: {{{name}: {flow_text(values)}}}"
+    compared = f"compare: {{{name}: {flow_text([for_message(name, each) for each in values])}}}"
     return f"{name}: {values[0]}` and `{compared}" if name == "workload" else compared
 
 

@@ -95,11 +95,17 @@ def is_stopped(pid: int) -> bool:
     return stat is not None and stat.stopped
 
 
-def kill_descendants(root: int, without: Collection[int] = (), timeout_s: float = 5.0) -> list[int]:
+def kill_descendants(
+    root: int, without: Collection[int] = (), timeout_s: float = 5.0, last: Collection[int] = ()
+) -> list[int]:
     """SIGKILLs everything below `root` until nothing is left.
 
     One pass is not enough: a process may fork between being seen and being killed. The child is then found by
     the next pass, since its own parent is below `root`, or `root` itself is a subreaper.
+
+    Args:
+        last: subreapers below `root`, which get the signal after all others: if this process is killed
+            meanwhile, they can end what is left.
 
     Returns:
         What still lives after `timeout_s`: processes that a driver or a dead file server holds in the kernel.
@@ -107,7 +113,7 @@ def kill_descendants(root: int, without: Collection[int] = (), timeout_s: float 
     deadline = time.monotonic() + timeout_s
     pause_s = 0.001
     while (left := _surely_left(root, without)) and time.monotonic() < deadline:
-        for pid in left:
+        for pid in sorted(left, key=last.__contains__):
             send_signal(pid, signal.SIGKILL)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.05)

@@ -2,8 +2,8 @@
 
 The command forks once, before threads and heavy imports exist: the *front* continues as the command, the
 *supervisor* starts the servers that the front requests and otherwise waits. Both are subreapers, connected by
-a socket. When one dies, the other kills all of its descendants. The ranks need no thread or handler for that:
-it works even for a rank that holds the GIL in C.
+a socket. When one dies, the other kills all of its descendants; when both die, each server does. The ranks
+need no thread or handler for that: it works even for a rank that holds the GIL in C.
 """
 
 import contextlib
@@ -72,6 +72,7 @@ class Guard:
         self.supervisor = supervisor
         self._control = control
         self._closed = False
+        self._servers: set[int] = set()
         self._previous = signal.signal(signal.SIGCHLD, self._on_child)
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], stream: socket.socket, stderr: int) -> int:
@@ -99,6 +100,7 @@ class Guard:
         reply = json.loads(answer)
         if "error" in reply:
             raise MachineError(f"can't start {argv[0]}: {reply['error']}")
+        self._servers.add(int(reply["pid"]))
         return int(reply["pid"])
 
     @property
@@ -109,7 +111,7 @@ class Guard:
     def kill_workers(self) -> None:
         """Kills all descendants of the command but the supervisor, at once."""
         kill_descendants(os.getpid(), without={self.supervisor})
-        kill_descendants(self.supervisor)
+        kill_descendants(self.supervisor, last=self._servers)
 
     def continue_supervisor(self) -> None:
         """Lets it go on if a signal has stopped it: else it would neither start nor end anything."""
@@ -150,7 +152,7 @@ class Guard:
     def _on_child(self, number: int, frame: FrameType | None) -> None:
         """A dead supervisor's children become ours; they are killed at once."""
         if _has_ended(self.supervisor):
-            kill_descendants(os.getpid())
+            kill_descendants(os.getpid(), last=self._servers)
         if callable(self._previous):
             self._previous(number, frame)
 
@@ -178,8 +180,8 @@ def _supervise(control: socket.socket) -> NoReturn:
         become_subreaper()
         os.setpgid(0, 0)
         _detach(keep=control.fileno())
-        _Supervisor(control).run()
-        while kill_descendants(os.getpid(), timeout_s=60.0):
+        servers = _Supervisor(control).run()
+        while kill_descendants(os.getpid(), timeout_s=60.0, last=servers):
             pass  # The kernel holds them: if we ended now, they would stay.
     finally:
         os._exit(0)
@@ -206,8 +208,8 @@ class _Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write)
 
-    def run(self) -> None:
-        """Returns when the front has ended, or has closed its end of the socket."""
+    def run(self) -> set[int]:
+        """Returns the servers when the front has ended, or has closed its end of the socket."""
         control = self._control.fileno()
         while True:
             ready, _, _ = select.select([control, self._wake], [], [])
@@ -215,7 +217,7 @@ class _Supervisor:
                 os.read(self._wake, 4096)
                 self._reap_children()
             if control in ready and not self._serve():
-                return
+                return self._servers
 
     def _serve(self) -> bool:
         """Answers one request; whether the front still exists."""

@@ -22,7 +22,7 @@ from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
 from gpurun.launcher.rundir.opening import open_regular
-from gpurun.launcher.rundir.paths import LATEST, SELFTEST, check_owner, elsewhere, is_name
+from gpurun.launcher.rundir.paths import LATEST, SELFTEST, check_job_owner, check_owner, elsewhere, is_name
 from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.units import format_duration
@@ -237,16 +237,15 @@ def read_invocation(path: Path) -> Invocation:
     """Reads the command line of the run at `path`.
 
     Raises:
-        SpecError: no run is there, or its job file is gone.
+        SpecError: no run is there, its job file is gone, or others may change it.
     """
     run = own_run(path)
     stored, name = run.read(run.invocation, StoredInvocation), source_of(path)
     job_file = Path(stored.job_file)
+    remedy = f"use the copy in the run: {run.command} {run.job} --resume {name}"
     if not _is_file(job_file):
-        raise SpecError(
-            f"the run's job file {job_file} no longer exists\n"
-            f"    use the copy in the run: {run.command} {run.job} --resume {name}"
-        )
+        raise SpecError(f"the run's job file {job_file} no longer exists\n    {remedy}")
+    check_job_owner(job_file, remedy)
     return Invocation(job_file, stored.overrides, Path(stored.job_dir) if stored.job_dir else None)
 
 

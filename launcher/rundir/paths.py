@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -253,11 +254,24 @@ def check_owner(run: RunPaths) -> None:
             continue
         if status.st_uid != os.geteuid():
             raise SpecError(f"{path} belongs to another user; only runs of your own can be resumed")
-        if who := _other_writers(status):
+        if who := _other_writers(path, status):
             raise SpecError(f"{who} may write to {path}; if you trust it, first: chmod -R go-w {run.path}")
 
 
-def _other_writers(status: os.stat_result) -> str:
+def check_job_owner(job_file: Path, remedy: str) -> None:
+    """Returns if only the user, or root, may change the job file that a run names; it may lie anywhere.
+
+    Raises:
+        SpecError: others may; ends with the remedy.
+    """
+    status = job_file.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        raise SpecError(f"the run's job file {job_file} belongs to another user\n    {remedy}")
+    if who := _other_writers(job_file, status):
+        raise SpecError(f"{who} may write to the run's job file {job_file}\n    {remedy}")
+
+
+def _other_writers(path: Path, status: os.stat_result) -> str:
     """Who else than its owner may change a file or directory; empty if no one may.
 
     On many systems every user has a group of their own, whose right to write means nothing.
@@ -266,6 +280,8 @@ def _other_writers(status: os.stat_result) -> str:
         return "everyone"
     if not status.st_mode & stat.S_IWGRP:
         return ""
+    if _lists_writers(path):
+        return "others, by an access control list (see getfacl),"
     import grp  # rarely needed
     import pwd
 
@@ -275,6 +291,19 @@ def _other_writers(status: os.stat_result) -> str:
         return f"the group {status.st_gid}"
     is_own = group.gr_gid == owner.pw_gid and group.gr_name == owner.pw_name
     return "" if is_own and set(group.gr_mem) <= {owner.pw_name} else f"the group {group.gr_name}"
+
+
+def _lists_writers(path: Path) -> bool:
+    """Whether its access control list has users or groups who may write, as the group's bits then allow.
+
+    Source: linux/posix_acl_xattr.h, a version of 4 bytes and then tag, permissions and id of each entry;
+    ACL_USER is 2, ACL_GROUP 8, ACL_WRITE 2.
+    """
+    try:
+        entries = os.getxattr(path, "system.posix_acl_access")[4:]
+    except OSError:  # it has none, or the file system knows none
+        return False
+    return any(tag in (2, 8) and allowed & 2 for tag, allowed, _ in struct.iter_unpack("<HHI", entries))
 
 
 def check_writable(directory: Path) -> None:

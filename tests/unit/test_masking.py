@@ -35,12 +35,16 @@ AUTHORIZATION HTTP_AUTHORIZATION AUTHORISATION AUTH NETRC_AUTH OAUTH BASICAUTH O
 GOOGLE_APPLICATION_CREDENTIALS CREDENTIAL CREDS BEARER HTTP_BEARER COOKIE SLACK_COOKIES SESSIONCOOKIE
 SENTRY_DSN DATABASEDSN AZURE_STORAGE_SAS AZURE_CONNECTION_STRING CONNECTIONSTRING ConnectionStrings__Default
 SAS_TOKEN JWT TOTP OTP MY_PIN SIGNATURE WEBHOOK_SIGNATURES cardPin
+TOKENV2 MASTERKEYV1 apiKeyV2 HF_TOKEN_V2 PSWD DB_PSWD PINCODE PINCODES SEED_PHRASE SEEDPHRASE
+ENCRYPTION_PHRASE recoveryPhrase WALLET_MNEMONIC SSH_PRIVATE ED25519_PRIVATE AWS_ACCESS AWS_ACCESS_ID AWS_ACCESS_KEY_ID
 """
 NO_SECRET = """
 PATH PYTHONPATH HOME PWD OLDPWD INIT_CWD PATTERN PAD PIN_MEMORY NCCL_DEBUG SASS TORCH_DSNAME
 KEYBOARD MONKEY MONKEYS TURKEY HOCKEY_TEAM HOTKEY KEYRING_BACKEND GPG_PUBKEY
 TOKENIZERS_PARALLELISM TOKENIZER MAX_TOKENS maxTokens NUMTOKENS NUM_TRAIN_TOKENS TOKENS_PER_BATCH STOP_TOKENS
 AUTHOR GIT_AUTHOR_NAME AUTHORITY XAUTHORITY COMPASS BYPASS COMPASS_URL NUM_PASSES PASSES SECRETARY
+KEYBOARDV2 MONKEYV1 CONV2 MP3 PHRASE WAKE_PHRASE PARAPHRASES SEED RANDOM_SEED PRIVATE IS_PRIVATE
+GIT_PRIVATE_REPO FAST_ACCESS ACCESS AWS_REGION ENCRYPTION
 COOKIECUTTER BEARING CONNECTIONS CREDIT PIN_THREADS CPU_PIN NUMA_PIN SIGNATURE_VERSION SPIN ASSIGNATURE
 """
 
@@ -71,9 +75,26 @@ def test_other_names(name: str) -> None:
         "machine x login y password s3cret",
         "machine x\n  login y\n  password s3cret\n",
         "machine x password s3cret",
+        "Authorization: Bearer abcdef0123456789",
+        "AUTHORIZATION: basic bWU6c2VjcmV0",
+        '{"Authorization": "Bearer abcdef"}',
+        "-H 'authorization=abcdef0123'",
+        "bearer abcdef0123456789abcdef",
+        "ghp_0123456789abcdefABCDEF0123456789abcd",
+        "the token is github_pat_11AAAAAAA0abcdefghij_0123456789.",
+        "glpat-0123456789abcdefghij",
+        "xoxb-123456789012-abcdefABCDEF",
+        "xoxp-123456789012-abcdefABCDEF",
+        "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH",
+        "sk-proj-0123456789abcdefghijklmnopqrstuvwxyz",
+        "AKIAIOSFODNN7EXAMPLE",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmN",
+        "https://hooks.slack.com/services/T000/B000/abcdef",
+        "https://discord.com/api/webhooks/123/abcdef",
+        "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----\n",
     ],
 )
-def test_an_address_with_a_secret_is_masked_whatever_the_name(value: str) -> None:
+def test_a_value_with_a_secret_is_masked_whatever_the_name(value: str) -> None:
     assert is_mask(masked("PLACE", value))
 
 
@@ -87,9 +108,16 @@ def test_an_address_with_a_secret_is_masked_whatever_the_name(value: str) -> Non
         "--xla_dump_hlo_pass_re=.* a:b",
         "tcp://10.0.0.1:29500",
         "asks for login and password",
+        "authorization is required for everyone",
+        "hf_transfer_of_a_very_long_name_of_a_file",
+        "the bearer of news",
+        "https://slack.com/services/overview",
+        "ghp_short",
+        "sk-learn",
+        "-----BEGIN PUBLIC KEY-----\nMIIB",
     ],
 )
-def test_an_address_without_one_is_not(value: str) -> None:
+def test_a_value_without_one_is_not(value: str) -> None:
     assert masked("PLACE", value) == value
 
 
@@ -181,6 +209,28 @@ def test_no_spelling_of_an_override_is_kept(override: str, tmp_path: Path) -> No
     assert kept[1] == "steps.launches=3"
     again = load_text(JOB, "job.yaml", kept, Path("/"))
     assert again.resolved() == spec.resolved()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        f"HF_TOKEN={VALUE}",
+        VALUE,
+        {f"HF_TOKEN={VALUE}": "x"},
+        {f"={VALUE}": "x"},
+        [f"HF_TOKEN={VALUE}"],
+        [{"HF_TOKEN": VALUE}],
+        [{"HF_TOKEN": VALUE}, {"HF_TOKEN": VALUE + "0"}],
+    ],
+)
+@pytest.mark.parametrize("key", ["env", "compare"])
+def test_no_message_about_a_mistake_in_env_shows_a_value(env: object, key: str) -> None:
+    written = {"env": env} if key == "env" else {"compare": {"env": [env, {"A": "B"}]}}
+    job = {"name": "t", "script": __file__, "devices": "cpu:1", **written}
+    with pytest.raises(SpecError) as caught:
+        load_text(json.dumps(job), "job.yaml", (), Path("/"))
+    assert "env" in str(caught.value)
+    assert VALUE not in str(caught.value)
 
 
 def test_no_secret_reaches_a_record_in_the_spelling_of_json(tmp_path: Path) -> None:

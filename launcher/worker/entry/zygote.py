@@ -160,10 +160,25 @@ class ForkServer:
                     self._channel.send(Exited(rank, pid, os.waitstatus_to_exitcode(status), time_ns))
 
 
+SUPERVISOR_ENDED: int = signal.SIGRTMAX
+"""The kernel's word to the server that the supervisor has died; nothing else sends it."""
+
+
+def sweep(*_: object) -> NoReturn:
+    """Ends the server and all below it; if it ended alone, the programs that ranks have started would stay.
+
+    It ends as soon as Python can handle the signal, which in the middle of an import takes moments.
+    """
+    while kill_descendants(os.getpid(), timeout_s=60.0):
+        pass  # as the supervisor does
+    os._exit(0)
+
+
 def main() -> NoReturn:
     """Serves until the end with the supervisor, with the command, or when torch can't be imported."""
-    die_with(int(sys.argv[1]))
     become_subreaper()
+    signal.signal(SUPERVISOR_ENDED, sweep)
+    die_with(int(sys.argv[1]), SUPERVISOR_ENDED)
     for number in SHIELDED:
         signal.signal(number, signal.SIG_IGN)  # a batch system signals all processes; the command answers
     # The import makes millions of objects and no garbage: a fifth of its time would go into looking for some.
@@ -211,7 +226,7 @@ def leave_server(server: int) -> None:
 
 def become_rank(request: StartRequest) -> None:
     """A process of its own: signals, environment, random numbers."""
-    for number in (signal.SIGCHLD, *SHIELDED):
+    for number in (signal.SIGCHLD, SUPERVISOR_ENDED, *SHIELDED):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Notice of a preemption: no program ends by it, unless it wants to. A handler, since programs that it

@@ -292,7 +292,7 @@ def test_the_command_itself_needs_no_thread_of_numpys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["the supervising process", "the server that starts the ranks", "rank 1"])
-def test_a_stopped_process_is_named_and_ends_all_the_same(
+def test_a_stopped_process_is_named_and_ends_with_the_run(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Neither says anything itself; a stopped server reports no end of a rank either."""
