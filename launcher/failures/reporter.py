@@ -34,6 +34,8 @@ class Reporter:
     """Called with the explanation of a failure as soon as it is known."""
     hide: Callable[[str], str] = str
     """Puts masks in place of secrets."""
+    names_hosts: bool = False
+    """Whether a message says which machine it is about: there are several."""
     messages: list[str] = field(default_factory=list)
     """All that has been reported."""
     explained: dict[tuple[str | None, str, str], str] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class Reporter:
         key = (failure.error, failure.message, failure.traceback)
         known = self.explained.setdefault(key, attempt) if failure.kind in ("exception", "user") else attempt
         if known == attempt:
-            self.report(explain(failure, log, str(path), host=host))
+            self.report(explain(failure, log, str(path), host=host if self.names_hosts else ""))
         else:
             self.report(f"{attempt}: {failure.headline}: the same as in {known}\nlog: {path}")
         self.write(self.run.root_cause(attempt), root_cause_record(self.run, failure, attempt, log, host))

@@ -1,4 +1,4 @@
-"""`gpurun diff` and `gpurun trace`: what changed between runs or traces, and where the time of traces goes."""
+"""`gpurun diff` and `gpurun trace`: what changed between runs or traces, and where the time of one goes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
