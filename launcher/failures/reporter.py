@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gpurun.launcher.errors import Interrupted, MachineError
+from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, last_lines, what_to_do, with_crash
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.lines import plain
@@ -154,7 +154,8 @@ def stopping_text(interruption: Interrupted, grace_s: float) -> str:
     """The message for a person who waits for the ranks to end."""
     if grace_s <= 0:
         return f"{interruption.cause}: the ranks are killed"
+    hurry = "another Ctrl-C" if interruption.cause == CTRL_C else "Ctrl-C (SIGINT)"
     return (
         f"{interruption.cause}: stopping the ranks; they are killed after {format_duration(grace_s)}; "
-        "another Ctrl-C kills them at once"
+        f"{hurry} kills them at once"
     )
