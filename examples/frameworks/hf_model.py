@@ -1,6 +1,6 @@
 """A Hugging Face model as a workload: dict batches, and a model that returns its loss.
 
-Named in a job file as `workload: hf_model.py:build`; see hf_model.yaml.
+Named in a job file as `workload: hf_model.py:build`; see hf_model.yaml. It needs: pip install transformers
 """
 
 import torch

@@ -1,5 +1,7 @@
 """A Hugging Face Trainer, as it is:  gpurun run hf_trainer.py --devices cpu:2
 
+It needs: pip install transformers accelerate
+
 It knows nothing of gpurun. Steps are those of its optimizer; evaluation and saving between two steps
 belong to the first of them.
 """

@@ -1,5 +1,7 @@
 """A loop with Accelerate, as it is:  gpurun run with_accelerate.py --devices cpu:2
 
+It needs: pip install accelerate
+
 Two micro-batches are accumulated, so that there are half as many steps as batches.
 """
 

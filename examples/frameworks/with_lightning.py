@@ -1,5 +1,7 @@
 """Lightning's Trainer, as it is:  gpurun run with_lightning.py --devices cpu:2
 
+It needs: pip install lightning
+
 gpurun starts the ranks, as torchrun would; `devices` has to be their number on one machine.
 """
 

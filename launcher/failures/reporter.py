@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gpurun.launcher.errors import Interrupted, MachineError
+from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, last_lines, what_to_do, with_crash
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.lines import plain
@@ -34,6 +34,8 @@ class Reporter:
     """Called with the explanation of a failure as soon as it is known."""
     hide: Callable[[str], str] = str
     """Puts masks in place of secrets."""
+    names_hosts: bool = False
+    """Whether a message says which machine it is about: there are several."""
     messages: list[str] = field(default_factory=list)
     """All that has been reported."""
     explained: dict[tuple[str | None, str, str], str] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class Reporter:
         key = (failure.error, failure.message, failure.traceback)
         known = self.explained.setdefault(key, attempt) if failure.kind in ("exception", "user") else attempt
         if known == attempt:
-            self.report(explain(failure, log, str(path), host=host))
+            self.report(explain(failure, log, str(path), host=host if self.names_hosts else ""))
         else:
             self.report(f"{attempt}: {failure.headline}: the same as in {known}\nlog: {path}")
         self.write(self.run.root_cause(attempt), root_cause_record(self.run, failure, attempt, log, host))
@@ -152,7 +154,8 @@ def stopping_text(interruption: Interrupted, grace_s: float) -> str:
     """The message for a person who waits for the ranks to end."""
     if grace_s <= 0:
         return f"{interruption.cause}: the ranks are killed"
+    hurry = "another Ctrl-C" if interruption.cause == CTRL_C else "Ctrl-C (SIGINT)"
     return (
         f"{interruption.cause}: stopping the ranks; they are killed after {format_duration(grace_s)}; "
-        "another Ctrl-C kills them at once"
+        f"{hurry} kills them at once"
     )

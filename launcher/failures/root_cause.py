@@ -6,12 +6,12 @@ the earliest failure of another kind.
 
 import re
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpurun.launcher.errors import TRACEBACK, ParamsError
+from gpurun.launcher.failures.remedies import GLOO_MISMATCH, OF_WORKLOADS, STEPS_DIFFER, USUAL, usual_remedy
 from gpurun.launcher.inspect.collectives import MISMATCHED
 from gpurun.launcher.inspect.stacks import Fatal, fatal_error, is_users
 from gpurun.launcher.logs.lines import is_noise
@@ -37,48 +37,10 @@ _FOLLOWS = re.compile(
 _TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
 _RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
 """The text that torch writes before every line of a traceback once there is a process group."""
+_GOT = re.compile(r"^    got:      (.*)", re.MULTILINE)
+"""What a mistake in a workload was found by: its exception, or the value."""
 _CAUGHT = re.compile(r"Caught (?P<type>\w+) in .+\.")
 """How torch begins an exception of a DataLoader worker or a replica; the traceback from there follows."""
-_MISMATCH = "Is there a distributed collective mismatch in your code"
-"""The message of gloo before it aborts. Source: gloo/transport/tcp/pair.cc."""
-_REMEDIES = (
-    (
-        r"ModuleNotFoundError: No module named",
-        f"the ranks' Python is {sys.executable}: install the module there, or state where it is, "
-        "`env: {PYTHONPATH: …}` in a job",
-    ),
-    (
-        r"\w+: (Torch not compiled with CUDA|module 'torch._C' has no attribute '_cuda_"
-        r"|Found no NVIDIA driver|No CUDA GPUs are)",
-        "the program asks for a GPU, and torch finds none: `gpurun devices` says why; on CPU devices it must "
-        'take the device "cpu" and the backend "gloo"',
-    ),
-    (
-        r"\w+: (Distributed package doesn't have NCCL|ProcessGroupNCCL is only supported with GPUs)",
-        'NCCL needs NVIDIA GPUs; CPU devices need the backend "gloo", and '
-        "`init_process_group()` without a backend takes the one that fits",
-    ),
-    (
-        f"(?s:.*){_MISMATCH}",
-        "ranks called different collectives, or one with different sizes; to see which, let torch compare "
-        "them before each call: `env: {TORCH_DISTRIBUTED_DEBUG: DETAIL}` in a job",
-    ),
-    (
-        r"ImportError: attempted relative import with no known parent package",
-        "a file that belongs to a package is run as its module: `gpurun run -m package.train`, from the "
-        "directory that contains the package; in a job `module: package.train`",
-    ),
-    (
-        r"EOFError: EOF when reading a line",
-        "the ranks' input is empty: pass what `input()` asks for as an argument after `--`",
-    ),
-    (
-        r"SystemExit: exit code 2\n(?s:.*)^usage: ",
-        "the program refused its arguments; they follow `--`: `gpurun run train.py -- --epochs 1`; "
-        "in a job they are `args`",
-    ),
-)
-"""The advice about usual failures, by their type, message and log."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +168,7 @@ def with_crash(failure: Failure, log: str) -> Failure:
     fatal = fatal_error(log) if failure.kind == "signal" else None
     if fatal is None or failure.message:
         return failure
-    what = MISMATCHED if _MISMATCH in log[: fatal.start] else fatal.what
+    what = MISMATCHED if GLOO_MISMATCH in log[: fatal.start] else fatal.what
     return replace(failure, message=f"{what} at {fatal.place}" if fatal.place else what)
 
 
@@ -243,9 +205,12 @@ def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host
 
 def what_to_do(failure: Failure, log: str) -> str | None:
     """The remedy for a failure, where it is a usual one or an exhausted limit."""
-    found = f"{failure.error}: {failure.message}\n{log}"
-    usual = (text for pattern, text in _REMEDIES if re.match(pattern, found, re.MULTILINE))
-    return next(usual, None) or remedy(f"{failure.traceback}\n{found}")
+    if failure.kind == "early_exit":
+        return STEPS_DIFFER
+    mistake = _GOT.search(failure.message) if failure.kind == "user" else None
+    found = f"{mistake[1] if mistake else f'{failure.error}: {failure.message}'}\n{log}"
+    usual = USUAL | (OF_WORKLOADS if failure.kind == "user" else {})
+    return usual_remedy(found, usual) or remedy(f"{failure.traceback}\n{found}")
 
 
 def last_lines(log: str, failure: Failure, num_lines: int = 20) -> list[str]:

@@ -79,28 +79,32 @@ _MOST_NAMED = 5
 
 
 def runs_near(path: Path) -> str:
-    """The newest runs near a path that means none; all of them, unless one is called alike."""
+    """The newest runs near a path that means none, the latest first, unless one is called alike."""
     near = path if path.is_dir() else path.parent
     places = dict.fromkeys((near, near.parent, Path("runs")))
     try:
         found = [place / LATEST for place in places if (place / LATEST).is_file()]
         found += [each for place in places for each in sorted(place.glob(f"*/{LATEST}")) if each.is_file()]
+        found.sort(key=lambda run: run.stat().st_mtime, reverse=True)
     except OSError:
         found = []
     runs = list(dict.fromkeys(map(str, found)))
     if not runs:
         return "runs are in runs/NAME/TIME, the newest is runs/NAME/latest"
-    if meant := next((run for run in runs if _is_near(Path(run), path)), None):
+    named = (path, path / LATEST, "runs" / path, "runs" / path / LATEST)
+    if meant := next((run for each in named for run in runs if _is_near(Path(run), each)), None):
         return f"did you mean {meant}?"
     more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
     return f"the newest runs are {', '.join(runs[:_MOST_NAMED])}{more}"
 
 
 def _is_near(run: Path, path: Path) -> bool:
-    """Whether the paths differ in one name, and those two are alike."""
+    """Whether the paths differ in one name at most, and those two are alike."""
     from difflib import get_close_matches
 
     if len(run.parts) != len(path.parts):
         return False
     others = [pair for pair in zip(run.parts, path.parts, strict=True) if pair[0] != pair[1]]
-    return len(others) == 1 and bool(get_close_matches(others[0][1].lower(), [others[0][0].lower()]))
+    return not others or (
+        len(others) == 1 and bool(get_close_matches(others[0][1].lower(), [others[0][0].lower()]))
+    )

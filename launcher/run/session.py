@@ -17,7 +17,7 @@ from gpurun.launcher.run import decisions
 from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.attempts import record_outcomes, remaining
 from gpurun.launcher.run.budget import Budget
-from gpurun.launcher.run.running_attempt import RunningAttempt, Starter
+from gpurun.launcher.run.running_attempt import RunningAttempt, Starter, program_of
 from gpurun.launcher.run.watch import Tick, limits_of
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.records import Command, Event, Restart
@@ -29,6 +29,14 @@ OnEvent = Callable[[Launch, Event | None], None]
 
 LOAD_EVERY_S = 2.0
 """How often other load is looked for, at the most."""
+
+
+FIRST_STEP_S = 30.0
+"""How long a program may be silent about its first step."""
+NO_STEP = (
+    "no step was seen for {:g} s: `gpurun stacks {}` shows where the ranks are\n"
+    "    a program that starts its own processes (mp.spawn) is run by plain python, or without starting them"
+)
 
 
 class Clock(Protocol):
@@ -65,6 +73,8 @@ class Session:
     """The starters of ranks so far."""
     load_due_s: float | None = 0.0
     """When to look for other load next; `None` once it has been reported."""
+    step_due_s: float | None = None
+    """When to look for a program's first step; `None`: it was, or there is no program."""
 
     def __post_init__(self) -> None:
         self.plan, self.run = self.starter.plan, self.starter.run
@@ -142,7 +152,10 @@ class Session:
         self.attempt = RunningAttempt(self.starter, launch, action.attempt, self.ranks, self.relay)
         self.attempt.start(self.preloading(action))
         self.on_event(launch, None)
-        return do.Started(len(launch.processes), self.clock.monotonic())
+        now_s = self.clock.monotonic()
+        is_first = action.position == 0 and program_of(self.plan, launch) is not None
+        self.step_due_s = now_s + FIRST_STEP_S if is_first else None
+        return do.Started(len(launch.processes), now_s)
 
     def preloading(self, action: do.Start) -> do.Start:
         """The action, which preloads modules too where ranks start in an environment for the first time."""
@@ -161,6 +174,7 @@ class Session:
             self.on_event(attempt.launch, event)
         now_s = self.clock.monotonic()
         self.warn_of_load(now_s)
+        self.warn_of_no_step(now_s)
         is_due = action.steps_due_s is not None and now_s >= action.steps_due_s
         return Tick(now_s, exits, events, attempt.read_steps() if is_due else None)
 
@@ -177,6 +191,14 @@ class Session:
         if found is not None:
             self.load_due_s = None
             self.reporter.report(found)
+
+    def warn_of_no_step(self, now_s: float) -> None:
+        """Reports once that a program makes no step: its user may wait for ranks that wait for others."""
+        if self.step_due_s is None or now_s < self.step_due_s:
+            return
+        self.step_due_s = None
+        if not any(self.current.read_steps()):
+            self.reporter.report(NO_STEP.format(FIRST_STEP_S, self.run.path))
 
     def stop(self, action: do.Stop) -> do.Stopped:
         """Ends the ranks, and reads their results."""

@@ -249,7 +249,8 @@ class Screening:
             software_of(tuning.machine),
         )
         relay = output.relay(self.say, tuning.spec.logs.keep_bytes)
-        return Trials(tuning.space, starter, pools, Reporter(directory, self.say), relay, self.show)
+        reporter = Reporter(directory, self.say, names_hosts=bool(tuning.space.plan.nodes))
+        return Trials(tuning.space, starter, pools, reporter, relay, self.show)
 
     def run(self, trials: Trials) -> None:
         """Tries what the search asks for."""

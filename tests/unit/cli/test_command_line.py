@@ -137,17 +137,19 @@ def test_a_path_that_is_no_run_is_answered_with_the_runs_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("gpt", "mlp"):
+    for at, name in enumerate(("gpt", "mlp")):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "latest").write_text("2026-01-01_00-00-00")
+        os.utime(tmp_path / "runs" / name / "latest", (at, at))
 
     def end_of(path: str) -> str:
         return ended(monkeypatch, capsys, "report", path).rstrip().partition("; ")[2]
 
-    every = "the newest runs are runs/gpt/latest, runs/mlp/latest"
+    every = "the newest runs are runs/mlp/latest, runs/gpt/latest"
     assert [end_of(path) for path in ("runs", "nope", "runs/lstm/latest")] == [every] * 3
     near = "did you mean runs/gpt/latest?"
-    assert [end_of(path) for path in ("runs/gpt/lastest", "runs/GPT/latest", "runs/gtp/latest")] == [near] * 3
+    alike = ("runs/gpt/lastest", "runs/GPT/latest", "runs/gtp/latest", "gpt", "gtp", "gpt/latest")
+    assert [end_of(path) for path in alike] == [near] * len(alike)
 
 
 def test_examples_are_listed_shown_and_copied_with_the_programs_that_they_name(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ def test_a_rank_that_left_early_is_named(wording: Wording) -> None:
     failure = root_cause(exits, [record(0, 5.1, secondary=True)], 6 * S)
     assert (failure.rank, failure.kind, failure.victims) == (1, "early_exit", (0, 2))
     wording(failure.headline)
+    assert "as many batches" in explain(failure, "", "x.log")
 
 
 def test_a_rank_that_left_in_order_is_not_to_blame_for_an_exception() -> None:
@@ -173,6 +174,9 @@ def test_the_profilers_complaint_about_missing_gpus_is_not_shown_as_the_end_of_a
     assert "last lines" not in explain(failure, said + failure.traceback, "rank2.log")
 
 
+NEEDED = "a.py: error: the following arguments are required"
+
+
 @pytest.mark.parametrize(
     ("error", "message", "log", "words"),
     [
@@ -190,6 +194,14 @@ def test_the_profilers_complaint_about_missing_gpus_is_not_shown_as_the_end_of_a
         ("ImportError", "attempted relative import with no known parent package", "", "run -m package.train"),
         ("EOFError", "EOF when reading a line", "run name? ", "what `input()` asks for"),
         ("SystemExit", "exit code 2", "x\nusage: a.py [-h]\na.py: error: --data", "they follow `--`"),
+        ("SystemExit", "exit code 2", f"usage: a.py\n{NEEDED}: --data, --local_rank", "environ["),
+        ("SystemExit", "exit code 2", f"usage: a.py\n{NEEDED}: --local_rank/--local-rank", "environ["),
+        (
+            "SystemExit",
+            "exit code 2",
+            "usage: a.py\na.py: error: unrecognized arguments: --local-rank=0",
+            "environ[",
+        ),
         ("SystemExit", "exit code 2", "OSError: Too many open files", "ulimit -n"),
         ("ValueError", "no use for EOFError: EOF when reading a line", "usage: none", None),
     ],
@@ -197,6 +209,23 @@ def test_the_profilers_complaint_about_missing_gpus_is_not_shown_as_the_end_of_a
 def test_usual_mistakes_have_a_remedy(error: str, message: str, log: str, words: str | None) -> None:
     made = replace(root_cause([], [record(0, 1)], None), error=error, message=message)
     assert (words or "None") in str(what_to_do(made, log))
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        ("ModuleNotFoundError: No module named 'transformers'", f"Python is {sys.executable}: install"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "leave the model on the CPU and unwrapped"),
+        ("ValueError: no ModuleNotFoundError: No module named", None),
+        ("int 3", None),
+    ],
+)
+def test_usual_mistakes_in_a_workload_have_a_remedy_too(got: str, words: str | None) -> None:
+    mistake = f"model.py:2: model.py can't be imported\n    expected: a module\n    got:      {got}\n  File"
+    made = replace(
+        root_cause([], [record(0, 1, kind="user")], None), message=mistake, error=got.split(":")[0]
+    )
+    assert (words or "None") in str(what_to_do(made, ""))
 
 
 def test_a_users_mistake_is_shown_whole_and_once(wording: Wording) -> None:

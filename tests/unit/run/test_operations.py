@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.failures.reporter import Reporter, log_tail
+from gpurun.launcher.errors import Interrupted, MachineError, SpecError
+from gpurun.launcher.failures.reporter import Reporter, log_tail, stopping_text
 from gpurun.launcher.failures.root_cause import Failure
 from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, REMOVED, Relay, log_lines
 from gpurun.launcher.machine.resource_limits import check_open_files, remedy, start_problem
@@ -33,7 +33,8 @@ from gpurun.launcher.rundir.control import (
     read_states,
     start_ticks,
 )
-from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.rundir.records import RootCause
 from gpurun.launcher.units import GIB
 from tests.wording import Wording
 
@@ -57,6 +58,23 @@ def test_the_same_exception_is_explained_once(tmp_path: Path, wording: Wording) 
     reporter.report_failure(replace(traced, message="other"), "03-dp-2", "host")
     assert [text.count("train.py") for text in said] == [1, 0, 1]
     wording(said[1])
+
+
+@pytest.mark.parametrize(("cause", "hurry"), [("Ctrl-C", "another Ctrl-C"), ("SIGTERM", "Ctrl-C (SIGINT)")])
+def test_who_ends_a_run_may_hurry_it_by_ctrl_c(cause: str, hurry: str) -> None:
+    assert stopping_text(Interrupted(cause), 5).endswith(f"after 5.0 s; {hurry} kills them at once")
+
+
+@pytest.mark.parametrize(("names_hosts", "where"), [(False, "during build"), (True, "on vm during build")])
+def test_a_message_names_the_machine_where_there_are_several(
+    names_hosts: bool, where: str, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    run = RunDir(tmp_path)
+    reporter = Reporter(run, said.append, names_hosts=names_hosts)
+    reporter.report_failure(replace(FAILED, stage="build"), "01-ddp-2", "vm")
+    assert f"it happened {where}\n" in said[0]
+    assert read_json(run.root_cause("01-ddp-2"), RootCause).host == "vm"
 
 
 def test_no_terminal_obeys_the_words_of_an_exception(tmp_path: Path, wording: Wording) -> None:

@@ -284,6 +284,19 @@ def test_a_program_that_saves_and_leaves_when_it_is_late_is_not_done(tmp_path: P
     assert [event.stage for event in case.run.read_events("01-script-2")] == ["start"]
 
 
+@pytest.mark.parametrize(("steps", "is_said"), [((0, 0), True), ((0, 3), False)])
+def test_a_program_without_a_step_is_reported_once(
+    tmp_path: Path, steps: tuple[int, ...], is_said: bool, wording: Wording
+) -> None:
+    """One that starts processes of its own waits for ranks that never come."""
+    script: Script = [(5.0, steps), *((at_s + 300.0, what) for at_s, what in exits(0, 0))]
+    case = Case(tmp_path, "script: train.py\n", [script]).done()
+    wording(case.said)
+    assert [text.startswith("no step was seen for 30 s: `gpurun stacks") for text in case.said] == (
+        [True] if is_said else []
+    )
+
+
 def test_a_full_disk_ends_the_run(tmp_path: Path, wording: Wording) -> None:
     case = Case(tmp_path, STRATEGIES, [[(1.0, stage("round", EVEN)), *exits(0, 74)[1:]]])
     error = case.fails()
