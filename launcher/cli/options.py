@@ -54,7 +54,9 @@ def option_meant(error: click.NoSuchOption, kind: "JobKind | None" = None) -> st
     paths: dict[str, str] = {}
     for section, model in (("profile.", SECTIONS["profile"]), ("steps.", SECTIONS["steps"]), ("", JobSpec)):
         unset = keys_without_effect(model(), kind) if kind else frozenset()
-        paths |= {name: f"{section}{name}" for name in model.keys if name not in unset}
+        paths |= {name: f"{section}{name}" for name in model.keys if name not in {*unset, *SECTIONS}}
+    for name, path in _SIZES.items():
+        paths |= {name: paths[path]} if path in paths else {}
     if ctx is not None and key in paths and any(each.name == "overrides" for each in ctx.command.params):
         return f"; write --set {paths[key]}=VALUE"
     names: list[str] = []
@@ -63,6 +65,10 @@ def option_meant(error: click.NoSuchOption, kind: "JobKind | None" = None) -> st
         ctx = ctx.parent
     near = nearest(key, (name.removeprefix("--") for name in names))
     return f"; did you mean --{near}?" if near else ""
+
+
+_SIZES = {"steps": "rounds"}
+"""What the size of a run is called elsewhere, and the key of `steps` that is meant."""
 
 
 class RunPath(click.Path):

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path, PurePath
 
 import gpurun
@@ -31,8 +31,14 @@ _GPU_MODULES = ("/torch/accelerator/", *(f"/torch/{kind.name}/" for kind in gpu_
 _DDP = "/torch/nn/parallel/distributed.py"
 _DDP_EXCHANGES = ("_sync_buffers", "_sync_module_states", "_distributed_broadcast_coalesced")
 """The work of `DistributedDataParallel` besides calling the model, by function."""
+_IMPORT_SYSTEM = "<frozen importlib"
+_MODULE_BODY = "<module>"
 _KNOWN_OWNERS = {"dataloader.py": "DataLoader"}
 """Stacks don't name classes; in this one training most often waits."""
+MOST_RECORDED = 100
+"""Frames of a thread that faulthandler writes, the innermost ones; no option changes it.
+Source: CPython, Python/traceback.c, `MAX_FRAME_DEPTH`.
+"""
 _MOST_FRAMES = 10
 """Shown of a crash in which no frame is the user's."""
 
@@ -77,14 +83,22 @@ class Activity:
     """The innermost frame of the workload; if there is none, the innermost of all."""
     inside: str | None = None
     """The library function that this frame called: `DataLoader.__next__`."""
+    importing: str | None = None
+    """The module of a library whose import this frame caused: `torch._dynamo`."""
 
     @property
     def text(self) -> str:
         """`waits for its GPU`, `is at train.py:25 in forward`."""
+        shown = self.frame is not None and is_workload(self.frame.file)
+        if self.importing:
+            return f"{self._import}, called at {self.frame}" if shown else self._import
         if self.waiting is None:
             return f"is at {self.frame}"
-        shown = self.frame is not None and is_workload(self.frame.file)
         return f"{self.waiting} ({self.frame})" if shown else self.waiting
+
+    @property
+    def _import(self) -> str:
+        return f"is importing `{self.importing}`"
 
     @property
     def short(self) -> str:
@@ -92,6 +106,8 @@ class Activity:
         if self.waiting is not None or self.frame is None:
             return self.waiting or "reported no stack"
         place = f"{PurePath(self.frame.file).name}:{self.frame.line}"
+        if self.importing:
+            return f"{self._import}, called at {place}" if is_workload(self.frame.file) else self._import
         return (
             f"is in `{self.inside}`, called at {place}"
             if self.inside
@@ -140,18 +156,45 @@ def activity(threads: Sequence[Thread]) -> Activity | None:
     thread = main_thread(threads)
     if thread is None:
         return None
-    main = _in_files(thread.frames)
+    main = thread.frames
     if workload_frame(main) is None and waiting_for(main) in (None, BACKWARD):
-        helpers = [
-            _in_files(thread.frames) for thread in threads if not thread.current and computes(thread.frames)
-        ]
+        helpers = [thread.frames for thread in threads if not thread.current and computes(thread.frames)]
         main = next((frames for frames in helpers if workload_frame(frames)), main)
-    return Activity(waiting_for(main), workload_frame(main) or main[0], called_inside(main))
+    shown = in_files(main)
+    waiting = waiting_for(main)
+    importing = imported(main) if waiting is None else None
+    return Activity(waiting, workload_frame(shown) or shown[0], called_inside(shown), importing)
 
 
-def _in_files(frames: Stack) -> Stack:
+def in_files(frames: Stack) -> Stack:
     """Without `<frozen importlib._bootstrap>`, which is in no file; all frames, if that is all."""
     return tuple(frame for frame in frames if not frame.file.startswith("<frozen ")) or frames
+
+
+def imported(frames: Stack) -> str | None:
+    """The library's module that the innermost frame of the workload imports, by itself or by a function."""
+    inner = tuple(takewhile(lambda frame: not is_workload(frame.file), frames))
+    found = [
+        body.file
+        for body, caller in pairwise(inner)
+        if body.function == _MODULE_BODY and caller.file.startswith(_IMPORT_SYSTEM)
+    ]
+    return _module_name(found[-1]) if found else None
+
+
+def _module_name(file: str) -> str:
+    """`torch.distributed.nn` of `…/site-packages/torch/distributed/nn/__init__.py`."""
+    place = _OF_PACKAGES.split(file)[-1]
+    own = max((each for each in LIBRARY_DIRECTORIES if place.startswith(each)), key=len, default="")
+    path = PurePath(place.removeprefix(own)).with_suffix("")
+    parts = path.parts if own or place != file else path.parts[-1:]
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+def _in_import_of_torch(frames: Stack) -> bool:
+    """Whether these innermost frames run the body of a module of torch, which waits for no rank."""
+    body = frames[-1] if frames else None
+    return body is None or (body.function == _MODULE_BODY and "/torch/" in body.file)
 
 
 def main_thread(threads: Sequence[Thread]) -> Thread | None:
@@ -165,9 +208,6 @@ def called_inside(frames: Stack) -> str | None:
         if is_workload(callee.file):
             return None
         if is_workload(frame.file):
-            if callee.function == "<module>":
-                file = PurePath(callee.file)
-                return f"import {file.parent.name if file.stem == '__init__' else file.stem}"
             owner = _KNOWN_OWNERS.get(PurePath(callee.file).name)
             return f"{owner}.{callee.function}" if owner else callee.function
     return None
@@ -175,7 +215,10 @@ def called_inside(frames: Stack) -> str | None:
 
 def waiting_for(frames: Stack) -> str | None:
     """How this thread waits, from the frames above the innermost one of the workload."""
-    for frame in frames:
+    inner = tuple(takewhile(lambda frame: not frame.file.startswith(_IMPORT_SYSTEM), frames))
+    if len(inner) < len(frames) and _in_import_of_torch(inner):
+        return None
+    for frame in inner:
         if is_workload(frame.file):
             return None
         if frame.function != _CALLS_MODEL and any(place in frame.file for place in _EXCHANGES):

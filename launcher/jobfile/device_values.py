@@ -51,7 +51,8 @@ def parse_devices(value: Any) -> Devices:
         return str(value)
     if isinstance(value, str) and (count := _device_number(CPU.name, value)) is not None:
         if not 1 <= count <= MAX_DEVICES:
-            raise InvalidValue(f"`cpu:N` takes 1 to {MAX_DEVICES} devices, got {count}")
+            text = f"`cpu:N` takes 1 to {MAX_DEVICES} devices, got {count}"
+            raise InvalidValue(text, None if count else "write `[cpu:0]` for that device, `cpu:2` for two")
         return CPU.device(count)
     raise expected("a valid list of devices", value, _devices_hint(value))
 
@@ -89,7 +90,7 @@ def _one_kind(word: str, number: str, last: str | None) -> str:
         listed = (f"{gpus}:{index}" for index in range(int(number), int(last) + 1))
         return f"write [{', '.join(listed)}]"[:120]
     some = f", `{gpus}` with `device_count: {number}` for {number} of them" if int(number) > 1 else ""
-    return f"write `[{gpus}:{number}]` for that GPU, `{gpus}` for all GPUs{some}"
+    return f"write `[{gpus}:{number}]` for that GPU, `{gpus}` for all GPUs{some}; without GPUs, `cpu:2`"
 
 
 def _names_in(text: str) -> list[str]:

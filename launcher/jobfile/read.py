@@ -16,8 +16,8 @@ from gpurun.launcher.jobfile.field_types import (
     check_mapping,
     expected,
 )
-from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM_KEYS
-from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
+from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM, PROGRAM_KEYS
+from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, key_settings
 from gpurun.launcher.jobfile.program_values import for_message
 from gpurun.launcher.jobfile.section import Key, Section
 from gpurun.launcher.jobfile.yaml.describe import flow_text, nearest, shorten, truth_in
@@ -60,15 +60,16 @@ def read_section(model: type[S], given: dict[str, Any], path: Path, mistakes: li
             try:
                 values[key.field] = _value(key, given[name], (*path, name), mistakes)
             except InvalidValue as wrong:
-                advised = _advised(model, name, given[name], wrong)
+                advised = _advised(model, name, given, wrong)
                 mistakes.append(_wrong_value((*path, name), advised))
     mistakes += [UnknownKey((*path, name)) for name in given if name not in keys]
     stated = frozenset(name for name, key in keys.items() if key.field in values)
     return model(stated=stated, **values)
 
 
-def _advised(model: type[Section], name: str, value: Any, wrong: InvalidValue) -> InvalidValue:
+def _advised(model: type[Section], name: str, given: dict[str, Any], wrong: InvalidValue) -> InvalidValue:
     """The same mistake, with advice where it is known what was meant."""
+    value = given[name]
     kind, values = _compared_as(model, name), _separate(value)
     if kind is not None and _lists_several(kind, values, wrong if values is value else None):
         return InvalidValue(
@@ -76,7 +77,9 @@ def _advised(model: type[Section], name: str, value: Any, wrong: InvalidValue) -
         )
     own = model.keys[name].kind
     if isinstance(own, type):
-        return InvalidValue(wrong.message, _in_full(own, name, value) or wrong.hint, wrong.at)
+        is_program = not given.keys().isdisjoint(PROGRAM_KEYS)
+        advice = (_instead_of_size(own) if is_program else None) or _in_full(own, name, value)
+        return InvalidValue(wrong.message, advice or wrong.hint, wrong.at)
     if isinstance(value, list) and len(value) == 1 and isinstance(own, Kind) and _fits(own, value[0]):
         alone = flow_text(for_message(name, value[0]))
         return InvalidValue("expected one value, got a list", f"write `{name}: {alone}`")
@@ -128,6 +131,12 @@ def _listed(name: str, values: list[Any]) -> str:
     """The text that compares the values; `workload` shows the kind of job, and is needed next to it."""
     compared = f"compare: {{{name}: {flow_text([for_message(name, each) for each in values])}}}"
     return f"{name}: {values[0]}` and `{compared}" if name == "workload" else compared
+
+
+def _instead_of_size(section: type[Section]) -> str | None:
+    """What a program has instead of the key that `steps: 100` means."""
+    meant = key_settings(section).get(section.shorthand[0]) if section.shorthand else None
+    return meant.instead if meant is not None and PROGRAM not in meant.kinds else None
 
 
 def _in_full(section: type[Section], name: str, value: Any) -> str | None:

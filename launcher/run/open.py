@@ -1,5 +1,6 @@
 """Opens the run directory: a new one under `runs/`, the one that `--out` names, or one to resume."""
 
+import shlex
 import shutil
 import signal
 import time
@@ -179,6 +180,13 @@ def find_run(path: Path) -> RunDir:
             f"{path}: this run ended before its plan was written, so there is nothing to resume\n"
             "    start a new run, with another --out or after removing that directory: gpurun JOB.yaml"
         )
+    from gpurun.launcher.trace.analysis.discover import begins_as_trace  # loads what few commands need
+
+    if path.is_file() and begins_as_trace(path):
+        trace = shlex.quote(str(source_of(path)))
+        place = shlex.quote(str(source_of(path.parent)))
+        ways = f"to view this trace: gpurun view {place}\n    to analyse it: gpurun trace {trace}"
+        raise SpecError(f"{source_of(path)} is a trace, not a run\n    {ways}")
     raise SpecError(f"{_found(path)}; {runs_near(path)}")
 
 

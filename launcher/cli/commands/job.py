@@ -3,9 +3,11 @@
 `gpurun run` needs none: it starts a program as one would with `torchrun`.
 """
 
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,16 +182,37 @@ class ProgramCommand(click.Command):
             text = f"leave `{first}` and its options out: gpurun runs one process per device"
             raise SpecError(Problem(text, f"gpurun run {program}"))
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, [*args])  # click takes words away
         except click.NoSuchOption as error:
             from gpurun.launcher.jobfile.kinds import PROGRAM
 
-            meant = option_meant(error, PROGRAM)
+            meant = option_meant(error, PROGRAM).removeprefix("; ")
             if error.option_name.replace("_", "-") in NUM_PROCESSES:
-                meant = "; each device gets one process: all GPUs, or the devices of --devices"
-            own = f"{' Otherwise,' if meant else ';'} the program's own options go after `--`"
-            meant = meant if meant.endswith("?") else f"{meant}." if meant else ""
-            raise SpecError(f"gpurun run has no option {error.option_name}{meant}{own}") from None
+                meant = "each device gets one process: all GPUs, or the devices of --devices"
+            own = f"the program's own options go after `--`: {after_dashes(args, error.option_name)}"
+            # A key of a job is called as an option of many programs is; what resembles an option, is one.
+            first, then = (own, meant) if meant.startswith("write ") else (meant, own)
+            ways = [way for way in (first, then) if way]
+            text = f"gpurun run has no option {error.option_name}; " + "\n    otherwise, ".join(ways)
+            raise SpecError(text) from None
+
+
+def after_dashes(args: Sequence[str], name: str) -> str:
+    """`gpurun run train.py -- --steps 15`: how the option `name` of these arguments reaches the program."""
+    from gpurun.launcher.masking import is_secret
+
+    words = [*takewhile(lambda word: word != "--", args)]
+    at = next((number for number, word in enumerate(words) if word.partition("=")[0] == name), None)
+    own = words[at : at + 1] if at is not None else [name]
+    value = words[at + 1 : at + 2] if at is not None and own == [name] else []
+    script = next((word for word in words if word.endswith(".py") and not word.startswith("-")), None)
+    if value and not value[0].startswith("-") and value[0] != script:
+        own += value
+    if is_secret(name.strip("-")):
+        own = [name, "VALUE"]
+    module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+    program = ["-m", *module] if module else [script or "train.py"]
+    return f"gpurun run {shlex.join(program)} -- {shlex.join(own)}"
 
 
 @click.command("run", cls=ProgramCommand)

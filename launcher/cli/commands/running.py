@@ -117,6 +117,7 @@ def render_stacks(launch: str, seen: Hang) -> str:
 
 
 def _rank(view: RankView) -> str:
+    from gpurun.launcher.inspect.stacks import MOST_RECORDED
     from gpurun.launcher.units import plural
 
     newest = ", ".join(map(str, view.collectives))
@@ -124,6 +125,8 @@ def _rank(view: RankView) -> str:
     lines = [f"rank {view.rank} (process {view.pid}, {plural(view.steps, 'step')}{called}) {view.doing}"]
     main = view.threads[0].frames if view.threads else ()
     lines += [f"    {frame}" for frame in outside_launcher(main)]
+    if len(main) >= MOST_RECORDED:
+        lines.append(f"    … (calls further out than the innermost {MOST_RECORDED} are not recorded)")
     others = len(view.threads) - 1
     if others > 0:
         lines.append(f"    (and {plural(others, 'other thread')}: --json shows them)")
@@ -131,10 +134,10 @@ def _rank(view: RankView) -> str:
 
 
 def outside_launcher(frames: Stack) -> tuple[Frame, ...]:
-    """A stack without what lies below a program: how gpurun has started it."""
-    from gpurun.launcher.inspect.stacks import OURS
+    """A stack without the import system, and without what lies below a program: how gpurun has started it."""
+    from gpurun.launcher.inspect.stacks import OURS, in_files
 
-    shown = list(frames)
+    shown = list(in_files(frames))
     while len(shown) > 1 and shown[-1].file.startswith((OURS, "<frozen ")):
         shown.pop()
     return tuple(shown)

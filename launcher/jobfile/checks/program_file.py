@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -158,21 +159,32 @@ def _not_python(spec: JobSpec, key: str, path: Path, name: str) -> Iterator[Prob
         message = f"{shorten(name)} is no Python program: it begins with `{shorten(first)}`"
         yield spec.problem((key,), message, "name the Python program that it starts")
         return
-    line, what = fault
-    place = f"{name[:200]}:{line}" if line else name[:200]
-    yield spec.problem((key,), f"{place}: invalid Python: {what}")
+    place = ":".join(map(str, (name[:200], *fault.place)))
+    yield spec.problem((key,), f"{place}: invalid Python: {fault.what}", fault.line)
 
 
-def syntax_fault(source: bytes) -> tuple[int | None, str] | None:
-    """Line and description of the first mistake; `None` where there is none. Compiles, runs nothing."""
+@dataclass(frozen=True)
+class SyntaxFault:
+    """The first mistake of a file in Python."""
+
+    what: str
+    place: tuple[int, ...] = ()
+    """Line and column, from 1, as far as they are known."""
+    line: str | None = None
+    """The line's text, of which a long one is cut."""
+
+
+def syntax_fault(source: bytes) -> SyntaxFault | None:
+    """The first mistake; `None` where there is none. Compiles, runs nothing."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as of invalid escapes: the run will show them
             compile(source, "<program>", "exec", dont_inherit=True)
     except SyntaxError as error:
-        return error.lineno, error.msg
+        place = tuple(number for number in (error.lineno, error.offset) if number)
+        return SyntaxFault(error.msg, place, shorten((error.text or "").strip()) or None)
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nesting without end
-        return None, str(error) or type(error).__name__
+        return SyntaxFault(str(error) or type(error).__name__)
     return None
 
 

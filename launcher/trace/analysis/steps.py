@@ -189,11 +189,13 @@ def before_capture(trace: Trace, work: Launched) -> NDArray[np.bool_]:
 
 
 def recorded_text(steps: list[HostStep]) -> str:
-    """Which steps these are, in words."""
+    """Which steps these are, in words, and how to ask for all of them: the end is not part of the range."""
     if not steps:
         return "no steps, which profiler.step() would mark"
     first, last = steps[0].number, steps[-1].number
-    return f"step {first} only" if first == last else f"steps {first} to {last}"
+    if first == last:
+        return f"step {first} only (--steps {first})"
+    return f"steps {first} to {last} (all of them: --steps {first}:{last + 1})"
 
 
 def overlap_notes(steps: list[HostStep]) -> list[str]:

@@ -45,6 +45,8 @@ FILES = {
     "notes.txt": "hello\n",
     "other.json": "{}\n",
     "no-work.json": '{"traceEvents": []}\n',
+    "prof/a b/x.json": '{"traceEvents": [{"ph": "X"}]}',
+    "broken.py": "x = 1\nfor i in range(3)\n    print(i)\n",
     "image.json": "\x89PNG\r\n",
     "pickle.json": "\x80\x04",
     "blank.json": "",
@@ -123,6 +125,7 @@ def test_mistakes_on_the_command_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(text.encode("latin-1"))
     (tmp_path / "empty").mkdir()
     cases = [line for line in COMMAND_LINES.read_text().splitlines() if line.startswith("$ ")]

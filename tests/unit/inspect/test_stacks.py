@@ -5,6 +5,7 @@ from textwrap import dedent
 
 import pytest
 
+from gpurun.launcher.cli.commands.running import outside_launcher, render_stacks
 from gpurun.launcher.inspect.hang_diagnosis import Hang, RankView, find_hang
 from gpurun.launcher.inspect.stacks import (
     BACKWARD,
@@ -32,7 +33,7 @@ def stack(*frames: str, header: str = "Current thread") -> str:
     """`file:line function` per frame, innermost first; `torch/…` lies among the libraries, `~/…` is ours."""
     lines = [f"{header} 0x00007fe7dc442b80 (most recent call first):"]
     for frame in frames:
-        place, function = frame.split(" ")
+        place, function = frame.rsplit(" ", 1)
         file, line = place.rsplit(":", 1)
         file = file.replace("~", LAUNCHER) if file.startswith("~") else file
         file = f"{LIBRARY}/{file}" if file.startswith("torch") else file
@@ -194,6 +195,69 @@ def test_a_function_is_never_shown_with_the_place_of_another() -> None:
     ]
     assert shown == [
         "is in `DataLoader.__next__`, called at train.py:41",
-        "is in `import dataloader`, called at train.py:41",
+        "is importing `torch.utils.data.dataloader`, called at train.py:41",
         "is in `<module>` (dataloader.py:2)",
     ]
+
+
+FROZEN = "<frozen importlib._bootstrap>:241"
+IMPORT = (f"{FROZEN} _call_with_frames_removed", f"{FROZEN} _find_and_load")
+REMOTE_MODULE = (
+    f"{STDLIB}/collections/__init__.py:503 namedtuple",
+    "torch/distributed/nn/api/remote_module.py:43 <module>",
+    *IMPORT,
+    "torch/distributed/nn/__init__.py:7 <module>",
+    *IMPORT,
+)
+
+
+@pytest.mark.parametrize(
+    ("frames", "text"),
+    [
+        (
+            (*REMOTE_MODULE, "torch/nn/parallel/distributed.py:870 __init__", f"{USER}:4 <module>"),
+            "is importing `torch.distributed.nn`, called at train.py:4",
+        ),
+        (REMOTE_MODULE, "is importing `torch.distributed.nn`"),
+        (
+            (
+                "torch/distributed/tensor/_ops/utils.py:9 register",
+                "torch/distributed/x.py:1 <module>",
+                *IMPORT,
+            ),
+            "is importing `torch.distributed.x`",
+        ),
+        (
+            (*IMPORT, "torch/distributed/nn/__init__.py:7 <module>", *IMPORT, f"{USER}:4 f"),
+            "is importing `torch.distributed.nn`, called at train.py:4",
+        ),
+        (
+            ("torch/distributed/x.py:9 barrier", f"{STDLIB}/lib.py:3 <module>", *IMPORT, f"{USER}:4 f"),
+            COLLECTIVE,
+        ),
+        ((f"{USER}:9 <module>", *IMPORT, f"{USER}:4 f"), "is in `<module>` (train.py:9)"),
+    ],
+)
+def test_a_rank_that_imports_modules_of_torchs_waits_for_no_rank(frames: tuple[str, ...], text: str) -> None:
+    assert known(activity(parse_threads(stack(*frames)))).short == text
+
+
+def test_ranks_that_all_import_are_not_said_to_wait_for_each_other() -> None:
+    found = known(hang(stack(*REMOTE_MODULE), stack(*REMOTE_MODULE)))
+    assert found.headline == "no rank waits for another: rank 0 is importing `torch.distributed.nn`"
+    assert found.details[0] == "rank 0 is importing `torch.distributed.nn`"
+
+
+def test_a_printed_stack_leaves_out_the_import_system() -> None:
+    (thread,) = parse_threads(stack(*REMOTE_MODULE, f"{USER}:4 <module>"))
+    assert [frame.line for frame in outside_launcher(thread.frames)] == ["503", "43", "7", "4"]
+
+
+def test_a_printed_stack_says_where_its_outer_calls_are_missing() -> None:
+    def shown(depth: int) -> str:
+        (thread,) = parse_threads(stack(*[f"{USER}:4 f"] * (depth - 1)))
+        return render_stacks("01", Hang(None, "", (), ranks=(RankView(0, 7, 0, "", (), (thread,)),)))
+
+    missing = "    … (calls further out than the innermost 100 are not recorded)"
+    assert shown(100).splitlines()[-1] == missing
+    assert missing not in shown(99)

@@ -55,7 +55,7 @@ def test_a_module_is_found_next_to_the_job_without_importing_its_package(tmp_pat
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('imported')\n")
     (package / "train.py").write_text("def f(:\n")
-    assert "train.py:1: invalid Python" in mistakes(tmp_path, "module: own_package.train")
+    assert "train.py:1:7: invalid Python" in mistakes(tmp_path, "module: own_package.train")
     assert "own_package" not in sys.modules
 
 
