@@ -211,7 +211,7 @@ class Queue:
     """The command that submits a script; `--COMMAND` passes on any of its options."""
     option_example: str
     script_name: str
-    """The name of the script in `runs/NAME/`."""
+    """The name of the script in `runs/NAME/`; with `LABEL` in it, where the job reads it only later."""
     takes: frozenset[str]
     """Those of `SubmitOptions` that it obeys, besides `nodes` and `further`."""
     script: Callable[[Submission, SubmitOptions], str]

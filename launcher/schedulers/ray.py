@@ -125,7 +125,7 @@ RAY = Scheduler(
     queue=Queue(
         command="ray",
         option_example="--address=http://head:8265",
-        script_name="submit-ray.py",
+        script_name="submit-ray-LABEL.py",
         takes=frozenset({"out", "gpus_per_node", "cpus_per_task"}),
         script=script,
         fewer=f"4; 3, if {LAST_CALL_S} s pass without room on 4; 2, after {FEWER_S} s more",

@@ -131,7 +131,8 @@ def submit(
     if dry_run:
         click.echo(text, nl=False)
         return 0
-    path = (script or Path("runs") / spec.name / QUEUES[name].script_name).absolute()
+    file = QUEUES[name].script_name.replace("LABEL", label)
+    path = (script or Path("runs") / spec.name / file).absolute()
     return hand_over(QUEUES[name], submission, wanted, text, path)
 
 

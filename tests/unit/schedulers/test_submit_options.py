@@ -142,6 +142,24 @@ def test_a_range_of_nodes_means_a_range_or_says_that_it_does_not(
     assert chosen.stderr == ""
 
 
+def test_a_second_submission_leaves_the_script_that_the_first_job_has_yet_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray gets a path; `sbatch`, `kubectl` and `sky` have read the script when they return."""
+    monkeypatch.chdir(tmp_path)
+    fake = tmp_path / "ray"
+    fake.write_text("#!/bin/sh\nfor last; do :; done\necho $last >> submitted\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    Path("job.yaml").write_text("workload: gpt\nglobal_batch: 64\ndevices: cpu:2\n")
+    for seed in ("seed=1", "seed=2"):
+        done = CliRunner().invoke(cli, ["submit", "job.yaml", "--to", "ray", "--set", seed])
+        assert done.exit_code == 0, done.exception
+    first, second = (Path(line).read_text() for line in Path("submitted").read_text().splitlines())
+    assert "'seed=1'" in first
+    assert "'seed=2'" in second
+
+
 def test_what_a_refused_job_leaves_behind_is_named(tmp_path: Path, wording: Wording) -> None:
     fake = tmp_path / "kubectl"
     fake.write_text(
