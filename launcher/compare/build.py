@@ -40,6 +40,7 @@ from gpurun.launcher.compare.model import (
 from gpurun.launcher.compare.notes import (
     alerts,
     budget_notes,
+    few_rounds_notes,
     findings,
     launches_s,
     memory_notes,
@@ -191,6 +192,7 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
     is_open = found.complete and not found.is_unranked
     return (
         *notes(plan, measured, within),
+        *(few_rounds_notes(found, measured) if found.gate is None else ()),
         *(effects_note(found.search) if found.search else ()),
         *(budget_notes(run, plan) if found.complete else ()),
         *(open_notes(plan, found.open, recorded.looks, sum(launches_s(run).values())) if is_open else ()),

@@ -325,5 +325,5 @@ def rows_of_gate(gate: Gate, results: Sequence[VariantResult]) -> dict[str, Diff
             found[row.a] = Difference(None, None, "baseline")
         if row.percent is not None:
             verdict = "inconclusive" if row.why else verdict_of(row.percent, row.ci)
-            found[row.b] = Difference(row.percent, row.ci, verdict)
+            found[row.b] = Difference(row.percent, row.ci, verdict, None if row.ci else row.why)
     return found

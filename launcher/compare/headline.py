@@ -19,6 +19,7 @@ from gpurun.launcher.compare.ranking import (
     standings,
     time_per_sample,
 )
+from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.units import (
     GIB,
@@ -229,12 +230,12 @@ def _clear_lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
     """The leader against the baseline; against the runner-up where it is the baseline itself."""
     leader, runner_up = standings.leader, standings.rivals[0]
     name = named_with_error(leader)
-    reference = next((rival.result for rival in standings.rivals if rival.result.id == baseline), None)
-    difference = leader.vs_baseline
-    if reference is None or difference is None or difference.percent is None:
+    compared = next((rival for rival in standings.rivals if rival.result.id == baseline), None)
+    if compared is None:
         return Conclusion(
             f"Fastest{scope}: {name}; {_slower(runner_up, leader)}.", _why(runner_up.result, leader)
         )
+    reference, difference = compared.result, opposite(compared.behind)
     headline = f"Fastest{scope}: {name}, {_faster(leader, reference, difference)}."
     details = _why(reference, leader)
     if runner_up.result.id != baseline:
@@ -249,19 +250,12 @@ def _unproven_lead(standings: Standings, undecided: Sequence[Rival]) -> Conclusi
     gap = format_percent(_gap_percent(leader, closest.result), signed=True)
     headline = (
         f"Fastest on average: {named_with_error(leader)}; {named_with_error(closest.result)}{others} can't be"
-        f" ranked ({gap} on average, but {_too_few(closest)})."
+        f" ranked ({gap} on average, but {closest.behind.why})."
     )
     established = next((rival for rival in standings.rivals if rival.is_slower), None)
     if established is None:
         return Conclusion(headline)
     return Conclusion(headline, (f"{_slower(established, leader)}.", *_why(established.result, leader)))
-
-
-def _too_few(rival: Rival) -> str:
-    """Why there is no interval; the notes say how to get one."""
-    result = rival.result
-    seen = plural(result.rounds, "round") if rival.shares_launches else plural(result.launches, "launch")
-    return f"{seen} {'is' if seen.startswith('1 ') else 'are'} too few to rule out chance"
 
 
 def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -> str:

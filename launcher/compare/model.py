@@ -48,6 +48,7 @@ class Difference:
     percent: float | None
     ci: Interval | None
     verdict: Verdict
+    why: str | None = None  # there is no interval
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,7 @@ class OpenPair:
     """A variant of which it isn't known whether the leader is faster."""
 
     variant: str
-    percent: float | None
-    """Behind the leader."""
+    percent: float | None  # behind the leader
     ci: Interval | None
     launches: int | None
     """In all, until a difference of that size is decided with 80 % chance; `None`: it can't be said."""
@@ -301,7 +301,7 @@ class Fitting:
     summary: str
 
 
-CONCLUSIONS = 10
+CONCLUSIONS = 11
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

@@ -11,7 +11,7 @@ from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within
 from gpurun.launcher.compare.headline import time_and_memory
 from gpurun.launcher.compare.interference import time_to_decide, time_without_load, widened
 from gpurun.launcher.compare.label import left_out_texts, variant_label
-from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
+from gpurun.launcher.compare.model import Comparison, ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.plan.estimate import more_launches, scope_texts
 from gpurun.launcher.plan.model import Plan
@@ -170,6 +170,20 @@ def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:
     others = sum(is_ranked(one) for one in results) - len(front)
     rest = " Every other variant is slower than one of these without clearly saving memory." if others else ""
     return (f"Trade-off between time and memory (estimates): {', '.join(named)}.{rest}",)
+
+
+def few_rounds_notes(comparison: Comparison, measured: Mapping[str, Measured]) -> tuple[str, ...]:
+    """Why rows of the table have no verdict, unless the headline says it; of launches other notes speak."""
+    group = measured[comparison.baseline].group
+    rows = [(one, one.vs_baseline) for one in comparison.variants if measured[one.id].group == group]
+    named: dict[str, list[str]] = {}
+    for one, row in rows:
+        if row is not None and row.why and row.why not in comparison.headline:
+            named.setdefault(row.why, []).append(variant_label(one))
+    return tuple(
+        f"{_named(names)} {'has' if len(names) == 1 else 'have'} no verdict against the baseline: {why}."
+        for why, names in named.items()
+    )
 
 
 def restart_notes(run: RunDir) -> tuple[str, ...]:

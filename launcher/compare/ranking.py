@@ -21,9 +21,6 @@ class Pairwise(Protocol):
     def all_against(self, other: str, variants: Iterable[str]) -> Mapping[str, Difference]:
         """How each of `variants` differs from `other`, with verdicts that hold together."""
 
-    def share_launches(self, variant: str, other: str) -> bool:
-        """Whether they run in the same processes, so that their rounds are pairs."""
-
 
 @dataclass(frozen=True)
 class Rival:
@@ -31,8 +28,6 @@ class Rival:
 
     result: VariantResult
     behind: Difference
-    shares_launches: bool
-    """Whether it ran in the leader's own processes."""
 
     @property
     def is_slower(self) -> bool:
@@ -68,7 +63,7 @@ def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings
     behind = {other.id: pairwise.between(other.id, leader.id) for other in others}
     if any(difference.verdict != "slower" for difference in behind.values()):
         behind = _together(leader, others, pairwise)
-    rivals = (Rival(one, behind[one.id], pairwise.share_launches(one.id, leader.id)) for one in others)
+    rivals = (Rival(one, behind[one.id]) for one in others)
     return Standings(leader, tuple(rivals))
 
 

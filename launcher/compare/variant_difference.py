@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from gpurun.launcher.compare.figures.recorded import Measured, is_throttled, waited_percents
+from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Unit, Verdict
-from gpurun.launcher.rundir.records import Look
+from gpurun.launcher.rundir.records import Look, RoundTime
 from gpurun.launcher.stats.busy import waiting_bias
 from gpurun.launcher.stats.estimates import (
+    fewest_values,
     percent_from_log,
     percent_interval,
     round_differences,
@@ -19,7 +21,7 @@ from gpurun.launcher.stats.estimates import (
 )
 from gpurun.launcher.stats.family import Family, IntervalAt, holm, launch_values
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
-from gpurun.launcher.units import Interval
+from gpurun.launcher.units import Interval, format_ms, plural
 
 OPPOSITE: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
 CONTROL = "\0control"
@@ -78,7 +80,34 @@ class Differences:
     def all_against(self, other: str, variants: Iterable[str]) -> dict[str, Difference]:
         """How each of `variants` differs from `other`; together the verdicts err with at most 5 % (Holm)."""
         intervals = holm({variant: self.interval_at(variant, other) for variant in variants})
-        return {variant: self.difference(variant, other, ci) for variant, ci in intervals.items()}
+        return {
+            variant: self._explained(self.difference(variant, other, ci), variant, other, len(intervals))
+            for variant, ci in intervals.items()
+        }
+
+    def _explained(self, found: Difference, variant: str, other: str, num: int) -> Difference:
+        """The difference, one of `num` that are tested together, with the reason if it has no interval."""
+        if found.ci is not None:
+            return found
+        if self.unit == "launch" or not self.share_launches(variant, other):
+            seen = plural(len(self.family.differences(variant, other)), "launch")
+            return replace(found, why=_too_few(seen, MIN_LAUNCHES))
+        rounds, alpha = self.paired_rounds(variant, other), ALPHA * self.share_of_level
+        outlying = self._outlying(variant, other) if wilcoxon_interval(rounds, alpha) else None
+        few = _too_few(plural(len(rounds), "round"), fewest_values(alpha / num), num)
+        return replace(found, why=outlying or few)
+
+    def _outlying(self, variant: str, other: str) -> str | None:
+        """The round without which the two differ in one direction; `None` if there isn't just one."""
+        centre = self.estimate(variant, other) or 0.0
+        pairs = {(one.launch, one.round) for one in self.measured[other].timed}
+        common = [one for one in self.measured[variant].timed if (one.launch, one.round) in pairs]
+        differences = self.paired_rounds(variant, other)
+        opposed = [one for one, d in zip(common, differences, strict=True) if d * centre <= 0]
+        if len(opposed) != 1:
+            return None
+        found = [_outlying_round(self.measured[name], opposed[0]) for name in (variant, other)]
+        return max((one for one in found if one), default=(0.0, None))[1]
 
     def between(self, variant: str, other: str) -> Difference:
         """`variant` against `other`, by itself at 5 %."""
@@ -189,10 +218,31 @@ def _launch_values(
     return values, control
 
 
+def _too_few(seen: str, enough: int, num: int = 1) -> str:
+    """`6 rounds are too few to rule out chance in 2 comparisons; that takes at least 7`."""
+    together = f" in {num} comparisons" if num > 1 else ""
+    are = "is" if seen.startswith("1 ") else "are"
+    return f"{seen} {are} too few to rule out chance{together}; that takes at least {enough}"
+
+
+def _outlying_round(measured: Measured, outlying: RoundTime) -> tuple[float, str] | None:
+    """How far a round is from all others, as a ratio, if that is farther than these are from each other."""
+    at = (outlying.launch, outlying.round)
+    others = [one.step_ns for one in measured.timed if (one.launch, one.round) != at]
+    ns = next(one.step_ns for one in measured.timed if (one.launch, one.round) == at)
+    low, high = min(others), max(others)
+    if 2 * low - high <= ns <= 2 * high - low:
+        return None
+    others_ms = f"{format_ms(low / 1e6)} to {format_ms(high / 1e6)}"
+    one = f"one of {plural(len(others) + 1, 'round')} of {variant_label(measured.variant)}"
+    return max(ns / high, low / ns), f"{one} took {format_ms(ns / 1e6)} ms per step, the others {others_ms}"
+
+
 def opposite(difference: Difference) -> Difference:
     """The same finding from the other side: t_baseline / t in place of t / t_baseline."""
     ci = difference.ci
-    return Difference(
+    return replace(
+        difference,
         percent=None if difference.percent is None else _inverse(difference.percent),
         ci=None if ci is None else (_inverse(ci[1]), _inverse(ci[0])),
         verdict=OPPOSITE.get(difference.verdict, difference.verdict),

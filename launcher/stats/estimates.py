@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from itertools import count
 from statistics import NormalDist, fmean
 from typing import Literal
 
@@ -197,6 +198,11 @@ def walsh_rank(num_values: int, alpha: float) -> int:
     tail = np.cumsum(signed_rank_probabilities(num_values))
     # The sum of a few hundred thousand floats may end a little above what is exactly alpha / 2.
     return int(np.searchsorted(tail, alpha / 2 * (1 + 1e-12), side="right"))
+
+
+def fewest_values(alpha: float) -> int:
+    """The smallest number of differences of which `wilcoxon_interval` makes an interval."""
+    return next(num for num in count(1) if walsh_rank(num, alpha))
 
 
 def signed_rank_probabilities(num_values: int) -> NDArray[np.float64]:

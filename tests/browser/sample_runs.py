@@ -105,9 +105,6 @@ class ByMedian:
     def all_against(self, other: str, variants: Iterable[str]) -> dict[str, Difference]:
         return {variant: self.between(variant, other) for variant in variants}
 
-    def share_launches(self, variant: str, other: str) -> bool:
-        return True
-
 
 def write_comparison(
     path: Path,

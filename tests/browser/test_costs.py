@@ -201,6 +201,19 @@ def test_an_arrow_is_inside_of_the_plot(open_tab: OpenTab) -> None:
     assert open_tab("batches").page.evaluate(plot) == [True, True]
 
 
+def test_a_difference_without_an_interval_says_the_comparisons_reason(open_tab: OpenTab) -> None:
+    spoken = """async () => {
+        const { spokenDifference } = await import(
+            new URL('plugin/gpurun/static/splits/forest.js', location.href));
+        const row = { percent: -43.3, ci: null, verdict: 'inconclusive' };
+        return [{ ...row, why: '6 rounds are too few' }, row].map(spokenDifference);
+    }"""
+    assert open_tab("batches").page.evaluate(spoken) == [
+        "\u221243.3 %, 6 rounds are too few: inconclusive",
+        "\u221243.3 %: inconclusive",
+    ]
+
+
 def test_a_run_without_either_shows_nothing_of_it(open_tab: OpenTab) -> None:
     tab = open_tab("gpt")
     expect(tab.find(".costs, .batches")).to_have_count(0)

@@ -178,6 +178,8 @@ interface Difference {
   percent: number | null;
   ci: Interval | null;
   verdict: Verdict;
+  /** Why there is no interval; older runs don't say. */
+  why?: string | null;
 }
 
 interface VariantResult {
@@ -837,6 +839,7 @@ interface DrawnDifference {
   percent: number | null;
   ci: Interval | null;
   verdict: Verdict | 'noise';
+  why?: string | null;
 }
 
 type Palette = { [name: string]: string };

@@ -17,6 +17,8 @@ from gpurun.launcher.stats.schedule import only_warmup_text
 from tests.wording import Wording
 
 NOTHING = Difference(None, None, "inconclusive")
+ONE_LAUNCH = "1 launch is too few to rule out chance; that takes at least 6"
+FIVE_ROUNDS = "5 rounds are too few to rule out chance; that takes at least 6"
 
 
 def result(
@@ -69,9 +71,6 @@ class Table:
 
     def all_against(self, other: str, variants: Iterable[str]) -> dict[str, Difference]:
         return {variant: self.between(variant, other) for variant in variants}
-
-    def share_launches(self, variant: str, other: str) -> bool:
-        return variant.partition("-")[0] == other.partition("-")[0]
 
 
 def sentence(
@@ -136,8 +135,11 @@ ENDS: dict[str, tuple[Sequence[VariantResult], dict[tuple[str, str], Difference]
             ("dp-even", "ddp-even"): Difference(20.0, (-3.0, 48.0), "inconclusive"),
         },
     ),
-    "too few launches": ([EVEN, SLOW, replace(DP, launches=1)], {("ddp-40-24", "ddp-even"): SLOWER}),
-    "too few rounds": ([EVEN, replace(SLOW, rounds=5)], {}),
+    "too few launches": (
+        [EVEN, SLOW, DP],
+        {("ddp-40-24", "ddp-even"): SLOWER, ("dp-even", "ddp-even"): replace(NOTHING, why=ONE_LAUNCH)},
+    ),
+    "too few rounds": ([EVEN, SLOW], {("ddp-40-24", "ddp-even"): replace(NOTHING, why=FIVE_ROUNDS)}),
     "established, though other rounds had other times": (
         [result("ddp-40-24", (40, 24), 40.0), EVEN],
         {("ddp-40-24", "ddp-even"): SLOWER},

@@ -74,9 +74,6 @@ class Everywhere:
     def all_against(self, other: str, variants: Iterable[str]) -> dict[str, Difference]:
         return {variant: self.between(variant, other) for variant in variants}
 
-    def share_launches(self, variant: str, other: str) -> bool:
-        return True
-
 
 SLOWER = Everywhere(Difference(10.0, (9.0, 11.0), "slower"))
 UNDECIDED = Everywhere(Difference(0.1, (-1.0, 1.2), "inconclusive"))

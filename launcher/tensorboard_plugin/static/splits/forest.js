@@ -221,6 +221,8 @@ export function spokenDifference(difference) {
   if (difference.verdict === 'baseline') return 'the baseline';
   const interval = difference.ci
     ? `, interval ${percent(difference.ci[0])} to ${percent(difference.ci[1])} %`
-    : ', too few launches for an interval';
+    : difference.why
+      ? `, ${difference.why}`
+      : '';
   return `${percent(difference.percent)} %${interval}: ${difference.verdict}`;
 }

@@ -1,0 +1,79 @@
+"""A variant without an interval: every report says why, and how many rounds are missing."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.rundir.files import write_json
+from tests.known import known
+from tests.unit.compare import hand_made
+from tests.unit.compare.hand_made import EVEN, UNEVEN, Files, by_id, launch, plan, variant, write_splits
+
+files = hand_made.files
+
+THIRD = variant("ddp-2-40-24", (40, 24))
+OUTLYING = "one of 6 rounds of ddp 40/24 took 169 ms per step, the others 60.0 to 62.5"
+
+
+def write_three(files: Files, third_ms: Sequence[float], second_ms: Sequence[float] = ()) -> None:
+    """Even at 110 ms, 48/16 at 66 ms, and 40/24 in one launch."""
+    every = [EVEN, UNEVEN, THIRD]
+    write_json(files.run.plan, plan(every, [launch("01-ddp-2", "ddp-2", 0, every, rounds=len(third_ms))]))
+    steps = [i / 2 for i in range(len(third_ms))]
+    files.rounds(EVEN, "01-ddp-2", [110 + step for step in steps])
+    files.rounds(UNEVEN, "01-ddp-2", second_ms or [66 + step for step in steps])
+    files.rounds(THIRD, "01-ddp-2", third_ms)
+    files.close(*every)
+
+
+def test_a_row_without_an_interval_says_that_rounds_are_missing(files: Files) -> None:
+    write_three(files, [60.0 + i / 2 for i in range(6)])
+    comparison = compare_run(files.run)
+    assert comparison.fastest == THIRD.id  # each rival by itself takes no more than 6 rounds
+    row = known(by_id(comparison)[UNEVEN.id].vs_baseline)
+    assert row.why == "6 rounds are too few to rule out chance in 2 comparisons; that takes at least 7"
+    assert f"ddp 48/16 has no verdict against the baseline: {row.why}." in comparison.notes
+    assert known(by_id(comparison)[THIRD.id].vs_baseline).why is None
+
+
+def test_the_number_of_rounds_that_is_named_is_enough(files: Files) -> None:
+    write_three(files, [60.0 + i / 2 for i in range(7)])
+    rows = by_id(compare_run(files.run))
+    assert [known(rows[one.id].vs_baseline).verdict for one in (UNEVEN, THIRD)] == ["faster", "faster"]
+
+
+def test_the_headline_has_the_interval_of_the_table(files: Files) -> None:
+    write_three(files, [60.0 + i / 2 for i in range(6)])
+    comparison = compare_run(files.run)
+    assert known(by_id(comparison)[THIRD.id].vs_baseline).ci == pytest.approx((-45.4545, -44.4444), abs=0.01)
+    assert comparison.headline.endswith("44.9 % faster than the baseline ddp 32/32 (44.4 to 45.5).")
+
+
+def test_an_outlying_round_is_named(files: Files) -> None:
+    write_three(files, [60.0, 60.5, 169.0, 61.5, 62.0, 62.5])
+    comparison = compare_run(files.run)
+    assert known(by_id(comparison)[THIRD.id].vs_baseline).why == OUTLYING
+    assert f"on average, but {OUTLYING})." in comparison.headline
+    assert not any("too few" in note for note in comparison.notes if THIRD.id in note)
+
+
+def test_a_round_like_the_others_isnt_outlying(files: Files) -> None:
+    write_three(files, [64.0, 64.5, 67.5, 65.5, 66.0, 62.5])
+    comparison = compare_run(files.run)
+    assert comparison.fastest is None
+    assert "took" not in comparison.headline
+
+
+def test_of_a_round_that_was_slow_for_both_the_worse_is_named(files: Files) -> None:
+    write_three(files, [60.0, 60.5, 169.0, 61.5, 62.0, 62.5], second_ms=[66.0, 66.5, 80.0, 67.5, 68.0, 68.5])
+    assert OUTLYING in compare_run(files.run).headline
+
+
+def test_fewer_rounds_than_any_verdict_takes(files: Files) -> None:
+    write_splits(files, 5)
+    comparison = compare_run(files.run)
+    few = "5 rounds are too few to rule out chance; that takes at least 6"
+    assert known(by_id(comparison)[UNEVEN.id].vs_baseline).why == few
+    assert few in comparison.headline
+    assert not any(few in note for note in comparison.notes)  # once is enough
