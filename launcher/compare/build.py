@@ -11,6 +11,7 @@ from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.program_steps import planned_launch
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
+from gpurun.launcher.compare.figures.step_time import step_times
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
 from gpurun.launcher.compare.figures.traced import TracedSteps, of_devices, read_traced
 from gpurun.launcher.compare.figures.variant import (
@@ -22,7 +23,6 @@ from gpurun.launcher.compare.figures.variant import (
     rank_figures,
     scaling_efficiency,
     scatter,
-    step_times,
 )
 from gpurun.launcher.compare.gate import UNDECIDED, gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, fitting_in, is_one_task

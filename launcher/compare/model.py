@@ -301,7 +301,7 @@ class Fitting:
     summary: str
 
 
-CONCLUSIONS = 10
+CONCLUSIONS = 11
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

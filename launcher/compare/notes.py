@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches
 from gpurun.launcher.compare.figures.recorded import Measured
-from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
+from gpurun.launcher.compare.figures.step_time import within_launch
+from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.headline import time_and_memory
 from gpurun.launcher.compare.interference import time_to_decide, time_without_load, widened
 from gpurun.launcher.compare.label import left_out_texts, variant_label
@@ -275,6 +276,8 @@ def named_once(said: Iterable[tuple[VariantResult, str]], num_variants: int) -> 
 
 APART_OF_ABLATION = 0.3
 APART_OF_STEP = 0.02
+FAR_FROM_MEDIAN = 1.5
+"""From this multiple of a rank's median on, the report says why the step is longer."""
 
 
 def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float | None) -> tuple[str, ...]:
@@ -285,6 +288,7 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
     launches = fewer_steps(measured)
     if slowest is None or step_ms is None:
         return launches
+    launches = (*launches, *far_from_median(slowest.step_ms, step_ms))
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
     strategy = STRATEGIES[measured.variant.strategy]
     found = disagreement(slowest.exposed_comm_ms, interval, step_ms, strategy.has_buckets)
@@ -317,6 +321,15 @@ def fewer_steps(measured: Measured) -> tuple[str, ...]:
         f"its launches made {min(nums)} to {max(nums)} steps: if a later one goes on from what the first has "
         "saved, give each its own directory: `{launch_dir}` in `args`, or $GPURUN_LAUNCH_DIR in the program",
     )
+
+
+def far_from_median(median_ms: float | None, step_ms: float) -> Iterator[str]:
+    """A finding where the step, a mean, seems to contradict the median of the slowest rank."""
+    if median_ms and step_ms > FAR_FROM_MEDIAN * median_ms:
+        yield (
+            f"the step is a mean, {format_ms(step_ms)} ms; the median of the slowest rank is only "
+            f"{format_ms(median_ms)} ms: a few steps take much longer than most"
+        )
 
 
 def full_memory(ranks: Sequence[RankFigures]) -> Iterator[str]:
