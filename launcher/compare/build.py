@@ -44,6 +44,7 @@ from gpurun.launcher.compare.notes import (
     launches_s,
     memory_notes,
     notes,
+    once_note,
     open_notes,
     restart_notes,
     software_notes,
@@ -189,11 +190,13 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
     """Notes on a comparison and on the run itself."""
     plan, measured = recorded.plan, recorded.measured
     is_open = found.complete and not found.is_unranked
+    spent_s = sum(launches_s(run).values())
+    once = once_note(plan, measured, recorded.looks, spent_s) if is_open else None
     return (
-        *notes(plan, measured, within),
+        *notes(plan, measured, within, once),
         *(effects_note(found.search) if found.search else ()),
         *(budget_notes(run, plan) if found.complete else ()),
-        *(open_notes(plan, found.open, recorded.looks, sum(launches_s(run).values())) if is_open else ()),
+        *(open_notes(plan, found.open, recorded.looks, spent_s) if is_open else ()),
         *(memory_notes(found.variants) if found.gate is None else ()),
         *restart_notes(run),
         *software_notes(run, measured.values()),

@@ -260,7 +260,9 @@ def _unproven_lead(standings: Standings, undecided: Sequence[Rival]) -> Conclusi
 def _too_few(rival: Rival) -> str:
     """Why there is no interval; the notes say how to get one."""
     result = rival.result
-    seen = plural(result.rounds, "round") if rival.shares_launches else plural(result.launches, "launch")
+    rounds, seen = plural(result.rounds, "round"), plural(result.launches, "launch")
+    if rival.shares_launches:
+        seen = f"{seen} of {rounds}" if result.launches == 1 else rounds
     return f"{seen} {'is' if seen.startswith('1 ') else 'are'} too few to rule out chance"
 
 
