@@ -37,7 +37,7 @@ def notes(
         plan: of the run.
         measured: its variants.
         within: launches that verdicts are limited to.
-        once: instead of the sentences on few launches, that of a run that ended after one launch of each variant.
+        once: in place of the sentences on few launches, that of `once_note`.
     """
     if plan.gate is not None:
         return (*plan.notes, *_left_out(plan))
@@ -247,7 +247,7 @@ def _few_launches(baseline: Measured, name: str, others: list[Measured], more: s
 
 
 def _within(within: int, baseline: Measured, others: list[Measured], more: str | None) -> list[str]:
-    """The scope of verdicts between variants of the same launches, where there are few; `more`: the remedy."""
+    """The scope of verdicts between variants of the same launches, where these are few, and the remedy."""
     if not within or not any(one.group == baseline.group and one.counts for one in others):
         return []
     scope, remedy = scope_texts(within, more or "")

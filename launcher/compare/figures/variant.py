@@ -6,6 +6,7 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from gpurun.launcher.compare.causes import slowest_rank
+from gpurun.launcher.compare.figures.program_steps import whole_rounds
 from gpurun.launcher.compare.figures.recorded import (
     Measured,
     allocated_gib,
@@ -78,8 +79,20 @@ def noise(differences: Differences) -> Noise:
         control = differences.control_differences()
         centre, ci = fmean(control) if control else None, t_interval(control, CI_ALPHA)
     percent = None if centre is None else percent_from_log(centre)
-    launches, rounds_ = components([list(logs.values()) for logs in baseline.logs.values()])
+    launches, rounds_ = _own_scatter(baseline)
     return Noise(percent, percent_interval(ci), in_percent(launches), in_percent(rounds_))
+
+
+def _own_scatter(measured: Measured) -> tuple[float | None, float | None]:
+    """Between launches, and between rounds: of a program, which may end within a round, the whole ones."""
+    launches, rounds = components([list(logs.values()) for logs in measured.logs.values()])
+    if not measured.variant.kind.runs_program:
+        return launches, rounds
+    whole = whole_rounds(next(iter(measured.steps.values()), ()))
+    _, rounds = components(
+        [[log for key, log in logs.items() if key in whole] for logs in measured.logs.values()]
+    )
+    return (launches if launches or rounds else None), rounds
 
 
 def scatter(differences: Differences) -> Scatter:
