@@ -11,6 +11,7 @@ from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.program_steps import planned_launch
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
+from gpurun.launcher.compare.figures.step_time import step_times
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
 from gpurun.launcher.compare.figures.traced import TracedSteps, of_devices, read_traced
 from gpurun.launcher.compare.figures.variant import (
@@ -22,7 +23,6 @@ from gpurun.launcher.compare.figures.variant import (
     rank_figures,
     scaling_efficiency,
     scatter,
-    step_times,
 )
 from gpurun.launcher.compare.gate import UNDECIDED, gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, fitting_in, is_one_task
@@ -45,6 +45,7 @@ from gpurun.launcher.compare.notes import (
     launches_s,
     memory_notes,
     notes,
+    once_note,
     open_notes,
     restart_notes,
     software_notes,
@@ -190,12 +191,14 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
     """Notes on a comparison and on the run itself."""
     plan, measured = recorded.plan, recorded.measured
     is_open = found.complete and not found.is_unranked
+    spent_s = sum(launches_s(run).values())
+    once = once_note(plan, measured, recorded.looks, spent_s) if is_open else None
     return (
-        *notes(plan, measured, within),
-        *(few_rounds_notes(found, measured) if found.gate is None else ()),
+        *notes(plan, measured, within, once),
+        *(few_rounds_notes(found, measured) if found.gate is None and once is None else ()),
         *(effects_note(found.search) if found.search else ()),
         *(budget_notes(run, plan) if found.complete else ()),
-        *(open_notes(plan, found.open, recorded.looks, sum(launches_s(run).values())) if is_open else ()),
+        *(open_notes(plan, found.open, recorded.looks, spent_s) if is_open else ()),
         *(memory_notes(found.variants) if found.gate is None else ()),
         *restart_notes(run),
         *software_notes(run, measured.values()),

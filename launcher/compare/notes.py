@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches
 from gpurun.launcher.compare.figures.recorded import Measured
-from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
+from gpurun.launcher.compare.figures.step_time import within_launch
+from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.headline import time_and_memory
 from gpurun.launcher.compare.interference import time_to_decide, time_without_load, widened
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import Comparison, ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
-from gpurun.launcher.plan.estimate import more_launches, scope_texts
+from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, more_launches, scope_texts
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
@@ -27,8 +28,17 @@ MOST_BUDGET_S = 3600.0
 """Beyond that no budget is proposed: the difference can hardly matter as much."""
 
 
-def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tuple[str, ...]:
-    """The plan's notes, and what the measurement adds; `within`: launches that verdicts are limited to."""
+def notes(
+    plan: Plan, measured: Mapping[str, Measured], within: int = 0, once: str | None = None
+) -> tuple[str, ...]:
+    """The plan's notes that apply, and what the measurement adds.
+
+    Args:
+        plan: of the run.
+        measured: its variants.
+        within: launches that verdicts are limited to.
+        once: in place of the sentences on few launches, that of `once_note`.
+    """
     if plan.gate is not None:
         return (*plan.notes, *_left_out(plan))
     baseline = measured[plan.baseline]
@@ -37,17 +47,37 @@ def notes(plan: Plan, measured: Mapping[str, Measured], within: int = 0) -> tupl
     ]
     if not baseline.variant.kind.is_ranked:
         others = []
-    found = [*plan.notes, *_left_out(plan)]
+    found = [*_notes_of_plan(plan, measured), *_left_out(plan)]
     more = more_launches(plan.budget_s is not None)
     if any(one.counts for one in others) and baseline.finished and not baseline.counts:
         found.append(_lost_baseline(baseline))
         baseline, *others = [one for one in others if one.counts] or [baseline]
     name = "the baseline" if baseline is measured[plan.baseline] else variant_label(baseline.variant)
-    found += _few_launches(baseline, name, others, more)
-    found += _within(within, baseline, others, more)
+    few = _few_launches(baseline, name, others, more)
+    found += [once] if once else [*few, *_within(within, baseline, others, None if few else more)]
     found += _other_batches(baseline, others)
     found += _within_launch(measured.values())
     return tuple(found)
+
+
+def _notes_of_plan(plan: Plan, measured: Mapping[str, Measured]) -> list[str]:
+    """Those that apply: on later launches only if there are some."""
+    has_later = any(max(one.logs, default=0) > 0 for one in measured.values())
+    return [text for text in plan.notes if has_later or not text.startswith(FIRST_LAUNCHES)]
+
+
+def once_note(
+    plan: Plan, measured: Mapping[str, Measured], looks: Sequence[Look], spent_s: float
+) -> str | None:
+    """The scope and the remedy, where the budget of a run that is over had room for one launch of each."""
+    nums = [len(one.logs) for one in measured.values() if one.counts and one.variant.kind.is_ranked]
+    if plan.budget_s is None or len(nums) < 2 or max(nums) > 1 or not looks or looks[-1].launches > 1:
+        return None
+    minutes = math.ceil(max(plan.budget_s, spent_s) * MIN_LAUNCHES / 60)
+    return (
+        "How much launches vary isn't known from one launch of each variant: another run may differ by more. "
+        f"{MIN_LAUNCHES} launches of each take about {plural(minutes, 'minute')}: {_new_run(minutes)}"
+    )
 
 
 def open_notes(
@@ -61,8 +91,8 @@ def open_notes(
         looks: all that the run has taken.
         spent_s: the time of all launches: more than the budget, where launching each variant once took more.
     """
-    if plan.budget_s is None or not looks:
-        return ()
+    if plan.budget_s is None or not looks or looks[-1].launches < 2:
+        return ()  # of one launch there is `once_note`
     launch_s = max(plan.budget_s, spent_s) / looks[-1].launches
     hidden = [one for one in undecided if _is_hidden(one, MOST_BUDGET_S / launch_s)]
     others = [one for one in undecided if one not in hidden]
@@ -98,12 +128,6 @@ def _named(names: Sequence[str]) -> str:
 
 def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, so_far: int) -> str:
     found, launches = _still_open(plan, undecided), [one.launches for one in undecided if one.launches]
-    if so_far < 2:
-        minutes = math.ceil(launch_s * MIN_LAUNCHES / 60)
-        return (
-            f"{found}: how much launches vary isn't known after the first one. {MIN_LAUNCHES} launches of"
-            f" each variant take about {plural(minutes, 'minute')}: {_new_run(minutes)}"
-        )
     seconds = launch_s * max(next_look(so_far), *launches, 0)  # those that there were haven't decided it
     if len(launches) < len(undecided) or seconds > MOST_BUDGET_S:
         return f"{found}; that would take more than an hour."
@@ -236,11 +260,12 @@ def _few_launches(baseline: Measured, name: str, others: list[Measured], more: s
     ]
 
 
-def _within(within: int, baseline: Measured, others: list[Measured], more: str) -> list[str]:
-    """The scope of verdicts between variants of the same launches, where there are few."""
+def _within(within: int, baseline: Measured, others: list[Measured], more: str | None) -> list[str]:
+    """The scope of verdicts between variants of the same launches, where these are few, and the remedy."""
     if not within or not any(one.group == baseline.group and one.counts for one in others):
         return []
-    return [" ".join(scope_texts(within, more))]
+    scope, remedy = scope_texts(within, more or "")
+    return [f"{scope} {remedy}" if more else scope]
 
 
 def _within_launch(measured: Iterable[Measured]) -> list[str]:
@@ -289,6 +314,8 @@ def named_once(said: Iterable[tuple[VariantResult, str]], num_variants: int) -> 
 
 APART_OF_ABLATION = 0.3
 APART_OF_STEP = 0.02
+FAR_FROM_MEDIAN = 1.5
+"""From this multiple of a rank's median on, the report says why the step is longer."""
 
 
 def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float | None) -> tuple[str, ...]:
@@ -299,6 +326,7 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
     launches = fewer_steps(measured)
     if slowest is None or step_ms is None:
         return launches
+    launches = (*launches, *far_from_median(slowest.step_ms, step_ms))
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
     strategy = STRATEGIES[measured.variant.strategy]
     found = disagreement(slowest.exposed_comm_ms, interval, step_ms, strategy.has_buckets)
@@ -331,6 +359,15 @@ def fewer_steps(measured: Measured) -> tuple[str, ...]:
         f"its launches made {min(nums)} to {max(nums)} steps: if a later one goes on from what the first has "
         "saved, give each its own directory: `{launch_dir}` in `args`, or $GPURUN_LAUNCH_DIR in the program",
     )
+
+
+def far_from_median(median_ms: float | None, step_ms: float) -> Iterator[str]:
+    """A finding where the step, a mean, seems to contradict the median of the slowest rank."""
+    if median_ms and step_ms > FAR_FROM_MEDIAN * median_ms:
+        yield (
+            f"the step is a mean, {format_ms(step_ms)} ms; the median of the slowest rank is only "
+            f"{format_ms(median_ms)} ms: a few steps take much longer than most"
+        )
 
 
 def full_memory(ranks: Sequence[RankFigures]) -> Iterator[str]:

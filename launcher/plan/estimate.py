@@ -9,6 +9,8 @@ from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.units import plural
 
+FIRST_LAUNCHES = "After their first launches, which don't count,"
+"""The beginning of the note that strategies share processes in later launches."""
 LAUNCHES_TO_COMPARE = 6
 """With fewer launches of each there is no verdict on what other launches would show."""
 ABLATION_ROUNDS = 6

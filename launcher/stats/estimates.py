@@ -31,6 +31,9 @@ Verdict = Literal["faster", "slower", "same", "inconclusive"]
 RELEVANT_PERCENT = 1.0
 """Smaller differences are neither faster nor slower, whatever the interval."""
 
+MOST_LOG = 700.0
+"""An interval of few values may reach beyond what floats hold."""
+
 
 def t_interval(values: Sequence[float], alpha: float) -> Interval | None:
     """Interval of the mean that misses it with `alpha` for normal `values`; `None` with fewer than 2."""
@@ -289,7 +292,7 @@ def round_differences(
 
 def percent_from_log(log_ratio: float) -> float:
     """100·(t / t_baseline − 1) from ln(t / t_baseline): positive is slower."""
-    return 100 * math.expm1(min(log_ratio, 700.0))  # an early look's interval may be beyond what floats hold
+    return 100 * math.expm1(min(log_ratio, MOST_LOG))
 
 
 def percent_interval(log_interval: Interval | None) -> Interval | None:

@@ -1,5 +1,6 @@
 """The steps of programs, which no plan has arranged: those that count, and what to say of them."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
@@ -48,6 +49,15 @@ def last_half(
 def num_timed(steps: Iterable[StepRecord], launch: str) -> int:
     """How many steps of one rank were timed in a launch."""
     return sum(step.launch == launch and step.kind == "timed" for step in steps)
+
+
+def whole_rounds(steps: Iterable[StepRecord]) -> set[tuple[str, int]]:
+    """Launch and number of the rounds of which all steps were timed; one mean may be recorded for all of them."""
+    nums: Counter[tuple[str, int]] = Counter()
+    for step in steps:
+        if step.kind == "timed":
+            nums[step.launch, step.round] += WINDOW_STEPS if step.block_ns is not None else 1
+    return {key for key, num in nums.items() if num >= WINDOW_STEPS}
 
 
 def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]], of_program: bool) -> tuple[str, ...]:

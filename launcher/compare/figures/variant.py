@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, median
 
 from gpurun.launcher.compare.causes import slowest_rank
+from gpurun.launcher.compare.figures.program_steps import whole_rounds
 from gpurun.launcher.compare.figures.recorded import (
     Measured,
     allocated_gib,
@@ -16,6 +17,7 @@ from gpurun.launcher.compare.figures.recorded import (
     throttled,
     timed_steps,
 )
+from gpurun.launcher.compare.figures.step_time import CI_ALPHA
 from gpurun.launcher.compare.figures.traced import Traced
 from gpurun.launcher.compare.label import varied_texts
 from gpurun.launcher.compare.model import ExposedComm, Noise, RankFigures, Scatter, StepTime, VariantResult
@@ -29,7 +31,6 @@ from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
 from gpurun.launcher.stats.estimates import (
     hodges_lehmann,
     median_interval,
-    order_rank,
     percent_from_log,
     percent_interval,
     round_differences,
@@ -39,65 +40,6 @@ from gpurun.launcher.stats.estimates import (
 from gpurun.launcher.stats.family import components
 from gpurun.launcher.strategies import STRATEGIES, Reach
 from gpurun.launcher.units import GIB, Interval
-
-CI_ALPHA = 0.05
-"""Level of figures by themselves; verdicts have the level of the comparison."""
-
-
-def step_times(differences: Differences) -> dict[str, StepTime | None]:
-    """Step of every variant: the baseline's times the ratio that both are compared by, so that they agree.
-
-    A variant that isn't compared, or without a baseline that counts, has its own mean.
-    """
-    return {variant: _step_time(variant, differences) for variant in differences.measured}
-
-
-def _step_time(variant: str, differences: Differences) -> StepTime | None:
-    measured = differences.measured[variant]
-    values = differences.values(variant)
-    if not values:
-        return None
-    reference = differences.references.get(variant, differences.baseline)
-    behind = differences.estimate(variant, reference)
-    if behind is None or not differences.measured[reference].counts:
-        middle = fmean(values)
-    else:
-        middle = fmean(differences.values(reference)) + behind
-    scale = (measured.variant.global_batch or 1) / 1e6
-    middle_ms = math.exp(middle) * scale
-    return StepTime(middle_ms, _step_interval(measured, values, middle_ms))
-
-
-def _step_interval(measured: Measured, values: Sequence[float], middle_ms: float) -> Interval | None:
-    """95 %: of the mean over launches, by their scatter; of a single launch by `within_launch`."""
-    if len(values) > 1:
-        low, high = t_interval([value - fmean(values) for value in values], CI_ALPHA) or (0.0, 0.0)
-        return middle_ms * math.exp(low), middle_ms * math.exp(high)
-    parts_ms = within_launch(measured).parts_ms
-    interval = median_interval(parts_ms, CI_ALPHA) or t_interval(parts_ms, CI_ALPHA)
-    return interval and (min(interval[0], middle_ms), max(interval[1], middle_ms))
-
-
-@dataclass(frozen=True)
-class WithinLaunch:
-    """The values that the interval of a step is made of, where there is a single launch."""
-
-    parts_ms: tuple[float, ...]
-    name: str
-    """`round` or `step`."""
-
-
-def within_launch(measured: Measured) -> WithinLaunch:
-    """The rounds; of a program that is too short for an interval of their median, its steps."""
-    rounds_ms = tuple(time.step_ns / 1e6 for time in measured.timed)
-    if order_rank(len(rounds_ms), CI_ALPHA) or not measured.variant.kind.runs_program:
-        return WithinLaunch(rounds_ms, "round")
-    by_step: dict[tuple[str, int], list[int]] = {}
-    for rank in measured.steps:
-        for step in timed_steps(measured, rank):
-            by_step.setdefault((step.launch, step.step), []).append(step.step_ns)
-    whole = [times for times in by_step.values() if len(times) == len(measured.steps)]
-    return WithinLaunch(tuple(max(times) / 1e6 for times in whole), "step")
 
 
 def launch_ms(measured: Measured, differences: Differences) -> tuple[float, ...]:
@@ -137,8 +79,20 @@ def noise(differences: Differences) -> Noise:
         control = differences.control_differences()
         centre, ci = fmean(control) if control else None, t_interval(control, CI_ALPHA)
     percent = None if centre is None else percent_from_log(centre)
-    launches, rounds_ = components([list(logs.values()) for logs in baseline.logs.values()])
+    launches, rounds_ = _own_scatter(baseline)
     return Noise(percent, percent_interval(ci), in_percent(launches), in_percent(rounds_))
+
+
+def _own_scatter(measured: Measured) -> tuple[float | None, float | None]:
+    """Between launches, and between rounds: of a program, which may end within a round, the whole ones."""
+    launches, rounds = components([list(logs.values()) for logs in measured.logs.values()])
+    if not measured.variant.kind.runs_program:
+        return launches, rounds
+    whole = whole_rounds(next(iter(measured.steps.values()), ()))
+    _, rounds = components(
+        [[log for key, log in logs.items() if key in whole] for logs in measured.logs.values()]
+    )
+    return (launches if launches or rounds else None), rounds
 
 
 def scatter(differences: Differences) -> Scatter:

@@ -104,6 +104,20 @@ def test_a_run_may_be_read_at_any_time(files: Files, rounds: int) -> None:
         assert known(uneven.vs_baseline).verdict == "slower"
 
 
+def test_a_step_never_takes_less_than_no_time(files: Files, wording: Wording) -> None:
+    """Three rounds of which one has a step that waited for long: most steps, so the median, are short."""
+    write_json(files.run.plan, splits_plan())
+    files.rounds(EVEN, "01-ddp-2", [2, 2, 2])
+    for number, slowest_ms in enumerate((1.5, 40, 9), 1):
+        files.block(UNEVEN, "01-ddp-2", number, 1.5e6, steps=3)
+        files.block(UNEVEN, "01-ddp-2", number, slowest_ms * 1e6, steps=1)
+    files.close(EVEN, UNEVEN)
+    found = by_id(compare_run(files.run))[UNEVEN.id]
+    low, high = known(known(found.step_ms).ci)
+    assert 0 < low < known(found.step_ms).estimate < high
+    wording(found.warnings)
+
+
 def test_a_directory_without_a_plan_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"plan\.json"):
         compare_run(RunDir(tmp_path))

@@ -217,6 +217,18 @@ def test_five_pairs_of_launches_are_inconclusive_and_one_note_says_what_to_do(
         assert (dp.percent, dp.ci, dp.verdict) == (pytest.approx(100), None, "inconclusive")
 
 
+def test_a_budget_for_one_launch_of_each_has_one_note_with_one_remedy(files: Files, wording: Wording) -> None:
+    shared = "After their first launches, which don't count, ddp and dp share processes."
+    whole = replace(write_across(files, 1, [2.0]), budget_s=100.0, notes=(shared,))
+    write_json(files.run.plan, whole)
+    append_lines(files.run.looks, [Look(1, 1.0)])
+    comparison = compare_run(files.run)
+    assert comparison.complete
+    wording(comparison.headline)
+    wording(comparison.notes)
+    assert "\n".join(comparison.notes).count("budget") == 1
+
+
 def test_only_launches_of_the_same_repetition_are_pairs(files: Files) -> None:
     whole = write_across(files, 6, [1.5] * 6)
     for rank in range(1):

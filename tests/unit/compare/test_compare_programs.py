@@ -1,5 +1,6 @@
 """Programs: what counts of steps that no plan has arranged."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -74,6 +75,21 @@ def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(
     assert known(found.step_ms).ci == (50, 51)
     wording(found.warnings)
     wording(comparison.notes[0])
+
+
+@pytest.mark.parametrize(("timed", "shown"), [(3, None), (8, None), (13, 4.0)])
+def test_rounds_that_are_not_whole_show_no_scatter_between_rounds(
+    files: Files, timed: int, shown: float | None
+) -> None:
+    """Steps 13 to 15 are the end of a round of five, those that the program ended in the beginning of one."""
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    lines = [step_of(number, 50 + 2 * (number // 5) % 4) for number in range(12 + timed)]
+    lines[12:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[12:]]
+    append_lines(files.run.steps(program.id, 0), lines)
+    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
+    files.close(program)
+    found = compare_run(files.run).noise.round_scatter_percent
+    assert found == (shown and pytest.approx(100 * math.log(52 / 50) / math.sqrt(2)))
 
 
 def test_the_last_half_is_the_same_on_a_rank_that_got_steady_earlier(files: Files) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from gpurun.launcher.compare.figures.variant import scatter, step_times
+from gpurun.launcher.compare.figures.step_time import step_times
+from gpurun.launcher.compare.figures.variant import scatter
 from gpurun.launcher.compare.model import Difference, OpenPair, StepTime
 from gpurun.launcher.compare.ranking import Standings, open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences
