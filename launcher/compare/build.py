@@ -11,6 +11,7 @@ from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.program_steps import planned_launch
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
+from gpurun.launcher.compare.figures.spent import launches_s
 from gpurun.launcher.compare.figures.step_time import step_times
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
 from gpurun.launcher.compare.figures.traced import TracedSteps, of_devices, read_traced
@@ -42,7 +43,6 @@ from gpurun.launcher.compare.notes import (
     budget_notes,
     few_rounds_notes,
     findings,
-    launches_s,
     memory_notes,
     notes,
     once_note,

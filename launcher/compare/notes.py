@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches
 from gpurun.launcher.compare.figures.recorded import Measured
+from gpurun.launcher.compare.figures.spent import launches_s
 from gpurun.launcher.compare.figures.step_time import within_launch
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.headline import time_and_memory
@@ -17,7 +18,7 @@ from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, more_launches, scope_texts
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
+from gpurun.launcher.rundir.records import NO_GROUP, Look
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import Interval, format_count, format_duration, format_ms, plural, whole_parts
@@ -75,7 +76,7 @@ def once_note(
         return None
     minutes = math.ceil(max(plan.budget_s, spent_s) * MIN_LAUNCHES / 60)
     return (
-        "How much launches vary isn't known from one launch of each variant: another run may differ by more. "
+        "How much launches vary isn't known from one launch of each variant. "
         f"{MIN_LAUNCHES} launches of each take about {plural(minutes, 'minute')}: {_new_run(minutes)}"
     )
 
@@ -139,31 +140,8 @@ def _new_run(minutes: int) -> str:
     return f"start a new run with `budget: {minutes}m`."
 
 
-SPENT_ON: dict[str, tuple[Stage, ...]] = {
-    "rounds": ("round",),
-    "the program": ("run",),
-    "warm-up": ("warmup",),
-    "start-up": ("start", "build"),
-    "gradient checks": ("check",),
-    "balanced splits": ("balance",),
-    "traces": ("profile",),
-    "memory": ("memory",),
-}
-
-
 MUCH_LONGER = 1.1
 """From this multiple of the budget on the report says why it took longer."""
-
-
-def launches_s(run: RunDir) -> dict[str, float]:
-    """Seconds that the launches of a run took, by what for, and those before and between them."""
-    logs, commands = run.read_all_events().values(), run.read_commands()
-    stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
-    return {
-        **{name: sum(s for stage, s in stages if stage in names) for name, names in SPENT_ON.items()},
-        "before the first launch": before_s(logs, commands),
-        "between launches": sum(between_s(logs, commands)),
-    }
 
 
 def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Why a variant is slower: only what the figures of its ranks show."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
