@@ -11,12 +11,12 @@ TARGETS = ("job", "trace", "rundir", "messages", "http")
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    """Fuzzes the named targets, or all; each has its own section in RESULTS.md."""
+    """Fuzzes the named targets, or all; each has its own section in RESULTS.md, unless --count is given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks fuzz", description=__doc__)
     parser.add_argument(
         "targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; without one, all"
     )
-    parser.add_argument("--count", type=int, help="how many inputs of each")
+    parser.add_argument("--count", type=int, help="how many inputs of each; the results are only printed")
     parser.add_argument(
         "--first", type=int, default=0, help="number of the first input: to go on where another call ended"
     )
@@ -30,7 +30,11 @@ def main(argv: Sequence[str] = ()) -> None:
         parser.error(f"nothing to fuzz called {', '.join(unknown)}; there is {', '.join(TARGETS)}")
     for name in options.targets or TARGETS:
         facts = machine_facts()
-        record(f"Fuzz: {name}", fuzz(name, options.count, options.first, 60 * options.minutes), facts)
+        result = fuzz(name, options.count, options.first, 60 * options.minutes)
+        if options.count is None:
+            record(f"Fuzz: {name}", result, facts)
+        else:
+            print(f"Fuzz: {name}\n\n{result}")
 
 
 def fuzz(name: str, count: int | None = None, first: int = 0, least_s: float = 0) -> str:

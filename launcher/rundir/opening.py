@@ -69,9 +69,10 @@ def open_file(path: Path, within: Sequence[Path] = (), flags: int = 0) -> int:
     found = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
     try:
         if not stat.S_ISREG(os.fstat(found).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         if within and not any(map(_real_path(found).is_relative_to, within)):
-            raise OSError(errno.ELOOP, f"a link that leads out of {', '.join(map(str, within))}")
+            what = f"a link that leads out of {', '.join(map(str, within))}"
+            raise OSError(errno.ELOOP, what, str(path))
         return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
         os.close(found)

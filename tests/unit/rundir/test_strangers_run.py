@@ -338,6 +338,11 @@ def test_a_pointer_to_the_newest_run_may_hold_anything(run: RunDir) -> None:
     assert find_run(run.path.parent) == run
     (run.path.parent / "machine").mkdir()
     (run.path.parent / "machine/selftest.json").write_text("{}")
+    pointer.unlink()
+    pointer.symlink_to("/etc/hostname")
+    with pytest.raises(SpecError, match=f"can't read {pointer}: not a regular file"):
+        find_run(run.path.parent)
+    pointer.unlink()
     pointer.write_text("machine\n")
     with pytest.raises(
         SpecError, match=r"is a self-test, not a run: what it found is in .*/machine/selftest\.json"
