@@ -128,7 +128,8 @@ def assume_batch(
     if spec.global_batch != "max" or spec.compare.global_batch:
         return spec, ()
     batch = ASSUMED_SAMPLES * len(wished_devices(Draft(spec), machine, nodes).names)
-    note = f"`global_batch: max` is found when the run begins; {batch} samples are assumed here"
+    figures = f"all figures here, such as how long it takes, assume {batch} samples"
+    note = f"`global_batch: max` is found when the run begins; {figures}"
     return replace(spec, global_batch=batch), (note,)
 
 

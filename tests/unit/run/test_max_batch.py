@@ -17,6 +17,7 @@ from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.combination import max_batch
+from gpurun.launcher.plan.expand import assume_batch
 from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.report.terminal.curves import KNEE, batch_curve_lines
 from gpurun.launcher.run.max_batch import (
@@ -33,7 +34,13 @@ from gpurun.launcher.run.max_batch import (
 from gpurun.launcher.rundir.files import append_lines, read_lines
 from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig, NodeRooms, Room
 from gpurun.launcher.worker.training import max_batch_attempts
-from gpurun.launcher.worker.training.max_batch_attempts import MAX_SAMPLES, RESOLUTION, next_attempt
+from gpurun.launcher.worker.training.max_batch_attempts import (
+    MAX_SAMPLES,
+    MAX_STEP_S,
+    RESOLUTION,
+    next_attempt,
+)
+from tests.unit.plan.machines import FakeMachine
 from tests.wording import Wording
 
 
@@ -243,3 +250,18 @@ def test_all_nodes_hold_the_batch_unless_one_process_is_all(strategy: str, batch
 def test_a_node_without_ranks_tries_nothing() -> None:
     assert _ways(job("devices: cpu:1\nnodes: 2\nstrategy: dp\n"), ("cpu:0",), 1) == []
     assert _ways(job("devices: cpu:1\nnodes: 2\nstrategy: ddp\n"), ("cpu:0",), 1) == [False]
+
+
+def test_before_the_batch_is_found_all_figures_are_said_to_assume_one() -> None:
+    text = b"workload: gpt\nglobal_batch: max\ndevices: cpu:2\n"
+    spec, notes = assume_batch(check_source(parse_source(text, "job.yaml"), Path()), FakeMachine())
+    figures = f"all figures here, such as how long it takes, assume {spec.global_batch} samples"
+    assert notes == (f"`global_batch: max` is found when the run begins; {figures}",)
+
+
+def test_the_reference_says_from_which_step_on_no_larger_batch_is_tried() -> None:
+    reference = Path(__file__).parents[3] / "docs/job-file.md"
+    (row,) = (
+        line for line in reference.read_text().splitlines() if line.startswith("| `global_batch` | `max`")
+    )
+    assert f"the first batch whose step takes more than {MAX_STEP_S:g} s" in row
