@@ -108,11 +108,17 @@ def only_warmup_text(num_steps: int, warmup: int) -> str:
     return f"{many}, all warm-up; nothing was timed. Run more than {warmup_maximum(warmup)} steps."
 
 
+USUALLY_ENOUGH = 30
+"""Steps of a program: a warm-up of 10 to 20, and as many timed ones as an interval takes, or more."""
+
+
 def short_text(num_steps: int, shown: int, has_settled: bool) -> str:
     """The message for a program that ended before or soon after its steps were steady: some are shown."""
-    how = "" if has_settled else " and their times did not settle"
+    how = "" if has_settled else "; their times did not settle"
     half = f"times are from {shown} steps of the second half"
-    return f"only {num_steps} steps were recorded{how}; {half}; run more steps"
+    recorded = f"only {num_steps} steps were recorded, each from one optimizer step to the next"
+    more = f"usually {USUALLY_ENOUGH} are enough" if num_steps < USUALLY_ENOUGH else "run more steps"
+    return f"{recorded}{how}; {half}; {more}"
 
 
 def trend_text(first_ms: float, last_ms: float) -> str:

@@ -201,6 +201,13 @@ def test_an_arrow_is_inside_of_the_plot(open_tab: OpenTab) -> None:
     assert open_tab("batches").page.evaluate(plot) == [True, True]
 
 
+def test_figures_without_a_column_are_where_the_note_says(open_tab: OpenTab) -> None:
+    note = open_tab("gpt").find(".axis-row .note").inner_text()
+    named = re.search(r"Hover over a row for (.*)\.$", note)
+    assert named is not None, note
+    assert "exposed %" in named[1].split(", ")
+
+
 def test_a_difference_without_an_interval_says_the_comparisons_reason(open_tab: OpenTab) -> None:
     spoken = """async () => {
         const { spokenDifference } = await import(

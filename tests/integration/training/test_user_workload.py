@@ -143,7 +143,7 @@ MISTAKES = {
     "reduction": ("batch, loss)", "batch, loss, reduction='max')", 12, "'mean' or 'sum'", "'max'"),
     "workers": ("batch, loss)", "batch, loss, num_workers=-1)", 12, "at least 0", "-1"),
     "batch of wrong size": ("torch.randn(size,", "torch.randn(64,", 7, "2 samples", "64 rows"),
-    "batch of unequal parts": ("x[:, :2]", "x[1:, :2]", 7, "2 samples", "targets with 1 rows"),
+    "batch of unequal parts": ("x[:, :2]", "x[1:, :2]", 7, "2 samples", "targets with 1 row"),
     "batch of other names": ("return x, x[:, :2]", "return {'a': x, 'b': x}, x", 6, "shape (2, 4); `a`, `b` are no parameters of Model.forward", "dict"),
     "loss forgotten": ("batch, loss)", "batch)", 6, "if samples are (inputs, targets), set `loss`", "tuple"),
     "batch is no pair": ("return x, x[:, :2]", "return x", 7, "(inputs, targets)", "a Tensor"),
@@ -175,6 +175,7 @@ def test_mistakes_give_file_line_expected_and_got(mistake: str, tmp_path: Path) 
     assert text.startswith(f"{tmp_path}/train.py:{line}: ")
     assert expected in error.expected
     assert got in error.got
+    assert "1 rows" not in error.got
     assert f"    expected: {error.expected}\n    got:      {error.got}" in text
     assert "/launcher/" not in text
     assert "/torch/" not in text

@@ -39,6 +39,18 @@ export function metricColumns(metrics) {
 }
 
 /**
+ * Where to find the figures that have no column: the terminal's table has one for each.
+ * @param {Metric[]} metrics
+ * @param {Row[]} rows
+ */
+export function withoutColumn(metrics, rows) {
+  const names = metrics
+    .filter((metric) => metric.drop > MOST_DROP && rows.some((row) => row.figures[metric.key]))
+    .map((metric) => metric.short);
+  return names.length ? ` Hover over a row for ${names.join(', ')}.` : '';
+}
+
+/**
  * `peak memory: 13.20 GiB`.
  * @param {Metric} metric
  * @param {Row} row

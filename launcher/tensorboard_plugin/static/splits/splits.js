@@ -9,7 +9,7 @@ import { passes } from '../model.js';
 import { legend, scaledParts, spoken, timedParts, tracedParts } from '../shared/phases.js';
 import { balancedPanels } from './balanced.js';
 import { batchCharts } from './batches.js';
-import { classes, COLUMNS, metricColumns, spokenFigure } from './columns.js';
+import { classes, COLUMNS, metricColumns, spokenFigure, withoutColumn } from './columns.js';
 import { oneVariant, showWaiting } from './waiting.js';
 import { subSentence, whyUnranked } from './words.js';
 import { problemNotes } from '../shared/states.js';
@@ -338,7 +338,7 @@ class View {
   }
 
   axisRow() {
-    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: the intervals that verdicts rest on. Arrows: beyond the scale.${this.run.hasBatches ? ' Differences are of the time per sample.' : ''}`;
+    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: the intervals that verdicts rest on. Arrows: beyond the scale.${this.run.hasBatches ? ' Differences are of the time per sample.' : ''}${withoutColumn(this.run.answer.metrics, this.rows)}`;
     return el(
       'tr',
       { class: 'axis-row plain' },
