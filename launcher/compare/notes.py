@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpurun.launcher.compare.causes import slowest_rank
+from gpurun.launcher.compare.causes import is_far_from_timed, slowest_rank
 from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.step_time import within_launch
@@ -75,7 +75,7 @@ def once_note(
         return None
     minutes = math.ceil(max(plan.budget_s, spent_s) * MIN_LAUNCHES / 60)
     return (
-        "How much launches vary isn't known from one launch of each variant: another run may differ by more. "
+        "How much launches vary isn't known from one launch of each variant, so verdicts hold for this run only. "
         f"{MIN_LAUNCHES} launches of each take about {plural(minutes, 'minute')}: {_new_run(minutes)}"
     )
 
@@ -313,6 +313,8 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
     if slowest is None or step_ms is None:
         return launches
     launches = (*launches, *far_from_median(slowest.step_ms, step_ms))
+    if slowest.span_ms and is_far_from_timed(slowest.span_ms, step_ms):
+        launches = (*launches, TRACED_FAR)
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
     strategy = STRATEGIES[measured.variant.strategy]
     found = disagreement(slowest.exposed_comm_ms, interval, step_ms, strategy.has_buckets)
@@ -321,6 +323,7 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
     return (*launches, *full_memory(ranks), *([found] if found else []), *alone)
 
 
+TRACED_FAR = "traced steps differ a lot from the timed steps, which are ranked"
 NEVER_COMMUNICATE = (
     "its ranks don't communicate in the traced steps: to train one model together, wrap it in "
     "DistributedDataParallel"
