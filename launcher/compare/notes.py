@@ -14,7 +14,7 @@ from gpurun.launcher.compare.interference import time_to_decide, time_without_lo
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
-from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, more_launches, scope_texts
+from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, UNUSED_BUDGET, more_launches, scope_texts
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
@@ -61,9 +61,11 @@ def notes(
 
 
 def _notes_of_plan(plan: Plan, measured: Mapping[str, Measured]) -> list[str]:
-    """Those that apply: on later launches only if there are some."""
+    """Those that apply: on later launches if there are some, on the budget if anything was timed."""
     has_later = any(max(one.logs, default=0) > 0 for one in measured.values())
-    return [text for text in plan.notes if has_later or not text.startswith(FIRST_LAUNCHES)]
+    has_failed = all(one.finished and not one.counts for one in measured.values())
+    unsaid = (*(() if has_later else (FIRST_LAUNCHES,)), *((UNUSED_BUDGET,) if has_failed else ()))
+    return [text for text in plan.notes if not text.startswith(unsaid)]
 
 
 def once_note(
@@ -75,7 +77,7 @@ def once_note(
         return None
     minutes = math.ceil(max(plan.budget_s, spent_s) * MIN_LAUNCHES / 60)
     return (
-        "How much launches vary isn't known from one launch of each variant, so verdicts hold for this run only. "
+        "How much launches vary isn't known from one launch of each variant, so verdicts hold for this run. "
         f"{MIN_LAUNCHES} launches of each take about {plural(minutes, 'minute')}: {_new_run(minutes)}"
     )
 
@@ -121,7 +123,7 @@ def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    """The first of them, and how many there are besides."""
+    """The first of them, and how many there are unsaids."""
     more = f" and {len(names) - MOST_OPEN} more" if names[MOST_OPEN:] else ""
     return ", ".join(names[:MOST_OPEN]) + more
 
