@@ -236,7 +236,7 @@ def test_where_all_failed_nothing_is_said_of_launches_and_budget(files: Files) -
     )
     whole = across_plan(1, budget_s=100.0, notes=said)
     write_json(files.run.plan, whole)
-    append_lines(files.run.events(whole.launches[0].id, 0), [Event(0.0, "start"), Event(1.0, "build")])
+    append_lines(files.run.events(whole.launches[0].id, 0), [Event(0, "start"), Event(10**9, "build")])
     files.close(EVEN, UNEVEN, DP, status="failed", reason="no data")
     comparison = compare_run(files.run)
     assert (comparison.complete, comparison.notes) == (True, ())
