@@ -191,13 +191,14 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
     """Notes on a comparison and on the run itself."""
     plan, measured = recorded.plan, recorded.measured
     is_open = found.complete and not found.is_unranked
+    has_any = any(one.counts for one in measured.values())
     spent_s = sum(launches_s(run).values())
     once = once_note(plan, measured, recorded.looks, spent_s) if is_open else None
     return (
         *notes(plan, measured, within, once),
         *(few_rounds_notes(found, measured) if found.gate is None and once is None else ()),
         *(effects_note(found.search) if found.search else ()),
-        *(budget_notes(run, plan) if found.complete else ()),
+        *(budget_notes(run, plan) if found.complete and has_any else ()),
         *(open_notes(plan, found.open, recorded.looks, spent_s) if is_open else ()),
         *(memory_notes(found.variants) if found.gate is None else ()),
         *restart_notes(run),

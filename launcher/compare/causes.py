@@ -79,23 +79,21 @@ def traced_steps(span_ms: float, variant: VariantResult) -> str:
     How much was traced, and whether other load affected the variant, says how far it is to be trusted.
     """
     steps, more = variant.traced_steps, ""
-    if variant.step_ms is not None and is_far_from_timed(span_ms, variant):
+    if variant.step_ms is not None and is_far_from_timed(span_ms, variant.step_ms.estimate):
         more = f"; timed ones take {format_ms(variant.step_ms.estimate)} ms"
     if interference_of(variant):
         more += "; under other load"
-    if steps is None:
-        return f"in traced steps{more}"
-    if steps.recorded == 1:
+    if steps is not None and steps.recorded == 1:
         return f"in the only traced step{more}"
-    if steps.used == steps.recorded:
+    if steps is None or steps.used == steps.recorded:
         return f"in traced steps{more}"
     quietest = "quietest" if steps.used == 1 else f"{steps.used} quietest"
     return f"in the {quietest} of {steps.recorded} traced steps{more}"
 
 
-def is_far_from_timed(span_ms: float, variant: VariantResult) -> bool:
+def is_far_from_timed(span_ms: float, step_ms: float) -> bool:
     """Whether the steps of the trace are much longer or shorter than the timed ones."""
-    return variant.step_ms is not None and abs(span_ms / variant.step_ms.estimate - 1) > TRACED_AS_TIMED
+    return abs(span_ms / step_ms - 1) > TRACED_AS_TIMED
 
 
 def main_cause(slower: VariantResult, faster: VariantResult) -> Loss | None:
@@ -337,7 +335,8 @@ def remaining_loss(fastest: VariantResult, alone: bool = False) -> str | None:
 def advised(loss: Loss, variant: VariantResult) -> str:
     """The loss and what to do about it; only the loss, where timed steps may not have it."""
     text = loss_text(loss, variant)
-    return text if is_far_from_timed(loss.span_ms, variant) else f"{text}: {advice(loss.kind, variant)}"
+    is_far = variant.step_ms is not None and is_far_from_timed(loss.span_ms, variant.step_ms.estimate)
+    return text if is_far else f"{text}: {advice(loss.kind, variant)}"
 
 
 def advice(kind: Kind, variant: VariantResult) -> str:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpurun.launcher.compare.causes import slowest_rank
+from gpurun.launcher.compare.causes import is_far_from_timed, slowest_rank
 from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.spent import launches_s
@@ -15,7 +15,7 @@ from gpurun.launcher.compare.interference import time_to_decide, time_without_lo
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import Comparison, ExposedComm, OpenPair, RankFigures, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
-from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, more_launches, scope_texts
+from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, UNUSED_BUDGET, more_launches, scope_texts
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look
@@ -62,9 +62,11 @@ def notes(
 
 
 def _notes_of_plan(plan: Plan, measured: Mapping[str, Measured]) -> list[str]:
-    """Those that apply: on later launches only if there are some."""
+    """Those that apply: on later launches if there are some, on the budget if anything was timed."""
     has_later = any(max(one.logs, default=0) > 0 for one in measured.values())
-    return [text for text in plan.notes if has_later or not text.startswith(FIRST_LAUNCHES)]
+    has_failed = all(one.finished and not one.counts for one in measured.values())
+    unsaid = (*(() if has_later else (FIRST_LAUNCHES,)), *((UNUSED_BUDGET,) if has_failed else ()))
+    return [text for text in plan.notes if not text.startswith(unsaid)]
 
 
 def once_note(
@@ -76,7 +78,7 @@ def once_note(
         return None
     minutes = math.ceil(max(plan.budget_s, spent_s) * MIN_LAUNCHES / 60)
     return (
-        "How much launches vary isn't known from one launch of each variant. "
+        "How much launches vary isn't known from one launch of each variant, so verdicts hold for this run. "
         f"{MIN_LAUNCHES} launches of each take about {plural(minutes, 'minute')}: {_new_run(minutes)}"
     )
 
@@ -122,7 +124,7 @@ def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    """The first of them, and how many there are besides."""
+    """The first of them, and how many there are unsaids."""
     more = f" and {len(names) - MOST_OPEN} more" if names[MOST_OPEN:] else ""
     return ", ".join(names[:MOST_OPEN]) + more
 
@@ -305,6 +307,8 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
     if slowest is None or step_ms is None:
         return launches
     launches = (*launches, *far_from_median(slowest.step_ms, step_ms))
+    if slowest.span_ms and is_far_from_timed(slowest.span_ms, step_ms):
+        launches = (*launches, TRACED_FAR)
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
     strategy = STRATEGIES[measured.variant.strategy]
     found = disagreement(slowest.exposed_comm_ms, interval, step_ms, strategy.has_buckets)
@@ -313,6 +317,7 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
     return (*launches, *full_memory(ranks), *([found] if found else []), *alone)
 
 
+TRACED_FAR = "traced steps differ a lot from the timed steps, which are ranked"
 NEVER_COMMUNICATE = (
     "its ranks don't communicate in the traced steps: to train one model together, wrap it in "
     "DistributedDataParallel"

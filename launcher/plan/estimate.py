@@ -11,6 +11,7 @@ from gpurun.launcher.units import plural
 
 FIRST_LAUNCHES = "After their first launches, which don't count,"
 """The beginning of the note that strategies share processes in later launches."""
+UNUSED_BUDGET = "`budget` is not used"
 LAUNCHES_TO_COMPARE = 6
 """With fewer launches of each there is no verdict on what other launches would show."""
 ABLATION_ROUNDS = 6
@@ -42,7 +43,7 @@ def unused_budget(spec: JobSpec, budget_s: float | None) -> Iterator[str]:
     """A note of a budget that the job states and that its plan doesn't have."""
     if "budget" in spec.stated and budget_s is None:
         size = "`steps: {rounds: 28}` says how much is measured"
-        yield f"`budget` is not used, since no variant is compared with another; {size}"
+        yield f"{UNUSED_BUDGET}, since no variant is compared with another; {size}"
 
 
 def ablation_rounds(spec: JobSpec, launch: Launch) -> int:

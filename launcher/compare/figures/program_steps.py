@@ -52,7 +52,7 @@ def num_timed(steps: Iterable[StepRecord], launch: str) -> int:
 
 
 def whole_rounds(steps: Iterable[StepRecord]) -> set[tuple[str, int]]:
-    """Launch and number of the rounds of which all steps were timed, if only as one mean."""
+    """Launch and number of the rounds of which all steps were timed; one may be recorded with their mean."""
     nums: Counter[tuple[str, int]] = Counter()
     for step in steps:
         if step.kind == "timed":

@@ -17,6 +17,7 @@ from gpurun.launcher.compare.causes import (
 )
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, RankFigures, VariantResult
+from gpurun.launcher.compare.notes import TRACED_FAR
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.terminal.curves import balanced_lines
@@ -129,13 +130,9 @@ def most_compute_ms(rank: RankFigures, step_ms: float) -> float:
 
 def far_note(variant: VariantResult) -> str | None:
     """A warning where the traced steps aren't the ones that rank the variant; `None` where they are."""
-    rank = slowest_rank(variant.ranks)
-    if rank is None or not rank.span_ms or not is_far_from_timed(rank.span_ms, variant):
-        return None
-    return (
-        f"The traced steps of {variant_label(variant)} differ a lot from the timed steps; "
-        "only the timed steps are ranked."
-    )
+    rank, step = slowest_rank(variant.ranks), variant.step_ms
+    is_far = rank and rank.span_ms and step and is_far_from_timed(rank.span_ms, step.estimate)
+    return f"{variant_label(variant)}: {TRACED_FAR}." if is_far else None
 
 
 def system_line(host: Mapping[str, Any], comparison: Comparison | None) -> str:

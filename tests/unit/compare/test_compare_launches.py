@@ -229,6 +229,19 @@ def test_a_budget_for_one_launch_of_each_has_one_note_with_one_remedy(files: Fil
     assert "\n".join(comparison.notes).count("budget") == 1
 
 
+def test_where_all_failed_nothing_is_said_of_launches_and_budget(files: Files) -> None:
+    said = (
+        "After their first launches, which don't count, ddp and dp share processes.",
+        "`budget` is not used, since no variant is compared with another",
+    )
+    whole = across_plan(1, budget_s=100.0, notes=said)
+    write_json(files.run.plan, whole)
+    append_lines(files.run.events(whole.launches[0].id, 0), [Event(0, "start"), Event(10**9, "build")])
+    files.close(EVEN, UNEVEN, DP, status="failed", reason="no data")
+    comparison = compare_run(files.run)
+    assert (comparison.complete, comparison.notes) == (True, ())
+
+
 def test_only_launches_of_the_same_repetition_are_pairs(files: Files) -> None:
     whole = write_across(files, 6, [1.5] * 6)
     for rank in range(1):

@@ -1,12 +1,16 @@
 """What the tab says in words."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.model import Comparison, ExposedComm, RankFigures, StepTime, VariantResult
+from gpurun.launcher.compare.notes import TRACED_FAR
+from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     Shown,
     explanation,
@@ -21,6 +25,7 @@ from tests.wording import Wording
 COMPARISON = msgspec.json.decode(
     (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
 )
+RECORDED = Path(__file__).resolve().parents[3] / "docs/runs/gpt-splits"
 
 
 def with_ranks(variant: VariantResult, waits_ms: tuple[float, float]) -> VariantResult:
@@ -147,3 +152,10 @@ def test_the_system_line_says_what_ran_where(wording: Wording) -> None:
     wording(system_line(host, COMPARISON))
     assert system_line({"cpu_cores": 2, "cpu_model": "EPYC"}, None) == "2 × EPYC"
     assert system_line({"gpus": "none", "versions": 3}, None) == ""
+
+
+def test_the_tab_and_the_report_warn_of_the_same_traced_steps(tmp_path: Path) -> None:
+    run = RunDir(shutil.copytree(RECORDED, tmp_path / RECORDED.name))
+    variants = compare_run(run).variants
+    noted = [variant.id for variant in variants if far_note(variant)]
+    assert noted == [variant.id for variant in variants if TRACED_FAR in variant.warnings] != []
