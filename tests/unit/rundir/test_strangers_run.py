@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Plan
 from gpurun.launcher.run.open import find_run, read_invocation
 from gpurun.launcher.rundir.control import MAX_RECORDS_BYTES
 from gpurun.launcher.rundir.files import MAX_BYTES, MAX_EVENTS_BYTES, MAX_LINES_BYTES, RunDir, read_json
-from gpurun.launcher.rundir.paths import check_owner, rank_files
+from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.step_sample import StepsInMemory
 from gpurun.launcher.trace.kineto import trace_file
 from tests.wording import Wording
@@ -349,69 +348,6 @@ def test_a_pointer_to_the_newest_run_may_hold_anything(run: RunDir) -> None:
         SpecError, match=r"is a self-test, not a run: what it found is in .*/machine/selftest\.json"
     ):
         find_run(pointer)
-
-
-@other_user
-@pytest.mark.parametrize("place", [".", "job.yaml", "plan.json", "invocation.json"])
-def test_a_run_that_a_group_may_change_is_not_resumed(run: RunDir, place: str, wording: Wording) -> None:
-    path = run.path / place
-    path.chmod(0o775)
-    check_owner(run)  # the group of root has no other member
-    os.chown(path, -1, 12345)
-    with wording.raises(SpecError):
-        check_owner(run)
-    path.chmod(0o755)
-    check_owner(run)
-
-
-ACL = "system.posix_acl_access"
-NO_ID = 0xFFFFFFFF
-
-
-def let_write(path: Path, tag: int, allowed: int) -> None:
-    """Adds user or group 65534 to the file's access control list, whose mask the group's bits show.
-
-    Source: linux/posix_acl.h: USER_OBJ 1, USER 2, GROUP_OBJ 4, GROUP 8, MASK 16, OTHER 32.
-    """
-    entries = sorted([(1, 7, NO_ID), (4, 5, NO_ID), (16, 7, NO_ID), (32, 5, NO_ID), (tag, allowed, 65534)])
-    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
-    try:
-        os.setxattr(path, ACL, value)
-    except OSError as error:
-        pytest.skip(f"no access control lists here: {error.strerror}")
-
-
-@pytest.mark.parametrize("place", [".", "job.yaml", "plan.json", "invocation.json"])
-@pytest.mark.parametrize("tag", [2, 8], ids=["user", "group"])
-def test_a_run_that_an_access_list_lets_others_change_is_not_resumed(
-    run: RunDir, place: str, tag: int, wording: Wording
-) -> None:
-    path = run.path / place
-    let_write(path, tag, 5)
-    if os.geteuid() == 0:  # whose group has no other member
-        check_owner(run)
-    let_write(path, tag, 7)
-    with wording.raises(SpecError):
-        check_owner(run)
-    path.chmod(0o755)  # as the remedy does: the mask
-    check_owner(run)
-
-
-@other_user
-def test_a_job_file_that_others_may_change_is_not_resumed(
-    run: RunDir, tmp_path: Path, wording: Wording
-) -> None:
-    job = tmp_path / "elsewhere.yaml"
-    shutil.copy(run.job, job)
-    run.invocation.write_text(json.dumps({**json.loads(run.invocation.read_text()), "job_file": str(job)}))
-    assert read_invocation(run.path).job_file == job
-    job.chmod(0o666)
-    with wording.raises(SpecError):
-        read_invocation(run.path)
-    job.chmod(0o644)
-    os.chown(job, 1234, -1)
-    with wording.raises(SpecError):
-        read_invocation(run.path)
 
 
 def test_a_log_of_no_rank_is_none(run: RunDir) -> None:
