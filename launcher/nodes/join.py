@@ -336,9 +336,12 @@ def disagreement(first: Hello, other: Hello, known: Mapping[int, Hello]) -> str 
 
 
 def _differ(what: str, key: str, ours: Any, theirs: Any, first: Hello, other: Hello) -> str:
+    hint = "start every node with the same job file and the same --set"
+    if key == "`devices`":
+        hint = "list those of all nodes in the job of each, such as [cpu:0@0, cpu:0@1, cpu:1@1]"
     return (
         f"the nodes have different {what}: {key} is {_text(ours)} on {_name(first)} and "
-        f"{_text(theirs)} on {_name(other)}\n    start every node with the same job file and the same --set"
+        f"{_text(theirs)} on {_name(other)}\n    {hint}"
     )
 
 

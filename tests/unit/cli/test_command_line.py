@@ -313,3 +313,12 @@ def test_the_page_of_a_run_that_others_own_goes_to_a_file_that_is_named(tmp_path
     assert CliRunner().invoke(cli, ["report", run, "--format", "html", "--output", str(page)]).exit_code == 0
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert sorted(Path(run).rglob("*")) == before
+
+
+def test_little_is_imported_before_ctrl_c_is_answered() -> None:
+    """Until then it brings Python's own traceback."""
+    code = "import sys, gpurun.launcher.cli.interrupt; print({'typing', 'enum'} & {*sys.modules})"
+    path = os.pathsep.join(each for each in sys.path if each)
+    argv = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(argv, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

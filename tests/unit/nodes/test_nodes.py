@@ -43,6 +43,7 @@ OTHER = Hello("1", 1, Node("b", "10.0.0.2", "eth0", 4, ()), "10.0.0.1", JOB, "ab
         ),
         ({"job": {**JOB, "global_batch": 16}}, "different jobs: `global_batch` is 8 on node 0 (a) and 16"),
         ({"job": {**JOB, "seed": 1}}, "`seed` is not set on node 0 (a) and 1 on node 1 (b)"),
+        ({"job": {**JOB, "devices": "cpu:2"}}, "such as [cpu:0@0, cpu:0@1, cpu:1@1]"),
         ({"program_sha256": "def"}, "train.py differs between node 0 (a) and node 1 (b)"),
         (
             {"source_sha256": "bad"},
