@@ -375,10 +375,10 @@ def check_samples(name: str, tree: Tree, size: int, what: str, place: SourceLine
         got = f"{name} on {', '.join(sorted(elsewhere))}"
         raise UserError(f"{what} must be CPU tensors", expected="tensors on cpu", got=got, place=place)
     if row_counts(tree) != {size}:
-        rows = " and ".join(map(str, sorted(row_counts(tree)))) or "no"
-        expected = f"{size} samples along dimension 0 of every tensor"
-        what_size = f"{what} has the wrong batch size"
-        raise UserError(what_size, expected=expected, got=f"{name} with {rows} rows", place=place)
+        got = f"{name} with {' and '.join(map(str, sorted(row_counts(tree)))) or 'no'} rows"
+        hint = ": put samples first, and transpose in the model" if row_counts(tree, 1) == {size} else ""
+        expected = f"{size} samples along dimension 0 of every tensor{hint}"
+        raise UserError(f"{what} has the wrong batch size", expected=expected, got=got, place=place)
 
 
 def check_dataset_size(workload: Workload, num_samples: int) -> None:
