@@ -102,7 +102,8 @@ def split_ratio(ratio: str, global_batch: int, num_devices: int) -> tuple[int, .
     _check_parts(ratio, weights, num_devices)
     samples = split_proportional(global_batch, weights)
     if min(samples) == 0:
-        raise SpecError(_no_samples(f"{ratio} of {plural(global_batch, 'sample')}"))
+        of_batch = _no_samples(f"{ratio} of {plural(global_batch, 'sample')}")
+        raise SpecError(f"{of_batch}; use a larger batch or fewer devices")
     return samples
 
 

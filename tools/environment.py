@@ -185,8 +185,8 @@ def make_main(main: Environment) -> None:
 
 
 def make_trainer(trainer: Environment) -> None:
-    """`.venv-trainer`: sees the packages of `.venv`, torch among them, and adds a Hugging Face Trainer."""
-    (packages_of(trainer) / "parent.pth").write_text(f"{packages_of(MAIN)}\n")
+    """`.venv-trainer`: sees gpurun and the packages of `.venv`, and adds a Hugging Face Trainer."""
+    (packages_of(trainer) / "parent.pth").write_text(f"{packages_of(MAIN)}\n{ROOT / 'src'}\n")
     make_plain(trainer)
 
 

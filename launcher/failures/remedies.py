@@ -50,10 +50,13 @@ USUAL = {
 }
 """By type, message and log; the first that fits is given."""
 OF_WORKLOADS = {
+    r"RuntimeError: expected (target dtype to be Long or Byte, but got|scalar type Long but found)": (
+        "targets that are classes must be whole numbers: `targets.long()`, in `batch` or in `loss`"
+    ),
     NO_CUDA: (
         "leave the model on the CPU and unwrapped: gpurun moves it to its device and wraps it "
         "(docs/your-model.md)"
-    )
+    ),
 }
 """The advice where a workload does what gpurun would."""
 

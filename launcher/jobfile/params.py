@@ -133,7 +133,9 @@ def _correction(value: Any, param: Param) -> str | None:
         return f"to compare them, write `compare: {{params: {listed}}}`"
     if param.choices:
         return did_you_mean(str(value), param.choices)
-    return correction(value, *(each for name in param.types for each in TYPES[name][1]))
+    is_word = isinstance(value, str) and "int" in param.types
+    digits = f"write digits, such as `{param.name}: 4`" if is_word else None
+    return correction(value, *(each for name in param.types for each in TYPES[name][1])) or digits
 
 
 def _expected(param: Param) -> str:
@@ -380,13 +382,11 @@ def _bound_by(node: ast.AST) -> tuple[str, ...]:
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return (name,)
-        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+        case ast.Name(id=str(name), ctx=ast.Store() | ast.Del()) | ast.MatchMapping(rest=str(name)):
             return (name,)
         case ast.Import(names=names) | ast.ImportFrom(names=names):
             return tuple(alias.asname or alias.name.partition(".")[0] for alias in names)
         case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-            return (name,)
-        case ast.MatchMapping(rest=str(name)):
             return (name,)
     return ()
 

@@ -103,6 +103,7 @@ def _sample_list(items: list[Any]) -> tuple[int, ...]:
     for position, item in enumerate(items):
         if type(item) is not int or not 1 <= item <= MAX_COUNT:
             hint = _WHOLE_RATIO if type(item) is float and 0 < item < 1 else correction(item, int)
+            hint = "to leave a device out, lower `device_count`" if item == 0 else hint
             raise expected("a number of samples (at least 1)", item, hint, position)
     return tuple(items)
 

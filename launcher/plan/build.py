@@ -16,6 +16,7 @@ from gpurun.launcher.plan.combination import group_id, make_unique, too_large
 from gpurun.launcher.plan.devices import (
     MachineLike,
     assumed_nodes,
+    crowding,
     gpu_of,
     interface_env,
     visible_gpus,
@@ -117,6 +118,7 @@ def build_plan(
         ),
         nodes=tuple(nodes),
         budget_s=size.budget_s,
+        crowding=crowding({name for one in variants for name in one.devices}, machine, nodes),
         gate=gate,
     )
 

@@ -1,7 +1,7 @@
 """Which devices a job means: of this machine, or of all its nodes."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Protocol
 
@@ -289,6 +289,16 @@ def _devices_of(spec: JobSpec, node: Node, rank: int) -> tuple[str, ...]:
     except MachineError as error:
         message = f"node {rank} ({node.host}): {error}"
         raise MachineError(spec.problem(("devices",), message)) from error
+
+
+def crowding(devices: Iterable[str], machine: MachineLike, nodes: Sequence[Node]) -> float:
+    """CPU devices per core of the node that has the fewest cores for them; at least 1."""
+    on_host = [name for name in devices if accelerator_of(name).is_host]
+    shares = (
+        sum(node_of_device(name) == rank for name in on_host) / each.cpu_cores
+        for rank, each in enumerate(nodes or (machine,))
+    )
+    return max(1.0, *shares)
 
 
 def cores_per_device(devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node]) -> int:

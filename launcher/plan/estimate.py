@@ -166,4 +166,4 @@ def _launch_s(plan: Plan, spec: JobSpec, launch: Launch) -> float:
     extra_steps = spec.profile.steps + spec.gradient_check if launch.repetition == 0 else 0
     steps = num_variants * (max(spec.steps.warmup, _STEADY_STEPS) + extra_steps)
     block_s = max(_BLOCK_OVERHEAD * kind.block_ms / 1e3, plan.step_s)
-    return kind.start_s + blocks * block_s + steps * max(_STEP_S, plan.step_s)
+    return plan.crowding * (kind.start_s + blocks * block_s + steps * max(_STEP_S, plan.step_s))

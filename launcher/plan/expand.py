@@ -78,6 +78,7 @@ def expand(
             *notes_on(spec.devices, devices, machine, nodes),
             *(part_notes(devices, nodes or (machine,)) if spec.program else ()),
             *_unused(spec, built),
+            *(() if with_own else _overridden(spec)),
             *_chunk_notes(candidates),
             *_repeat_notes(spec),
             *_merge_notes(built, candidates),
@@ -314,6 +315,19 @@ def _unused(spec: JobSpec, built: list[tuple[Combination, Variant]]) -> list[str
     return list(dict.fromkeys(notes))
 
 
+def _overridden(spec: JobSpec) -> list[str]:
+    """Values at the top of the job that `compare` doesn't list, though it varies their keys.
+
+    `gpurun tune` compares with them.
+    """
+    defaults = Settings()
+    return [
+        f"`{key}: {_shown(value)}` is not used: `compare.{key}` overrides it"
+        for key, values in spec.compare.lists().items()
+        if key in SETTINGS and (value := getattr(spec, key)) not in values and value != getattr(defaults, key)
+    ]
+
+
 def _why_unused(key: str, names: str, built: list[tuple[Combination, Variant]]) -> str:
     setting = SETTINGS[key]
     is_held = any(setting.holds(wanted.kind, wanted.strategy) for wanted, _ in built)
@@ -345,4 +359,6 @@ def _no_combination(spec: JobSpec, refused: Sequence[Refusal]) -> Problem:
     if spec.problem(place, "") == spec.problem((), ""):
         place = place_of(spec, "strategy")
     text = f" {shown[0]}" if len(shown) == 1 else "".join(f"\n    {one}" for one in shown)
-    return spec.problem(place, f"no combination can run:{text}")
+    key = next(iter(keys)) if len(keys) == 1 else ""
+    hint = f"use ddp, or remove `{key}`" if key in ("compile", "checkpointing") else None
+    return spec.problem(place, f"no combination can run:{text}", hint)

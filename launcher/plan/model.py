@@ -281,6 +281,8 @@ class Plan:
 
     step_s: float = 0.0
     """The time of a step, where the search for the largest batch has shown it; 0: not known."""
+    crowding: float = 1.0
+    """CPU devices per core where there are more of them than cores: so much longer everything takes."""
     gate: GatePlan | None = None
     """Set where two versions of the code are compared; then every launch belongs to one of them."""
 

@@ -193,7 +193,7 @@ class Session:
             self.reporter.report(found)
 
     def warn_of_no_step(self, now_s: float) -> None:
-        """Reports once that no step of a program was seen: its ranks may wait for each other."""
+        """Reports once that a program has completed no step: its ranks may wait for others."""
         if self.step_due_s is None or now_s < self.step_due_s:
             return
         self.step_due_s = None

@@ -133,7 +133,9 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
     import difflib
 
     by_lower = {each.lower(): each for each in words}
-    near = difflib.get_close_matches(word.lower(), list(by_lower), n=1) or _begun(word.lower(), by_lower)
+    near = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.65) or _begun(
+        word.lower(), by_lower
+    )
     return by_lower[near[0]] if near else None
 
 

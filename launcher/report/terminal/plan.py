@@ -139,7 +139,8 @@ def _header(plan: Plan, spec: JobSpec) -> str:
 
 
 def _all_devices(plan: Plan) -> str:
-    return " ".join(dict.fromkeys(device for variant in plan.variants for device in variant.devices))
+    named = dict.fromkeys(device for variant in plan.variants for device in variant.devices)
+    return devices_text(tuple(named), most=8)
 
 
 def _size(plan: Plan, spec: JobSpec) -> str:
@@ -219,9 +220,9 @@ def _rounds_text(plan: Plan, variant: Variant) -> str:
     return f"{rounds[0]} each" if plan.budget_s is not None else f"{len(rounds)} × {rounds[0]}"
 
 
-def devices_text(devices: tuple[str, ...]) -> str:
-    """`cuda:0 cuda:1`; many are counted, as `cuda:0 to cuda:7`."""
-    return " ".join(devices) if len(devices) <= 3 else f"{devices[0]} to {devices[-1]} ({len(devices)})"
+def devices_text(devices: tuple[str, ...], most: int = 3) -> str:
+    """`cuda:0 cuda:1`; more than `most` are counted, as `cuda:0 to cuda:7 (8)`."""
+    return " ".join(devices) if len(devices) <= most else f"{devices[0]} to {devices[-1]} ({len(devices)})"
 
 
 def _launch_lines(plan: Plan, width: int) -> list[str]:

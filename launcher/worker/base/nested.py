@@ -49,9 +49,9 @@ def with_tensors(tree: Tree, tensors: Sequence[Tensor] | Iterator[Tensor]) -> Tr
     return map_tensors(lambda _: next(replacements), tree)
 
 
-def row_counts(tree: Tree) -> set[int]:
-    """The different numbers of samples that the tensors of a tree hold; one, if all is well."""
-    return {tensor.shape[0] for tensor in tensors_of(tree) if tensor.dim()}
+def row_counts(tree: Tree, dim: int = 0) -> set[int]:
+    """The different numbers of samples that the tensors of a tree hold along `dim`; one, if all is well."""
+    return {tensor.shape[dim] for tensor in tensors_of(tree) if tensor.dim() > dim}
 
 
 def take_rows(tree: Tree, start: int, stop: int) -> Tree:

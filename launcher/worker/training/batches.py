@@ -376,9 +376,11 @@ def check_samples(name: str, tree: Tree, size: int, what: str, place: SourceLine
         raise UserError(f"{what} must be CPU tensors", expected="tensors on cpu", got=got, place=place)
     if row_counts(tree) != {size}:
         rows = " and ".join(plural(num, "row") for num in sorted(row_counts(tree))) or "no rows"
-        expected = f"{size} samples along dimension 0 of every tensor"
-        what_size = f"{what} has the wrong batch size"
-        raise UserError(what_size, expected=expected, got=f"{name} with {rows}", place=place)
+        hint = ": put samples first, and transpose in the model" if row_counts(tree, 1) == {size} else ""
+        expected = f"{size} samples along dimension 0 of every tensor{hint}"
+        raise UserError(
+            f"{what} has the wrong batch size", expected=expected, got=f"{name} with {rows}", place=place
+        )
 
 
 def check_dataset_size(workload: Workload, num_samples: int) -> None:

@@ -193,7 +193,8 @@ def shown(value: Any) -> str:
         return f"the class {value.__name__}, not an object of it: write {value.__name__}(…)"
     if inspect.isroutine(value):
         return f"the {name} {value.__name__}"
-    return f"{name} {' '.join(repr(value).split()):.80}"
+    text = repr(value)
+    return f"an object of {name}" if "\n" in text else f"{name} {text:.80}"
 
 
 def missing(built: Any) -> str:

@@ -217,6 +217,8 @@ def test_usual_mistakes_have_a_remedy(error: str, message: str, log: str, words:
         ("ModuleNotFoundError: No module named 'transformers'", f"Python is {sys.executable}: install"),
         ("AssertionError: Torch not compiled with CUDA enabled", "leave the model on the CPU and unwrapped"),
         ("ValueError: no ModuleNotFoundError: No module named", None),
+        ("RuntimeError: expected target dtype to be Long or Byte, but got Float", "`targets.long()`"),
+        ("RuntimeError: expected scalar type Long but found Float", "`targets.long()`"),
         ("int 3", None),
     ],
 )

@@ -336,6 +336,13 @@ def test_longer_runs_are_estimated_longer() -> None:
     assert estimate_s(longer, spec) == 2 * estimate_s(plan, spec)
 
 
+def test_devices_that_share_a_core_take_longer_and_are_named_as_a_range() -> None:
+    spec = spec_of(devices="cpu:16", until="fixed")
+    fitting, crowded = build_plan(spec, FakeMachine(16)), build_plan(spec, FakeMachine(2))
+    assert estimate_s(crowded, spec) == 8 * estimate_s(fitting, spec)
+    assert headlines(crowded, spec)[0].endswith(", on cpu:0 to cpu:15 (16)")
+
+
 def test_a_step_that_is_known_to_be_long_is_in_the_estimate(wording: Wording) -> None:
     """The search for the largest batch has made such steps."""
     spec = spec_of(compare={"split": ["even", [48, 16]]}, until="fixed")

@@ -103,6 +103,21 @@ def test_a_split_that_single_has_no_use_for_is_noted() -> None:
     assert both.notes == expanded("global_batch: 64\nstrategy: single\n").notes == ()
 
 
+@pytest.mark.parametrize(
+    ("split", "notes"),
+    [
+        ('"3:1"', ('`split: "3:1"` is not used: `compare.split` overrides it',)),
+        ("[48, 16]", ("`split: 48/16` is not used: `compare.split` overrides it",)),
+        ('"1:3"', ()),
+        ("even", ()),
+    ],
+)
+def test_a_value_that_compare_overrides_is_noted(split: str, notes: tuple[str, ...]) -> None:
+    text = f'global_batch: 64\nsplit: {split}\ncompare: {{split: [even, "1:3"]}}\n'
+    assert expanded(text).notes == notes
+    assert expand(spec_of(text), TWO_CORES, with_own=True).notes == ()  # `gpurun tune` measures it
+
+
 def test_a_setting_that_a_strategy_lacks_is_noted_with_its_value_as_in_the_job() -> None:
     found = expanded("global_batch: 64\nstrategy: ddp\nreshard: false\n")
     assert found.notes == ("ddp has no `reshard`: false is not used",)

@@ -24,9 +24,11 @@ from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantConfig, VariantStatus
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
+from gpurun.launcher.worker.base.failure import UserError
 from gpurun.launcher.worker.profiling import profiler
+from gpurun.launcher.worker.training.batches import check_samples
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
-from gpurun.launcher.worker.training.load_workload import load_workload
+from gpurun.launcher.worker.training.load_workload import load_workload, shown
 from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.wording import Wording
@@ -147,6 +149,18 @@ def test_any_split_of_a_new_workload_has_the_gradient_of_one_device(
     assert check_gradients(trainer, launch, 0)["v"]["gradient_error"] < 1e-12
     assert trainer.trial.flops_per_sample is not None
     assert trainer.trial.bytes_per_sample > 0
+
+
+@pytest.mark.parametrize(("shape", "is_said"), [((7, 4, 3), True), ((7, 3), False), ((7,), False)])
+def test_samples_that_come_second_are_put_first(shape: tuple[int, ...], is_said: bool) -> None:
+    with pytest.raises(UserError) as wrong:
+        check_samples("inputs", torch.zeros(shape), 4, "batch(4, generator)", None)
+    assert ("put samples first, and transpose in the model" in str(wrong.value)) is is_said
+
+
+def test_a_value_is_shown_in_one_line_that_names_its_class_once() -> None:
+    adam = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    assert [shown(value) for value in (adam, 3)] == ["an object of Adam", "int 3"]
 
 
 def test_a_model_with_batch_norm_is_distinguished() -> None:
