@@ -116,8 +116,8 @@ def load_so_far(run: RunDir, variants: Sequence[Variant]) -> str | None:
             timed = [step for step in steps if step.kind == "timed"]
             percent = queue_percent(timed) or 0.0
             if percent > QUEUE_PERCENT and is_long_enough(timed):
-                name = f"rank {rank} of {variant_label(variant)}"
-                return f"So far {name} {queued_text(percent)} of its step. {LESS_AT_ONCE}"
+                found = f"rank {rank} of {variant_label(variant)} {queued_text(percent)} of its step"
+                return f"So far {found}; other programs can still be stopped."
     return None
 
 

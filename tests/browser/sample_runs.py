@@ -87,7 +87,7 @@ def variant(
     )  # fmt: skip
 
 
-FASTEST = "Fastest: ddp 34/30, 4.9 % faster than the baseline ddp 32/32 (4.1 to 5.7)."
+FASTEST = "Fastest: ddp 34/30, 4.9 % faster than the baseline ddp 32/32 (4.2 to 5.6)."
 """Headline of the run `gpt`."""
 
 
