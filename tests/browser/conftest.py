@@ -15,6 +15,7 @@ from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.tensorboard_plugin.view import open_view
 from tests.browser.odd_runs import (
+    write_all_failed,
     write_apart,
     write_broken,
     write_changing,
@@ -48,6 +49,7 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "searching": partial(write_search, is_over=False),
     "ranks": write_ranks,
     "mesh": write_mesh,
+    "all-failed": write_all_failed,
     "hostile": write_hostile,
     "broken": write_broken,
     "changing": write_changing,

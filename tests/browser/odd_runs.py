@@ -32,6 +32,14 @@ def write_hostile(path: Path) -> RunDir:
     return run
 
 
+def write_all_failed(path: Path) -> RunDir:
+    """Variants that one failure ended together."""
+    failed = [
+        variant(name, (32, 32), 0.0, status="failed", reason="no data") for name in ("ddp", "dp", "fsdp")
+    ]
+    return write_comparison(path, "all-failed", failed)
+
+
 def write_one(path: Path) -> RunDir:
     """A run of a single variant."""
     ranks = [

@@ -185,6 +185,13 @@ def test_anybodys_broken_traces_speak_of_no_run(open_tab: OpenTab, samples: Path
     tab.watched.shoot("damaged")
 
 
+def test_one_failure_of_all_is_said_once_without_an_axis(open_tab: OpenTab) -> None:
+    tab = open_tab("all-failed")
+    expect(tab.find("tr.unranked")).to_have_count(2)
+    assert [text.count("no data") for text in tab.find("tr.unranked").all_inner_texts()] == [1, 0]
+    assert tab.find(".axis-row").count() == 0
+
+
 def test_names_with_markup_stay_text(open_tab: OpenTab) -> None:
     tab = open_tab("hostile")
     title = tab.page.title()

@@ -331,8 +331,8 @@ class View {
       el(
         'tbody',
         {},
-        this.axisRow(),
-        this.others.map((variant) => this.unrankedRow(variant)),
+        this.rows.length ? this.axisRow() : null,
+        this.others.map((variant, at) => this.unrankedRow(variant, this.others[at - 1])),
       ),
     );
   }
@@ -348,8 +348,11 @@ class View {
     );
   }
 
-  /** @param {Variant} variant */
-  unrankedRow(variant) {
+  /**
+   * @param {Variant} variant
+   * @param {Variant} [above]
+   */
+  unrankedRow(variant, above) {
     const open = () =>
       this.app.state.go({ tab: variant.hasTraces ? 'where' : 'devices', variant: variant.id });
     return el(
@@ -363,7 +366,7 @@ class View {
         onkeydown: (event) => rowKeys(event, open),
       },
       el('td', {}, variant.label),
-      el('td', { colspan: 2 }, whyUnranked(variant)),
+      el('td', { colspan: 2 }, whyUnranked(variant, above)),
     );
   }
 }

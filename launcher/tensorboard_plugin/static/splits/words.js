@@ -16,13 +16,25 @@ export const STATUS_WORDS = {
 };
 
 /**
- * Why a variant is below the axis.
+ * Why a variant is below the axis; what one failure ended together with the one above has no reason of its own.
  * @param {Variant} variant
+ * @param {Variant} [above]
  */
-export function whyUnranked(variant) {
+export function whyUnranked(variant, above) {
   const word = STATUS_WORDS[variant.status] ?? variant.status;
+  if (above && endedAlike(variant, above)) return `${word}: as above`;
   const reason = variant.reason ? `: ${variant.reason}` : '';
   return word + reason + (variant.status === 'unsteady' ? ', so it is not ranked' : '') + logText(variant);
+}
+
+/**
+ * Whether one reason with one log explains both, as in the terminal.
+ * @param {Variant} variant
+ * @param {Variant} above
+ */
+function endedAlike(variant, above) {
+  if (!variant.result?.log || variant.stepMs || above.stepMs) return false;
+  return whyUnranked(variant) === whyUnranked(above);
 }
 
 /**
