@@ -81,7 +81,7 @@ _OPTIONS = (
     "",
 )
 _NODE_0 = (
-    "# Rank 0 runs on the first host, where the nodes meet; two jobs there are unlikely to draw the same port.",
+    "# Rank 0 runs on the first host, where the nodes meet; two jobs there hardly draw the same port.",
     f'node0="$(mpirun "$@" -np 1 hostname):$(({FIRST_JOB_PORT} + RANDOM % {NUM_JOB_PORTS}))"',
 )
 _PLACE = ' --rendezvous "$node0"'

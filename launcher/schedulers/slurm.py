@@ -185,7 +185,7 @@ def job_id_in(wanted: Submission, output: str) -> str | None:
 def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
     """Options of sbatch, as lines of the script."""
     values = {
-        "job-name": wanted.spec.name,
+        "job-name": wanted.spec.name if wanted.spec.name.isascii() else wanted.label,
         "nodes": str(wanted.nodes(options)).replace("..", "-"),
         "ntasks-per-node": 1,
         "cpus-per-task": options.cpus_per_task,
