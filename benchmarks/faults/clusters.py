@@ -151,7 +151,8 @@ def ray(cluster: Environ) -> Engine:
 
 
 EACH_RANK = """
-export WORLD_SIZE=$((2 * PER_NODE)) MASTER_ADDR=${@: -3:1} MASTER_PORT=29555
+address=${@: -3:1}
+export WORLD_SIZE=$((2 * PER_NODE)) MASTER_ADDR=${address%:*} MASTER_PORT=29555
 for ((local = 0; local < PER_NODE; local++)); do
     RANK=$((PER_NODE * ${@: -1} + local)) "$0" "$@" &
 done

@@ -144,7 +144,8 @@ def parse_nodes(value: Any) -> Nodes:
         return int(_NUM_NODES.parse(value))
     least, most = int(match[1]), int(match[2])
     if not 2 <= least < most <= MAX_NODES:
-        raise InvalidValue(f"{value} is no range of nodes", f"such as 2..4; at least 2, at most {MAX_NODES}")
+        bounds = f"a range begins at 2 or more, and ends at more than that, up to {MAX_NODES}"
+        raise InvalidValue(f"{value} is no range of nodes: {bounds}", "such as 2..4")
     return f"{least}..{most}"
 
 

@@ -35,7 +35,8 @@ _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(s|m|h)")
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(MiB|GiB)")
 _UNIT_BYTES = {"MiB": 1 << 20, "GiB": GIB}
-_NAME = re.compile(r"\w[\w.+-]{0,99}")
+MAX_NAME = 100
+_NAME = re.compile(rf"\w[\w.+-]{{0,{MAX_NAME - 1}}}")
 
 
 def parse_name(value: Any) -> str:
@@ -48,12 +49,14 @@ def parse_name(value: Any) -> str:
 
 
 def _safe_name_hint(value: str) -> str:
+    if len(value) > MAX_NAME:
+        return f"it has {len(value)} characters; a name has at most {MAX_NAME}"
     return f"did you mean `{safe_name(value)}`?" if re.search(r"\w", value) else "such as `my-job`"
 
 
 def safe_name(text: str) -> str:
     """`text` with everything replaced that has no place in the name of a directory."""
-    return re.sub(r"[^\w.+-]+", "-", text).strip("-.+")[:100] or "job"
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-.+")[:MAX_NAME] or "job"
 
 
 def parse_split(value: Any) -> Split:

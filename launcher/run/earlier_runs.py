@@ -1,7 +1,7 @@
 """Figures from earlier runs on this machine: how much launches scatter, and how long one takes."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -12,6 +12,8 @@ from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.paths import LATEST
 from gpurun.launcher.rundir.records import between_s, elapsed_s
+from gpurun.launcher.rundir.store import source_of
+from gpurun.launcher.rundir.url import Url
 from gpurun.launcher.stats.busy import waiting_bias
 
 MOST_RUNS = 20
@@ -79,7 +81,11 @@ _MOST_NAMED = 5
 
 
 def runs_near(path: Path) -> str:
-    """The newest runs near a path that means none, the latest first, unless one is called alike."""
+    """The newest runs near a path that means none, the latest first, or the one called alike; of a URL, those
+    below it.
+    """
+    if isinstance(source_of(path), Url):
+        return _runs_below(path)
     near = path if path.is_dir() else path.parent
     places = dict.fromkeys((near, near.parent, Path("runs")))
     try:
@@ -94,8 +100,18 @@ def runs_near(path: Path) -> str:
     named = (path, path / LATEST, "runs" / path, "runs" / path / LATEST)
     if meant := next((run for each in named for run in runs if _is_near(Path(run), each)), None):
         return f"did you mean {meant}?"
+    return f"the newest runs are {_first(runs)}"
+
+
+def _runs_below(copy: Path) -> str:
+    """Those in the copy of what a store has, by their URLs."""
+    runs = sorted(str(source_of(plan.parent)) for plan in copy.rglob(RunDir(copy).plan.name))
+    return f"the runs below it are {_first(runs)}" if runs else "name the URL of a run"
+
+
+def _first(runs: Sequence[str]) -> str:
     more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
-    return f"the newest runs are {', '.join(runs[:_MOST_NAMED])}{more}"
+    return f"{', '.join(runs[:_MOST_NAMED])}{more}"
 
 
 def _is_near(run: Path, path: Path) -> bool:

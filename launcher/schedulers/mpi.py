@@ -18,7 +18,7 @@ from gpurun.launcher.schedulers.base import (
     number,
     several_on_one_node,
 )
-from gpurun.launcher.schedulers.slurm import MAKE_SECRET
+from gpurun.launcher.schedulers.slurm import FIRST_JOB_PORT, MAKE_SECRET, NUM_JOB_PORTS
 
 OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
 HYDRA = ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE")
@@ -80,7 +80,10 @@ _OPTIONS = (
     "esac",
     "",
 )
-_NODE_0 = ("# Rank 0 runs on the first host, where the nodes meet.", 'node0="$(mpirun "$@" -np 1 hostname)"')
+_NODE_0 = (
+    "# Rank 0 runs on the first host, where the nodes meet; two jobs there hardly draw the same port.",
+    f'node0="$(mpirun "$@" -np 1 hostname):$(({FIRST_JOB_PORT} + RANDOM % {NUM_JOB_PORTS}))"',
+)
 _PLACE = ' --rendezvous "$node0"'
 
 MPI = Scheduler(

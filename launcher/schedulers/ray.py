@@ -6,6 +6,7 @@ Source: docs.ray.io, "Placement Groups" (STRICT_SPREAD), "Ray Jobs CLI".
 import shlex
 from collections.abc import Mapping
 
+from gpurun.launcher.errors import NodesError
 from gpurun.launcher.jobfile.device_values import node_bounds
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
@@ -17,19 +18,24 @@ from gpurun.launcher.schedulers.base import (
     SubmitOptions,
     those_among,
 )
+from gpurun.launcher.schedulers.slurm import FIRST_JOB_PORT, NUM_JOB_PORTS
 
 LAST_CALL_S, FEWER_S = 30, 5
 """How long the driver of `nodes: 2..4` waits for room on 4 nodes, then on 3; on 2, as long as it takes."""
 
 _DRIVER = '''\
+import contextlib
 import ctypes
 import os
+import random
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -42,12 +48,27 @@ def end_with_the_actor():
 @ray.remote(max_restarts=0)
 class Node:
     def address(self):
-        return ray.util.get_node_ip_address()
+        """This node's, with a port that is free: another job may run here too."""
+        host = ray.util.get_node_ip_address()
+        for port in random.sample(PORTS, len(PORTS)):
+            with contextlib.suppress(OSError), socket.create_server(("", port)):
+                return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def run(self, words, secret):
         env = {**os.environ, SECRET: secret}
         command = COMMAND + words
-        return subprocess.run(command, cwd=DIRECTORY, env=env, preexec_fn=end_with_the_actor).returncode
+        code = subprocess.run(command, cwd=DIRECTORY, env=env, preexec_fn=end_with_the_actor).returncode
+        return code if code >= 0 else 128 - code  # as a shell reports a signal
+
+
+def exit_code(rank):
+    """That of the gpurun of a node; of a node that Ray has lost, gpurun's own for that."""
+    try:
+        return ray.get(started[rank])
+    except RayActorError:
+        lost = f"node {rank} ({addresses[rank][0]}) is lost: Ray can't reach its actor"
+        print(lost, file=sys.stderr, flush=True)
+        return LOST
 
 
 ray.init()
@@ -68,14 +89,14 @@ nodes = [
     ).remote()
     for index in range(number)
 ]
-address = ray.get(nodes[0].address.remote())
+addresses = ray.get([node.address.remote() for node in nodes])
 chosen = ["--set", f"nodes={number}"] if LEAST < NODES else []
-places = [[*chosen, "--rendezvous", address, "--node-rank", str(rank)] for rank in range(number)]
+places = [[*chosen, "--rendezvous", addresses[0][1], "--node-rank", str(rank)] for rank in range(number)]
 places = places if number > 1 else [chosen]
 secret = secrets.token_urlsafe(32)
 started = [node.run.remote(place, secret) for node, place in zip(nodes, places)]
 ray.wait(started, num_returns=number)  # each gpurun says by itself what became of the others
-sys.exit(max(ray.get(started)))
+sys.exit(max(map(exit_code, range(number))))
 '''
 
 
@@ -95,6 +116,8 @@ def script(wanted: Submission, options: SubmitOptions) -> str:
         "SECRET": SECRET_VARIABLE,
         "LAST_CALL_S": LAST_CALL_S,
         "FEWER_S": FEWER_S,
+        "PORTS": range(FIRST_JOB_PORT, FIRST_JOB_PORT + NUM_JOB_PORTS),
+        "LOST": NodesError.exit_code,
     }
     lines = "".join(f"{name} = {value!r}\n" for name, value in values.items())
     head = f"# {WRITTEN_BY}: one gpurun on each of several nodes, which have this directory."

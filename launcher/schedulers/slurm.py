@@ -23,8 +23,8 @@ from gpurun.launcher.schedulers.base import (
     several_on_one_node,
 )
 
-FIRST_SLURM_PORT, NUM_SLURM_PORTS = 20_000, 10_000
-"""Below Linux's range of ports for outgoing connections, 32768 and up."""
+FIRST_JOB_PORT, NUM_JOB_PORTS = 20_000, 10_000
+"""Of the ports at which nodes meet: below Linux's range for outgoing connections, 32768 and up."""
 MAX_HOSTS = 100_000
 NOTICE_S = 120
 """How long before the time limit ranks get SIGUSR1; Slurm may send it up to a minute earlier."""
@@ -34,7 +34,7 @@ _RANGE = re.compile(r"^(\d{1,18})(?:-(\d{1,18}))?$")
 
 def slurm_port(job_id: int) -> int:
     """A port that two jobs on one node are unlikely to share."""
-    return FIRST_SLURM_PORT + job_id % NUM_SLURM_PORTS
+    return FIRST_JOB_PORT + job_id % NUM_JOB_PORTS
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def batch_script(wanted: Submission, options: SubmitOptions) -> str:
         CHOOSE_RUN.format(name=wanted.spec.name),
         *(MAKE_SECRET if nodes > 1 else ()),
         "# One gpurun per node starts all ranks there. The nodes meet on the first one, at port",
-        f"# {FIRST_SLURM_PORT} + job id % {NUM_SLURM_PORTS}.",
+        f"# {FIRST_JOB_PORT} + job id % {NUM_JOB_PORTS}.",
         f'exec {shlex.join(srun)} \\\n    {shlex.join(command)} --out "$out"{kept} $resume',
     ]
     return "\n".join(lines) + "\n"
@@ -185,7 +185,7 @@ def job_id_in(wanted: Submission, output: str) -> str | None:
 def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
     """Options of sbatch, as lines of the script."""
     values = {
-        "job-name": wanted.spec.name,
+        "job-name": wanted.spec.name if wanted.spec.name.isascii() else wanted.label,
         "nodes": str(wanted.nodes(options)).replace("..", "-"),
         "ntasks-per-node": 1,
         "cpus-per-task": options.cpus_per_task,

@@ -85,6 +85,7 @@ def check_limit(directory: Path, job_id: int) -> None:
     assert "interrupted by SIGTERM" in said
     run = f"runs/two/slurm-{job_id}"
     assert f"start all nodes as before, node 0 with --resume {run}" in " ".join(said.split())
+    assert f"scontrol requeue {job_id}" in said
     comparison = json.loads((directory / run / "comparison.json").read_text())
     assert not comparison["complete"]
     assert all((directory / run / f"variants/script-2/rank{rank}.jsonl").stat().st_size for rank in (0, 1))

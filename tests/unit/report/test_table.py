@@ -28,7 +28,7 @@ from gpurun.launcher.compare.model import (
 from gpurun.launcher.report.footnotes import noise_lines
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
-from gpurun.launcher.report.terminal.table import Part, draw_bar, phase_parts, render_table
+from gpurun.launcher.report.terminal.table import Part, draw_bar, incomplete_text, phase_parts, render_table
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
 from gpurun.launcher.units import format_rate
@@ -300,9 +300,10 @@ def test_efficiency_is_shown_and_explained_only_where_several_devices_have_one(w
 
 
 def test_an_interrupted_run_says_how_to_go_on() -> None:
-    assert f"gpurun --resume {RUN} measures" in shown(replace(COMPARISON, complete=False))
-    on_nodes = replace(COMPARISON, complete=False, job={**COMPARISON.job, "nodes": "2..4"})
-    assert f"start all nodes as before, node 0 with --resume {RUN}" in shown(on_nodes, 160)
+    on_nodes = replace(one := replace(COMPARISON, complete=False), job={**one.job, "nodes": "2..4"})
+    assert f"gpurun --resume {RUN} measures" in shown(one)
+    assert f"is missing, start all nodes as before, node 0 with --resume {RUN}" in shown(on_nodes, 160)
+    assert "use `scontrol requeue 42_1` while" in incomplete_text(on_nodes, "runs/two/slurm-42_1")
     assert "--resume" not in shown(COMPARISON)
 
 

@@ -46,6 +46,15 @@ def test_messages_name_the_url_of_a_copy_and_not_the_cache(run: Path, wording: W
     assert discover._commands([copy / "variants/ddp-2"]) == f"\n    gpurun trace {HERE}/variants/ddp-2"
 
 
+def test_a_url_above_runs_names_those_below_it(run: Path, tmp_path: Path, wording: Wording) -> None:
+    """And none of this machine, which are others."""
+    (tmp_path / "team" / "a").mkdir(parents=True)
+    run.rename(tmp_path / "team" / "a" / "slurm-42")
+    Copier(tmp_path / "team", Store(HERE), print).step()
+    with wording.raises(SpecError):
+        find_run(fetched(HERE))
+
+
 @pytest.mark.parametrize("is_away", [True, False])
 def test_results_that_never_reached_the_store_are_an_error(
     run: Path, is_away: bool, monkeypatch: pytest.MonkeyPatch, wording: Wording

@@ -36,6 +36,12 @@ def test_bash_can_read_it() -> None:
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
+def test_a_name_with_other_letters_than_ascii_has_a_label_in_slurm() -> None:
+    script = batch_script(submission(name="größe"), SubmitOptions())
+    assert "#SBATCH --job-name=job-0\n" in script
+    assert 'out="runs/größe/slurm-$id"' in script
+
+
 def test_the_jobs_own_words_are_not_repeated() -> None:
     script = batch_script(submission(nodes=4, devices=["cuda:0", "cuda:3"]), SubmitOptions())
     assert "#SBATCH --nodes=4\n" in script

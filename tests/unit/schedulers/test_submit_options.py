@@ -1,6 +1,7 @@
 """Which values of options `gpurun submit` takes, and that none is dropped."""
 
 import inspect
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from gpurun.launcher.cli.commands.submit import QUEUES
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.schedulers.base import Call, SubmitOptions, submit
-from tests.unit.schedulers.test_submissions import OPTIONS, found_in, script, submission
+from tests.unit.schedulers.test_submissions import OPTIONS, found_in, script, submission, words_of
 from tests.wording import Wording
 
 IN_IMAGES = ("kubernetes", "jobset", "trainjob", "skypilot")
@@ -158,6 +159,13 @@ def test_a_second_submission_leaves_the_script_that_the_first_job_has_yet_to_rea
     first, second = (Path(line).read_text() for line in Path("submitted").read_text().splitlines())
     assert "'seed=1'" in first
     assert "'seed=2'" in second
+
+
+def test_two_jobs_of_mpirun_on_the_same_hosts_meet_at_different_ports(tmp_path: Path) -> None:
+    words = [words_of(tmp_path, script("mpi", submission())) for _ in range(3)]
+    places = {one[one.index("--rendezvous") + 1] for one in words}
+    assert len(places) > 1  # all three alike: once in 10^8
+    assert all(re.fullmatch(r"node0:2\d{4}", place) for place in places)
 
 
 def test_what_a_refused_job_leaves_behind_is_named(tmp_path: Path, wording: Wording) -> None:
