@@ -378,9 +378,8 @@ def check_samples(name: str, tree: Tree, size: int, what: str, place: SourceLine
         rows = " and ".join(plural(num, "row") for num in sorted(row_counts(tree))) or "no rows"
         hint = ": put samples first, and transpose in the model" if row_counts(tree, 1) == {size} else ""
         expected = f"{size} samples along dimension 0 of every tensor{hint}"
-        raise UserError(
-            f"{what} has the wrong batch size", expected=expected, got=f"{name} with {rows}", place=place
-        )
+        got, wrong = f"{name} with {rows}", f"{what} has the wrong batch size"
+        raise UserError(wrong, expected=expected, got=got, place=place)
 
 
 def check_dataset_size(workload: Workload, num_samples: int) -> None:
@@ -391,12 +390,11 @@ def check_dataset_size(workload: Workload, num_samples: int) -> None:
     """
     if workload.dataset is None or len(workload.dataset) >= num_samples:
         return
-    size = len(workload.dataset)
     if isinstance(workload.dataset, ImageFolder):
         raise ParamsError(
-            f"a global batch needs {plural(num_samples, 'image')}, but only {size} can be used: "
+            f"a global batch needs {plural(num_samples, 'image')}, but only {len(workload.dataset)} can be used: "
             "`images` has too few, or `max_images` is too small"
         )
     expected = f"at least one global batch, {plural(num_samples, 'sample')}"
-    place = place_of(workload.dataset, users_only=True)
-    raise UserError("the dataset is too small", expected=expected, got=plural(size, "sample"), place=place)
+    got, place = plural(len(workload.dataset), "sample"), place_of(workload.dataset, users_only=True)
+    raise UserError("the dataset is too small", expected=expected, got=got, place=place)

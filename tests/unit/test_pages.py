@@ -9,7 +9,7 @@ from gpurun.launcher.compare.notes import APART_OF_ABLATION, APART_OF_STEP, disa
 from gpurun.launcher.trace.explain import MENTION_FROM
 from tests.unit.compare.test_compare_explain import asleep
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_a_larger_difference_is_not_shown_where_it_may_be_chance() -> None:
