@@ -392,8 +392,8 @@ def check_dataset_size(workload: Workload, num_samples: int) -> None:
         return
     if isinstance(workload.dataset, ImageFolder):
         raise ParamsError(
-            f"a global batch needs {plural(num_samples, 'image')}, but only {len(workload.dataset)} can be used: "
-            "`images` has too few, or `max_images` is too small"
+            f"a global batch needs {plural(num_samples, 'image')}, but only {len(workload.dataset)} "
+            "can be used: `images` has too few, or `max_images` is too small"
         )
     expected = f"at least one global batch, {plural(num_samples, 'sample')}"
     got, place = plural(len(workload.dataset), "sample"), place_of(workload.dataset, users_only=True)
