@@ -47,15 +47,20 @@ class Reporter:
         self.messages.append(text)
         self.say(text)
 
-    def report_failure(self, failure: Failure, attempt: str, host: str) -> Failure:
-        """Reports a failure on `host`, and returns it with what the rank's log adds to it."""
+    def report_failure(self, failure: Failure, attempt: str, host: str, place: str = "") -> Failure:
+        """Reports a failure on `host`, and returns it with what the rank's log adds to it.
+
+        Args:
+            place: how the text names the host, if otherwise: `node 1 (hostb)`.
+        """
         path = self.run.log(attempt, failure.rank)
         log = log_tail(path)
         failure = with_crash(failure, log)
         key = (failure.error, failure.message, failure.traceback)
         known = self.explained.setdefault(key, attempt) if failure.kind in ("exception", "user") else attempt
         if known == attempt:
-            self.report(explain(failure, log, str(path), host=host if self.names_hosts else ""))
+            shown = place or (host if self.names_hosts else "")
+            self.report(explain(failure, log, str(path), host=shown))
         else:
             self.report(f"{attempt}: {failure.headline}: the same as in {known}\nlog: {path}")
         self.write(self.run.root_cause(attempt), root_cause_record(self.run, failure, attempt, log, host))

@@ -291,6 +291,11 @@ class RunningAttempt:
         nodes = self.starter.plan.nodes
         return nodes[self.launch.processes[rank].node].host if nodes else platform.node()
 
+    def place_of(self, rank: int) -> str:
+        """`node 1 (hostb)`; the machine's name where there is only one."""
+        host = self.host_of(rank)
+        return f"node {self.launch.processes[rank].node} ({host})" if self.starter.plan.nodes else host
+
     def own_logs(self) -> dict[int, Path]:
         """Where each rank writes; those of other nodes are shown there."""
         return {p.rank: self.run.log(self.name, p.rank) for p in self.launch.processes if p.node == 0}

@@ -121,8 +121,8 @@ class Session:
             case do.Stop():
                 return self.stop(action)
             case do.Explain(failure):
-                host = self.current.host_of(failure.rank)
-                return do.Explained(self.reporter.report_failure(failure, self.current.name, host))
+                place = self.current.host_of(failure.rank), self.current.place_of(failure.rank)
+                return do.Explained(self.reporter.report_failure(failure, self.current.name, *place))
             case do.Restart():
                 record = Restart(self.clock.time_ns(), self.current.name, action.number, action.reason)
                 self.reporter.report_restart(record, action.text(self.current.launch.id))

@@ -13,6 +13,8 @@ from gpurun.launcher.cli.options import WholeNumber, json_option, parse_ranks, r
 from gpurun.launcher.cli.output import show_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpurun.launcher.inspect.hang_diagnosis import Hang, RankView
     from gpurun.launcher.inspect.stacks import Frame, Stack
 
@@ -29,7 +31,7 @@ def stacks(run: Path, as_json: bool) -> None:
     Example: gpurun stacks runs/gpt-splits/latest
     """
     from gpurun.launcher.inspect.hang_diagnosis import diagnose
-    from gpurun.launcher.inspect.questions import take_snapshots
+    from gpurun.launcher.inspect.questions import node_names, take_snapshots
     from gpurun.launcher.run.open import find_run
     from gpurun.launcher.rundir.claim import running_launch
 
@@ -41,7 +43,7 @@ def stacks(run: Path, as_json: bool) -> None:
 
         show_json({"launch": launch, **msgspec.to_builtins(seen)})
         return
-    click.echo(render_stacks(launch, seen))
+    click.echo(render_stacks(launch, seen, node_names(found, launch)))
 
 
 @click.command()
@@ -102,7 +104,7 @@ def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
             return
 
 
-def render_stacks(launch: str, seen: Hang) -> str:
+def render_stacks(launch: str, seen: Hang, nodes: Mapping[int, str]) -> str:
     """Each rank's activity, with the main thread's stack, innermost call first; the finding at the end."""
     from gpurun.launcher.rundir.control import NOT_STARTED
     from gpurun.launcher.units import plural
@@ -110,19 +112,20 @@ def render_stacks(launch: str, seen: Hang) -> str:
     if not seen.ranks:
         return f"{launch}: {NOT_STARTED}"
     parts = [f"{launch}: {plural(len(seen.ranks), 'rank')}"]
-    parts += [_rank(view) for view in seen.ranks]
+    parts += [_rank(view, nodes.get(view.rank)) for view in seen.ranks]
     if seen.headline:
         parts.append(f"{seen.headline[0].upper()}{seen.headline[1:]}.")
     return "\n\n".join(parts)
 
 
-def _rank(view: RankView) -> str:
+def _rank(view: RankView, node: str | None) -> str:
     from gpurun.launcher.inspect.stacks import MOST_RECORDED
     from gpurun.launcher.units import plural
 
     newest = ", ".join(map(str, view.collectives))
     called = f"; last collective: {newest}" if newest else ""
-    lines = [f"rank {view.rank} (process {view.pid}, {plural(view.steps, 'step')}{called}) {view.doing}"]
+    rank = f"rank {view.rank} of {node}" if node else f"rank {view.rank}"
+    lines = [f"{rank} (process {view.pid}, {plural(view.steps, 'step')}{called}) {view.doing}"]
     main = view.threads[0].frames if view.threads else ()
     lines += [f"    {frame}" for frame in outside_launcher(main)]
     if len(main) >= MOST_RECORDED:

@@ -138,7 +138,7 @@ def test_pods_that_are_known_late_and_preempted_run_over_a_slow_link_with_clocks
     for node in nodes:
         assert node.code == 4, node.err
         for rank, host in enumerate(NAMES):
-            assert f"thing on {rank}\n    it happened on {host}" in node.err
+            assert f"thing on {rank}\n    it happened on node {rank} ({host})" in node.err
     comparison = json.loads((run / "comparison.json").read_text())
     even, ours, theirs = comparison["variants"]
     assert [variant["status"] for variant in (even, ours, theirs)] == ["ok", "failed", "failed"], nodes[0].err
@@ -171,8 +171,9 @@ def test_a_program_starts_again_outlives_a_node_hangs_and_loses_node_0(hosts: Ho
     commands[0].kill()
     first, second = ended(commands)
     assert "is in `wait_for_ever`" in stacks.out, stacks
+    assert "rank 1 of node 1 (hostb) (process " in stacks.out
     for said in (first.err, lost.stderr.read_text()):
-        assert "SIGKILL\n    it happened on hostb" in said, said
+        assert "SIGKILL\n    it happened on node 1 (hostb)" in said, said
         assert "restart 1 of 2" in said
     assert "node 1 (hostb) is lost" in first.err
     for said in (first.err, second.err):

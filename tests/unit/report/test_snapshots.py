@@ -104,7 +104,7 @@ def test_stacks_of_ranks(snapshot: Snapshot) -> None:
         for rank, threads in enumerate(map(parse_threads, texts))
     )
     seen = replace(known(test_stacks.hang(*texts)), ranks=views)
-    text = render_stacks("01-ddp-3", seen).replace(test_stacks.LIBRARY, "LIBRARY")
+    text = render_stacks("01-ddp-3", seen, {}).replace(test_stacks.LIBRARY, "LIBRARY")
     snapshot("stacks.txt", text.replace(test_stacks.LAUNCHER, "LAUNCHER") + "\n")
 
 
