@@ -34,8 +34,6 @@ class Reporter:
     """Called with the explanation of a failure as soon as it is known."""
     hide: Callable[[str], str] = str
     """Puts masks in place of secrets."""
-    names_hosts: bool = False
-    """Whether a message says which machine it is about: there are several."""
     messages: list[str] = field(default_factory=list)
     """All that has been reported."""
     explained: dict[tuple[str | None, str, str], str] = field(default_factory=dict)
@@ -51,7 +49,7 @@ class Reporter:
         """Reports a failure on `host`, and returns it with what the rank's log adds to it.
 
         Args:
-            place: how the text names the host, if otherwise: `node 1 (hostb)`.
+            place: how the text names the host, `node 1 (hostb)`; where there is one alone, it doesn't.
         """
         path = self.run.log(attempt, failure.rank)
         log = log_tail(path)
@@ -59,8 +57,7 @@ class Reporter:
         key = (failure.error, failure.message, failure.traceback)
         known = self.explained.setdefault(key, attempt) if failure.kind in ("exception", "user") else attempt
         if known == attempt:
-            shown = place or (host if self.names_hosts else "")
-            self.report(explain(failure, log, str(path), host=shown))
+            self.report(explain(failure, log, str(path), host=place))
         else:
             self.report(f"{attempt}: {failure.headline}: the same as in {known}\nlog: {path}")
         self.write(self.run.root_cause(attempt), root_cause_record(self.run, failure, attempt, log, host))

@@ -243,7 +243,7 @@ def execute(
         ),
         pools=pools,
         on_event=on_event,
-        reporter=Reporter(ready.run, say, hide, names_hosts=bool(plan.nodes)),
+        reporter=Reporter(ready.run, say, hide),
         relay=output.relay(lambda text: progress.say(hide(text)), ready.spec.logs.keep_bytes),
     )
     with forwarded(lambda number: session.ranks.forward(number)):

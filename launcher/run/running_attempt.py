@@ -292,9 +292,9 @@ class RunningAttempt:
         return nodes[self.launch.processes[rank].node].host if nodes else platform.node()
 
     def place_of(self, rank: int) -> str:
-        """`node 1 (hostb)`; the machine's name where there is only one."""
-        host = self.host_of(rank)
-        return f"node {self.launch.processes[rank].node} ({host})" if self.starter.plan.nodes else host
+        """`node 1 (hostb)`; empty where there is only one."""
+        is_one = not self.starter.plan.nodes
+        return "" if is_one else f"node {self.launch.processes[rank].node} ({self.host_of(rank)})"
 
     def own_logs(self) -> dict[int, Path]:
         """Where each rank writes; those of other nodes are shown there."""

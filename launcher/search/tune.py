@@ -249,7 +249,7 @@ class Screening:
             software_of(tuning.machine),
         )
         relay = output.relay(self.say, tuning.spec.logs.keep_bytes)
-        reporter = Reporter(directory, self.say, names_hosts=bool(tuning.space.plan.nodes))
+        reporter = Reporter(directory, self.say)
         return Trials(tuning.space, starter, pools, reporter, relay, self.show)
 
     def run(self, trials: Trials) -> None:

@@ -256,7 +256,7 @@ def test_a_printed_stack_leaves_out_the_import_system() -> None:
 def test_a_printed_stack_says_where_its_outer_calls_are_missing() -> None:
     def shown(depth: int) -> str:
         (thread,) = parse_threads(stack(*[f"{USER}:4 f"] * (depth - 1)))
-        return render_stacks("01", Hang(None, "", (), ranks=(RankView(0, 7, 0, "", (), (thread,)),)))
+        return render_stacks("01", Hang(None, "", (), ranks=(RankView(0, 7, 0, "", (), (thread,)),)), {})
 
     missing = "    … (calls further out than the innermost 100 are not recorded)"
     assert shown(100).splitlines()[-1] == missing

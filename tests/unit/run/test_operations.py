@@ -65,14 +65,14 @@ def test_who_ends_a_run_may_hurry_it_by_ctrl_c(cause: str, hurry: str) -> None:
     assert stopping_text(Interrupted(cause), 5).endswith(f"after 5.0 s; {hurry} kills them at once")
 
 
-@pytest.mark.parametrize(("names_hosts", "where"), [(False, "during build"), (True, "on vm during build")])
-def test_a_message_names_the_machine_where_there_are_several(
-    names_hosts: bool, where: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("place", "where"), [("", "during build"), ("node 1 (vm)", "on node 1 (vm) during build")]
+)
+def test_a_message_names_the_machine_where_there_are_several(place: str, where: str, tmp_path: Path) -> None:
     said: list[str] = []
     run = RunDir(tmp_path)
-    reporter = Reporter(run, said.append, names_hosts=names_hosts)
-    reporter.report_failure(replace(FAILED, stage="build"), "01-ddp-2", "vm")
+    reporter = Reporter(run, said.append)
+    reporter.report_failure(replace(FAILED, stage="build"), "01-ddp-2", "vm", place)
     assert f"it happened {where}\n" in said[0]
     assert read_json(run.root_cause("01-ddp-2"), RootCause).host == "vm"
 
