@@ -21,10 +21,10 @@ def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
     """Raises `Interrupted` in the main thread at the first signal.
 
     Ctrl-C during the clean-up kills the workers at once; the next signal ends the command like any other
-    program, unless it comes within `BURST_S`, as from a key that is held down. Other signals don't hurry the
-    clean-up: Slurm sends SIGTERM to all processes, and srun passes it on once more. A signal that was ignored
-    (`nohup`) stays ignored. The terminal's settings are restored. SIGUSR1, which announces a preemption, ends
-    nothing, as long as there is no one to pass it on to.
+    program, unless it comes within `BURST_S`, as from a key that is held down, also after the clean-up. Other
+    signals don't hurry the clean-up: Slurm sends SIGTERM to all processes, and srun passes it on once more. A
+    signal that was ignored (`nohup`) stays ignored. The terminal's settings are restored. SIGUSR1, which
+    announces a preemption, ends nothing, as long as there is no one to pass it on to.
     """
     is_ending, killed_s = False, float("inf")
 
@@ -49,8 +49,11 @@ def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
         try:
             yield
         finally:
-            for number, handler in replaced.items():
-                signal.signal(number, handler)
+            if killed_s == float(
+                "inf"
+            ):  # else the key may be down still, and the last message isn't written yet
+                for number, handler in replaced.items():
+                    signal.signal(number, handler)
 
 
 @contextlib.contextmanager
