@@ -319,7 +319,9 @@ class View {
   spokenParts(rank, row, decimals) {
     const traced = tracedParts(rank);
     const parts = traced ?? timedParts(row, rank);
-    return rank && parts ? `rank ${rank.rank}${traced ? ', traced' : ''}: ${spoken(parts, decimals)}` : '';
+    if (!rank || !parts) return '';
+    const step = traced ? ` in a traced step of ${number(rank.span_ms ?? 0, decimals)} ms` : '';
+    return `rank ${rank.rank}${step}: ${spoken(parts, decimals)}`;
   }
 
   /** The axis, and what could not be ranked: a table of its own, since its columns are others. */
