@@ -98,7 +98,7 @@ TWENTY = {
     ),
     "no energy counter": Named(RANKS, "energy", f"the energy counter of sim:0 is {NOT_REPORTED}"),
     "NUMA unknown": Named(RANKS, "NUMA nodes", "the NUMA node of sim:0, sim:1, sim:2 is not reported"),
-    "full disk": Named(DISK, "run directory", "0.00 GiB are free", "free some space"),
+    "full disk": Named(DISK, "run directory", "MiB are free", "free some space"),
     "profiler in use": Named(RANKS, "traces", "another profiler is in use", "end Nsight"),
 }
 """The faults by name."""

@@ -94,7 +94,7 @@ class Made:
             )
         except subprocess.TimeoutExpired:
             return f"{self._failure}: it took longer than {BUILD_LIMIT_S:.0f} s"
-        lines = done.stderr.strip().splitlines()
+        lines = [line for line in done.stderr.splitlines() if line[:1].strip()]  # advice is indented
         return None if done.returncode == 0 else f"{self._failure}: {lines[-1] if lines else 'killed'}"
 
 
