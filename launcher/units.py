@@ -82,6 +82,12 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{format_count(count)} {noun}{ending}"
 
 
+def first_of(words: Sequence[str], most: int) -> str:
+    """The first `most` words, and how many there are besides: `a, b and 3 more`."""
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def listed(words: Sequence[str]) -> str:
     """`ddp`, `ddp and dp`, `ddp, dp and fsdp`."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

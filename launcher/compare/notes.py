@@ -21,7 +21,15 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.units import Interval, format_count, format_duration, format_ms, plural, whole_parts
+from gpurun.launcher.units import (
+    Interval,
+    first_of,
+    format_count,
+    format_duration,
+    format_ms,
+    plural,
+    whole_parts,
+)
 
 MOST_OPEN = 3
 """Variants that are named."""
@@ -119,14 +127,8 @@ def _time_without_load(hidden: Sequence[OpenPair], launch_s: float) -> str:
 
 
 def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:
-    named = _named([variant_label(plan.variant(one.variant)) for one in undecided])
+    named = first_of([variant_label(plan.variant(one.variant)) for one in undecided], MOST_OPEN)
     return f"{named} can't be separated from the fastest variant yet"
-
-
-def _named(names: Sequence[str]) -> str:
-    """The first of them, and how many there are unsaids."""
-    more = f" and {len(names) - MOST_OPEN} more" if names[MOST_OPEN:] else ""
-    return ", ".join(names[:MOST_OPEN]) + more
 
 
 def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, so_far: int) -> str:
@@ -185,7 +187,8 @@ def few_rounds_notes(comparison: Comparison, measured: Mapping[str, Measured]) -
         if row is not None and row.why and row.why not in comparison.headline:
             named.setdefault(row.why, []).append(variant_label(one))
     return tuple(
-        f"{_named(names)} {'has' if len(names) == 1 else 'have'} no verdict against the baseline: {why}."
+        f"{first_of(names, MOST_OPEN)} {'has' if len(names) == 1 else 'have'} no verdict against the "
+        f"baseline: {why}."
         for why, names in named.items()
     )
 
@@ -235,8 +238,8 @@ def _few_launches(baseline: Measured, name: str, others: list[Measured], more: s
         return []
     few = [variant_label(one.variant) for one, num in zip(apart, pairs, strict=True) if num < MIN_LAUNCHES]
     return [
-        f"Identical launches vary, so comparing {_named(few)} with {name} takes {MIN_LAUNCHES} pairs of"
-        f" launches (this run has {min(pairs)}): set {more}."
+        f"Identical launches vary, so comparing {first_of(few, MOST_OPEN)} with {name} takes "
+        f"{MIN_LAUNCHES} pairs of launches (this run has {min(pairs)}): set {more}."
     ]
 
 

@@ -117,7 +117,7 @@ def one_of(
         if isinstance(value, str | int) and not isinstance(value, bool):
             word = str(value).lower()
             begun = [other for other in elsewhere if len(word) > 2 and other.startswith(word)]
-            meant = elsewhere.get(word) or elsewhere[begun[0]] if begun else word
+            meant = elsewhere.get(word, elsewhere[begun[0]] if begun else word)
             hint = remedies.get(word) or did_you_mean(meant, choices)
         raise expected(any_of(choices), value, hint)
 

@@ -49,9 +49,8 @@ def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
         try:
             yield
         finally:
-            if killed_s == float(
-                "inf"
-            ):  # else the key may be down still, and the last message isn't written yet
+            # Otherwise the key may be down still, and the last message is to come.
+            if killed_s == float("inf"):
                 for number, handler in replaced.items():
                     signal.signal(number, handler)
 

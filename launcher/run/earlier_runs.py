@@ -1,13 +1,14 @@
 """Figures from earlier runs on this machine: how much launches scatter, and how long one takes."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.jobfile.yaml.describe import nearest
 from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.paths import LATEST
@@ -15,6 +16,7 @@ from gpurun.launcher.rundir.records import between_s, elapsed_s
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.rundir.url import Url
 from gpurun.launcher.stats.busy import waiting_bias
+from gpurun.launcher.units import first_of
 
 MOST_RUNS = 20
 """Earlier runs that are looked at, the newest ones of a job; then as many of others."""
@@ -100,27 +102,18 @@ def runs_near(path: Path) -> str:
     named = (path, path / LATEST, "runs" / path, "runs" / path / LATEST)
     if meant := next((run for each in named for run in runs if _is_near(Path(run), each)), None):
         return f"did you mean {meant}?"
-    return f"the newest runs are {_first(runs)}"
+    return f"the newest runs are {first_of(runs, _MOST_NAMED)}"
 
 
 def _runs_below(copy: Path) -> str:
     """Those in the copy of what a store has, by their URLs."""
     runs = sorted(str(source_of(plan.parent)) for plan in copy.rglob(RunDir(copy).plan.name))
-    return f"the runs below it are {_first(runs)}" if runs else "name the URL of a run"
-
-
-def _first(runs: Sequence[str]) -> str:
-    more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
-    return f"{', '.join(runs[:_MOST_NAMED])}{more}"
+    return f"the runs below it are {first_of(runs, _MOST_NAMED)}" if runs else "name the URL of a run"
 
 
 def _is_near(run: Path, path: Path) -> bool:
     """Whether the paths differ in one name at most, and those two are alike."""
-    from difflib import get_close_matches
-
     if len(run.parts) != len(path.parts):
         return False
     others = [pair for pair in zip(run.parts, path.parts, strict=True) if pair[0] != pair[1]]
-    return not others or (
-        len(others) == 1 and bool(get_close_matches(others[0][1].lower(), [others[0][0].lower()]))
-    )
+    return not others or (len(others) == 1 and nearest(others[0][1], [others[0][0]]) is not None)

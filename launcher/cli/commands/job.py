@@ -86,7 +86,7 @@ def job(
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
 
     quit_on_interrupt()  # until `run_job` handles it; the supervisor cleans up whatever exists by then
-    if job_file is None and isinstance(resume, Path) and is_job_file(resume):
+    if job_file is None and isinstance(resume, Path) and names_job_file(resume):
         job_file, resume = resume, Path("latest")  # `gpurun --resume job.yaml`
     if job_file is None and (resume is None or is_missing(resume)):
         raise SpecError(MISSING_JOB if resume is None else MISSING_RUN)
@@ -99,7 +99,7 @@ def job(
     run_and_print(invocation, out, resume, **how)
 
 
-def is_job_file(path: Path) -> bool:
+def names_job_file(path: Path) -> bool:
     """Whether a path means a job file and not a run; its name decides where nothing is there."""
     named = path.suffix in (".yaml", ".yml") and not path.exists()
     return named or (path.is_file() and path.name != "latest")

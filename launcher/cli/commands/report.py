@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,9 +16,6 @@ from gpurun.launcher.cli.options import (
 )
 from gpurun.launcher.cli.output import print_comparison, say_if_large, warn
 from gpurun.launcher.errors import MachineError, SpecError, no_directory
-
-if TYPE_CHECKING:
-    pass
 
 
 def print_table(comparison: Any, run: Any) -> None:

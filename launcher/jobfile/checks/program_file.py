@@ -63,9 +63,7 @@ def _command_line(spec: JobSpec, text: str, job_dir: Path) -> str | None:
     if at is None or len(words) < 2 or not (job_dir / words[at]).is_file():
         return None
     if not _has_job_file(spec):
-        return f"to pass arguments: gpurun run {words[at]} -- {' '.join(words[at + 1 :])}".removesuffix(
-            " -- "
-        )[:120]
+        return f"to pass arguments: gpurun run {words[at]} -- {' '.join(words[at + 1 :])}".rstrip(" -")[:120]
     args = f" and `args: [{', '.join(words[at + 1 :])}]`" if words[at + 1 :] else ""
     return f"write `script: {words[at]}`{args}"[:120]
 

@@ -43,7 +43,7 @@ from gpurun.launcher.trace.model import (
 )
 from gpurun.launcher.trace.parallel import Read, read_all
 from gpurun.launcher.trace.requested_tables import Table
-from gpurun.launcher.units import format_count, plural
+from gpurun.launcher.units import first_of, format_count, plural
 
 MENTION_SLACK_NS = 10_000
 """From here on it is said how well a clock is known."""
@@ -243,9 +243,8 @@ def _clock_notes(clocks: Clocks) -> list[str]:
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
-    named = ", ".join(map(str, sorted(ranks)[:MAX_RANKS_SHOWN]))
-    more = f" and {len(ranks) - MAX_RANKS_SHOWN} more" if len(ranks) > MAX_RANKS_SHOWN else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"
+    named = first_of([str(rank) for rank in sorted(ranks)], MAX_RANKS_SHOWN)
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}"
 
 
 def _step_range(digest: Digest) -> str:

@@ -18,6 +18,7 @@ from gpurun.launcher.rundir.opening import places_of, real_path
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.kineto.trace_file import Room, open_source
+from gpurun.launcher.units import first_of
 
 HOW_TO_TRACE = """\
     torch.profiler writes them: prof.export_chrome_trace("trace.json"); gpurun does in a run"""
@@ -174,9 +175,7 @@ def _commands(directories: Sequence[Path]) -> str:
 
 
 def _named(directories: Sequence[Path]) -> str:
-    more = len(directories) - MAX_LISTED
-    named = ", ".join(str(source_of(path)) for path in directories[:MAX_LISTED])
-    return f"{named} and {more} more" if more > 0 else named
+    return first_of([str(source_of(path)) for path in directories], MAX_LISTED)
 
 
 def _by_directory(digests: Sequence[Digest]) -> dict[Path, list[Digest]]:

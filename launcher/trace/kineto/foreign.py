@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gpurun.launcher.trace.kineto.classify import DEVICES_NOT_READ, OTHER_CATEGORIES
+from gpurun.launcher.units import first_of
 
 MAX_NAMED = 6
 """Keys or categories in a message."""
@@ -121,9 +122,7 @@ def devices_not_read(categories: Iterable[str | None]) -> list[str]:
 
 
 def _listed(names: Collection[str]) -> str:
-    shown = [repr(name[:40]) for name in list(names)[:MAX_NAMED]]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    return first_of([repr(name[:40]) for name in names], MAX_NAMED)
 
 
 _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)(-?(?:nan|inf(?:inity)?))(?=\s*[,}\]])", re.IGNORECASE)

@@ -7,7 +7,7 @@ import { legend } from '../shared/phases.js';
 import { problemNotes, runningStrip } from '../shared/states.js';
 import { isAbort, pause } from '../source.js';
 import { balancedPanels } from './balanced.js';
-import { logText, subSentence } from './words.js';
+import { subSentence, whyUnranked } from './words.js';
 
 const POLL_MS = 2000;
 
@@ -75,8 +75,7 @@ function draw(host, progress) {
  */
 export function oneVariant(host, app) {
   const [variant] = app.run.variants;
-  const failure = `${variant.label}: ${variant.reason ?? variant.status}${logText(variant)}`;
-  const sub = variant.status === 'ok' ? subSentence(app.run) : failure;
+  const sub = variant.status === 'ok' ? subSentence(app.run) : `${variant.label}: ${whyUnranked(variant)}`;
   const bars = el('div', { class: 'where' });
   replace(
     host,

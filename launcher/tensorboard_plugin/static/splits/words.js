@@ -41,7 +41,7 @@ function endedAlike(variant, above) {
  * Where what its processes wrote can be read; the path is that in the run directory.
  * @param {Variant} variant
  */
-export function logText(variant) {
+function logText(variant) {
   return variant.result?.log ? `; log: ${variant.result.log}` : '';
 }
 
