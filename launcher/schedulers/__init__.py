@@ -29,3 +29,9 @@ def scheduler_here(environ: Environ) -> Scheduler | None:
     """
     known = SCHEDULERS.values()
     return next((one for one in known if one.node_rank(environ) is not None), None)
+
+
+def how_to_requeue(directory: str) -> str:
+    """`use scontrol requeue 42 while Slurm knows the job`, from the name of a run's directory; else empty."""
+    queues = ((one.name, one.queue.requeue(directory)) for one in SCHEDULERS.values() if one.queue)
+    return next((f"use `{command}` while {name} knows the job" for name, command in queues if command), "")

@@ -224,6 +224,8 @@ class Queue:
     """Its id, from what the command prints; `None`: that is no id."""
     undo: Callable[[Call, str], str] = lambda call, output: ""
     """The command that removes what a refused call made, from what it printed; empty: it made nothing."""
+    requeue: Callable[[str], str] = lambda directory: ""
+    """The command that queues the job of a run again, from the name of the run's directory; empty: none."""
     note: Callable[[Submission, SubmitOptions], str | None] = lambda submission, options: None
     """What may be missing in the script, which the scheduler takes as it is."""
     fewer: str = ""

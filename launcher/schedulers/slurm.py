@@ -182,6 +182,12 @@ def job_id_in(wanted: Submission, output: str) -> str | None:
     return job_id if job_id.isdecimal() else None
 
 
+def requeue(directory: str) -> str:
+    """`scontrol requeue 42_1` of `slurm-42_1`, as `CHOOSE_RUN` names a run's directory."""
+    job = re.fullmatch(r"slurm-(\d+(?:_\d+)?)", directory, re.ASCII)
+    return f"scontrol requeue {job[1]}" if job else ""
+
+
 def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
     """Options of sbatch, as lines of the script."""
     values = {
@@ -254,6 +260,7 @@ SLURM = Scheduler(
         next_commands=next_commands,
         note=gpus_note,
         job_id=job_id_in,
+        requeue=requeue,
         fewer="2 to 4, as many as Slurm gives (`--nodes=2-4`)",
     ),
 )

@@ -4,7 +4,6 @@ Columns that don't fit are dropped, never wrapped. `plain` is for pipes: no colo
 one line per variant and per sentence.
 """
 
-import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -340,16 +339,12 @@ def incomplete_text(comparison: Comparison, run: str | None) -> str:
     resume = f"--resume {run or 'RUN'}"
     advice = f"{command} {resume} measures what is missing"
     if node_bounds(comparison.job.get("nodes") or 1)[1] > 1:
-        advice = (
-            f"to measure what is missing, {_requeued(run)}start all nodes as before, node 0 with {resume}"
-        )
+        from gpurun.launcher.schedulers import how_to_requeue  # few runs need it
+
+        requeued = how_to_requeue((run or "").rstrip("/").rpartition("/")[2])
+        ways = [*([requeued] if requeued else []), f"start all nodes as before, node 0 with {resume}"]
+        advice = f"to measure what is missing, {', or '.join(ways)}"
     return f"This run is not complete: {advice}."
-
-
-def _requeued(run: str | None) -> str:
-    """The other way for a run of `gpurun submit --to slurm`, whose directory has the name of its job."""
-    job = re.fullmatch(r"slurm-(\d+(?:_\d+)?)", (run or "").rstrip("/").rpartition("/")[2], re.ASCII)
-    return f"use `scontrol requeue {job[1]}` while Slurm knows the job, or " if job else ""
 
 
 def _more_lines(run: str, page: Page, has_figures: bool) -> list[Text]:

@@ -11,6 +11,7 @@ import pytest
 from gpurun import __version__
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.schedulers import how_to_requeue
 from gpurun.launcher.schedulers.base import Submission, SubmitOptions
 from gpurun.launcher.schedulers.slurm import batch_script, next_commands
 
@@ -103,3 +104,9 @@ def test_a_job_that_is_queued_again_continues_on_the_same_nodes_only(
     done = subprocess.run(["bash"], input=shown, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith(f" --out runs/gpt-splits/{out}")
     assert (runs / f"{out.split()[0]}.nodes").read_text() == "gpu1\n"
+    requeued = how_to_requeue(out.split()[0])
+    if "restart" in out:
+        assert requeued == ""  # queued again, it would begin another run
+    else:
+        number = out.split()[0].removeprefix("slurm-")
+        assert requeued == f"use `scontrol requeue {number}` while Slurm knows the job"
