@@ -9,6 +9,7 @@ from typing import Any
 from gpurun.launcher.compare.causes import advised, largest_loss
 from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.program_steps import planned_launch
+from gpurun.launcher.compare.figures.ranks import rank_figures
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
 from gpurun.launcher.compare.figures.spent import launches_s
@@ -21,7 +22,6 @@ from gpurun.launcher.compare.figures.variant import (
     exposed_comm,
     launch_ms,
     noise,
-    rank_figures,
     scaling_efficiency,
     scatter,
 )

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from gpurun.launcher.compare.figures.ranks import RankFigures
 from gpurun.launcher.compare.interference import interference_of
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import RankFigures, VariantResult
+from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.explain import MENTION_FROM, TRANSFER_OR_WAIT, Kind, cause_named
 from gpurun.launcher.units import format_ms, plural

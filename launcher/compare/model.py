@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
 from gpurun.launcher.compare.figures.searched import SearchResult
 from gpurun.launcher.compare.figures.throughput import Rates
 from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.plan.model import NAMES, refuse_unknown_names, refuse_unknown_names_in_job
-from gpurun.launcher.rundir.records import CodeVersion, LossOver, MemoryPart
+from gpurun.launcher.rundir.records import CodeVersion, LossOver
 from gpurun.launcher.stats.family import Outcome
-from gpurun.launcher.trace.model import Bubble
 from gpurun.launcher.units import Interval
 
 Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
@@ -48,7 +48,8 @@ class Difference:
     percent: float | None
     ci: Interval | None
     verdict: Verdict
-    why: str | None = None  # there is no interval
+    why: str | None = None
+    """Why there is no interval."""
 
 
 @dataclass(frozen=True)
@@ -82,78 +83,15 @@ class OpenPair:
     """A variant of which it isn't known whether the leader is faster."""
 
     variant: str
-    percent: float | None  # behind the leader
+    percent: float | None
+    """How far it is behind the leader."""
     ci: Interval | None
     launches: int | None
     """In all, until a difference of that size is decided with 80 % chance; `None`: it can't be said."""
-    waited_percent: float = 0.0  # by how much `ci` is wider since ranks waited for a core
-    launches_unloaded: int | None = None  # had no rank waited
-
-
-@dataclass(frozen=True)
-class ExposedComm:
-    """Communication outside compute, per step, from two independent sources."""
-
-    trace: float | None = None
-    """Communication in the trace while nothing computes, in steps that the profiler slows down a little."""
-    ablation: float | None = None
-    """The median step less the median step without communication; noise can make it negative."""
-
-
-@dataclass(frozen=True)
-class RankFigures:
-    """Figures of one rank (of one replica for `dp`). Times are medians per step.
-
-    Those from `span_ms` to `transfer_ms` are means of the same traced steps, the half in which least else
-    ran: compute + exposed transfer, wait and memcpy + other steps + idle = span.
-    """
-
-    rank: int
-    device: str
-    local_batch: int | None
-    step_ms: float | None
-    phases_ms: Mapping[str, float]
-    peak_gib: float | None
-    """The peak of live tensors in one step, if looked at; else of a GPU's allocator or program's process."""
-    trace: str | None
-    span_ms: float | None = None
-    compute_ms: float | None = None
-    exposed_transfer_ms: float | None = None
-    exposed_wait_ms: float | None = None
-    exposed_memcpy_ms: float | None = None
-    other_steps_ms: float | None = None
-    """The device was busy, but only with work that other steps launched."""
-    idle_ms: float | None = None
-    input_ms: float | None = None
-    """The part of idle that waits for data."""
-    host_ms: float | None = None
-    """The part of idle in which the CPU has given the device nothing to do: Python between the operators."""
-    wait_ms: float | None = None
-    """In collectives until the last rank came, whatever overlaps it; `None` with one rank's trace only."""
-    transfer_ms: float | None = None
-    """In collectives after that."""
-    exposed_comm_ms: ExposedComm = ExposedComm()
-    bubble: Bubble | None = None
-    """The bubble of its stage, in the same traced steps; `None` where it is in no pipeline."""
-    queue_percent: float | None = None
-    """The share of its step in which a thread of it was ready to run, but other processes had the cores."""
-    cpu_ms: float | None = None
-    """CPU time of all its threads in a timed step: more than that no Python between operators can take."""
-    throttled: str | None = None
-    """Why the GPU's clock was low in most rounds."""
-    sm_clock_mhz: float | None = None
-    """The GPU's clock in timed steps, as its power: the mean over blocks."""
-    power_w: float | None = None
-    alloc_retries: int = 0
-    """How often timed steps waited because torch had to release cached memory first."""
-    host: str | None = None
-    """Name of the rank's node, where the job has several."""
-    memory_gib: Mapping[MemoryPart, float] = field(default_factory=dict)
-    """The parts of `peak_gib`; empty where no step was looked at."""
-    reserved_gib: float | None = None
-    """The memory that torch's allocator held in that step, in use or not."""
-    operators_ms: Mapping[str, float] = field(default_factory=dict)
-    """Compute of a traced step by operator, on a GPU by kernel, longest first; the mean of all of them."""
+    waited_percent: float = 0.0
+    """By how much `ci` is wider since ranks waited for a core."""
+    launches_unloaded: int | None = None
+    """The same as `launches`, had no rank waited."""
 
 
 @dataclass(frozen=True)
@@ -249,8 +187,10 @@ class GateRow:
     """One variant before (A) and after (B). Percent of B against A: positive is slower."""
 
     label: str
-    a: str  # ids of the variant, each in its run
+    a: str
+    """The variant's id before, in its run."""
     b: str
+    """The id afterwards, in its run."""
     a_ms: float | None
     b_ms: float | None
     percent: float | None
@@ -259,7 +199,8 @@ class GateRow:
     outcome: Outcome
     seen_percent: float | None
     """The smallest difference that would have been called slower with 80 % chance."""
-    launches: int  # of each version
+    launches: int
+    """How often each version was launched."""
     why: str | None = None
     """Why nothing can be said, where it isn't the scatter of its launches."""
     is_open: bool = False
@@ -286,6 +227,7 @@ class Gate:
 
     @property
     def summary(self) -> str:
+        """The headline and the details, in one line."""
         return " ".join((self.headline, *self.details))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpurun.launcher.compare.causes import is_far_from_timed, slowest_rank
 from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.spent import launches_s
 from gpurun.launcher.compare.figures.step_time import within_launch
@@ -13,7 +14,7 @@ from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.headline import time_and_memory
 from gpurun.launcher.compare.interference import time_to_decide, time_without_load, widened
 from gpurun.launcher.compare.label import left_out_texts, variant_label
-from gpurun.launcher.compare.model import Comparison, ExposedComm, OpenPair, RankFigures, VariantResult
+from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, UNUSED_BUDGET, more_launches, scope_texts
 from gpurun.launcher.plan.model import Plan
@@ -179,7 +180,7 @@ def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:
 
 
 def few_rounds_notes(comparison: Comparison, measured: Mapping[str, Measured]) -> tuple[str, ...]:
-    """Why rows of the table have no verdict, unless the headline says it; of launches other notes speak."""
+    """Why rows of the table are inconclusive, unless the headline says it; of launches other notes speak."""
     group = measured[comparison.baseline].group
     rows = [(one, one.vs_baseline) for one in comparison.variants if measured[one.id].group == group]
     named: dict[str, list[str]] = {}

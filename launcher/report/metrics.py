@@ -13,8 +13,9 @@ from math import floor, isfinite, log10
 from typing import Any, Literal
 
 from gpurun.launcher.compare.causes import slowest_rank
+from gpurun.launcher.compare.figures.ranks import RankFigures
 from gpurun.launcher.compare.figures.searched import LEAST_GIB
-from gpurun.launcher.compare.model import Comparison, RankFigures, VariantResult
+from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.rundir.records import MemoryPart
 from gpurun.launcher.units import (

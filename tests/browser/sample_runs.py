@@ -7,15 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
 from gpurun.launcher.compare.figures.searched import search_result
 from gpurun.launcher.compare.headline import Conclusion, ranking_conclusion
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
     Comparison,
     Difference,
-    ExposedComm,
     Noise,
-    RankFigures,
     Status,
     StepTime,
     VariantResult,

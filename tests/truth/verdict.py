@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import mean
 
 from gpurun.launcher.compare.causes import Loss, main_cause
+from gpurun.launcher.compare.figures.ranks import RankFigures, with_breakdown
 from gpurun.launcher.compare.figures.traced import Traced, read_traced
-from gpurun.launcher.compare.figures.variant import with_breakdown
-from gpurun.launcher.compare.model import RankFigures, StepTime, VariantResult
+from gpurun.launcher.compare.model import StepTime, VariantResult
 from gpurun.launcher.rundir.files import RunDir, read_json
 from tests.truth.on_gpu import retell
 from tests.truth.plan import FAULTS, Case, Lengths, Session, capture_id, delays_file, lengths_file

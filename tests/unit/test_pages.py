@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpurun.launcher.compare.causes import largest_loss
-from gpurun.launcher.compare.model import ExposedComm
+from gpurun.launcher.compare.figures.ranks import ExposedComm
 from gpurun.launcher.compare.notes import APART_OF_ABLATION, APART_OF_STEP, disagreement
 from gpurun.launcher.trace.explain import MENTION_FROM
 from tests.unit.compare.test_compare_explain import asleep

@@ -15,8 +15,9 @@ from gpurun.launcher.compare.causes import (
     traced_steps,
     why_slower,
 )
+from gpurun.launcher.compare.figures.ranks import RankFigures
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import Comparison, RankFigures, VariantResult
+from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.notes import TRACED_FAR
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.report.metrics import parts_ms

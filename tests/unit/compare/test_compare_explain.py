@@ -7,14 +7,9 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.causes import largest_loss, main_cause, why_slower
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
 from gpurun.launcher.compare.figures.traced import TracedSteps
-from gpurun.launcher.compare.model import (
-    Difference,
-    ExposedComm,
-    RankFigures,
-    StepTime,
-    VariantResult,
-)
+from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
 from gpurun.launcher.compare.notes import disagreement, never_communicate
 from gpurun.launcher.jobfile.kinds import JOB_KINDS
 from tests.known import known

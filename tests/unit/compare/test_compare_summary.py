@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from gpurun.launcher.compare.figures.ranks import ExposedComm
 from gpurun.launcher.compare.headline import Conclusion, conclude, ranking_conclusion
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import Difference, ExposedComm, Status, StepTime, VariantResult
+from gpurun.launcher.compare.model import Difference, Status, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import standings
 from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.plan.model import Variant

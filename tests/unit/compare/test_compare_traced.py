@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.compare.causes import largest_loss
+from gpurun.launcher.compare.figures.ranks import RankFigures, with_breakdown
 from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced, of_devices, read_traced
-from gpurun.launcher.compare.figures.variant import with_breakdown
-from gpurun.launcher.compare.model import RankFigures
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.trace.model import Bubble
 from tests.unit.compare.test_compare_explain import TRACED, variant

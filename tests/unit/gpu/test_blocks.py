@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from gpurun.launcher.compare.figures.ranks import rank_figures
 from gpurun.launcher.compare.figures.recorded import Measured
-from gpurun.launcher.compare.figures.variant import rank_figures
 from gpurun.launcher.compare.notes import full_memory
 from gpurun.launcher.machine.gpus import nvml as driver
 from gpurun.launcher.machine.gpus.gpu import Sensors

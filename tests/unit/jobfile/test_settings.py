@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.diff import diff_runs
+from gpurun.launcher.compare.figures.ranks import ExposedComm
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import Comparison, ExposedComm, Noise, VariantResult
+from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.docs.schema import job_reference, job_schema
 from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM, TRAINING, JobKind

@@ -14,7 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from gpurun.launcher.compare.model import Comparison, ExposedComm, StepTime
+from gpurun.launcher.compare.figures.ranks import ExposedComm
+from gpurun.launcher.compare.model import Comparison, StepTime
 from gpurun.launcher.report.markdown import escape, summary_markdown
 from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.report.tensorboard.event_files import (

@@ -5,7 +5,8 @@ from typing import Any
 
 from msgspec.structs import replace as changed
 
-from gpurun.launcher.compare.model import ExposedComm, RankFigures, VariantResult
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
+from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.machine.accelerators import CUDA
 from gpurun.launcher.machine.gpus.health import GpuHealth, inspect_health
 from gpurun.launcher.machine.host import Machine, Topology

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.model import Comparison, ExposedComm, RankFigures, StepTime, VariantResult
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
+from gpurun.launcher.compare.model import Comparison, StepTime, VariantResult
 from gpurun.launcher.compare.notes import TRACED_FAR
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (

@@ -7,12 +7,13 @@ from typing import Any, get_args
 import pytest
 
 from gpurun.launcher.compare import model, size_curves
+from gpurun.launcher.compare.figures.ranks import RankFigures
 from gpurun.launcher.tensorboard_plugin.html import STATIC
 
 TYPES = (STATIC / "types.d.ts").read_text(encoding="utf-8")
 DATACLASSES = (
     size_curves.Balanced, size_curves.BatchCurve, size_curves.BatchPoint, size_curves.DeviceCost,
-    model.Comparison, model.Difference, model.Noise, model.RankFigures, model.VariantResult,
+    model.Comparison, model.Difference, model.Noise, RankFigures, model.VariantResult,
 )  # fmt: skip
 
 
