@@ -276,7 +276,8 @@ def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -
             "are equally fast",
             f", and so {'is' if others == 1 else 'are'} {plural(others, 'other')}",
         )
-    race = f"{name} and {named_with_error(closest.result)} {found} ({_signed(closest.behind)})"
+    why = f"; {closest.behind.why}" if closest.behind.why else ""
+    race = f"{name} and {named_with_error(closest.result)} {found} ({_signed(closest.behind)}{why})"
     what = _what_differs(leader, closest.result)
     return f"No {what} is clearly fastest{scope}: {race}{more if others else ''}."
 

@@ -49,7 +49,7 @@ class Difference:
     ci: Interval | None
     verdict: Verdict
     why: str | None = None
-    """Why there is no interval."""
+    """Why it is inconclusive, where that is known: what is missing, or which round contradicts all others."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Fitting:
     summary: str
 
 
-CONCLUSIONS = 11
+CONCLUSIONS = 12
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

@@ -81,17 +81,27 @@ class Differences:
         """How each of `variants` differs from `other`; together the verdicts err with at most 5 % (Holm)."""
         intervals = holm({variant: self.interval_at(variant, other) for variant in variants})
         return {
-            variant: self._explained(self.difference(variant, other, ci), variant, other, len(intervals))
+            variant: self._explained(self.difference(variant, other, ci), ci, variant, other, len(intervals))
             for variant, ci in intervals.items()
         }
 
-    def _explained(self, found: Difference, variant: str, other: str, num: int) -> Difference:
-        """The difference, one of `num` that are tested together, with the reason if it has no interval."""
-        if found.ci is not None:
+    def _explained(
+        self, found: Difference, ci: Interval | None, variant: str, other: str, num: int
+    ) -> Difference:
+        """The difference with the reason why it is inconclusive, if that is known.
+
+        Args:
+            found: one of `num` that are tested together.
+            ci: its interval of logarithms, without what other load adds.
+        """
+        if found.verdict != "inconclusive":
             return found
         if self.unit == "launch" or not self.share_launches(variant, other):
             seen = plural(len(self.family.differences(variant, other)), "launch")
-            return replace(found, why=_too_few(seen, MIN_LAUNCHES))
+            return found if ci else replace(found, why=_too_few(seen, MIN_LAUNCHES))
+        if ci is not None:
+            is_open = ci[0] <= 0 <= ci[1] and not self.is_throttled
+            return replace(found, why=self._outlying(variant, other) if is_open else None)
         rounds, alpha = self.paired_rounds(variant, other), ALPHA * self.share_of_level
         outlying = self._outlying(variant, other) if wilcoxon_interval(rounds, alpha) else None
         few = _too_few(plural(len(rounds), "round"), fewest_values(alpha / num), num)

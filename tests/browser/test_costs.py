@@ -208,15 +208,17 @@ def test_figures_without_a_column_are_where_the_note_says(open_tab: OpenTab) -> 
     assert "exposed %" in named[1].split(", ")
 
 
-def test_a_difference_without_an_interval_says_the_comparisons_reason(open_tab: OpenTab) -> None:
+def test_an_inconclusive_difference_says_the_comparisons_reason(open_tab: OpenTab) -> None:
     spoken = """async () => {
         const { spokenDifference } = await import(
             new URL('plugin/gpurun/static/splits/forest.js', location.href));
         const row = { percent: -43.3, ci: null, verdict: 'inconclusive' };
-        return [{ ...row, why: '6 rounds are too few' }, row].map(spokenDifference);
+        const open = { ...row, ci: [-60, 8], why: 'one of 7 rounds took 169 ms' };
+        return [{ ...row, why: '6 rounds are too few' }, open, row].map(spokenDifference);
     }"""
     assert open_tab("batches").page.evaluate(spoken) == [
         "\u221243.3 %, 6 rounds are too few: inconclusive",
+        "\u221243.3 %, interval \u221260.0 to +8.0 %, one of 7 rounds took 169 ms: inconclusive",
         "\u221243.3 %: inconclusive",
     ]
 

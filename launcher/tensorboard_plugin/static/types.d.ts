@@ -178,7 +178,7 @@ interface Difference {
   percent: number | null;
   ci: Interval | null;
   verdict: Verdict;
-  /** Why there is no interval; older runs don't say. */
+  /** Why it is inconclusive, where that is known; older runs don't say. */
   why?: string | null;
 }
 

@@ -58,6 +58,44 @@ def test_an_outlying_round_is_named(files: Files) -> None:
     assert not any("too few" in note for note in comparison.notes if THIRD.id in note)
 
 
+@pytest.mark.parametrize("num", [7, 9, 11])
+def test_an_outlying_round_of_more_than_six_is_named_next_to_the_interval(files: Files, num: int) -> None:
+    steps_ms = [60.0 + i / 2 for i in range(num)]
+    write_three(files, [*steps_ms[:2], 169.0, *steps_ms[3:]])
+    comparison = compare_run(files.run)
+    (open_,) = comparison.open
+    low, high = known(open_.ci)
+    assert low < 0 < high
+    said = f"one of {num} rounds of ddp 40/24 took 169 ms per step, the others 60.0 to {steps_ms[-1]:.1f}"
+    assert f"can't be distinguished (+{open_.percent:.1f} %" in comparison.headline
+    assert f"; {said})." in comparison.headline
+    assert not any("rounds" in note for note in comparison.notes if "ddp 40/24" in note)
+
+
+def test_a_table_whose_row_an_outlying_round_leaves_open_has_a_note(files: Files) -> None:
+    write_three(files, [*(104.0 + i / 2 for i in range(8)), 300.0])
+    comparison = compare_run(files.run)
+    row = known(by_id(comparison)[THIRD.id].vs_baseline)
+    assert (row.verdict, known(row.ci)[1] > 0) == ("inconclusive", True)
+    assert row.why == "one of 9 rounds of ddp 40/24 took 300 ms per step, the others 104 to 108"
+    assert f"ddp 40/24 has no verdict against the baseline: {row.why}." in comparison.notes
+
+
+def test_an_outlying_round_of_many_decides_nothing_and_isnt_named(files: Files) -> None:
+    steps_ms = [60.0 + i / 2 for i in range(14)]
+    write_three(files, [*steps_ms[:2], 169.0, *steps_ms[3:]])
+    comparison = compare_run(files.run)
+    assert comparison.fastest == THIRD.id
+    assert "169" not in "\n".join((comparison.summary, *comparison.notes))
+
+
+def test_of_two_outlying_rounds_none_is_named(files: Files) -> None:
+    write_three(files, [60.0, 60.5, 169.0, 61.5, 62.0, 150.0, 63.0])
+    comparison = compare_run(files.run)
+    assert comparison.fastest is None
+    assert "took" not in comparison.headline
+
+
 def test_a_round_like_the_others_isnt_outlying(files: Files) -> None:
     write_three(files, [64.0, 64.5, 67.5, 65.5, 66.0, 62.5])
     comparison = compare_run(files.run)

@@ -221,8 +221,7 @@ export function spokenDifference(difference) {
   if (difference.verdict === 'baseline') return 'the baseline';
   const interval = difference.ci
     ? `, interval ${percent(difference.ci[0])} to ${percent(difference.ci[1])} %`
-    : difference.why
-      ? `, ${difference.why}`
-      : '';
-  return `${percent(difference.percent)} %${interval}: ${difference.verdict}`;
+    : '';
+  const why = difference.why ? `, ${difference.why}` : '';
+  return `${percent(difference.percent)} %${interval}${why}: ${difference.verdict}`;
 }
