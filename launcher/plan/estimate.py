@@ -42,7 +42,8 @@ def scope_texts(launches: int, more: str) -> tuple[str, str]:
 def unused_budget(spec: JobSpec, budget_s: float | None) -> Iterator[str]:
     """A note of a budget that the job states and that its plan doesn't have."""
     if "budget" in spec.stated and budget_s is None:
-        size = "`steps: {rounds: 28}` says how much is measured"
+        says = "`steps: {rounds: 28}` says how much is measured"
+        size = says if spec.kind.has_rounds else "`steps: {launches: 6}` says how often the program runs"
         yield f"{UNUSED_BUDGET}, since no variant is compared with another; {size}"
 
 

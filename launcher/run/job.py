@@ -21,7 +21,7 @@ from gpurun.launcher.machine.network import check_loopback
 from gpurun.launcher.machine.resource_limits import check_limits
 from gpurun.launcher.masking import hidden
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.estimate import estimate_s
+from gpurun.launcher.plan.estimate import UNUSED_BUDGET, estimate_s
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan
 from gpurun.launcher.plan.nodes import Node, ranks_there
 from gpurun.launcher.processes.incoming_signals import forwarded
@@ -217,7 +217,8 @@ def execute(
     spent = spent_s(ready.run) if plan.budget_s else 0.0
     tracker = Tracker(plan, estimate_s(plan, ready.spec) - spent, ready.run)
     earlier = find_earlier(plan.name, ready.machine.hostname)
-    progress.say("\n".join((*headlines(plan, ready.spec, earlier), *plan.notes)))
+    notes = (text for text in plan.notes if not text.startswith(UNUSED_BUDGET))  # the report has it
+    progress.say("\n".join((*headlines(plan, ready.spec, earlier), *notes)))
     if plan.budget_s is not None and has_ended(ready.run, plan):
         progress.say(SPENT.format(format_duration(plan.budget_s)))
 

@@ -113,6 +113,17 @@ def test_the_cause_of_a_failure_is_named(ran: Result) -> None:
     assert "failed: script-2-wrong_exit, script-2-early" in ran.err
 
 
+def test_a_budget_that_isnt_used_is_said_where_something_was_timed(tmp_path: Path) -> None:
+    write(tmp_path, "job.yaml", "script: train.py\ndevices: cpu:1\nbudget: 1m\nprofile: {steps: 0}\n")
+    program = write(tmp_path, "train.py", "raise SystemExit(3)\n")
+    failed = gpurun(tmp_path, "job.yaml", "--out", "failed")
+    assert failed.code == 4
+    assert "budget" not in failed.out + failed.err
+    program.write_text("import gpurun\nfor _ in range(40):\n    with gpurun.step():\n        pass\n")
+    ran = gpurun(tmp_path, "job.yaml", "--out", "ran")
+    assert (ran.code, ran.out.count("`budget` is not used"), ran.err.count("budget")) == (0, 1, 0)
+
+
 def test_the_store_is_gone_with_the_ranks_and_was_no_rank(ran: Result) -> None:
     launches = json.loads((ran.directory / "run" / "plan.json").read_text())["launches"]
     assert all(len(launch["processes"]) == 2 for launch in launches)
