@@ -30,7 +30,7 @@ class Workload:
     """A model and what training it takes."""
 
     model: "torch.nn.Module"
-    """On the CPU; it is moved to the devices of the job and cast to its precision."""
+    """On the CPU, not wrapped in DataParallel or its like: how it runs on devices is up to the job."""
     batch: Batch | None = None
     """`batch(size, generator)` gives `(inputs, targets)` of `size` samples on the CPU.
 

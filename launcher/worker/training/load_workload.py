@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, fields
@@ -26,6 +27,13 @@ from gpurun.workloads.registry import BUILTINS
 __all__ = ["UserError", "load_workload"]
 
 Build = Callable[..., Any]
+WRAPPERS: Mapping[str, str] = {
+    "DataParallel": "dp",
+    "DistributedDataParallel": "ddp",
+    "FullyShardedDataParallel": "fsdp",
+    "FSDPModule": "fsdp",
+}
+"""Classes of torch's that spread a model over devices, each with the strategy that does it."""
 
 
 def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> Workload | Probe:
@@ -46,8 +54,16 @@ def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> 
     if name not in BUILTINS:  # the job was checked against those before it ran
         check_params(name, build, params, place)
     with users_code(f"{name} failed to build the workload", "a Workload", place):
-        built = build_builtin(name, build, params) if name in BUILTINS else build(**params)
-    return built if isinstance(built, Probe) else as_workload(name, built, place)
+        built = (
+            build_builtin(name, build, params)
+            if name in BUILTINS
+            else users_build(name, build, params, place)
+        )
+    if isinstance(built, Probe):
+        return built
+    workload = as_workload(name, built, place)
+    refuse_wrapped(name, workload.model.modules(), place)
+    return workload
 
 
 def build_builtin(name: str, build: Build, params: Mapping[str, Any]) -> Any:
@@ -60,6 +76,36 @@ def build_builtin(name: str, build: Build, params: Mapping[str, Any]) -> Any:
         return build(**params)
     except ValueError as error:
         raise ParamsError(refused(name, error)) from None
+
+
+def users_build(name: str, build: Build, params: Mapping[str, Any], place: SourceLine | None) -> Any:
+    """Builds a workload of the user's from the params.
+
+    Raises:
+        UserError: the function wraps the model in a class that finds no process group.
+    """
+    try:
+        return build(**params)
+    except Exception as error:
+        callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+        refuse_wrapped(name, callers, place)
+        raise
+
+
+def refuse_wrapped(name: str, objects: Iterable[Any], place: SourceLine | None) -> None:
+    """Returns if none of the objects spreads a model over devices: the job's strategy does.
+
+    Raises:
+        UserError: one does.
+    """
+    for owner in (owner for one in objects for owner in type(one).__mro__):
+        if owner.__module__.startswith("torch.") and (strategy := WRAPPERS.get(owner.__name__)):
+            raise UserError(
+                f"the workload of {name} wraps its model, which is up to the job",
+                expected=f"the model alone; the job says `strategy: {strategy}` in place of {owner.__name__}",
+                got=f"an object of {owner.__name__}",
+                place=place,
+            )
 
 
 def find_build(name: str, job_dir: Path) -> Build:
