@@ -36,7 +36,8 @@ _MODULE_BODY = "<module>"
 _KNOWN_OWNERS = {"dataloader.py": "DataLoader"}
 """Stacks don't name classes; in this one training most often waits."""
 MOST_RECORDED = 100
-"""Frames of a thread that faulthandler writes, the innermost ones; no option changes it.
+"""Frames of a thread that faulthandler writes, the innermost ones; no option changes it. Newer versions of
+Python don't mark a stack that is cut.
 Source: CPython, Python/traceback.c, `MAX_FRAME_DEPTH`.
 """
 _MOST_FRAMES = 10
@@ -71,6 +72,8 @@ class Thread:
 
     current: bool
     frames: Stack
+    is_cut: bool = False
+    """Whether there may be outer frames that faulthandler didn't write."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ def parse_threads(text: str) -> tuple[Thread, ...]:
             found[-1][1].append(Frame(match["file"], match["line"], match["function"]))
         else:
             inside = False
-    return tuple(Thread(current, tuple(frames)) for current, frames in found)
+    return tuple(Thread(current, tuple(frames), len(frames) >= MOST_RECORDED) for current, frames in found)
 
 
 def activity(threads: Sequence[Thread]) -> Activity | None:

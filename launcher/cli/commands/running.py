@@ -126,9 +126,9 @@ def _rank(view: RankView, node: str | None) -> str:
     called = f"; last collective: {newest}" if newest else ""
     rank = f"rank {view.rank} of {node}" if node else f"rank {view.rank}"
     lines = [f"{rank} (process {view.pid}, {plural(view.steps, 'step')}{called}) {view.doing}"]
-    main = view.threads[0].frames if view.threads else ()
-    lines += [f"    {frame}" for frame in outside_launcher(main)]
-    if len(main) >= MOST_RECORDED:
+    main = view.threads[0] if view.threads else None
+    lines += [f"    {frame}" for frame in outside_launcher(main.frames if main else ())]
+    if main and main.is_cut:
         lines.append(f"    … (calls further out than the innermost {MOST_RECORDED} are not recorded)")
     others = len(view.threads) - 1
     if others > 0:

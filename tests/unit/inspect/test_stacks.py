@@ -1,8 +1,11 @@
 """What ranks were doing, from stacks as faulthandler writes them."""
 
+import faulthandler
 import sysconfig
+from tempfile import TemporaryFile
 from textwrap import dedent
 
+import msgspec
 import pytest
 
 from gpurun.launcher.cli.commands.running import outside_launcher, render_stacks
@@ -253,11 +256,27 @@ def test_a_printed_stack_leaves_out_the_import_system() -> None:
     assert [frame.line for frame in outside_launcher(thread.frames)] == ["503", "43", "7", "4"]
 
 
-def test_a_printed_stack_says_where_its_outer_calls_are_missing() -> None:
-    def shown(depth: int) -> str:
-        (thread,) = parse_threads(stack(*[f"{USER}:4 f"] * (depth - 1)))
-        return render_stacks("01", Hang(None, "", (), ranks=(RankView(0, 7, 0, "", (), (thread,)),)), {})
+def innermost(depth: int) -> str:
+    """The stack of this thread, that deep below here, as faulthandler writes it."""
+    if depth:
+        return innermost(depth - 1)
+    with TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=False)
+        file.seek(0)
+        return file.read()
+
+
+def test_a_stack_says_where_its_outer_calls_are_missing() -> None:
+    """In what is printed, in the JSON of the command, and in `hang.json`."""
+
+    def hang_of(text: str) -> Hang:
+        (thread,) = parse_threads(text.replace("Stack (", "Current thread 0x1 ("))
+        return Hang(None, "", (), ranks=(RankView(0, 7, 0, "", (), (thread,)),))
 
     missing = "    … (calls further out than the innermost 100 are not recorded)"
-    assert shown(100).splitlines()[-1] == missing
-    assert missing not in shown(99)
+    deep = hang_of(innermost(150))
+    (thread,) = deep.ranks[0].threads
+    assert [frame.function for frame in thread.frames] == ["innermost"] * 100
+    assert render_stacks("01", deep, {}).splitlines()[-1] == missing
+    assert msgspec.to_builtins(deep)["ranks"][0]["threads"][0]["is_cut"]
+    assert missing not in render_stacks("01", hang_of(stack(*[f"{USER}:4 f"] * 98)), {})
