@@ -59,14 +59,28 @@ def check_metadata(wheel: Path) -> str:
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
     expect(metadata["Name"] == NAME, f"the wheel is named {metadata['Name']}")
     expect(tops == {"gpurun"}, f"the wheel installs {sorted(tops)}")
-    urls = ("Project-URL",) if os.environ.get("REPOSITORY_URL") else ()
-    for field in ("License-Expression", "Classifier", "Keywords", "Requires-Python", *urls):
+    for field in ("License-Expression", "Classifier", "Keywords", "Requires-Python"):
         expect(field in metadata, f"the metadata lack {field}")
+    check_addresses(metadata, os.environ.get("REPOSITORY_URL", "").rstrip("/"))
     first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     expect(first is not None and first[1] == version, f"CHANGELOG.md doesn't begin with {version}")
     tag = os.environ.get("GITHUB_REF_NAME", "") if os.environ.get("GITHUB_REF_TYPE") == "tag" else ""
     expect(tag in ("", f"v{version}"), f"the tag is {tag}, the version {version}")
     return str(version)
+
+
+def check_addresses(metadata: Message, url: str) -> None:
+    """Links lead to the repository from wherever the description is shown; without a `url` there are none."""
+    projects = [line.partition(", ")[2] for line in metadata.get_all("Project-URL") or ()]
+    targets = re.findall(r"\]\((?!#)([^)\s]+)\)", str(metadata.get_payload()))
+    expect(bool(targets), "the description has no links")
+    if not url:
+        expect(not projects, f"REPOSITORY_URL isn't set, but the metadata have {projects}")
+        return
+    elsewhere = [one for one in projects if not f"{one}/".startswith(f"{url}/")]
+    expect(bool(projects) and not elsewhere, f"project URLs aren't below {url}: {elsewhere or 'none'}")
+    relative = [one for one in targets if "://" not in one]
+    expect(not relative, f"PyPI shows the description with dead links: {relative}")
 
 
 def try_out(package: Path, version: str) -> None:

@@ -2,11 +2,17 @@
 
 import importlib.util
 import re
+import runpy
+import sys
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+
+from tools.release import check_addresses
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
@@ -65,6 +71,27 @@ def test_the_readme_is_short_and_fits_a_terminal() -> None:
     assert len(text.split()) <= 950
     wide = [line for block in FENCE.findall(text) for line in block.splitlines() if len(line) > 80]
     assert not wide
+
+
+@pytest.mark.parametrize("url", ["", "https://forge.example/me/gpurun"])
+def test_the_package_names_the_repository_where_its_address_is_known(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setitem(sys.modules, "setuptools", SimpleNamespace(setup=given.update))
+    monkeypatch.setenv("REPOSITORY_URL", url)
+    runpy.run_path(str(ROOT / "setup.py"))
+    metadata = Message()
+    metadata.set_payload(given["long_description"])
+    for project in given["project_urls"].items():
+        metadata["Project-URL"] = ", ".join(project)
+    check_addresses(metadata, url)
+    with pytest.raises(SystemExit, match="release-check: "):
+        check_addresses(metadata, "https://forge.example/other" if not url else "")
+    if url:
+        metadata.set_payload("[a page](docs/page.md)")
+        with pytest.raises(SystemExit, match=r"dead links: \['docs/page.md'\]"):
+            check_addresses(metadata, url)
 
 
 def make_pages() -> ModuleType:
