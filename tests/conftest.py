@@ -128,7 +128,7 @@ def _set_variable(key: str, value: str | None) -> None:
 
 @pytest.fixture
 def all_gone() -> Callable[[list[int]], list[int]]:
-    """Waits until processes have ended; returns those that live longer than the 3 s they are granted."""
+    """Waits until processes have ended; returns those that live longer than the time they are granted."""
 
     def wait(pids: list[int]) -> list[int]:
         deadline = time.monotonic() + SETTLE_S

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gpurun.launcher.machine.process_tree import descendants
 
-SETTLE_S = 3.0
-"""How long a process that was asked to end may take."""
+SETTLE_S = float(os.environ.get("GPURUN_SETTLE_S", "60"))
+"""How long what was asked to end may take, on a machine with other load too: only a leak takes that long."""
 _SHARED_MEMORY = Path("/dev/shm")
 _CLONE_NEWNS, _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 0x20000, 2, 4, 0x4000, 0x80000
 

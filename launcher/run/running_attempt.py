@@ -5,10 +5,11 @@ It is started with the file that its ranks read, and one request per rank.
 
 import os
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -35,7 +36,7 @@ from gpurun.launcher.rundir.files import (
     write_json,
 )
 from gpurun.launcher.rundir.paths import num_bytes
-from gpurun.launcher.rundir.records import Event, LaunchConfig
+from gpurun.launcher.rundir.records import Event, LaunchConfig, Stage
 
 STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
 
@@ -75,7 +76,7 @@ class Starter:
         if program is None:
             self.write_config(launch, name, rounds)
             return self.rank_requests(launch, name, None)
-        self.begin_program(launch, name, program)
+        self.write_program_config(launch, name, program)
         return (self.store_request(launch, name, program), *self.rank_requests(launch, name, program))
 
     def write_config(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> None:
@@ -116,14 +117,13 @@ class Starter:
         balances = {variant: self.run.read_balance(variant) for variant in launch.variants}
         return {variant: balance.best.split for variant, balance in balances.items() if balance}
 
-    def begin_program(self, launch: Launch, name: str, program: Variant) -> None:
-        """Writes what the ranks of a program's attempt read, and the event that it begins."""
+    def write_program_config(self, launch: Launch, name: str, program: Variant) -> None:
+        """Writes what the ranks of a program's attempt read."""
         run_dir, is_first = self.run.path.resolve(), launch.repetition == 0
         config = program_config(
             self.spec, program, name, run_dir=run_dir, job_dir=self.code_dir(launch), is_first=is_first
         )
         write_json(self.run.launch_config(name), config)
-        append_lines(self.run.events(name), [Event.now("start", program.id)])
 
     def store_request(self, launch: Launch, name: str, program: Variant) -> StartRequest:
         """The store through which the ranks of a program find each other."""
@@ -175,10 +175,17 @@ def program_env(planned: Mapping[str, str], stated: Mapping[str, str]) -> dict[s
     return {key: value for key, value in planned.items() if not (is_theirs and key == "OMP_NUM_THREADS")}
 
 
-def end_program(run: RunDir, program: Variant, name: str, exits: Sequence[Exit]) -> None:
-    """Writes that an attempt is done if every rank has ended well: no rank can know that of the others."""
-    if sum(exit_.returncode == 0 for exit_ in exits) == program.world_size:
-        append_lines(run.events(name), [Event.now("done", program.id)])
+class Clock(Protocol):
+    """The time; tests have a clock that never waits."""
+
+    def monotonic(self) -> float:
+        """Seconds, for durations."""
+
+    def time_ns(self) -> int:
+        """Nanoseconds since 1970, for records."""
+
+    def sleep(self, seconds: float) -> None:
+        """Returns after so long."""
 
 
 POLL_S = 0.2
@@ -196,6 +203,7 @@ class RunningAttempt:
     ranks: Ranks
     relay: Relay
     """Shows what the ranks write."""
+    clock: Clock = time
     events_read: int = 0
     """Bytes of the events so far."""
     events_file: int = 0
@@ -210,6 +218,7 @@ class RunningAttempt:
     def start(self, action: do.Start) -> None:
         """Starts the ranks."""
         requests = self.starter.prepare(self.launch, self.name, action.rounds)
+        self.record_program("start")
         entered(self.run, self.name)
         self.relay.follow(self.own_logs())
         if action.preloads == "before":
@@ -270,14 +279,22 @@ class RunningAttempt:
     def read_results(self, action: do.Stop, stopped_ns: int) -> do.Stopped:
         """Reads what the ranks measured, and how they ended."""
         exits = tuple(self.ranks.poll(0))
-        program = program_of(self.starter.plan, self.launch)
-        if program is not None and action.why == "ended":
-            end_program(self.run, program, self.name, (*action.exits, *exits))
+        ended_well = sum(exit_.returncode == 0 for exit_ in (*action.exits, *exits))
+        if action.why == "ended" and ended_well == len(self.launch.processes):
+            self.record_program("done")
         finished = frozenset(finished_variants(self.run, self.launch))
         if finished >= set(action.variants):
             self.relay.finish()
         failures = tuple(self.run.read_failures(self.name))
         return do.Stopped(exits, stopped_ns, failures, finished, self.last_events())
+
+    def record_program(self, stage: Stage) -> None:
+        """Writes an event of a program's attempt: its ranks write none, since each knows only of itself."""
+        program = program_of(self.starter.plan, self.launch)
+        if program is not None:
+            at_ns = round(1e9 * self.clock.monotonic())
+            event = Event(self.clock.time_ns(), stage, program.id, monotonic_ns=at_ns)
+            append_lines(self.run.events(self.name), [event])
 
     def last_events(self) -> dict[int, Event]:
         """The newest event of each rank of a workload; a program's ranks have none of their own."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.interference import load_so_far
@@ -17,7 +17,7 @@ from gpurun.launcher.run import decisions
 from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.attempts import record_outcomes, remaining
 from gpurun.launcher.run.budget import Budget
-from gpurun.launcher.run.running_attempt import RunningAttempt, Starter, program_of
+from gpurun.launcher.run.running_attempt import Clock, RunningAttempt, Starter, program_of
 from gpurun.launcher.run.watch import Tick, limits_of
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.records import Command, Event, Restart
@@ -37,19 +37,6 @@ NO_STEP = (
     "no step was seen for {:g} s: `gpurun stacks {}` shows where the ranks are\n"
     "    a program that starts its own processes (mp.spawn) is run by plain python, or without starting them"
 )
-
-
-class Clock(Protocol):
-    """The time; tests have a clock that never waits."""
-
-    def monotonic(self) -> float:
-        """Seconds, for durations."""
-
-    def time_ns(self) -> int:
-        """Nanoseconds since 1970, for records."""
-
-    def sleep(self, seconds: float) -> None:
-        """Returns after so long."""
 
 
 @dataclass
@@ -149,7 +136,9 @@ class Session:
         """Starts the ranks of a launch."""
         launch = self.plan.launches[action.position]
         self.ranks = self.pools.get(*self.plan.environment(launch.variants[0]))
-        self.attempt = RunningAttempt(self.starter, launch, action.attempt, self.ranks, self.relay)
+        self.attempt = RunningAttempt(
+            self.starter, launch, action.attempt, self.ranks, self.relay, self.clock
+        )
         self.attempt.start(self.preloading(action))
         self.on_event(launch, None)
         now_s = self.clock.monotonic()

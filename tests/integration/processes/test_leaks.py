@@ -64,5 +64,5 @@ def run_pytest(directory: Path) -> str:
     """What pytest says of the leaking tests, held to what all tests here are held to."""
     options = ("-p", "tests.conftest", "-p", "no:cacheprovider", "-c", os.devnull, "-rA", "--basetemp=tmp")
     argv = [sys.executable, "-m", "pytest", *options, str(write(directory, "test_leaking.py", LEAKING))]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "COLUMNS": "500"}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "COLUMNS": "500", "GPURUN_SETTLE_S": "3"}
     return subprocess.run(argv, cwd=directory, env=env, capture_output=True, text=True, check=False).stdout

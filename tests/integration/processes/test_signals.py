@@ -1,15 +1,17 @@
 """Whatever kills the command, or a part of it: nothing stays behind."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.machine.process_tree import descendants
+from gpurun.launcher.machine.process_tree import descendants, is_stopped
 
 FRONT = Path(__file__).parent / "process_front.py"
 BODIES = ("hold_the_gil", "leave_grandchild", "ignore_sigterm", "sleep_for_ever")
@@ -19,14 +21,29 @@ AllGone = Callable[[list[int]], list[int]]
 @pytest.fixture
 def front(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A command with four ranks: one in C with the GIL, one with a runaway grandchild, one that is deaf."""
-    argv = [sys.executable, str(FRONT), str(tmp_path), *BODIES]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        deadline = time.monotonic() + 30
-        while len(list(tmp_path.glob("ready*"))) < len(BODIES):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    with running([str(FRONT), str(tmp_path), *BODIES], tmp_path, len(BODIES)) as process:
         yield process
+
+
+@contextmanager
+def running(argv: list[str], directory: Path, num: int) -> Iterator[subprocess.Popen[str]]:
+    """A command whose ranks, so many, do what they are to do."""
+    whole = [sys.executable, *argv]
+    with subprocess.Popen(whole, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            while len(list(directory.glob("ready*"))) < num:
+                assert process.poll() is None
+                time.sleep(0.01)
+            yield process
+        finally:
+            process.kill()
+
+
+def stop(pid: int) -> None:
+    """Stops a process: the signal that has been sent takes effect when the process gets a core."""
+    os.kill(pid, signal.SIGSTOP)
+    while not is_stopped(pid):
+        time.sleep(0.01)
 
 
 def family(front: subprocess.Popen[str], directory: Path) -> list[int]:
@@ -53,7 +70,7 @@ def test_a_stopped_supervisor_is_continued_at_the_end(
     front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone
 ) -> None:
     pids = family(front, tmp_path)
-    subprocess.run(["kill", "-STOP", str(pids[0])], check=True)
+    stop(pids[0])
     front.send_signal(signal.SIGINT)
     assert front.wait() == 130
     assert all_gone([front.pid, *pids]) == []
@@ -83,17 +100,17 @@ def test_a_killed_helper_ends_the_run_with_a_word(
     assert words in front.stderr.read()
 
 
-@pytest.mark.parametrize("also", [(), ("STOP",)], ids=["", "server stopped"])
+@pytest.mark.parametrize("is_server_stopped", [False, True], ids=["", "server stopped"])
 def test_command_and_supervisor_killed_at_once(
-    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone, also: tuple[str, ...]
+    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone, is_server_stopped: bool
 ) -> None:
     """The server is left to end what the ranks have started.
 
     If it was stopped, the kernel continues it: its process group has become an orphan.
     """
     pids = family(front, tmp_path)
-    for name in also:
-        subprocess.run(["kill", f"-{name}", str(pids[1])], check=True)
+    if is_server_stopped:
+        stop(pids[1])
     subprocess.run(["kill", "-KILL", str(front.pid), str(pids[0])], check=True)
     assert all_gone([front.pid, *pids]) == []
 
@@ -103,16 +120,11 @@ def test_only_a_second_ctrl_c_does_not_wait(tmp_path: Path, all_gone: AllGone) -
     code = f"import sys; sys.path.insert(0, {str(FRONT.parent)!r}); import process_front as front; " + (
         "front.GRACE_S = 3600.0; sys.exit(front.main(sys.argv[1], ['ignore_sigterm']))"
     )
-    argv = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True) as front:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "ready0").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    with running(["-c", code, str(tmp_path)], tmp_path, 1) as front:
         pids = descendants(front.pid)
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
             front.send_signal(number)
-            while _pending_or_unhandled(front.pid):
+            while is_pending(front.pid) or not is_asleep(front.pid):
                 time.sleep(0.01)
         assert descendants(front.pid) == pids
         front.send_signal(signal.SIGINT)
@@ -126,7 +138,7 @@ def test_a_key_that_is_held_down_ends_it_in_order_too(
     pids = family(front, tmp_path)
     for _ in range(20):
         front.send_signal(signal.SIGINT)
-        while front.poll() is None and _pending_or_unhandled(front.pid):
+        while front.poll() is None and is_pending(front.pid):
             pass
     assert all_gone([front.pid, *pids]) == []
     assert front.wait() == 130
@@ -134,9 +146,17 @@ def test_a_key_that_is_held_down_ends_it_in_order_too(
     assert front.stderr.read() == "interrupted by Ctrl-C\n"
 
 
-def _pending_or_unhandled(pid: int) -> bool:
-    """Whether a signal still waits to be delivered (SigPnd, ShdPnd of /proc/PID/status)."""
-    fields = dict(
-        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
-    )
-    return any(int(fields[key], 16) for key in ("SigPnd", "ShdPnd"))
+def is_pending(pid: int) -> bool:
+    """Whether a signal still waits to be delivered."""
+    return any(int(status(pid)[key], 16) for key in ("SigPnd", "ShdPnd"))
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether the process waits: Python has then called its handlers for all signals that were delivered."""
+    return status(pid)["State"].startswith("S")
+
+
+def status(pid: int) -> dict[str, str]:
+    """The fields of /proc/PID/status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
