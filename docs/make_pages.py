@@ -55,15 +55,16 @@ Made by `make docs` from what `gpurun COMMAND --help` prints.
 
 `gpurun JOB.yaml` runs a job file; the word `job` may be left out. `--json` prints JSON on stdout; messages
 go to stderr. Every RUN may be a run directory, `runs/NAME` or `runs/NAME/latest` (both mean the newest run of
-that name), or [the URL of a run in a store](clusters.md#in-a-store).
+that name), or, but for `stacks` and `capture`, [the URL of a run in a store](clusters.md#in-a-store).
 
 Exit codes:
 
 | code | meaning |
 |---|---|
 | 0 | ok, also with variants that ran out of memory, were skipped or stayed unsteady |
+| 1 | a bug in gpurun, with its traceback |
 | 2 | the job file or the command line is wrong |
-| 3 | the machine lacks what the job asks for, results are missing in the store, or a self-test failed |
+| 3 | the machine lacks what the job asks for, a run can't be read or written, or a self-test failed |
 | 4 | a variant failed or timed out, all variants ran out of memory, or a node was lost |
 | 5 | a gate fails: a variant is slower than `--fail-slower` allows |
 | 6 | a gate is undecided: whether a variant is that slow could not be shown |

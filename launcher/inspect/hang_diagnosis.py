@@ -146,7 +146,7 @@ def _view(snapshot: RankSnapshot, doing: str) -> RankView:
 
 
 def _phrase(rank: int, doing: Activity | None) -> str:
-    """`rank 2 is in `DataLoader.__next__` (train.py:41)`."""
+    """`rank 2 is in `DataLoader.__next__`, called at train.py:41`."""
     return f"rank {rank} {doing.short if doing else 'reported no stack'}"
 
 

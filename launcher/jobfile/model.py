@@ -122,7 +122,7 @@ class Steps(Section):
     more."""
     rounds: Annotated[int, whole(1, 100_000)] = setting(28, instead=_ALL_STEPS)
     """Rounds of a run of fixed size, over all launches of a group of processes. In a round every variant runs
-    once, for at least 200 ms (1 s on GPUs), in a random order."""
+    once, the baseline twice, for at least 200 ms (1 s on GPUs) each, in a random order."""
     launches: Annotated[int, whole(1, 100)] | None = None
     """How often a run of fixed size launches each group of processes. By default 1 where only splits are
     compared, which says nothing of other launches, and 6 where several strategies, precisions or device
@@ -176,14 +176,15 @@ class JobSpec(Settings, Section):
     name: Name = "job"
     """Name of the directory under `runs/`. By default the job file's own name."""
     devices: Devices = "auto"
-    """Devices to use. `auto`: all GPUs that no other process uses, or two CPU devices where there is none.
-    `cpu:4`: four devices that share this machine's cores. `cuda`: all GPUs. A list names them, GPUs also by
-    the UUID of a GPU or of a MIG instance; a GPU that is listed twice is shared by two ranks. Numbers
-    count what CUDA_VISIBLE_DEVICES leaves. Where nodes differ, `cuda:1@0` is the second GPU of node 0."""
+    """Devices to use. `auto`: all GPUs that no other process uses, or all if none is free; on a machine
+    without GPUs two CPU devices. `cpu:4`: four devices that share this machine's cores. `cuda`: all GPUs.
+    A list names them, GPUs also by the UUID of a GPU or of a MIG instance; a GPU that is listed twice is
+    shared by two ranks. Numbers count what CUDA_VISIBLE_DEVICES leaves. Where nodes differ, `cuda:1@0` is
+    the second GPU of node 0."""
     nodes: Annotated[device_values.Nodes, device_values.NODES] = 1
-    """Machines that train together. Each runs `gpurun` with this job file; `devices` are those of every one
-    unless a list names their nodes, and count from the first node's on. `2..4`: as many as are there at the
-    start. How they find each other: see `docs/clusters.md`."""
+    """Machines that train together. Each runs `gpurun` with this job file. `devices` are those of each node,
+    unless a list names nodes; those of the first node come first. `2..4`: as many as are there at the start.
+    How they find each other: see `docs/clusters.md`."""
     min_local_batch: Annotated[int, number_of(0, 1)] = setting(1)
     """Whether `balanced` must use every device: `1` gives each at least one sample, `0` may leave out devices
     that would not help."""
@@ -196,8 +197,8 @@ class JobSpec(Settings, Section):
     until: Literal["decided", "fixed"] = "decided"
     """When to stop. `decided`: short launches are repeated until the fastest variant is known and how the
     others compare with it, or until `budget` is spent; variants that are clearly slower get fewer rounds.
-    `fixed`: after `steps.rounds` in `steps.launches`; a job that states one of these has a fixed size, and a
-    variant alone has as well."""
+    `fixed`: after `steps.rounds` in `steps.launches`. A job that states one of the two has a fixed size, and
+    so has one with a single variant."""
     budget_s: Duration = 180.0
     """The most time to decide in, from when the run begins: imports before the first launch count. Every
     variant is launched once, however long that takes; a launch begins only if it is likely to end in time."""
@@ -229,8 +230,8 @@ class JobSpec(Settings, Section):
     """How often each launch may start again after a transient failure: a signal, the kernel's OOM
     killer, a lost connection, a hang, most exceptions and exit codes; not after an error of
     the program or its installation, such as `SyntaxError`, `ImportError`, `NameError`, `TypeError`,
-    `AttributeError`, `FileNotFoundError` or exit code 2. The pause before is 1 s, and doubles each time,
-    up to 30 s. A program on several nodes also goes on after a lost node has come back."""
+    `AttributeError`, `FileNotFoundError` or the exit codes 2, 126 and 127. The pause before is 1 s, and
+    doubles each time, up to 30 s. A program on several nodes also goes on after a lost node has come back."""
     bind: Literal["none", "numa", "cores"] = "none"
     """The cores that each rank runs on. `numa`: those of its GPU's NUMA node; without GPUs, ranks are spread
     over the NUMA nodes. `cores`: its own share of those, in whole cores."""

@@ -87,8 +87,14 @@ def store_url(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     help="Keep the run in a store too, below this URL: s3://BUCKET/PATH.",
 )
 @click.option("--gpu", metavar="KIND", help=f"Kind of GPU: H100, amd.com/gpu {taken_by('gpu')}.")
-@click.option("--gpus-per-node", type=WholeNumber(1), help="GPUs to request on every node.")
-@click.option("--cpus-per-task", type=WholeNumber(1), help="Cores to request on every node.")
+@click.option(
+    "--gpus-per-node", type=WholeNumber(1), help=f"GPUs to request on every node {taken_by('gpus_per_node')}."
+)
+@click.option(
+    "--cpus-per-task",
+    type=WholeNumber(1),
+    help=f"Cores to request on every node {taken_by('cpus_per_task')}.",
+)
 @click.option("--partition", metavar="NAME", help=f"Partition of the cluster {taken_by('partition')}.")
 @click.option("--account", metavar="NAME", help=f"Account to charge {taken_by('account')}.")
 @further_options

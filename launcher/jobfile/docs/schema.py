@@ -18,7 +18,7 @@ from gpurun.launcher.jobfile.section import Key, Section
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.values import RATIO_PATTERN
 from gpurun.launcher.strategies import IN_JOBS
-from gpurun.launcher.units import format_count
+from gpurun.launcher.units import GIB, format_count
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_FILE = "gpurun.schema.json"
@@ -38,7 +38,7 @@ def _section(part: type[Section], docs: dict[str, str]) -> dict[str, Any]:
     properties = {
         name: {
             **_kind(key),
-            **_default(name, getattr(defaults, key.field)),
+            **_default(name, key.field, getattr(defaults, key.field)),
             "description": docs[key.field],
         }
         for name, key in part.keys.items()
@@ -59,10 +59,12 @@ def _kind(key: Key) -> dict[str, Any]:
     return dict(key.kind.schema)
 
 
-def _default(name: str, value: Any) -> dict[str, Any]:
+def _default(name: str, field: str, value: Any) -> dict[str, Any]:
     """The value of a key that is left out; nothing where that is "none", or the file's name."""
     if name == "name" or not isinstance(value, str | int | float):
         return {}
+    if field.endswith("_bytes"):
+        return {"default": f"{value / GIB:g} GiB"}
     return {"default": _duration(value) if isinstance(value, float) else value}
 
 
@@ -145,10 +147,10 @@ JSON Schema that this page is made from; `--set key.path=value` overrides any ke
 """
 
 _COMBINATIONS = """\
-A combination that cannot be (a split for two devices on one, `single` on two) is left out, and `gpurun check`
-lists it with the reason; a split that fits none of the job's device counts is a mistake. Splits that come to
-the same samples are measured once. `even` may give fewer parts than there are devices, as `torch.chunk` does:
-9 over 4 devices is 3, 3, 3, and runs on three.
+A combination that can't be run (a split for two devices on one, `single` on two) is left out, and
+`gpurun check` lists it with the reason; a split that fits none of the job's device counts is a mistake.
+Splits that come to the same samples are measured once. `even` may give fewer parts than there are devices, as
+`torch.chunk` does: 9 over 4 devices is 3, 3, 3, and runs on three.
 """
 
 _NOTES = {"compare": _COMBINATIONS}
@@ -209,7 +211,7 @@ def _kind_text(value: dict[str, Any]) -> str:
 
 def _whole_number(value: dict[str, Any]) -> str:
     highest = value.get("maximum", 2**31)
-    return f"whole number from {value['minimum']}" + (
+    return f"whole number from {format_count(value['minimum'])}" + (
         f" to {format_count(highest)}" if highest <= 1_000_000 else ""
     )
 
@@ -222,5 +224,6 @@ _EXAMPLES = {
     NODES_PATTERN: "a range (`2..4`)",
     RATIO_PATTERN: 'a ratio (`"3:1"`)',
     r"^[0-9]+(\.[0-9]+)? ?(s|m|h)$": "`90s`, `10m`, `1h`",
+    r"^[0-9]+(\.[0-9]+)? ?(MiB|GiB)$": "`500 MiB`, `4 GiB`",
 }
 """How the schema's patterns look in practice."""

@@ -67,7 +67,7 @@ def test_an_outlying_round_of_more_than_six_is_named_next_to_the_interval(files:
     low, high = known(open_.ci)
     assert low < 0 < high
     said = f"one of {num} rounds of ddp 40/24 took 169 ms per step, the others 60.0 to {steps_ms[-1]:.1f}"
-    assert f"can't be distinguished (+{open_.percent:.1f} %" in comparison.headline
+    assert "can't be distinguished (" in comparison.headline
     assert f"; {said})." in comparison.headline
     assert not any("rounds" in note for note in comparison.notes if "ddp 40/24" in note)
 
