@@ -63,7 +63,7 @@ def _default(name: str, field: str, value: Any) -> dict[str, Any]:
     """The value of a key that is left out; nothing where that is "none", or the file's name."""
     if name == "name" or not isinstance(value, str | int | float):
         return {}
-    if field.endswith("_bytes"):
+    if isinstance(value, int) and field.endswith("_bytes"):
         return {"default": f"{value / GIB:g} GiB"}
     return {"default": _duration(value) if isinstance(value, float) else value}
 

@@ -1,6 +1,7 @@
 """Whatever kills the command, or a part of it: nothing stays behind."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -115,35 +116,42 @@ def test_command_and_supervisor_killed_at_once(
     assert all_gone([front.pid, *pids]) == []
 
 
-def test_only_a_second_ctrl_c_does_not_wait(tmp_path: Path, all_gone: AllGone) -> None:
-    """The grace of this command is an hour. Slurm sends SIGTERM twice: itself, and by srun."""
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A command with one rank, which is deaf, and an hour of grace."""
     code = f"import sys; sys.path.insert(0, {str(FRONT.parent)!r}); import process_front as front; " + (
         "front.GRACE_S = 3600.0; sys.exit(front.main(sys.argv[1], ['ignore_sigterm']))"
     )
-    with running(["-c", code, str(tmp_path)], tmp_path, 1) as front:
-        pids = descendants(front.pid)
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
-            front.send_signal(number)
-            while is_pending(front.pid) or not is_asleep(front.pid):
-                time.sleep(0.01)
-        assert descendants(front.pid) == pids
-        front.send_signal(signal.SIGINT)
-        assert all_gone([front.pid, *pids]) == []
-        assert front.wait() == 130
+    with running(["-c", code, str(tmp_path)], tmp_path, 1) as process:
+        yield process
+
+
+def test_only_a_second_ctrl_c_does_not_wait(patient: subprocess.Popen[str], all_gone: AllGone) -> None:
+    """Slurm sends SIGTERM twice: itself, and by srun."""
+    pids = descendants(patient.pid)
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+        patient.send_signal(number)
+        while is_pending(patient.pid) or not is_asleep(patient.pid):
+            time.sleep(0.01)
+    assert descendants(patient.pid) == pids
+    patient.send_signal(signal.SIGINT)
+    assert all_gone([patient.pid, *pids]) == []
+    assert patient.wait() == 130
 
 
 def test_a_key_that_is_held_down_ends_it_in_order_too(
-    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone
+    patient: subprocess.Popen[str], all_gone: AllGone
 ) -> None:
-    pids = family(front, tmp_path)
-    for _ in range(20):
-        front.send_signal(signal.SIGINT)
-        while front.poll() is None and is_pending(front.pid):
+    """Held down until the last message is there."""
+    pids = descendants(patient.pid)
+    assert patient.stderr is not None
+    while not select.select([patient.stderr], [], [], 0)[0]:
+        patient.send_signal(signal.SIGINT)
+        while is_pending(patient.pid):
             pass
-    assert all_gone([front.pid, *pids]) == []
-    assert front.wait() == 130
-    assert front.stderr is not None
-    assert front.stderr.read() == "interrupted by Ctrl-C\n"
+    assert all_gone([patient.pid, *pids]) == []
+    assert patient.wait() == 130
+    assert patient.stderr.read() == "interrupted by Ctrl-C\n"
 
 
 def is_pending(pid: int) -> bool:
