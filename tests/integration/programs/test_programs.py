@@ -118,10 +118,10 @@ def test_a_budget_that_isnt_used_is_said_where_something_was_timed(tmp_path: Pat
     program = write(tmp_path, "train.py", "raise SystemExit(3)\n")
     failed = gpurun(tmp_path, "job.yaml", "--out", "failed")
     assert failed.code == 4
-    assert "budget" not in failed.out + failed.err
+    assert "`budget`" not in failed.out + failed.err
     program.write_text("import gpurun\nfor _ in range(40):\n    with gpurun.step():\n        pass\n")
     ran = gpurun(tmp_path, "job.yaml", "--out", "ran")
-    assert (ran.code, ran.out.count("`budget` is not used"), ran.err.count("budget")) == (0, 1, 0)
+    assert (ran.code, ran.out.count("`budget` is not used"), ran.err.count("`budget`")) == (0, 1, 0)
 
 
 def test_the_store_is_gone_with_the_ranks_and_was_no_rank(ran: Result) -> None:
