@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -31,9 +31,9 @@ WRAPPERS: Mapping[str, str] = {
     "DataParallel": "dp",
     "DistributedDataParallel": "ddp",
     "FullyShardedDataParallel": "fsdp",
-    "FSDPModule": "fsdp",
+    "fully_shard": "fsdp",
 }
-"""Classes of torch's that spread a model over devices, each with the strategy that does it."""
+"""What spreads a model over devices in torch, each with the strategy that does it."""
 
 
 def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> Workload | Probe:
@@ -62,7 +62,7 @@ def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> 
     if isinstance(built, Probe):
         return built
     workload = as_workload(name, built, place)
-    refuse_wrapped(name, workload.model.modules(), place)
+    refuse_wrapped(name, (owner for one in workload.model.modules() for owner in torchs(one)), place)
     return workload
 
 
@@ -82,28 +82,37 @@ def users_build(name: str, build: Build, params: Mapping[str, Any], place: Sourc
     """Builds a workload of the user's from the params.
 
     Raises:
-        UserError: the function wraps the model in a class that finds no process group.
+        UserError: the function wraps the model, and fails at that, since there is no process group.
     """
     try:
         return build(**params)
     except Exception as error:
-        callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
-        refuse_wrapped(name, callers, place)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            is_torchs = frame.f_globals.get("__name__", "").startswith("torch.")
+            called = [frame.f_code.co_name] if is_torchs else []
+            refuse_wrapped(name, (*called, *torchs(frame.f_locals.get("self"))), place)
         raise
 
 
-def refuse_wrapped(name: str, objects: Iterable[Any], place: SourceLine | None) -> None:
-    """Returns if none of the objects spreads a model over devices: the job's strategy does.
+def torchs(one: Any) -> Iterator[str]:
+    """The classes of torch's that an object is of; of those of `fully_shard` that function's name."""
+    for owner in type(one).__mro__:
+        if owner.__module__.startswith("torch."):
+            yield "fully_shard" if owner.__name__ == "FSDPModule" else owner.__name__
+
+
+def refuse_wrapped(name: str, called: Iterable[str], place: SourceLine | None) -> None:
+    """Returns if nothing of torch's that was called spreads a model over devices: the job's strategy does.
 
     Raises:
-        UserError: one does.
+        UserError: something does.
     """
-    for owner in (owner for one in objects for owner in type(one).__mro__):
-        if owner.__module__.startswith("torch.") and (strategy := WRAPPERS.get(owner.__name__)):
+    for wrapper in called:
+        if strategy := WRAPPERS.get(wrapper):
             raise UserError(
                 f"the workload of {name} wraps its model, which is up to the job",
-                expected=f"the model alone; the job says `strategy: {strategy}` in place of {owner.__name__}",
-                got=f"an object of {owner.__name__}",
+                expected=f"the model alone; the job says `strategy: {strategy}` in place of {wrapper}",
+                got=f"{wrapper}(model)",
                 place=place,
             )
 
