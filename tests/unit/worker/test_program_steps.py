@@ -1,6 +1,7 @@
 """Steps of real optimizers, observed from outside, on a clock that ticks once per look."""
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling.step_traces import StepTracer
 from gpurun.launcher.worker.program import recorder as recorder_module
-from gpurun.launcher.worker.program.program_rank import watch_steps
+from gpurun.launcher.worker.program.program_rank import ProgramRank, watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.program.step_rules import Classifier
 from tests.wording import Wording
@@ -259,6 +260,22 @@ def test_the_traced_steps_are_the_same_on_all_ranks_and_never_timed(tmp_path: Pa
     assert set(kinds[:29]) == {"warmup", "timed"}
     assert tracer.written
     assert (tmp_path / "trace.json").exists()
+
+
+@pytest.mark.parametrize("has_settled", [True, False])
+def test_a_program_that_ends_before_its_trace_says_so_whether_or_not_its_steps_had_settled(
+    tmp_path: Path, has_settled: bool
+) -> None:
+    config = program_config(tmp_path)
+    run, tracer = RunDir(tmp_path), StepTracer(ProfileConfig(steps=3), tmp_path / "trace.json", 30)
+    recorder = StepRecorder(config, 0, run, tracer=tracer, stamps=Ticks())
+    for number in range(15):
+        recorder.classifier.add(TICK_NS * (1 if has_settled else number + 1), "timed")
+    assert bool(recorder.classifier.num_timed) == has_settled
+    program = ProgramRank(config, 0, run, recorder, os.getpid(), lambda: True)
+    said = "no trace: the program ended before step 34, and steps 31 to 33 are traced"
+    assert program.facts().warnings == (said,)
+    assert program.facts(completed=False).warnings == (), "its failure is reported"
 
 
 class CaptureOf:
