@@ -20,6 +20,7 @@ from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     HIDDEN_PARTS,
     RANK_ROWS,
+    RANKED_BARS,
     TIMED_BARS,
     TRACED_BARS,
     cost_sentences,
@@ -28,6 +29,7 @@ from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     step_sentence,
     system_line,
     timed_parts,
+    untraced,
 )
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     changed_s,
@@ -111,6 +113,7 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
         "compare": comparison.variants[0].kind.example if comparison and comparison.variants else None,
         "bars": {
             "traced": TRACED_BARS,
+            "ranked": RANKED_BARS,
             "timed": TIMED_BARS,
             "ranks": RANK_ROWS,
             "hidden": HIDDEN_PARTS,
@@ -160,6 +163,7 @@ def variants(listed: Listed, comparison: Comparison | None) -> list[dict[str, An
                 "cost_sentences": cost_sentences(each, comparison.variants),
                 "step_sentence": step_sentence(each),
                 "far_note": far_note(each),
+                "untraced": untraced(each),
                 "slowest_rank": slowest.rank if (slowest := slowest_rank(each.ranks)) else None,
                 "timed_parts": _timed_parts(each),
             }
@@ -204,6 +208,7 @@ def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | No
         "cost_sentences": [],
         "step_sentence": None,
         "far_note": None,
+        "untraced": None,
         "slowest_rank": None,
         "timed_parts": {},
         "traces": _traces(listed, variant.id),
@@ -212,7 +217,10 @@ def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | No
 
 def _of_traces(listed: Listed) -> dict[str, Any]:
     """The one variant of a directory of traces."""
-    missing = ("strategy", "precision", "reason", "explanation", "step_sentence", "far_note", "slowest_rank")
+    missing = (
+        *("strategy", "precision", "reason", "explanation"),
+        *("step_sentence", "far_note", "untraced", "slowest_rank"),
+    )
     unknown: Mapping[str, Any] = dict.fromkeys(missing)
     return {
         "id": TRACES,
