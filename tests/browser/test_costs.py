@@ -202,7 +202,7 @@ def test_an_arrow_is_inside_of_the_plot(open_tab: OpenTab) -> None:
 
 
 def test_figures_without_a_column_are_where_the_note_says(open_tab: OpenTab) -> None:
-    note = open_tab("gpt").find(".axis-row .note").inner_text()
+    note = open_tab("gpt").find("p.note").inner_text()
     named = re.search(r"Hover over a row for (.*)\.$", note)
     assert named is not None, note
     assert "exposed %" in named[1].split(", ")

@@ -6,9 +6,9 @@ import { number } from '../shared/format.js';
 /** @type {Column[]} */
 export const COLUMNS = [
   { key: 'variant', name: 'variant', sort: (row) => row.label },
-  { key: 'forest', name: (view) => [`${view.run.whatIsCompared} against `, ...wholeWords(`${view.baselineLabel}, %`)] },
-  { key: 'diff', name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
-  { key: 'verdict', name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
+  { key: 'forest', compares: true, name: (view) => [`${view.run.whatIsCompared} against `, ...wholeWords(`${view.baselineLabel}, %`)] },
+  { key: 'diff', compares: true, name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
+  { key: 'verdict', compares: true, name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
   { key: 'ms', name: 'step ms', sort: (row) => row.figures.step_ms?.value, right: true },
   { key: 'unit', name: '' },
   {

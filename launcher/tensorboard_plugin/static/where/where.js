@@ -5,7 +5,7 @@ import { el, hiddenTable, onWidth, replace, widest } from '../shared/dom.js';
 import { columnDecimals, halfWidth, number, plural, three } from '../shared/format.js';
 import { drawHeat } from './heat.js';
 import { passes } from '../model.js';
-import { legend, partName, shownPhases, spoken, timedParts, tracedParts } from '../shared/phases.js';
+import { legend, partName, shownPhases, spoken, timedParts, tracedParts, whatBarsAre } from '../shared/phases.js';
 import { fromZero } from '../shared/scale.js';
 import { brokenState, indexingState, noTracesState, problemNotes, untracedState } from '../shared/states.js';
 import { fillStrips, tracedSteps } from './strip.js';
@@ -54,13 +54,6 @@ export async function showWhere(host, app) {
   return {};
 }
 
-/** @param {Variant[]} variants @param {BarSentences} said */
-function whatBarsAre(variants, said) {
-  const isTraced = variants.map((variant) => Boolean(variant.slowest?.span_ms));
-  const sentences = [isTraced.includes(true) ? said.traced : null, isTraced.includes(false) ? said.timed : null];
-  return sentences.filter(Boolean).join(' ');
-}
-
 /** @param {number} chosen @param {number} total */
 function counted(chosen, total) {
   return chosen === total
@@ -95,7 +88,7 @@ function chosenFirst(all, id, most) {
  * @param {OpenApp} app
  * @param {Variant[]} variants
  */
-export function drawBlocks(grid, app, variants) {
+function drawBlocks(grid, app, variants) {
   const blocks = variants.map((variant) => blockOf(variant)).filter((block) => block.ranks.length);
   drawGrid(grid, app, blocks);
   if (blocks.length)
@@ -169,7 +162,6 @@ function drawGrid(grid, app, blocks) {
     blocks.map((block) => blockRows(block, context)),
     el('div', { class: 'axis-name' }, 'ms from step start'),
     axis(scale, step),
-    el('div', { class: 'axis-name strip-name strip-scale' }, 'every step, ms'),
     el('div', { class: 'axis strip-axis strip-scale' }),
   );
   onWidth(grid, () => fitValues(grid));
@@ -220,6 +212,7 @@ function blockRows(block, context) {
       bars,
       totals(block, scale, decimals),
     ),
+    el('div', { class: 'strip-name strip-scale' }, 'every step, ms'),
     el('div', { class: 'strip', 'data-strip': block.id }),
     hiddenTable(
       `${block.label}: parts of the step, ms`,
