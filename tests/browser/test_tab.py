@@ -324,8 +324,9 @@ def test_ranks_of_unknown_batch_are_shown_without_one(open_tab: OpenTab) -> None
     page.unroute("**/run?*")
 
 
-NAMES_CUT = """all => all.filter((one) => one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight + 1)
-    .map((one) => one.innerText)"""
+NAMES_CUT = """all => all.filter((one) =>
+    one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight + 1
+).map((one) => one.innerText)"""
 ROOM_LEFT = """() => {
     const select = document.querySelector('.run-picker select');
     const pen = document.createElement('canvas').getContext('2d');
