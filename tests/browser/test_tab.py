@@ -340,7 +340,7 @@ ROOM_LEFT = """() => {
 def test_a_narrow_page_keeps_names_and_intervals(open_tab: OpenTab) -> None:
     tab = open_tab("gpt", width=420, variant="ddp-2-48-16")
     first = tab.find(".splits tr[data-variant]").first.locator(".below-figure")
-    assert [plain(text) for text in first.all_inner_texts()] == ["−5.7 to −4.1", "± 0.3"]
+    assert [plain(text) for text in first.all_inner_texts()] == ["± 0.8", "± 0.3"]
     assert tab.find(".bar:visible, .legend:visible").count() == 0
     for view in VIEWS:
         tab.go(view)

@@ -21,6 +21,7 @@ from gpurun.launcher.compare.notes import TRACED_FAR
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.terminal.curves import balanced_lines
+from gpurun.launcher.report.terminal.layout import uncertainty_text
 from gpurun.launcher.rundir.records import NO_TRACE
 from gpurun.launcher.tensorboard_plugin.logdir.documents import outline, read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
@@ -135,6 +136,12 @@ def untraced(variant: VariantResult) -> str | None:
     """Why a program that was to be traced has no trace; `None` of other variants."""
     found = next((warning for warning in variant.warnings if warning.startswith(NO_TRACE)), None)
     return _sentence(found.removeprefix(NO_TRACE)) if found else None
+
+
+def difference_interval(variant: VariantResult) -> str:
+    """`± 0.8`, in percentage points, or `+29.1 to +181.6`, as next to the verdict in the terminal."""
+    text = uncertainty_text(variant.vs_baseline).plain
+    return f"± {text}" if text and " " not in text else text
 
 
 def far_note(variant: VariantResult) -> str | None:

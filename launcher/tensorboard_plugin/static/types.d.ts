@@ -92,6 +92,8 @@ interface PlannedVariant {
   explanation: string | null;
   /** By the key of their metric. */
   figures: { [metric: string]: MetricFigure };
+  /** That of the difference from the baseline, on which the verdict rests. */
+  difference_interval: string;
   cost_sentences: string[];
   /** What the slowest rank's step consists of. */
   step_sentence: string | null;
@@ -1009,6 +1011,7 @@ interface Row {
   /** The rank that the others wait for. */
   slowest: RankFigures | null;
   timedParts: PlannedVariant['timed_parts'];
+  differenceInterval: string;
   figures: { [metric: string]: MetricFigure };
 }
 

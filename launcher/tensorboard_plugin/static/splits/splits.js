@@ -88,6 +88,7 @@ class View {
       result: null,
       slowest: null,
       timedParts: {},
+      differenceInterval: interval(noise.ci),
       figures: {},
     };
     const place = this.passing.indexOf(baseline) + 1;
@@ -294,7 +295,7 @@ class View {
         forestRow(row.difference, this.axis),
         hidden(spokenDifference(row.difference)),
       ],
-      diff: [percent(row.difference?.percent ?? NaN), below(interval(row.difference?.ci))],
+      diff: [percent(row.difference?.percent ?? NaN), below(row.differenceInterval)],
       verdict: row.difference?.verdict ?? '',
       ...Object.fromEntries(Object.entries(row.figures).map(([key, figure]) => [key, figure.text])),
       ms: [row.figures.step_ms?.text ?? '', below(row.figures.step_ms?.uncertainty ?? '')],
@@ -377,7 +378,7 @@ class View {
 }
 
 /**
- * An interval below its figure, where the page is too narrow for a column or a plot of it.
+ * An interval below its figure: that of a step only where the page is too narrow for a column.
  * @param {string} text
  */
 function below(text) {
