@@ -1017,6 +1017,7 @@ interface Row {
 
 /** What headings of columns are made from. */
 interface Ranking {
+  drawn: { parts: Part[] }[];
   run: Run;
   baselineLabel: string;
   fullMs: number;

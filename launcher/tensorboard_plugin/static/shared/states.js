@@ -193,10 +193,20 @@ function saysWhere(message, byte) {
 export function tracedVariant(host, { run, state }) {
   const asked = run.byId.get(state.get('variant') ?? '');
   const variant = asked && !asked.hasTraces ? null : run.choose(asked?.id ?? null, run.traced);
-  const others = asked ? [asked] : run.variants;
-  const why = others.map((one) => one.planned.untraced).find((text) => text != null);
-  if (!variant) untracedState(host, asked?.label ?? null, run.isRunning, why);
+  if (!variant) nothingTraced(host, run, asked);
   return variant;
+}
+
+/**
+ * The run, or one variant of it, has no traces.
+ * @param {Element} host
+ * @param {Run} run
+ * @param {Variant} [asked]
+ */
+export function nothingTraced(host, run, asked) {
+  const variants = asked ? [asked] : run.variants;
+  const why = variants.map((one) => one.planned.untraced).find((text) => text != null);
+  return untracedState(host, asked?.label ?? null, run.isRunning, why);
 }
 
 /**

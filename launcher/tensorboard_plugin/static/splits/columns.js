@@ -14,7 +14,7 @@ export const COLUMNS = [
   { key: 'unit', name: '' },
   {
     key: 'bar',
-    name: (view) => ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)],
+    name: (view) => view.drawn.length > 0 && ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)],
     pad: true,
   },
 ];
