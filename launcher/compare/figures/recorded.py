@@ -15,6 +15,7 @@ from gpurun.launcher.compare.figures.program_steps import (
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
+    MEASURED,
     Balance,
     GpuLoad,
     Kind,
@@ -67,7 +68,7 @@ class Measured:
     @property
     def counts(self) -> bool:
         """Whether its times may be compared: it ran without failing, and has some."""
-        return self.status.status in ("ok", "unsteady") and bool(self.timed)
+        return self.status.status in MEASURED and bool(self.timed)
 
 
 def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps) -> Measured:
@@ -93,7 +94,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
             unsteady = text
     facts = run.read_facts(variant.id)
     of_steps: tuple[str, ...] = ()
-    if status is None or status.status in ("ok", "unsteady"):  # else the failure is what there is to say
+    if status is None or status.status in MEASURED:  # else the failure is what there is to say
         trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
         of_steps = (*sample_of_steps(steps, variant.kind.runs_program), *short, *trends)
     facts = replace(facts, warnings=(*facts.warnings, *read.damage, *of_steps))

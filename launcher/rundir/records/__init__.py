@@ -46,6 +46,7 @@ from gpurun.launcher.rundir.records.measured import (
     VariantFacts,
 )
 from gpurun.launcher.rundir.records.outcome import (
+    MEASURED,
     Command,
     Effect,
     Event,
@@ -54,6 +55,7 @@ from gpurun.launcher.rundir.records.outcome import (
     RootCause,
     SearchRecord,
     Stage,
+    Status,
     TrialConfig,
     TrialRecord,
     TrialTimes,
@@ -67,6 +69,7 @@ from gpurun.launcher.rundir.records.outcome import (
 
 __all__ = [
     "GRADIENT_DIFFERS",
+    "MEASURED",
     "MEMORY_PARTS",
     "NO_GROUP",
     "NO_STEPS",
@@ -107,6 +110,7 @@ __all__ = [
     "RoundTime",
     "SearchRecord",
     "Stage",
+    "Status",
     "StepRecord",
     "TrialConfig",
     "TrialRecord",

@@ -106,11 +106,16 @@ class FailureRecord:
     """Whether the rank only lost its peer ("connection closed by peer")."""
 
 
+Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
+MEASURED = frozenset({"ok", "unsteady"})
+"""Of a variant that ran to its end."""
+
+
 @dataclass(frozen=True)
 class VariantStatus:
     """How a variant ended; `variants/ID/status.json`, written by the command."""
 
-    status: Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
+    status: Status
     reason: str | None = None
     launch: str | None = None
     rank: Count | None = None
