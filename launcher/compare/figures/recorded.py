@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from gpurun.launcher.compare.figures.program_steps import (
+    Around,
+    around_steps,
     last_half,
     planned_launch,
     sample_of_steps,
@@ -17,6 +19,7 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
     MEASURED,
     Balance,
+    Event,
     GpuLoad,
     Kind,
     MemoryPeak,
@@ -64,6 +67,8 @@ class Measured:
     """The points of a micro-benchmark, which has no steps."""
     ended_s: Mapping[str, float] = field(default_factory=dict)
     """How long each attempt of a program took that ended well."""
+    around_s: Sequence[Around] = ()
+    """The parts of that time, of those that had steps."""
 
     @property
     def counts(self) -> bool:
@@ -104,6 +109,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
     if read.damage and not timed and status is not None and status.status == "ok":
         status = VariantStatus("failed", read.damage[0])
     points = run.read_points(variant.id)
+    ended = _ended(run, variant) if variant.kind.runs_program else {}
     counting, timed = launches_that_count(launches, timed)
     repetitions = {launch.id: launch.repetition for launch in counting}
     aa = [time for time in round_times(steps, world_size, "aa") if planned_launch(time.launch) in repetitions]
@@ -121,7 +127,8 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
         memory=run.read_memory(variant.id),
         balance=balance,
         points=points,
-        ended_s=_ended_s(run, variant) if variant.kind.runs_program else {},
+        ended_s={name: elapsed_s(events) for name, events in ended.items()},
+        around_s=[found for events in ended.values() if (found := around_steps(events))],
     )
 
 
@@ -140,15 +147,15 @@ def launches_that_count(
     return [launch for launch in launches if launch.id in later], rounds
 
 
-def _ended_s(run: RunDir, variant: Variant) -> dict[str, float]:
-    """From the moment when rank 0 runs the program, by attempt: of those that came to their end and count."""
+def _ended(run: RunDir, variant: Variant) -> dict[str, list[Event]]:
+    """Events of a program from when rank 0 runs it, by attempt: of those that came to their end and count."""
     logs = {
         name: [event for event in events if event.stage != "start"]
         for name, events in run.read_all_events().items()
         if name not in run.read_replaced()
     }
     return {
-        name: elapsed_s(events)
+        name: events
         for name, events in logs.items()
         if events and events[0].variant == variant.id and events[-1].stage == "done"
     }
