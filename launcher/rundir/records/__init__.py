@@ -47,6 +47,7 @@ from gpurun.launcher.rundir.records.measured import (
     VariantFacts,
 )
 from gpurun.launcher.rundir.records.outcome import (
+    MEASURED,
     Command,
     Effect,
     Event,
@@ -55,6 +56,7 @@ from gpurun.launcher.rundir.records.outcome import (
     RootCause,
     SearchRecord,
     Stage,
+    Status,
     TrialConfig,
     TrialRecord,
     TrialTimes,
@@ -68,6 +70,7 @@ from gpurun.launcher.rundir.records.outcome import (
 
 __all__ = [
     "GRADIENT_DIFFERS",
+    "MEASURED",
     "MEMORY_PARTS",
     "NO_GROUP",
     "NO_STEPS",
@@ -109,6 +112,7 @@ __all__ = [
     "RoundTime",
     "SearchRecord",
     "Stage",
+    "Status",
     "StepRecord",
     "TrialConfig",
     "TrialRecord",

@@ -19,13 +19,12 @@ from gpurun.launcher.compare.model import (
     Gate,
     Noise,
     RankFigures,
-    Status,
     StepTime,
     VariantResult,
 )
 from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.errors import GateError, UndecidedError
-from gpurun.launcher.rundir.records import CodeVersion
+from gpurun.launcher.rundir.records import CodeVersion, Status
 from gpurun.launcher.stats.estimates import percent_from_log
 from tests.known import known
 from tests.wording import Wording

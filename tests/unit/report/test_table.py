@@ -21,7 +21,6 @@ from gpurun.launcher.compare.model import (
     ExposedComm,
     Noise,
     RankFigures,
-    Status,
     StepTime,
     VariantResult,
 )
@@ -30,7 +29,7 @@ from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.table import Part, draw_bar, incomplete_text, phase_parts, render_table
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
+from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Status
 from gpurun.launcher.units import format_rate
 from tests.wording import Wording
 

@@ -21,6 +21,7 @@ from gpurun.launcher.worker.program import recorder as recorder_module
 from gpurun.launcher.worker.program.program_rank import ProgramRank, watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.program.step_rules import Classifier
+from tests.known import known
 from tests.wording import Wording
 
 TICK_NS = 1_000_000
@@ -342,6 +343,19 @@ def test_of_a_long_program_a_sample_and_the_last_step_are_kept(recorder: StepRec
     assert len({number // 5 for number in kept}) <= 9
     events = recorder.run.read_events(launch)
     assert events[-1].round == recorder.classifier.count
+
+
+def test_the_last_report_of_progress_says_when_steps_began_and_ended(recorder: StepRecorder) -> None:
+    recorder.report_progress()
+    layer, before = a_layer(), time.monotonic_ns()
+    train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 3)
+    after = time.monotonic_ns()
+    steps_of(recorder)
+    first, *_, last = recorder.run.read_events(recorder.config.launch)
+    assert (first.round, first.steps_ns) == (0, None)
+    assert last.round == 2
+    began, ended = known(last.steps_ns)
+    assert before <= began <= ended <= after <= last.monotonic_ns
 
 
 def test_of_a_long_program_reports_of_progress_thin_out(
