@@ -227,8 +227,8 @@ def progress(first: Event, rounds_ms: npt.NDArray[np.float32]) -> Iterator[Event
     passed_ns = 0.0
     while passed_ns < ends_ns:
         num_steps, after_ns = round(passed_ns / STEP_MS / 1e6), round(passed_ns)
-        times = {"time_ns": first.time_ns + after_ns, "monotonic_ns": first.monotonic_ns + after_ns}
-        yield Event(stage="run", variant=first.variant, round=num_steps, **times)
+        time_ns, monotonic_ns = first.time_ns + after_ns, first.monotonic_ns + after_ns
+        yield Event(time_ns, "run", first.variant, num_steps, monotonic_ns=monotonic_ns)
         passed_ns += max(FLUSH_NS, passed_ns / PROGRESS_PARTS)
 
 

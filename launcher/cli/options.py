@@ -173,6 +173,9 @@ set_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout.")
 only_rank_option = click.option("--only-rank", type=WholeNumber(0), help="Show only the output of rank N.")
+require_steps_option = click.option(
+    "--require-steps", is_flag=True, help="Exit with 4 if a program ends well, but no step of it was timed."
+)
 quiet_option = click.option(
     "--quiet", is_flag=True, help="Don't show the ranks' output; it is still written to the logs."
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpurun.launcher.errors import GateError, MachineError, UndecidedError
+from gpurun.launcher.errors import GateError, MachineError, UndecidedError, VariantError
 
 if TYPE_CHECKING:
     from gpurun.launcher.rundir.url import Url
@@ -96,6 +96,7 @@ def run_and_print(
     only_rank: int | None,
     quiet: bool,
     as_json: bool,
+    require_steps: bool,
     **place: Any,
 ) -> None:
     """Runs a job and prints the comparison, on node 0.
@@ -104,6 +105,7 @@ def run_and_print(
         invocation: what to run; called after the fork, since it imports much.
         out: the run directory, and a URL at which the run is kept too.
         resume: the run to continue.
+        require_steps: whether a program without a timed step is an error.
         place: the flags about this node.
 
     Raises:
@@ -131,6 +133,22 @@ def run_and_print(
     print_comparison(finished.comparison, finished.run, as_json, finished.reported)
     if finished.error is not None:
         raise finished.error
+    if require_steps:
+        check_steps(finished.comparison)
+
+
+def check_steps(comparison: Any) -> None:
+    """Returns if every program that ended well has a timed step.
+
+    Raises:
+        VariantError: one has none; its warnings say why.
+    """
+    from gpurun.launcher.compare.label import variant_label
+    from gpurun.launcher.rundir.records import MEASURED
+
+    programs = [each for each in comparison.variants if each.kind.runs_program and each.status in MEASURED]
+    if without := [variant_label(each) for each in programs if each.step_ms is None]:
+        raise VariantError(f"no step was timed, which --require-steps asks for: {', '.join(without)}")
 
 
 def check_writable_on_node_0(directory: Path, place: Mapping[str, Any]) -> None:

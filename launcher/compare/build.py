@@ -1,6 +1,6 @@
 """Run directory in, `Comparison` out. Works at any time, also on a run that is not finished."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -8,7 +8,12 @@ from typing import Any
 
 from gpurun.launcher.compare.causes import advised, largest_loss
 from gpurun.launcher.compare.figures.probes import probe_result
-from gpurun.launcher.compare.figures.program_steps import planned_launch
+from gpurun.launcher.compare.figures.program_steps import (
+    LEAST_AROUND,
+    around_text,
+    median_attempt,
+    planned_launch,
+)
 from gpurun.launcher.compare.figures.ranks import rank_figures
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
@@ -28,6 +33,7 @@ from gpurun.launcher.compare.figures.variant import (
 from gpurun.launcher.compare.gate import UNDECIDED, gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, fitting_in, is_one_task
 from gpurun.launcher.compare.interference import interference_in
+from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
     Comparison,
@@ -200,10 +206,21 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
         *(effects_note(found.search) if found.search else ()),
         *(budget_notes(run, plan) if found.complete and has_any else ()),
         *(open_notes(plan, found.open, recorded.looks, spent_s) if is_open else ()),
+        *around_notes(measured.values()),
         *(memory_notes(found.variants) if found.gate is None else ()),
         *restart_notes(run),
         *software_notes(run, measured.values()),
     )
+
+
+def around_notes(measured: Iterable[Measured]) -> list[str]:
+    """Where a program's time went, of the one longest outside of steps; nothing if that is little."""
+    medians = [(one, found) for one in measured if (found := median_attempt(one.around_s))]
+    one, found = max(medians, key=lambda each: each[1].outside, default=(None, None))
+    if one is None or found is None or found.outside < LEAST_AROUND * found.total:
+        return []
+    most = "The most time outside of steps: " if len(medians) > 1 else ""
+    return [f"{most}{around_text(variant_label(one.variant), found, len(one.around_s))}"]
 
 
 def _differences(recorded: _Recorded) -> Differences:

@@ -15,11 +15,10 @@ from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.plan.model import NAMES, refuse_unknown_names, refuse_unknown_names_in_job
-from gpurun.launcher.rundir.records import CodeVersion, LossOver
+from gpurun.launcher.rundir.records import CodeVersion, LossOver, Status
 from gpurun.launcher.stats.family import Outcome
 from gpurun.launcher.units import Interval
 
-Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
 Verdict = Literal["baseline", "faster", "slower", "same", "inconclusive"]
 Unit = Literal["launch", "round"]
 """The unit of an interval: launches, whose scatter it covers, or the rounds of those that there were."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from gpurun.launcher.compare.figures.searched import smaller_than_all_before
 from gpurun.launcher.compare.model import Comparison, Difference, OpenPair, VariantResult
 from gpurun.launcher.compare.variant_difference import Differences, opposite
+from gpurun.launcher.rundir.records import MEASURED
 from gpurun.launcher.stats.estimates import RELEVANT_PERCENT, percent_from_log
 from gpurun.launcher.stats.sequential import launches_needed
 
@@ -182,7 +183,7 @@ def percent_behind_baseline(result: VariantResult) -> float | None:
 
 def is_ranked(result: VariantResult) -> bool:
     """Whether a variant ended well enough to be called fast."""
-    return result.status in ("ok", "unsteady") and result.step_ms is not None
+    return result.status in MEASURED and result.step_ms is not None
 
 
 def time_per_sample(result: VariantResult) -> float:

@@ -9,6 +9,7 @@ from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.effects import Ended, Remaining, Settle
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import (
+    MEASURED,
     NO_STEPS,
     RoundTime,
     VariantFacts,
@@ -97,7 +98,7 @@ def remaining(run: RunDir, plan: Plan, launch: Launch, chosen: Mapping[str, int]
     lost = {v for v in rounds if (s := run.read_status(v)) and s.status in UNRANKED}
     missing = [v for v in rounds if v not in finished | lost]
     status = run.read_status(plan.baseline)
-    usable = status is None or status.status in ("ok", "unsteady")
+    usable = status is None or status.status in MEASURED
     done = rounds_done(run, plan, launch, missing)
     next_ = {
         v: max(1, num - done) for v, num in rounds.items() if v in missing or (v == plan.baseline and usable)

@@ -38,7 +38,7 @@ from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.copier import INTERRUPTED_S, copied
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import Event, MaxBatch
+from gpurun.launcher.rundir.records import MEASURED, Event, MaxBatch
 from gpurun.launcher.rundir.store import keep_at, kept_at, refuse_taken, refuse_unwritable
 from gpurun.launcher.rundir.url import Url
 from gpurun.launcher.units import format_duration, plural
@@ -345,7 +345,6 @@ class Tracker:
 
 _HELD = re.compile(r"the devices can hold .*= (?P<samples>\d+) samples?, not")
 """Words of `balance/solve.py`."""
-_MEASURED = ("ok", "unsteady")
 
 
 def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) -> GpurunError | None:
@@ -365,7 +364,7 @@ def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) ->
     if lost:
         return VariantError(f"{len(lost)} of {plural(len(variants), 'variant')} failed: {', '.join(lost)}")
     too_large = [v.id for v in variants if v.status == "oom"]
-    if too_large and not any(v.status in _MEASURED for v in variants):
+    if too_large and not any(v.status in MEASURED for v in variants):
         hint = _what_fits([v.reason or "" for v in variants if v.status == "oom"])
         return VariantError(
             f"no variant could be measured; out of memory: {', '.join(too_large)}\n    {hint}"

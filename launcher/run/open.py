@@ -22,13 +22,12 @@ from gpurun.launcher.run.earlier_runs import runs_near
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
-from gpurun.launcher.rundir.opening import open_regular
+from gpurun.launcher.rundir.opening import newest_name
 from gpurun.launcher.rundir.paths import LATEST, SELFTEST, check_job_owner, check_owner, elsewhere, is_name
-from gpurun.launcher.rundir.records import CodeVersion, RootCause, VariantStatus
+from gpurun.launcher.rundir.records import MEASURED, CodeVersion, RootCause, VariantStatus
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.units import format_duration
 
-_MOST_NAME_BYTES = 255
 OTHER_JOB = "was made from another job, or on another machine"
 OTHER_BUDGET = (
     "{path} has a budget of {was}, which can't become {now}\n"
@@ -213,21 +212,13 @@ def _meant(path: Path) -> Iterator[Path]:
     """The directories that `path` may mean: itself, and the newest in it or, for `…/latest`, next to it."""
     for directory in (path, path.parent if path.name == LATEST else path):
         yield directory
-        name = _newest(directory / LATEST)
+        name = newest_name(directory / LATEST)
         if is_name(name):
             yield directory / name
 
 
 def is_job_file(path: Path) -> bool:
     return path.suffix in (".yaml", ".yml") and path.is_file()
-
-
-def _newest(pointer: Path) -> str:
-    """The name of the newest run; empty if there is no such file."""
-    if not pointer.is_file():
-        return ""
-    with open_regular(pointer) as file:
-        return file.read(_MOST_NAME_BYTES).decode("utf-8", "replace").strip()
 
 
 def own_run(path: Path) -> RunDir:
@@ -314,7 +305,7 @@ def _sizes(plan: Plan) -> dict[str, Any]:
 def _is_tried_again(run: RunDir, variant_id: str) -> bool:
     """Whether a variant is measured, or will be: one that itself ran out of memory would do so again."""
     status = run.read_status(variant_id)
-    if status is None or status.status in ("ok", "unsteady"):
+    if status is None or status.status in MEASURED:
         return True
     if status.status == "oom" and not _was_killed(run, status):
         return False

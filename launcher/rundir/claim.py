@@ -6,6 +6,7 @@ import fcntl
 import os
 import platform
 import secrets
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,9 @@ import msgspec
 
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.rundir.control import start_ticks
-from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
+from gpurun.launcher.rundir.opening import newest_name
+from gpurun.launcher.rundir.paths import LATEST, bytes_below
 
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """The errors of file systems without hard links: exFAT, many in user space."""
@@ -198,3 +201,36 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def delete(directory: Path) -> int:
+    """Deletes a run directory with all that is in it, and returns its size in bytes.
+
+    Raises:
+        SpecError: a command works on it.
+        MachineError: it can't be deleted.
+    """
+    size = bytes_below(directory)
+    with claimed(RunDir(directory)):
+        try:
+            shutil.rmtree(directory)
+        except OSError as error:
+            raise MachineError(f"can't delete {error.filename or directory}: {error.strerror}") from error
+    name_latest(directory.parent, directory.name)
+    return size
+
+
+def name_latest(directory: Path, deleted: str) -> None:
+    """Lets `latest` name the newest run that is left, where it named the one that is deleted."""
+    pointer = directory / LATEST
+    if newest_name(pointer) != deleted:
+        return
+    left = sorted(plan.parent.name for plan in directory.glob("*/plan.json"))
+    try:
+        if left:
+            write_bytes(pointer, f"{left[-1]}\n".encode())
+            return
+        pointer.unlink()
+        directory.rmdir()  # only if it is empty
+    except OSError:
+        return

@@ -133,3 +133,14 @@ def _num_bytes_of(entry: "os.DirEntry[str]") -> int:
         what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
         raise SpecError(f"{entry.path} is {what}, which no run of gpurun contains; remove it")
     return status.st_size if stat.S_ISREG(status.st_mode) and _RECORD.fullmatch(entry.name) else 0
+
+
+_MOST_NAME_BYTES = 255
+
+
+def newest_name(pointer: Path) -> str:
+    """The name of the newest run; empty if there is no such file."""
+    if not pointer.is_file():
+        return ""
+    with open_regular(pointer) as file:
+        return file.read(_MOST_NAME_BYTES).decode("utf-8", "replace").strip()

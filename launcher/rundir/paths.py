@@ -342,3 +342,9 @@ def num_bytes(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def bytes_below(directory: Path) -> int:
+    """The size of all files in a directory; links are not followed."""
+    places = (Path(place) / name for place, _, names in os.walk(directory) for name in names)
+    return sum(num_bytes(path) for path in places if not path.is_symlink())

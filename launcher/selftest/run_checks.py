@@ -15,7 +15,7 @@ from gpurun.launcher.jobfile.settings import PRECISIONS
 from gpurun.launcher.machine.accelerators import accelerator_of, precision_problem
 from gpurun.launcher.machine.resource_limits import OOM_KILLER
 from gpurun.launcher.plan.devices import Devices
-from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.rundir.records import MEASURED, StepRecord
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
     GRADIENTS,
@@ -164,7 +164,6 @@ LEAST_SEEN = 0.6
 """Share of that as the wait of the other ranks, which may be late themselves where other programs run."""
 LEFT_GIB = 0.5
 """Memory that a GPU may have more in use than before: a driver keeps some for itself."""
-MEASURED = ("ok", "unsteady")
 NUM_STEPS = {"no-set-device": 29, "loader-workers": 23, "skipped-step": 29, "graph": 32}
 """Steps that each rank records of `worker.selftest.plain_programs`: an optimizer's first has no beginning.
 

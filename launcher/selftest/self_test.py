@@ -30,7 +30,7 @@ from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.records import DeviceFacts, RootCause, StepRecord
+from gpurun.launcher.rundir.records import MEASURED, DeviceFacts, RootCause, StepRecord
 from gpurun.launcher.selftest.check_table import blocking, findings
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
@@ -172,7 +172,7 @@ def carry_out_quietly(ready: Prepared, pools: Pools) -> Finished:
 def ran_job(finished: Finished) -> RanJob:
     """The results in a job's directory."""
     run = finished.run
-    lost = [each for each in finished.comparison.variants if each.status not in ("ok", "unsteady")]
+    lost = [each for each in finished.comparison.variants if each.status not in MEASURED]
     return RanJob(
         variants=finished.comparison.variants,
         problem=(lost[0].reason or lost[0].status) if lost else None,

@@ -11,7 +11,12 @@ from typing import Any, Protocol
 
 from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS, operators_answer
-from gpurun.launcher.tensorboard_plugin.answers.requested import RequestedTables, Wanted, tables_answer
+from gpurun.launcher.tensorboard_plugin.answers.requested import (
+    RequestedTables,
+    Wanted,
+    first_table,
+    tables_answer,
+)
 from gpurun.launcher.tensorboard_plugin.answers.runs import (
     run_answer,
     runs_answer,
@@ -37,7 +42,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Broken, Indexes, Indexing, State
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.trace.model import TraceReport
-from gpurun.launcher.trace.requested_tables import TABLES
+from gpurun.launcher.trace.requested_tables import TABLES, Table
 
 MAX_NS = 1 << 53
 """Larger numbers the page's numbers can't hold."""
@@ -237,7 +242,13 @@ def operators(server: Server, query: Query) -> Answer:
 
 
 def tables(server: Server, query: Query) -> Answer:
-    name = TABLES[TABLES.index(query.choice("table", TABLES))]
+    wanted = TABLES[TABLES.index(query.choice("table", TABLES))] if query.has("table") else None
+    return with_index(server, query, lambda index: table_of(server, query, index, wanted))
+
+
+def table_of(server: Server, query: Query, index: Index, wanted: Table | None) -> Answer:
+    """The table that is wanted, by default the one to begin with, or how far it is."""
+    name = wanted or first_table(index.header)
     is_compared = name == "operators" and query.has("against")
 
     def report(key: str, index: Index) -> TraceReport | Answer:
@@ -245,24 +256,21 @@ def tables(server: Server, query: Query) -> Answer:
         traces = server.traces(query, key)
         ranks = {rank.rank for rank in index.header.ranks}
         steps = {step.step for rank in index.header.ranks for step in rank.steps}
-        wanted = Wanted(name, query.one_of("rank", ranks), query.one_of("step", steps))
-        return made(server, traces, index, Wanted(name, None, None) if is_compared else wanted)
+        chosen = Wanted(name, query.one_of("rank", ranks), query.one_of("step", steps))
+        return made(server, traces, index, Wanted(name, None, None) if is_compared else chosen)
 
-    def answer(index: Index) -> Answer:
-        against: tuple[str, TraceReport] | None = None
-        if is_compared:
-            state = server.index(query, "against")
-            other = report("against", state) if isinstance(state, Index) else state_answer(state)
-            if not isinstance(other, TraceReport):
-                return other
-            against = (shown_as(server.run(query), query.name("against")).label, other)
-        found = report("variant", index)
-        if not isinstance(found, TraceReport):
-            return found
-        label = shown_as(server.run(query), query.name("variant")).label
-        return tables_answer(index.header, name, found, label, against)
-
-    return with_index(server, query, answer)
+    against: tuple[str, TraceReport] | None = None
+    if is_compared:
+        state = server.index(query, "against")
+        other = report("against", state) if isinstance(state, Index) else state_answer(state)
+        if not isinstance(other, TraceReport):
+            return other
+        against = (shown_as(server.run(query), query.name("against")).label, other)
+    found = report("variant", index)
+    if not isinstance(found, TraceReport):
+        return found
+    label = shown_as(server.run(query), query.name("variant")).label
+    return tables_answer(index.header, name, found, label, against)
 
 
 def made(server: Server, traces: Traces | None, index: Index, wanted: Wanted) -> TraceReport | Answer:

@@ -201,11 +201,20 @@ def test_an_arrow_is_inside_of_the_plot(open_tab: OpenTab) -> None:
     assert open_tab("batches").page.evaluate(plot) == [True, True]
 
 
-def test_figures_without_a_column_are_where_the_note_says(open_tab: OpenTab) -> None:
-    note = open_tab("gpt").find(".axis-row .note").inner_text()
-    named = re.search(r"Hover over a row for (.*)\.$", note)
-    assert named is not None, note
-    assert "exposed %" in named[1].split(", ")
+@pytest.mark.parametrize(
+    ("width", "named"), [(1280, ""), (1000, "peak GiB, "), (420, "samples/s, eff., peak GiB, ")]
+)
+def test_figures_without_a_column_are_where_the_note_says(open_tab: OpenTab, width: int, named: str) -> None:
+    note = open_tab("gpt", width=width).find("p.note").inner_text()
+    assert note.endswith(f"Hover over a row for {named}exposed %.")
+
+
+def test_names_that_differ_at_their_end_are_whole_on_a_narrow_page(open_tab: OpenTab) -> None:
+    names = open_tab("batches", width=420).find(".splits tr[data-variant] .label")
+    assert names.evaluate_all(CLIPPED) == []
+    assert (
+        names.evaluate_all("all => all.filter((one) => one.scrollHeight > one.clientHeight + 1).length") == 0
+    )
 
 
 def test_an_inconclusive_difference_says_the_comparisons_reason(open_tab: OpenTab) -> None:

@@ -101,11 +101,27 @@ def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
     expect(tab.find(".operators .name-cell")).to_have_count(4)
 
 
-def test_one_variant_is_not_ranked(open_tab: OpenTab) -> None:
+def test_one_variant_has_its_figures_but_no_ranking(open_tab: OpenTab) -> None:
     tab = open_tab("one")
     assert tab.title() == "ddp 32/32: 50.7 ms per step; no other variant was measured."
+    heads = ["variant", "step ms", "", "samples/s", "peak GiB", "slowest rank, 0 to 51 ms"]
+    assert [plain(text) for text in tab.find(".splits th").all_inner_texts()] == heads
+    cells = tab.find(".splits tbody tr").locator("td:visible").all_inner_texts()
+    assert [plain(text) for text in cells[:5]] == ["ddp 32/32", "50.7", "± 0.2", "1,262", "75.70"]
     expect(tab.find("pre")).to_contain_text("compare:")
     tab.watched.shoot("one-variant")
+
+
+def test_a_bar_of_the_ranking_is_as_long_as_the_timed_step_and_says_so(open_tab: OpenTab) -> None:
+    tab = open_tab("hostile", tab="splits")  # a traced step of 50 ms, timed ones of 60
+    widths = "all => all.map((one) => parseFloat(one.style.width))"
+    shares = tab.find(".splits .bar span").evaluate_all(widths)
+    assert sum(shares) == pytest.approx(100)
+    expect(tab.find("th.c-bar")).to_have_text("slowest rank, 0 to 60\u00a0ms")
+    expect(tab.find("p.note .c-bar")).to_contain_text("as timed, in the proportions of its traced step")
+    tab.find(".splits tr[data-variant]").first.hover()
+    said = "rank 0, a traced step of 50.0 ms (the bar is as long as a timed one): compute 40.0 ms, "
+    expect(tab.find(".tip")).to_contain_text(said)
 
 
 def test_five_hundred_variants_keep_the_page_small(open_tab: OpenTab) -> None:
@@ -306,6 +322,52 @@ def test_ranks_of_unknown_batch_are_shown_without_one(open_tab: OpenTab) -> None
     tab.go("where")
     expect(tab.find(".who").first).to_have_text(re.compile(r"^rank \d \u00b7 cuda:\d$"))
     page.unroute("**/run?*")
+
+
+NAMES_CUT = """all => all.filter((one) =>
+    one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight + 1
+).map((one) => one.innerText)"""
+ROOM_LEFT = """() => {
+    const select = document.querySelector('.run-picker select');
+    const pen = document.createElement('canvas').getContext('2d');
+    pen.font = getComputedStyle(select).font;
+    const isCut = pen.measureText(select.selectedOptions[0].text).width > select.clientWidth;
+    return isCut ? innerWidth - document.querySelector('.tabs').getBoundingClientRect().right : 0;
+}"""
+"""Next to the tabs, in px, where the run's name is cut."""
+
+
+def test_a_narrow_page_keeps_names_and_intervals(open_tab: OpenTab) -> None:
+    tab = open_tab("gpt", width=420, variant="ddp-2-48-16")
+    first = tab.find(".splits tr[data-variant]").first.locator(".below-figure")
+    assert [plain(text) for text in first.all_inner_texts()] == ["± 0.8", "± 0.3"]
+    assert tab.find(".bar:visible, .legend:visible").count() == 0
+    for view in VIEWS:
+        tab.go(view)
+        assert tab.widths() == (420, 420), "the page must not scroll sideways"
+        tab.settled()
+        tab.watched.shoot(f"{view}-420-light")
+        if view == "operators":
+            names = tab.find(".operators tbody").first.locator(".name-cell > span:last-child")
+            assert names.evaluate_all(NAMES_CUT) == []
+
+
+def test_dots_of_steps_have_the_axis_below_them(open_tab: OpenTab) -> None:
+    for width, own in ((1280, 0), (800, 8)):
+        tab = open_tab("gpt", tab="where", width=width)
+        tab.settled()
+        tab.watched.shoot(f"where-{width}-light")
+        expect(tab.find(".own-axis:visible")).to_have_count(own)
+        assert tab.find(".strip-axis").is_visible() == (own == 0)
+    tops = tab.find(".where > .axis:visible, .bars").evaluate_all(
+        "all => all.map((one) => [one.getBoundingClientRect().top, one.className])"
+    )
+    assert min(tops)[1] == "axis", "the axis of the bars is above them"
+
+
+def test_a_runs_name_is_whole_where_there_is_room(open_tab: OpenTab) -> None:
+    tab = open_tab("hostile", width=800)
+    assert tab.page.evaluate(ROOM_LEFT) <= 17, "no more than the margin"
 
 
 def test_an_index_that_is_being_made_shows_how_far_it_is(open_tab: OpenTab) -> None:

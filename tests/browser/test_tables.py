@@ -90,6 +90,31 @@ def test_a_table_that_is_being_made_or_cannot_be_says_so(open_tab: OpenTab) -> N
     expect(empty.find("main")).to_contain_text("the traces have no shapes")
 
 
+def test_a_program_that_ended_before_its_trace_says_so(open_tab: OpenTab) -> None:
+    why = "The program ended before step 34, and steps 31 to 33 are traced."
+
+    def too_short(route: Route) -> None:
+        answer = route.fetch().json()
+        for variant in answer["variants"]:
+            variant |= {"traces": [], "untraced": why, "slowest_rank": None}
+        for variant in answer["comparison"]["variants"]:
+            variant["ranks"] = []
+        route.fulfill(json=answer)
+
+    page = open_tab("gpt").page
+    page.route("**/run?*", too_short)
+    for asked, title in (
+        ({"variant": "dp-2-32-32"}, "dp 32/32 has no trace."),
+        ({}, "Nothing was traced in this run."),
+    ):
+        tab = open_tab("gpt", tab="timeline", **asked)
+        for view in ("timeline", "operators", "tables") if asked else ("where", "timeline"):
+            tab.go(view)
+            assert tab.title() == title
+            expect(tab.find("[data-state=none]")).to_have_text(f"{title}{why}")
+    page.unroute("**/run?*")
+
+
 def _answer(route: Route, answers: list[dict[str, object]]) -> None:
     if answers:
         route.fulfill(json=answers.pop(0))

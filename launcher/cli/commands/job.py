@@ -28,6 +28,7 @@ from gpurun.launcher.cli.options import (
     out_or_url_option,
     parse_wait,
     quiet_option,
+    require_steps_option,
     set_option,
     written_url,
 )
@@ -66,6 +67,7 @@ MISSING_RUN = (
 @node_options
 @only_rank_option
 @quiet_option
+@require_steps_option
 @json_option
 @set_option
 def job(
@@ -226,6 +228,7 @@ def after_dashes(args: Sequence[str], name: str) -> str:
 @node_options
 @only_rank_option
 @quiet_option
+@require_steps_option
 @json_option
 @set_option
 def run(

@@ -2,15 +2,19 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 import msgspec
 
-from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.stats.estimates import trend
 from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, WINDOW_STEPS, KeptOf, short_text, trend_text
-from gpurun.launcher.units import plural
+from gpurun.launcher.units import format_duration, plural
 
+LEAST_AROUND = 0.1
+"""The share of a program's time outside of its steps from which the report says where it went."""
 LEAST_STEPS = 4
 """Half of fewer steps says nothing."""
 LEAST_TIMED = 6
@@ -123,6 +127,55 @@ def steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, in
         for launch, num in {step.launch: step.step + 1 for step in of_rank}.items():
             found[launch] = min(num, found.get(launch, num))
     return found
+
+
+@dataclass(frozen=True)
+class Around:
+    """Where the time of a program's attempt went, in seconds."""
+
+    before: float
+    """From when rank 0 ran the program to the beginning of its first step."""
+    steps: float
+    """From there to the end of its last step: with all that is between them."""
+    after: float
+    """From there to the end of the last rank."""
+    num_steps: int
+
+    @property
+    def total(self) -> float:
+        """How long the program ran."""
+        return self.before + self.steps + self.after
+
+    @property
+    def outside(self) -> float:
+        """The time before and after its steps."""
+        return self.before + self.after
+
+
+def around_steps(events: Sequence[Event]) -> Around | None:
+    """The parts of an attempt that ended, by rank 0's clock; `None` without steps, and in older runs."""
+    last = next((event for event in reversed(events) if event.steps_ns is not None), None)
+    if last is None or last.steps_ns is None:
+        return None
+    marks = (events[0].monotonic_ns, *last.steps_ns, events[-1].monotonic_ns)
+    before, steps, after = ((end - start) / 1e9 for start, end in pairwise(marks))
+    return Around(before, steps, after, last.round) if min(before, steps, after) >= 0 else None
+
+
+def median_attempt(attempts: Sequence[Around]) -> Around | None:
+    """The attempt of median length, whose parts add up."""
+    ordered = sorted(attempts, key=lambda each: each.total)
+    return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+
+def around_text(name: str, found: Around, num_attempts: int) -> str:
+    """Where the time of a program went."""
+    which = "" if num_attempts == 1 else " in the launch of median length"
+    return (
+        f"{name} ran for {format_duration(found.total)}{which}: {format_duration(found.before)} before its "
+        f"first step, {format_duration(found.steps)} in and between its {plural(found.num_steps, 'step')}, "
+        f"{format_duration(found.after)} after the last one."
+    )
 
 
 def _timed_from(step: StepRecord, halves: Mapping[str, range]) -> StepRecord:

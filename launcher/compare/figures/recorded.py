@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from gpurun.launcher.compare.figures.program_steps import (
+    Around,
+    around_steps,
     last_half,
     planned_launch,
     sample_of_steps,
@@ -15,7 +17,9 @@ from gpurun.launcher.compare.figures.program_steps import (
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
+    MEASURED,
     Balance,
+    Event,
     GpuLoad,
     Kind,
     MemoryPeak,
@@ -63,11 +67,13 @@ class Measured:
     """The points of a micro-benchmark, which has no steps."""
     ended_s: Mapping[str, float] = field(default_factory=dict)
     """How long each attempt of a program took that ended well."""
+    around_s: Sequence[Around] = ()
+    """The parts of that time, of those that had steps."""
 
     @property
     def counts(self) -> bool:
         """Whether its times may be compared: it ran without failing, and has some."""
-        return self.status.status in ("ok", "unsteady") and bool(self.timed)
+        return self.status.status in MEASURED and bool(self.timed)
 
 
 def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps) -> Measured:
@@ -93,7 +99,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
             unsteady = text
     facts = run.read_facts(variant.id)
     of_steps: tuple[str, ...] = ()
-    if status is None or status.status in ("ok", "unsteady"):  # else the failure is what there is to say
+    if status is None or status.status in MEASURED:  # else the failure is what there is to say
         trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
         of_steps = (*sample_of_steps(steps, variant.kind.runs_program), *short, *trends)
     facts = replace(facts, warnings=(*facts.warnings, *read.damage, *of_steps))
@@ -103,6 +109,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
     if read.damage and not timed and status is not None and status.status == "ok":
         status = VariantStatus("failed", read.damage[0])
     points = run.read_points(variant.id)
+    ended = _ended(run, variant) if variant.kind.runs_program else {}
     counting, timed = launches_that_count(launches, timed)
     repetitions = {launch.id: launch.repetition for launch in counting}
     aa = [time for time in round_times(steps, world_size, "aa") if planned_launch(time.launch) in repetitions]
@@ -120,7 +127,8 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
         memory=run.read_memory(variant.id),
         balance=balance,
         points=points,
-        ended_s=_ended_s(run, variant) if variant.kind.runs_program else {},
+        ended_s={name: elapsed_s(events) for name, events in ended.items()},
+        around_s=[found for events in ended.values() if (found := around_steps(events))],
     )
 
 
@@ -139,15 +147,15 @@ def launches_that_count(
     return [launch for launch in launches if launch.id in later], rounds
 
 
-def _ended_s(run: RunDir, variant: Variant) -> dict[str, float]:
-    """From the moment when rank 0 runs the program, by attempt: of those that came to their end and count."""
+def _ended(run: RunDir, variant: Variant) -> dict[str, list[Event]]:
+    """Events of a program from when rank 0 runs it, by attempt: of those that came to their end and count."""
     logs = {
         name: [event for event in events if event.stage != "start"]
         for name, events in run.read_all_events().items()
         if name not in run.read_replaced()
     }
     return {
-        name: elapsed_s(events)
+        name: events
         for name, events in logs.items()
         if events and events[0].variant == variant.id and events[-1].stage == "done"
     }

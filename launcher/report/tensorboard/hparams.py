@@ -17,6 +17,7 @@ from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.report.markdown import NEW_LINE
 from gpurun.launcher.report.metrics import METRICS, figures_of
+from gpurun.launcher.rundir.records import MEASURED
 
 
 def experiment_value(comparison: Comparison) -> Summary.Value:
@@ -64,7 +65,7 @@ def end_value(variant: VariantResult, time_s: float) -> Summary.Value:
 
 def is_sound(variant: VariantResult) -> bool:
     """Whether it ended as it should."""
-    return variant.status in ("ok", "unsteady")
+    return variant.status in MEASURED
 
 
 def hyperparameters(variant: VariantResult) -> dict[str, str | float]:

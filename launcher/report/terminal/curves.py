@@ -17,6 +17,7 @@ from gpurun.launcher.compare.size_curves import (
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.report.terminal.layout import Column, header_line, row_line
 from gpurun.launcher.report.terminal.plan import devices_text
+from gpurun.launcher.rundir.records import MEASURED
 from gpurun.launcher.splits import split_even, split_proportional
 from gpurun.launcher.units import (
     Interval,
@@ -46,7 +47,7 @@ def curve_lines(comparison: Comparison) -> list[Text]:
         lines.append(Text(_title(variant), "bold"))
         for curve in variant.probe.curves if variant.probe else ():
             lines += _table(curve)
-        if variant.status not in ("ok", "unsteady"):
+        if variant.status not in MEASURED:
             lines.append(Text(f"{variant.status}: {variant.reason or 'no figures'}"))
     return lines
 

@@ -21,6 +21,7 @@ from gpurun.launcher.rundir.records.measured import (
     MEMORY_PARTS,
     NO_GROUP,
     NO_STEPS,
+    NO_TRACE,
     Attempt,
     Balance,
     CodeVersion,
@@ -46,6 +47,7 @@ from gpurun.launcher.rundir.records.measured import (
     VariantFacts,
 )
 from gpurun.launcher.rundir.records.outcome import (
+    MEASURED,
     Command,
     Effect,
     Event,
@@ -54,6 +56,7 @@ from gpurun.launcher.rundir.records.outcome import (
     RootCause,
     SearchRecord,
     Stage,
+    Status,
     TrialConfig,
     TrialRecord,
     TrialTimes,
@@ -67,9 +70,11 @@ from gpurun.launcher.rundir.records.outcome import (
 
 __all__ = [
     "GRADIENT_DIFFERS",
+    "MEASURED",
     "MEMORY_PARTS",
     "NO_GROUP",
     "NO_STEPS",
+    "NO_TRACE",
     "Attempt",
     "Balance",
     "BalanceConfig",
@@ -107,6 +112,7 @@ __all__ = [
     "RoundTime",
     "SearchRecord",
     "Stage",
+    "Status",
     "StepRecord",
     "TrialConfig",
     "TrialRecord",

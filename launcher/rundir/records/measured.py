@@ -34,6 +34,8 @@ NO_GROUP = (
     "Call `torch.distributed.init_process_group`, and wrap the model in `DistributedDataParallel`"
 )
 """A warning that ranks record of a program, and that reports don't repeat."""
+NO_TRACE = "no trace: "
+"""How a warning about a program begins that ended before the steps to be traced."""
 GRADIENT_DIFFERS = "the gradient differs from that of "
 """How a warning begins where an error is larger than the precision explains: gradients don't agree then."""
 

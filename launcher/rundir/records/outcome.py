@@ -29,11 +29,21 @@ class Event:
     monotonic_ns: Whole = 0
     """The same moment by `time.monotonic_ns()`, which no one sets: durations within a launch are differences
     of it. 0 in runs that are older than this field."""
+    steps_ns: tuple[Whole, Whole] | None = None
+    """For a program: when its first step began and its last one so far ended, by that clock; `None` before,
+    and in older runs."""
 
     @classmethod
-    def now(cls, stage: Stage, variant: str | None = None, round: int = 0, rounds: int = 0) -> "Event":
+    def now(
+        cls,
+        stage: Stage,
+        variant: str | None = None,
+        round: int = 0,
+        rounds: int = 0,
+        steps_ns: tuple[int, int] | None = None,
+    ) -> "Event":
         """An event of this moment."""
-        return cls(time.time_ns(), stage, variant, round, rounds, time.monotonic_ns())
+        return cls(time.time_ns(), stage, variant, round, rounds, time.monotonic_ns(), steps_ns)
 
 
 def elapsed_s(events: Sequence[Event]) -> float:
@@ -106,11 +116,16 @@ class FailureRecord:
     """Whether the rank only lost its peer ("connection closed by peer")."""
 
 
+Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
+MEASURED = frozenset({"ok", "unsteady"})
+"""Of a variant that ran to its end."""
+
+
 @dataclass(frozen=True)
 class VariantStatus:
     """How a variant ended; `variants/ID/status.json`, written by the command."""
 
-    status: Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
+    status: Status
     reason: str | None = None
     launch: str | None = None
     rank: Count | None = None

@@ -207,6 +207,11 @@ def _slim_rank(rank: RankTrace) -> RankTrace:
     return replace(rank, kernels=(), ops=(), modules=(), groups=(), devices=(), in_steps=None)
 
 
+def first_table(header: Header) -> Table:
+    """The table to begin with: where no GPU worked, there are no kernels."""
+    return "kernels" if any(rank.total.num_kernels for rank in header.ranks) else "operators"
+
+
 def tables_answer(
     header: Header, table: Table, report: TraceReport, label: str, against: tuple[str, TraceReport] | None
 ) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.compare.causes import slowest_rank
@@ -15,21 +17,26 @@ from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import PARTS, answer_figures, described, figures_of
 from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.paths import is_name
+from gpurun.launcher.rundir.paths import bytes_below, is_name
+from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     HIDDEN_PARTS,
     RANK_ROWS,
+    RANKED_BARS,
     TIMED_BARS,
     TRACED_BARS,
     cost_sentences,
+    difference_interval,
     explanation,
     far_note,
     step_sentence,
     system_line,
     timed_parts,
+    untraced,
 )
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (
+    Status,
     changed_s,
     outline,
     read_comparison,
@@ -39,7 +46,7 @@ from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     variant_steps,
     version,
 )
-from gpurun.launcher.tensorboard_plugin.logdir.listing import TRACES, Listed, Listing
+from gpurun.launcher.tensorboard_plugin.logdir.listing import TRACES, Listed, Listing, find_all
 from gpurun.launcher.tensorboard_plugin.timeline.format import Problem
 
 RELOAD_S = 5
@@ -63,6 +70,39 @@ def runs_answer(listing: Listing) -> dict[str, Any]:
         "truncated": len(found) > MAX_RUNS,
         "runs": runs,
     }
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """A run as `gpurun runs` lists it."""
+
+    run: str
+    """The path or URL that other commands take."""
+    job: str
+    status: Status
+    changed_s: float
+    """When it was last written, in unix time."""
+    num_bytes: int
+    headline: str | None
+    """The answer in one sentence, as in every report; `None` before anything is compared."""
+
+
+def past_runs(directories: Iterable[Path]) -> list[PastRun]:
+    """The runs in these directories, or that these are, the newest first; each once."""
+    found = {listed.path: (place, listed) for place in directories for listed in find_all(place.resolve())}
+    runs = [_past(place, listed) for place, listed in found.values() if listed.kind == "gpurun"]
+    return sorted(runs, key=lambda run: run.changed_s, reverse=True)
+
+
+def _past(place: Path, listed: Listed) -> PastRun:
+    return PastRun(
+        run=str(source_of(place / listed.name)),
+        job=outline(listed).name,
+        status=status(listed),
+        changed_s=changed_s(listed),
+        num_bytes=bytes_below(listed.path),
+        headline=_conclusion(listed, read_comparison(listed))["headline"],
+    )
 
 
 def _brief(listed: Listed) -> dict[str, Any]:
@@ -111,6 +151,7 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
         "compare": comparison.variants[0].kind.example if comparison and comparison.variants else None,
         "bars": {
             "traced": TRACED_BARS,
+            "ranked": RANKED_BARS,
             "timed": TIMED_BARS,
             "ranks": RANK_ROWS,
             "hidden": HIDDEN_PARTS,
@@ -157,9 +198,11 @@ def variants(listed: Listed, comparison: Comparison | None) -> list[dict[str, An
             {
                 **_entry(listed, each, explanation(each, comparison)),
                 "figures": figures[each.id],
+                "difference_interval": difference_interval(each),
                 "cost_sentences": cost_sentences(each, comparison.variants),
                 "step_sentence": step_sentence(each),
                 "far_note": far_note(each),
+                "untraced": untraced(each),
                 "slowest_rank": slowest.rank if (slowest := slowest_rank(each.ranks)) else None,
                 "timed_parts": _timed_parts(each),
             }
@@ -201,9 +244,11 @@ def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | No
         "reason": ended[1],
         "explanation": explained,
         "figures": {},
+        "difference_interval": "",
         "cost_sentences": [],
         "step_sentence": None,
         "far_note": None,
+        "untraced": None,
         "slowest_rank": None,
         "timed_parts": {},
         "traces": _traces(listed, variant.id),
@@ -212,7 +257,10 @@ def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | No
 
 def _of_traces(listed: Listed) -> dict[str, Any]:
     """The one variant of a directory of traces."""
-    missing = ("strategy", "precision", "reason", "explanation", "step_sentence", "far_note", "slowest_rank")
+    missing = (
+        *("strategy", "precision", "reason", "explanation"),
+        *("step_sentence", "far_note", "untraced", "slowest_rank"),
+    )
     unknown: Mapping[str, Any] = dict.fromkeys(missing)
     return {
         "id": TRACES,
@@ -222,6 +270,7 @@ def _of_traces(listed: Listed) -> dict[str, Any]:
         "devices": [],
         "split": [],
         "figures": {},
+        "difference_interval": "",
         "cost_sentences": [],
         "timed_parts": {},
         "status": "ok",

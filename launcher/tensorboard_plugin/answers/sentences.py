@@ -22,6 +22,8 @@ from gpurun.launcher.compare.notes import TRACED_FAR
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.terminal.curves import balanced_lines
+from gpurun.launcher.report.terminal.layout import uncertainty_text
+from gpurun.launcher.rundir.records import NO_TRACE
 from gpurun.launcher.tensorboard_plugin.logdir.documents import outline, read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 from gpurun.launcher.tensorboard_plugin.timeline.blocks import short_name
@@ -32,6 +34,8 @@ HIDDEN_PARTS = "Transfer, wait and copy count only where no compute hides them."
 TRACED_BARS = (
     f"Each bar is a rank's traced step: the mean over the steps with the least interference. {HIDDEN_PARTS}"
 )
+RANKED_BARS = f"Bars: the slowest rank's step as timed, in the proportions of its traced step. {HIDDEN_PARTS}"
+"""The bars of the ranking, of variants with traces."""
 TIMED_BARS = "Without a trace, parts come from the timed phases, and transfer includes the waiting."
 """The bars of variants without traces."""
 RANK_ROWS = (
@@ -127,6 +131,18 @@ def most_compute_ms(rank: RankFigures, step_ms: float) -> float:
     if rank.cpu_ms is None or not accelerator_of(rank.device).is_host:
         return math.inf
     return rank.cpu_ms + step_ms * (rank.queue_percent or 0.0) / 100
+
+
+def untraced(variant: VariantResult) -> str | None:
+    """Why a program that was to be traced has no trace; `None` of other variants."""
+    found = next((warning for warning in variant.warnings if warning.startswith(NO_TRACE)), None)
+    return _sentence(found.removeprefix(NO_TRACE)) if found else None
+
+
+def difference_interval(variant: VariantResult) -> str:
+    """`± 0.8`, in percentage points, or `+29.1 to +181.6`, as next to the verdict in the terminal."""
+    text = uncertainty_text(variant.vs_baseline).plain
+    return f"± {text}" if text and " " not in text else text
 
 
 def far_note(variant: VariantResult) -> str | None:

@@ -14,7 +14,7 @@ import { emptyState, failedState, unopenedState } from './shared/states.js';
 import { followTheme } from './shared/theme.js';
 import { showTimeline } from './timeline/timeline.js';
 import { hideTip } from './shared/tip.js';
-import { drawBlocks, showWhere } from './where/where.js';
+import { showWhere } from './where/where.js';
 
 /** @type {{ [tab: string]: { name: string, show: Show } }} */
 const VIEWS = {
@@ -362,10 +362,5 @@ export class App {
         this.draw();
       },
     };
-  }
-
-  /** @param {HTMLElement} grid @param {Variant[]} variants */
-  drawBlocks(grid, variants) {
-    drawBlocks(grid, /** @type {OpenApp} */ (this), variants); // a view asks for it, so there is a run
   }
 }

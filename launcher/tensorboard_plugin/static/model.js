@@ -155,6 +155,10 @@ export class Variant {
     return this.difference?.percent ?? Infinity;
   }
 
+  get differenceInterval() {
+    return this.planned.difference_interval;
+  }
+
   get figures() {
     return this.planned.figures;
   }

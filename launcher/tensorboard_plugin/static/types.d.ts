@@ -92,11 +92,15 @@ interface PlannedVariant {
   explanation: string | null;
   /** By the key of their metric. */
   figures: { [metric: string]: MetricFigure };
+  /** That of the difference from the baseline, on which the verdict rests. */
+  difference_interval: string;
   cost_sentences: string[];
   /** What the slowest rank's step consists of. */
   step_sentence: string | null;
   /** Where its traced steps aren't the ones that rank it. */
   far_note: string | null;
+  /** Why a program that was to be traced has no trace. */
+  untraced: string | null;
   /** The rank that the others wait for. */
   slowest_rank: number | null;
   /** By rank, of those without a trace: the parts of the step in ms; those that are left out take none. */
@@ -246,6 +250,8 @@ interface BatchCurve {
 /** What the bars of variants with and without traces are, and the rows of one with many ranks. */
 interface BarSentences {
   traced: string;
+  /** The same of the bars in the ranking, which are as long as the timed step. */
+  ranked: string;
   timed: string;
   ranks: string;
   hidden: string;
@@ -1005,11 +1011,13 @@ interface Row {
   /** The rank that the others wait for. */
   slowest: RankFigures | null;
   timedParts: PlannedVariant['timed_parts'];
+  differenceInterval: string;
   figures: { [metric: string]: MetricFigure };
 }
 
 /** What headings of columns are made from. */
 interface Ranking {
+  drawn: { parts: Part[] }[];
   run: Run;
   baselineLabel: string;
   fullMs: number;
@@ -1018,6 +1026,8 @@ interface Ranking {
 interface Column {
   key: string;
   name: string | ((view: Ranking) => Child);
+  /** Whether it takes two variants to have something in it. */
+  compares?: boolean;
   sort?: (row: Row) => string | number | null | undefined;
   right?: boolean;
   pad?: boolean;

@@ -27,7 +27,7 @@ from gpurun.launcher import stepping
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.rundir.records import NO_GROUP, NO_STEPS, ProgramConfig, VariantFacts
+from gpurun.launcher.rundir.records import NO_GROUP, NO_STEPS, NO_TRACE, ProgramConfig, VariantFacts
 from gpurun.launcher.stats.schedule import first_traced_step, only_warmup_text
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
@@ -79,19 +79,18 @@ class ProgramRank:
         """Writes the last steps and the warnings about them."""
         self.recorder.close(wait=code == 0)
         if self.rank == 0:
-            facts = {self.config.variant: self.facts()}
+            facts = {self.config.variant: self.facts(completed=code == 0)}
             write_json(self.run.launch_facts(self.config.launch), facts)
 
-    def facts(self) -> VariantFacts:
+    def facts(self, completed: bool = True) -> VariantFacts:
         """Warnings about what was recorded."""
         steps, tracer = self.recorder.classifier, self.recorder.tracer
         warnings = []
         if steps.count == 0:
             warnings.append(NO_STEPS)
-        elif steps.num_timed and tracer is not None and not tracer.written:
-            last = tracer.first + tracer.config.steps
+        elif completed and tracer is not None and steps.count < (last := tracer.first + tracer.config.steps):
             warnings.append(
-                f"no trace: the program ended before step {last + 1}, "
+                f"{NO_TRACE}the program ended before step {last + 1}, "
                 f"and steps {tracer.first + 1} to {last} are traced"
             )
         if steps.count and self.config.world_size > 1 and not self.has_had_group():

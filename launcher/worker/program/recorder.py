@@ -85,6 +85,8 @@ class StepRecorder:
     _depth: int = 0
     _start: Any = None
     _is_captured: bool = False
+    _steps_ns: tuple[int, int] | None = None
+    """When the first step began and the last one ended, on the clock of the events."""
     _is_slowed: bool = False
     """Whether the current step is traced or next to a traced one."""
     _ended: "deque[tuple[Any, Any, Kind]]" = field(default_factory=deque)
@@ -114,7 +116,7 @@ class StepRecorder:
         now = self._now()
         if answer == "end":
             self._end(now, "skipped" if skipped else "timed")
-        self._start = now
+        self._begin(now)
 
     @harmless
     def enter_step(self) -> None:
@@ -122,7 +124,7 @@ class StepRecorder:
         self._depth += 1
         self._is_marked = True
         if self._depth == 1 and not self._closed:
-            self._start = None if self._is_capturing() else self._now()
+            self._begin(None if self._is_capturing() else self._now())
 
     @harmless
     def leave_step(self, completed: bool) -> None:
@@ -183,7 +185,8 @@ class StepRecorder:
         """Rank 0 writes how many steps have ended."""
         self._reported_ns = time.perf_counter_ns()
         if self.rank == 0:
-            self.add_progress(Event.now("run", self.config.variant, self._num_ended))
+            variant, num = self.config.variant, self._num_ended
+            self.add_progress(Event.now("run", variant, num, steps_ns=self._steps_ns if num else None))
 
     def add_progress(self, event: Event) -> None:
         """Appends to the reports of progress, which thin out where there are many."""
@@ -232,11 +235,17 @@ class StepRecorder:
             self.stamps = runtime_of(device).stamps(device)
         return self.stamps.now()
 
+    def _begin(self, now: Any) -> None:
+        self._start = now
+        if self._steps_ns is None and now is not None:
+            self._steps_ns = (time.monotonic_ns(),) * 2
+
     def _end(self, now: Any, kind: Kind) -> None:
-        if self._start is None:
+        if self._start is None or self._steps_ns is None:
             return  # it began while a graph was recorded
         self._ended.append((self._start, now, "profile" if self._is_slowed else kind))
         self._num_ended += 1
+        self._steps_ns = (self._steps_ns[0], time.monotonic_ns())
         if time.perf_counter_ns() - self._flushed_ns > FLUSH_NS:
             self.flush()
         self._is_slowed = self._trace()

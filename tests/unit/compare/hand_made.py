@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.compare.model import Comparison, Status, VariantResult
+from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.records import StepRecord, VariantStatus
+from gpurun.launcher.rundir.records import Status, StepRecord, VariantStatus
 from gpurun.launcher.rundir.records.measured import Kind
 
 

@@ -1,7 +1,9 @@
 """Programs: what counts of steps that no plan has arranged."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from msgspec.structs import replace as changed
@@ -165,6 +167,33 @@ def test_launches_that_were_steady_late_and_soon_both_count(files: Files, wordin
     assert comparison.complete
     assert comparison.variants[0].launches == 2
     wording(*comparison.variants[0].warnings)
+
+
+@pytest.mark.parametrize(
+    ("launches_s", "said"),
+    [
+        ([(4.6, 3, 2.2)], True),  # seconds before its first step, to the end of the last, and after it
+        ([(4.6, 3, 2.2), (9, 4, 3), (0, 1, 0)], True),
+        ([(0.4, 9, 0.4)], False),
+        ([None], False),  # an older run
+    ],
+)
+def test_the_report_says_where_the_time_outside_of_steps_went(
+    files: Files, launches_s: Sequence[tuple[float, float, float] | None], said: bool, wording: Wording
+) -> None:
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    names = [f"0{number}" for number in range(1, len(launches_s) + 1)]
+    for name, parts in zip(names, launches_s, strict=True):
+        begun, first, last, end = (round(1e9 * s) for s in accumulate((5, *(parts or (1, 1, 1)))))
+        run = Event(0, "run", program.id, monotonic_ns=begun)
+        steps = replace(run, round=20, monotonic_ns=end, steps_ns=(first, last) if parts else None)
+        append_lines(files.run.events(name), [run, steps, Event(0, "done", program.id, monotonic_ns=end)])
+    launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(names)]
+    write_json(files.run.plan, plan([program], launches, program.id))
+    files.close(program)
+    found = [note for note in compare_run(files.run).notes if " ran for " in note]
+    assert len(found) == said
+    wording(*found)
 
 
 def test_a_launch_of_too_few_steps_is_not_missing(files: Files) -> None:

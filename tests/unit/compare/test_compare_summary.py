@@ -10,10 +10,11 @@ import pytest
 from gpurun.launcher.compare.figures.ranks import ExposedComm
 from gpurun.launcher.compare.headline import Conclusion, conclude, ranking_conclusion
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import Difference, Status, StepTime, VariantResult
+from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import standings
 from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.rundir.records import Status
 from gpurun.launcher.stats.schedule import only_warmup_text
 from tests.wording import Wording
 

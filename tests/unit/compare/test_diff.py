@@ -13,10 +13,10 @@ from gpurun.launcher.cli.output import check_gate
 from gpurun.launcher.compare.diff import diff_runs, gated
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
 from gpurun.launcher.compare.label import value_text
-from gpurun.launcher.compare.model import Comparison, Difference, Gate, Noise, Status, StepTime, VariantResult
+from gpurun.launcher.compare.model import Comparison, Difference, Gate, Noise, StepTime, VariantResult
 from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.errors import GateError, UndecidedError
-from gpurun.launcher.rundir.records import CodeVersion
+from gpurun.launcher.rundir.records import CodeVersion, Status
 from gpurun.launcher.stats.estimates import percent_from_log
 from tests.known import known
 from tests.wording import Wording

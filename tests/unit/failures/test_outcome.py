@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpurun.launcher.compare.model import Comparison, Status
+from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.run.job import outcome_error
+from gpurun.launcher.rundir.records import Status
 from tests.wording import Wording
 
 COMPARISON = msgspec.json.decode(

@@ -16,13 +16,13 @@ from rich.cells import cell_len
 from gpurun.launcher.cli.output import print_comparison
 from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
-from gpurun.launcher.compare.model import Comparison, Difference, Noise, Status, StepTime, VariantResult
+from gpurun.launcher.compare.model import Comparison, Difference, Noise, StepTime, VariantResult
 from gpurun.launcher.report.footnotes import noise_lines
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.table import Part, draw_bar, incomplete_text, phase_parts, render_table
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
+from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Status
 from gpurun.launcher.units import format_rate
 from tests.wording import Wording
 

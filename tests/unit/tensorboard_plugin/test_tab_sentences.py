@@ -20,6 +20,7 @@ from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     step_sentence,
     system_line,
     timed_parts,
+    untraced,
 )
 from tests.wording import Wording
 
@@ -80,6 +81,9 @@ UNTRACED = replace(
 )
 
 
+SHORT = "no trace: the program ended before step 34, and steps 31 to 33 are traced"
+
+
 def timed(variant: VariantResult, step_ms: float) -> VariantResult:
     return replace(variant, step_ms=StepTime(step_ms, None))
 
@@ -119,6 +123,8 @@ def test_sentences(snapshot: Callable[[str, str], None]) -> None:
         "a step without a trace": step_sentence(UNTRACED),
         "a step without ranks": step_sentence(replace(UNTRACED, ranks=())),
         "no step": step_sentence(replace(UNTRACED, step_ms=None)),
+        "a program that ended before its trace": untraced(replace(EVEN, warnings=("noisy", SHORT))),
+        "a variant without such a warning": untraced(EVEN),
         "operators": operators(),
         "operators, compared": operators(OTHER, against_step_ms=59.8),
         "operators side by side": operators(step_ms=9.0),

@@ -8,6 +8,7 @@ import pytest
 
 from gpurun.launcher.compare import model, size_curves
 from gpurun.launcher.compare.figures.ranks import RankFigures
+from gpurun.launcher.rundir.records import Status
 from gpurun.launcher.tensorboard_plugin.html import STATIC
 
 TYPES = (STATIC / "types.d.ts").read_text(encoding="utf-8")
@@ -32,7 +33,7 @@ def test_fields_and_what_may_be_null_are_the_same_on_both_sides(of: Any) -> None
 
 
 def test_words_for_verdict_and_status_are_the_same_on_both_sides() -> None:
-    for name, words in (("Verdict", model.Verdict), ("VariantStatus", model.Status)):
+    for name, words in (("Verdict", model.Verdict), ("VariantStatus", Status)):
         found = re.search(rf"(?m)^type {name} = (.+);$", TYPES)
         assert found
         page = set(re.findall(r"'(\w+)'", found[1]))

@@ -1,6 +1,7 @@
 """Steps of real optimizers, observed from outside, on a clock that ticks once per look."""
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +18,10 @@ from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling.step_traces import StepTracer
 from gpurun.launcher.worker.program import recorder as recorder_module
-from gpurun.launcher.worker.program.program_rank import watch_steps
+from gpurun.launcher.worker.program.program_rank import ProgramRank, watch_steps
 from gpurun.launcher.worker.program.recorder import StepRecorder
 from gpurun.launcher.worker.program.step_rules import Classifier
+from tests.known import known
 from tests.wording import Wording
 
 TICK_NS = 1_000_000
@@ -261,6 +263,22 @@ def test_the_traced_steps_are_the_same_on_all_ranks_and_never_timed(tmp_path: Pa
     assert (tmp_path / "trace.json").exists()
 
 
+@pytest.mark.parametrize("has_settled", [True, False])
+def test_a_program_that_ends_before_its_trace_says_so_whether_or_not_its_steps_had_settled(
+    tmp_path: Path, has_settled: bool
+) -> None:
+    config = program_config(tmp_path)
+    run, tracer = RunDir(tmp_path), StepTracer(ProfileConfig(steps=3), tmp_path / "trace.json", 30)
+    recorder = StepRecorder(config, 0, run, tracer=tracer, stamps=Ticks())
+    for number in range(15):
+        recorder.classifier.add(TICK_NS * (1 if has_settled else number + 1), "timed")
+    assert bool(recorder.classifier.num_timed) == has_settled
+    program = ProgramRank(config, 0, run, recorder, os.getpid(), lambda: True)
+    said = "no trace: the program ended before step 34, and steps 31 to 33 are traced"
+    assert program.facts().warnings == (said,)
+    assert program.facts(completed=False).warnings == (), "its failure is reported"
+
+
 class CaptureOf:
     """In place of `StepCapture`: records `steps` steps from number `first` on."""
 
@@ -325,6 +343,19 @@ def test_of_a_long_program_a_sample_and_the_last_step_are_kept(recorder: StepRec
     assert len({number // 5 for number in kept}) <= 9
     events = recorder.run.read_events(launch)
     assert events[-1].round == recorder.classifier.count
+
+
+def test_the_last_report_of_progress_says_when_steps_began_and_ended(recorder: StepRecorder) -> None:
+    recorder.report_progress()
+    layer, before = a_layer(), time.monotonic_ns()
+    train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 3)
+    after = time.monotonic_ns()
+    steps_of(recorder)
+    first, *_, last = recorder.run.read_events(recorder.config.launch)
+    assert (first.round, first.steps_ns) == (0, None)
+    assert last.round == 2
+    began, ended = known(last.steps_ns)
+    assert before <= began <= ended <= after <= last.monotonic_ns
 
 
 def test_of_a_long_program_reports_of_progress_thin_out(

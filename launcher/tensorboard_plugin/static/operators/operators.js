@@ -6,7 +6,7 @@ import { number, plural } from '../shared/format.js';
 import { cellClass, decimalsFor, differenceText, diverging, nameCell, rankCell, selfHead, shareCell } from './cells.js';
 import { rankGroups, shownRanks } from './ranks.js';
 import { legend } from '../shared/phases.js';
-import { indexingState, noTracesState, problemNotes, untracedState } from '../shared/states.js';
+import { indexingState, noTracesState, problemNotes, tracedVariant } from '../shared/states.js';
 import { columnHead, compare } from '../shared/sorting.js';
 import { rowKeys, virtualRows } from '../shared/virtual.js';
 
@@ -27,10 +27,8 @@ const ROW_PX = 30;
  */
 export async function showOperators(host, app) {
   const { run, state } = app;
-  const asked = run.byId.get(state.get('variant') ?? '');
-  if (asked && !asked.hasTraces) return untracedState(host, asked.label, run.isRunning);
-  const variant = run.choose(state.get('variant'), run.traced);
-  if (!variant) return untracedState(host, null, run.isRunning);
+  const variant = tracedVariant(host, app);
+  if (!variant) return undefined;
   const against = run.against(variant, state.get('against'));
   const label = run.isTraces ? run.answer.title : variant.label;
   const parameters = { variant: variant.id, against: against?.id, kind: state.get('kind') ?? 'ops' };
@@ -136,9 +134,10 @@ class Operators {
   rankPicker() {
     const { answer, app } = this;
     if (answer.ranks.length <= this.ranks.length) return null;
-    return picker('ranks in columns', rankGroups(answer), String(this.ranks[0]), (rank) =>
+    const groups = picker('ranks in columns', rankGroups(answer), String(this.ranks[0]), (rank) =>
       app.state.go({ oprank: rank }),
     );
+    return el('span', { class: 'roomy' }, groups);
   }
 
   /** @returns {OperatorColumn[]} */
@@ -164,6 +163,7 @@ class Operators {
         head: ['calls', el('br'), 'per step'],
         right: true,
         width: '70px',
+        className: 'roomy',
         sort: (row) => row.calls,
         cell: (row) => number(row.calls, Number.isInteger(row.calls) ? 0 : 1),
       },
@@ -197,7 +197,7 @@ class Operators {
         ],
         right: true,
         width: ranks.length > 2 ? '76px' : '88px',
-        className: place > 1 ? 'c-samples' : '',
+        className: place > 1 ? 'c-samples' : 'roomy',
         sort: (row) => row.by_rank_ms[index],
         cell: (row) => rankCell(row, index, ms),
         total: ms(answer.step_by_rank_ms[index]),

@@ -168,8 +168,8 @@ function triedTable(tried, app, mark) {
       el('td', {}, one.tried.label),
       el('td', { class: 'right' }, three(one.ms)),
       el('td', { class: 'right' }, one.tried.peak_gib == null ? '\u2013' : memoryText(one.tried.peak_gib)),
-      el('td', { class: 'right' }, number(one.tried.trials)),
-      el('td', { class: 'pad muted' }, one.words.join('; ')),
+      el('td', { class: 'right roomy' }, number(one.tried.trials)),
+      el('td', { class: 'pad muted roomy' }, one.words.join('; ')),
     );
   };
   virtualRows(body, tried.length, ROW_PX, 5, row);
@@ -180,7 +180,7 @@ function triedTable(tried, app, mark) {
     el(
       'table',
       { class: 'grid dense tried', 'aria-label': TRIED },
-      el('colgroup', {}, ['label', 'ms', 'memory', 'trials', 'words'].map((name) => el('col', { class: `c-${name}` }))),
+      el('colgroup', {}, ['label', 'ms', 'memory', 'trials roomy', 'words roomy'].map((name) => el('col', { class: `c-${name}` }))),
       el(
         'thead',
         {},
@@ -190,8 +190,8 @@ function triedTable(tried, app, mark) {
           el('th', { scope: 'col' }, 'combination'),
           el('th', { scope: 'col', class: 'right' }, unitOf(tried)),
           el('th', { scope: 'col', class: 'right' }, 'peak memory'),
-          el('th', { scope: 'col', class: 'right' }, 'trials'),
-          el('th', { scope: 'col', class: 'pad' }, ''),
+          el('th', { scope: 'col', class: 'right roomy' }, 'trials'),
+          el('th', { scope: 'col', class: 'pad roomy' }, ''),
         ),
       ),
       body,

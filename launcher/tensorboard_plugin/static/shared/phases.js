@@ -33,19 +33,6 @@ export function tracedParts(rank) {
 }
 
 /**
- * The same in proportion to the timed step: the terminal's bars and those of the ranking are as long as it.
- * @param {RankFigures | null | undefined} rank
- * @param {number | null} stepMs
- * @returns {Part[] | null}
- */
-export function scaledParts(rank, stepMs) {
-  const parts = tracedParts(rank);
-  if (!parts || !rank?.span_ms || stepMs == null) return parts;
-  const scale = stepMs / rank.span_ms;
-  return parts.map((part) => ({ ...part, ms: part.ms * scale }));
-}
-
-/**
  * Without a trace: what the server makes of phases and ablation.
  * @param {{ timedParts: { [rank: string]: { [part: string]: number } } }} variant
  * @param {RankFigures | null} rank
@@ -73,14 +60,26 @@ export function shownPhases(bars) {
 }
 
 /**
+ * What the bars of these variants are: those of traced steps, and others.
+ * @param {Variant[]} variants
+ * @param {BarSentences} said
+ */
+export function whatBarsAre(variants, said) {
+  const isTraced = variants.map((variant) => Boolean(variant.slowest?.span_ms));
+  const sentences = [isTraced.includes(true) ? said.traced : null, isTraced.includes(false) ? said.timed : null];
+  return sentences.filter(Boolean).join(' ');
+}
+
+/**
  * The legend of the phases, or of other classes with names of their own.
  * @param {string[]} [names]
  * @param {(name: string) => string} [nameOf]
+ * @param {string} [className]
  */
-export function legend(names = shownPhases([]), nameOf = partName) {
+export function legend(names = shownPhases([]), nameOf = partName, className = '') {
   return el(
     'ul',
-    { class: 'legend', 'aria-label': 'colours' },
+    { class: `legend ${className}`, 'aria-label': 'colours' },
     names.map((name) => el('li', {}, el('span', { class: `swatch ${name}` }), nameOf(name))),
   );
 }

@@ -186,13 +186,38 @@ function saysWhere(message, byte) {
 }
 
 /**
- * A variant without traces: of a run that goes on, they are still to come.
+ * The variant whose traces a view shows: the one asked for, else any; `null` where there are none, which `host` says then.
+ * @param {Element} host
+ * @param {OpenApp} app
+ */
+export function tracedVariant(host, { run, state }) {
+  const asked = run.byId.get(state.get('variant') ?? '');
+  const variant = asked && !asked.hasTraces ? null : run.choose(asked?.id ?? null, run.traced);
+  if (!variant) nothingTraced(host, run, asked);
+  return variant;
+}
+
+/**
+ * The run, or one variant of it, has no traces.
+ * @param {Element} host
+ * @param {Run} run
+ * @param {Variant} [asked]
+ */
+export function nothingTraced(host, run, asked) {
+  const variants = asked ? [asked] : run.variants;
+  const why = variants.map((one) => one.planned.untraced).find((text) => text != null);
+  return untracedState(host, asked?.label ?? null, run.isRunning, why);
+}
+
+/**
+ * A variant without traces: of a run that goes on, they are still to come; a program may have ended before them.
  * @param {Element} host
  * @param {string | null} label
  * @param {boolean} [isRunning]
+ * @param {string} [why]
  * @returns {undefined}
  */
-export function untracedState(host, label, isRunning = false) {
+export function untracedState(host, label, isRunning = false, why) {
   if (isRunning)
     box(
       host,
@@ -208,9 +233,9 @@ export function untracedState(host, label, isRunning = false) {
       { 'data-state': 'none' },
       headline(
         label ? `${label} has no trace.` : 'Nothing was traced in this run.',
-        'A few steps after the measurement are traced, unless the job says otherwise.',
+        why ?? 'A few steps are traced, unless the job says otherwise.',
       ),
-      el('pre', {}, 'profile: {steps: 3}'),
+      why ? null : el('pre', {}, 'profile: {steps: 3}'),
     );
 }
 

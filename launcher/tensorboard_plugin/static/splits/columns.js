@@ -2,18 +2,19 @@
 
 import { el, wholeWords } from '../shared/dom.js';
 import { number } from '../shared/format.js';
+import { last } from '../shared/scale.js';
 
 /** @type {Column[]} */
 export const COLUMNS = [
   { key: 'variant', name: 'variant', sort: (row) => row.label },
-  { key: 'forest', name: (view) => [`${view.run.whatIsCompared} against `, ...wholeWords(`${view.baselineLabel}, %`)] },
-  { key: 'diff', name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
-  { key: 'verdict', name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
+  { key: 'forest', compares: true, name: (view) => [`${view.run.whatIsCompared} against `, ...wholeWords(`${view.baselineLabel}, %`)] },
+  { key: 'diff', compares: true, name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
+  { key: 'verdict', compares: true, name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
   { key: 'ms', name: 'step ms', sort: (row) => row.figures.step_ms?.value, right: true },
   { key: 'unit', name: '' },
   {
     key: 'bar',
-    name: (view) => ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)],
+    name: (view) => view.drawn.length > 0 && ['slowest rank', el('span', { class: 'c-wide' }, `, 0 to ${number(view.fullMs)} ms`)],
     pad: true,
   },
 ];
@@ -39,15 +40,28 @@ export function metricColumns(metrics) {
 }
 
 /**
- * Where to find the figures that have no column: the terminal's table has one for each.
+ * Where to find the figures that have no column, or none on a narrow page: the terminal's table has one for each.
  * @param {Metric[]} metrics
  * @param {Row[]} rows
  */
 export function withoutColumn(metrics, rows) {
-  const names = metrics
-    .filter((metric) => metric.drop > MOST_DROP && rows.some((row) => row.figures[metric.key]))
-    .map((metric) => metric.short);
-  return names.length ? ` Hover over a row for ${names.join(', ')}.` : '';
+  const found = metrics
+    .filter((metric) => metric.drop > 0 && rows.some((row) => row.figures[metric.key]))
+    .sort((a, b) => a.drop - b.drop);
+  const names = found.map(({ short, drop }, index) =>
+    el('span', { class: withoutAt(drop) }, index < found.length - 1 ? `${short}, ` : short),
+  );
+  return names.length
+    ? el('span', { class: withoutAt(last(found).drop) }, ' Hover over a row for ', names, '.')
+    : null;
+}
+
+/**
+ * The class of what is shown where a metric has no column.
+ * @param {number} drop
+ */
+function withoutAt(drop) {
+  return drop <= MOST_DROP ? `without-${drop}` : null;
 }
 
 /**

@@ -2,15 +2,16 @@
 
 import { filters, headline, searchField } from '../shared/controls.js';
 import { el, hidden, replace, widest } from '../shared/dom.js';
-import { columnDecimals, halfWidth, number, percent, plural } from '../shared/format.js';
+import { columnDecimals, halfWidth, interval, number, percent, plural } from '../shared/format.js';
 import { forestAxis, forestRow, forestScale, spokenDifference } from './forest.js';
 import { histogram } from './histogram.js';
 import { passes } from '../model.js';
-import { legend, scaledParts, spoken, timedParts, tracedParts } from '../shared/phases.js';
+import { legend, shownPhases, whatBarsAre } from '../shared/phases.js';
 import { balancedPanels } from './balanced.js';
+import { barOf, drawnBar, spokenBar } from './bars.js';
 import { batchCharts } from './batches.js';
 import { classes, COLUMNS, metricColumns, spokenFigure, withoutColumn } from './columns.js';
-import { oneVariant, showWaiting } from './waiting.js';
+import { showWaiting } from './waiting.js';
 import { subSentence, whyUnranked } from './words.js';
 import { problemNotes } from '../shared/states.js';
 import { tipped } from '../shared/tip.js';
@@ -28,7 +29,6 @@ const MANY = 40;
 export function showSplits(host, app) {
   const { run } = app;
   if (!run.results.size) return showWaiting(host, app);
-  if (run.variants.length === 1) return oneVariant(host, app);
   const view = new View(app);
   replace(
     host,
@@ -37,6 +37,7 @@ export function showSplits(host, app) {
     problemNotes([], run.answer.warnings),
     view.controls(),
     ...view.parts(),
+    view.second(),
     ...view.found(),
   );
   return {};
@@ -47,7 +48,9 @@ class View {
   constructor(app) {
     this.app = app;
     this.run = app.run;
-    this.columns = [...COLUMNS.slice(0, -1), ...metricColumns(this.run.answer.metrics), ...COLUMNS.slice(-1)];
+    this.isCompared = this.run.ranked.length > 1;
+    const columns = COLUMNS.filter((column) => this.isCompared || !column.compares);
+    this.columns = [...columns.slice(0, -1), ...metricColumns(this.run.answer.metrics), ...columns.slice(-1)];
     /** @param {FilterName} name */
     const chosen = (name) => app.state.list(name);
     this.passing = this.run.ranked.filter((variant) => passes(variant, chosen));
@@ -55,6 +58,7 @@ class View {
     this.isMany = this.run.variants.length > MANY;
     this.rows = this.sorted(this.searched(this.withNoise()));
     this.axis = forestAxis(this.rows.map((row) => row.difference));
+    this.bars = new Map(this.rows.map((row) => [row, barOf(row)]));
     this.fullMs = Math.ceil(Math.max(0, ...this.passing.map((variant) => variant.stepMs ?? 0)));
     this.decimals = columnDecimals(
       this.rows.map((row) => halfWidth(row.stepMs, row.result?.step_ms?.ci)),
@@ -72,7 +76,8 @@ class View {
   withNoise() {
     const noise = this.run.comparison?.noise;
     const { baseline } = this.run;
-    if (noise?.aa_percent == null || !baseline || !this.passing.includes(baseline)) return this.passing;
+    if (noise?.aa_percent == null || !baseline || !this.passing.includes(baseline) || !this.isCompared)
+      return this.passing;
     /** @type {Row} */
     const again = {
       isNoise: true,
@@ -83,6 +88,7 @@ class View {
       result: null,
       slowest: null,
       timedParts: {},
+      differenceInterval: interval(noise.ci),
       figures: {},
     };
     const place = this.passing.indexOf(baseline) + 1;
@@ -131,20 +137,46 @@ class View {
       search || null,
       filters(this.run, state),
       this.isMany ? this.position : null,
-      legend(),
+      this.drawn.length ? legend(shownPhases(this.drawn), undefined, 'c-bar') : null,
     );
   }
 
+  /** The bars that there are. */
+  get drawn() {
+    return [...this.bars.values()].flatMap((parts) => (parts ? [{ parts }] : []));
+  }
+
   parts() {
-    const table = this.table();
-    if (!this.isMany) return [table, this.below()];
+    const table = this.run.ranked.length ? this.table() : null;
+    if (!this.isMany) return [table, this.below(), this.note()];
     const percents = this.passing
       .map((variant) => variant.difference?.percent)
       .filter((value) => value != null);
     /** @param {Brush | null} ends */
     const onbrush = (ends) =>
       this.app.state.go({ brush: ends?.map((end) => end.toFixed(2)).join('~') ?? null });
-    return [histogram(percents, this.brush(), this.rows.length, onbrush), table, this.below()];
+    return [histogram(percents, this.brush(), this.rows.length, onbrush), table, this.below(), this.note()];
+  }
+
+  /** What bars are, as far as there is room for them, and where the figures are that have no column. */
+  note() {
+    const { answer } = this.run;
+    const drawn = this.passing.filter((row) => this.bars.get(row));
+    const bars = whatBarsAre(drawn, { ...answer.bars, traced: answer.bars.ranked });
+    const hovered = withoutColumn(answer.metrics, this.rows);
+    return bars || hovered ? el('p', { class: 'sub note' }, el('span', { class: 'c-bar' }, bars), hovered) : null;
+  }
+
+  /** A single variant is no comparison yet. */
+  second() {
+    const [variant, other] = this.run.variants;
+    if (other || !variant.isRanked) return null;
+    return el(
+      'div',
+      { class: 'state' },
+      el('p', { class: 'muted' }, 'A second variant makes it a comparison; in the job file:'),
+      el('pre', {}, this.run.answer.compare ?? ''),
+    );
   }
 
   /** What the run found out besides the ranking: throughput over the batch, and what devices cost. */
@@ -263,10 +295,10 @@ class View {
         forestRow(row.difference, this.axis),
         hidden(spokenDifference(row.difference)),
       ],
-      diff: percent(row.difference?.percent ?? NaN),
+      diff: [percent(row.difference?.percent ?? NaN), below(row.differenceInterval)],
       verdict: row.difference?.verdict ?? '',
       ...Object.fromEntries(Object.entries(row.figures).map(([key, figure]) => [key, figure.text])),
-      ms: row.figures.step_ms?.text ?? '',
+      ms: [row.figures.step_ms?.text ?? '', below(row.figures.step_ms?.uncertainty ?? '')],
       unit: el('span', { class: 'muted' }, row.figures.step_ms?.uncertainty ?? ''),
       bar: row.isNoise ? '' : this.bar(row),
     };
@@ -274,21 +306,8 @@ class View {
 
   /** @param {Row} row @returns {Child} */
   bar(row) {
-    const rank = row.slowest;
-    const parts = scaledParts(rank, row.stepMs) ?? timedParts(row, rank);
-    if (!parts) return '';
-    return [
-      el(
-        'div',
-        { class: 'bar', 'aria-hidden': 'true' },
-        parts
-          .filter((part) => part.ms > 0)
-          .map((part) =>
-            el('span', { class: part.name, style: { width: `${(100 * part.ms) / this.fullMs}%` } }),
-          ),
-      ),
-      hidden(this.spokenParts(rank, row, 1)),
-    ];
+    const parts = this.bars.get(row);
+    return parts ? drawnBar(row, parts, this.fullMs) : '';
   }
 
   /**
@@ -298,30 +317,15 @@ class View {
   exact(row) {
     if (row.isNoise)
       return `${row.label} measured twice in the same rounds: ${spokenDifference(row.difference).replace(': noise', '')}`;
-    const rank = row.slowest;
     return [
       row.label,
       ...this.run.answer.metrics.map((metric) => spokenFigure(metric, row)),
-      spokenDifference(row.difference),
+      this.isCompared ? spokenDifference(row.difference) : null,
       `${plural(row.result?.rounds ?? 0, 'round')} in ${row.result?.launches === 1 ? 'one launch' : `${row.result?.launches} launches`}`,
-      this.spokenParts(rank, row, this.decimals),
+      spokenBar(row, this.decimals),
     ]
       .filter(Boolean)
       .join('\n');
-  }
-
-  /**
-   * In ms of the traced step: the bar is as long as the timed one.
-   * @param {RankFigures | null} rank
-   * @param {Row} row
-   * @param {number} decimals
-   */
-  spokenParts(rank, row, decimals) {
-    const traced = tracedParts(rank);
-    const parts = traced ?? timedParts(row, rank);
-    if (!rank || !parts) return '';
-    const step = traced ? ` in a traced step of ${number(rank.span_ms ?? 0, decimals)} ms` : '';
-    return `rank ${rank.rank}${step}: ${spoken(parts, decimals)}`;
   }
 
   /** The axis, and what could not be ranked: a table of its own, since its columns are others. */
@@ -333,14 +337,14 @@ class View {
       el(
         'tbody',
         {},
-        this.rows.length ? this.axisRow() : null,
+        this.isCompared && this.rows.length ? this.axisRow() : null,
         this.others.map((variant, at) => this.unrankedRow(variant, this.others[at - 1])),
       ),
     );
   }
 
   axisRow() {
-    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: the intervals that verdicts rest on. Arrows: beyond the scale.${this.run.hasBatches ? ' Differences are of the time per sample.' : ''}${withoutColumn(this.run.answer.metrics, this.rows)}`;
+    const note = `Shaded: within \u00b11 % counts as the same. Bars through dots: the intervals that verdicts rest on. Arrows: beyond the scale.${this.run.hasBatches ? ' Differences are of the time per sample.' : ''}`;
     return el(
       'tr',
       { class: 'axis-row plain' },
@@ -371,6 +375,14 @@ class View {
       el('td', { colspan: 2 }, whyUnranked(variant, above)),
     );
   }
+}
+
+/**
+ * An interval below its figure: that of a step only where the page is too narrow for a column.
+ * @param {string} text
+ */
+function below(text) {
+  return text ? el('span', { class: 'below-figure muted' }, text) : null;
 }
 
 /** @param {string | undefined} verdict */

@@ -1,13 +1,10 @@
-// Splits with nothing to rank: before the first launch is done, how far each variant is; a run of one variant.
+// Splits before the first launch is done: how far each variant is.
 
 import { headline } from '../shared/controls.js';
 import { el, replace } from '../shared/dom.js';
 import { number } from '../shared/format.js';
-import { legend } from '../shared/phases.js';
-import { problemNotes, runningStrip } from '../shared/states.js';
+import { runningStrip } from '../shared/states.js';
 import { isAbort, pause } from '../source.js';
-import { balancedPanels } from './balanced.js';
-import { subSentence, whyUnranked } from './words.js';
 
 const POLL_MS = 2000;
 
@@ -66,32 +63,4 @@ function draw(host, progress) {
       el('tbody', {}, rows),
     ),
   );
-}
-
-/**
- * A run of one variant: its step and bars, no ranking.
- * @param {Element} host
- * @param {OpenApp} app
- */
-export function oneVariant(host, app) {
-  const [variant] = app.run.variants;
-  const sub = variant.status === 'ok' ? subSentence(app.run) : `${variant.label}: ${whyUnranked(variant)}`;
-  const bars = el('div', { class: 'where' });
-  replace(
-    host,
-    problemNotes([], app.run.answer.alerts),
-    headline(app.run.answer.headline ?? '', sub),
-    problemNotes([], app.run.answer.warnings),
-    el('div', { class: 'controls' }, legend()),
-    bars,
-    el(
-      'div',
-      { class: 'state', hidden: variant.status !== 'ok' },
-      el('p', { class: 'muted' }, 'A second variant makes it a comparison; in the job file:'),
-      el('pre', {}, app.run.answer.compare ?? ''),
-    ),
-    balancedPanels([variant]),
-  );
-  app.drawBlocks(bars, [variant]);
-  return {};
 }

@@ -29,7 +29,11 @@ export function drawTable(host, table, look) {
     host,
     el(
       'table',
-      { class: `grid medium${table.curve_title ? ' curves' : ''}`, 'aria-label': table.name_title || table.curve_title },
+      {
+        class: `grid medium${table.curve_title ? ' curves' : ''}`,
+        'aria-label': table.name_title || table.curve_title,
+        style: { '--figures': columns.map((column) => column.width ?? '0px').join(' + ') },
+      },
       el(
         'colgroup',
         {},

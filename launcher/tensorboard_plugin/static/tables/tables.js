@@ -4,7 +4,7 @@
 import { headline, optionsOf, picker, searchField, segmented } from '../shared/controls.js';
 import { el, replace } from '../shared/dom.js';
 import { number } from '../shared/format.js';
-import { readingState, noTracesState, problemNotes, untracedState } from '../shared/states.js';
+import { readingState, noTracesState, problemNotes, tracedVariant } from '../shared/states.js';
 import { drawTable } from './grid.js';
 
 /**
@@ -14,23 +14,21 @@ import { drawTable } from './grid.js';
  */
 export async function showTables(host, app) {
   const { run, state } = app;
-  const asked = run.byId.get(state.get('variant') ?? '');
-  if (asked && !asked.hasTraces) return untracedState(host, asked.label, run.isRunning);
-  const variant = run.choose(state.get('variant'), run.traced);
-  if (!variant) return untracedState(host, null, run.isRunning);
+  const variant = tracedVariant(host, app);
+  if (!variant) return undefined;
   const label = run.isTraces ? run.answer.title : variant.label;
-  const table = state.get('table') ?? 'kernels';
-  const against = table === 'operators' ? run.against(variant, state.get('against')) : null;
+  const wanted = run.against(variant, state.get('against'));
   const parameters = {
     variant: variant.id,
-    table,
-    against: against?.id,
+    table: state.get('table') ?? undefined,
+    against: wanted?.id,
     rank: state.get('tablerank') ?? undefined,
     step: state.get('step') ?? undefined,
   };
   const answer = await app.traced('tables', parameters, (part) => readingState(host, label, part));
   if (!answer) return undefined;
   if (answer.state !== 'ready') return noTracesState(host, label, answer, app.retry());
+  const against = answer.table === 'operators' ? wanted : null; // the server compares no other tables
   return new Tables(host, app, { variant, against, answer });
 }
 
@@ -84,7 +82,7 @@ class Tables {
       'div',
       { class: 'controls' },
       segmented('table', kinds, this.answer.table, (table) =>
-        state.go({ tab: 'tables', table: table === 'kernels' ? null : table, tablesort: null, q: null }),
+        state.go({ tab: 'tables', table, tablesort: null, q: null }),
       ),
       el(
         'div',

@@ -2,7 +2,7 @@
 // there already is drawn while the answer is under way.
 
 import { number } from '../shared/format.js';
-import { indexingState, noTracesState, untracedState } from '../shared/states.js';
+import { indexingState, noTracesState, tracedVariant } from '../shared/states.js';
 import { isAbort, messageOf } from '../source.js';
 import { palette } from '../shared/theme.js';
 import { hideTip } from '../shared/tip.js';
@@ -27,11 +27,9 @@ const LEAST_BODY_PX = 220;
  * @param {OpenApp} app
  */
 export async function showTimeline(host, app) {
-  const { run, state } = app;
-  const variant = run.choose(state.get('variant'), run.traced);
-  const asked = run.byId.get(state.get('variant') ?? '');
-  if (asked && !asked.hasTraces) return untracedState(host, asked.label, run.isRunning);
-  if (!variant) return untracedState(host, null, run.isRunning);
+  const { run } = app;
+  const variant = tracedVariant(host, app);
+  if (!variant) return undefined;
   const label = run.isTraces ? run.answer.title : variant.label;
   const meta = await app.traced('timeline/meta', { variant: variant.id }, (answer) =>
     indexingState(host, label, answer),

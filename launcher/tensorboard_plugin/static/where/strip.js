@@ -67,7 +67,9 @@ function drawStrip(strip, block, steps, scale, step, open) {
     'aria-label': `${block.label}: ${steps.step_ms.length} steps, ${what} ${three(middle)} ms, slowest ${three(Math.max(...steps.step_ms))} ms`,
     onclick: open,
   });
-  strip.replaceChildren(...lines, canvas);
+  // On a narrow page strips are between the bars, so each has an axis of its own.
+  const own = el('div', { class: 'axis own-axis', 'aria-hidden': 'true' }, stripAxis(scale, step));
+  strip.replaceChildren(...lines, canvas, own);
   /** @type {Dot[]} */
   let places = [];
   onWidth(canvas, () => {

@@ -5,9 +5,9 @@ import { el, hiddenTable, onWidth, replace, widest } from '../shared/dom.js';
 import { columnDecimals, halfWidth, number, plural, three } from '../shared/format.js';
 import { drawHeat } from './heat.js';
 import { passes } from '../model.js';
-import { legend, partName, shownPhases, spoken, timedParts, tracedParts } from '../shared/phases.js';
+import { legend, partName, shownPhases, spoken, timedParts, tracedParts, whatBarsAre } from '../shared/phases.js';
 import { fromZero } from '../shared/scale.js';
-import { brokenState, indexingState, noTracesState, problemNotes, untracedState } from '../shared/states.js';
+import { brokenState, indexingState, noTracesState, nothingTraced, problemNotes, untracedState } from '../shared/states.js';
 import { fillStrips, tracedSteps } from './strip.js';
 import { tipped } from '../shared/tip.js';
 
@@ -26,6 +26,7 @@ export const MANY_RANKS = 9;
 export async function showWhere(host, app) {
   if (app.run.isTraces) return showTraces(host, app);
   const { run, state } = app;
+  if (run.ranked.length && !run.ranked.some(hasBars)) return nothingTraced(host, run);
   const all = run.ranked.filter((variant) => passes(variant, (name) => state.list(name)));
   const shown = chosenFirst(all, state.get('variant'), state.get('all') ? all.length : FIRST);
   const leader = all[0] ?? null;
@@ -36,7 +37,7 @@ export async function showWhere(host, app) {
   replace(
     host,
     leader
-      ? headline(leader.planned.step_sentence ?? '', many ? run.answer.bars.ranks : whatBarsAre(all, run.answer.bars))
+      ? headline(leader.planned.step_sentence ?? '', many ? run.answer.bars.ranks : whatBarsAre(all.filter(hasBars), run.answer.bars))
       : headline((run.results.size && !all.length && !run.ranked.length && run.answer.headline) || 'No variant has figures yet.', null),
     problemNotes([], shown.map((variant) => variant.planned.far_note).filter((note) => note != null)),
     el(
@@ -44,7 +45,7 @@ export async function showWhere(host, app) {
       { class: 'controls' },
       filters(run, state),
       counted(all.length, run.ranked.length),
-      many ? null : legend(shownPhases(shown.flatMap((variant) => blockOf(variant).ranks))),
+      many || !shown.some(hasBars) ? null : legend(shownPhases(shown.flatMap((variant) => blockOf(variant).ranks))),
     ),
     grid,
     more(all, shown, state),
@@ -52,13 +53,6 @@ export async function showWhere(host, app) {
   if (many) await drawRanks(grid, app, many);
   else drawBlocks(grid, app, shown);
   return {};
-}
-
-/** @param {Variant[]} variants @param {BarSentences} said */
-function whatBarsAre(variants, said) {
-  const isTraced = variants.map((variant) => Boolean(variant.slowest?.span_ms));
-  const sentences = [isTraced.includes(true) ? said.traced : null, isTraced.includes(false) ? said.timed : null];
-  return sentences.filter(Boolean).join(' ');
 }
 
 /** @param {number} chosen @param {number} total */
@@ -95,14 +89,19 @@ function chosenFirst(all, id, most) {
  * @param {OpenApp} app
  * @param {Variant[]} variants
  */
-export function drawBlocks(grid, app, variants) {
-  const blocks = variants.map((variant) => blockOf(variant)).filter((block) => block.ranks.length);
+function drawBlocks(grid, app, variants) {
+  const blocks = variants.filter(hasBars).map(blockOf);
+  if (!blocks.length) return;
   drawGrid(grid, app, blocks);
-  if (blocks.length)
-    app
-      .steps(blocks.map((block) => block.id))
-      .then((steps) => fillStrips(grid, app, blocks, steps))
-      .catch(() => {});
+  app
+    .steps(blocks.map((block) => block.id))
+    .then((steps) => fillStrips(grid, app, blocks, steps))
+    .catch(() => {});
+}
+
+/** @param {Variant} variant */
+function hasBars(variant) {
+  return blockOf(variant).ranks.length > 0;
 }
 
 /** @param {Variant} variant @returns {Bars} */
@@ -169,7 +168,6 @@ function drawGrid(grid, app, blocks) {
     blocks.map((block) => blockRows(block, context)),
     el('div', { class: 'axis-name' }, 'ms from step start'),
     axis(scale, step),
-    el('div', { class: 'axis-name strip-name strip-scale' }, 'every step, ms'),
     el('div', { class: 'axis strip-axis strip-scale' }),
   );
   onWidth(grid, () => fitValues(grid));
@@ -220,6 +218,7 @@ function blockRows(block, context) {
       bars,
       totals(block, scale, decimals),
     ),
+    el('div', { class: 'strip-name strip-scale' }, 'every step, ms'),
     el('div', { class: 'strip', 'data-strip': block.id }),
     hiddenTable(
       `${block.label}: parts of the step, ms`,
