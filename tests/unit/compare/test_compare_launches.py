@@ -346,3 +346,20 @@ def test_time_before_a_commands_first_launch_is_counted() -> None:
     assert before_s(logs, [Command(0), Command(3990 * 10**9)]) == 12.0
     assert before_s(logs, [Command(0)]) == 2.0
     assert before_s(logs, []) == 0.0
+
+
+@pytest.mark.parametrize(("shared", "complete"), [(0, False), (1, False), (2, True)])
+def test_a_fixed_size_is_complete_with_all_launches_that_count(
+    files: Files, shared: int, complete: bool
+) -> None:
+    """The first launch of each strategy alone doesn't count once strategies have taken turns."""
+    launches = [launch("01-ddp-2", "ddp-2", 0, [EVEN]), launch("02-dp-2", "dp-2", 0, [DP])]
+    launches += [launch(f"0{number}-together", "together", number - 2, [EVEN, DP]) for number in (3, 4)]
+    write_json(files.run.plan, plan([EVEN, DP], launches))
+    files.rounds(EVEN, "01-ddp-2", [100, 101, 102])
+    files.rounds(DP, "02-dp-2", [110, 111, 112])
+    for found in launches[2 : 2 + shared]:
+        files.rounds(EVEN, found.id, [100, 101, 102])
+        files.rounds(DP, found.id, [110, 111, 112])
+    files.close(EVEN, DP)
+    assert compare_run(files.run).complete is complete
