@@ -22,6 +22,7 @@ engines: ## Make the environment of the tests with Ray and SkyPilot
 
 demo: setup ## Compare six splits of a small GPT on two CPU devices (under two minutes)
 	$(BIN)/gpurun examples/quickstart.yaml
+	@echo 'To have gpurun in this shell: . .venv/bin/activate'
 
 # Three files at a time, the short tests last: much of a test is waiting, so that suits two cores. Then those that
 # look at times, which have the machine to themselves.

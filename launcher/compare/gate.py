@@ -32,6 +32,7 @@ from gpurun.launcher.stats.family import (
     launches_to_decide,
     paired,
 )
+from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, POWER, is_spent, next_look
 from gpurun.launcher.units import format_number, format_percent, format_percent_interval, plural, round_up
 
@@ -145,8 +146,6 @@ def changed_files(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
 
 # --- Of a run that launched two versions of the code in turns -----------------------------------------------
 
-MOST_BUDGET_S = 3600.0
-"""Beyond that no budget is proposed."""
 OWN_ENVIRONMENTS = (
     "A package is installed from the working copy (editable): give each version an environment that has its "
     "own, with --python-a and --python-b."
@@ -275,13 +274,14 @@ class _Pair:
         per_launch_s = budget_s / estimate.launches
         needed = partial(launches_to_decide, estimate, threshold, looks, len(self.gate.pairs))
         launches = needed(bias=self.bias)
-        s = per_launch_s * max(launches, least) if launches else math.inf
-        if s <= MOST_BUDGET_S:
-            return f"{time_to_decide(math.ceil(s / 60))}: use a larger --budget."
+        most = min(MOST_BUDGET_S / per_launch_s, MOST_REPETITIONS)
+        num = max(launches, least) if launches else math.inf
+        if num <= most:
+            return f"{time_to_decide(math.ceil(per_launch_s * num / 60))}: use a larger --budget."
         unloaded = needed()
-        if self.bias and unloaded and per_launch_s * unloaded <= MOST_BUDGET_S:
+        if self.bias and unloaded and unloaded <= most:
             return time_without_load(per_launch_s * unloaded, launches is not None)
-        return f"That is too close to {threshold:g} % to be decided in an hour."
+        return f"That is too close to {threshold:g} % to be decided: it would take {too_long(per_launch_s)}."
 
 
 def strays(code: Mapping[str, str], own: Side, other: Side, shared: Sequence[str] = ()) -> list[str]:

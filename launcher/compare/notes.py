@@ -20,6 +20,7 @@ from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, UNUSED_BUDGET, more_la
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look
+from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import (
@@ -34,8 +35,6 @@ from gpurun.launcher.units import (
 
 MOST_OPEN = 3
 """Variants that are named."""
-MOST_BUDGET_S = 3600.0
-"""Beyond that no budget is proposed: the difference can hardly matter as much."""
 
 
 def notes(
@@ -106,7 +105,7 @@ def open_notes(
     if plan.budget_s is None or not looks or looks[-1].launches < 2:
         return ()  # of one launch there is `once_note`
     launch_s = max(plan.budget_s, spent_s) / looks[-1].launches
-    hidden = [one for one in undecided if _is_hidden(one, MOST_BUDGET_S / launch_s)]
+    hidden = [one for one in undecided if _is_hidden(one, min(MOST_BUDGET_S / launch_s, MOST_REPETITIONS))]
     others = [one for one in undecided if one not in hidden]
     return (
         *([f"{_still_open(plan, hidden)}. {_time_without_load(hidden, launch_s)}"] if hidden else ()),
@@ -133,11 +132,12 @@ def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:
 
 
 def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, so_far: int) -> str:
-    found, launches = _still_open(plan, undecided), [one.launches for one in undecided if one.launches]
-    seconds = launch_s * max(next_look(so_far), *launches, 0)  # those that there were haven't decided it
-    if len(launches) < len(undecided) or seconds > MOST_BUDGET_S:
-        return f"{found}; that would take more than an hour."
-    minutes = math.ceil(seconds / 60)
+    found = _still_open(plan, undecided)
+    # None of those that there were has decided it.
+    launches = max(next_look(so_far), *(one.launches or math.inf for one in undecided))
+    if launches > min(MOST_BUDGET_S / launch_s, MOST_REPETITIONS):
+        return f"{found}; that would take {too_long(launch_s)}."
+    minutes = math.ceil(launch_s * launches / 60)
     return f"{found}. {time_to_decide(minutes)}: {_new_run(minutes)}"
 
 

@@ -196,7 +196,8 @@ class JobSpec(Settings, Section):
     """How much is measured."""
     until: Literal["decided", "fixed"] = "decided"
     """When to stop. `decided`: short launches are repeated until the fastest variant is known and how the
-    others compare with it, or until `budget` is spent; variants that are clearly slower get fewer rounds.
+    others compare with it, or until `budget` is spent or 64 launches are made; variants that are clearly
+    slower get fewer rounds.
     `fixed`: after `steps.rounds` in `steps.launches`. A job that states one of the two has a fixed size, and
     so has one with a single variant."""
     budget_s: Duration = 180.0

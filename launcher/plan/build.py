@@ -43,12 +43,10 @@ from gpurun.launcher.plan.nodes import (
 )
 from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.rundir.paths import RunPaths
-from gpurun.launcher.stats.schedule import ROUNDS
+from gpurun.launcher.stats.schedule import MOST_REPETITIONS, ROUNDS
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import listed
 
-MOST_LAUNCHES = 64
-"""The limit of a group until all is decided: smaller differences than those detect are hardly worth it."""
 SHORTEST_LAUNCH_S = 1.0
 """With its warm-up no launch is shorter: a budget can't be enough for more."""
 
@@ -176,7 +174,7 @@ def _size(spec: JobSpec, groups: tuple[Group, ...], is_gate: bool, has_turns: bo
         return Size(launches + (has_turns and launches > 1), rounds, None)
     fit = math.ceil(spec.budget_s / (SHORTEST_LAUNCH_S * len(groups)))
     per_repetition = sum(group.variants[0].world_size for group in groups)
-    most = min(MOST_LAUNCHES, fit, MAX_PROCESSES // per_repetition)
+    most = min(MOST_REPETITIONS, fit, MAX_PROCESSES // per_repetition)
     rounds = ROUNDS if spec.kind.has_rounds else 1
     return Size(max(most, LAUNCHES_TO_COMPARE) + has_turns, rounds, spec.budget_s)
 

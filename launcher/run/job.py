@@ -281,7 +281,7 @@ def finish(session: Session) -> Finished:
         error = outcome_error(comparison, session.mistake)
     except Interrupted as ended:
         comparison = session.compare()
-        error = Interrupted(ended.cause, kept=True)
+        error = Interrupted(ended.cause, kept=any(each.status != "skipped" for each in comparison.variants))
     except NodesError as ended:
         comparison, error = session.compare(), ended
     try:

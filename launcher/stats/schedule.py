@@ -30,6 +30,24 @@ windows it is so much that noise alone is as often (14 %) taken for a warm-up th
 ROUNDS = 3
 """Of a launch, while nothing is known of what launches and rounds scatter by: fewer say little about it."""
 
+MOST_REPETITIONS = 64
+"""Launches of each group until all is decided: smaller differences than those detect are hardly worth it."""
+
+MOST_BUDGET_S = 3600.0
+"""Beyond that no budget is proposed: the difference can hardly matter as much."""
+
+
+def too_long(launch_s: float) -> str:
+    """The limit that a difference reaches first which takes too long: that of time or that of launches.
+
+    Args:
+        launch_s: a launch of each group.
+    """
+    if MOST_REPETITIONS * launch_s > MOST_BUDGET_S:
+        return "more than an hour"
+    return f"more than {MOST_REPETITIONS} launches of each, the most that a run makes"
+
+
 MAX_KEPT_STEPS = MAX_KEPT_ROUNDS * WINDOW_STEPS
 """Limit of a variant in a workload's launch, on each rank: of later blocks one step is kept, and the mean of
 all."""

@@ -129,10 +129,16 @@ def _stage(plan: Plan, events: LaunchEvents) -> dict[str, Any] | None:
 
 
 def _done(plan: Plan, events: LaunchEvents) -> float | None:
-    """Share of the planned rounds that are through; with a budget, of that."""
+    """Share of the planned rounds that are through; with a budget, of that.
+
+    How many steps a program will make isn't known: of its launches those count that have ended.
+    """
     if plan.budget_s is not None:
         spent_s = sum((found[-1].time_ns - found[0].time_ns) / 1e9 for _, found in events if found)
         return min(spent_s / plan.budget_s, 1.0)
+    if any(variant.kind.runs_program for variant in plan.variants):
+        ended = sum(bool(found) and found[-1].stage == "done" for _, found in events)
+        return ended / len(plan.launches) if ended else None
     planned = sum(launch.rounds for launch in plan.launches)
     if not planned:
         return None

@@ -88,6 +88,23 @@ def test_it_says_what_runs_and_how_long_it_takes(run: RunDir) -> None:
     assert found["live"]
 
 
+@pytest.mark.parametrize(("ended", "done"), [(0, None), (1, 0.5), (2, 1.0)])
+def test_of_a_program_launches_that_have_ended_are_done(run: RunDir, ended: int, done: float | None) -> None:
+    """How many steps it will make isn't known."""
+    plan = run.read(run.plan, Plan)
+    programs = tuple(replace(each, strategy="script") for each in plan.variants)
+    launches = tuple(replace(each, rounds=1) for each in plan.launches)
+    write_json(run.plan, replace(plan, variants=programs, launches=launches))
+    for number, launch in enumerate(launches):
+        run.events(launch.id).unlink()
+        steps = [Event(time.time_ns(), "run", IDS[0], 280)]
+        more = [Event(time.time_ns(), "done", IDS[0])] if number < ended else []
+        append_lines(run.events(launch.id), [*steps, *more])
+    found = progress_answer(own(run), LiveDevices())
+    assert found["done"] == done
+    assert (found["seconds_left"] is None) == (done is None)
+
+
 def test_a_launch_that_started_again_is_followed(run: RunDir) -> None:
     for name in ("02-ddp-2", "02-ddp-2~2"):
         write_json(run.launch_config(name), {})

@@ -313,7 +313,7 @@ export function runningStrip({ stage, status, done, seconds_left: left }) {
     'div',
     { class: 'running' },
     el('span', { class: 'strong' }, `running: ${[stage.label, stage.text].filter(Boolean).join(', ')}`),
-    meter(done, 'progress of the run'),
+    done == null ? null : meter(done, 'progress of the run'),
     el('span', { class: 'muted' }, left == null ? '' : `${coarse(left)} left`),
   );
 }
