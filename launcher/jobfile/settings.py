@@ -363,7 +363,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
 """All settings by name, in the order in which they vary."""
 
 ADDED_TO_THE_TOP = frozenset({"args", "env", "params"})
-"""Settings whose values under `compare` are added to the one at the top, so that all variants have that too."""
+"""Settings whose values under `compare` are added to the one at the top, which all variants have, too."""
 
 TASK_SETTINGS = tuple(name for name, one in SETTINGS.items() if one.is_task)
 

@@ -62,7 +62,7 @@ def check_gradients(
         trainer: of this rank.
         config: whose variants are checked.
         rank: of this process.
-        enter: called with the id of each variant before its step.
+        enter: called with the id of each variant before anything of it is computed.
     """
     # Where one of the variants must serve as the reference, it is the baseline.
     variants = sorted(config.variants, key=lambda variant: variant.id != config.baseline)
@@ -104,6 +104,7 @@ def check_batch(
     enter: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:
     """`check_gradients` for variants of one global batch, which share a reference."""
+    enter(variants[0].id)  # of whom the reference's batch is: a dataset may have too few samples for it
     reference = one_device_reference(trainer, global_batch, rank)
     errors: dict[str, float | None] = {}
     for variant in variants:

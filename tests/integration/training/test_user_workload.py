@@ -18,6 +18,7 @@ from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.base.failure import UserError
 from gpurun.launcher.worker.training.forward_backward import NoClock
+from gpurun.launcher.worker.training.gradient_check import check_gradients
 from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
@@ -192,6 +193,16 @@ def test_a_dataset_of_torchs_is_no_line_of_the_users(tmp_path: Path) -> None:
     rows = "torch.utils.data.TensorDataset(torch.zeros(3, 4), torch.zeros(3, 2))"
     with pytest.raises(UserError, match=r"^the dataset is too small\n"):
         start(GOOD.replace("batch, loss)", f"None, loss, dataset={rows})"), tmp_path)
+
+
+def test_a_batch_larger_than_the_dataset_costs_its_own_variant_only() -> None:
+    entered: list[str] = []
+    both = (VariantConfig("small", (5, 3), 1), VariantConfig("large", (15, 15), 1))
+    launch = replace(config("dp", split=(5, 3)), variants=both, baseline="small")
+    trainer = Trainer(built("own_data.py:stream", {"samples": 24}, EXAMPLES), launch, 0)
+    with pytest.raises(UserError, match="too small"):
+        check_gradients(trainer, launch, 0, entered.append)
+    assert entered[-1] == "large"  # a failure belongs to the variant that was entered last
 
 
 @pytest.mark.parametrize(
