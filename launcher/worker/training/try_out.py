@@ -39,8 +39,8 @@ NUM_REPEATED = 16
 class Trial:
     """The result of a step on a few samples."""
 
-    has_unused: bool
-    """Whether some trainable parameters get no gradient."""
+    unused: tuple[str, ...]
+    """Names of the trainable parameters that get no gradient."""
     flops_per_sample: float | None
     """Operations of forward and backward; `None` where an operator can't be counted."""
     bytes_per_sample: float
@@ -90,9 +90,10 @@ def try_step(
             place_in(workload, workload.loss, workload.model),
         ):
             loss.backward()  # type: ignore[no-untyped-call]
-        has_unused = any(p.requires_grad and p.grad is None for p in workload.model.parameters())
+        named = workload.model.named_parameters()
+        unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
     flops, num_samples = counting.count.known_flops, sum(micro.chunks)
-    return Trial(has_unused, None if flops is None else flops / num_samples, step.nbytes / num_samples)
+    return Trial(unused, None if flops is None else flops / num_samples, step.nbytes / num_samples)
 
 
 @contextmanager

@@ -206,7 +206,7 @@ def test_a_search_that_memory_did_not_end_found_at_least_so_much(tmp_path: Path,
 def test_where_the_dataset_ends_no_margin_is_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    """Two devices share the dataset, as an even split does; the second one is refused memory for its share."""
+    """Two devices share the dataset; the second one is refused memory for its share."""
     data = SimpleNamespace(workload=SimpleNamespace(dataset=range(512)))
     monkeypatch.setattr(max_batch_attempts, "trainer_of", lambda config: data)
     monkeypatch.setattr(
