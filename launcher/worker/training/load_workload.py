@@ -45,7 +45,10 @@ class LoadedWorkload(Workload):
 
 
 def place_in(workload: Workload, *objects: Any) -> SourceLine | None:
-    """Where the first of the objects that is the user's own is defined; else, where the workload was built."""
+    """Where the first of the objects that is the user's own is defined; else, where the workload was built.
+
+    A line of torch's, or of a batch that is right, would help no one.
+    """
     built_at = workload.built_at if isinstance(workload, LoadedWorkload) else None
     return place_of(*objects, users_only=True) or built_at
 

@@ -286,6 +286,28 @@ def test_zsh_puts_no_space_after_the_equals_sign_of_a_key(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("run tra", ["train.py"]),
+        ("run train.py --devices c", ["cpu:2", "cuda"]),
+        ("selftest --devices a", ["auto"]),
+        ("workloads resnet5", ["resnet50", "resnet56"]),
+        ("examples resn", ["resnet50.yaml"]),
+        ("examples frameworks/hf_m", ["frameworks/hf_model.yaml", "frameworks/hf_model.py"]),
+    ],
+)
+def test_names_are_completed(
+    line: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "train.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COMP_WORDS", f"gpurun {line}")
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ") + 1))
+    assert suggestions(cli, "bash_complete").splitlines() == [f"plain,{name}" for name in found]
+
+
 def test_no_name_in_a_strangers_run_is_suggested_that_the_shell_would_execute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
