@@ -164,7 +164,7 @@ def schema() -> None:
 @click.argument("shell", type=click.Choice(SHELLS), metavar="|".join(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the lines that make a shell complete commands, options, job files, runs and keys.
+    """Print the lines that make a shell complete commands, options, files, runs, keys and names.
 
     For zsh, put them in ~/.zshrc after compinit; for fish, in ~/.config/fish/completions/gpurun.fish.
 

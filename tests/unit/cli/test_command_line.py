@@ -153,6 +153,8 @@ def test_a_path_that_is_no_run_is_answered_with_the_runs_that_there_are(
     near = "did you mean runs/gpt/latest?"
     alike = ("runs/gpt/lastest", "runs/GPT/latest", "runs/gtp/latest", "gpt", "gtp", "gpt/latest")
     assert [end_of(path) for path in alike] == [near] * len(alike)
+    (tmp_path / "runs/gpt/latest").unlink()
+    assert end_of("nope") == "the newest run is runs/mlp/latest"
 
 
 def test_examples_are_listed_shown_and_copied_with_the_programs_that_they_name(tmp_path: Path) -> None:
