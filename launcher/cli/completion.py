@@ -100,7 +100,7 @@ def job_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def device_words(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """What `--devices` takes whatever the machine; numbers of GPUs aren't completed."""
+    """Words that `--devices` takes on any machine; numbers of GPUs aren't completed."""
     from gpurun.launcher.jobfile.device_values import AUTO, GPU_KINDS
     from gpurun.launcher.machine.accelerators import CPU
 

@@ -259,7 +259,7 @@ def reading_notes(trainer: Trainer) -> list[str]:
 
 
 def unused_notes(trainer: Trainer) -> list[str]:
-    """The note where DDP has an option without which a loop of one's own fails in its second step."""
+    """The note where DDP has an option without which the user's own loop fails in its second step."""
     model, unused = getattr(trainer.strategy, "model", None), trainer.trial.unused
     if not (isinstance(model, nn.parallel.DistributedDataParallel) and model.find_unused_parameters):
         return []
