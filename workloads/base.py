@@ -27,43 +27,43 @@ Loss = Callable[[Any, Any], "torch.Tensor"]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and what training it takes."""
+    """A model and what training it takes; `gpurun examples own_model.py` shows a whole one.
+
+    Attributes:
+        model: On the CPU, not wrapped in DataParallel or its like: how it runs on devices is up to the job.
+        batch: `batch(size, generator)` returns `(inputs, targets)` of `size` samples on the CPU. All
+            randomness must come from `generator`: then every rank draws the same batch, and takes its part
+            of it. `None` where `dataset` is given.
+        loss: `loss(outputs, targets)` returns a tensor of shape (); on `dp` the outputs of all devices have
+            been gathered. `None` where the model computes it: as its only output, `outputs.loss` or
+            `outputs["loss"]`. Then `batch` and `dataset` give the inputs alone, and `count` gets those.
+        optimizer: `optimizer(parameters)` gets the model's parameters and returns the optimizer:
+            `lambda parameters: torch.optim.AdamW(parameters, lr=3e-4)`. `None`: plain SGD with a learning
+            rate of 0.001.
+        reduction: Whether `loss` is the mean over the samples (over the valid targets, with `count`) or
+            their sum: `"sum"` for `torch.nn.CrossEntropyLoss(reduction="sum")`. It decides how the losses of
+            unequal parts are weighted so that their gradients add up to that of the whole batch.
+        count: `count(targets)` gets the targets of a part of the batch, and returns over how many of them a
+            mean loss averages, a number or a tensor of one, where that is not the number of samples. For a
+            cross entropy with `ignore_index=-100`: `lambda targets: (targets != -100).sum()`.
+        dataset: A map-style dataset of `(input, target)` samples, read by a DataLoader inside the measured
+            step.
+        blocks: Classes of the layers that `fsdp` and `hsdp` shard one by one, and that `checkpointing`
+            computes again: `(torch.nn.TransformerEncoderLayer,)`. By default those that repeat.
+        num_workers: Processes that read `dataset` on each rank.
+        notes: Sentences for readers of the results, which the report shows: `("2 files can't be read.",)`.
+    """
 
     model: "torch.nn.Module"
-    """On the CPU, not wrapped in DataParallel or its like: how it runs on devices is up to the job."""
     batch: Batch | None = None
-    """`batch(size, generator)` gives `(inputs, targets)` of `size` samples on the CPU.
-
-    All randomness must come from `generator`: then every rank draws the same batch, and takes its part of it.
-    `None` where `dataset` is given.
-    """
     loss: Loss | None = None
-    """`loss(outputs, targets)` gives a scalar; on `dp` the outputs of all devices have been gathered.
-
-    `None` where the model computes it: as its only output, `outputs.loss` or `outputs["loss"]`. Then `batch`
-    and `dataset` give the inputs alone, and `count` gets those.
-    """
     optimizer: "Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None" = None
-    """Makes the optimizer from the model's parameters. `None`: plain SGD with a learning rate of 0.001."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Whether `loss` is the mean over the samples (over the valid targets, with `count`) or their sum.
-
-    It decides how the losses of unequal parts are weighted so that their gradients add up to that of the
-    whole batch.
-    """
     count: Callable[[Any], "int | torch.Tensor"] | None = None
-    """`count(targets)`: over how many a mean loss averages, where that is not the number of samples.
-
-    For a cross entropy with `ignore_index=-100`: `lambda targets: (targets != -100).sum()`.
-    """
     dataset: Any = None
-    """A map-style dataset of `(input, target)` samples, read by a DataLoader inside the measured step."""
     blocks: "tuple[type[torch.nn.Module], ...]" = ()
-    """Classes of the layers that `fsdp` and `hsdp` shard one by one; by default those that repeat."""
     num_workers: int = 0
-    """Processes that read `dataset` on each rank."""
     notes: tuple[str, ...] = ()
-    """Notes for readers of the results, in whole sentences: files that were skipped, for one."""
 
 
 class _Place(threading.local):

@@ -1,4 +1,4 @@
-"""Shell completion of a job file, a run or a key; click itself completes commands and options."""
+"""Shell completion of a file, a run, a key or a name; click itself completes commands and options."""
 
 import re
 from glob import escape, iglob
@@ -69,6 +69,11 @@ def job_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     return matching(incomplete, f"{start}*.yaml", f"{start}*.yml", f"{start}*/*.yaml")
 
 
+def programs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Programs that begin with `incomplete`, or are in a directory that does."""
+    return matching(incomplete, f"{escape(incomplete)}*.py", f"{escape(incomplete)}*/*.py")
+
+
 def run_directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Runs below `runs/`; `latest` is the newest of its name."""
     return matching(incomplete, "runs/*/latest", "runs/*/*/")
@@ -92,6 +97,21 @@ def job_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     within = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.keys]
     keys = [key for key in JobSpec.keys if key not in SECTIONS]
     return [f"{key}=" for key in (*keys, *within) if key.startswith(incomplete)]
+
+
+def device_words(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Words that `--devices` takes on any machine; numbers of GPUs aren't completed."""
+    from gpurun.launcher.jobfile.device_values import AUTO, GPU_KINDS
+    from gpurun.launcher.machine.accelerators import CPU
+
+    return [word for word in (AUTO, CPU.device(2), *GPU_KINDS) if word.startswith(incomplete)]
+
+
+def workload_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Built-in workloads."""
+    from gpurun.launcher.jobfile.kinds import builtin_workloads
+
+    return [name for name in builtin_workloads() if name.startswith(incomplete)]
 
 
 def matching(incomplete: str, *patterns: str) -> list[CompletionItem]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpurun.launcher.cli.completion import job_files, job_keys, run_directories
+from gpurun.launcher.cli.completion import device_words, job_files, job_keys, run_directories
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile import DEVICES_HELP
 
@@ -161,6 +161,7 @@ devices_option = click.option(
     "--devices",
     default="auto",
     metavar="DEVICES",
+    shell_complete=device_words,
     help=DEVICES_HELP,
 )
 set_option = click.option(

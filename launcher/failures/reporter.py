@@ -70,7 +70,8 @@ class Reporter:
             what: which limit was exceeded: `ddp-2-6-2: took longer than 5 s`.
         """
         log = self.run.log(attempt, hang.rank or 0)
-        says_more = hang.missing or hang.rank is None  # than what each rank was doing
+        # Than what each rank was doing; of two ranks that is clear at once.
+        says_more = hang.rank is None or (hang.missing and len(hang.details) > 2)
         lines = [what, *([hang.headline] if hang.headline and says_more else []), *hang.details]
         self.report("\n    ".join(lines) + f"\nstacks of all ranks: {self.run.hang(attempt)}\nlog: {log}")
         self.write(self.run.hang(attempt), hang)

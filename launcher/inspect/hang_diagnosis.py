@@ -14,7 +14,15 @@ from gpurun.launcher.inspect.collectives import (
     last_ones,
 )
 from gpurun.launcher.inspect.snapshot import RankSnapshot
-from gpurun.launcher.inspect.stacks import BACKWARD, Activity, Thread, activity, is_workload, main_thread
+from gpurun.launcher.inspect.stacks import (
+    BACKWARD,
+    RENDEZVOUS,
+    Activity,
+    Thread,
+    activity,
+    is_workload,
+    main_thread,
+)
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.units import ranks_text
 
@@ -88,6 +96,7 @@ def find_hang(
     rank, headline, missing = _by_numbers(activities, gap) if gap else _by_stacks(activities)
     if pending and not gap and len(activities) > 1:
         rank, headline, missing = None, f"all ranks have called {pending}, which no GPU has completed", ()
+    details += _how_to_meet(activities)
     if mismatch:  # who waits for whom afterwards only follows from it
         rank, headline, missing = None, f"{MISMATCHED}: {mismatch}", ()
     return Hang(rank, headline, details, missing, views)
@@ -128,7 +137,21 @@ def _by_stacks(activities: Mapping[int, Activity | None]) -> _Finding:
     if silent:
         others = "; all other ranks are waiting" if waiting else ""
         return silent[0], f"{ranks_text(silent)} did not report a stack{others}", tuple(silent)
+    if all(doing and doing.waiting == RENDEZVOUS for doing in activities.values()):
+        return None, "all ranks wait for each other in `init_process_group`: they don't find each other", ()
     return None, "all ranks wait for each other: not all take part in the same collective", ()
+
+
+def _how_to_meet(activities: Mapping[int, Activity | None]) -> tuple[str, ...]:
+    """The advice where no rank gets through a call of `init_process_group` in the user's program."""
+    calls = [doing.frame for doing in activities.values() if doing and doing.waiting == RENDEZVOUS]
+    if len(calls) < len(activities) or not all(frame and is_workload(frame.file) for frame in calls):
+        return ()
+    return (
+        f"there each rank has to pass its own number, `rank` from 0 to {len(calls) - 1}, "
+        f"`world_size={len(calls)}`, and one address, at which rank 0 listens",
+        "without these arguments it takes all of them from the environment, as under torchrun",
+    )
 
 
 def _others(activities: Mapping[int, Activity | None], waiting: Sequence[int]) -> str:

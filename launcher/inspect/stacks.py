@@ -23,6 +23,8 @@ _FATAL = re.compile(r"^Fatal Python error: (?P<what>.+)$", re.MULTILINE)
 
 _EXCHANGES = ("/torch/distributed/", "/launcher/worker/base/process_group.py")
 """Files whose functions wait for other ranks, and do nothing else that takes long, but for `_CALLS_MODEL`."""
+_MEETS = "init_process_group"
+"""The function of torch.distributed in which ranks find each other."""
 _CALLS_MODEL = "forward"
 """The function by which FSDP and similar modules call the model that they wrap.
 Source: torch/distributed/fsdp/fully_sharded_data_parallel.py, `FullyShardedDataParallel.forward`.
@@ -44,6 +46,7 @@ _MOST_FRAMES = 10
 """Shown of a crash in which no frame is the user's."""
 
 COLLECTIVE = "waits for the other ranks in a collective"
+RENDEZVOUS = "waits for the other ranks in `init_process_group`"
 BACKWARD = "is in the backward pass"
 """Under DDP this includes waiting for the others, which no stack distinguishes from computing."""
 GPU = "waits for its GPU"
@@ -225,7 +228,8 @@ def waiting_for(frames: Stack) -> str | None:
         if is_workload(frame.file):
             return None
         if frame.function != _CALLS_MODEL and any(place in frame.file for place in _EXCHANGES):
-            return COLLECTIVE
+            own = takewhile(lambda outer: not is_workload(outer.file), inner)
+            return RENDEZVOUS if any(outer.function == _MEETS for outer in own) else COLLECTIVE
         if frame.file.endswith(_DDP) and frame.function in _DDP_EXCHANGES:
             return COLLECTIVE
         if frame.function == "_engine_run_backward":

@@ -28,6 +28,8 @@ _UUID_PREFIXES = "|".join(prefix for kind in gpu_kinds() for prefix in kind.uuid
 _DEVICE = f"({CPU.name}|({'|'.join(ACCELERATORS)}):[0-9]+|({_UUID_PREFIXES})[0-9A-Za-z/-]+)"
 DEVICE_PATTERN = f"^{_DEVICE}(@[0-9]+)?$"
 """A device of a list, for the schema."""
+ONE_GPU_PATTERN = f"^(?!{CPU.name}){_DEVICE}(@[0-9]+)?$"
+"""A GPU that is named alone; `cpu:2` means two devices there."""
 
 NODES_PATTERN = r"^[0-9]{1,9}\.\.[0-9]{1,9}$"
 """The least and the most nodes, for the schema."""
@@ -44,7 +46,10 @@ _ANY_DEVICES = f"use auto, cpu:2, {', '.join(GPU_KINDS)}, or a list such as [cud
 
 
 def parse_devices(value: Any) -> Devices:
-    """`auto`, `cuda`, `cpu:N`, or a tuple of `cpu`, `cpu:i`, and `cuda:i` or UUIDs, of one kind."""
+    """`auto`, `cuda`, `cpu:N`, or a tuple of `cpu`, `cpu:i`, and `cuda:i` or UUIDs, of one kind.
+
+    One GPU may be named without a list.
+    """
     if isinstance(value, list):
         return _device_list(value)
     if value == AUTO or value in GPU_KINDS:
@@ -54,6 +59,8 @@ def parse_devices(value: Any) -> Devices:
             text = f"`cpu:N` takes 1 to {MAX_DEVICES} devices, got {count}"
             raise InvalidValue(text, None if count else "write `[cpu:0]` for that device, `cpu:2` for two")
         return CPU.device(count)
+    if isinstance(value, str) and _is_device(_AT_NODE.sub("", value)):
+        return _device_list([value])
     raise expected("a valid list of devices", value, _devices_hint(value))
 
 
@@ -90,7 +97,7 @@ def _one_kind(word: str, number: str, last: str | None) -> str:
         listed = (f"{gpus}:{index}" for index in range(int(number), int(last) + 1))
         return f"write [{', '.join(listed)}]"[:120]
     some = f", `{gpus}` with `device_count: {number}` for {number} of them" if int(number) > 1 else ""
-    return f"write `[{gpus}:{number}]` for that GPU, `{gpus}` for all GPUs{some}; without GPUs, `cpu:2`"
+    return f"write `{gpus}:{number}` for that GPU, `{gpus}` for all GPUs{some}; without GPUs, `cpu:2`"
 
 
 def _names_in(text: str) -> list[str]:

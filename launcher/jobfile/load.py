@@ -15,6 +15,7 @@ from gpurun.launcher.jobfile.kinds import default_strategy
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, secrets_in
 from gpurun.launcher.jobfile.read import Draft, Mistake, UnknownKey, draft_of, key_elsewhere, read_spec
 from gpurun.launcher.jobfile.section import Section
+from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP
 from gpurun.launcher.jobfile.values import safe_name
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, flow_text, shorten
 from gpurun.launcher.jobfile.yaml.source import Source, override_source, read_source
@@ -53,7 +54,7 @@ def _without_effect(source: Source, overrides: Sequence[str]) -> Iterator[Proble
     varied = root.get("compare") if isinstance(root, dict) else None
     for override in overrides:
         key = override.partition("=")[0].strip()
-        if isinstance(varied, dict) and varied.get(key) and key not in ("params", "args", "env"):
+        if isinstance(varied, dict) and varied.get(key) and key not in ADDED_TO_THE_TOP:
             message = f"this value has no effect: `compare.{key}` overrides it"
             yield Problem(message, f"use --set compare.{key}=[…]", f"--set {key}")
 

@@ -21,6 +21,7 @@ Devices = Annotated[
             "anyOf": [
                 {"enum": [device_values.AUTO, *device_values.GPU_KINDS]},
                 {"type": "string", "pattern": "^cpu:[0-9]+$"},
+                {"type": "string", "pattern": device_values.ONE_GPU_PATTERN},
                 {
                     "type": "array",
                     "items": {"type": "string", "pattern": device_values.DEVICE_PATTERN},
@@ -178,9 +179,9 @@ class JobSpec(Settings, Section):
     devices: Devices = "auto"
     """Devices to use. `auto`: all GPUs that no other process uses, or all if none is free; on a machine
     without GPUs two CPU devices. `cpu:4`: four devices that share this machine's cores. `cuda`: all GPUs.
-    A list names them, GPUs also by the UUID of a GPU or of a MIG instance; a GPU that is listed twice is
-    shared by two ranks. Numbers count what CUDA_VISIBLE_DEVICES leaves. Where nodes differ, `cuda:1@0` is
-    the second GPU of node 0."""
+    `cuda:0`: that one. A list names several, GPUs also by the UUID of a GPU or of a MIG instance; a GPU that
+    is listed twice is shared by two ranks. Numbers count what CUDA_VISIBLE_DEVICES leaves. Where nodes
+    differ, `cuda:1@0` is the second GPU of node 0."""
     nodes: Annotated[device_values.Nodes, device_values.NODES] = 1
     """Machines that train together. Each runs `gpurun` with this job file. `devices` are those of each node,
     unless a list names nodes; those of the first node come first. `2..4`: as many as are there at the start.

@@ -124,9 +124,9 @@ class Settings:
     )
     """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
     each device tries batches in a separate process, which may run out of memory, and keeps a margin; it stops
-    at the first batch whose step takes more than 10 s, which on CPUs is often before memory ends. Only a few
-    built-ins have a default batch size; `gpurun workloads` lists them. For a program it is optional: with it,
-    the report shows samples per second."""
+    at the first batch whose step takes more than 10 s, which on CPUs is often before memory ends, and where a
+    dataset ends. Only a few built-ins have a default batch size; `gpurun workloads` lists them. For a program
+    it is optional: with it, the report shows samples per second."""
     precision: Annotated[str, one_of(PRECISIONS, _DTYPES, {"mixed": _MIXED, "amp": _MIXED})] = setting(
         "fp32",
         compare="Precisions to compare.",
@@ -361,6 +361,9 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {one.name: _named_in_baseline(one.name, one.metadata["setting"]) for one in fields(Settings)}
 )
 """All settings by name, in the order in which they vary."""
+
+ADDED_TO_THE_TOP = frozenset({"args", "env", "params"})
+"""Settings whose values under `compare` are added to the one at the top, which all variants have, too."""
 
 TASK_SETTINGS = tuple(name for name, one in SETTINGS.items() if one.is_task)
 

@@ -14,9 +14,11 @@ MAX_LINE_BYTES = 1 << 14
 _NOISE = re.compile(
     r"USDT:|ERROR:[-\d]+ [:\d]+ \d+:\d+ DeviceProperties\.cpp:\d+\] "
     r"gpuGetDeviceCount failed with code (?:35|100)\s*$"
+    r"|frame #\d+: .+ \(0x[0-9a-f]+ in .+\)\s*$|<omitting python frames>\s*$"
 )
-"""What torch's profiler prints without need: whenever it starts or stops, and, from a build for CUDA, where
-there is no driver (35) or no GPU (100). A job on GPUs fails there before it traces, with its own message."""
+"""What torch prints without need: its profiler whenever it starts or stops, and, from a build for CUDA, where
+there is no driver (35) or no GPU (100) (a job on GPUs fails there before it traces, with its own message);
+and the addresses of C++ functions after a warning, as of a connection that a signal has interrupted."""
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
 """Source: ECMA-48, 5.4 (CSI sequences) and 5.6 (OSC strings)."""
@@ -84,7 +86,7 @@ def clean(text: str) -> str:
 
 
 def is_noise(line: str) -> bool:
-    """Whether torch's profiler wrote a line that says nothing about the program; only the log file has it."""
+    """Whether torch wrote a line that says nothing about the program; only the log file has it."""
     return _NOISE.match(line) is not None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.kinds import JobKind, default_batch, variant_kind
 from gpurun.launcher.jobfile.model import Baseline, JobSpec
-from gpurun.launcher.jobfile.settings import SETTINGS, Settings
+from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP, SETTINGS, Settings
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Variant, allowed, num_devices
 from gpurun.launcher.splits import BALANCED, comes_to
@@ -113,8 +113,10 @@ def _unknown_keys(unknown: frozenset[Path], picked: Mapping[str, int]) -> frozen
 
 def own_values(spec: JobSpec) -> dict[str, Any]:
     """The job's own values of the keys that it compares, as they would be under `compare`."""
-    added: dict[str, Any] = {"args": (), "env": {}, "params": {}}
-    own = {key: added.get(key, getattr(spec, key)) for key in spec.compare.lists()}
+    own = {
+        key: SETTINGS[key].absent if key in ADDED_TO_THE_TOP else getattr(spec, key)
+        for key in spec.compare.lists()
+    }
     return {key: value for key, value in own.items() if value is not None}
 
 

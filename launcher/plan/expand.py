@@ -10,7 +10,7 @@ from gpurun.launcher.jobfile.checks.device_checks import find_misfits
 from gpurun.launcher.jobfile.load import in_order
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
-from gpurun.launcher.jobfile.settings import SETTINGS, Settings, settings_of
+from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP, SETTINGS, Settings, settings_of
 from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.plan.combination import (
@@ -324,7 +324,9 @@ def _overridden(spec: JobSpec) -> list[str]:
     return [
         f"`{key}: {_shown(value)}` is not used: `compare.{key}` overrides it"
         for key, values in spec.compare.lists().items()
-        if key in SETTINGS and (value := getattr(spec, key)) not in values and value != getattr(defaults, key)
+        if key in SETTINGS.keys() - ADDED_TO_THE_TOP
+        and (value := getattr(spec, key)) not in values
+        and value != getattr(defaults, key)
     ]
 
 

@@ -102,6 +102,8 @@ def runs_near(path: Path) -> str:
     named = (path, path / LATEST, "runs" / path, "runs" / path / LATEST)
     if meant := next((run for each in named for run in runs if _is_near(Path(run), each)), None):
         return f"did you mean {meant}?"
+    if not runs[1:]:
+        return f"the newest run is {runs[0]}"
     return f"the newest runs are {first_of(runs, _MOST_NAMED)}"
 
 

@@ -76,9 +76,10 @@ def combined(spec: JobSpec, found: Sequence[NodeRooms], say: Callable[[str], Non
     rooms = [room for node in found for room in node.rooms]
     caps = [room.samples for room in rooms]
     batch = max_batch(replace(spec, global_batch=1), caps, len(found[0].rooms))
-    held = ", ".join(
-        f"{room} on {device}" for room, device in zip(rooms, devices, strict=True) if room != ENDLESS
-    )
+    places = zip(rooms, devices, strict=True)
+    held = ", ".join(f"{room} on {device}" for room, device in places if room != ENDLESS)
+    if len(rooms) > 1 and len(set(rooms)) == 1:
+        held = f"{rooms[0]} on each device"
     say(f"global_batch: max is {format_count(batch)}: there is room for {held}{in_micro_batches(spec)}")
     return MaxBatch(batch, tuple(caps), max(node.step_s for node in found))
 
@@ -252,8 +253,10 @@ class Search:
         # Of the smallest batch that failed for another reason than memory, or of the end of the search.
         failed = [one for one in attempts if one.batch == fails and one.message]
         reasons = [f"{format_count(one.batch)} fail: {one.message}" for one in failed]
-        ended = [one.message for one in attempts[-1:] if one.outcome == "done" and one.message]
-        return Room(with_margin(fits), next(iter([*reasons, *ended]), ""))
+        done = [one for one in attempts[-1:] if one.outcome == "done"]
+        ended = [one.message for one in done if one.message]
+        samples = [one.batch for one in done if one.batch]
+        return Room(next(iter([*samples, with_margin(fits)])), next(iter([*reasons, *ended]), ""))
 
     def timeout_text(self) -> str:
         """That the time is up, what is known by then, and what to do."""

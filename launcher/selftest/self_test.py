@@ -13,7 +13,7 @@ from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, Problem
 from gpurun.launcher.failures.reporter import Reporter, log_tail
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.jobfile import DEVICES_HELP
-from gpurun.launcher.jobfile.device_values import AUTO, GPU_KINDS, parse_devices
+from gpurun.launcher.jobfile.device_values import AUTO, parse_devices
 from gpurun.launcher.jobfile.field_types import InvalidValue
 from gpurun.launcher.jobfile.load import split_devices
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
@@ -250,20 +250,16 @@ def wished_devices(wish: str, machine: Machine) -> tuple[Accelerator, tuple[str,
 
 
 def parsed(wish: str) -> Devices:
-    """The value of `--devices`, where also one GPU may be named alone.
+    """The value of `--devices`.
 
     Raises:
         SpecError: see `begin_evidence`.
     """
     named = split_devices(wish)
-    is_value = isinstance(named, list) or named in (AUTO, *GPU_KINDS) or accelerator_of(named).is_host
     try:
-        return parse_devices(named if is_value else [named])
-    except InvalidValue as error:
-        gpus = gpu_kinds()[0]
-        hint: str | None = f"for example {gpus.device(0)}, or {gpus.name} for all"
-        if is_value:  # what a job file says of a wrong text shows a list of YAML
-            hint = f"use {DEVICES_HELP.rstrip('.')}" if isinstance(named, str) else error.hint
+        return parse_devices(named)
+    except InvalidValue as error:  # what a job file says of a wrong text shows a list of YAML
+        hint = f"use {DEVICES_HELP.rstrip('.')}" if isinstance(named, str) else error.hint
         raise SpecError(Problem(f"--devices {wish}: {error}", hint)) from None
 
 

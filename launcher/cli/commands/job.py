@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpurun.launcher.cli.completion import job_files
+from gpurun.launcher.cli.completion import job_files, programs
 from gpurun.launcher.cli.options import (
     JOB_METAVAR,
     MISSING_JOB,
@@ -218,7 +218,7 @@ def after_dashes(args: Sequence[str], name: str) -> str:
 
 
 @click.command("run", cls=ProgramCommand)
-@click.argument("words", nargs=-1, metavar="[SCRIPT.py] [-- ARGS...]")
+@click.argument("words", nargs=-1, metavar="[SCRIPT.py] [-- ARGS...]", shell_complete=programs)
 @click.option(
     "-m", "module", metavar="MODULE", help="Run a module, as `python -m` does, instead of a script."
 )

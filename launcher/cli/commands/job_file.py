@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from gpurun.launcher.cli.completion import SHELLS, lines_for
+from gpurun.launcher.cli.completion import SHELLS, lines_for, workload_names
 from gpurun.launcher.cli.options import json_option
 from gpurun.launcher.cli.output import line_width, show_json, width
 from gpurun.launcher.errors import Problem, SpecError
@@ -45,7 +45,9 @@ def init(path: Path, force: bool) -> None:
 
 
 @click.command()
-@click.argument("names", metavar="[NAME...]", nargs=-1, shell_complete=lambda *_: example_names())
+@click.argument(
+    "names", metavar="[NAME...]", nargs=-1, shell_complete=lambda _, __, start: examples_from(start)
+)
 @click.option("--copy", type=click.Path(path_type=Path), metavar="DIR", help="Copy them to DIR instead.")
 def examples(names: tuple[str, ...], copy: Path | None) -> None:
     """List the examples that come with gpurun, show some, or copy them.
@@ -87,6 +89,11 @@ def example_names() -> list[str]:
         path for pattern in ("*.yaml", "*/*.yaml", "*.py", "*/*.py") for path in sorted(root.glob(pattern))
     )
     return [path.relative_to(root).as_posix() for path in found]
+
+
+def examples_from(start: str) -> list[str]:
+    """Examples whose names begin so, with or without their directory."""
+    return [name for name in example_names() if name.startswith(start) or Path(name).name.startswith(start)]
 
 
 def named_example(name: str) -> str:
@@ -157,7 +164,7 @@ def schema() -> None:
 @click.argument("shell", type=click.Choice(SHELLS), metavar="|".join(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the lines that make a shell complete commands, options, job files, runs and keys.
+    """Print the lines that make a shell complete commands, options, files, runs, keys and names.
 
     For zsh, put them in ~/.zshrc after compinit; for fish, in ~/.config/fish/completions/gpurun.fish.
 
@@ -167,7 +174,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 @click.command("workloads")
-@click.argument("names", metavar="[NAME...]", nargs=-1)
+@click.argument("names", metavar="[NAME...]", nargs=-1, shell_complete=workload_names)
 @json_option
 def workloads(names: tuple[str, ...], as_json: bool) -> None:
     """List the built-in workloads: what they do, what bounds them, and their parameters.

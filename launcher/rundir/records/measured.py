@@ -326,6 +326,7 @@ class Attempt:
 
     outcome: str
     batch: Count
+    """Where the search is done: what fits and needs no margin, since the dataset has no more."""
     message: str = ""
     step_s: Number = 0.0
     """The time of a step of a batch that fits, without communication."""
@@ -333,7 +334,7 @@ class Attempt:
 
 @dataclass(frozen=True, order=True)
 class Room:
-    """How many samples a device can hold, less a margin."""
+    """How many samples a device can hold, less a margin where memory is the limit."""
 
     samples: int
     open_end: str = ""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, LaunchConfig, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.units import plural
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.training.trainer import Trainer
@@ -62,7 +63,7 @@ def check_gradients(
         trainer: of this rank.
         config: whose variants are checked.
         rank: of this process.
-        enter: called with the id of each variant before its step.
+        enter: called with the id of each variant before anything of it is computed.
     """
     # Where one of the variants must serve as the reference, it is the baseline.
     variants = sorted(config.variants, key=lambda variant: variant.id != config.baseline)
@@ -104,6 +105,7 @@ def check_batch(
     enter: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:
     """`check_gradients` for variants of one global batch, which share a reference."""
+    enter(variants[0].id)  # of whom the reference's batch is: a dataset may have too few samples for it
     reference = one_device_reference(trainer, global_batch, rank)
     errors: dict[str, float | None] = {}
     for variant in variants:
@@ -227,7 +229,7 @@ def model_warnings(trainer: Trainer) -> list[str]:
     """The warnings from model and batch alone, whether or not gradients are checked."""
     found = [*trainer.workload.notes, *([BATCH_NORM] if has_batch_norm(trainer.model) else [])]
     found += channels_last_notes(trainer) + cudnn_notes(trainer) + checkpointing_notes(trainer)
-    found += reading_notes(trainer)
+    found += reading_notes(trainer) + unused_notes(trainer)
     return found + ([trainer.batch_warning] if trainer.batch_warning else [])
 
 
@@ -254,6 +256,19 @@ def reading_notes(trainer: Trainer) -> list[str]:
     if not why and not trainer.workload.num_workers:
         stated, why = [name for name in stated if name == "prefetch"], "no other process reads the dataset"
     return [f"{name} changes nothing: {why}" for name in stated] if why else []
+
+
+def unused_notes(trainer: Trainer) -> list[str]:
+    """The note where DDP has an option without which the user's own loop fails in its second step."""
+    model, unused = getattr(trainer.strategy, "model", None), trainer.trial.unused
+    if not (isinstance(model, nn.parallel.DistributedDataParallel) and model.find_unused_parameters):
+        return []
+    return [
+        f"{plural(len(unused), 'parameter')} of the model {'get' if len(unused) > 1 else 'gets'} no gradient "
+        f"({unused[0]}{', …' if unused[1:] else ''}), so gpurun sets `find_unused_parameters=True` of "
+        "DistributedDataParallel, and so must a loop of your own; if the same ones are unused in every step, "
+        "`static_graph=True`, here `static_graph: true`, may be faster"
+    ]
 
 
 def cudnn_notes(trainer: Trainer) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,23 @@ WRAPPERS: Mapping[str, str] = {
     "fully_shard": "fsdp",
 }
 """What spreads a model over devices in torch, each with the strategy that does it."""
+
+
+@dataclass(frozen=True)
+class LoadedWorkload(Workload):
+    """A workload with every attribute, and where it comes from."""
+
+    built_at: SourceLine | None = None
+    """The function that built it."""
+
+
+def place_in(workload: Workload, *objects: Any) -> SourceLine | None:
+    """Where the first of the objects that is the user's own is defined; else, where the workload was built.
+
+    A line of torch's, or of a batch that is right, would help no one.
+    """
+    built_at = workload.built_at if isinstance(workload, LoadedWorkload) else None
+    return place_of(*objects, users_only=True) or built_at
 
 
 def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> Workload | Probe:
@@ -226,7 +243,7 @@ def as_workload(name: str, built: Any, place: SourceLine | None) -> Workload:
         UserError: an attribute is missing, or isn't what it must be.
     """
     values = {field.name: getattr(built, field.name, default_of(field.default)) for field in fields(Workload)}
-    workload = Workload(**values)
+    workload = LoadedWorkload(**values, built_at=place)
     for attribute, expected, is_right in requirements(workload):
         if not is_right:
             value = values[attribute]

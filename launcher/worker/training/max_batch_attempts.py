@@ -13,7 +13,7 @@ from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.files import append_lines, read_json
 from gpurun.launcher.rundir.records import Attempt, LaunchConfig, MaxBatchConfig, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.units import format_count
+from gpurun.launcher.units import format_count, plural
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import finish, print_to_log
 from gpurun.launcher.worker.base.failure import text_of
@@ -62,9 +62,8 @@ def search(config: MaxBatchConfig) -> None:
         note(config, "done")
         return
     dataset = trainer.workload.dataset
-    if dataset is not None:
-        fails = min(fails or len(dataset) + 1, len(dataset) // config.num_devices + 1)
-    while (batch := next_attempt(fits, fails)) is not None:
+    most = MAX_SAMPLES if dataset is None else max(1, len(dataset) // config.num_devices)
+    while (batch := next_attempt(fits, fails, most)) is not None:
         note(config, "begins", batch)
         start = time.monotonic()
         try:
@@ -89,18 +88,24 @@ def search(config: MaxBatchConfig) -> None:
         else:
             fails = batch
             note(config, "fails", batch)
-    note(config, "done", message="" if fails else f"no more than {format_count(fits)} are tried")
+    if fails is not None:
+        note(config, "done")
+    elif dataset is None:
+        note(config, "done", message=f"no more than {format_count(fits)} are tried")
+    else:
+        note(config, "done", fits, f"the dataset has {plural(len(dataset), 'sample')}")
 
 
-def next_attempt(fits: int, fails: int | None) -> int | None:
+def next_attempt(fits: int, fails: int | None, most: int = MAX_SAMPLES) -> int | None:
     """The batch to try next: doubled until one fails, then halfway; `None` when close enough.
 
     Args:
         fits: the largest that fitted; 0 before the first.
         fails: the smallest that didn't, if there is one.
+        most: none is larger.
     """
     if fails is None:
-        return max(1, 2 * fits) if fits < MAX_SAMPLES else None
+        return min(max(1, 2 * fits), most) if fits < most else None
     return None if fails - fits <= max(1, fits // RESOLUTION) else (fits + fails) // 2
 
 

@@ -87,7 +87,7 @@ class Trainer:
         blocks = tuple(blocks_of(self.model, workload.blocks))
         self.lacks_blocks = config.checkpointing != "none" and not blocks
         checkpoint_blocks(blocks, config.checkpointing)
-        self.strategy = strategy_of(self.model, config, rank, Hints(self.trial.has_unused, blocks))
+        self.strategy = strategy_of(self.model, config, rank, Hints(bool(self.trial.unused), blocks))
         whole = make_optimizer(workload, self.model)
         self.optimizer = self.strategy.optimizer(with_implementation(whole, config.optimizer, workload))
         self.scaler = new_scaler(device, self.precision)

@@ -24,6 +24,7 @@ from gpurun.launcher.worker.base.precision import Precision
 from gpurun.launcher.worker.meters.flops import Counting
 from gpurun.launcher.worker.training.batches import LoadedStep, MicroBatch, Source
 from gpurun.launcher.worker.training.forward_backward import returned_loss
+from gpurun.launcher.worker.training.load_workload import place_in
 from gpurun.workloads.base import Workload, on_device
 
 NUM_SAMPLES = 2
@@ -38,8 +39,8 @@ NUM_REPEATED = 16
 class Trial:
     """The result of a step on a few samples."""
 
-    has_unused: bool
-    """Whether some trainable parameters get no gradient."""
+    unused: tuple[str, ...]
+    """Names of the trainable parameters that get no gradient."""
     flops_per_sample: float | None
     """Operations of forward and backward; `None` where an operator can't be counted."""
     bytes_per_sample: float
@@ -86,12 +87,13 @@ def try_step(
         with users_code(
             "the backward pass failed",
             "a loss that can be differentiated",
-            place_of(workload.loss or workload.model),
+            place_in(workload, workload.loss, workload.model),
         ):
             loss.backward()  # type: ignore[no-untyped-call]
-        has_unused = any(p.requires_grad and p.grad is None for p in workload.model.parameters())
+        named = workload.model.named_parameters()
+        unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
     flops, num_samples = counting.count.known_flops, sum(micro.chunks)
-    return Trial(has_unused, None if flops is None else flops / num_samples, step.nbytes / num_samples)
+    return Trial(unused, None if flops is None else flops / num_samples, step.nbytes / num_samples)
 
 
 @contextmanager
@@ -146,12 +148,12 @@ def first_loss(workload: Workload, micro: MicroBatch, device: torch.device) -> T
     outputs = first_outputs(workload, inputs, device)
     loss: Any
     if workload.loss is None:
-        loss, place = returned_loss(outputs), place_of(workload.model, workload.batch, workload.dataset)
+        loss, place = returned_loss(outputs), place_in(workload, workload.model)
         what, expected = "without `loss`, the model must return its loss", EXPECTED_OWN_LOSS
     else:
         what = "loss(outputs, targets) must return a scalar"
         expected = f'{EXPECTED_LOSS}: the mean over samples, or their sum with reduction="sum"'
-        place = place_of(workload.loss, workload.batch, workload.dataset)
+        place = place_in(workload, workload.loss)
         with users_code("loss(outputs, targets) failed", f"a scalar tensor on {device}", place):
             loss = workload.loss(outputs, targets)
     check_loss(what, expected, loss, device, place)
@@ -160,7 +162,7 @@ def first_loss(workload: Workload, micro: MicroBatch, device: torch.device) -> T
 
 def first_outputs(workload: Workload, inputs: Tree, device: torch.device) -> Tree:
     """The model's outputs for the inputs; all of them have to be on `device`."""
-    place = place_of(workload.model, workload.batch, workload.dataset)
+    place = place_in(workload, workload.model)
     whole = (
         ""
         if workload.loss

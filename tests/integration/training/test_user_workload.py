@@ -18,6 +18,7 @@ from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU
 from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
 from gpurun.launcher.worker.base.failure import UserError
 from gpurun.launcher.worker.training.forward_backward import NoClock
+from gpurun.launcher.worker.training.gradient_check import check_gradients
 from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
@@ -150,6 +151,9 @@ MISTAKES = {
     "batch of wrong size": ("torch.randn(size,", "torch.randn(64,", 7, "2 samples", "64 rows"),
     "batch of unequal parts": ("x[:, :2]", "x[1:, :2]", 7, "2 samples", "targets with 1 row"),
     "batch of other names": ("return x, x[:, :2]", "return {'a': x, 'b': x}, x", 6, "shape (2, 4); `a`, `b` are no parameters of Model.forward", "dict"),
+    "shapes don't fit a model of torch's": ("Workload(Model(4, width)", "Workload(nn.Linear(5, width)", 12, "shape (2, 4)", "RuntimeError"),
+    "loss forgotten with a model of torch's": ("Workload(Model(4, width), batch, loss)", "Workload(nn.Linear(4, width), batch)", 12, "set `loss`", "tuple"),
+    "a loss of torch's": ("batch, loss)", "batch, nn.functional.nll_loss)", 12, "a scalar tensor", "RuntimeError"),
     "loss forgotten": ("batch, loss)", "batch)", 6, "if samples are (inputs, targets), set `loss`", "tuple"),
     "batch is no pair": ("return x, x[:, :2]", "return x", 7, "(inputs, targets)", "a Tensor"),
     "batch without tensors": ("return x, x[:, :2]", "return 'x', x", 7, "2 samples", "no rows"),
@@ -192,6 +196,16 @@ def test_a_dataset_of_torchs_is_no_line_of_the_users(tmp_path: Path) -> None:
     rows = "torch.utils.data.TensorDataset(torch.zeros(3, 4), torch.zeros(3, 2))"
     with pytest.raises(UserError, match=r"^the dataset is too small\n"):
         start(GOOD.replace("batch, loss)", f"None, loss, dataset={rows})"), tmp_path)
+
+
+def test_a_batch_larger_than_the_dataset_costs_its_own_variant_only() -> None:
+    entered: list[str] = []
+    both = (VariantConfig("small", (5, 3), 1), VariantConfig("large", (15, 15), 1))
+    launch = replace(config("dp", split=(5, 3)), variants=both, baseline="small")
+    trainer = Trainer(built("own_data.py:stream", {"samples": 24}, EXAMPLES), launch, 0)
+    with pytest.raises(UserError, match="too small"):
+        check_gradients(trainer, launch, 0, entered.append)
+    assert entered[-1] == "large"  # a failure belongs to the variant that was entered last
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,8 @@ def test_a_path_that_is_no_run_is_answered_with_the_runs_that_there_are(
     near = "did you mean runs/gpt/latest?"
     alike = ("runs/gpt/lastest", "runs/GPT/latest", "runs/gtp/latest", "gpt", "gtp", "gpt/latest")
     assert [end_of(path) for path in alike] == [near] * len(alike)
+    (tmp_path / "runs/gpt/latest").unlink()
+    assert end_of("nope") == "the newest run is runs/mlp/latest"
 
 
 def test_examples_are_listed_shown_and_copied_with_the_programs_that_they_name(tmp_path: Path) -> None:
@@ -284,6 +286,28 @@ def test_zsh_puts_no_space_after_the_equals_sign_of_a_key(tmp_path: Path) -> Non
         "-U -V unsorted -a completions job.yaml",
         "-U -S  -V unsorted -a values steps.rounds=",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("run tra", ["train.py"]),
+        ("run train.py --devices c", ["cpu:2", "cuda"]),
+        ("selftest --devices a", ["auto"]),
+        ("workloads resnet5", ["resnet50", "resnet56"]),
+        ("examples resn", ["resnet50.yaml"]),
+        ("examples frameworks/hf_m", ["frameworks/hf_model.yaml", "frameworks/hf_model.py"]),
+    ],
+)
+def test_names_are_completed(
+    line: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "train.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COMP_WORDS", f"gpurun {line}")
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ") + 1))
+    assert suggestions(cli, "bash_complete").splitlines() == [f"plain,{name}" for name in found]
 
 
 def test_no_name_in_a_strangers_run_is_suggested_that_the_shell_would_execute(

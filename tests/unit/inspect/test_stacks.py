@@ -15,6 +15,7 @@ from gpurun.launcher.inspect.stacks import (
     COLLECTIVE,
     GPU,
     LIBRARY_DIRECTORIES,
+    RENDEZVOUS,
     WORKLOADS,
     activity,
     fatal_error,
@@ -60,6 +61,12 @@ IN_BARRIER = stack(
     "~/worker/base/process_group.py:35 barrier",
 )
 IN_USERS_COLLECTIVE = stack("torch/distributed/distributed_c10d.py:3000 all_reduce", f"{USER}:30 forward")
+IN_RENDEZVOUS = stack(
+    "torch/distributed/rendezvous.py:190 _create_c10d_store",
+    "torch/distributed/distributed_c10d.py:1770 init_process_group",
+    "torch/distributed/c10d_logger.py:83 wrapper",
+    f"{USER}:4 main",
+)
 IN_TORCH = stack("torch/nn/functional.py:7 linear", "torch/nn/parallel/distributed.py:1715 _run_ddp_forward")
 
 
@@ -70,6 +77,7 @@ IN_TORCH = stack("torch/nn/functional.py:7 linear", "torch/nn/parallel/distribut
         (IN_BACKWARD, BACKWARD, "_engine_run_backward"),
         (IN_BARRIER, COLLECTIVE, "all_reduce"),
         (IN_USERS_COLLECTIVE, COLLECTIVE, f"{USER}:30 in forward"),
+        (IN_RENDEZVOUS, RENDEZVOUS, f"{USER}:4 in main"),
         (IN_TORCH, None, "functional.py:7 in linear"),
         (stack("torch/nn/parallel/distributed.py:2000 _sync_buffers"), COLLECTIVE, "_sync_buffers"),
         (
@@ -141,6 +149,16 @@ def test_where_the_stacks_single_out_no_rank_none_is_blamed(wording: Wording) ->
     assert hang("", "") == find_hang({})
     wording(known(hang(IN_BARRIER, "")).headline)
     wording(known(hang("", IN_BARRIER, "")).headline)
+
+
+def test_ranks_that_do_not_find_each_other_get_what_to_check(wording: Wording) -> None:
+    found = known(hang(IN_RENDEZVOUS, IN_RENDEZVOUS))
+    wording(found.headline, *found.details)
+    assert found.rank is None
+    apart = known(hang(IN_RENDEZVOUS, IN_FORWARD))
+    assert (apart.rank, len(apart.details)) == (1, 2)
+    ours = IN_RENDEZVOUS.replace(USER, f"{LAUNCHER}/worker/base/process_group.py")
+    assert len(known(hang(ours, ours)).details) == 2  # its arguments aren't the user's
 
 
 CRASH = dedent(f"""\

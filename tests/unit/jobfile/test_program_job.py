@@ -1,5 +1,6 @@
 """Jobs that run a program: their keys, their mistakes, their plans."""
 
+import re
 import sys
 import textwrap
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.device_values import ONE_GPU_PATTERN
 from gpurun.launcher.jobfile.kinds import JOB_KINDS, JobKind
 from gpurun.launcher.jobfile.load import load_job, load_text, program_job
 from gpurun.launcher.machine.host import Topology
@@ -215,3 +217,12 @@ def test_what_is_proposed_to_compare_is_a_job(tmp_path: Path, kind: JobKind) -> 
     spec = load_job(job_file(tmp_path, f"{heads[kind.name]}\n{kind.example}\n"))
     assert spec.kind == kind
     assert len(build_plan(spec, Machine()).variants) == 2
+
+
+@pytest.mark.parametrize("one", ["cuda:0", "cuda:1@0", "GPU-1b2c", "MIG-1b2c"])
+def test_one_gpu_needs_no_list(one: str) -> None:
+    text = program_job(None, "json.tool", (), one)
+    assert load_text(text, "", (), Path()).devices == (one,)
+    pattern = re.compile(ONE_GPU_PATTERN)
+    assert pattern.search(one)
+    assert not pattern.search("cpu:2")

@@ -83,6 +83,8 @@ KINETO = "2026-11-24 19:58:01 4021:4038 DeviceProperties.cpp:56] gpuGetDeviceCou
         (f"ERROR:{KINETO} 35, so we stop", False),
         ("ERROR: gpuGetDeviceCount failed with code 35", False),
         ("USDT:2026-11-24 19:58:01 4021:4038 Profiler.cpp:9] stopped", True),
+        ("frame #1: c10::DistError::DistError(int) + 0x72 (0x7f8984933b62 in /torch/lib/libc10.so)", True),
+        ("frame #12 of the video", False),
     ],
 )
 def test_what_the_profiler_says_of_missing_gpus_is_left_out(line: str, is_left_out: bool) -> None:

@@ -118,6 +118,13 @@ def test_a_value_that_compare_overrides_is_noted(split: str, notes: tuple[str, .
     assert expand(spec_of(text), TWO_CORES, with_own=True).notes == ()  # `gpurun tune` measures it
 
 
+def test_arguments_at_the_top_are_in_use_where_compare_appends_others() -> None:
+    text = "module: json.tool\nargs: [--steps, 9]\nenv: {A: b}\n"
+    text += "compare: {args: [[--batch, 1], [--batch, 2]], env: [{C: d}]}\n"
+    spec = check_source(parse_source(text.encode(), "job.yaml"), Path())
+    assert expand(spec, TWO_CORES).notes == ()
+
+
 def test_a_setting_that_a_strategy_lacks_is_noted_with_its_value_as_in_the_job() -> None:
     found = expanded("global_batch: 64\nstrategy: ddp\nreshard: false\n")
     assert found.notes == ("ddp has no `reshard`: false is not used",)

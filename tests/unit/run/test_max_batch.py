@@ -44,18 +44,19 @@ from tests.unit.plan.machines import FakeMachine
 from tests.wording import Wording
 
 
-@given(room=st.integers(0, 2 * MAX_SAMPLES))
-def test_the_search_ends_within_3_percent_below_what_fits(room: int) -> None:
+@given(room=st.integers(0, 2 * MAX_SAMPLES), most=st.just(MAX_SAMPLES) | st.integers(1, 1000))
+def test_the_search_ends_within_3_percent_below_what_fits(room: int, most: int) -> None:
     fits, fails, attempts = 0, None, 0
-    while (batch := next_attempt(fits, fails)) is not None:
+    while (batch := next_attempt(fits, fails, most)) is not None:
         attempts += 1
+        assert batch <= most
         if batch <= room:
             fits = batch
         else:
             fails = batch
     assert attempts <= 30
     assert fits <= room
-    assert fits == MAX_SAMPLES or room - fits <= max(0, fits // RESOLUTION)
+    assert fits == most or room - fits <= max(0, fits // RESOLUTION)
     assert 0 <= with_margin(fits) <= fits
 
 
@@ -200,6 +201,31 @@ def test_a_search_that_memory_did_not_end_found_at_least_so_much(tmp_path: Path,
     wording(str(search.found(0)))
     assert str(search.found(1)) == "95"
     assert min(search.found(0), search.found(1)).samples == 95
+
+
+def test_where_the_dataset_ends_no_margin_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    """Two devices share the dataset; the second one is refused memory for its share."""
+    data = SimpleNamespace(workload=SimpleNamespace(dataset=range(512)))
+    monkeypatch.setattr(max_batch_attempts, "trainer_of", lambda config: data)
+    monkeypatch.setattr(
+        max_batch_attempts, "attempt", lambda _, config, batch: batch < 200 or not config.index
+    )
+    for index in range(2):
+        config = MaxBatchConfig(
+            workload="w", job_dir=".", params={}, devices=("cpu",), index=index, num_devices=2,
+            precision="fp32", accumulate=1, keeps_gradients=False, gradients_are_views=False, seed=0,
+            threads=1, limit_bytes=None, attempts=str(tmp_path / f"{index}.jsonl"), fits=0, fails=None,
+        )  # fmt: skip
+        max_batch_attempts.search(config)
+    search = search_in(tmp_path)
+    assert [search.found(index).samples for index in range(2)] == [256, 186]
+    lines: list[str] = []
+    found = [search.found(0)] * 2
+    spec = job("devices: cpu:2\n")
+    assert combined(spec, [NodeRooms(search.devices, tuple(found), 0.1)], lines.append).global_batch == 512
+    wording(*lines)
 
 
 def test_a_search_without_time_reports_what_it_knows_and_what_to_do(tmp_path: Path, wording: Wording) -> None:

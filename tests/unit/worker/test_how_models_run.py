@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base.failure import UserError
 from gpurun.launcher.worker.profiling import profiler
 from gpurun.launcher.worker.training.batches import check_samples
-from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
+from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings, unused_notes
 from gpurun.launcher.worker.training.load_workload import load_workload, shown
 from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
 from tests.unit.plan.machines import FakeGpu, FakeMachine
@@ -179,6 +180,19 @@ def test_channels_last_of_a_model_without_images_is_reported() -> None:
     workload = load_workload("mlp", {"width": 4}, Path())
     assert isinstance(workload, Workload)
     assert "changes nothing" in model_warnings(Trainer(workload, config((2, 1), channels_last=True), 0))[0]
+
+
+@pytest.mark.parametrize("unused", [("head.bias",), ("head.weight", "head.bias")])
+def test_an_option_of_ddp_that_a_loop_of_ones_own_needs_is_named(
+    unused: tuple[str, ...], wording: Wording
+) -> None:
+    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    trial = SimpleNamespace(unused=unused)
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(model=wrapped), trial=trial)
+    vars(wrapped)["find_unused_parameters"] = True
+    wording(*unused_notes(trainer))
+    vars(wrapped)["find_unused_parameters"] = False  # with `static_graph`, or where all are used
+    assert unused_notes(trainer) == []
 
 
 def test_every_shape_is_compiled_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
