@@ -54,10 +54,12 @@ def to_write(url: Url) -> Url:
     """The URL, for a run that is kept there.
 
     Raises:
-        SpecError: what is there can only be read.
+        SpecError: what is there can only be read, or ends with the process.
     """
-    if url.partition(":")[0] in _READ_ONLY:
-        raise SpecError(f"{url} can only be read; keep the run at s3://BUCKET/PATH or gs://BUCKET/PATH")
+    kind = url.partition(":")[0]
+    if kind == "memory" or kind in _READ_ONLY:
+        why = "is lost when the command ends" if kind == "memory" else "can only be read"
+        raise SpecError(f"{url} {why}; keep the run at s3://BUCKET/PATH or gs://BUCKET/PATH")
     return url
 
 

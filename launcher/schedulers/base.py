@@ -159,10 +159,21 @@ class Submission:
         return [word for one in (*self.overrides, *changed) for word in ("--set", one)]
 
     def num_gpus(self, options: SubmitOptions) -> int | None:
-        """How many GPUs a node needs at least; `None` if it can't be seen from here."""
+        """How many GPUs a node needs at least; `None` if it can't be seen from here.
+
+        Raises:
+            SpecError: `--gpus-per-node` are fewer.
+        """
+        needed, given = self._gpus_named, options.gpus_per_node
+        if given and needed and given < needed:
+            devices = value_text(self.spec.devices)
+            raise SpecError(f"--gpus-per-node {given}: `devices: {devices}` needs {needed} on one node")
+        return given or needed
+
+    @property
+    def _gpus_named(self) -> int | None:
+        """By `devices`."""
         devices = self.spec.devices
-        if options.gpus_per_node:
-            return options.gpus_per_node
         if devices == AUTO or devices in GPU_KINDS:
             return None
         if isinstance(devices, str) or accelerator_of(devices[0]).is_host:

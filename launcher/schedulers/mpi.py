@@ -4,7 +4,9 @@ Sources: Open MPI's documentation, "Environment variables set for MPI applicatio
 Hydra, the launcher of MPICH and Intel MPI, what its version 4.0.2 sets.
 """
 
+import re
 import shlex
+from collections.abc import Sequence
 
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
@@ -61,7 +63,7 @@ def script(wanted: Submission, options: SubmitOptions) -> str:
         "set -eu",
         f"cd {shlex.quote(str(wanted.directory))}",
         f'out="runs/{wanted.spec.name}/mpi-$(date +%Y%m%d-%H%M%S)"',
-        *([f'set -- {shlex.join(options.further)} "$@"'] if options.further else []),
+        *([f'set -- {shlex.join(in_two_words(options.further))} "$@"'] if options.further else []),
         "",
         *MAKE_SECRET,
         *_OPTIONS,
@@ -72,6 +74,12 @@ def script(wanted: Submission, options: SubmitOptions) -> str:
     return "\n".join(lines) + "\n"
 
 
+def in_two_words(options: Sequence[str]) -> list[str]:
+    """Options as Open MPI and MPICH both take them: `--hostfile hosts`, not `--hostfile=hosts`."""
+    return [word for one in options for word in (one.split("=", 1) if _LONG.match(one) else (one,))]
+
+
+_LONG = re.compile(r"--[A-Za-z][\w-]*=")
 _OPTIONS = (
     "# Open MPI by itself binds gpurun, and all of its ranks, to one core, and hands no variable on.",
     'case "$(mpirun --version)" in',

@@ -209,10 +209,13 @@ def _directives(wanted: Submission, options: SubmitOptions) -> list[str]:
             raise SpecError(
                 f"--sbatch {option!r} is not an option of sbatch; an example is --sbatch=--constraint=a100"
             )
+        if _OURS.match(option):
+            raise SpecError(f"--sbatch={option}: gpurun starts one task on each node; --nodes says how many")
         lines.append(_checked("sbatch", option))
     return [*lines, "--requeue"]
 
 
+_OURS = re.compile(r"-[Nn]|--(nodes|ntasks|ntasks-per-node)(=|$)")
 _ABOUT_GPUS = re.compile(r"--(gpus|gres|exclusive|tres)|-G")
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,11 +15,16 @@ from gpurun.launcher.cli.options import WholeNumber, job_argument, nodes_option,
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Queue, Submission, SubmitOptions, range_note, time_limit
+from gpurun.launcher.units import first_of
+
+if TYPE_CHECKING:
+    from gpurun.launcher.jobfile.device_values import Nodes
 
 F = TypeVar("F", bound=Callable[..., Any])
 QUEUES = {name: one.queue for name, one in SCHEDULERS.items() if one.queue}
 COMMANDS = {queue.command: queue.option_example for queue in QUEUES.values()}
 """The scheduler's command → an option of it."""
+MOST_NAMED = 5
 MAX_LABEL = 36
 """Characters that a scheduler's name for a job may take of the job's own: Pods append to it, up to 63."""
 
@@ -54,7 +59,7 @@ def store_url(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     """The URL below which the run is kept; the package of its store is needed only where the job runs.
 
     Raises:
-        SpecError: it is no URL, or one that can only be read.
+        SpecError: it is no URL, one that can't keep a run, or one with credentials.
     """
     from gpurun.launcher.rundir.url import as_url, to_write
 
@@ -62,6 +67,12 @@ def store_url(ctx: click.Context, param: click.Parameter, value: str | None) -> 
         return None
     if (url := as_url(value, is_used_here=False)) is None:
         raise SpecError(f"--out {value}: name a URL, s3://BUCKET/PATH; the job's run directory is in runs/")
+    if (found := re.match(r"[^/]+://[^/]*@", url)) is not None:
+        bare = f"{url.partition('://')[0]}://{url[found.end() :]}"
+        raise SpecError(
+            "--out: the script would hold the credentials in this URL\n"
+            f"    name {bare}; where the job runs, the store's package gets them from variables or files"
+        )
     return to_write(url)
 
 
@@ -125,13 +136,15 @@ def submit(
 
     name = scheduler_name(to, slurm)
     wanted = submit_options(name, options)
-    load_job(job, (*overrides, *([f"nodes={wanted.nodes}"] if wanted.nodes else [])))
     spec = load_job(job, overrides)
+    unfit = check_numbers_of_nodes(QUEUES[name], job, overrides, wanted.nodes or spec.nodes)
     refuse_secrets(overrides)
+    refuse_own_disk(name, wanted.out)
     label = label_for(spec.name)
     submission = Submission(spec, absolute(job), Path.cwd(), overrides, own_command(), label)
     text = QUEUES[name].script(submission, wanted)
-    for note in (range_note(name, QUEUES[name], submission, wanted), QUEUES[name].note(submission, wanted)):
+    notes = (unfit, range_note(name, QUEUES[name], submission, wanted), QUEUES[name].note(submission, wanted))
+    for note in notes:
         if note is not None:
             click.echo(note, err=True)
     if dry_run:
@@ -140,6 +153,41 @@ def submit(
     file = QUEUES[name].script_name.replace("LABEL", label)
     path = (script or Path("runs") / spec.name / file).absolute()
     return hand_over(QUEUES[name], submission, wanted, text, path)
+
+
+def check_numbers_of_nodes(queue: Queue, job: Path, overrides: tuple[str, ...], nodes: "Nodes") -> str | None:
+    """A note on the numbers of nodes that the job may get and can't run on; `None`: it can on all.
+
+    Raises:
+        SpecError: it can't run on any.
+    """
+    from gpurun.launcher.jobfile.device_values import node_bounds
+    from gpurun.launcher.jobfile.load import load_job
+
+    least, most = node_bounds(nodes)
+    problems = {}
+    for number in range(least if queue.fewer else most, most + 1):
+        try:
+            load_job(job, (*overrides, f"nodes={number}"))
+        except SpecError as error:
+            problems[number] = error
+    if len(problems) == (most - least + 1 if queue.fewer else 1):
+        raise problems[most]
+    if not problems:
+        return None
+    first = next(iter(problems))
+    numbers = first_of(list(map(str, problems)), MOST_NAMED)
+    return f"nodes: {nodes}: the job can't run on {numbers} nodes; on {first}: {problems[first]}"
+
+
+def refuse_own_disk(name: str, out: str | None) -> None:
+    """Returns if what the job measures outlasts the container that it runs in.
+
+    Raises:
+        SpecError: the URL is a directory there.
+    """
+    if out is not None and out.startswith(("file:", "local:")) and "image" in QUEUES[name].takes:
+        raise SpecError(f"--out {out}: that is the disk of the job's own container, which ends with it")
 
 
 def absolute(path: Path) -> Path:

@@ -178,3 +178,60 @@ def test_what_a_refused_job_leaves_behind_is_named(tmp_path: Path, wording: Word
     options = ("-n", "ml", "--validate=false", "create", "-f", "-")
     with wording.raises(MachineError):
         submit(QUEUES["kubernetes"], Call((str(fake), *options)), tmp_path / "x", submission())
+
+
+@pytest.mark.parametrize("name", QUEUES)
+def test_a_range_is_checked_for_every_number_of_nodes_that_may_come(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The split is for two devices: two nodes of one."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(
+        'workload: mlp\nglobal_batch: 64\ndevices: cpu:1\nnodes: 2\ncompare: {split: [even, "3:1"]}\n'
+    )
+    image = ("--image", "x") if "image" in QUEUES[name].takes else ()
+
+    def submitted(nodes: str) -> Any:
+        words = ["submit", "job.yaml", "--to", name, *image, "--dry-run", "--nodes", nodes]
+        return runner().invoke(cli, words)
+
+    found = submitted("2..4")
+    if name in ("slurm", "ray"):
+        assert found.exit_code == 0
+        assert "the job can't run on 3, 4 nodes; on 3: " in found.stderr
+    else:
+        assert "the job uses 4" in str(found.exception)
+    assert isinstance(submitted("3..4").exception, SpecError)
+    assert submitted("2").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--to", "slurm", "--sbatch=-N1"), "one task on each node"),
+        (("--to", "slurm", "--sbatch=--ntasks=4"), "one task on each node"),
+        (("--to", "slurm", "--out", "s3://key:pass@bucket/team"), "name s3://bucket/team"),
+        (("--to", "slurm", "--out", "memory://team"), "is lost when the command ends"),
+        (("--to", "kubernetes", "--image", "x", "--out", "file:///data"), "the job's own container"),
+        (
+            ("--to", "slurm", "--set", "devices=[cuda:0@0,cuda:1@1,cuda:2@1]", "--gpus-per-node", "2"),
+            "needs 3 on one node",
+        ),
+    ],
+)
+def test_what_a_job_could_not_run_with_is_refused_before_it_is_queued(
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text("workload: mlp\nglobal_batch: 64\ndevices: cpu:1\nnodes: 2\n")
+    done = CliRunner().invoke(cli, ["submit", "job.yaml", *words, "--dry-run"])
+    assert isinstance(done.exception, SpecError)
+    assert message in str(done.exception)
+    assert ":pass" not in str(done.exception)
+
+
+def test_an_option_of_mpirun_is_two_words_which_all_of_them_take() -> None:
+    options = SubmitOptions(2, further=("--hostfile=my hosts", "-x", "A=1", "--oversubscribe"))
+    assert "\nset -- --hostfile 'my hosts' -x A=1 --oversubscribe \"$@\"\n" in script(
+        "mpi", submission(), options
+    )
