@@ -12,7 +12,9 @@ from gpurun.launcher.compare.figures.program_steps import (
     LEAST_AROUND,
     around_text,
     median_attempt,
+    other_work,
     planned_launch,
+    steps_of_launches,
 )
 from gpurun.launcher.compare.figures.ranks import rank_figures
 from gpurun.launcher.compare.figures.recorded import Measured, read_measured
@@ -56,7 +58,7 @@ from gpurun.launcher.compare.notes import (
     restart_notes,
     software_notes,
 )
-from gpurun.launcher.compare.ranking import Standings, open_pairs, standings, with_lead
+from gpurun.launcher.compare.ranking import Standings, is_ranked, open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.settings import Settings
@@ -207,10 +209,25 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
         *(budget_notes(run, plan) if found.complete and has_any else ()),
         *(open_notes(plan, found.open, recorded.looks, spent_s) if is_open else ()),
         *around_notes(measured.values()),
+        *work_notes(found.variants, measured),
         *(memory_notes(found.variants) if found.gate is None else ()),
         *restart_notes(run),
         *software_notes(run, measured.values()),
     )
+
+
+def work_notes(results: Sequence[VariantResult], measured: Mapping[str, Measured]) -> tuple[str, ...]:
+    """What numbers of steps show of programs whose samples aren't known."""
+    ranked = [one for one in results if is_ranked(one) and one.kind.runs_program and one.global_batch is None]
+    made = {variant_label(one): most_steps(measured[one.id]) for one in ranked}
+    run_s = {variant_label(one): one.wall_s for one in ranked if one.wall_s is not None}
+    return other_work({name: num for name, num in made.items() if num}, run_s)
+
+
+def most_steps(measured: Measured) -> int:
+    """The steps of a program's longest attempt that has ended; 0 if none has."""
+    nums = steps_of_launches(measured.steps)
+    return max((nums.get(name, 0) for name in measured.ended_s), default=0)
 
 
 def around_notes(measured: Iterable[Measured]) -> list[str]:

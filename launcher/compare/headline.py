@@ -231,12 +231,13 @@ def _clear_lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
     leader, runner_up = standings.leader, standings.rivals[0]
     name = named_with_error(leader)
     compared = next((rival for rival in standings.rivals if rival.result.id == baseline), None)
+    best = _best(leader)
     if compared is None:
         return Conclusion(
-            f"Fastest{scope}: {name}; {_slower(runner_up, leader)}.", _why(runner_up.result, leader)
+            f"{best}{scope}: {name}; {_slower(runner_up, leader)}.", _why(runner_up.result, leader)
         )
     reference, difference = compared.result, opposite(compared.behind)
-    headline = f"Fastest{scope}: {name}, {_faster(leader, reference, difference)}."
+    headline = f"{best}{scope}: {name}, {_faster(leader, reference, difference)}."
     details = _why(reference, leader)
     if runner_up.result.id != baseline:
         details += (f"{_slower(runner_up, leader)}.", *_why(runner_up.result, leader))
@@ -249,8 +250,8 @@ def _unproven_lead(standings: Standings, undecided: Sequence[Rival]) -> Conclusi
     others = f" and {plural(len(undecided) - 1, 'other')}" if len(undecided) > 1 else ""
     gap = format_percent(_gap_percent(leader, closest.result), signed=True)
     headline = (
-        f"Fastest on average: {named_with_error(leader)}; {named_with_error(closest.result)}{others} can't be"
-        f" ranked ({gap} on average, but {closest.behind.why})."
+        f"{_best(leader)} on average: {named_with_error(leader)}; {named_with_error(closest.result)}{others} "
+        f"can't be ranked ({gap} on average, but {closest.behind.why})."
     )
     established = next((rival for rival in standings.rivals if rival.is_slower), None)
     if established is None:
@@ -273,13 +274,23 @@ def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -
         more = f", and {plural(others, 'other')} can't be ranked either"
     if not open_:
         found, more = (
-            "are equally fast",
+            "have equally long steps" if _may_differ_in_work(leader) else "are equally fast",
             f", and so {'is' if others == 1 else 'are'} {plural(others, 'other')}",
         )
     why = f"; {closest.behind.why}" if closest.behind.why else ""
     race = f"{name} and {named_with_error(closest.result)} {found} ({_signed(closest.behind)}{why})"
     what = _what_differs(leader, closest.result)
-    return f"No {what} is clearly fastest{scope}: {race}{more if others else ''}."
+    best = "has clearly the shortest step" if _may_differ_in_work(leader) else "is clearly fastest"
+    return f"No {what} {best}{scope}: {race}{more if others else ''}."
+
+
+def _may_differ_in_work(result: VariantResult) -> bool:
+    """Whether steps of two variants may have other numbers of samples: a program decides that itself."""
+    return result.kind.runs_program and result.global_batch is None
+
+
+def _best(leader: VariantResult) -> str:
+    return "Shortest step" if _may_differ_in_work(leader) else "Fastest"
 
 
 def _what_differs(leader: VariantResult, other: VariantResult) -> str:
@@ -294,15 +305,19 @@ def _faster(leader: VariantResult, reference: VariantResult, difference: Differe
     interval = f" ({format_percent_interval(percent, ci)})" if ci else ""
     by = format_percent(percent, ci)
     how = "faster" if leader.global_batch == reference.global_batch else "less time per sample"
-    return f"{by} {how} than the baseline {named_with_error(reference)}{interval}"
+    how = "shorter" if _may_differ_in_work(leader) else how
+    of = "that of " if _may_differ_in_work(leader) else ""
+    return f"{by} {how} than {of}the baseline {named_with_error(reference)}{interval}"
 
 
 def _slower(rival: Rival, leader: VariantResult) -> str:
     """`ddp 48/16 is 18 % slower (17 to 19)`; of other batches by the time per sample."""
     name, percent, ci = named_with_error(rival.result), rival.behind.percent, rival.behind.ci
     if percent is None or ci is None:
-        return f"{name} is slower"
+        return f"{name} takes longer per step" if _may_differ_in_work(leader) else f"{name} is slower"
     by, interval = format_percent(percent, ci), format_percent_interval(percent, ci)
+    if _may_differ_in_work(leader):
+        return f"{name} takes {by} longer per step ({interval})"
     if rival.result.global_batch == leader.global_batch:
         return f"{name} is {by} slower ({interval})"
     return f"{name} takes {by} more time per sample ({interval})"

@@ -11,10 +11,12 @@ import msgspec
 from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.stats.estimates import trend
 from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, WINDOW_STEPS, KeptOf, short_text, trend_text
-from gpurun.launcher.units import format_duration, plural
+from gpurun.launcher.units import format_count, format_duration, format_number, plural
 
 LEAST_AROUND = 0.1
 """The share of a program's time outside of its steps from which the report says where it went."""
+LEAST_OTHER_WORK = 0.1
+"""The share by which the numbers of steps must differ: of a program, a batch that isn't whole may be one."""
 LEAST_STEPS = 4
 """Half of fewer steps says nothing."""
 LEAST_TIMED = 6
@@ -175,6 +177,24 @@ def around_text(name: str, found: Around, num_attempts: int) -> str:
         f"{name} ran for {format_duration(found.total)}{which}: {format_duration(found.before)} before its "
         f"first step, {format_duration(found.steps)} in and between its {plural(found.num_steps, 'step')}, "
         f"{format_duration(found.after)} after the last one."
+    )
+
+
+def other_work(made: Mapping[str, int], run_s: Mapping[str, float]) -> tuple[str, ...]:
+    """The note that a step of one variant may do more than one of another, since it makes fewer of them.
+
+    Args:
+        made: steps of a launch, by the name of the variant.
+        run_s: how long each ran.
+    """
+    most, fewest = max(made, key=made.__getitem__, default=""), min(made, key=made.__getitem__, default="")
+    if not made or made[most] < (1 + LEAST_OTHER_WORK) * made[fewest]:
+        return ()
+    ran = [f"{format_number(run_s[name], 1)} s" for name in (most, fewest) if name in run_s]
+    whole = f" Their whole runs took {' and '.join(ran)}." if len(ran) == 2 else ""
+    return (
+        f"{most} made {plural(made[most], 'step')} and {fewest} {format_count(made[fewest])}: a step of the one "
+        f"may do other work than a step of the other, and only steps are compared.{whole}",
     )
 
 

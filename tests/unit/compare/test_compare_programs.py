@@ -169,6 +169,34 @@ def test_launches_that_were_steady_late_and_soon_both_count(files: Files, wordin
     wording(*comparison.variants[0].warnings)
 
 
+@pytest.mark.parametrize(("nums", "batch"), [((120, 60), None), ((120, 119), None), ((120, 60), 64)])
+def test_programs_are_compared_by_their_steps_which_may_do_different_work(
+    files: Files, nums: tuple[int, int], batch: int | None, wording: Wording
+) -> None:
+    """Unless the job says how many samples each has."""
+    programs = [
+        replace(
+            PROGRAM, id=f"script-1-{args}", devices=("cpu:0",), varied={"args": (args,)}, global_batch=batch
+        )
+        for args in ("16", "32")
+    ]
+    launches = []
+    for repetition in range(6):
+        for program, num, ms in zip(programs, nums, (20, 28), strict=True):
+            name = f"{repetition}-{program.id}"
+            launches.append(launch(name, program.id, repetition, [program]))
+            steps = [step_of(number, ms + 0.1 * (number % 3) + 0.1 * repetition) for number in range(num)]
+            timed = [changed(step, launch=name, kind="timed", round=step.step // 5 + 1) for step in steps]
+            append_lines(files.run.steps(program.id, 0), timed)
+            run = Event(0, "run", program.id, monotonic_ns=1)
+            end = replace(run, stage="done", monotonic_ns=num * ms * 10**6)
+            append_lines(files.run.events(name), [run, end])
+    write_json(files.run.plan, plan(programs, launches, programs[0].id))
+    files.close(*programs)
+    comparison = compare_run(files.run)
+    wording(comparison.headline, *(note for note in comparison.notes if "other work" in note))
+
+
 @pytest.mark.parametrize(
     ("launches_s", "said"),
     [
