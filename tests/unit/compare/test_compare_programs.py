@@ -174,12 +174,8 @@ def test_programs_are_compared_by_their_steps_which_may_do_different_work(
     files: Files, nums: tuple[int, int], batch: int | None, wording: Wording
 ) -> None:
     """Unless the job says how many samples each has."""
-    programs = [
-        replace(
-            PROGRAM, id=f"script-1-{args}", devices=("cpu:0",), varied={"args": (args,)}, global_batch=batch
-        )
-        for args in ("16", "32")
-    ]
+    one = replace(PROGRAM, devices=("cpu:0",), global_batch=batch)
+    programs = [replace(one, id=f"script-1-{args}", varied={"args": (args,)}) for args in ("16", "32")]
     launches = []
     for repetition in range(6):
         for program, num, ms in zip(programs, nums, (20, 28), strict=True):
