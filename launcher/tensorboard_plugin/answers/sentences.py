@@ -128,9 +128,10 @@ def most_compute_ms(rank: RankFigures, step_ms: float) -> float:
 
     The clock of a phase goes on while a rank sleeps, or waits for a lock.
     """
-    if rank.cpu_ms is None or not accelerator_of(rank.device).is_host:
+    cpu_ms = rank.cpu_ms if rank.thread_cpu_ms is None else rank.thread_cpu_ms
+    if cpu_ms is None or not accelerator_of(rank.device).is_host:
         return math.inf
-    return rank.cpu_ms + step_ms * (rank.queue_percent or 0.0) / 100
+    return cpu_ms + step_ms * (rank.queue_percent or 0.0) / 100
 
 
 def untraced(variant: VariantResult) -> str | None:
