@@ -83,7 +83,8 @@ RECORDED_KEYS = (
         "queue_ns",
         "others_ns",
     ),
-    *("energy_mj", "gpus", "cpu_ns", "block_ns", "throttled", "time_ns", "monotonic_ns", "stage", "variant"),
+    *("energy_mj", "gpus", "cpu_ns", "thread_cpu_ns", "block_ns", "throttled"),
+    *("time_ns", "monotonic_ns", "stage", "variant"),
 )
 """Of steps and of events."""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from gpurun.launcher.compare.figures.host_time import blocked_ms, is_python_known, on_cpu, python_ms
 from gpurun.launcher.compare.figures.ranks import RankFigures
 from gpurun.launcher.compare.interference import interference_of
 from gpurun.launcher.compare.label import variant_label
@@ -67,11 +68,6 @@ def loss_text(loss: Loss, variant: VariantResult) -> str:
     """The loss, and which steps it was seen in: in the parentheses of a figure that ends it, if one does."""
     text, steps = str(loss), traced_steps(loss.span_ms, variant)
     return f"{text[:-1]}; {steps})" if text.endswith(")") else f"{text} ({steps})"
-
-
-def on_cpu(ranks: Sequence[RankFigures]) -> bool:
-    """Whether the CPU itself is what computes."""
-    return all(rank.device.startswith("cpu") for rank in ranks)
 
 
 def traced_steps(span_ms: float, variant: VariantResult) -> str:
@@ -209,7 +205,7 @@ def _own_loss(kind: Kind, slowest: RankFigures, ranks: Sequence[RankFigures]) ->
     who = (
         f"every rank spends {'' if is_equal else 'at least '}" if is_every else f"rank {slowest.rank} spends "
     )
-    spent = cause_named(kind, on_cpu(ranks), is_cpu_timed=slowest.cpu_ms is not None).spent
+    spent = cause_named(kind, on_cpu(ranks), is_cpu_timed=is_python_known(slowest)).spent
     if kind == "transfer" and slowest.wait_ms is None:
         spent = TRANSFER_OR_WAIT
     return Loss(kind, alike, _part_ms(shown, kind), shown.span_ms or 0.0, f"{who}{{ms}} {spent}")
@@ -219,19 +215,11 @@ def _part_ms(rank: RankFigures, kind: Kind) -> float:
     parts = {
         "input": rank.input_ms,
         "copies": rank.exposed_memcpy_ms,
-        "host": _python_ms(rank),
-        "blocked": (rank.host_ms or 0.0) - (_python_ms(rank) or 0.0),
+        "host": python_ms(rank),
+        "blocked": blocked_ms(rank),
         "transfer": rank.exposed_transfer_ms,
     }
     return parts[kind] or 0.0
-
-
-def _python_ms(rank: RankFigures) -> float | None:
-    """The part of `host_ms` in which the CPU can have worked: a sleeping or waiting rank isn't in Python."""
-    if rank.host_ms is None or rank.cpu_ms is None:
-        return rank.host_ms
-    longer = max(1.0, (rank.span_ms or 0.0) / rank.step_ms) if rank.step_ms else 1.0
-    return min(rank.host_ms, longer * rank.cpu_ms)
 
 
 def _wait(ranks: Sequence[RankFigures]) -> Loss:
@@ -346,7 +334,7 @@ def advice(kind: Kind, variant: VariantResult) -> str:
         return STRATEGIES[variant.strategy].transfer_advice
     has_no_other_split = variant.split_name == "balanced" or variant.kind.runs_program
     slowest = slowest_rank(variant.ranks)
-    is_cpu_timed = slowest is not None and slowest.cpu_ms is not None
+    is_cpu_timed = slowest is not None and is_python_known(slowest)
     return cause_named(kind, on_cpu(variant.ranks), has_no_other_split, is_cpu_timed).advice
 
 

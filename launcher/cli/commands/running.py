@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from gpurun.launcher.cli.options import WholeNumber, json_option, parse_ranks, r
 from gpurun.launcher.cli.output import show_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from gpurun.launcher.inspect.hang_diagnosis import Hang, RankView
     from gpurun.launcher.inspect.stacks import Frame, Stack
@@ -127,13 +128,20 @@ def _rank(view: RankView, node: str | None) -> str:
     rank = f"rank {view.rank} of {node}" if node else f"rank {view.rank}"
     lines = [f"{rank} (process {view.pid}, {plural(view.steps, 'step')}{called}) {view.doing}"]
     main = view.threads[0] if view.threads else None
-    lines += [f"    {frame}" for frame in outside_launcher(main.frames if main else ())]
+    lines += [f"    {call}" for call in _calls(outside_launcher(main.frames if main else ()))]
     if main and main.is_cut:
         lines.append(f"    … (calls further out than the innermost {MOST_RECORDED} are not recorded)")
     others = len(view.threads) - 1
     if others > 0:
         lines.append(f"    (and {plural(others, 'other thread')}: --json shows them)")
     return "\n".join(lines)
+
+
+def _calls(frames: Iterable[Frame]) -> Iterator[str]:
+    """A line for each call, and a single one for a call that is repeated by itself."""
+    for frame, same in groupby(frames):
+        times = len(tuple(same))
+        yield str(frame) if times == 1 else f"{frame} (repeated {times} times)"
 
 
 def outside_launcher(frames: Stack) -> tuple[Frame, ...]:

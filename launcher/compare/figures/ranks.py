@@ -7,8 +7,8 @@ from statistics import fmean, median
 from gpurun.launcher.compare.figures.recorded import (
     Measured,
     allocated_gib,
-    cpu_ms,
     gpu_loads,
+    median_ms,
     queue_percent,
     throttled,
     timed_steps,
@@ -18,6 +18,7 @@ from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import MemoryPart, StepRecord
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.model import Bubble
 from gpurun.launcher.units import GIB
 
@@ -70,7 +71,9 @@ class RankFigures:
     queue_percent: float | None = None
     """The share of its step in which a thread of it was ready to run, but other processes had the cores."""
     cpu_ms: float | None = None
-    """CPU time of all its threads in a timed step: more than that no Python between operators can take."""
+    """CPU time of all its threads in a timed step."""
+    thread_cpu_ms: float | None = None
+    """CPU time of the thread that steps; `None` in older runs and of replicas, which have others."""
     throttled: str | None = None
     """Why the GPU's clock was low in most rounds."""
     sm_clock_mhz: float | None = None
@@ -121,6 +124,7 @@ def _one_rank(
     timed = timed_steps(measured, rank)
     loads = gpu_loads(measured, rank)
     memory = measured.memory.get(rank)
+    has_replicas = STRATEGIES[measured.variant.strategy].has_replicas
     return RankFigures(
         rank=rank,
         device=device,
@@ -131,7 +135,8 @@ def _one_rank(
         trace=None,
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
         queue_percent=queue_percent(timed),
-        cpu_ms=cpu_ms(timed),
+        cpu_ms=median_ms(step.cpu_ns for step in timed),
+        thread_cpu_ms=median_ms(() if has_replicas else (step.thread_cpu_ns for step in timed)),
         throttled=throttled(loads or timed),
         sm_clock_mhz=mean_of(load.sm_clock_mhz for load in loads),
         power_w=mean_of(load.power_w for load in loads),

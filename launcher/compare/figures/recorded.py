@@ -232,9 +232,9 @@ def queue_percent(timed: Sequence[StepRecord]) -> float | None:
     return max(0.0, median(shares)) if shares else None
 
 
-def cpu_ms(timed: Sequence[StepRecord]) -> float | None:
-    """CPU time of a rank in a step, the median over its steps; `None` where it was not counted."""
-    known = [step.cpu_ns for step in timed if step.cpu_ns is not None]
+def median_ms(times_ns: Iterable[int | None]) -> float | None:
+    """The median of those that were counted; `None` where none was."""
+    known = [time_ns for time_ns in times_ns if time_ns is not None]
     return median(known) / 1e6 if known else None
 
 

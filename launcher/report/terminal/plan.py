@@ -3,7 +3,7 @@
 import math
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpurun.launcher.compare.label import left_out_texts, split_label, value_text
@@ -20,7 +20,7 @@ from gpurun.launcher.plan.estimate import (
 from gpurun.launcher.plan.model import GatePlan, Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
 from gpurun.launcher.stats.schedule import first_traced_step, warmup_minimum
-from gpurun.launcher.units import GIB, format_count, format_duration, format_gib, plural
+from gpurun.launcher.units import GIB, format_count, format_duration, format_number, plural, readable_unit
 
 if TYPE_CHECKING:
     from gpurun.launcher.rundir.records import MemoryEstimate
@@ -57,17 +57,22 @@ def render_memory(memory: "Mapping[str, MemoryEstimate]", width: int, plain: boo
     from gpurun.launcher.rundir.records import MEMORY_PARTS  # which a plan alone needn't wait for
 
     header = ("memory, not measured", "peak", *MEMORY_PARTS, "")
-    lines = grid(header, [_memory_row(*item) for item in memory.items()], right=range(1, len(header) - 1))
+    found = {each: (peak.total, *peak.parts.values()) for each, one in memory.items() if (peak := one.peak)}
+    columns = map(_memory_column, zip(*found.values(), strict=True))
+    cells = dict(zip(found, zip(*columns, strict=True), strict=True))
+    empty = [""] * (1 + len(MEMORY_PARTS))
+    rows = [
+        (each, *cells[each], "") if each in cells else (each, *empty, f"not estimated: {one.reason}")
+        for each, one in memory.items()
+    ]
+    lines = grid(header, rows, right=range(1, len(header) - 1))
     return "\n".join(lines if plain else [cut(line, width) for line in lines])
 
 
-def _memory_row(variant_id: str, estimate: "MemoryEstimate") -> tuple[str, ...]:
-    from gpurun.launcher.rundir.records import MEMORY_PARTS
-
-    if estimate.peak is None:
-        return (variant_id, *[""] * (1 + len(MEMORY_PARTS)), f"not estimated: {estimate.reason}")
-    parts = (estimate.peak.total, *estimate.peak.parts.values())
-    return (variant_id, *(format_gib(num_bytes / GIB, 2) for num_bytes in parts), "")
+def _memory_column(sizes: Sequence[int]) -> list[str]:
+    """The sizes, given in bytes, in the unit that suits the largest."""
+    unit, factor = readable_unit(max(sizes) / GIB, "GiB")
+    return [f"{format_number(factor * size / GIB, 2)} {unit}" for size in sizes]
 
 
 def headlines(plan: Plan, spec: JobSpec, earlier: Earlier | None = None) -> tuple[str, ...]:

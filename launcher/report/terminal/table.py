@@ -17,6 +17,7 @@ from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.jobfile.device_values import node_bounds
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms
+from gpurun.launcher.report.phases import timed_parts
 from gpurun.launcher.report.terminal.changes import gate_table
 from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines, curve_lines
 from gpurun.launcher.report.terminal.layout import (
@@ -45,20 +46,15 @@ class Part:
     style: str
 
 
-PHASES = (
-    ("input", "·", ".", "bright_black"),
-    ("h2d", "░", "-", "cyan"),
-    ("forward", "▇", "=", "blue"),
-    ("backward", "▒", "#", "yellow"),
-    ("optimizer", "▪", "+", "green"),
-)
-"""In the order in which they happen: name, glyph, glyph without box drawing, colour."""
-RECORDED = {"input": "data"}
-"""Phases that have another name in the records of steps."""
-REST = ("between phases", "◦", "o", "magenta")
-"""The part of a step that is in no phase."""
-MOST_OF_STEP = 0.9
-"""Share of a step from which on its phases are all of it."""
+TIMED = {
+    "input": ("·", ".", "bright_black"),
+    "h2d": ("░", "-", "cyan"),
+    "forward": ("▇", "=", "blue"),
+    "backward": ("▒", "#", "yellow"),
+    "optimizer": ("▪", "+", "green"),
+    "between_phases": ("◦", "o", "magenta"),
+}
+"""Glyph, glyph without box drawing, and colour of the parts of a timed step (`PHASES`)."""
 
 TRACED = {
     "compute": ("▇", "=", "blue"),
@@ -84,21 +80,13 @@ def parts_of(variants: Sequence[VariantResult]) -> list[tuple[Part, ...]]:
 
 
 def phase_parts(variant: VariantResult) -> tuple[Part, ...]:
-    """The phases of the variant's slowest rank, as long as the variant's step; empty where none was measured.
-
-    Medians of phases don't add up to that of the step: they are scaled to it, unless they are a smaller part
-    of it than that explains.
-    """
-    rank = slowest_rank(variant.ranks)
-    if rank is None or not rank.phases_ms:
-        return ()
-    times_ms = {name: rank.phases_ms.get(RECORDED.get(name, name), 0.0) for name, *_ in PHASES}
-    phases_ms = sum(times_ms.values())
-    step_ms = variant.step_ms.estimate if variant.step_ms else phases_ms
-    scale = step_ms / phases_ms if phases_ms > MOST_OF_STEP * step_ms else 1.0
-    parts = [Part(name, scale * times_ms[name], *look) for name, *look in PHASES]
-    parts.append(Part(REST[0], step_ms - sum(part.ms for part in parts), *REST[1:]))
-    return tuple(part for part in parts if part.ms > 1e-6 * step_ms)
+    """The phases of the variant's slowest rank, as long as its step; empty where none was measured."""
+    rank, step = slowest_rank(variant.ranks), variant.step_ms
+    parts = timed_parts(rank, step.estimate if step else None) if rank else {}
+    least_ms = 1e-6 * sum(parts.values())
+    return tuple(
+        Part(name.replace("_", " "), ms, *TIMED[name]) for name, ms in parts.items() if ms > least_ms
+    )
 
 
 def _traced_parts(variant: VariantResult) -> tuple[Part, ...]:
@@ -128,7 +116,7 @@ def draw_bar(parts: Iterable[Part], cells: int, full_ms: float, plain: bool) -> 
 def bar_legend(bars: Iterable[Sequence[Part]], plain: bool) -> Text:
     """Every label that occurs in the bars, once, with its glyph in its colour."""
     first = {part.label: part for parts in bars for part in parts}
-    order = [name for name, *_ in (*PHASES, REST)] + list(TRACED)
+    order = [name.replace("_", " ") for name in TIMED] + list(TRACED)
     parts = sorted(first.values(), key=lambda part: order.index(part.label) if part.label in order else 0)
     items = (
         Text.assemble(f"{part.label} ", (part.ascii_glyph if plain else part.glyph, part.style))

@@ -86,6 +86,8 @@ class StepRecord(Struct, frozen=True, gc=False):
     """The load of each GPU of the rank, during the block; in the record of a block's first step only."""
     cpu_ns: Whole | None = None
     """CPU time of all threads of the rank, in the mean step of the block; `None` in older runs."""
+    thread_cpu_ns: Whole | None = None
+    """CPU time of the thread that makes the steps, in the mean step of the block; `None` in older runs."""
     block_ns: LengthOfMean | None = None
     """The mean step of the block, where this is the only one of its steps that is recorded."""
 

@@ -15,6 +15,7 @@ from gpurun.launcher.machine.accelerators import recorded_gpus
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import PARTS, answer_figures, described, figures_of
+from gpurun.launcher.report.phases import PHASES, timed_parts
 from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import bytes_below, is_name
@@ -32,7 +33,6 @@ from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     far_note,
     step_sentence,
     system_line,
-    timed_parts,
     untraced,
 )
 from gpurun.launcher.tensorboard_plugin.logdir.documents import (
@@ -155,7 +155,7 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
             "timed": TIMED_BARS,
             "ranks": RANK_ROWS,
             "hidden": HIDDEN_PARTS,
-            "meanings": {part.key: part.meaning for part in PARTS},
+            "meanings": {**PHASES, **{part.key: part.meaning for part in PARTS}},
         },
         "metrics": described(figures_of(comparison.variants)) if comparison else [],
         "variants": variants(listed, comparison),
@@ -213,7 +213,7 @@ def variants(listed: Listed, comparison: Comparison | None) -> list[dict[str, An
 
 
 def _timed_parts(variant: VariantResult) -> dict[str, Mapping[str, float]]:
-    """The parts of the step in ms by rank, of those without a trace."""
+    """The phases of the step in ms by rank, of those without a trace."""
     step_ms = None if variant.step_ms is None else variant.step_ms.estimate
     untraced = (rank for rank in variant.ranks if not rank.span_ms)
     return {str(rank.rank): parts for rank in untraced if (parts := timed_parts(rank, step_ms))}

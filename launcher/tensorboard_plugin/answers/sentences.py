@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,8 +18,8 @@ from gpurun.launcher.compare.figures.ranks import RankFigures
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.notes import TRACED_FAR
-from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.report.metrics import parts_ms
+from gpurun.launcher.report.phases import REST, timed_parts
 from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.report.terminal.layout import uncertainty_text
 from gpurun.launcher.rundir.records import NO_TRACE
@@ -36,7 +35,7 @@ TRACED_BARS = (
 )
 RANKED_BARS = f"Bars: the slowest rank's step as timed, in the proportions of its traced step. {HIDDEN_PARTS}"
 """The bars of the ranking, of variants with traces."""
-TIMED_BARS = "Without a trace, parts come from the timed phases, and transfer includes the waiting."
+TIMED_BARS = "Without a trace, bars are the timed phases: what a rank communicates and waits for is in them."
 """The bars of variants without traces."""
 RANK_ROWS = (
     "One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. "
@@ -82,55 +81,31 @@ def step_sentence(variant: VariantResult) -> str | None:
         return None
     label, step_ms = variant_label(variant), variant.step_ms.estimate
     rank = slowest_rank(variant.ranks)
-    parts = (_traced_parts(rank) or timed_parts(rank, step_ms)) if rank is not None else {}
+    parts = _traced_parts(rank) if rank is not None else {}
     total_ms = sum(parts.values())
     if rank is None or not total_ms:
-        return f"{label} takes {format_ms(step_ms)} ms a step."
+        return f"{label} takes {format_ms(step_ms)} ms a step{_longest_phase(rank, step_ms)}."
     name, lost_ms = max(list(parts.items())[1:], key=lambda part: part[1])
     text = f"{label} computes for {format_number(100 * parts['compute'] / total_ms, 0)} % of its step"
     if lost_ms >= NAMED_FROM * total_ms:
         lost = f"{name.replace('_', ' ')}, {format_ms(lost_ms)} of {format_ms(total_ms)} ms"
         text += f"; the largest other part is {lost}"
-    return f"{text} ({traced_steps(rank.span_ms, variant)})." if rank.span_ms else f"{text}."
+    return f"{text} ({traced_steps(rank.span_ms or total_ms, variant)})."
+
+
+def _longest_phase(rank: RankFigures | None, step_ms: float) -> str:
+    """`, 50.4 ms of it in forward on rank 0`; empty where no phase was timed."""
+    parts = timed_parts(rank, step_ms) if rank is not None else {}
+    if rank is None or not parts:
+        return ""
+    name, ms = max(parts.items(), key=lambda part: part[1])
+    where = name.replace("_", " ")
+    return f", {format_ms(ms)} ms of it {where if name == REST else f'in {where}'} on rank {rank.rank}"
 
 
 def _traced_parts(rank: RankFigures) -> Mapping[str, float]:
     """The parts of a traced step in ms, compute first; empty without a trace."""
     return {name: max(0.0, ms) for name, ms in parts_ms(rank).items()} if rank.span_ms else {}
-
-
-def timed_parts(rank: RankFigures, step_ms: float | None) -> Mapping[str, float]:
-    """The parts that phases and ablation show, in ms, compute first; empty where no phase was timed.
-
-    Transfer includes the waiting. Without `step_ms` the step is as long as its phases.
-    """
-    phases = rank.phases_ms
-    phases_ms = sum(phases.values())
-    if not phases_ms:
-        return {}
-    step_ms = phases_ms if step_ms is None else step_ms
-    scale = step_ms / max(phases_ms, step_ms)
-    exposed_ms = max(0.0, rank.exposed_comm_ms.ablation or 0.0)
-    busy_ms = sum(phases.get(name, 0.0) for name in ("forward", "backward", "optimizer"))
-    compute_ms = scale * max(0.0, busy_ms - exposed_ms)
-    blocked_ms = max(0.0, compute_ms - most_compute_ms(rank, step_ms))
-    return {
-        "compute": compute_ms - blocked_ms,
-        "transfer": scale * min(exposed_ms, busy_ms),
-        "copy": scale * phases.get("h2d", 0.0),
-        "input": scale * phases.get("data", 0.0),
-        "idle": max(0.0, step_ms - phases_ms) + blocked_ms,
-    }
-
-
-def most_compute_ms(rank: RankFigures, step_ms: float) -> float:
-    """The most of a step that a CPU device can have computed: its CPU time, and its waiting for a core.
-
-    The clock of a phase goes on while a rank sleeps, or waits for a lock.
-    """
-    if rank.cpu_ms is None or not accelerator_of(rank.device).is_host:
-        return math.inf
-    return rank.cpu_ms + step_ms * (rank.queue_percent or 0.0) / 100
 
 
 def untraced(variant: VariantResult) -> str | None:

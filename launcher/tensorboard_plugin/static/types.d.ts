@@ -103,7 +103,7 @@ interface PlannedVariant {
   untraced: string | null;
   /** The rank that the others wait for. */
   slowest_rank: number | null;
-  /** By rank, of those without a trace: the parts of the step in ms; those that are left out take none. */
+  /** By rank, of those without a trace: the phases of the step in ms. */
   timed_parts: { [rank: string]: { [part: string]: number } };
   traces: TraceFile[];
   /** Only of `traces`. */
@@ -255,7 +255,7 @@ interface BarSentences {
   timed: string;
   ranks: string;
   hidden: string;
-  meanings: { [N in PhaseName]: string };
+  meanings: { [N in PhaseName | TimedPhase]: string };
 }
 
 interface KneeSentences {
@@ -810,8 +810,10 @@ type Options = (readonly [value: string, text: string])[];
 // ---- Figures as they are drawn ----
 
 type PhaseName = 'compute' | 'transfer' | 'wait' | 'copy' | 'input' | 'other_steps' | 'idle';
+/** The parts of a timed step, where there is no trace. */
+type TimedPhase = 'input' | 'h2d' | 'forward' | 'backward' | 'optimizer' | 'between_phases';
 interface Part {
-  name: PhaseName;
+  name: PhaseName | TimedPhase;
   ms: number;
 }
 /** The figures of a traced step, of a rank of the comparison or of a breakdown. */

@@ -113,6 +113,7 @@ class Journal:
                 noise.others_ns,
                 gpus if i == chosen[0] else (),
                 noise.cpu_ns,
+                noise.thread_cpu_ns,
                 block_ns,
             )
             for i in chosen

@@ -115,11 +115,13 @@ class BlockNoise:
     """CPU time of other processes on this rank's cores, in the mean step; of one block it may be negative."""
     cpu_ns: int | None = None
     """CPU time of all threads of this rank, in the mean step."""
+    thread_cpu_ns: int | None = None
+    """CPU time of the thread that made the steps; `None` where another one ended the block."""
 
 
 QUIET = BlockNoise()
-Reading = tuple[Mapping[str, int] | None, int | None, int]
-"""`waited_ns`, `others_ns`, and the CPU time of this process."""
+Reading = tuple[Mapping[str, int] | None, int | None, int, tuple[int, int]]
+"""`waited_ns`, `others_ns`, the CPU time of this process, and the calling thread with its own."""
 
 
 @dataclass
@@ -135,10 +137,12 @@ class NoiseMeter:
     others_ns: int | None = 0
     known: bool = True
     cpu_ns: int = 0
+    thread_cpu_ns: int | None = 0
 
     def clear(self) -> None:
         """A block begins."""
-        self.queue_ns, self.others_ns, self.known, self.cpu_ns = Counter(), 0, True, 0
+        self.queue_ns, self.others_ns, self.known = Counter(), 0, True
+        self.cpu_ns, self.thread_cpu_ns = 0, 0
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -149,13 +153,16 @@ class NoiseMeter:
 
     def read(self) -> Reading:
         """Reads the counters since the process began."""
-        return self.read_ns(), self.read_others_ns(), time.process_time_ns()
+        of_thread = threading.get_ident(), time.thread_time_ns()
+        return self.read_ns(), self.read_others_ns(), time.process_time_ns(), of_thread
 
     def add(self, before: Reading, after: Reading) -> None:
         """Counts what happened between two readings."""
         before_ns, after_ns = before[0], after[0]
         self.cpu_ns += after[2] - before[2]
         self.others_ns = _advanced(self.others_ns, before[1], after[1])
+        (first, begin_ns), (last, end_ns) = before[3], after[3]
+        self.thread_cpu_ns = _advanced(self.thread_cpu_ns, begin_ns, end_ns if first == last else None)
         if before_ns is None or after_ns is None:
             self.known = False
         else:
@@ -168,7 +175,8 @@ class NoiseMeter:
         known = self.known and not self.is_limited()
         queue_ns = longest_ns // num_steps if known else None
         others_ns = None if self.others_ns is None else round(self.others_ns / num_steps)
-        return BlockNoise(queue_ns, others_ns, self.cpu_ns // num_steps)
+        thread_cpu_ns = None if self.thread_cpu_ns is None else self.thread_cpu_ns // num_steps
+        return BlockNoise(queue_ns, others_ns, self.cpu_ns // num_steps, thread_cpu_ns)
 
 
 def _advanced(total_ns: int | None, before_ns: int | None, after_ns: int | None) -> int | None:

@@ -171,6 +171,7 @@ class StepRecorder:
                 queue_ns=of_step(found.queue_ns, one.step_ns),
                 others_ns=of_step(found.others_ns, one.step_ns),
                 cpu_ns=of_step(found.cpu_ns, one.step_ns),
+                thread_cpu_ns=of_step(found.thread_cpu_ns, one.step_ns),
             )
             for one in records
         ]

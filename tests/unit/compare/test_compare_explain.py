@@ -36,6 +36,7 @@ def rank(number: int, batch: int, work_ms: float, wait_ms: float = 0.0, **parts:
         exposed_memcpy_ms=own["memcpy"],
         idle_ms=own["input"] + own["host"],
         cpu_ms=work_ms,
+        thread_cpu_ms=work_ms,
         input_ms=own["input"],
         host_ms=own["host"],
         wait_ms=wait_ms,
@@ -285,7 +286,9 @@ def test_a_cause_seen_under_other_load_says_so(wording: Wording) -> None:
 
 
 def test_without_cpu_time_nothing_is_said_to_be_python() -> None:
-    unknown = tuple(replace(rank(number, 32, 65.0, host=30.0), cpu_ms=None) for number in (0, 1))
+    unknown = tuple(
+        replace(rank(number, 32, 65.0, host=30.0), cpu_ms=None, thread_cpu_ms=None) for number in (0, 1)
+    )
     assert "outside of operators: in Python, asleep, or waiting" in str(largest_loss(unknown))
 
 
@@ -312,14 +315,17 @@ def test_a_larger_batch_and_a_slower_device_are_both_named_by_their_size(wording
 def test_a_rank_that_sleeps_is_not_in_python_between_operators(wording: Wording) -> None:
     """CPU time shows it: 20 ms asleep on rank 0, 40 on rank 1."""
     asleep_ = (rank(0, 1, 21.0, 20.6, host=20.2), rank(1, 1, 42.1, host=41.2))
-    seen = tuple(replace(one, step_ms=42.0, cpu_ms=1.1) for one in asleep_)
+    worked: Any = {"step_ms": 42.0, "cpu_ms": 1.1, "thread_cpu_ms": 1.1}
+    seen = tuple(replace(one, **worked) for one in asleep_)
     wording(str(largest_loss(asleep_)))
     wording(str(largest_loss(seen)))
-    alike = tuple(replace(one, step_ms=42.0, cpu_ms=1.1) for one in (asleep_[1], replace(asleep_[1], rank=0)))
+    alike = tuple(replace(one, **worked) for one in (asleep_[1], replace(asleep_[1], rank=0)))
     wording(str(largest_loss(alike)))
-    partly = tuple(replace(one, cpu_ms=4.0) for one in alike)  # Python's 4 ms aren't what takes long
+    partly = tuple(
+        replace(one, cpu_ms=4.0, thread_cpu_ms=4.0) for one in alike
+    )  # Python's 4 ms aren't what takes long
     assert "blocked" in str(largest_loss(partly))
-    busy = tuple(replace(one, cpu_ms=41.0) for one in alike)
+    busy = tuple(replace(one, cpu_ms=41.0, thread_cpu_ms=41.0) for one in alike)
     assert "in Python between operators" in str(largest_loss(busy))
 
 

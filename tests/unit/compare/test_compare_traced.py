@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.compare.causes import largest_loss
+from gpurun.launcher.compare.causes import largest_loss, losses
 from gpurun.launcher.compare.figures.ranks import RankFigures, with_breakdown
 from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced, of_devices, read_traced
 from gpurun.launcher.rundir.files import RunDir
@@ -58,7 +58,7 @@ def test_a_pipeline_whose_ranks_work_alike_loses_its_bubble() -> None:
         for number, bubble in enumerate(bubbles)
     )
     said = "stage 1 waits 37.4 of 167 ms for stages 0 and 2 (pipeline bubble)"
-    asleep_ = tuple(replace(one, step_ms=167.0, cpu_ms=1.1) for one in stages)
+    asleep_ = tuple(replace(one, step_ms=167.0, cpu_ms=1.1, thread_cpu_ms=1.1) for one in stages)
     assert str(largest_loss(asleep_)) == said
     text = sentence([variant("pp", (1, 1), 167.0, *asleep_)], {})
     assert f"{said[:-1]}; {TRACED[1:]}: try more micro-batches" in text
@@ -204,3 +204,28 @@ def test_the_figures_of_a_rank_are_those_of_its_trace() -> None:
     assert (found.span_ms, found.input_ms, found.host_ms, found.wait_ms) == (1e-5, 1e-6, 1e-6, None)
     assert found.exposed_comm_ms.trace == pytest.approx(5e-6)  # with the idle time of a collective on the CPU
     assert with_breakdown(figures, traced, alone=True).exposed_comm_ms.trace is None
+
+
+@pytest.mark.parametrize(
+    ("thread_cpu_ms", "python", "blocked"),
+    [(4.0, 0.0, 10.0), (14.0, 10.0, 0.0), (7.0, 3.0, 7.0), (None, 10.0, 0.0), (0.5, 10.0, 0.0)],
+    ids=["asleep", "in Python", "some of both", "older run", "other threads compute"],
+)
+def test_only_the_thread_that_steps_can_be_in_python(
+    thread_cpu_ms: float | None, python: float, blocked: float
+) -> None:
+    """It computes for 4 of 14 ms; threads of OpenMP spin on all cores meanwhile."""
+    one = replace(rank_figures(0, 8, 14.0, host=10.0), step_ms=14.0, cpu_ms=28.0, thread_cpu_ms=thread_cpu_ms)
+    found = {loss.kind: loss for loss in losses((one,))}
+    assert (found["host"].ms, found["blocked"].ms) == (python, blocked)
+    is_known = thread_cpu_ms not in (None, 0.5)
+    assert ("in Python between operators" in found["host"].text) == is_known
+    assert ("in Python, asleep, or waiting" in found["host"].text) != is_known
+
+
+def test_neither_python_nor_blocked_is_more_than_is_certain() -> None:
+    """Of 4 ms of operators the thread waited up to 1.4 for a core: 3 to 4.4 of its 7 ms are Python's."""
+    one = replace(rank_figures(0, 8, 14.0, host=10.0), step_ms=14.0, thread_cpu_ms=7.0, queue_percent=10.0)
+    found = {loss.kind: loss.ms for loss in losses((one,))}
+    assert found["host"] == pytest.approx(3.0)
+    assert found["blocked"] == pytest.approx(10.0 - 4.4)

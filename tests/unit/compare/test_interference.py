@@ -1,6 +1,7 @@
 """Ranks that queue for a core, or throttled clocks: then there is no ranking but a reason."""
 
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -99,6 +100,45 @@ def test_without_counters_nothing_is_known() -> None:
         pass
     assert meter.per_step(1).queue_ns is None
     assert meter.per_step(1).others_ns is None
+
+
+def spin(ms: float) -> None:
+    """Takes CPU time of the calling thread."""
+    until_ns = time.thread_time_ns() + round(ms * 1e6)
+    while time.thread_time_ns() < until_ns:
+        pass
+
+
+def test_the_meter_knows_the_cpu_time_of_the_thread_that_steps() -> None:
+    """It sleeps, spins, or does both, while another thread spins."""
+
+    def counted_ms(spins_ms: float, sleeps_ms: float) -> float:
+        meter, other = NoiseMeter(dict, lambda: 0), threading.Thread(target=spin, args=(20,))
+        with meter.counting():
+            other.start()
+            spin(spins_ms)
+            time.sleep(sleeps_ms / 1000)
+            other.join()
+        noise = meter.per_step(1)
+        assert (noise.cpu_ns or 0) >= 20e6
+        return (noise.thread_cpu_ns or 0) / 1e6
+
+    assert counted_ms(0, 20) < 10
+    assert 20 <= counted_ms(20, 0) < 30
+    assert 10 <= counted_ms(10, 10) < 20
+
+
+def test_two_threads_have_no_cpu_time_in_common() -> None:
+    meter, found = NoiseMeter(dict, lambda: 0), []
+    thread = threading.Thread(target=lambda: found.append(meter.read()))
+    thread.start()
+    thread.join()
+    meter.add(found[0], meter.read())
+    assert meter.per_step(1).thread_cpu_ns is None
+    meter.clear()
+    with meter.counting():
+        pass
+    assert meter.per_step(1).thread_cpu_ns is not None
 
 
 def test_a_thread_that_ended_still_counts() -> None:

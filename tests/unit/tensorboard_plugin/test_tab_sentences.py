@@ -6,11 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
 from gpurun.launcher.compare.model import Comparison, StepTime, VariantResult
 from gpurun.launcher.compare.notes import TRACED_FAR
+from gpurun.launcher.report.phases import timed_parts
+from gpurun.launcher.report.terminal.table import phase_parts
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     Shown,
@@ -19,9 +23,9 @@ from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     operators_said,
     step_sentence,
     system_line,
-    timed_parts,
     untraced,
 )
+from tests.known import known
 from tests.wording import Wording
 
 COMPARISON = msgspec.json.decode(
@@ -136,18 +140,21 @@ def test_sentences(snapshot: Callable[[str, str], None]) -> None:
     snapshot("tab-sentences.txt", "\n".join(f"{name}\n> {text}\n" for name, text in said.items()))
 
 
-def test_a_step_is_divided_as_the_bars_are() -> None:
-    parts = timed_parts(UNTRACED.ranks[0], 100.0)
-    assert parts == {"compute": 80.0, "transfer": 0.0, "copy": 0.0, "input": 10.0, "idle": 10.0}
+def test_a_timed_step_is_divided_alike_in_terminal_and_tab() -> None:
+    """A rank that waits does so within a phase: nothing of it is idle."""
+    parts = timed_parts(UNTRACED.ranks[0], 95.0)
+    assert {name: round(ms, 6) for name, ms in parts.items() if ms} == {
+        "input": round(950 / 90, 6),
+        "forward": round(1900 / 90, 6),
+        "backward": round(5700 / 90, 6),
+    }
     assert sum(timed_parts(UNTRACED.ranks[0], None).values()) == 90.0
-
-
-def test_a_step_that_sleeps_is_no_compute() -> None:
-    """The phases last 90 of 100 ms; the rank's threads ran for 20, and waited for a core for 5."""
-    asleep = replace(UNTRACED.ranks[0], device="cpu:0", cpu_ms=20.0, queue_percent=5.0)
-    parts = timed_parts(asleep, 100.0)
-    assert parts == {"compute": 25.0, "transfer": 0.0, "copy": 0.0, "input": 10.0, "idle": 65.0}
-    assert timed_parts(replace(asleep, device="cuda:0"), 100.0)["compute"] == 80.0
+    for step_ms in (100.0, 95.0, 200.0):
+        timed_variant = replace(UNTRACED, step_ms=StepTime(step_ms))
+        slowest = known(slowest_rank(UNTRACED.ranks))
+        drawn = {part.label.replace(" ", "_"): part.ms for part in phase_parts(timed_variant)}
+        assert drawn == {name: ms for name, ms in timed_parts(slowest, step_ms).items() if ms}
+        assert sum(drawn.values()) == pytest.approx(step_ms)
 
 
 def test_without_traces_nothing_is_explained() -> None:

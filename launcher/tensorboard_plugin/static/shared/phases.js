@@ -7,6 +7,12 @@ import { number } from './format.js';
 export const PHASES = ['compute', 'transfer', 'wait', 'copy', 'input', 'other_steps', 'idle'];
 
 /**
+ * The parts of a timed step, where there is no trace.
+ * @type {TimedPhase[]}
+ */
+const TIMED_PHASES = ['input', 'h2d', 'forward', 'backward', 'optimizer', 'between_phases'];
+
+/**
  * What a device does at a moment, whatever step that is for.
  * @type {Exclude<PhaseName, 'other_steps'>[]}
  */
@@ -33,14 +39,14 @@ export function tracedParts(rank) {
 }
 
 /**
- * Without a trace: what the server makes of phases and ablation.
+ * Without a trace: the phases, as the server has scaled them to the step.
  * @param {{ timedParts: { [rank: string]: { [part: string]: number } } }} variant
  * @param {RankFigures | null} rank
  * @returns {Part[] | null}
  */
 export function timedParts(variant, rank) {
   const parts = rank && variant.timedParts[rank.rank];
-  return parts ? PHASES.map((name) => ({ name, ms: parts[name] ?? 0 })) : null;
+  return parts ? TIMED_PHASES.map((name) => ({ name, ms: parts[name] ?? 0 })) : null;
 }
 
 /** @param {string} name */
@@ -49,14 +55,17 @@ export function partName(name) {
 }
 
 /**
- * The phases to explain: work of other steps is rare, and named only where there is some.
+ * The phases to explain: those of traced steps, and what else bars have. Work of other steps is rare.
  * @param {{ parts: Part[] }[]} bars
+ * @returns {string[]}
  */
 export function shownPhases(bars) {
-  /** @param {Part} part */
-  const isOther = (part) => part.name === 'other_steps' && part.ms > 0;
-  const hasOther = bars.some(({ parts }) => parts.some(isOther));
-  return PHASES.filter((name) => hasOther || name !== 'other_steps');
+  const drawn = new Set(bars.flatMap(({ parts }) => parts.filter((part) => part.ms > 0).map((part) => part.name)));
+  const timed = TIMED_PHASES.filter((name) => drawn.has(name));
+  const isTraced = !bars.length || bars.some(({ parts }) => parts.some((part) => part.name === 'compute'));
+  if (!isTraced) return timed;
+  const traced = PHASES.filter((name) => drawn.has(name) || name !== 'other_steps');
+  return [...traced, ...timed.filter((name) => name !== 'input')];
 }
 
 /**

@@ -163,14 +163,22 @@ function drawGrid(grid, app, blocks) {
   replace(
     grid,
     el('div', { class: 'head' }, app.run.isTraces ? 'rank \u00b7 device' : 'rank \u00b7 device \u00b7 batch'),
-    el('div', { class: 'head' }, `${blocks[0]?.isWhole ? 'whole trace' : 'mean traced step'} by rank, ms`),
+    el('div', { class: 'head' }, `${barsName(blocks)} by rank, ms`),
     el('div', { class: 'head strip-head' }, 'every step, ms'),
     blocks.map((block) => blockRows(block, context)),
-    el('div', { class: 'axis-name' }, 'ms from step start'),
+    el('div', { class: 'axis-name' }, blocks.some((block) => block.isWhole) ? 'ms of the trace' : 'ms of the step'),
     axis(scale, step),
     el('div', { class: 'axis strip-axis strip-scale' }),
   );
   onWidth(grid, () => fitValues(grid));
+}
+
+/** @param {Bars[]} blocks */
+function barsName(blocks) {
+  if (blocks[0]?.isWhole) return 'whole trace';
+  const isTraced = blocks.map((block) => block.isTraced);
+  if (!isTraced.includes(false)) return 'mean traced step';
+  return isTraced.includes(true) ? 'step' : 'timed step';
 }
 
 /** @param {RankBar} rank */
