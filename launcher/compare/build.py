@@ -217,7 +217,7 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
 
 
 def work_notes(results: Sequence[VariantResult], measured: Mapping[str, Measured]) -> tuple[str, ...]:
-    """That programs whose samples aren't known may do different work in a step, where numbers of steps show it."""
+    """That steps of programs may do different work, where their samples aren't known but numbers differ."""
     ranked = [one for one in results if is_ranked(one) and one.kind.runs_program and one.global_batch is None]
     made = {variant_label(one): most_steps(measured[one.id]) for one in ranked}
     run_s = {variant_label(one): one.wall_s for one in ranked if one.wall_s is not None}

@@ -193,8 +193,8 @@ def other_work(made: Mapping[str, int], run_s: Mapping[str, float]) -> tuple[str
     ran = [f"{format_number(run_s[name], 1)} s" for name in (most, fewest) if name in run_s]
     whole = f" Their whole runs took {' and '.join(ran)}." if len(ran) == 2 else ""
     return (
-        f"{most} made {plural(made[most], 'step')} and {fewest} {format_count(made[fewest])}: a step of the one "
-        f"may do other work than a step of the other, and only steps are compared.{whole}",
+        f"{most} made {plural(made[most], 'step')} and {fewest} {format_count(made[fewest])}: a step of the "
+        f"one may do other work than a step of the other, and only steps are compared.{whole}",
     )
 
 
