@@ -38,7 +38,7 @@ class Rival:
 
 @dataclass(frozen=True)
 class Standings:
-    """The leader, and all others that were measured, fastest first."""
+    """The leader, and all others that were measured, fastest first; not those of the same samples as it."""
 
     leader: VariantResult
     rivals: tuple[Rival, ...]
@@ -60,12 +60,18 @@ def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings
     if not ranked:
         return None
     leader = next((one for one in ranked if not _is_beaten(one, ranked, pairwise)), ranked[0])
-    others = [result for result in ranked if result.id != leader.id]
+    others = [result for result in ranked if result.id != leader.id and not _is_same_work(result, leader)]
     behind = {other.id: pairwise.between(other.id, leader.id) for other in others}
     if any(difference.verdict != "slower" for difference in behind.values()):
         behind = _together(leader, others, pairwise)
     rivals = (Rival(one, behind[one.id]) for one in others)
     return Standings(leader, tuple(rivals))
+
+
+def _is_same_work(result: VariantResult, leader: VariantResult) -> bool:
+    """Whether `balanced` has found the samples of the other: one of the two can't be faster."""
+    pairs = ((result, leader), (leader, result))
+    return any(one.balanced is not None and other.id in one.balanced.same_as for one, other in pairs)
 
 
 def _together(

@@ -18,7 +18,7 @@ from gpurun.launcher.report.metrics import PARTS, answer_figures, described, fig
 from gpurun.launcher.report.phases import PHASES, timed_parts
 from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.paths import bytes_below, is_name
+from gpurun.launcher.rundir.paths import SELFTEST, bytes_below, is_name
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
@@ -88,9 +88,16 @@ class PastRun:
 
 
 def past_runs(directories: Iterable[Path]) -> list[PastRun]:
-    """The runs in these directories, or that these are, the newest first; each once."""
+    """The runs in these directories, or that these are, the newest first; each once.
+
+    The runs of which a self-test consists compare nothing that a user has asked for.
+    """
     found = {listed.path: (place, listed) for place in directories for listed in find_all(place.resolve())}
-    runs = [_past(place, listed) for place, listed in found.values() if listed.kind == "gpurun"]
+    runs = [
+        _past(place, listed)
+        for place, listed in found.values()
+        if listed.kind == "gpurun" and not (listed.path.parent / SELFTEST).exists()
+    ]
     return sorted(runs, key=lambda run: run.changed_s, reverse=True)
 
 

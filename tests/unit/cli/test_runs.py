@@ -48,6 +48,12 @@ def test_the_newest_run_is_first_with_its_conclusion(call: Callable[..., Result]
     assert call("runs/gpt/latest", "runs").stdout.count(NEW) == 1
 
 
+def test_the_runs_of_a_self_test_are_not_listed(call: Callable[..., Result]) -> None:
+    shutil.copytree(DOCS / "balanced", "runs/selftest/2026-11-22_10-00-00/measuring")
+    Path("runs/selftest/2026-11-22_10-00-00/selftest.json").write_text("{}")
+    assert "selftest" not in call().stdout
+
+
 def test_the_list_for_a_program_has_exact_figures(call: Callable[..., Result]) -> None:
     newest, _ = json.loads(call("--json").stdout)
     files = [path for path in Path(NEW).rglob("*") if path.is_file()]

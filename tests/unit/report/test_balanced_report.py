@@ -122,3 +122,24 @@ def test_all_splits_are_alike_where_samples_cost_nothing() -> None:
 def test_a_curve_that_bends_has_no_such_error() -> None:
     bent = replace(cost(5, 1, 2.0), straight=False)
     assert could_be_best((bent, cost(5, 1)), (32, 32)) == []
+
+
+def test_a_balanced_split_is_no_rival_of_the_split_whose_samples_it_found(
+    files: Any, wording: Wording
+) -> None:
+    named = hand_made.variant("ddp-2-40-24", (40, 24))
+    variants = (hand_made.EVEN, named, BALANCED)
+    launches = [hand_made.launch(f"{r + 1:02d}-ddp-2", "ddp-2", r, variants, 5) for r in range(6)]
+    write_json(files.run.plan, hand_made.plan(variants, launches))
+    curves = tuple(fit_curve({n: [a + n] * 6 for n in (8, 16, 32, 64)}, None) for a in (5, 3))
+    write_json(files.run.balance(BALANCED.id), balance_of(curves, (40, 24), 1.0))
+    for launch in launches:
+        sign = 1 if launch.repetition % 2 else -1
+        files.rounds(hand_made.EVEN, launch.id, [100.0 + sign] * 5)
+        files.rounds(named, launch.id, [60.0 + 0.5 * sign] * 5)
+        files.rounds(BALANCED, launch.id, [60.0 - 0.5 * sign] * 5)
+    files.close(*variants)
+    comparison = compare_run(files.run)
+    assert known(comparison.variants[2].balanced).same_as == (named.id,)
+    assert comparison.fastest in (named.id, BALANCED.id)
+    wording(comparison.headline)
