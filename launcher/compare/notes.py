@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpurun.launcher.compare.causes import is_far_from_timed, slowest_rank
-from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches
+from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches, with_longest
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.spent import launches_s
@@ -310,7 +310,8 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
     launches = fewer_steps(measured)
     if slowest is None or step_ms is None:
         return launches
-    launches = (*launches, *far_from_median(slowest.step_ms, step_ms))
+    longest = with_longest(measured.steps, step_ms) if measured.variant.kind.runs_program else ()
+    launches = (*launches, *(longest or far_from_median(slowest.step_ms, step_ms)))
     if slowest.span_ms and is_far_from_timed(slowest.span_ms, step_ms):
         launches = (*launches, TRACED_FAR)
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))

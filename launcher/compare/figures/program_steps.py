@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean
 
 import msgspec
@@ -11,12 +11,14 @@ import msgspec
 from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.stats.estimates import trend
 from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, WINDOW_STEPS, KeptOf, short_text, trend_text
-from gpurun.launcher.units import format_count, format_duration, format_number, plural
+from gpurun.launcher.units import format_count, format_duration, format_ms, format_number, plural
 
 LEAST_AROUND = 0.1
 """The share of a program's time outside of its steps from which the report says where it went."""
 LEAST_OTHER_WORK = 0.1
 """The share by which the numbers of steps must differ: of a program, a batch that isn't whole may be one."""
+LEAST_LONGER = 0.1
+"""The share from which on the report says that rare long steps make the mean longer than the step shown."""
 LEAST_STEPS = 4
 """Half of fewer steps says nothing."""
 LEAST_TIMED = 6
@@ -177,6 +179,26 @@ def around_text(name: str, found: Around, num_attempts: int) -> str:
         f"{name} ran for {format_duration(found.total)}{which}: {format_duration(found.before)} before its "
         f"first step, {format_duration(found.steps)} in and between its {plural(found.num_steps, 'step')}, "
         f"{format_duration(found.after)} after the last one."
+    )
+
+
+def with_longest(steps: Mapping[int, Sequence[StepRecord]], step_ms: float) -> tuple[str, ...]:
+    """The finding about a program whose timed steps take longer on average than most of them.
+
+    A step is a robust mean over rounds, which a few with a validation or a checkpoint don't move.
+    """
+    slowest: dict[tuple[str, int], tuple[float, int]] = {}
+    for step in chain.from_iterable(steps.values()):
+        if step.kind == "timed":
+            key, weight = (step.launch, step.step), 1 if step.block_ns is None else WINDOW_STEPS
+            slowest[key] = max(slowest.get(key, (0.0, 1)), ((step.block_ns or step.step_ns) / 1e6, weight))
+    total = sum(weight for _, weight in slowest.values())
+    mean_ms = sum(ms * weight for ms, weight in slowest.values()) / total if total else 0.0
+    if mean_ms < (1 + LEAST_LONGER) * step_ms:
+        return ()
+    return (
+        f"with its longest steps (validation, checkpoints, the start of an epoch) a step takes "
+        f"{format_ms(mean_ms)} ms on average; the {format_ms(step_ms)} ms are those of most steps",
     )
 
 

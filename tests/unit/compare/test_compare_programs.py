@@ -169,6 +169,23 @@ def test_launches_that_were_steady_late_and_soon_both_count(files: Files, wordin
     wording(*comparison.variants[0].warnings)
 
 
+@pytest.mark.parametrize(("every", "is_said"), [(25, True), (10_000, False), (5, False)])
+def test_long_steps_that_the_step_shown_leaves_out_are_said(
+    files: Files, every: int, is_said: bool, wording: Wording
+) -> None:
+    """A validation of 300 ms after every 25th step of 30 ms; after every 5th it is in all rounds."""
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    steps = [step_of(number, 330 if number % every == every - 1 else 30) for number in range(200)]
+    timed = [changed(step, kind="timed", round=step.step // 5 + 1) for step in steps]
+    append_lines(files.run.steps(program.id, 0), timed)
+    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
+    files.close(program)
+    (found,) = compare_run(files.run).variants
+    said = [text for text in found.warnings if "longest steps" in text]
+    assert bool(said) == is_said
+    wording(*said)
+
+
 @pytest.mark.parametrize(("nums", "batch"), [((120, 60), None), ((120, 119), None), ((120, 60), 64)])
 def test_programs_are_compared_by_their_steps_which_may_do_different_work(
     files: Files, nums: tuple[int, int], batch: int | None, wording: Wording
