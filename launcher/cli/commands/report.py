@@ -15,7 +15,7 @@ from gpurun.launcher.cli.options import (
     run_argument,
 )
 from gpurun.launcher.cli.output import print_comparison, say_if_large, warn
-from gpurun.launcher.errors import MachineError, SpecError, no_directory
+from gpurun.launcher.errors import MachineError, Problem, SpecError, no_directory
 
 
 def print_table(comparison: Any, run: Any) -> None:
@@ -52,13 +52,15 @@ def write_page(comparison: Any, run: Any, with_host: bool = False, output: Path 
 def log_to(name: str, comparison: Any, run: Any, with_host: bool = False) -> None:
     """A run of an experiment tracker, and one per variant."""
     from gpurun.launcher.report.tensorboard.event_files import run_name
-    from gpurun.launcher.report.trackers import Logged, log_comparison
+    from gpurun.launcher.report.trackers import TRACKERS, Logged, log_comparison
     from gpurun.launcher.tensorboard_plugin.html import comparison_without_host, render_html
 
     def logged() -> Logged:
         shown = comparison if with_host else comparison_without_host(comparison, run)
         return Logged(shown, run_name(run), render_html(comparison, run, with_host))
 
+    title = TRACKERS[name].title
+    click.echo(f"logging to {title} … (a server that doesn't answer is tried again for minutes)", err=True)
     click.echo(log_comparison(name, logged), err=True)
 
 
@@ -140,9 +142,15 @@ def report(run: Path, formats: str, as_json: bool, with_host: bool, output: Path
     say_if_large(found)
     comparison = compare_run(found)
     keep_if_other(comparison, found)
+    problems: list[Problem | str] = []
     for name in names:
         keep: dict[str, Any] = {"with_host": with_host} if name in FOR_OTHERS else {}
-        FORMATS[name](comparison, found, **keep, **({"output": output} if name == "html" else {}))
+        try:
+            FORMATS[name](comparison, found, **keep, **({"output": output} if name == "html" else {}))
+        except MachineError as error:  # the other formats are made all the same
+            problems += error.problems
+    if problems:
+        raise MachineError(*problems)
 
 
 def check_output(output: Path, formats: Sequence[str]) -> None:
