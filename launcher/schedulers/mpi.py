@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from gpurun.launcher.errors import SpecError
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,
@@ -30,8 +31,9 @@ def node_rank(environ: Environ) -> int | None:
     """The MPI rank of this process, which is alone on its node.
 
     Raises:
-        SpecError: several processes were started on this node.
+        SpecError: several processes were started here, or variables are missing or contradictory.
     """
+    _check_open_mpi(environ)
     names = _names(environ)
     if names is None:
         return None if "SLURM_STEP_ID" in environ else number(environ, "PMIX_RANK")
@@ -46,6 +48,19 @@ def num_nodes(environ: Environ) -> int | None:
     """The number of processes that `mpirun` has started."""
     names = _names(environ)
     return number(environ, names[2]) if names else None
+
+
+def _check_open_mpi(environ: Environ) -> None:
+    """Returns if Open MPI's variables are all there, or none, and give the rank that PMIx gives."""
+    missing = [name for name in OPEN_MPI if name not in environ]
+    if len(missing) == len(OPEN_MPI):
+        return
+    if missing:
+        given = " and ".join(name for name in OPEN_MPI if name in environ)
+        raise SpecError(f"{given} is set without {' and '.join(missing)}: mpirun of Open MPI sets all three")
+    rank, other = number(environ, OPEN_MPI[0]), number(environ, "PMIX_RANK")
+    if other not in (None, rank):
+        raise SpecError(f"{OPEN_MPI[0]} is {rank}, but PMIX_RANK is {other}: unset the one that is wrong")
 
 
 def _names(environ: Environ) -> tuple[str, str, str] | None:

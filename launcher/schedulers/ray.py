@@ -4,7 +4,8 @@ Source: docs.ray.io, "Placement Groups" (STRICT_SPREAD), "Ray Jobs CLI".
 """
 
 import shlex
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from gpurun.launcher.errors import NodesError
 from gpurun.launcher.jobfile.device_values import node_bounds
@@ -100,10 +101,20 @@ sys.exit(max(map(exit_code, range(number))))
 '''
 
 
+def cpu_ranks(devices: str | Sequence[str]) -> int:
+    """The CPUs that a node needs: one for each of its CPU ranks, and one for gpurun where it has none."""
+    if isinstance(devices, str):
+        number = devices.removeprefix("cpu:")
+        return max(1, int(number)) if number != devices and number.isdecimal() else 1
+    nodes = Counter(name.partition("@")[2] for name in devices if name.startswith("cpu"))
+    return max(nodes.values(), default=1)
+
+
 def script(wanted: Submission, options: SubmitOptions) -> str:
     """The driver, a Python program."""
     gpus = wanted.stated_gpus(options)
-    per_node = {"CPU": options.cpus_per_task or 1, **({"GPU": gpus} if gpus else {})}
+    cpus = options.cpus_per_task or cpu_ranks(wanted.spec.devices)
+    per_node = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
     nodes = wanted.nodes(options)
     place = ["--out", f"runs/{wanted.spec.name}/{wanted.label}", *wanted.store(options, wanted.label)]
     command = [*wanted.command(options, nodes), *place]

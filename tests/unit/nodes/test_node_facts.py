@@ -102,6 +102,8 @@ def test_facts(flags: NodeFlags, environ: Mapping[str, str], facts: Facts) -> No
         (NodeFlags(None, "a"), {**HYDRA, "PMI_SIZE": "3"}, "but mpirun specifies 3"),
         (NodeFlags(None, "a"), {**HYDRA, "MPI_LOCALRANKID": "1"}, "several processes on this node"),
         (NodeFlags(None, "a"), {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "--map-by ppr:1:node"),
+        (NodeFlags(None, "a"), {"OMPI_COMM_WORLD_RANK": "0"}, "without OMPI_COMM_WORLD_LOCAL_RANK and OMPI"),
+        (NodeFlags(None, "a"), {**OPEN_MPI, "PMIX_RANK": "7"}, "but PMIX_RANK is 7"),
         (NodeFlags(), {**SKYPILOT, "SKYPILOT_NUM_NODES": "4"}, "but SkyPilot specifies 4"),
         (NodeFlags(), POD, "the rendezvous address must be set"),
         (NodeFlags(), {key: SLURM[key] for key in ("SLURM_JOB_ID", "SLURM_NODEID")}, "the rank of this node"),
