@@ -85,8 +85,13 @@ def facts_without_job(flags: NodeFlags, environ: Mapping[str, str]) -> tuple[Fac
 
 def _place(flags: NodeFlags, environ: Mapping[str, str]) -> tuple[int | None, Facts | None]:
     """The rank of this node if it is known, and all facts if all are."""
-    scheduler = scheduler_here(environ)
     rank, endpoint = flags.node_rank, flags.rendezvous
+    try:
+        scheduler = scheduler_here(environ)
+    except SpecError:
+        if rank is None or not endpoint:
+            raise
+        scheduler = None  # flags say all
     if scheduler is not None:
         rank = scheduler.node_rank(environ) if rank is None else rank
         endpoint = endpoint or scheduler.rendezvous(environ)

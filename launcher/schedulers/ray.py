@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from gpurun.launcher.errors import NodesError
 from gpurun.launcher.jobfile.device_values import node_bounds
+from gpurun.launcher.machine.accelerators import CPU, accelerator_of
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,
@@ -104,9 +105,9 @@ sys.exit(max(map(exit_code, range(number))))
 def cpu_ranks(devices: str | Sequence[str]) -> int:
     """The CPUs that a node needs: one for each of its CPU ranks, and one for gpurun where it has none."""
     if isinstance(devices, str):
-        number = devices.removeprefix("cpu:")
+        number = devices.removeprefix(f"{CPU.name}:")
         return max(1, int(number)) if number != devices and number.isdecimal() else 1
-    nodes = Counter(name.partition("@")[2] for name in devices if name.startswith("cpu"))
+    nodes = Counter(name.partition("@")[2] for name in devices if accelerator_of(name).is_host)
     return max(nodes.values(), default=1)
 
 

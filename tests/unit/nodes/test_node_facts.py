@@ -170,3 +170,8 @@ def test_a_working_copy_is_known_by_what_its_links_lead_to(tmp_path: Path) -> No
     before = source_sha256(tmp_path / "package")
     (tmp_path / "launcher" / "start.py").write_text("2")
     assert source_sha256(tmp_path / "package") != before
+
+
+def test_flags_that_say_all_are_taken_whatever_variables_are_left_over() -> None:
+    facts = find_facts(2, NodeFlags(0, "127.0.0.1:29499"), {"OMPI_COMM_WORLD_RANK": "1"})
+    assert (facts.rank, facts.host, facts.port) == (0, "127.0.0.1", 29499)

@@ -235,3 +235,22 @@ def test_an_option_of_mpirun_is_two_words_which_all_of_them_take() -> None:
     assert "\nset -- --hostfile 'my hosts' -x A=1 --oversubscribe \"$@\"\n" in script(
         "mpi", submission(), options
     )
+
+
+@pytest.mark.parametrize(
+    ("devices", "nodes", "cpus"),
+    [
+        ("cpu:4", 1, 4),
+        ("auto", 1, 1),
+        ("cuda", 2, 1),
+        (("cpu:0@0", "cpu:0@1", "cpu:1@1"), 2, 2),
+        (("cuda:0", "cuda:1"), 1, 1),
+    ],
+)
+def test_ray_reserves_a_core_for_each_cpu_rank_of_a_node(
+    devices: str | tuple[str, ...], nodes: int, cpus: int
+) -> None:
+    wanted = submission(devices=devices, nodes=nodes)
+    options = replace(OPTIONS, nodes=None, cpus_per_task=None, gpus_per_node=None if cpus > 1 else 2)
+    assert f"PER_NODE = {{'CPU': {cpus}" in script("ray", wanted, options)
+    assert "PER_NODE = {'CPU': 9" in script("ray", wanted, replace(options, cpus_per_task=9))
