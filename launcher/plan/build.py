@@ -266,7 +266,7 @@ def _notes_of_turns(groups: tuple[Group, ...], later: tuple[Group, ...], size: S
     shared = [group for group in later if group.name.startswith(TOGETHER)]
     strategies = ([*dict.fromkeys(one.strategy for one in group.variants)] for group in shared)
     names = (listed(each) if len(each) > 1 else f"variants of {each[0]}" for each in strategies)
-    return (f"{FIRST_LAUNCHES} {'; '.join(names)} share processes.",)
+    return (f"{FIRST_LAUNCHES} {'; '.join(dict.fromkeys(names))} share processes.",)
 
 
 def _launches(

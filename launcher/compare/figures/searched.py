@@ -134,7 +134,8 @@ def effects_note(search: SearchResult) -> tuple[str, ...]:
     ]
     has_batches = any(one.ms_per_sample is not None for one in search.combinations)
     what = "the time of a sample" if has_batches else "step time"
-    return (f"Effects on {what}, by the model of the search: {'; '.join(texts)}.",) if texts else ()
+    how = "averages over all combinations by the model of the search"
+    return (f"Effects on {what}, {how}: {'; '.join(texts)}.",) if texts else ()
 
 
 def _front(tried: Sequence[Tried]) -> tuple[str, ...]:
