@@ -23,7 +23,15 @@ from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
 from gpurun.launcher.rundir.opening import newest_name
-from gpurun.launcher.rundir.paths import LATEST, SELFTEST, check_job_owner, check_owner, elsewhere, is_name
+from gpurun.launcher.rundir.paths import (
+    LATEST,
+    SELFTEST,
+    check_job_owner,
+    check_owner,
+    elsewhere,
+    inside_of_run,
+    is_name,
+)
 from gpurun.launcher.rundir.records import MEASURED, CodeVersion, RootCause, VariantStatus
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.units import format_duration
@@ -97,8 +105,10 @@ def check_free(path: Path) -> None:
     """Whether a new run may have this directory.
 
     Raises:
-        SpecError: it exists and isn't empty.
+        SpecError: it exists and isn't empty, or lies inside of another run, which would hide it.
     """
+    if around := next((each for each in path.absolute().parents if RunDir(each).plan.is_file()), None):
+        raise inside_of_run(path, around)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     refuse_if_alive(RunDir(path))

@@ -11,6 +11,7 @@ from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.machine.resource_limits import remedy
 
 CONTROL = "control"
+PLAN = "plan.json"
 LAUNCHES = "launches"
 LATEST = "latest"
 """A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
@@ -45,7 +46,7 @@ class RunPaths:
 
     @property
     def plan(self) -> Path:
-        return self.path / "plan.json"
+        return self.path / PLAN
 
     @property
     def host(self) -> Path:
@@ -348,3 +349,8 @@ def bytes_below(directory: Path) -> int:
     """The size of all files in a directory; links are not followed."""
     places = (Path(place) / name for place, _, names in os.walk(directory) for name in names)
     return sum(num_bytes(path) for path in places if not path.is_symlink())
+
+
+def inside_of_run(place: object, run: object) -> SpecError:
+    """The error for a run that would lie in another one, which hides it from whoever lists runs."""
+    return SpecError(f"{place} lies inside of the run {run}; name another --out, outside of it")

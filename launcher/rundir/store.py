@@ -20,7 +20,7 @@ from gpurun.launcher.machine.cache import cache_directory
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
 from gpurun.launcher.rundir.opening import open_regular
-from gpurun.launcher.rundir.paths import CONTROL, is_name
+from gpurun.launcher.rundir.paths import CONTROL, PLAN, inside_of_run, is_name
 from gpurun.launcher.rundir.url import PATTERN, Url, not_installed
 
 EVERY_S = 5.0
@@ -74,6 +74,12 @@ class Store:
             for path, facts in found.items()
             if not path.rpartition("/")[2].startswith(".")  # of a copy that broke off
         }
+
+    def run_around(self) -> str | None:
+        """The path of a run that this place lies in; its files would count as that run's."""
+        parts = self.root.split("/")
+        above = ("/".join(parts[:num]) for num in range(1, len(parts)))
+        return next((place for place in above if place and self.fs.exists(f"{place}/{PLAN}")), None)
 
     def put(self, source: Path, name: str) -> None:
         """Copies a file as it is now. Who reads the store sees the old content or the new, never a part."""
@@ -178,13 +184,16 @@ def refuse_taken(url: Url) -> None:
     """
     store = Store(url)
     try:
-        is_taken = bool(store.versions())
+        around = store.run_around()
+        is_taken = around is None and bool(store.versions())
     except FileNotFoundError:
         return
     except Exception as error:
         now = "nothing was started: check the URL and the credentials, or wait until the store is back; or"
         remedy = f"run without this --out, and copy the run later: --resume RUN --out {url}"
         raise MachineError(f"{_unreachable(url, error)}\n    {now}\n    {remedy}") from error
+    if around is not None:
+        raise inside_of_run(url, around)
     if is_taken:
         raise SpecError(f"{url} already holds files; name another --out, or continue them: --resume {url}")
 

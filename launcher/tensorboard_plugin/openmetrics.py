@@ -137,6 +137,8 @@ def app_for(path: Path) -> Callable[[dict[str, Any], Any], Any]:
         request = wrappers.Request(environ)
         if refusal(request, is_loopback=True) is not None:
             response = wrappers.Response("only requests to this machine by its own name are answered\n", 403)
+        elif request.method not in ("GET", "HEAD"):
+            response = wrappers.Response("only GET is answered\n", 405, {"Allow": "GET, HEAD"})
         elif request.path != PATH:
             response = wrappers.Response(f"the figures are at {PATH}\n", 404)
         else:

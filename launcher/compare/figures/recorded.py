@@ -219,13 +219,14 @@ def queue_percent(timed: Sequence[StepRecord]) -> float | None:
     """Time in which a rank waited for other processes to leave a core, in percent of its step.
 
     The median over its blocks: neither the coarse clock of the other processes nor a short burst moves it.
+    A block is counted with what lies between its steps, so that a short one may have more than all of it.
     `None` where it was not counted.
     """
     blocks: dict[tuple[str, int], list[StepRecord]] = {}
     for step in timed:
         blocks.setdefault((step.launch, step.round), []).append(step)
     shares = [
-        100 * waited_ns / fmean(step.step_ns for step in block)
+        min(100 * waited_ns / fmean(step.step_ns for step in block), 100.0)
         for block in blocks.values()
         if (waited_ns := waited_for_others_ns(block[0].queue_ns, block[0].others_ns)) is not None
     ]

@@ -37,6 +37,7 @@ def test_the_share_is_the_median_of_blocks() -> None:
     assert queue_percent([step(1, 2.0), step(1, 2.0), step(2, 4.0), step(3, 90.0)]) == 4
     assert queue_percent([step(1, None)]) is None
     assert queue_percent([]) is None
+    assert queue_percent([step(1, 107.0)]) == 100  # what lies between its steps was counted too
 
 
 def test_only_what_others_ran_can_have_been_waited_for() -> None:

@@ -17,8 +17,9 @@ import pytest
 from fsspec.asyn import get_loop
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gpurun.launcher.errors import MachineError
+from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.machine.cache import cache_directory
+from gpurun.launcher.run.open import check_free
 from gpurun.launcher.rundir import store as stores
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.copier import Copier
@@ -103,6 +104,17 @@ def test_a_run_is_copied_as_it_grows_and_read_back(run: Path, url: Url) -> None:
     assert copier.step()
     assert contents(fetched(url)) == contents(run) == in_store(url)
     assert (fetched(url), said) == (copy, [])
+
+
+def test_no_run_is_kept_inside_of_another(run: Path, url: Url) -> None:
+    """Whoever lists what is there would see the outer one alone."""
+    assert Copier(run, Store(url), lambda text: None).step()
+    with pytest.raises(SpecError, match="lies inside of the run"):
+        refuse_taken(Url(f"{url}/team/one"))
+    refuse_taken(Url(f"{url}-two/team"))
+    with pytest.raises(SpecError, match="lies inside of the run"):
+        check_free(run / "team/one")
+    check_free(run.parent / "another")
 
 
 def test_only_what_has_changed_is_read_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +253,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from s3fs.core import S3File
+from gpurun.launcher.run.open import check_free
 from gpurun.launcher.rundir.copier import Copier, copied
 from gpurun.launcher.rundir.store import Store
 from gpurun.launcher.rundir.url import Url

@@ -119,6 +119,13 @@ def test_what_is_not_answered(address: str, path: str, headers: dict[str, str], 
     refused.value.close()
 
 
+def test_only_get_is_answered(address: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(address, data=b"x"))
+    assert (refused.value.code, refused.value.headers["Allow"]) == (405, "GET, HEAD")
+    refused.value.close()
+
+
 def test_a_run_that_is_gone_and_one_that_is_not_there(run: RunDir, address: str, tmp_path: Path) -> None:
     os.rename(run.path, tmp_path / "elsewhere")
     with pytest.raises(urllib.error.HTTPError, match="503") as refused:
