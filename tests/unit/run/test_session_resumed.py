@@ -196,7 +196,7 @@ def test_a_run_is_kept_where_it_was_before_and_over_no_other(tmp_path: Path, wor
     for url in (before, other):
         Store(url).put(case.run.plan, "plan.json")
     keep_at(case.run.path, before)
-    for wanted in (None, before, Url(f"{other}/new")):
+    for wanted in (None, before, Url(f"{other}-new")):
         check_store(wanted, latest)
     with wording.raises(SpecError, hide=r"(?<=bucket/)\w+"):
         check_store(other, latest)
