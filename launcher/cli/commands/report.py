@@ -59,8 +59,7 @@ def log_to(name: str, comparison: Any, run: Any, with_host: bool = False) -> Non
         shown = comparison if with_host else comparison_without_host(comparison, run)
         return Logged(shown, run_name(run), render_html(comparison, run, with_host))
 
-    title = TRACKERS[name].title
-    click.echo(f"logging to {title} … (a server that doesn't answer is tried again for minutes)", err=True)
+    click.echo(f"logging to {TRACKERS[name].title} …", err=True)  # which tries again for minutes
     click.echo(log_comparison(name, logged), err=True)
 
 

@@ -316,6 +316,7 @@ class Row:
     step_ms: StepTime | None
     status: str = "ok"
     global_batch: int = 1
+    balanced: None = None
 
 
 def rows_of(differences: Differences, rows: Mapping[str, Difference] = MappingProxyType({})) -> Any:
