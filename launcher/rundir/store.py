@@ -79,7 +79,13 @@ class Store:
         """The path of a run that this place lies in; its files would count as that run's."""
         parts = self.root.split("/")
         above = ("/".join(parts[:num]) for num in range(1, len(parts)))
-        return next((place for place in above if place and self.fs.exists(f"{place}/{PLAN}")), None)
+        return next((place for place in above if place and self._has(f"{place}/{PLAN}")), None)
+
+    def _has(self, path: str) -> bool:
+        """Whether a file is there, as far as one may see: credentials may be for a part of a bucket only."""
+        with contextlib.suppress(PermissionError):
+            return bool(self.fs.exists(path))
+        return False
 
     def put(self, source: Path, name: str) -> None:
         """Copies a file as it is now. Who reads the store sees the old content or the new, never a part."""

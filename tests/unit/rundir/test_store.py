@@ -106,12 +106,19 @@ def test_a_run_is_copied_as_it_grows_and_read_back(run: Path, url: Url) -> None:
     assert (fetched(url), said) == (copy, [])
 
 
-def test_no_run_is_kept_inside_of_another(run: Path, url: Url) -> None:
+def may_not_look(*_: object, **__: object) -> bool:
+    raise PermissionError("403")
+
+
+def test_no_run_is_kept_inside_of_another(run: Path, url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever lists what is there would see the outer one alone."""
     assert Copier(run, Store(url), lambda text: None).step()
     with pytest.raises(SpecError, match="lies inside of the run"):
         refuse_taken(Url(f"{url}/team/one"))
     refuse_taken(Url(f"{url}-two/team"))
+    monkeypatch.setattr(Store(url).fs.__class__, "exists", may_not_look)
+    refuse_taken(Url(f"{url}/team/one"))  # credentials for that part of the bucket only
+    monkeypatch.undo()
     with pytest.raises(SpecError, match="lies inside of the run"):
         check_free(run / "team/one")
     check_free(run.parent / "another")
