@@ -31,6 +31,7 @@ from gpurun.launcher.rundir.paths import (
     elsewhere,
     inside_of_run,
     is_name,
+    is_ours,
 )
 from gpurun.launcher.rundir.records import MEASURED, CodeVersion, RootCause, VariantStatus
 from gpurun.launcher.rundir.store import source_of
@@ -107,7 +108,7 @@ def check_free(path: Path) -> None:
     Raises:
         SpecError: it exists and isn't empty, or lies inside of another run, which would hide it.
     """
-    if around := next((each for each in path.absolute().parents if RunDir(each).plan.is_file()), None):
+    if around := next(filter(is_ours, path.absolute().parents), None):
         raise inside_of_run(path, around)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return

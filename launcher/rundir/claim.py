@@ -17,7 +17,7 @@ from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.rundir.control import start_ticks
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
 from gpurun.launcher.rundir.opening import newest_name
-from gpurun.launcher.rundir.paths import LATEST, bytes_below
+from gpurun.launcher.rundir.paths import LATEST, PLAN, bytes_below
 
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """The errors of file systems without hard links: exFAT, many in user space."""
@@ -225,7 +225,7 @@ def name_latest(directory: Path, deleted: str) -> None:
     pointer = directory / LATEST
     if newest_name(pointer) != deleted:
         return
-    left = sorted(plan.parent.name for plan in directory.glob("*/plan.json"))
+    left = sorted(plan.parent.name for plan in directory.glob(f"*/{PLAN}"))
     try:
         if left:
             write_bytes(pointer, f"{left[-1]}\n".encode())

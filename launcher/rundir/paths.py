@@ -11,7 +11,7 @@ from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.machine.resource_limits import remedy
 
 CONTROL = "control"
-PLAN = "plan.json"
+PLAN, INVOCATION = "plan.json", "invocation.json"
 LAUNCHES = "launches"
 LATEST = "latest"
 """A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
@@ -58,7 +58,7 @@ class RunPaths:
 
     @property
     def invocation(self) -> Path:
-        return self.path / "invocation.json"
+        return self.path / INVOCATION
 
     @property
     def code(self) -> Path:
@@ -349,6 +349,15 @@ def bytes_below(directory: Path) -> int:
     """The size of all files in a directory; links are not followed."""
     places = (Path(place) / name for place, _, names in os.walk(directory) for name in names)
     return sum(num_bytes(path) for path in places if not path.is_symlink())
+
+
+MADE_BY_US = (PLAN, INVOCATION)
+"""Files of every run: a plan by itself may be another program's."""
+
+
+def is_ours(directory: Path) -> bool:
+    """Whether a directory is certainly a run of gpurun, so that it may be deleted."""
+    return all((directory / name).is_file() for name in MADE_BY_US)
 
 
 def inside_of_run(place: object, run: object) -> SpecError:

@@ -20,7 +20,7 @@ from gpurun.launcher.machine.cache import cache_directory
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
 from gpurun.launcher.rundir.opening import open_regular
-from gpurun.launcher.rundir.paths import CONTROL, PLAN, inside_of_run, is_name
+from gpurun.launcher.rundir.paths import CONTROL, MADE_BY_US, inside_of_run, is_name
 from gpurun.launcher.rundir.url import PATTERN, Url, not_installed
 
 EVERY_S = 5.0
@@ -79,7 +79,7 @@ class Store:
         """The path of a run that this place lies in; its files would count as that run's."""
         parts = self.root.split("/")
         above = ("/".join(parts[:num]) for num in range(1, len(parts)))
-        return next((place for place in above if place and self._has(f"{place}/{PLAN}")), None)
+        return next((at for at in above if at and all(self._has(f"{at}/{one}") for one in MADE_BY_US)), None)
 
     def _has(self, path: str) -> bool:
         """Whether a file is there, as far as one may see: credentials may be for a part of a bucket only."""

@@ -85,7 +85,7 @@ def runs_to_delete(paths: Sequence[Path]) -> list[Path]:
 def run_to_delete(path: Path) -> Path:
     """The same of one path."""
     from gpurun.launcher.run.open import find_run, run_directory
-    from gpurun.launcher.rundir.paths import LATEST
+    from gpurun.launcher.rundir.paths import LATEST, PLAN, is_ours
     from gpurun.launcher.rundir.store import source_of
 
     if not isinstance(source := source_of(path), Path):
@@ -96,6 +96,8 @@ def run_to_delete(path: Path) -> Path:
         raise SpecError(
             f"{path} holds runs and is none; name those to delete\n    to list them: gpurun runs {words}"
         )
+    if not is_ours(found):
+        raise SpecError(f"{found} has a {PLAN}, but isn't a run of gpurun; remove it yourself if you want to")
     if found.is_symlink():
         raise SpecError(f"{found} is a link; name the run directory itself: {found.resolve()}")
     return found

@@ -15,6 +15,7 @@ from gpurun.launcher.cli.main import cli
 from gpurun.launcher.cli.output import check_steps
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.errors import SpecError, VariantError
+from gpurun.launcher.run.open import check_free
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Status
@@ -91,6 +92,20 @@ def test_nothing_is_deleted_but_the_runs_that_are_named(
     assert isinstance(call("--delete").exception, SystemExit)
     assert Path(OLD, "plan.json").exists()
     assert Path(NEW, "plan.json").exists()
+
+
+def test_a_directory_with_a_plan_of_another_program_is_no_run(
+    call: Callable[..., Result], tmp_path: Path
+) -> None:
+    """Neither is it deleted, nor does it keep runs from being made below it."""
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "mine.py").write_text("pass")
+    for words in ((".",), (str(tmp_path),), ("runs/latest/..",)):
+        assert isinstance(call("--delete", *words).exception, SpecError), words
+    assert (tmp_path / "mine.py").exists()
+    check_free(Path("runs/gpt/new"))
+    with pytest.raises(SpecError, match="lies inside of the run"):
+        check_free(Path(OLD) / "new")
 
 
 def test_what_a_run_links_to_is_not_deleted(call: Callable[..., Result], tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def may_not_look(*_: object, **__: object) -> bool:
 
 def test_no_run_is_kept_inside_of_another(run: Path, url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever lists what is there would see the outer one alone."""
+    (run / "invocation.json").write_text("{}")
     assert Copier(run, Store(url), lambda text: None).step()
     with pytest.raises(SpecError, match="lies inside of the run"):
         refuse_taken(Url(f"{url}/team/one"))
