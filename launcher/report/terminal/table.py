@@ -46,16 +46,6 @@ class Part:
     style: str
 
 
-TIMED = {
-    "input": ("·", ".", "bright_black"),
-    "h2d": ("░", "-", "cyan"),
-    "forward": ("▇", "=", "blue"),
-    "backward": ("▒", "#", "yellow"),
-    "optimizer": ("▪", "+", "green"),
-    "between_phases": ("◦", "o", "magenta"),
-}
-"""Glyph, glyph without box drawing, and colour of the parts of a timed step (`PHASES`)."""
-
 TRACED = {
     "compute": ("▇", "=", "blue"),
     "transfer": ("▒", "#", "yellow"),
@@ -66,6 +56,16 @@ TRACED = {
     "idle": ("·", ".", "bright_black"),
 }
 """Glyph, glyph without box drawing, and colour of the parts of a traced step (`PARTS`)."""
+
+TIMED = {
+    "input": TRACED["input"],
+    "h2d": ("░", "-", "cyan"),
+    "forward": ("▇", "=", "blue"),
+    "backward": ("▒", "#", "yellow"),
+    "optimizer": ("▪", "+", "green"),
+    "between_phases": TRACED["idle"],
+}
+"""The same of the parts of a timed step (`PHASES`)."""
 
 
 def parts_of(variants: Sequence[VariantResult]) -> list[tuple[Part, ...]]:
