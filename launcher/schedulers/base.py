@@ -167,7 +167,10 @@ class Submission:
         needed, given = self._gpus_named, options.gpus_per_node
         if given and needed and given < needed:
             devices = value_text(self.spec.devices)
-            raise SpecError(f"--gpus-per-node {given}: `devices: {devices}` needs {needed} on one node")
+            raise SpecError(
+                f"--gpus-per-node {given}: `devices: {devices}` needs {needed} on one node\n"
+                f"    leave it away, or give {needed}"
+            )
         return given or needed
 
     @property

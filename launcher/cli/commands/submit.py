@@ -165,19 +165,19 @@ def check_numbers_of_nodes(queue: Queue, job: Path, overrides: tuple[str, ...], 
     from gpurun.launcher.jobfile.load import load_job
 
     least, most = node_bounds(nodes)
-    problems = {}
-    for number in range(least if queue.fewer else most, most + 1):
+    problems, numbers = {}, range(least if queue.fewer else most, most + 1)
+    for number in numbers:
         try:
             load_job(job, (*overrides, f"nodes={number}"))
         except SpecError as error:
             problems[number] = error
-    if len(problems) == (most - least + 1 if queue.fewer else 1):
+    if len(problems) == len(numbers):
         raise problems[most]
     if not problems:
         return None
     first = next(iter(problems))
-    numbers = first_of(list(map(str, problems)), MOST_NAMED)
-    return f"nodes: {nodes}: the job can't run on {numbers} nodes; on {first}: {problems[first]}"
+    named = first_of(list(map(str, problems)), MOST_NAMED)
+    return f"nodes: {nodes}: the job can't run on {named} nodes; on {first}: {problems[first]}"
 
 
 def refuse_own_disk(name: str, out: str | None) -> None:
@@ -187,7 +187,10 @@ def refuse_own_disk(name: str, out: str | None) -> None:
         SpecError: the URL is a directory there.
     """
     if out is not None and out.startswith(("file:", "local:")) and "image" in QUEUES[name].takes:
-        raise SpecError(f"--out {out}: that is the disk of the job's own container, which ends with it")
+        raise SpecError(
+            f"--out {out}: that is the disk of the job's own container, which ends with it\n"
+            "    name a store, s3://BUCKET/PATH or gs://BUCKET/PATH, or leave --out away"
+        )
 
 
 def absolute(path: Path) -> Path:
