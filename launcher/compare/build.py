@@ -361,13 +361,9 @@ def is_complete(measured: Measured, plan: Plan) -> bool:
     """
     if plan.budget_s is not None:
         return measured.finished
-    launches = plan.launches_of(measured.variant.id)
-    counting = [
-        launch for launch in launches if launch.group == launches[-1].group
-    ]  # see `launches_that_count`
-    planned = len(counting if measured.group == launches[-1].group else launches)
     ended = set(map(planned_launch, measured.ended_s))  # of a program, also those without timed steps
-    return measured.finished and (not measured.counts or max(len(measured.logs), len(ended)) == planned)
+    num = max(len(measured.logs), len(ended))
+    return measured.finished and (not measured.counts or num == measured.num_planned)
 
 
 def has_ended(plan: Plan, looks: Sequence[Look], undecided: Sequence[object]) -> bool:

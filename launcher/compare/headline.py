@@ -304,10 +304,10 @@ def _faster(leader: VariantResult, reference: VariantResult, difference: Differe
     percent, ci = _mirrored(difference)
     interval = f" ({format_percent_interval(percent, ci)})" if ci else ""
     by = format_percent(percent, ci)
-    how = "faster" if leader.global_batch == reference.global_batch else "less time per sample"
-    how = "shorter" if _may_differ_in_work(leader) else how
-    of = "that of " if _may_differ_in_work(leader) else ""
-    return f"{by} {how} than {of}the baseline {named_with_error(reference)}{interval}"
+    how = "faster than" if leader.global_batch == reference.global_batch else "less time per sample than"
+    if _may_differ_in_work(leader):
+        how = "shorter than that of"
+    return f"{by} {how} the baseline {named_with_error(reference)}{interval}"
 
 
 def _slower(rival: Rival, leader: VariantResult) -> str:

@@ -38,7 +38,8 @@ class Rival:
 
 @dataclass(frozen=True)
 class Standings:
-    """The leader, and all others that were measured, fastest first; not those of the same samples as it."""
+    """The leader, and all others that were measured, fastest first; without those of the same samples as it,
+    if there are others."""
 
     leader: VariantResult
     rivals: tuple[Rival, ...]
@@ -60,7 +61,8 @@ def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings
     if not ranked:
         return None
     leader = next((one for one in ranked if not _is_beaten(one, ranked, pairwise)), ranked[0])
-    others = [result for result in ranked if result.id != leader.id and not _is_same_work(result, leader)]
+    all_others = [result for result in ranked if result.id != leader.id]
+    others = [result for result in all_others if not _is_same_work(result, leader)] or all_others
     behind = {other.id: pairwise.between(other.id, leader.id) for other in others}
     if any(difference.verdict != "slower" for difference in behind.values()):
         behind = _together(leader, others, pairwise)

@@ -197,7 +197,7 @@ def with_longest(steps: Mapping[int, Sequence[StepRecord]], step_ms: float) -> t
     if mean_ms < (1 + LEAST_LONGER) * step_ms:
         return ()
     return (
-        f"with its longest steps (validation, checkpoints, the start of an epoch) a step takes "
+        f"with its longest steps (a validation or a checkpoint may be in them) a step takes "
         f"{format_ms(mean_ms)} ms on average; the {format_ms(step_ms)} ms are those of most steps",
     )
 

@@ -69,6 +69,8 @@ class Measured:
     """How long each attempt of a program took that ended well."""
     around_s: Sequence[Around] = ()
     """The parts of that time, of those that had steps."""
+    num_planned: int = 0
+    """The launches of the plan that count."""
 
     @property
     def counts(self) -> bool:
@@ -128,6 +130,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
         balance=balance,
         points=points,
         ended_s={name: elapsed_s(events) for name, events in ended.items()},
+        num_planned=len(counting),
         around_s=[found for events in ended.values() if (found := around_steps(events))],
     )
 
