@@ -59,7 +59,8 @@ def log_to(name: str, comparison: Any, run: Any, with_host: bool = False) -> Non
         shown = comparison if with_host else comparison_without_host(comparison, run)
         return Logged(shown, run_name(run), render_html(comparison, run, with_host))
 
-    click.echo(f"logging to {TRACKERS[name].title} …", err=True)  # which tries again for minutes
+    # Said before: MLflow tries for minutes to reach a server that doesn't answer.
+    click.echo(f"logging to {TRACKERS[name].title} …", err=True)
     click.echo(log_comparison(name, logged), err=True)
 
 

@@ -8,7 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.report.trackers import TRACKERS, Logged, Tracker, log_comparison
 from tests.integration.command import FRAMEWORKS, ROOT, gpurun
@@ -36,6 +38,20 @@ def test_a_servers_password_is_in_no_message(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(MachineError, match="can't log to MLflow: no route to masked:") as error:
         log_comparison("mlflow", lambda: Logged(None, "", ""))  # type: ignore[arg-type]
     assert "hunter2" not in str(error.value)
+
+
+def test_a_tracker_that_fails_keeps_no_other_format_from_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(RECORDED, tmp_path / "run")
+    for name in ("mlflow", "wandb"):
+        monkeypatch.setitem(TRACKERS, name, Tracker(name, "not_installed_anywhere", lambda _: ""))
+    formats = ["mlflow", "html", "wandb", "json"]
+    ran = CliRunner().invoke(cli, ["report", str(tmp_path / "run"), "--format", ",".join(formats)])
+    assert isinstance(ran.exception, MachineError)
+    assert [str(problem).partition(" is not")[0] for problem in ran.exception.problems] == ["mlflow", "wandb"]
+    assert (tmp_path / "run/report.html").exists()
+    assert json.loads(ran.stdout)["headline"]
 
 
 def test_a_comparison_is_logged_with_figures_tables_and_report(tmp_path: Path) -> None:

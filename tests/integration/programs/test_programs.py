@@ -120,8 +120,15 @@ def test_a_budget_that_isnt_used_is_said_where_something_was_timed(tmp_path: Pat
     assert failed.code == 4
     assert "`budget`" not in failed.out + failed.err
     program.write_text("import gpurun\nfor _ in range(40):\n    with gpurun.step():\n        pass\n")
-    ran = gpurun(tmp_path, "job.yaml", "--out", "ran")
+    ran = gpurun(tmp_path, "job.yaml", "--out", "ran", "--require-steps")
     assert (ran.code, ran.out.count("`budget` is not used"), ran.err.count("`budget`")) == (0, 1, 0)
+
+
+def test_a_program_without_steps_fails_where_steps_are_required(tmp_path: Path) -> None:
+    write(tmp_path, "quick.py", "pass\n")
+    ran = gpurun(tmp_path, "run", "--devices", "cpu:1", "--require-steps", "--out", "ran", "quick.py")
+    assert ran.code == 4
+    assert "no step was timed, which --require-steps asks for: " in ran.err
 
 
 def test_the_store_is_gone_with_the_ranks_and_was_no_rank(ran: Result) -> None:
