@@ -248,10 +248,11 @@ def _unproven_lead(standings: Standings, undecided: Sequence[Rival]) -> Conclusi
     """Which rival can't be ranked for want of rounds or launches; then what is established."""
     leader, closest = standings.leader, undecided[0]
     others = f" and {plural(len(undecided) - 1, 'other')}" if len(undecided) > 1 else ""
-    gap = format_percent(_gap_percent(leader, closest.result), signed=True)
+    gap = _gap(leader, closest.result)
+    which = "the closest is " if others else ""
     headline = (
         f"{_best(leader)} on average: {named_with_error(leader)}; {named_with_error(closest.result)}{others} "
-        f"can't be ranked ({gap} on average, but {closest.behind.why})."
+        f"can't be ranked ({which}{gap} on average, but {closest.behind.why})."
     )
     established = next((rival for rival in standings.rivals if rival.is_slower), None)
     if established is None:
@@ -278,7 +279,9 @@ def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -
             f", and so {'is' if others == 1 else 'are'} {plural(others, 'other')}",
         )
     why = f"; {closest.behind.why}" if closest.behind.why else ""
-    race = f"{name} and {named_with_error(closest.result)} {found} ({_signed(closest.behind)}{why})"
+    is_same_batch = leader.global_batch == closest.result.global_batch
+    of = "the latter's step time" if is_same_batch else "the latter's time per sample"
+    race = f"{name} and {named_with_error(closest.result)} {found} ({of}: {_signed(closest.behind)}{why})"
     what = _what_differs(leader, closest.result)
     best = "has clearly the shortest step" if _may_differ_in_work(leader) else "is clearly fastest"
     return f"No {what} {best}{scope}: {race}{more if others else ''}."
@@ -341,9 +344,16 @@ def _signed(difference: Difference) -> str:
     return f"{format_percent(percent, ci, signed=True)}{interval}"
 
 
-def _gap_percent(leader: VariantResult, other: VariantResult) -> float:
-    """How much longer the other takes per sample, by the table."""
-    return 100 * (time_per_sample(other) / time_per_sample(leader) - 1)
+def _gap(leader: VariantResult, other: VariantResult) -> str:
+    """`7 % slower`, by the times of the table; of other batches by the time per sample."""
+    percent = 100 * (time_per_sample(other) / time_per_sample(leader) - 1)
+    if _may_differ_in_work(leader):
+        more, less = "longer", "shorter"
+    elif leader.global_batch == other.global_batch:
+        more, less = "slower", "faster"
+    else:
+        more, less = "more time per sample", "less time per sample"
+    return f"{format_percent(abs(percent))} {more if percent >= 0 else less}"
 
 
 def named_with_error(result: VariantResult) -> str:

@@ -242,7 +242,7 @@ class Fitting:
     summary: str
 
 
-CONCLUSIONS = 13
+CONCLUSIONS = 14
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 
