@@ -202,12 +202,13 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
     has_any = any(one.counts for one in measured.values())
     spent_s = sum(launches_s(run).values())
     once = once_note(plan, measured, recorded.looks, spent_s) if is_open else None
+    still_open = open_notes(plan, found.open, recorded.looks, spent_s) if is_open else ()
     return (
-        *notes(plan, measured, within, once),
+        *notes(plan, measured, within, once, has_remedy=bool(still_open)),
         *(few_rounds_notes(found, measured) if found.gate is None and once is None else ()),
         *(effects_note(found.search) if found.search else ()),
         *(budget_notes(run, plan) if found.complete and has_any else ()),
-        *(open_notes(plan, found.open, recorded.looks, spent_s) if is_open else ()),
+        *still_open,
         *around_notes(measured.values()),
         *work_notes(found.variants, measured),
         *(memory_notes(found.variants) if found.gate is None else ()),

@@ -38,7 +38,11 @@ MOST_OPEN = 3
 
 
 def notes(
-    plan: Plan, measured: Mapping[str, Measured], within: int = 0, once: str | None = None
+    plan: Plan,
+    measured: Mapping[str, Measured],
+    within: int = 0,
+    once: str | None = None,
+    has_remedy: bool = False,
 ) -> tuple[str, ...]:
     """The plan's notes that apply, and what the measurement adds.
 
@@ -47,17 +51,16 @@ def notes(
         measured: its variants.
         within: launches that verdicts are limited to.
         once: in place of the sentences on few launches, that of `once_note`.
+        has_remedy: whether `open_notes` says how long deciding takes, or that no budget decides.
     """
     if plan.gate is not None:
         return (*plan.notes, *_left_out(plan))
     baseline = measured[plan.baseline]
-    others = [
-        one for one in measured.values() if one is not baseline and one.variant.same_task(baseline.variant)
-    ]
-    if not baseline.variant.kind.is_ranked:
-        others = []
+    has_rank = baseline.variant.kind.is_ranked
+    all_others = [one for one in measured.values() if one is not baseline and has_rank]
+    others = [one for one in all_others if one.variant.same_task(baseline.variant)]
     found = [*_notes_of_plan(plan, measured), *_left_out(plan)]
-    more = more_launches(plan.budget_s is not None)
+    more = None if has_remedy else more_launches(plan.budget_s is not None)
     if any(one.counts for one in others) and baseline.finished and not baseline.counts:
         found.append(_lost_baseline(baseline))
         baseline, *others = [one for one in others if one.counts] or [baseline]
@@ -230,7 +233,7 @@ def _lost_baseline(baseline: Measured) -> str:
     return f"The baseline {name} has the status {status}, so nothing is compared with it; choose another one."
 
 
-def _few_launches(baseline: Measured, name: str, others: list[Measured], more: str) -> list[str]:
+def _few_launches(baseline: Measured, name: str, others: list[Measured], more: str | None) -> list[str]:
     """Variants that run in other processes than the baseline, called `name`, need pairs of launches."""
     repetitions = set(baseline.logs)
     apart = [one for one in others if one.group != baseline.group and one.counts]
@@ -240,7 +243,7 @@ def _few_launches(baseline: Measured, name: str, others: list[Measured], more: s
     few = [variant_label(one.variant) for one, num in zip(apart, pairs, strict=True) if num < MIN_LAUNCHES]
     return [
         f"Identical launches vary, so comparing {first_of(few, MOST_OPEN)} with {name} takes "
-        f"{MIN_LAUNCHES} pairs of launches (this run has {min(pairs)}): set {more}."
+        f"{MIN_LAUNCHES} pairs of launches (this run has {min(pairs)}){f': set {more}' if more else ''}."
     ]
 
 

@@ -322,6 +322,16 @@ def test_launches_that_decide_a_difference(
     wording([note for note in comparison.notes if "separated" in note])
 
 
+def test_what_no_budget_decides_has_no_larger_budget_next_to_it(files: Files, wording: Wording) -> None:
+    """Fewer launches than a verdict on any run takes, and a difference that other load hides."""
+    rows = [[[100.0] * 8, [105 * math.exp((-1) ** (i + r) * 0.06) for r in range(8)]] for i in range(3)]
+    write_launches(files, rows, [EVEN, UNEVEN])
+    write_json(files.run.plan, replace(read_json(files.run.plan, Plan), budget_s=30.0))
+    append_lines(files.run.looks, [Look(3, 1.0)])
+    hand_made.add_load(files, UNEVEN, 30.0)
+    wording("\n".join(note for note in compare_run(files.run).notes if "erdict" in note or "budget" in note))
+
+
 def test_figures_of_ranks_are_of_the_same_steps(files: Files) -> None:
     """Rounds of which a rank was killed before it had written its own."""
     write_splits(files)
