@@ -26,7 +26,8 @@ NUM_STEPS = 5
 """After which weights are compared, where the ranks share the optimizer's work."""
 BATCH_NORM = (
     "the model has BatchNorm, whose statistics are those of each device's own samples: "
-    "its gradient depends on the split"
+    "its gradient depends on the split; on GPUs with ddp, `nn.SyncBatchNorm.convert_sync_batchnorm` of the "
+    "model makes them those of the whole batch"
 )
 OF_THE_MODEL = ("BatchNorm", "dropout or another layer that draws random numbers")
 """Reasons why no two ways to run the model have one gradient, an even split and one device included."""

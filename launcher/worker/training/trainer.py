@@ -3,8 +3,8 @@
 import copy
 import importlib
 import inspect
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from gpurun.launcher.worker.training.batches import (
     check_dataset_size,
 )
 from gpurun.launcher.worker.training.forward_backward import NoClock, PhaseClock, forward_backward
-from gpurun.launcher.worker.training.try_out import batch_warning, preserved, try_out
+from gpurun.launcher.worker.training.try_out import batch_warning, preserved, statistics_apart, try_out
 from gpurun.workloads.base import Workload
 
 DEFAULT_LEARNING_RATE = 1e-3
@@ -118,12 +118,18 @@ class Trainer:
         loaded = step_input.load()
         if loaded is not step_input:
             clock.mark("data")
-        with nullcontext() if sync else self.strategy.alone():
+        with nullcontext() if sync else self.alone():
             self.compute(self.strategy, loaded, self.scaler, clock, sync)
             self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         clock.mark("optimizer")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A step within it communicates with no other rank."""
+        with self.strategy.alone(), statistics_apart(self.model):
+            yield
 
     def compute(
         self,
@@ -153,7 +159,8 @@ class Trainer:
     def one_device_gradient(self, model: nn.Module, num_samples: int, step: int) -> dict[str, Tensor]:
         """The gradient of the whole global batch on this rank's device alone, by parameter of `unwrapped`."""
         alone = Single(model, self.device)
-        return self.collect(alone, model, self.source.whole(num_samples, step))
+        with statistics_apart(model):
+            return self.collect(alone, model, self.source.whole(num_samples, step))
 
     def collect(self, strategy: Strategy, model: nn.Module, loaded: LoadedStep) -> dict[str, Tensor]:
         """Gradients on the CPU, so that a device needn't hold them twice; `grad` is empty afterwards."""
@@ -185,7 +192,8 @@ class Trainer:
         state, alone = self.save_state(), Single(model, self.device)
         optimizer, scaler = make_optimizer(self.workload, model), new_scaler(self.device, self.precision)
         for step in range(num_steps):
-            self.compute(alone, self.source.whole(num_samples, step), scaler, NoClock())
+            with statistics_apart(model):
+                self.compute(alone, self.source.whole(num_samples, step), scaler, NoClock())
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)

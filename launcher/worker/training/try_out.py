@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpurun.launcher.units import plural
@@ -236,5 +237,27 @@ def describe(value: object) -> str:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether statistics over the samples of one device enter the model's outputs."""
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    """Whether statistics over the samples of one device enter the model's outputs.
+
+    `SyncBatchNorm` takes them over all ranks of a process group; without one it is a BatchNorm like others.
+    """
+    kinds = {type(each) for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)}
+    return bool(kinds - {nn.SyncBatchNorm} if dist.is_initialized() else kinds)
+
+
+@contextmanager
+def statistics_apart(model: nn.Module) -> Iterator[None]:
+    """Each `SyncBatchNorm` is a BatchNorm like others within it: it waits for no other rank.
+
+    In place of a group it gets the one that no rank is part of, whose size is -1.
+    Source: torch/nn/modules/batchnorm.py, `SyncBatchNorm.forward`.
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
+    groups = [layer.process_group for layer in layers]
+    for layer in layers:
+        layer.process_group = dist.GroupMember.NON_GROUP_MEMBER
+    try:
+        yield
+    finally:
+        for layer, group in zip(layers, groups, strict=True):
+            layer.process_group = group

@@ -31,6 +31,7 @@ from gpurun.launcher.worker.training.batches import check_samples
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings, unused_notes
 from gpurun.launcher.worker.training.load_workload import load_workload, shown
 from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
+from gpurun.launcher.worker.training.try_out import has_batch_norm, statistics_apart
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.wording import Wording
 
@@ -255,3 +256,22 @@ def test_what_torch_26_lacks_is_done_without(
     else:
         monkeypatch.setattr(name, older)
     assert works()
+
+
+def test_sync_batch_norm_waits_for_no_rank_where_a_device_computes_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    expected = nn.BatchNorm1d(3)(inputs)
+    model = nn.Sequential(nn.SyncBatchNorm(3))
+    assert has_batch_norm(model)  # without a process group it is one like others
+    # A CPU counts as the kind of device that synchronizes; there is no group to ask, so torch would fail.
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "cpu")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.raises(ValueError, match="process group"):
+        model(inputs)
+    with statistics_apart(model):
+        torch.testing.assert_close(model(inputs), expected)
+    assert model[0].process_group is None
+    assert not has_batch_norm(model)
+    assert has_batch_norm(nn.Sequential(model, nn.BatchNorm1d(3)))
