@@ -23,7 +23,7 @@ from gpurun.launcher.report.tables_on_request import TITLES, shown_table
 from gpurun.launcher.report.terminal.changes import shown_changes
 from gpurun.launcher.report.terminal.trace import headline
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
-from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find
+from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, with_file_names
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import BUILD_LIMIT_S, MAX_BUILDS
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.trace.analysis.analyse import analyse
@@ -170,7 +170,8 @@ class RequestedTables:
         if not isinstance(found, Path):
             return found
         path = found if wanted.rank is None or wanted.table == PATH else of_rank(found, wanted.rank)
-        return msgspec.json.decode(path.read_bytes(), type=TraceReport)
+        report = msgspec.json.decode(path.read_bytes(), type=TraceReport)
+        return replace(report, warnings=with_file_names(report.warnings, traces.files))
 
 
 def of_rank(path: Path, rank: int) -> Path:

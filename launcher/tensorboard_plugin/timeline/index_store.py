@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +66,14 @@ def find(traces: Traces, key: str) -> Path | None:
     except OSError:
         return None
     return index.parent
+
+
+def with_file_names(texts: Iterable[str], files: Iterable[Path]) -> tuple[str, ...]:
+    """The texts with the names of these files instead of their paths."""
+    found = tuple(texts)
+    for file in files:
+        found = tuple(text.replace(f"{file.parent}{os.sep}", "") for text in found)
+    return found
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE, Header, Problem, StepSpan
 from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft, draft
 from gpurun.launcher.tensorboard_plugin.timeline.index.writer import Writer, facts
+from gpurun.launcher.tensorboard_plugin.timeline.index_store import with_file_names
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import MAX_HEADER_BYTES
 from gpurun.launcher.trace.analysis.analyse import Analysis, combine
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
@@ -198,11 +199,8 @@ def _steps(rank: int, found: Digest, realigned: Realigned) -> list[StepSpan]:
 
 
 def _warnings(analysis: Analysis, num_hidden: int, is_apart: bool) -> tuple[str, ...]:
-    """With names of files instead of their paths."""
-    paths = [found.path for _, found in analysis.ranked.digests]
-    texts = list(analysis.report.warnings)
-    for path in paths:
-        texts = [text.replace(str(path.parent) + os.sep, "") for text in texts]
+    files = [found.path for _, found in analysis.ranked.digests]
+    texts = list(with_file_names(analysis.report.warnings, files))
     if is_apart:
         texts.append(
             "by their clocks the traces have no moment in common; each is shown from its own start "
