@@ -14,7 +14,8 @@ from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.tensorboard_plugin.view import open_view
-from tests.browser.odd_runs import (
+from tests.browser.pages import Tab, Watched, watched_page
+from tests.browser.samples.odd_runs import (
     write_all_failed,
     write_apart,
     write_broken,
@@ -25,9 +26,9 @@ from tests.browser.odd_runs import (
     write_live,
     write_one,
     write_traced,
+    write_unmarked,
 )
-from tests.browser.pages import Tab, Watched, watched_page
-from tests.browser.sample_runs import (
+from tests.browser.samples.sample_runs import (
     write_balanced,
     write_batches,
     write_gpt_splits,
@@ -35,7 +36,7 @@ from tests.browser.sample_runs import (
     write_ranks,
     write_search,
 )
-from tests.browser.sample_traces import write_mesh
+from tests.browser.samples.sample_traces import write_mesh
 from tools.system_packages import without
 
 LIGHT = ["--disable-gpu", "--disable-extensions", "--disable-background-networking"]
@@ -57,6 +58,8 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "live": write_live,
     "traced": write_traced,
     "linked": write_linked,
+    "unmarked": write_unmarked,
+    "unmarked-ranks": partial(write_unmarked, count=9),
     "apart": write_apart,
     "damaged": write_damaged,
 }

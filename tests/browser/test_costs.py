@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenTab
 from tests.browser.pages import Tab
-from tests.browser.sample_runs import MARKUP
+from tests.browser.samples.sample_runs import MARKUP
 
 LOOKS = [(1280, False), (1280, True), (800, False), (800, True)]
 CLIPPED = """all => all.filter((one) => one.scrollWidth > one.clientWidth ||

@@ -9,9 +9,15 @@ from playwright.sync_api import Browser, expect
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.tensorboard_plugin.html import render_html
-from tests.browser.odd_runs import write_hostile
 from tests.browser.pages import watched_page
-from tests.browser.sample_runs import FASTEST, write_balanced, write_batches, write_gpt_splits, write_search
+from tests.browser.samples.odd_runs import write_hostile
+from tests.browser.samples.sample_runs import (
+    FASTEST,
+    write_balanced,
+    write_batches,
+    write_gpt_splits,
+    write_search,
+)
 
 MOST_BYTES = 1_000_000
 

@@ -11,9 +11,9 @@ from playwright.sync_api import Browser, Route, expect
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, write_json
 from tests.browser.conftest import OpenTab
-from tests.browser.odd_runs import advance
 from tests.browser.pages import VIEWS, Tab, plain, watched_page
-from tests.browser.sample_runs import FASTEST, write_steps
+from tests.browser.samples.odd_runs import advance
+from tests.browser.samples.sample_runs import FASTEST, write_steps
 
 LOOKS = [(1280, False), (1280, True), (768, True)]
 
@@ -190,17 +190,6 @@ def test_broken_trace_disables_only_its_own_views(open_tab: OpenTab) -> None:
     expect(tab.find(".splits tr[data-variant]")).to_have_count(2)
 
 
-def test_anybodys_broken_traces_speak_of_no_run(open_tab: OpenTab, samples: Path) -> None:
-    tab = open_tab("damaged")
-    line = tab.find(".problems div").first.inner_text()
-    assert len(re.findall(r"\bbyte\b", line)) == 1, line
-    (samples / "damaged" / "rank1.pt.trace.json.gz").write_bytes(b"")
-    tab = open_tab("damaged", tab="timeline")
-    assert tab.title() == "The traces of damaged can’t be read."
-    assert "Splits" not in tab.find("main").inner_text()
-    tab.watched.shoot("damaged")
-
-
 def test_one_failure_of_all_is_said_once_without_an_axis(open_tab: OpenTab) -> None:
     tab = open_tab("all-failed")
     expect(tab.find("tr.unranked")).to_have_count(3)
@@ -236,47 +225,6 @@ def test_empty_log_directory_says_what_to_do(browser: Browser, empty_board: str)
         assert tab.title() == "No runs here yet."
         expect(tab.find("pre")).to_contain_text("gpurun examples/quickstart.yaml")
         watched.shoot("empty")
-
-
-STRIP_ENDS = """async () => {
-    const { stripScale } = await import(new URL('plugin/gpurun/static/where/strip.js', location.href));
-    const holds = (...steps) => stripScale([{ step_ms: steps }]).scale.high >= Math.max(...steps);
-    return [holds(166, 174.5, 175, 179.7, 182, 187.9), holds(166, 174.5, 175, 179.7, 182, 900)];
-}"""
-"""Whether the axis holds a step that is a bit longer than the others, and one that is far longer."""
-
-
-def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
-    tab = open_tab("traced")
-    expect(tab.find("[role=tab]")).to_have_text(
-        ["Where time goes", "Timeline", "Operators", "Tables", "Devices"]
-    )
-    expect(tab.find(".where .bar.tall")).to_have_count(2)
-    # Steps of 43.4 and 63.4 ms; both count, as they do for `gpurun trace`.
-    assert tab.title() == (
-        "A step takes 53.4 ms, the mean of all ranks; 85 % of it is compute. "
-        "The others wait most for rank 0: it came last 10 of 10 times and cost them 26.2 ms in all."
-    )
-    assert tab.find(".where .total").all_inner_texts() == ["53.4", "53.4"]
-    expect(tab.find(".strip canvas")).to_have_attribute(
-        "aria-label", "traced: 2 steps, median 53.4 ms, slowest 63.4 ms"
-    )
-    tab.go("timeline")
-    tab.settled()
-    tab.go("operators")
-    expect(tab.find(".operators tbody").first).to_contain_text("aten::gelu")
-    expect(tab.find("main")).to_contain_text("rank 0, for which the others wait most")
-    tab.go("devices")
-    expect(tab.find("h1")).to_contain_text("2 ranks traced on")
-    expect(tab.find(".traced tbody tr").nth(1)).to_contain_text("rank1.pt.trace.json.gz")
-    tab.watched.shoot("traced-devices")
-    assert tab.page.evaluate(STRIP_ENDS) == [True, False]
-    apart = open_tab("apart", tab="timeline")
-    assert apart.title() == "apart: 2 traces without a common moment."
-    expect(apart.find("main")).to_contain_text("each rank from its own start")
-    linked = open_tab("linked")
-    assert linked.title() == "No trace of linked is opened."
-    expect(linked.find("main")).to_contain_text("It is a link that leads out of the log directory")
 
 
 def test_devices_of_a_live_run_follow_it(open_tab: OpenTab, samples: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from playwright.sync_api import Download, Route, expect
 
 from tests.browser.conftest import OpenTab
-from tests.browser.odd_runs import write_changing
 from tests.browser.pages import Tab
+from tests.browser.samples.odd_runs import write_changing
 
 LABEL_X, PLOT_X = 70, 500
 

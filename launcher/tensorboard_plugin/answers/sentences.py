@@ -220,7 +220,8 @@ def _difference(answer: Answer, rows: Sequence[Answer], label: str, other: str) 
     own_ms = sign * main["difference_ms"]
     share = f"; {_row_name(main)} alone {format_ms(own_ms)} ms" if own_ms > 0 else ""
     more = "more" if sign > 0 else "less"
-    return f"{label} takes {format_ms(abs(longer_ms))} ms {more} than {other} in traced steps{share}."
+    where = "in traced steps" if answer["steps"] else "over the whole trace"
+    return f"{label} takes {format_ms(abs(longer_ms))} ms {more} than {other} {where}{share}."
 
 
 def _row_name(row: Answer) -> str:
@@ -235,7 +236,7 @@ def _how(answer: Answer) -> str:
     counts = f"Self time counts on {slowest}" if len(answer["ranks"]) > 1 else "Self time"
     of, whole = f"mean of {plural(answer['steps'], 'traced step')}", "step"
     if not answer["steps"]:
-        of, whole = "over the whole trace, which has no steps", "trace"
+        of, whole = "over the whole trace, which has no step markers", "trace"
     return f"{counts}, {of}; collectives count only their exposed part. Columns add up to the {whole}."
 
 

@@ -136,6 +136,7 @@ def test_sentences(snapshot: Callable[[str, str], None]) -> None:
         "operators without names": operators(rows=ROWS[1:]),
         "operators without times": operators(rows=[row("a", 0.0)]),
         "operators of a trace without steps": operators(steps=0),
+        "operators of traces without steps, compared": operators(OTHER, steps=0, against_step_ms=59.8),
     }
     snapshot("tab-sentences.txt", "\n".join(f"{name}\n> {text}\n" for name, text in said.items()))
 

@@ -23,10 +23,10 @@ export async function showTracedDevices(host, app) {
     host,
     headline(
       sentence(answer.ranks),
-      `From the traces: there are no live figures. Step: ${answer.has_steps ? 'the mean of all traced steps of a rank' : 'the whole trace, since no step is marked'}; compute: its share.`,
+      `From the traces: there are no live figures. ${answer.has_steps ? 'Step: the mean of all traced steps of a rank' : 'No step markers: times are of the whole trace'}; compute: its share.`,
     ),
     problemNotes(answer.problems, answer.warnings),
-    table(answer.ranks, variant.planned.traces),
+    table(answer, variant.planned.traces),
   );
   return undefined;
 }
@@ -38,10 +38,10 @@ function sentence(ranks) {
   return `${plural(ranks.length, 'rank')} traced on ${listed(devices.slice(0, 3))}${more}.`;
 }
 
-/** @param {RankBreakdown[]} ranks @param {TraceFile[]} traces */
-function table(ranks, traces) {
-  /** @param {string} name @param {boolean} [isRight] */
-  const head = (name, isRight) => el('th', { scope: 'col', class: isRight ? 'right' : null }, name);
+/** @param {BreakdownAnswer} answer @param {TraceFile[]} traces */
+function table({ ranks, has_steps: hasSteps }, traces) {
+  /** @param {string} name @param {string} [className] */
+  const head = (name, className) => el('th', { scope: 'col', class: className }, name);
   return el(
     'table',
     { class: 'grid medium traced', 'aria-label': 'what ran where' },
@@ -53,10 +53,10 @@ function table(ranks, traces) {
         {},
         head('rank'),
         head('device'),
-        head('step, ms', true),
-        head('compute, %', true),
-        head('trace, MB', true),
-        el('th', { scope: 'col', class: 'pad' }, 'file'),
+        head(hasSteps ? 'step, ms' : 'whole trace, ms', 'right'),
+        head('compute, %', 'right'),
+        head('trace, MB', 'right roomy'),
+        head('file', 'pad'),
       ),
     ),
     el(
@@ -84,7 +84,7 @@ function row(rank, trace) {
     el('td', {}, rank.device ?? ''),
     right(typical?.span_ms ? three(typical.span_ms) : ''),
     right(typical?.span_ms ? number((100 * typical.compute_ms) / typical.span_ms) : ''),
-    right(trace ? three(trace.bytes / 1e6) : ''),
+    el('td', { class: 'right roomy' }, trace ? three(trace.bytes / 1e6) : ''),
     el('td', { class: 'pad' }, trace?.file ?? ''),
   );
 }

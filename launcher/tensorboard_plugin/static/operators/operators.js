@@ -90,6 +90,11 @@ class Operators {
     return NOUNS[this.answer.kind];
   }
 
+  /** What the figures add up to. */
+  get whole() {
+    return this.answer.steps ? 'step' : 'trace';
+  }
+
   controls() {
     const { run, state } = this.app;
     const others = optionsOf(run.traced.filter((one) => one !== this.variant));
@@ -133,7 +138,7 @@ class Operators {
   /** Which ranks have columns, where not all fit. */
   rankPicker() {
     const { answer, app } = this;
-    if (answer.ranks.length <= this.ranks.length) return null;
+    if (answer.ranks.length < 2 || answer.ranks.length <= this.ranks.length) return null;
     const groups = picker('ranks in columns', rankGroups(answer), String(this.ranks[0]), (rank) =>
       app.state.go({ oprank: rank }),
     );
@@ -156,11 +161,11 @@ class Operators {
         head: this.noun,
         sort: (row) => row.name ?? '\uffff',
         cell: (row) => nameCell(row, answer.rows.length),
-        total: 'step',
+        total: this.whole,
       },
       {
         key: 'calls',
-        head: ['calls', el('br'), 'per step'],
+        head: ['calls', el('br'), answer.steps ? 'per step' : 'in the trace'],
         right: true,
         width: '70px',
         className: 'roomy',
@@ -179,7 +184,7 @@ class Operators {
       {
         key: 'share',
         className: 'wide-only',
-        head: 'share of step, %',
+        head: `share of ${this.whole}, %`,
         pad: true,
         width: '190px',
         sort: (row) => row.self_ms,
@@ -337,7 +342,7 @@ class Operators {
     const all = [answer.overlap_ms, ...answer.overlap_by_rank_ms, answer.against_overlap_ms ?? 0];
     if (all.every((value) => Number(value.toFixed(decimals)) === 0)) return null;
     return this.mutedRow(
-      'above, but side by side or outside of steps',
+      `above, but side by side${this.answer.steps ? ' or outside of steps' : ''}`,
       of(answer.overlap_ms),
       answer.overlap_by_rank_ms.map(of),
       answer.against_overlap_ms == null ? null : of(answer.against_overlap_ms),

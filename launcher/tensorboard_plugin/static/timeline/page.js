@@ -46,7 +46,7 @@ export function buildPage(host, view) {
     controls(view),
     el('div', { class: 'timeline' }, view.overviewCanvas, view.ruler, view.body),
     view.panel,
-    stepTable(view.meta.apart ? view.meta.steps : view.steps),
+    view.meta.steps.length ? stepTable(view.meta.apart ? view.meta.steps : view.steps) : null,
   );
   hintPanel(view.panel);
 }
@@ -72,7 +72,8 @@ function sentence({ app, variant, steps, meta }) {
   const label = app.run.isTraces ? app.run.answer.title : variant.label;
   if (said) return `${label}: ${lowerFirst(said)}`.replace(/([^.])$/, '$1.');
   if (meta.apart) return `${label}: ${plural(meta.ranks.length, 'trace')} without a common moment.`;
-  return `${label}: ${plural(steps.length, 'traced step')} on ${plural(meta.ranks.length, 'rank')}.`;
+  const found = steps.length ? plural(steps.length, 'traced step') : 'no step markers';
+  return `${label}: ${found} on ${plural(meta.ranks.length, 'rank')}.`;
 }
 
 /** @param {TimelineFacts} view */

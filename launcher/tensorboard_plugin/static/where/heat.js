@@ -37,7 +37,6 @@ export function shadeBounds(waits) {
  * @returns {RankWaits[]}
  */
 export function ranksByWait(variant, traced) {
-
   /** @param {RankBreakdown} rank */
   const deviceOf = (rank) => variant.ranks.find((one) => one.rank === rank.rank)?.device ?? rank.device;
   const typical = (traced ?? []).flatMap((rank) => {
@@ -45,7 +44,8 @@ export function ranksByWait(variant, traced) {
     return {
       rank: rank.rank,
       device: deviceOf(rank),
-      waits: rank.steps.map((step) => step.exposed_wait_ms),
+      // Without step markers the whole trace is one cell.
+      waits: rank.steps.length ? rank.steps.map((step) => step.exposed_wait_ms) : [rank.typical.exposed_wait_ms],
       steps: rank.steps.map((step) => step.step),
       mean: rank.typical.exposed_wait_ms,
     };
@@ -56,7 +56,7 @@ export function ranksByWait(variant, traced) {
         rank: rank.rank,
         device: rank.device,
         waits: [rank.exposed_wait_ms ?? 0],
-        steps: [0],
+        steps: [],
         mean: rank.exposed_wait_ms ?? 0,
       }));
   return rows.sort((a, b) => b.mean - a.mean || a.rank - b.rank);
@@ -83,7 +83,7 @@ export function drawHeat(host, app, variant, traced) {
     height,
     style: { height: `${height}px` },
     role: 'img',
-    'aria-label': `${variant.label}: exposed wait of ${plural(rows.length, 'rank')} by step; ${waitSentence(rows)}`,
+    'aria-label': `${variant.label}: exposed wait of ${plural(rows.length, 'rank')}${hasSteps(rows) ? ' by step' : ''}; ${waitSentence(rows)}`,
   });
   const means = el('canvas', { height, style: { height: `${height}px` }, 'aria-hidden': 'true' });
   replace(
@@ -133,7 +133,12 @@ export function waitSentence(rows) {
   const slowest = last(rows);
   const waiting = rows.filter((row) => row !== slowest && row.mean > slowest.mean).length;
   const middle = rows[rows.length >> 1].mean;
-  return `${plural(waiting, 'rank')} wait${waiting === 1 ? 's' : ''} for rank ${slowest.rank} (${slowest.device}), ${three(middle)} ms of a typical step.`;
+  return `${plural(waiting, 'rank')} wait${waiting === 1 ? 's' : ''} for rank ${slowest.rank} (${slowest.device}), ${three(middle)} ms of ${hasSteps(rows) ? 'a typical step' : 'the whole trace'}.`;
+}
+
+/** @param {RankWaits[]} rows */
+function hasSteps(rows) {
+  return rows.some((row) => row.steps.length > 0);
 }
 
 /** @param {number[]} bounds */
@@ -184,7 +189,11 @@ function stepAxis(rows) {
     'div',
     { class: 'axis' },
     ticks.map((tick) =>
-      el('span', { style: { left: `${(100 * (tick + 0.5)) / steps}%` } }, `step ${number(first + tick)}`),
+      el(
+        'span',
+        { style: { left: `${(100 * (tick + 0.5)) / steps}%` } },
+        hasSteps(rows) ? `step ${number(first + tick)}` : 'whole trace',
+      ),
     ),
   );
 }
@@ -244,7 +253,7 @@ function listen(canvas, app, variant, rows) {
   canvas.addEventListener('pointermove', (event) => {
     const { row, step } = at(event);
     showTip(
-      `rank ${row.rank} (${row.device}), step ${row.steps[step]}: waits ${three(row.waits[step])} ms`,
+      `rank ${row.rank} (${row.device}), ${row.steps.length ? `step ${row.steps[step]}` : 'whole trace'}: waits ${three(row.waits[step])} ms`,
       event.clientX,
       event.clientY,
     );

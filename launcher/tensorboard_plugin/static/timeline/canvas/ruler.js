@@ -139,7 +139,7 @@ function drawOverviewNames(context, view, rows, rowPx, x, width, colours) {
     );
   else context.fillText(`${number(rows.length)} ranks`, 0, (rows.length * rowPx) / 2);
   const y = rows.length * rowPx + 10;
-  context.fillText('step', 0, y);
+  if (view.steps.length) context.fillText('step', 0, y);
   const places = view.steps.map((step) => Math.round(x(step.start_ns)) + 0.5);
   const names = view.steps.map((step) => number(step.step));
   const widths = names.map((text) => 12 + context.measureText(text).width);

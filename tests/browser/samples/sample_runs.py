@@ -23,7 +23,7 @@ from gpurun.launcher.compare.ranking import standings, time_per_sample
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint, DeviceCost, SplitCost
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
 from gpurun.launcher.rundir.records import Effect, SearchRecord, Status, TrialRecord, Unmeasured
-from tests.browser.sample_traces import write_traces
+from tests.browser.samples.sample_traces import write_traces
 from tests.known import known
 
 MARKUP = "<img src=x onerror=document.title='hacked'>"

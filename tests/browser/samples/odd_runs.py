@@ -12,8 +12,8 @@ from gpurun.launcher.rundir.claim import Running, boot_id
 from gpurun.launcher.rundir.control import start_ticks
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event
-from tests.browser.sample_runs import MARKUP, rank_figures, variant, write_comparison, write_steps
-from tests.browser.sample_traces import write_traces
+from tests.browser.samples.sample_runs import MARKUP, rank_figures, variant, write_comparison, write_steps
+from tests.browser.samples.sample_traces import write_traces
 from tests.unit.tensorboard_plugin.test_tab_progress import IDS, VARIANTS
 
 
@@ -92,6 +92,16 @@ def advance(run: RunDir, round_: int) -> None:
 def write_traced(path: Path) -> None:
     """A directory with anybody's traces, no plan, no comparison: the second step is longer than the first."""
     write_traces(path, [40.0, 36.0], num_steps=2, kernels_per_step=12, growth=1.5)
+
+
+def write_unmarked(path: Path, count: int = 2) -> None:
+    """Anybody's traces of a loop without `profiler.step()`, which don't state their rank either."""
+    write_traces(path, [40.0 - rank for rank in range(count)], num_steps=2, kernels_per_step=12)
+    for file in sorted(path.glob("*.gz")):
+        content = json.loads(gzip.decompress(file.read_bytes()))
+        events = content["traceEvents"]
+        kept = [event for event in events if not event["name"].startswith("ProfilerStep")]
+        file.write_bytes(gzip.compress(json.dumps({"traceEvents": kept}).encode()))
 
 
 def write_damaged(path: Path) -> None:
