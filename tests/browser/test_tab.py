@@ -52,6 +52,20 @@ def test_code_in_a_sentence_has_no_backticks_and_a_figure_keeps_its_unit(open_ta
     assert "4.9\u00a0%" in tab.find("h1").inner_text()
 
 
+ROUNDS = """async (strategies) => {
+    const { subSentence } = await import(new URL('plugin/gpurun/static/splits/words.js', location.href));
+    const variants = strategies.map((strategy) => ({ strategy }));
+    return subSentence({ answer: { facts: [] }, variants, leader: { result: { launches: 8 } } });
+}"""
+
+
+def test_what_all_variants_share_is_no_choice(open_tab: OpenTab) -> None:
+    tab = open_tab("one")
+    expect(tab.find(".chip")).to_have_count(0)
+    said = [tab.page.evaluate(ROUNDS, strategies) for strategies in (["ddp", "fsdp"], ["program"] * 3)]
+    assert said == ["8 launches of each strategy, interleaved.", "8 launches of each variant, interleaved."]
+
+
 def test_columns_sort(open_tab: OpenTab) -> None:
     tab = open_tab("gpt")
     tab.find("[data-key='sort:peak_gib']").click()

@@ -10,7 +10,7 @@ import { FILTER_NAMES, filterValues } from '../model.js';
  */
 export function filters(run, state) {
   return FILTER_NAMES.map((name) => ({ name, values: filterValues(run, name) }))
-    .filter(({ name, values }) => values.length > 1 || name === 'strategy')
+    .filter(({ values }) => values.length > 1)
     .map(({ name, values }) =>
       el(
         'div',
@@ -33,7 +33,6 @@ function chip(name, value, values, state) {
       class: 'chip',
       type: 'button',
       'aria-pressed': String(pressed),
-      disabled: values.length === 1,
       'data-key': `${name}:${value}`,
       // The last one can't be switched off: nothing would be left to look at.
       onclick: () => toggled.length && state.go({ [name]: all ? null : toggled.join('~') }),

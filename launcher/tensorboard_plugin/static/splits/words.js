@@ -1,5 +1,6 @@
 // What the ranking says in words.
 
+import { filterValues } from '../model.js';
 import { plural } from '../shared/format.js';
 
 /** @type {{ [status: string]: string }} */
@@ -51,13 +52,15 @@ function logText(variant) {
  */
 export function subSentence(run) {
   const { details, facts } = run.answer;
-  return [details, ...facts, run.variants.length > 1 && rounds(run.leader?.result)].filter(Boolean).join('\n');
+  return [details, ...facts, run.variants.length > 1 && rounds(run)].filter(Boolean).join('\n');
 }
 
-/** @param {VariantResult | null | undefined} best */
-function rounds(best) {
+/** @param {Run} run */
+function rounds(run) {
+  const best = run.leader?.result;
   if (!best) return null;
+  const each = filterValues(run, 'strategy').length > 1 ? 'strategy' : 'variant';
   return best.launches > 1
-    ? `${plural(best.launches, 'launch').replace('launchs', 'launches')} of each strategy, interleaved.`
+    ? `${plural(best.launches, 'launch').replace('launchs', 'launches')} of each ${each}, interleaved.`
     : `${plural(best.rounds, 'interleaved round')}.`;
 }
