@@ -13,7 +13,7 @@ from tests.browser.pages import VIEWS, Tab, watched_page
 OWN_PAGES = {
     "scalars": "step_ms",
     "hparams": "step (ms)",
-    "custom_scalars": "Which split is fastest?",
+    "custom_scalars": "Which variant is fastest?",
     "text": "ddp 34/30",
 }
 """What each of TensorBoard's own pages shows of a run."""

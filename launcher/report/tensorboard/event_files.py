@@ -6,10 +6,11 @@ them. Every rendering replaces the files of the one before.
 
 import io
 import os
+import re
 import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -218,15 +219,18 @@ def write_tensorboard(comparison: Comparison, run: RunDir) -> None:
         MachineError: a directory can't be written; the old files are kept.
     """
     values = values_of(comparison.variants)
+    tags: set[str] = set()
     for variant in comparison.variants:
-        _replace(run, run.variant(variant.id), _variant_events(variant, run, values[variant.id]))
-    _replace(run, run.path, _root_events(comparison))
+        events = _variant_events(variant, run, values[variant.id])
+        _replace(run, run.variant(variant.id), events)
+        tags.update(value.tag for event in events for value in event.summary.value)
+    _replace(run, run.path, _root_events(comparison, tags))
 
 
-def _root_events(comparison: Comparison) -> list[EventProto]:
+def _root_events(comparison: Comparison, tags: Collection[str]) -> list[EventProto]:
     values = [
         hparams.experiment_value(comparison),
-        layout_value(),
+        *layout_values(tags),
         text_value("summary", summary_markdown(comparison)),
     ]
     return [_event(0, time.time(), values), *_batch_events(comparison.batch_curves)]
@@ -318,25 +322,29 @@ def _encode(events: Sequence[EventProto]) -> bytes:
 
 
 QUESTIONS = {
-    "Which split is fastest? (step, ms)": r"^step_ms/round$",
+    "Which variant is fastest? (step, ms)": r"^step_ms/round$",
     "Where does a step's time go? (slowest rank, ms)": r"^slowest_rank_ms/.+$",
     "Do ranks wait? (ms ahead of the slowest)": r"^ahead_ms/.+$",
 }
 """Title of a chart → its tags, in every run."""
 
 
-def layout_value() -> Summary.Value:
-    """The charts; belongs into any one run of a log directory."""
+def layout_values(tags: Collection[str]) -> list[Summary.Value]:
+    """The charts of these tags, none without any; belongs into any one run of a log directory."""
     charts = [
-        layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=[tags]))
-        for title, tags in QUESTIONS.items()
+        layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=[pattern]))
+        for title, pattern in QUESTIONS.items()
+        if any(re.match(pattern, tag) for tag in tags)
     ]
+    if not charts:
+        return []
     layout = layout_pb2.Layout(category=[layout_pb2.Category(title="gpurun", chart=charts)])
-    return Summary.Value(
+    value = Summary.Value(
         tag=custom_scalar.CONFIG_SUMMARY_TAG,
         metadata=custom_scalar.create_summary_metadata(),
         tensor=make_tensor_proto(layout.SerializeToString(), shape=[]),
     )
+    return [value]
 
 
 def text_value(tag: str, markdown: str) -> Summary.Value:

@@ -133,7 +133,7 @@ def test_custom_scalars_tab_has_a_chart_per_question(url: str) -> None:
     (category,) = get(f"{url}data/plugin/custom_scalars/layout")["category"]
     titles = [chart["title"] for chart in category["chart"]]
     assert [title.split("?")[0] for title in titles] == [
-        "Which split is fastest",
+        "Which variant is fastest",
         "Where does a step's time go",
         "Do ranks wait",
     ]

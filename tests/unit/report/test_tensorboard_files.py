@@ -164,15 +164,30 @@ def test_varied_keys_are_hyperparameters() -> None:
     assert values["args"] == "[--a, 1]"
 
 
-def test_custom_scalars_ask_questions_whose_tags_exist(run: RunDir) -> None:
+PROGRAM = [msgspec.structs.replace(step(n, 0), phases_ns={}) for n in (1, 2)]
+"""Of a program's steps no phase is known."""
+
+
+@pytest.mark.parametrize(("records", "count"), [(two_ranks(), 3), ({0: PROGRAM, 1: PROGRAM}, 1)])
+def test_custom_scalars_ask_questions_whose_tags_exist(
+    tmp_path: Path, records: dict[int, list[StepRecord]], count: int
+) -> None:
+    run = RunDir(tmp_path / "run")
+    for rank, found in records.items():
+        append_lines(run.steps("ddp-2-even", rank), found)
     write_tensorboard(COMPARISON, run)
     (tensor,) = read(run.path).Tensors("custom_scalars__config__")
     layout = Layout.FromString(tensor.tensor_proto.string_val[0])
     tags = read(run.variant("ddp-2-even")).Tags()["scalars"]
     charts = [chart for category in layout.category for chart in category.chart]
-    assert len(charts) == 3
+    assert len(charts) == count
     for chart in charts:
         assert any(re.match(pattern, tag) for pattern in chart.multiline.tag for tag in tags), chart.title
+
+
+def test_without_steps_custom_scalars_ask_nothing(tmp_path: Path) -> None:
+    write_tensorboard(COMPARISON, RunDir(tmp_path / "run"))
+    assert "custom_scalars__config__" not in read(tmp_path / "run").Tags()["tensors"]
 
 
 def test_text_page_holds_the_summary(run: RunDir) -> None:
