@@ -52,6 +52,8 @@ def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
 def test_traces_without_step_markers_speak_of_the_whole_trace(open_tab: OpenTab, samples: Path) -> None:
     tab = open_tab("unmarked")
     expect(tab.find("main")).to_contain_text("Each bar is the whole trace of a rank.")
+    assert tab.find(".who").all_inner_texts() == ["rank 0", "rank 1"]
+    expect(tab.find(".said")).to_have_text("GPU")
     tab.go("timeline")
     assert tab.title() == "unmarked: no step markers on 2 ranks."
     tab.go("operators")

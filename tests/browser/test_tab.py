@@ -314,6 +314,15 @@ def test_a_narrow_page_keeps_names_and_intervals(open_tab: OpenTab) -> None:
             assert names.evaluate_all(NAMES_CUT) == []
 
 
+def test_names_next_to_bars_are_whole(open_tab: OpenTab) -> None:
+    for width in (420, 800):
+        tab = open_tab("many", tab="where", width=width)
+        texts = tab.find(".where :is(.title, .said, .who):visible")
+        assert texts.count() > 30
+        assert texts.evaluate_all(NAMES_CUT) == []
+        tab.watched.shoot(f"where-names-{width}")
+
+
 def test_dots_of_steps_have_the_axis_below_them(open_tab: OpenTab) -> None:
     for width, own in ((1280, 0), (800, 8)):
         tab = open_tab("gpt", tab="where", width=width)

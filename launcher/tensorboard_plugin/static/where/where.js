@@ -162,7 +162,7 @@ function drawGrid(grid, app, blocks) {
   };
   replace(
     grid,
-    el('div', { class: 'head' }, app.run.isTraces ? 'rank \u00b7 device' : 'rank \u00b7 device \u00b7 batch'),
+    el('div', { class: 'head' }, whoName(app, blocks)),
     el('div', { class: 'head' }, `${barsName(blocks)} by rank, ms`),
     el('div', { class: 'head strip-head' }, 'every step, ms'),
     blocks.map((block) => blockRows(block, context)),
@@ -171,6 +171,12 @@ function drawGrid(grid, app, blocks) {
     el('div', { class: 'axis strip-axis strip-scale' }),
   );
   onWidth(grid, () => fitValues(grid));
+}
+
+/** @param {OpenApp} app @param {Bars[]} blocks */
+function whoName(app, [{ said }]) {
+  if (!app.run.isTraces) return 'rank \u00b7 device \u00b7 batch';
+  return said ? 'rank' : 'rank \u00b7 device';
 }
 
 /** @param {Bars[]} blocks */
@@ -349,14 +355,16 @@ async function showTraces(host, app) {
   if (answer === undefined) return undefined;
   if (answer.state !== 'ready') return noTracesState(host, app.run.answer.title, answer, app.retry());
   const ranks = answer.ranks.filter((rank) => rank.typical?.span_ms);
+  // A device that all ranks have is named once: narrow pages have no room for it at each bar.
+  const devices = new Set(ranks.map((rank) => rank.device));
   const bars = ranks.flatMap((rank) => {
     const parts = tracedParts(rank.typical);
-    return parts ? [{ rank: rank.rank, who: `rank ${rank.rank} \u00b7 ${rank.device}`, parts }] : [];
+    return parts ? [{ rank: rank.rank, who: devices.size > 1 ? `rank ${rank.rank} \u00b7 ${rank.device}` : `rank ${rank.rank}`, parts }] : [];
   });
   const block = {
     id: variant.id,
     label: app.run.answer.title,
-    said: variant.planned.explanation ?? '',
+    said: devices.size > 1 ? '' : [...devices].join(''),
     stepMs: null,
     isTraced: true,
     half: null,
