@@ -35,6 +35,7 @@ from tests.browser.samples.sample_runs import (
     write_many,
     write_ranks,
     write_search,
+    write_tuned,
 )
 from tests.browser.samples.sample_traces import write_mesh
 from tools.system_packages import without
@@ -47,6 +48,7 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "batches": write_batches,
     "many": write_many,
     "search": write_search,
+    "tuned": write_tuned,
     "searching": partial(write_search, is_over=False),
     "ranks": write_ranks,
     "mesh": write_mesh,

@@ -269,6 +269,32 @@ def test_a_search_shows_time_over_memory_and_effects(open_tab: OpenTab, width: i
     tab.watched.shoot(f"search-{width}-{'dark' if dark else 'light'}")
 
 
+COVERED = """() => {
+    const boxes = (of) => [...document.querySelectorAll(`.points-chart ${of}`)].map(
+        (one) => [one.textContent, one.getBoundingClientRect()]);
+    const frame = document.querySelector('.points-chart').getBoundingClientRect();
+    const others = [...boxes('.shape'), ...boxes('text.name')];
+    return boxes('text.name').filter(([name, a]) => a.left < frame.left || a.right > frame.right
+        || others.some(([other, b]) => other !== name
+            && a.left < b.right && b.left < a.right && a.top + 2 < b.bottom && b.top < a.bottom - 2)
+    ).map(([name]) => name);
+}"""
+"""Names that are on a point or on another name, or end outside of the chart."""
+
+
+@pytest.mark.parametrize("width", [420, 800, 1280])
+def test_names_of_points_are_on_no_point_and_those_of_combinations_are_whole(
+    open_tab: OpenTab, width: int
+) -> None:
+    tab = open_tab("tuned", tab="search", width=width)
+    expect(tab.find(".points-chart text.name")).to_have_count(2)
+    assert tab.page.evaluate(COVERED) == []
+    assert tab.find(".tried td:visible").evaluate_all(CLIPPED) == []
+    tab.find("summary").click()
+    assert tab.find(".left-out td").evaluate_all(CLIPPED) == []
+    tab.watched.shoot(f"tuned-{width}")
+
+
 def test_points_are_where_their_figures_say_and_rows_and_keys_find_them(open_tab: OpenTab) -> None:
     tab = open_tab("search", tab="search")
 

@@ -827,6 +827,13 @@ interface Axis {
 
 type Point = [x: number, y: number];
 
+interface Edges {
+  left: number;
+  right: number;
+  top: number;
+  bottom: number;
+}
+
 /** A name next to its place. */
 interface PlacedName {
   text: string;

@@ -3,6 +3,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -354,3 +355,8 @@ def write_search(path: Path, is_over: bool = True) -> RunDir:
     result = search_result(run, best.id if is_over else None, -10.0)
     write_json(run.comparison, replace(read_json(run.comparison, Comparison), search=result))
     return run
+
+
+def write_tuned(path: Path) -> None:
+    """The recorded run of `gpurun tune`: many points close to each other, and long labels."""
+    shutil.copytree(Path(__file__).resolve().parents[3] / "docs" / "runs" / "tune", path)

@@ -4,7 +4,6 @@ import { el, onWidth, svg, widest } from '../shared/dom.js';
 import { memoryUnit, number, tickDecimals } from '../shared/format.js';
 import { around } from '../shared/scale.js';
 import { hideTip, showTip } from '../shared/tip.js';
-import { names } from '../splits/plot.js';
 import { STATUS_WORDS } from '../splits/words.js';
 
 /** Names of combinations that are highlighted. */
@@ -20,7 +19,13 @@ const RIGHT = 16;
 /** For those whose memory isn't known. */
 const STRIP_PX = 92;
 const TEXT_PX = 11;
+/** How far letters reach below their line. */
+const BELOW_LINE = 3;
+/** A bold face is so much wider. */
+const BOLDER = 1.12;
 const RADIUS = 4.5;
+/** A chart with room for short names only. */
+const NARROW_PX = 500;
 /** Around the points, as a share of their range. */
 const ROOM = 0.04;
 
@@ -171,19 +176,65 @@ class Chart {
     );
   }
 
-  /** Names of the two that matter most. */
+  /** Names of the two that matter most, where they cover no point if there is such a place. */
   named() {
-    return names(
-      this.timed
-        .filter((one) => one.isOwn || one.isBest)
-        .map((one) => ({
-          text: [one.isBest ? 'best' : '', one.isOwn ? 'own setting' : ''].filter(Boolean).join(', '),
-          x: this.x(one) + 10,
-          y: this.y(one.ms ?? 0) - 7,
-          class: one.isBest ? 'strong' : '',
-        })),
-    );
+    const own = this.width < NARROW_PX ? 'own' : 'own setting'; // the legend says of which
+    const taken = this.timed.map((one) => pointBox(this.x(one), this.y(one.ms ?? 0)));
+    return this.timed
+      .filter((one) => one.isOwn || one.isBest)
+      .map((one) => {
+        const text = [one.isBest ? 'best' : '', one.isOwn ? own : ''].filter(Boolean).join(', ');
+        const width = (one.isBest ? BOLDER : 1) * widest([text], TEXT_PX);
+        const box = this.freeBox(nameBoxes(width, this.x(one), this.y(one.ms ?? 0)), taken);
+        taken.push(box);
+        return svg('text', { class: `name ${one.isBest ? 'strong' : ''}`, x: box.left, y: box.bottom - BELOW_LINE }, text);
+      });
   }
+
+  /**
+   * The first that is inside of the chart and covers nothing, else the one that covers least.
+   * @param {Edges[]} boxes
+   * @param {Edges[]} taken
+   */
+  freeBox(boxes, taken) {
+    const inside = boxes.filter((box) => box.left >= this.left && box.right <= this.width && box.bottom <= this.floor);
+    /** @param {Edges} box */
+    const covered = (box) => taken.filter((other) => overlap(box, other)).length;
+    return (inside.length ? inside : boxes).reduce((best, box) => (covered(box) < covered(best) ? box : best));
+  }
+}
+
+/**
+ * The room of a point.
+ * @param {number} x
+ * @param {number} y
+ * @returns {Edges}
+ */
+function pointBox(x, y) {
+  const r = RADIUS + 2;
+  return { left: x - r, right: x + r, top: y - r, bottom: y + r };
+}
+
+/**
+ * Places of a name next to a point, the usual one first.
+ * @param {number} width
+ * @param {number} x
+ * @param {number} y
+ * @returns {Edges[]}
+ */
+function nameBoxes(width, x, y) {
+  const [right, left, middle] = [x + 9, x - 9 - width, x - width / 2];
+  /** @type {Point[]} */
+  const starts = [
+    [right, y - 7], [left, y - 7], [right, y + 4], [left, y + 4], [right, y + 15], [left, y + 15],
+    [middle, y - 12], [middle, y + 19], [right, y - 20], [left, y - 20], [middle, y - 26],
+  ];
+  return starts.map(([start, line]) => ({ left: start, right: start + width, top: line - TEXT_PX, bottom: line + BELOW_LINE }));
+}
+
+/** @param {Edges} a @param {Edges} b */
+function overlap(a, b) {
+  return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
 }
 
 /** @param {Combination} one */

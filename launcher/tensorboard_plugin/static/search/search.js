@@ -5,7 +5,7 @@ import { el, replace } from '../shared/dom.js';
 import { memoryText, number, plural, three } from '../shared/format.js';
 import { problemNotes } from '../shared/states.js';
 import { tipped } from '../shared/tip.js';
-import { rowKeys, virtualRows } from '../shared/virtual.js';
+import { rowKeys, SHORT, virtualRows } from '../shared/virtual.js';
 import { STATUS_WORDS } from '../splits/words.js';
 import { effectsTable } from './effects.js';
 import { pointsChart, pointsLegend, WORDS } from './points.js';
@@ -179,7 +179,7 @@ function triedTable(tried, app, mark) {
     el('h2', {}, TRIED),
     el(
       'table',
-      { class: 'grid dense tried', 'aria-label': TRIED },
+      { class: `grid dense tried${tried.length > SHORT ? '' : ' wraps'}`, 'aria-label': TRIED },
       el('colgroup', {}, ['label', 'ms', 'memory', 'trials roomy', 'words roomy'].map((name) => el('col', { class: `c-${name}` }))),
       el(
         'thead',
@@ -209,7 +209,7 @@ function leftOut({ left_out: left }) {
     'details',
     { class: 'searched' },
     el('summary', {}, `${plural(left.length, 'combination')} left out`),
-    el('table', { class: 'grid dense left-out', 'aria-label': 'combinations left out' }, el('tbody', {}, rows)),
+    el('table', { class: 'grid dense wraps left-out', 'aria-label': 'combinations left out' }, el('tbody', {}, rows)),
   );
 }
 

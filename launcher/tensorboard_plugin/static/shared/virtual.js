@@ -4,8 +4,8 @@
 import { el } from './dom.js';
 
 const BEYOND = 20;
-/** Tables up to this long are simply drawn. */
-const SHORT = 120;
+/** Tables up to this long are simply drawn, so their rows may be of any height. */
+export const SHORT = 120;
 
 /**
  * Which of `count` rows of one height are in view, as [first, end).
