@@ -314,6 +314,13 @@ def test_a_narrow_page_keeps_names_and_intervals(open_tab: OpenTab) -> None:
             assert names.evaluate_all(NAMES_CUT) == []
 
 
+def test_a_long_table_has_no_room_for_columns_that_a_narrow_page_drops(open_tab: OpenTab) -> None:
+    table = open_tab("many", width=420).find(".splits")
+    ends = "table => [table, ...table.querySelectorAll('th')].map((one) => one.getBoundingClientRect().right)"
+    end, *columns = table.evaluate(ends)
+    assert max(columns) == pytest.approx(end, abs=1)
+
+
 def test_names_next_to_bars_are_whole(open_tab: OpenTab) -> None:
     for width in (420, 800):
         tab = open_tab("many", tab="where", width=width)

@@ -292,7 +292,7 @@ class Operators {
         isAll ? el('tbody', {}, this.restRow(), this.overlapRow(), this.totalRow()) : null,
       ),
     );
-    virtualRows(body, rows.length, ROW_PX, this.columns.length, (index) => this.row(rows[index], index));
+    virtualRows(body, rows.length, ROW_PX, (index) => this.row(rows[index], index));
     if (!rows.length)
       body.append(
         el('tr', {}, el('td', { colspan: this.columns.length, class: 'muted' }, 'No name contains that.')),

@@ -1,6 +1,6 @@
 // What each value of each key does to the time, with the intervals of the search's model.
 
-import { el } from '../shared/dom.js';
+import { el, wholeWords } from '../shared/dom.js';
 import { interval, percent } from '../shared/format.js';
 import { forestAxis, forestRow, forestScale } from '../splits/forest.js';
 
@@ -19,7 +19,7 @@ export function effectsTable(effects, unit) {
     el(
       'tr',
       { 'data-effect': `${effect.key}=${effect.value}` },
-      el('td', {}, effects[index - 1]?.key === effect.key ? '' : effect.key),
+      el('td', {}, effects[index - 1]?.key === effect.key ? '' : wholeWords(effect.key)),
       el('td', {}, effect.value),
       el('td', { class: 'muted' }, effect.against),
       el('td', { class: 'c-forest' }, forestRow(drawn[index], axis)),

@@ -1,7 +1,7 @@
 // Search: what `gpurun tune` has tried, what each value does to the time, and what was left out.
 
 import { headline } from '../shared/controls.js';
-import { el, replace } from '../shared/dom.js';
+import { el, replace, wholeWords } from '../shared/dom.js';
 import { memoryText, number, plural, three } from '../shared/format.js';
 import { problemNotes } from '../shared/states.js';
 import { tipped } from '../shared/tip.js';
@@ -165,14 +165,14 @@ function triedTable(tried, app, mark) {
         onkeydown: (event) => rowKeys(event, open),
         ...pointed(one, mark),
       },
-      el('td', {}, one.tried.label),
+      el('td', {}, wholeWords(one.tried.label)),
       el('td', { class: 'right' }, three(one.ms)),
       el('td', { class: 'right' }, one.tried.peak_gib == null ? '\u2013' : memoryText(one.tried.peak_gib)),
       el('td', { class: 'right roomy' }, number(one.tried.trials)),
       el('td', { class: 'pad muted roomy' }, one.words.join('; ')),
     );
   };
-  virtualRows(body, tried.length, ROW_PX, 5, row);
+  virtualRows(body, tried.length, ROW_PX, row);
   return el(
     'section',
     { class: 'searched', 'aria-label': TRIED },

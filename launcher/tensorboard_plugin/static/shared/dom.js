@@ -191,10 +191,14 @@ export function isTyping(event) {
 }
 
 /**
- * A text that breaks between its words only: not at the hyphens of an option.
+ * A text that breaks between its words only: not at the hyphens of an option. A word that is too long for its place
+ * breaks after `_` or `=`, if it has any.
  * @param {string} text
  * @returns {Child[]}
  */
 export function wholeWords(text) {
-  return text.split(' ').flatMap((word, index) => [index ? ' ' : '', el('span', { class: 'whole' }, word)]);
+  return text.split(' ').flatMap((word, index) => [
+    index ? ' ' : '',
+    el('span', { class: 'whole' }, word.split(/(?<=[_=])/).flatMap((part, at) => [at ? el('wbr') : '', part])),
+  ]);
 }

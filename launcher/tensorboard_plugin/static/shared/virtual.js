@@ -27,11 +27,10 @@ export function visibleRows(top, viewHeight, rowHeight, count, beyond = BEYOND) 
  * @param {HTMLElement} body
  * @param {number} count
  * @param {number} rowHeight
- * @param {number} columns
  * @param {(index: number) => HTMLElement} rowOf
  * @param {(first: number, end: number) => void} [seen]
  */
-export function virtualRows(body, count, rowHeight, columns, rowOf, seen = () => {}) {
+export function virtualRows(body, count, rowHeight, rowOf, seen = () => {}) {
   if (count <= SHORT) {
     body.replaceChildren(...Array.from({ length: count }, (_, index) => rowOf(index)));
     return;
@@ -55,9 +54,9 @@ export function virtualRows(body, count, rowHeight, columns, rowOf, seen = () =>
     drawnFirst = first;
     const rows = Array.from({ length: end - first }, (_, index) => rowOf(first + index));
     body.replaceChildren(
-      spacer(first * rowHeight, columns),
+      spacer(first * rowHeight),
       ...rows,
-      spacer((count - end) * rowHeight, columns),
+      spacer((count - end) * rowHeight),
     );
     // Arrow keys go on from the row that they had come to, which is another element now.
     if (hadFocus) rows[before + focused - 1 - first]?.focus({ preventScroll: true }); // after the spacer
@@ -72,12 +71,15 @@ export function virtualRows(body, count, rowHeight, columns, rowOf, seen = () =>
   requestAnimationFrame(draw);
 }
 
-/** @param {number} height @param {number} columns */
-function spacer(height, columns) {
+/**
+ * An empty row. It has one cell: more than a page shows would be columns of their own.
+ * @param {number} height
+ */
+function spacer(height) {
   return el(
     'tr',
     { class: 'spacer', 'aria-hidden': 'true', style: { height: `${height}px` } },
-    height ? el('td', { colspan: columns }) : null,
+    height ? el('td') : null,
   );
 }
 

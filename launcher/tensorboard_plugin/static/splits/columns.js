@@ -7,7 +7,7 @@ import { last } from '../shared/scale.js';
 /** @type {Column[]} */
 export const COLUMNS = [
   { key: 'variant', name: 'variant', sort: (row) => row.label },
-  { key: 'forest', compares: true, name: (view) => [`${view.run.whatIsCompared} against `, ...wholeWords(`${view.baselineLabel}, %`)] },
+  { key: 'forest', compares: true, name: (view) => [`${view.run.whatIsCompared} against `, ...wholeWords(`${view.baselineLabel},\u00a0%`)] },
   { key: 'diff', compares: true, name: 'diff., %', sort: (row) => row.difference?.percent, right: true },
   { key: 'verdict', compares: true, name: 'verdict', sort: (row) => row.difference?.verdict, pad: true },
   { key: 'ms', name: 'step ms', sort: (row) => row.figures.step_ms?.value, right: true },

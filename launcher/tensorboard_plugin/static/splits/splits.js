@@ -1,7 +1,7 @@
 // Splits: all variants ranked, with their difference from the baseline, interval and verdict.
 
 import { filters, headline, searchField } from '../shared/controls.js';
-import { el, hidden, replace, widest } from '../shared/dom.js';
+import { el, hidden, replace, wholeWords, widest } from '../shared/dom.js';
 import { columnDecimals, halfWidth, interval, number, percent, plural } from '../shared/format.js';
 import { forestAxis, forestRow, forestScale, spokenDifference } from './forest.js';
 import { histogram } from './histogram.js';
@@ -212,7 +212,6 @@ class View {
       body,
       this.rows.length,
       this.height,
-      this.columns.length,
       (index) => this.row(this.rows[index], index),
       (first, end) => this.showPosition(first, end),
     );
@@ -289,7 +288,8 @@ class View {
       variant: el(
         'span',
         { class: 'label' },
-        row.isNoise ? [row.label, ' again ', el('span', { class: 'muted' }, '(noise)')] : row.label,
+        // In one piece: between boxes in this one, spaces would be lost.
+        el('span', {}, wholeWords(row.label), row.isNoise ? [' again ', el('span', { class: 'muted' }, '(noise)')] : null),
       ),
       forest: [
         forestRow(row.difference, this.axis),

@@ -52,7 +52,7 @@ export function drawTable(host, table, look) {
     ),
   );
   const height = table.curve_title ? CURVE_PX : ROW_PX;
-  virtualRows(body, rows.length, height, columns.length, (index) => line(rows[index], index, columns, look));
+  virtualRows(body, rows.length, height, (index) => line(rows[index], index, columns, look));
   if (!rows.length)
     body.append(el('tr', {}, el('td', { colspan: columns.length, class: 'muted' }, 'Nothing has such a name.')));
 }
