@@ -69,7 +69,9 @@ def test_traces_without_step_markers_speak_of_the_whole_trace(open_tab: OpenTab,
     tab.go("tables")
     expect(tab.find(".problems")).to_contain_text("rank0.pt.trace.json.gz: doesn't state its rank")
     assert str(samples) not in tab.find("main").inner_text()
-    many = open_tab("unmarked-ranks")
+    many = open_tab("unmarked-ranks", width=420)
+    assert many.widths() == (420, 420), "the page must not scroll sideways"
+    expect(many.find("main")).to_contain_text("Each row is the exposed wait of a rank in the whole trace")
     expect(many.find(".heat .step-axis")).to_have_text("whole trace")
     many.find(".heat canvas").first.hover(position={"x": 100, "y": 3})
     expect(many.find(".tip")).to_contain_text("whole trace: waits")

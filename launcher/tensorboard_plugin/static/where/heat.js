@@ -136,6 +136,16 @@ export function waitSentence(rows) {
   return `${plural(waiting, 'rank')} wait${waiting === 1 ? 's' : ''} for rank ${slowest.rank} (${slowest.device}), ${three(middle)} ms of ${hasSteps(rows) ? 'a typical step' : 'the whole trace'}.`;
 }
 
+/**
+ * How ranks of anyone's traces are drawn.
+ * @param {boolean} bySteps
+ */
+export function rowsAre(bySteps) {
+  return bySteps
+    ? 'Each row is the exposed wait of a rank by step, most first; right: its mean, ms.'
+    : 'Each row is the exposed wait of a rank in the whole trace, most first; right: the same in ms.';
+}
+
 /** @param {RankWaits[]} rows */
 function hasSteps(rows) {
   return rows.some((row) => row.steps.length > 0);

@@ -3,7 +3,7 @@
 import { filters, headline } from '../shared/controls.js';
 import { el, hiddenTable, onWidth, replace, widest } from '../shared/dom.js';
 import { columnDecimals, halfWidth, number, plural, three } from '../shared/format.js';
-import { drawHeat } from './heat.js';
+import { drawHeat, rowsAre } from './heat.js';
 import { passes } from '../model.js';
 import { legend, partName, shownPhases, spoken, timedParts, tracedParts, whatBarsAre } from '../shared/phases.js';
 import { fromZero } from '../shared/scale.js';
@@ -379,7 +379,7 @@ async function showTraces(host, app) {
       answer.sentence,
       [
         ...answer.parallelism,
-        `Each bar is ${answer.has_steps ? 'the mean of all traced steps' : 'the whole trace'} of a rank.`,
+        ranks.length < MANY_RANKS ? `Each bar is ${answer.has_steps ? 'the mean of all traced steps' : 'the whole trace'} of a rank.` : rowsAre(answer.has_steps),
         app.run.answer.bars.hidden,
       ].join(' '),
     ),
