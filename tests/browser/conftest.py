@@ -25,6 +25,7 @@ from tests.browser.samples.odd_runs import (
     write_linked,
     write_live,
     write_one,
+    write_timed,
     write_traced,
     write_unmarked,
 )
@@ -57,6 +58,7 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "broken": write_broken,
     "changing": write_changing,
     "one": write_one,
+    "timed": write_timed,
     "live": write_live,
     "traced": write_traced,
     "linked": write_linked,

@@ -190,6 +190,10 @@ def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:
     tab.find("[aria-label='ranks in columns']").select_option(label="ranks 60 to 63 of 64")
     expect(head).to_contain_text("rank 63")
     tab.watched.shoot("ranks-operators")
+    tab = open_tab("timed", tab="where")  # without traces it isn't known who waits
+    expect(tab.find(".where .bar.tall")).to_have_count(9)
+    expect(tab.find(".heat")).to_have_count(0)
+    tab.watched.shoot("timed-ranks")
 
 
 def test_broken_trace_disables_only_its_own_views(open_tab: OpenTab) -> None:

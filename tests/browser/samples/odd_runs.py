@@ -7,6 +7,7 @@ import platform
 import time
 from pathlib import Path
 
+from gpurun.launcher.compare.figures.ranks import RankFigures
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.claim import Running, boot_id
 from gpurun.launcher.rundir.control import start_ticks
@@ -130,3 +131,11 @@ def write_apart(path: Path) -> None:
     content["traceEvents"] = [event | {"ts": event["ts"] + 60e6} for event in own]
     content["distributedInfo"]["rank"] = 1
     (path / "rank1.pt.trace.json").write_text(json.dumps(content))
+
+
+def write_timed(path: Path) -> RunDir:
+    """A variant of nine ranks without traces: only how long their phases take is known."""
+    phases = {"forward": 8.0, "backward": 11.0, "optimizer": 1.0}
+    ranks = [RankFigures(rank, f"cuda:{rank}", 4, 20.0, phases, None, None) for rank in range(9)]
+    one = variant("ddp", [4] * 9, 20.0, ranks=ranks)
+    return write_comparison(path, "timed", [one, variant("single", [36], 150.0, percent=650.0)])

@@ -7,6 +7,8 @@ import { fromZero, last, roundStep } from '../shared/scale.js';
 import { palette } from '../shared/theme.js';
 import { hideTip, showTip } from '../shared/tip.js';
 
+/** From this many ranks on, a thin row per rank. */
+export const MANY_RANKS = 9;
 const SHADES = 5;
 const ROW_PX = 7;
 const GAP_PX = 0.8;
@@ -28,6 +30,19 @@ export function shadeBounds(waits) {
   const unit = roundStep((high - low) / SHADES);
   const first = Math.ceil(low / unit);
   return PER_SHADE.map((_, index) => (first + index) * unit);
+}
+
+/** @param {Variant | undefined} variant */
+export function isCrowded(variant) {
+  return (variant?.ranks.length ?? 0) >= MANY_RANKS;
+}
+
+/**
+ * Whether it is known how long each rank waits, which only traces tell.
+ * @param {Variant} variant
+ */
+export function hasWaits(variant) {
+  return variant.hasTraces || variant.ranks.some((rank) => rank.exposed_wait_ms != null);
 }
 
 /**

@@ -3,7 +3,7 @@
 import { filters, headline } from '../shared/controls.js';
 import { el, hiddenTable, onWidth, replace, widest } from '../shared/dom.js';
 import { columnDecimals, halfWidth, number, plural, three } from '../shared/format.js';
-import { drawHeat, rowsAre } from './heat.js';
+import { drawHeat, hasWaits, isCrowded, MANY_RANKS, rowsAre } from './heat.js';
 import { passes } from '../model.js';
 import { legend, partName, shownPhases, spoken, timedParts, tracedParts, whatBarsAre } from '../shared/phases.js';
 import { fromZero } from '../shared/scale.js';
@@ -15,8 +15,6 @@ import { tipped } from '../shared/tip.js';
 const FIRST = 12;
 /** From one bar's top to the next. */
 const BAR_PX = 25;
-/** From this many ranks on, a thin row per rank. */
-export const MANY_RANKS = 9;
 
 /**
  * Draws the view into `host`.
@@ -28,12 +26,11 @@ export async function showWhere(host, app) {
   const { run, state } = app;
   if (run.ranked.length && !run.ranked.some(hasBars)) return nothingTraced(host, run);
   const all = run.ranked.filter((variant) => passes(variant, (name) => state.list(name)));
-  const shown = chosenFirst(all, state.get('variant'), state.get('all') ? all.length : FIRST);
+  const crowded = [all.find((variant) => variant.id === state.get('variant')), all[0]].find(isCrowded);
+  const shown = crowded ? [crowded] : chosenFirst(all, state.get('variant'), state.get('all') ? all.length : FIRST);
   const leader = all[0] ?? null;
   const grid = el('div', { class: 'where' });
-  const many =
-    all.find((variant) => variant.id === state.get('variant') && variant.ranks.length >= MANY_RANKS) ??
-    (all[0]?.ranks.length >= MANY_RANKS ? all[0] : null);
+  const many = crowded && hasWaits(crowded) ? crowded : null;
   replace(
     host,
     leader
@@ -64,7 +61,7 @@ function counted(chosen, total) {
 
 /** @param {Variant[]} all @param {Variant[]} shown @param {State} state */
 function more(all, shown, state) {
-  if (shown.length >= all.length || all[0]?.ranks.length >= MANY_RANKS) return null;
+  if (shown.length >= all.length || shown.some(isCrowded)) return null;
   return el(
     'p',
     {},
