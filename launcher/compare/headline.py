@@ -166,14 +166,9 @@ def ranking_conclusion(standings: Standings, baseline: str, within: int = 0) -> 
 def _separate_work(plan: Plan, results: Sequence[VariantResult]) -> str:
     """The headline over variants that are not compared with each other."""
     if not plan.variants[0].kind.is_ranked:
-        return probe_summary(plan.workload, {_place(result): result.probe for result in results})
+        return probe_summary(plan.workload, {variant_label(result): result.probe for result in results})
     workloads = dict.fromkeys(variant.workload for variant in plan.variants)
     return f"{len(workloads)} workloads, each measured by itself: they do different work, so none is fastest."
-
-
-def _place(result: VariantResult) -> str:
-    """The name of a micro-benchmark's variant: `2 devices`, with what else varies."""
-    return " ".join((plural(len(result.devices), "device"), *varied_texts(result.varied)))
 
 
 def _without_steps(plan: Plan, ran: Sequence[VariantResult]) -> str:

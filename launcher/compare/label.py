@@ -21,8 +21,10 @@ LONGEST_SPLIT = 16
 def variant_label(variant: "Variant | VariantResult") -> str:
     """`ddp 48/16`, with what else varies: `ddp 48/16 precision=bf16`; of a program all that varies.
 
-    Where nothing varies, `script on 2 devices`.
+    Where nothing varies, `script on 2 devices`. A micro-benchmark has no split: `2 devices`.
     """
+    if not variant.kind.is_ranked:
+        return " ".join((plural(len(variant.devices), "device"), *varied_texts(variant.varied)))
     if not STRATEGIES[variant.strategy].in_jobs:
         return (
             " ".join(varied_texts(variant.varied))

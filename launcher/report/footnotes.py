@@ -63,7 +63,7 @@ def interval_lines(comparison: Comparison) -> list[str]:
         point for one in comparison.variants if one.probe for c in one.probe.curves for point in c.points
     ]
     if any(point.ci_us for point in points):
-        lines.append("The ± of a time is the 95 % interval of its median over rounds.")
+        lines.append("Next to each time is the 95 % interval of its median over rounds.")
     known = [one for one in comparison.variants if one.step_ms and one.step_ms.ci]
     over = OVER_LAUNCHES if comparison.unit == "launch" else OVER_ROUNDS
     if any(not one.kind.runs_program or len(one.launch_ms) > 1 for one in known):  # others have a note

@@ -11,7 +11,12 @@ from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.changes import GATE_HEADER, bounds_note, gate_cells
-from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines
+from gpurun.launcher.report.terminal.curves import (
+    balanced_lines,
+    batch_curve_lines,
+    curve_lines,
+    is_of_curves,
+)
 from gpurun.launcher.report.terminal.layout import uncertainty_text, verdict_text
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -29,7 +34,9 @@ def summary_markdown(comparison: Comparison) -> str:
         (f"**{escape(comparison.headline)}**", *map(escape, comparison.details.splitlines()))
     )
     first = [f"**! {escape(alert)}**\n" for alert in comparison.alerts]
-    lines = [*first, answer, "", *_table([*ranked, *unranked]), ""]
+    curves = [line.plain for line in curve_lines(comparison)] if is_of_curves(comparison) else []
+    table = _indented(curves) if curves else _table([*ranked, *unranked])
+    lines = [*first, answer, "", *table, ""]
     lines += [f"- {escape(line)}" for line in (*fact_lines(comparison), *warning_lines(comparison.variants))]
     found = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]
     return "\n".join([*lines, *_indented(found)])

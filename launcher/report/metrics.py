@@ -142,15 +142,15 @@ def _column(
 ) -> list[Figure | None]:
     if metric.interval is None:
         return [None if value is None else Figure(value, metric.text(factor * value)) for value in values]
-    ranked = (value for value, result in zip(values, results, strict=True) if value and is_ranked(result))
-    decimals = _common_decimals(list(ranked))
+    decimals = _common_decimals([v for v, one in zip(values, results, strict=True) if v and is_ranked(one)])
     return [
-        None if value is None else _figure(value, metric.interval(result), decimals)
+        None if value is None else with_interval(value, metric.interval(result), decimals)
         for value, result in zip(values, results, strict=True)
     ]
 
 
-def _figure(value: float, interval: Interval | None, decimals: int) -> Figure:
+def with_interval(value: float, interval: Interval | None, decimals: int) -> Figure:
+    """A value with its interval, as ± where that doesn't mislead."""
     text = format_number(value, decimals)
     if interval is None:
         return Figure(value, text)

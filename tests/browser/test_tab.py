@@ -196,6 +196,26 @@ def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:
     tab.watched.shoot("timed-ranks")
 
 
+def test_a_micro_benchmark_shows_its_curves(open_tab: OpenTab) -> None:
+    tab = open_tab("curves", width=420)
+    assert tab.widths() == (420, 420), "the page must not scroll sideways"
+    expect(tab.find("[role=tab]")).to_have_text(["Splits"])  # there are no steps to divide
+    expect(tab.find(".batch-chart")).to_have_attribute(
+        "aria-label",
+        re.compile(r"2 devices, all-reduce: 20\.0 \(6\.0 to 44\.1\) µs for 1 KiB, .*\. 4 devices", re.S),
+    )
+    assert tab.find(".batch-chart .name").all_text_contents() == [
+        "4 devices, all-reduce",
+        "2 devices, all-reduce",
+    ]
+    tables = tab.find(".sizes table")
+    expect(tables).to_have_count(2)
+    expect(tables.nth(1).locator("caption")).to_have_text("4 devices, all-reduce")
+    expect(tables.nth(0).locator("tbody tr")).to_have_count(8)
+    expect(tab.find(".grid.below tbody tr")).to_have_count(0)
+    tab.watched.shoot("curves-420")
+
+
 def test_broken_trace_disables_only_its_own_views(open_tab: OpenTab) -> None:
     tab = open_tab("broken", tab="timeline", variant="ddp-2-40-24")
     tab.find("[data-state=broken]").wait_for()

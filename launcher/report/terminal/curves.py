@@ -1,6 +1,7 @@
 """Curves as tables: micro-benchmarks by size, throughput by batch, what devices cost in balanced splits."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
 
@@ -14,6 +15,7 @@ from gpurun.launcher.compare.size_curves import (
     DeviceCost,
     could_be_best,
 )
+from gpurun.launcher.report.metrics import with_interval
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.report.terminal.layout import Column, header_line, row_line
 from gpurun.launcher.report.terminal.plan import devices_text
@@ -39,14 +41,52 @@ FIGURES: tuple[tuple[str, Callable[[CurvePoint], float | None], int], ...] = (
 """Header, value and decimals of the columns after the time; those without a value are left out."""
 
 
+@dataclass(frozen=True)
+class CurveTable:
+    """A curve of a micro-benchmark as every report shows it."""
+
+    name: str
+    """`all-reduce`; of several variants `2 devices, all-reduce`."""
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """A size each, in the order of the curve's points."""
+
+
+def curve_tables(variant: VariantResult, is_alone: bool) -> list[CurveTable]:
+    """All curves of a variant; none where it isn't a micro-benchmark.
+
+    Args:
+        variant: of a comparison.
+        is_alone: whether it is the only one, so that its devices need no name.
+    """
+    place = "" if is_alone else f"{variant_label(variant)}, "
+    return [_table(curve, place) for curve in (variant.probe.curves if variant.probe else ())]
+
+
+def _table(curve: Curve, place: str) -> CurveTable:
+    columns = [(curve.series, [size_text(point.size, curve.unit) for point in curve.points])]
+    columns.append(("time", [_time_text(point) for point in curve.points]))
+    for header, value, decimals in FIGURES:
+        values = [value(point) for point in curve.points]
+        cells = ["" if v is None else format_number(v, least_decimals(v, decimals)) for v in values]
+        columns += [(header, cells)] if any(cells) else []
+    headers, cells_of = zip(*columns, strict=True)
+    return CurveTable(f"{place}{curve.series}", headers, tuple(zip(*cells_of, strict=True)))
+
+
+def is_of_curves(comparison: Comparison) -> bool:
+    """Whether it is of a micro-benchmark, whose variants aren't ranked."""
+    return any(variant.probe for variant in comparison.variants)
+
+
 def curve_lines(comparison: Comparison) -> list[Text]:
     """Every curve of every variant; a variant without curves says why."""
     lines: list[Text] = []
     for variant in comparison.variants:
         lines += [Text()] if lines else []
         lines.append(Text(_title(variant), "bold"))
-        for curve in variant.probe.curves if variant.probe else ():
-            lines += _table(curve)
+        for table in curve_tables(variant, is_alone=True):
+            lines += _table_lines(table)
         if variant.status not in MEASURED:
             lines.append(Text(f"{variant.status}: {variant.reason or 'no figures'}"))
     return lines
@@ -58,30 +98,21 @@ def _title(variant: VariantResult) -> str:
     return " ".join((f"{variant.workload} on {devices}, {variant.precision}", *varied_texts(varied)))
 
 
-def _table(curve: Curve) -> list[Text]:
-    sizes = tuple(Text(size_text(point.size, curve.unit)) for point in curve.points)
+def _table_lines(table: CurveTable) -> list[Text]:
+    cells = zip(*table.rows, strict=True)
     columns = [
-        Column(curve.series, sizes, right=True),
-        Column("time", tuple(Text(_time_text(point)) for point in curve.points), right=True),
+        Column(header, tuple(map(Text, texts)), right=True)
+        for header, texts in zip(table.header, cells, strict=True)
     ]
-    for header, value, decimals in FIGURES:
-        values = [value(point) for point in curve.points]
-        cells = tuple(
-            Text("" if v is None else format_number(v, least_decimals(v, decimals))) for v in values
-        )
-        columns += [Column(header, cells, right=True)] if any(v is not None for v in values) else []
-    return [header_line(columns), *(row_line(columns, row) for row in range(len(curve.points)))]
+    return [header_line(columns), *(row_line(columns, row) for row in range(len(table.rows)))]
 
 
 def _time_text(point: CurvePoint) -> str:
-    """The median with its interval's larger half, in µs or ms."""
+    """The median with its interval, in µs or ms."""
     scale, unit = (1e3, "ms") if point.time_us >= 1e4 else (1.0, "µs")
     decimals = 1 if point.time_us / scale < 1e3 else 0
-    text = format_number(point.time_us / scale, decimals)
-    if point.ci_us is not None:
-        half = max(point.time_us - point.ci_us[0], point.ci_us[1] - point.time_us) / scale
-        text += f" ± {format_number(half, decimals)}"
-    return f"{text} {unit}"
+    interval = point.ci_us and (point.ci_us[0] / scale, point.ci_us[1] / scale)
+    return f"{with_interval(point.time_us / scale, interval, decimals)} {unit}"
 
 
 NO_LINE = "–"

@@ -19,7 +19,12 @@ from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms
 from gpurun.launcher.report.phases import timed_parts
 from gpurun.launcher.report.terminal.changes import gate_table
-from gpurun.launcher.report.terminal.curves import balanced_lines, batch_curve_lines, curve_lines
+from gpurun.launcher.report.terminal.curves import (
+    balanced_lines,
+    batch_curve_lines,
+    curve_lines,
+    is_of_curves,
+)
 from gpurun.launcher.report.terminal.layout import (
     GAP,
     Column,
@@ -157,7 +162,7 @@ def render_table(
 def _body(comparison: Comparison, page: Page) -> list[Text]:
     """The table, and what is read below it."""
     width, plain = page.width, page.plain
-    if any(variant.probe for variant in comparison.variants):
+    if is_of_curves(comparison):
         return [*curve_lines(comparison), Text(), *footer(comparison, page)]
     ranked, unranked = by_rank(comparison)
     names = _name_columns([*ranked, *unranked])

@@ -16,7 +16,7 @@ from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import PARTS, answer_figures, described, figures_of
 from gpurun.launcher.report.phases import PHASES, timed_parts
-from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE
+from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE, curve_tables
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import SELFTEST, bytes_below, is_name
 from gpurun.launcher.rundir.store import source_of
@@ -206,6 +206,7 @@ def variants(listed: Listed, comparison: Comparison | None) -> list[dict[str, An
                 **_entry(listed, each, explanation(each, comparison)),
                 "figures": figures[each.id],
                 "difference_interval": difference_interval(each),
+                "curve_tables": curve_tables(each, is_alone=len(comparison.variants) == 1),
                 "cost_sentences": cost_sentences(each, comparison.variants),
                 "step_sentence": step_sentence(each),
                 "far_note": far_note(each),
@@ -252,6 +253,7 @@ def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | No
         "explanation": explained,
         "figures": {},
         "difference_interval": "",
+        "curve_tables": [],
         "cost_sentences": [],
         "step_sentence": None,
         "far_note": None,
@@ -278,6 +280,7 @@ def _of_traces(listed: Listed) -> dict[str, Any]:
         "split": [],
         "figures": {},
         "difference_interval": "",
+        "curve_tables": [],
         "cost_sentences": [],
         "timed_parts": {},
         "status": "ok",

@@ -174,6 +174,7 @@ export class App {
     const isSearch = this.run?.comparison?.search != null || this.state.get('tab') === 'search';
     /** @type {{ [tab: string]: boolean }} */
     const has = { splits: !this.run?.isTraces, search: !this.run?.isTraces && isSearch };
+    if (this.run?.isOfCurves) for (const view of ['where', 'timeline', 'operators', 'tables', 'devices']) has[view] = false;
     return Object.keys(this.views).filter((key) => has[key] ?? true);
   }
 

@@ -35,6 +35,11 @@ export class Run {
     return this.hasBatches ? 'time per sample' : 'step time';
   }
 
+  /** Whether it is a micro-benchmark: there are no steps to divide or to trace. */
+  get isOfCurves() {
+    return this.variants.some((variant) => variant.hasCurves);
+  }
+
   get isRunning() {
     return this.answer.status === 'running';
   }
@@ -121,6 +126,11 @@ export class Variant {
 
   get hasTraces() {
     return this.planned.traces.length > 0;
+  }
+
+  /** Whether it is of a micro-benchmark, which has curves in place of steps. */
+  get hasCurves() {
+    return this.planned.curve_tables.length > 0;
   }
 
   get stepMs() {

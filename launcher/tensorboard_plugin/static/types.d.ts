@@ -94,6 +94,7 @@ interface PlannedVariant {
   figures: { [metric: string]: MetricFigure };
   /** That of the difference from the baseline, on which the verdict rests. */
   difference_interval: string;
+  curve_tables: CurveTable[];
   cost_sentences: string[];
   /** What the slowest rank's step consists of. */
   step_sentence: string | null;
@@ -201,6 +202,7 @@ interface VariantResult {
   scaling_efficiency: number | null;
   ranks: RankFigures[];
   balanced: Balanced | null;
+  probe: { curves: SizeCurve[] } | null;
   workload: string;
 }
 
@@ -239,6 +241,26 @@ interface DeviceCost {
   points: MeasuredPoint[];
   max_samples: number | null;
 }
+
+/** A curve of a micro-benchmark as the terminal has it: a name, and a row of texts per point. */
+interface CurveTable {
+  name: string;
+  header: string[];
+  rows: string[][];
+}
+
+interface CurvePoint {
+  size: number;
+  time_us: number;
+  ci_us: [number, number] | null;
+}
+
+interface SizeCurve {
+  unit: 'bytes' | 'rows';
+  points: CurvePoint[];
+}
+
+type ShownCurve = SizeCurve & CurveTable;
 
 interface BatchCurve {
   label: string;

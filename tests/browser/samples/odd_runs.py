@@ -5,9 +5,11 @@ import json
 import os
 import platform
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from gpurun.launcher.compare.figures.ranks import RankFigures
+from gpurun.launcher.compare.size_curves import Curve, CurvePoint, ProbeResult
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.claim import Running, boot_id
 from gpurun.launcher.rundir.control import start_ticks
@@ -139,3 +141,32 @@ def write_timed(path: Path) -> RunDir:
     ranks = [RankFigures(rank, f"cuda:{rank}", 4, 20.0, phases, None, None) for rank in range(9)]
     one = variant("ddp", [4] * 9, 20.0, ranks=ranks)
     return write_comparison(path, "timed", [one, variant("single", [36], 150.0, percent=650.0)])
+
+
+def write_curves(path: Path) -> RunDir:
+    """An all-reduce over two and four devices; the smallest message of two is not known well."""
+    sizes = [1024 << (2 * power) for power in range(8)]
+
+    def probe(latency_us: float, gb_per_s: float, ends: tuple[float, float]) -> ProbeResult:
+        points = []
+        for size in sizes:
+            us, rate = latency_us + size / gb_per_s / 1000, size / 1000
+            low, high = ends if size == sizes[0] else (0.95, 1.05)
+            points.append(CurvePoint(size, us, (low * us, high * us), rate / us, rate / us))
+        return ProbeResult((Curve("all-reduce", "bytes", tuple(points)),))
+
+    found = [(2, probe(20, 40, (0.3, 2.2))), (4, probe(45, 25, (0.9, 1.1)))]
+    variants = [
+        replace(
+            variant("ddp", [1] * count, 1.0),
+            workload="allreduce",
+            step_ms=None,
+            samples_per_s=None,
+            vs_baseline=None,
+            probe=curves,
+        )
+        for count, curves in found
+    ]
+    return write_comparison(
+        path, "curves", variants, headline="2 devices, all-reduce: 20 µs + size / 40 GB/s."
+    )

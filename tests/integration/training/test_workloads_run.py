@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.report.markdown import summary_markdown
+from gpurun.launcher.rundir.files import RunDir, read_json
 from tests.integration.command import gpurun, write
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,6 +37,7 @@ def test_an_allreduce_becomes_a_curve(tmp_path: Path) -> None:
     again = gpurun(tmp_path, "report", "run", "--format", "table,tensorboard")
     assert again.code == 0
     assert "bus GB/s" in again.out
+    assert "bus GB/s" in summary_markdown(read_json(RunDir(tmp_path / "run").comparison, Comparison))
 
 
 def test_classics_run_on_their_own_batches_and_are_shown_next_to_the_published(tmp_path: Path) -> None:

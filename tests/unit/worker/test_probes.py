@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ import torch
 from gpurun.launcher.compare.figures.probes import crossover, curve, fit, probe_result, probe_summary
 from gpurun.launcher.compare.size_curves import Curve, CurvePoint, ProbeResult
 from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.jobfile.kinds import workload_kind
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.report.tensorboard.event_files import curve_points
-from gpurun.launcher.report.terminal.curves import curve_lines
+from gpurun.launcher.report.terminal.curves import curve_lines, curve_tables
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantConfig
 from gpurun.launcher.units import size_text
@@ -239,6 +241,23 @@ def test_sizes_must_be_positive(wording: Wording) -> None:
     for make in (allreduce, h2d, matmul, crossover_probe):
         with wording.raises(ValueError):
             make(0)
+
+
+def test_times_have_their_interval_and_several_curves_their_devices(wording: Wording) -> None:
+    """Where ± would reach 0, or one side is much longer, the interval is written out."""
+    points = (
+        CurvePoint(1024, 1291.2, (385.4, 2745.9), gb_per_s=0.00079, bus_gb_per_s=0.00079),
+        CurvePoint(1 << 24, 26_500.0, (24_000.0, 28_900.0), gb_per_s=0.63, bus_gb_per_s=0.95),
+    )
+    probe = ProbeResult((Curve("all-reduce", "bytes", points),))
+    kind = workload_kind("allreduce")
+    variant: Any = SimpleNamespace(
+        strategy="ddp", devices=("cpu:0", "cpu:1"), varied={}, probe=probe, kind=kind
+    )
+    (alone,), (among,) = curve_tables(variant, is_alone=True), curve_tables(variant, is_alone=False)
+    assert (alone.name, among.name) == ("all-reduce", "2 devices, all-reduce")
+    assert alone.header == ("all-reduce", "time", "GB/s", "bus GB/s")
+    wording([" | ".join(row) for row in alone.rows])
 
 
 def test_the_head_of_curves_says_nothing_twice(wording: Wording) -> None:

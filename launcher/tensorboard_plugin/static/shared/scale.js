@@ -71,6 +71,45 @@ export class Scale {
   }
 }
 
+/** A logarithmic axis around values above 0, whose ends are 1, 2 or 5 times a power of ten. */
+export class LogScale extends Scale {
+  /** @param {number[]} values */
+  constructor(values) {
+    const most = Math.max(...values);
+    super(10 ** Math.floor(Math.log10(Math.min(...values))), roundStep(most));
+    while (this.marks[1] <= Math.min(...values)) [, this.low] = this.marks;
+  }
+
+  /** All 1, 2 and 5 times powers of ten from its low end to its high one. */
+  get marks() {
+    const found = [this.low];
+    while (last(found) < this.high * (1 - 1e-9)) found.push(roundStep(last(found) * 1.5));
+    return found;
+  }
+
+  /**
+   * @override
+   * @param {number} value
+   */
+  share(value) {
+    return Math.log(value / this.low) / Math.log(this.high / this.low);
+  }
+
+  /**
+   * Powers of ten; in a range of few of them also what is between.
+   * @override
+   */
+  ticks() {
+    const powers = this.marks.filter((mark) => Math.abs(Math.log10(mark) - Math.round(Math.log10(mark))) < 1e-9);
+    return powers.length > 2 ? powers : this.marks;
+  }
+
+  /** @returns {Axis} */
+  asAxis() {
+    return { scale: this, step: this.high };
+  }
+}
+
 /**
  * From 0 to just beyond `most`, at a tick, with about `count` ticks.
  * @param {number} most

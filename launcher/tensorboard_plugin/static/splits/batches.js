@@ -3,7 +3,7 @@
 import { el, hiddenTable, onWidth, svg } from '../shared/dom.js';
 import { lowerFirst, number, rate } from '../shared/format.js';
 import { line, look, names, Plot, roomFor } from './plot.js';
-import { labelEvery, last } from '../shared/scale.js';
+import { fromZero, labelEvery, last } from '../shared/scale.js';
 
 const TITLE = 'Throughput over the global batch';
 
@@ -65,7 +65,7 @@ function parts(curves, width) {
     width,
     height: HEIGHT,
     right: Math.min(room, width / 3),
-    most: Math.max(...points.map((point) => point.samples_per_s)),
+    axis: fromZero(Math.max(...points.map((point) => point.samples_per_s)), 4),
     share: (batch) => (high > low ? (Math.log(batch) - low) / (high - low) : 0.5),
   });
   /** @param {BatchPoint} point @returns {Point} */

@@ -35,7 +35,7 @@ function parts(found, split, width) {
     width,
     height: HEIGHT,
     right: roomFor([best, ...shown.map(nameOf)]),
-    most: mostMs,
+    axis: fromZero(mostMs, 4),
     share: (samples) => scale.share(samples),
   });
   /** @type {[value: number, text: string][]} */

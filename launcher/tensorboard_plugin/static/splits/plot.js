@@ -1,8 +1,7 @@
-// The frame of a small plot: from 0 up, its rows with their figures, the floor, names that keep apart.
+// The frame of a small plot: its rows with their figures, the floor, names that keep apart.
 
 import { svg, widest } from '../shared/dom.js';
 import { number, tickDecimals } from '../shared/format.js';
-import { fromZero } from '../shared/scale.js';
 
 const TOP = 26;
 const BOTTOM = 34;
@@ -14,14 +13,13 @@ const NAME_ROOM = 8;
 /** Places within a plot of this size; `share(value)` is where a value lies along the floor, from 0 to 1. */
 export class Plot {
   /**
-   * @param {{ width: number, height: number, right: number, most: number, share: (value: number) => number }} size
+   * @param {{ width: number, height: number, right: number, axis: Axis, share: (value: number) => number }} size
    */
-  constructor({ width, height, right, most, share }) {
-    const { scale, step } = fromZero(most, 4);
+  constructor({ width, height, right, axis: { scale, step }, share }) {
     this.scale = scale;
     this.step = step;
     this.share = share;
-    this.texts = scale.ticks(step).map((tick) => number(tick, tickDecimals(step)));
+    this.texts = scale.ticks(step).map((tick) => number(tick, tickDecimals(Math.min(step, tick || step))));
     this.left = Math.ceil(widest(this.texts, TEXT_PX)) + 10;
     this.end = width - right;
     this.floor = height - BOTTOM;

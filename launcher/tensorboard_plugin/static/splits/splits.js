@@ -11,6 +11,7 @@ import { balancedPanels } from './balanced.js';
 import { barOf, drawnBar, spokenBar } from './bars.js';
 import { batchCharts } from './batches.js';
 import { classes, COLUMNS, metricColumns, spokenFigure, withoutColumn } from './columns.js';
+import { sizeCurves } from './sizes.js';
 import { showWaiting } from './waiting.js';
 import { subSentence, whyUnranked } from './words.js';
 import { problemNotes } from '../shared/states.js';
@@ -54,7 +55,9 @@ class View {
     /** @param {FilterName} name */
     const chosen = (name) => app.state.list(name);
     this.passing = this.run.ranked.filter((variant) => passes(variant, chosen));
-    this.others = this.run.unranked.filter((variant) => passes(variant, chosen));
+    const unranked = this.run.unranked.filter((variant) => passes(variant, chosen));
+    this.curved = unranked.filter((variant) => variant.hasCurves);
+    this.others = unranked.filter((variant) => !(variant.hasCurves && variant.status === 'ok'));
     this.isMany = this.run.variants.length > MANY;
     this.rows = this.sorted(this.searched(this.withNoise()));
     this.axis = forestAxis(this.rows.map((row) => row.difference));
@@ -184,7 +187,11 @@ class View {
     const shown = new Set(this.passing.map((variant) => variant.id));
     const curves = this.run.comparison?.batch_curves ?? [];
     const passing = curves.filter((curve) => curve.points.some((point) => shown.has(point.variant)));
-    return [batchCharts(passing, this.app.run.answer.knee), balancedPanels([...this.passing, ...this.others])];
+    return [
+      sizeCurves(this.curved),
+      batchCharts(passing, this.app.run.answer.knee),
+      balancedPanels([...this.passing, ...this.others]),
+    ];
   }
 
   table() {

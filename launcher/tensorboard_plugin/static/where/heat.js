@@ -38,7 +38,7 @@ export function isCrowded(variant) {
 }
 
 /**
- * Whether it is known how long each rank waits, which only traces tell.
+ * Whether it is known how long each rank waits, which only traces show.
  * @param {Variant} variant
  */
 export function hasWaits(variant) {
