@@ -18,7 +18,7 @@ from gpurun.launcher.rundir.opening import places_of, real_path
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.kineto.trace_file import Room, open_source
-from gpurun.launcher.units import first_of
+from gpurun.launcher.units import first_of, plural, ranks_text
 
 HOW_TO_TRACE = """\
     torch.profiler writes them: prof.export_chrome_trace("trace.json"); gpurun does in a run"""
@@ -216,6 +216,7 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
     """
     warnings: list[str] = []
     taken: dict[int, Digest] = {}
+    by_name: dict[int, Digest] = {}
     nameless: list[Digest] = []
     for digest in digests:
         rank = _stated_rank(digest)
@@ -223,18 +224,26 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
             nameless.append(digest)
             continue
         if digest.rank is None:
-            warnings.append(_assumed(digest, f"{rank} by its name"))
+            by_name[rank] = digest
         _take(rank, digest, taken, warnings)
-    for digest in nameless:
-        rank = next(number for number in range(len(digests) + len(taken)) if number not in taken)
-        taken[rank] = digest
-        how = " from its position" if len(digests) > 1 else ""
-        warnings.append(_assumed(digest, f"{rank}{how}"))
-    return Ranked(tuple(sorted(taken.items(), key=lambda item: item[0])), tuple(warnings))
+    free = (number for number in range(len(digests) + len(taken)) if number not in taken)
+    by_position = dict(zip(free, nameless, strict=False))
+    warnings += _assumed(by_name, "by its name", "by their names")
+    alone = "by its place among the files" if len(digests) > 1 else ""
+    warnings += _assumed(by_position, alone, "by their places among the files")
+    return Ranked(tuple(sorted((taken | by_position).items(), key=lambda item: item[0])), tuple(warnings))
 
 
-def _assumed(digest: Digest, rank: str) -> str:
-    return f"{digest.path}: doesn't state its rank; assumed to be rank {rank}"
+def _assumed(found: Mapping[int, Digest], how: str, how_several: str) -> list[str]:
+    """One sentence for all of them."""
+    if not found:
+        return []
+    first, others = next(iter(found.values())).path, len(found) - 1
+    ranks = ranks_text(sorted(found))
+    if not others:
+        return [f"{first}: doesn't state its rank; assumed to be {ranks} {how}".rstrip()]
+    who = f"{first} and {plural(others, 'other')}"
+    return [f"{who}: don't state their ranks; assumed to be {ranks} {how_several}"]
 
 
 def _take(rank: int, digest: Digest, taken: dict[int, Digest], warnings: list[str]) -> None:
