@@ -221,10 +221,15 @@ class RunningAttempt:
         self.record_program("start")
         entered(self.run, self.name)
         self.relay.follow(self.own_logs())
-        if action.preloads == "before":
+        self.start_ranks(requests)
+
+    def start_ranks(self, requests: Sequence[StartRequest]) -> None:
+        """Starts the ranks; those that train, when the server has imported what optimizers need."""
+        kind = self.starter.plan.variant(self.launch.variants[0]).kind
+        if kind.trains:
             self.ranks.preload(OPTIMIZING)
         self.ranks.start(requests)
-        if action.preloads == "after":
+        if kind.runs_program and len(self.starter.plan.launches) > 1:
             self.ranks.preload(OPTIMIZING)
 
     def wait(self, shows_output: bool) -> tuple[tuple[Exit, ...], tuple[Event, ...]]:
