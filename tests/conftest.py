@@ -1,5 +1,6 @@
 """What every test is held to: it leaves nothing behind."""
 
+import gc
 import os
 import shutil
 import signal
@@ -30,6 +31,10 @@ def pytest_configure() -> None:
     os.environ["GPURUN_SECRET"] = "what the nodes of all tests know"
     have_own_shared_memory()
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="gpurun-test-cache-")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # the collector needn't visit what thousands of tests are made of, again and again
 
 
 def pytest_unconfigure() -> None:
