@@ -24,11 +24,11 @@ demo: setup ## Compare six splits of a small GPT on two CPU devices (under two m
 	$(BIN)/gpurun examples/quickstart.yaml
 	@echo 'To have gpurun in this shell: . .venv/bin/activate'
 
-# Three files at a time, the short tests last: much of a test is waiting, so that suits two cores. Then those that
+# Four files at a time, the short tests last: much of a test is waiting, so that suits two cores. Then those that
 # look at times, which have the machine to themselves.
 test: trainer engines ## Run all tests, with what they need of the system where it may be installed
 	$(TOOL) tools/system_packages.py
-	@$(BIN)/python -m pytest -m "not alone" -n 3 --dist loadfile --no-loadscope-reorder; most=$$?; \
+	@$(BIN)/python -m pytest -m "not alone" -n 4 --dist loadfile --no-loadscope-reorder; most=$$?; \
 		$(BIN)/python -m pytest -m alone && exit $$most
 
 # Only torch is the pinned one in both: other builds for the CPU aren't at every index.
