@@ -9,7 +9,7 @@ from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
 from gpurun.launcher.compare.notes import named_once
 from gpurun.launcher.report.terminal.layout import interval_text
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS
-from gpurun.launcher.units import format_number, least_decimals, plural
+from gpurun.launcher.units import format_number, least_decimals, listed, plural
 
 DISAGREEMENT = 0.05
 """Relative gradient error from which "agree" would be the wrong word, whatever the precision."""
@@ -100,7 +100,9 @@ def gradient_lines(variants: tuple[VariantResult, ...]) -> list[str]:
             by_reference.setdefault(variant.gradient_reference or "one device", []).append(variant)
     names = {variant.id: variant_label(variant) for variant in variants}
     compressed = [variant for variant in variants if variant.compression]
-    agreed = (_agreement(found, other, names) for other, found in by_reference.items())
+    num_checked = sum(one.gradient_error is not None for one in variants if not one.compression)
+    are_all = sum(map(len, by_reference.values())) == num_checked
+    agreed = (_agreement(found, other, names, are_all) for other, found in by_reference.items())
     return [*agreed, *_all_compressed(compressed, names)]
 
 
@@ -132,13 +134,15 @@ def _compressed(found: list[tuple[VariantResult, float]], names: Mapping[str, st
     return f"Compressed gradients of {which} differ from those of {whose} by {by} (relative)."
 
 
-def _agreement(variants: list[VariantResult], reference: str, names: Mapping[str, str]) -> str:
+def _agreement(variants: list[VariantResult], reference: str, names: Mapping[str, str], are_all: bool) -> str:
+    """Whose gradients agree is said where those of others don't: these have a warning."""
     worst = max(variants, key=lambda variant: variant.gradient_error or 0.0)
     error = max(worst.gradient_error or 0.0, 0.0)
     other = names.get(reference, reference)
     if error > DISAGREEMENT:
         return f"Gradients of {variant_label(worst)} differ from those of {other} by {error:.2g} (relative)."
-    return f"Gradients agree with {other} {'exactly' if error == 0 else f'to {_one_digit_up(error)}'}."
+    whose = "" if are_all else f" of {listed([names[one.id] for one in variants])}"
+    return f"Gradients{whose} agree with {other} {'exactly' if error == 0 else f'to {_one_digit_up(error)}'}."
 
 
 def _one_digit_up(error: float) -> str:

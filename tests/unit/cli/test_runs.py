@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.cli.output import check_steps
@@ -19,6 +19,7 @@ from gpurun.launcher.run.open import check_free
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Status
+from tests.unit.cli.click_runner import runner
 
 DOCS = Path(__file__).parents[3] / "docs/runs"
 OLD, NEW = "runs/gpt/2026-11-20_10-00-00", "runs/gpt/2026-11-21_10-00-00"
@@ -34,7 +35,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resul
     Path("runs/gpt/latest").write_text(f"{Path(NEW).name}\n")
 
     def called(*words: str) -> Result:
-        return CliRunner().invoke(cli, ["runs", *words])
+        return runner().invoke(cli, ["runs", *words])
 
     return called
 
@@ -121,7 +122,7 @@ def test_where_there_is_no_run_the_list_says_how_to_make_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = CliRunner().invoke(cli, ["runs"])
+    shown = runner().invoke(cli, ["runs"])
     assert (shown.exit_code, shown.stdout) == (0, "")
     assert "gpurun JOB.yaml" in shown.stderr
 

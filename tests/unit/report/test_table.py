@@ -247,9 +247,13 @@ def test_scatter_of_launches_is_not_said_to_be_0_where_rounds_hide_it(
 def test_a_gradient_that_differs_as_the_model_is_is_not_said_to_agree() -> None:
     """Of dropout or BatchNorm, whose gradients no two ways to run the model share."""
     warning = f"{GRADIENT_DIFFERS}one device by 0.03 (relative), more than fp32 explains"
-    text = shown(with_variants(replace(variant("ddp-2-even"), gradient_error=0.03, warnings=(warning,))), 120)
+    off = replace(variant("ddp-2-even"), gradient_error=0.03, warnings=(warning,))
+    text = shown(with_variants(off), 120)
     assert "the gradient differs" in text
     assert "Gradients" not in text
+    alone = replace(off, id="one", strategy="single", gradient_error=0.0, warnings=())
+    both = shown(with_variants(off, alone), 120)
+    assert "Gradients of single agree with one device exactly." in both
 
 
 @given(st.floats(1e-17, 0.05))

@@ -1,6 +1,5 @@
 """Which values of options `gpurun submit` takes, and that none is dropped."""
 
-import inspect
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -8,12 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
 from gpurun.launcher.cli.commands.submit import QUEUES
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.schedulers.base import Call, SubmitOptions, submit
+from tests.unit.cli.click_runner import runner
 from tests.unit.schedulers.test_submissions import OPTIONS, found_in, script, submission, words_of
 from tests.wording import Wording
 
@@ -112,14 +111,6 @@ def test_a_kind_of_gpu_for_a_job_without_one_is_refused(name: str) -> None:
         QUEUES[name].script(submission(devices="cpu:2"), options)
 
 
-def runner() -> CliRunner:
-    """One that keeps stderr apart, as click's does by itself since 8.2."""
-    make: Any = CliRunner
-    mixes = "mix_stderr" in inspect.signature(make).parameters
-    found: CliRunner = make(mix_stderr=False) if mixes else make()
-    return found
-
-
 @pytest.mark.parametrize("name", QUEUES)
 def test_a_range_of_nodes_means_a_range_or_says_that_it_does_not(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,7 +145,7 @@ def test_a_second_submission_leaves_the_script_that_the_first_job_has_yet_to_rea
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     Path("job.yaml").write_text("workload: gpt\nglobal_batch: 64\ndevices: cpu:2\n")
     for seed in ("seed=1", "seed=2"):
-        done = CliRunner().invoke(cli, ["submit", "job.yaml", "--to", "ray", "--set", seed])
+        done = runner().invoke(cli, ["submit", "job.yaml", "--to", "ray", "--set", seed])
         assert done.exit_code == 0, done.exception
     first, second = (Path(line).read_text() for line in Path("submitted").read_text().splitlines())
     assert "'seed=1'" in first
@@ -224,7 +215,7 @@ def test_what_a_job_could_not_run_with_is_refused_before_it_is_queued(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text("workload: mlp\nglobal_batch: 64\ndevices: cpu:1\nnodes: 2\n")
-    done = CliRunner().invoke(cli, ["submit", "job.yaml", *words, "--dry-run"])
+    done = runner().invoke(cli, ["submit", "job.yaml", *words, "--dry-run"])
     assert isinstance(done.exception, SpecError)
     assert message in str(done.exception)
     assert ":pass" not in str(done.exception)
