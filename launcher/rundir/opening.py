@@ -44,7 +44,17 @@ def places_of(paths: Sequence[Path]) -> tuple[Path, ...]:
     try:
         return tuple(map(real_path, paths))
     except OSError as error:
-        raise TraceError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from error
+        hint = f"; {_near(Path(error.filename))}" if isinstance(error, FileNotFoundError) else ""
+        raise TraceError(f"{error.filename}: {(error.strerror or str(error)).lower()}{hint}") from error
+
+
+def _near(path: Path) -> str:
+    """The hint for a name that isn't there."""
+    import difflib
+
+    names = os.listdir(path.parent) if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
+    return f"did you mean {path.with_name(near[0])}?" if near else "name a trace, or a directory of traces"
 
 
 def _real_path(fd: int) -> Path:

@@ -210,7 +210,7 @@ def _variant_lines(plan: Plan, width: int) -> list[str]:
 def _variant_row(plan: Plan, variant: Variant) -> tuple[str, ...]:
     return (
         variant.id,
-        split_label(variant) or str(variant.global_batch or "-"),
+        split_label(variant) or (str(variant.global_batch or "-") if variant.kind.has_batch else "-"),
         devices_text(variant.devices),
         _rounds_text(plan, variant),
         "baseline" if variant.id == plan.baseline else "",

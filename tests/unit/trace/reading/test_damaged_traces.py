@@ -222,6 +222,8 @@ def test_directories_may_be_deeper_than_python_recurses(tmp_path: Path) -> None:
 def test_a_directory_without_traces(tmp_path: Path, wording: Wording) -> None:
     assert "no traces here" in message(tmp_path)
     wording(message(tmp_path / "missing"))
+    write(tmp_path / "rank0.json", [step(1, 0, 100)])
+    wording(message(tmp_path / "rank1.json"))
 
 
 def test_events_that_are_none_are_left_out_and_counted(tmp_path: Path, wording: Wording) -> None:
