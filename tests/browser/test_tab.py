@@ -39,6 +39,7 @@ def test_splits_rank_variants_with_verdicts(open_tab: OpenTab) -> None:
     assert "−4.9" in first.inner_text()
     assert "faster" in first.inner_text()
     assert "48.2" in first.inner_text()
+    assert tab.find(".facts").inner_text().startswith("Noise: the same split measured twice differs by 0.2")
     reasons = plain(tab.find(".below").inner_text())
     assert "146.1 GiB" in reasons
     assert "unsteady: step time drifted" in reasons
@@ -55,7 +56,7 @@ def test_code_in_a_sentence_has_no_backticks_and_a_figure_keeps_its_unit(open_ta
 ROUNDS = """async (strategies) => {
     const { subSentence } = await import(new URL('plugin/gpurun/static/splits/words.js', location.href));
     const variants = strategies.map((strategy) => ({ strategy }));
-    return subSentence({ answer: { facts: [] }, variants, leader: { result: { launches: 8 } } });
+    return subSentence({ answer: {}, variants, leader: { result: { launches: 8 } } });
 }"""
 
 

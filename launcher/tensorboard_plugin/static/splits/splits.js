@@ -39,6 +39,7 @@ export function showSplits(host, app) {
     view.controls(),
     ...view.parts(),
     view.second(),
+    run.answer.facts.length ? el('p', { class: 'sub facts' }, run.answer.facts.join('\n')) : null,
     ...view.found(),
   );
   return {};
@@ -151,14 +152,15 @@ class View {
 
   parts() {
     const table = this.run.ranked.length ? this.table() : null;
-    if (!this.isMany) return [table, this.below(), this.note()];
+    const after = [sizeCurves(this.curved), this.below(), this.note()];
+    if (!this.isMany) return [table, ...after];
     const percents = this.passing
       .map((variant) => variant.difference?.percent)
       .filter((value) => value != null);
     /** @param {Brush | null} ends */
     const onbrush = (ends) =>
       this.app.state.go({ brush: ends?.map((end) => end.toFixed(2)).join('~') ?? null });
-    return [histogram(percents, this.brush(), this.rows.length, onbrush), table, this.below(), this.note()];
+    return [histogram(percents, this.brush(), this.rows.length, onbrush), table, ...after];
   }
 
   /** What bars are, as far as there is room for them, and where the figures are that have no column. */
@@ -187,11 +189,7 @@ class View {
     const shown = new Set(this.passing.map((variant) => variant.id));
     const curves = this.run.comparison?.batch_curves ?? [];
     const passing = curves.filter((curve) => curve.points.some((point) => shown.has(point.variant)));
-    return [
-      sizeCurves(this.curved),
-      batchCharts(passing, this.app.run.answer.knee),
-      balancedPanels([...this.passing, ...this.others]),
-    ];
+    return [batchCharts(passing, this.app.run.answer.knee), balancedPanels([...this.passing, ...this.others])];
   }
 
   table() {

@@ -51,8 +51,7 @@ function logText(variant) {
  * @param {Run} run
  */
 export function subSentence(run) {
-  const { details, facts } = run.answer;
-  return [details, ...facts, run.variants.length > 1 && rounds(run)].filter(Boolean).join('\n');
+  return [run.answer.details, run.variants.length > 1 && rounds(run)].filter(Boolean).join('\n');
 }
 
 /** @param {Run} run */
