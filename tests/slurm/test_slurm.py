@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.launcher.rundir.records import MEASURED
 from tests.integration.command import gpurun, write
 from tests.slurm.cluster import SlurmCluster
 from tools.system_packages import without
@@ -69,7 +70,7 @@ def check_success(directory: Path, job_id: int) -> None:
     run = directory / "runs" / "two" / f"slurm-{job_id}"
     comparison = json.loads((run / "comparison.json").read_text())
     (variant,) = comparison["variants"]
-    assert variant["status"] == "ok"
+    assert variant["status"] in MEASURED  # other tests use the cores too
     assert variant["devices"] == ["cpu:0@0", "cpu:1@0", "cpu:0@1", "cpu:1@1"]
     assert [rank["rank"] for rank in variant["ranks"] if rank["step_ms"]] == [0, 1, 2, 3]
     assert "node 1 of 2" in (directory / f"slurm-{job_id}.out").read_text()
