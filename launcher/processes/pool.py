@@ -47,8 +47,8 @@ TRAINING = (*TORCH, "torch.nn.parallel", "torch.profiler", "torch.optim")
 OPTIMIZING = ("torch._dynamo",)
 """The modules that a process's first optimizer imports: 820, which take half as long as torch itself.
 
-The server imports them for ranks that train. A program may do much before its first optimizer, so that the
-first ranks of one don't wait for that; the server follows, and later ranks start with these modules.
+The first ranks import them in parallel, rather than wait for the server to import them first. The server
+follows while the ranks build their models, so that later ranks start with these modules.
 """
 
 _REPORT_TIMEOUT_S = 5.0

@@ -7,7 +7,7 @@ next one.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Literal, assert_never
 
 from gpurun.launcher.errors import Interrupted, ParamsError
 from gpurun.launcher.failures.root_cause import Failure, root_cause
@@ -161,7 +161,11 @@ def _ends_repetition(state: State) -> bool:
 
 
 def _start(state: State, remaining: Remaining) -> Start:
-    return Start(state.position, remaining.attempts + 1, remaining.rounds)
+    """Launches after the first, and further attempts, find more modules imported."""
+    is_first = state.position == 0 and len(state.repetitions) > 1
+    preloads: Literal["before", "after"] | None
+    preloads = "before" if remaining.attempts else "after" if is_first else None
+    return Start(state.position, remaining.attempts + 1, remaining.rounds, preloads)
 
 
 def _on_tick(state: State, tick: Tick) -> Next:

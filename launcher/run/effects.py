@@ -47,6 +47,8 @@ class Start:
     """Counts from 1 within the launch."""
     rounds: Mapping[str, int]
     """The rounds of each variant."""
+    preloads: Literal["before", "after"] | None = None
+    """When what only later ranks need is imported for them; that takes as long as the first ones build."""
 
 
 @dataclass(frozen=True)

@@ -221,15 +221,10 @@ class RunningAttempt:
         self.record_program("start")
         entered(self.run, self.name)
         self.relay.follow(self.own_logs())
-        self.start_ranks(requests)
-
-    def start_ranks(self, requests: Sequence[StartRequest]) -> None:
-        """Starts the ranks; those that train, when the server has imported what optimizers need."""
-        kind = self.starter.plan.variant(self.launch.variants[0]).kind
-        if kind.trains:
+        if action.preloads == "before":
             self.ranks.preload(OPTIMIZING)
         self.ranks.start(requests)
-        if kind.runs_program and len(self.starter.plan.launches) > 1:
+        if action.preloads == "after":
             self.ranks.preload(OPTIMIZING)
 
     def wait(self, shows_output: bool) -> tuple[tuple[Exit, ...], tuple[Event, ...]]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from gpurun.launcher.compare.build import compare_run
@@ -56,6 +56,8 @@ class Session:
     ranks: Ranks = field(init=False)
     """The ranks of the launch that runs now."""
     attempt: RunningAttempt | None = None
+    used: list[Ranks] = field(default_factory=list)
+    """The starters of ranks so far."""
     load_due_s: float | None = 0.0
     """When to look for other load next; `None` once it has been reported."""
     step_due_s: float | None = None
@@ -137,12 +139,21 @@ class Session:
         self.attempt = RunningAttempt(
             self.starter, launch, action.attempt, self.ranks, self.relay, self.clock
         )
-        self.attempt.start(action)
+        self.attempt.start(self.preloading(action))
         self.on_event(launch, None)
         now_s = self.clock.monotonic()
         is_first = action.position == 0 and program_of(self.plan, launch) is not None
         self.step_due_s = now_s + FIRST_STEP_S if is_first else None
         return do.Started(len(launch.processes), now_s)
+
+    def preloading(self, action: do.Start) -> do.Start:
+        """The action, which preloads modules too where ranks start in an environment for the first time."""
+        is_new = not any(self.ranks is ranks for ranks in self.used)
+        if is_new:
+            self.used.append(self.ranks)
+        if action.preloads is not None or not is_new or len(self.plan.launches) == 1:
+            return action
+        return replace(action, preloads="after")
 
     def wait(self, action: do.Wait) -> Tick:
         """Waits for a moment, and shows what is new."""

@@ -16,6 +16,7 @@ from gpurun.launcher.failures.root_cause import root_cause
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Launch
+from gpurun.launcher.processes.pool import OPTIMIZING
 from gpurun.launcher.processes.pool_per_env import Pools, Ranks
 from gpurun.launcher.processes.protocol import TRIAL_ENTRY, Exit, StartRequest
 from gpurun.launcher.run import effects as do
@@ -144,10 +145,11 @@ class Trials:
         return RunningAttempt(self.starter, launch, number, self.ranks, self.relay)
 
     def begin(self, attempt: RunningAttempt, requests: tuple[StartRequest, ...]) -> None:
-        """Starts ranks."""
+        """Starts ranks; what optimizers import is there for later ones."""
         self.attempt = attempt
         self.relay.follow(attempt.own_logs())
-        attempt.start_ranks(requests)
+        attempt.ranks.start(requests)
+        attempt.ranks.preload(OPTIMIZING)
 
     def stop(self) -> tuple[Exit, ...]:
         """Ends the ranks, where there are any; how they ended."""

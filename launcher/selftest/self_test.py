@@ -22,6 +22,7 @@ from gpurun.launcher.machine.host import Machine, inspect_machine, machine_id
 from gpurun.launcher.machine.resource_limits import exhausted, remedy
 from gpurun.launcher.plan.devices import Devices, gpus_of, named_devices
 from gpurun.launcher.processes.incoming_signals import forwarded
+from gpurun.launcher.processes.pool import OPTIMIZING
 from gpurun.launcher.processes.pool_per_env import Pools, WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, Prepared, finish, prepare
 from gpurun.launcher.run.open import Invocation, check_free, load_invocation, new_directory
@@ -36,6 +37,7 @@ from gpurun.launcher.selftest.evidence import (
     MACHINE,
     MEASURING,
     PARTS,
+    TRAINING,
     Evidence,
     Finding,
     RanJob,
@@ -90,6 +92,8 @@ class SelfTest:
     def run_part(self, part: str, seen: Evidence) -> Evidence:
         """The evidence with what the job of this part shows."""
         facts = self.directory / "facts"
+        if part == TRAINING:  # else each of its ranks would import that, all at once
+            self.pools.get({}).preload(OPTIMIZING)
         job = self.run_job(part, job_of(part, seen, facts), seen.machine)
         seen = replace(seen, jobs={**seen.jobs, part: job})
         if part == MEASURING and job.problem is None:

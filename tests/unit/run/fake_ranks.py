@@ -71,7 +71,7 @@ class FakeRanks:
     log: list[str] = field(default_factory=list)
     """What was asked of them."""
     preloads: list[str] = field(default_factory=list)
-    """When modules were asked for."""
+    """After which attempt modules were asked for."""
     name: str = ""
     steps: Steps = ()
     _lines: list[Line] = field(default_factory=list)
@@ -95,7 +95,7 @@ class FakeRanks:
         self._lines = [(now_s + at_s, what) for at_s, what in script]
 
     def preload(self, modules: Sequence[str]) -> None:
-        self.preloads.append(f"after {self.name}" if self.name else "first")
+        self.preloads.append(f"after {self.name}")
 
     def poll(self, timeout_s: float) -> list[Exit]:
         until_s = self.clock.passed_s + timeout_s

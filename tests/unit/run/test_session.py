@@ -120,18 +120,11 @@ def test_of_a_file_of_events_that_a_rank_has_thinned_out_only_the_new_ones_are_r
     assert [event.round for event in attempt.new_events()] == [*range(9, 19)]
 
 
-def test_what_optimizers_need_is_imported_once_for_all_ranks_that_train(tmp_path: Path) -> None:
-    assert Case(tmp_path / "one", SPLITS, [WELL]).done().ranks.preloads == ["first"]
-    assert Case(tmp_path / "again", SPLITS, [KILLED, WELL]).done().ranks.preloads == [
-        "first", "after 01-ddp-2"
-    ]  # fmt: skip
-
-
-def test_a_program_is_not_kept_waiting_for_what_only_later_ranks_need(tmp_path: Path) -> None:
-    assert Case(tmp_path / "one", "script: train.py\n", [exits(0, 0)]).done().ranks.preloads == []
-    compared = "script: train.py\ncompare: {args: [[--width, 64], [--width, 128]]}\nsteps: {launches: 1}\n"
-    two = Case(tmp_path / "two", compared, [exits(0, 0), exits(0, 0)]).done()
-    assert two.ranks.preloads == ["after 01-script-2-width-64", "after 02-script-2-width-128"]
+def test_what_only_later_ranks_need_is_imported_for_them(tmp_path: Path) -> None:
+    """While the first ones build, which are not kept waiting; a single launch needs nothing more."""
+    assert Case(tmp_path / "one", SPLITS, [WELL]).done().ranks.preloads == []
+    assert Case(tmp_path / "two", STRATEGIES, [WELL, WELL[:-1]]).done().ranks.preloads == ["after 01-ddp-2"]
+    assert Case(tmp_path / "again", SPLITS, [KILLED, WELL]).done().ranks.preloads == ["after 01-ddp-2"]
 
 
 def test_an_error_before_the_first_launch_has_nothing_to_stop() -> None:
