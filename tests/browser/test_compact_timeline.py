@@ -1,9 +1,10 @@
 """The timeline of many ranks: a row a rank, what it is coloured and sorted by, and the way to all lanes."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import TimeoutError, expect
 
 from tests.browser.conftest import OpenTab
 from tests.browser.pages import Tab
@@ -35,8 +36,12 @@ def mesh(open_tab: OpenTab, **more: Any) -> Tab:
 
 
 def tip_of_row(tab: Tab, row: int, with_text: str = "") -> str:
-    tab.find("[data-canvas=lanes]").hover(position={"x": 40, "y": ROW_PX * row + 5})
-    return tab.find(".tip:not([hidden])", has_text=with_text).inner_text()
+    tip = tab.find(".tip:not([hidden])", has_text=with_text)
+    for attempt in range(60):  # a view that is drawn anew meanwhile hides it until the pointer moves
+        tab.find("[data-canvas=lanes]").hover(position={"x": 40 + attempt % 2, "y": ROW_PX * row + 5})
+        with suppress(TimeoutError):
+            return tip.inner_text(timeout=1000)
+    raise AssertionError(f"row {row} has no tip with {with_text!r}")
 
 
 def legend(tab: Tab) -> list[str]:
