@@ -37,7 +37,7 @@ def mesh(open_tab: OpenTab, **more: Any) -> Tab:
 
 def tip_of_row(tab: Tab, row: int, with_text: str = "") -> str:
     tip = tab.find(".tip:not([hidden])", has_text=with_text)
-    for attempt in range(60):  # a view that is drawn anew meanwhile hides it until the pointer moves
+    for attempt in range(60):  # a view that is drawn again meanwhile hides it until the pointer moves
         tab.find("[data-canvas=lanes]").hover(position={"x": 40 + attempt % 2, "y": ROW_PX * row + 5})
         with suppress(TimeoutError):
             return tip.inner_text(timeout=1000)

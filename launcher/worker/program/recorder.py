@@ -120,18 +120,29 @@ class StepRecorder:
 
     @harmless
     def enter_step(self) -> None:
-        """The program marks the beginning of a step; ignored within another one."""
+        """The program marks the beginning of a step; ignored within another one.
+
+        What lies between two steps belongs to the second, as with optimizers: a loop waits for data there.
+        """
         self._depth += 1
-        self._is_marked = True
-        if self._depth == 1 and not self._closed:
-            self._begin(None if self._is_capturing() else self._now())
+        is_first, self._is_marked = not self._is_marked, True
+        if self._depth > 1 or self._closed:
+            return
+        if self._is_capturing():
+            self._begin(None)
+        elif is_first or self._start is None:
+            self._begin(self._now())
 
     @harmless
     def leave_step(self, completed: bool) -> None:
         """The program marks the end of the step."""
         self._depth -= 1
-        if self._depth == 0 and completed and not self._closed and not self._is_capturing():
-            self._end(self._now(), "timed")
+        if self._depth or self._closed:
+            return
+        now = self._now() if completed and not self._is_capturing() else None
+        if now is not None:
+            self._end(now, "timed")
+        self._begin(now)
 
     def flush(self) -> None:
         """Writes the steps whose times are known by now; of a long program a sample of them."""
