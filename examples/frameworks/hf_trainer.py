@@ -3,7 +3,7 @@
 It needs: pip install transformers accelerate
 
 It knows nothing of gpurun. Steps are those of its optimizer; evaluation and saving between two steps
-belong to the first of them.
+belong to the second of them.
 """
 
 import torch

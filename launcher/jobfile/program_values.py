@@ -75,6 +75,8 @@ def check_args_list(items: list[Any]) -> None:
         are_lists = len(items) > 1 and all("," in one for one in lists)
         hint = "write " if are_lists else "for one list, write "
         hint += f"[[{'], ['.join(lists)}]]" if are_lists else f"[[{', '.join(lists)}]]"
+        if len(items) > 1 and not are_lists and not lists[0].startswith("-"):
+            hint += f"; to compare them, [[{'], ['.join(lists)}]]"
         raise InvalidValue("an argument alone is not a list of arguments", hint[:120])
 
 

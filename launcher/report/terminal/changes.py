@@ -34,7 +34,8 @@ MAX_PERCENT = 1000
 
 NOTHING_ALIKE = (
     "No variant does the same work in both runs, so nothing can be compared. For two versions of the code, "
-    "run one job file with each; for two settings, list both under `compare` of one job."
+    "run one job file with each; for two settings, list both under `compare` of one job. Variants that "
+    "differ in `params` alone are compared with `--allow params`."
 )
 
 
