@@ -375,19 +375,18 @@ def check_samples(name: str, tree: Tree, size: int, what: str, place: SourceLine
         got = f"{name} on {', '.join(sorted(elsewhere))}"
         raise UserError(f"{what} must be CPU tensors", expected="tensors on cpu", got=got, place=place)
     if row_counts(tree) != {size}:
-        rows = " and ".join(plural(num, "row") for num in sorted(row_counts(tree))) or "no rows"
+        rows = " and ".join(plural(num, "row") for num in sorted(row_counts(tree)))
         hint = ": put samples first, and transpose in the model" if row_counts(tree, 1) == {size} else ""
         expected = f"{size} samples along dimension 0 of every tensor{hint}"
         got, wrong = f"{name} with {rows}", f"{what} has the wrong batch size"
+        if not tensors_of(tree):
+            got, wrong = f"{name} of type {type(tree).__name__}", f"{what} has no tensors"
+            expected = "tensors; of a numpy array, torch.from_numpy makes one"
         raise UserError(wrong, expected=expected, got=got, place=place)
 
 
 def check_dataset_size(workload: Workload, num_samples: int) -> None:
-    """Whether the dataset, if there is one, has enough for one global batch.
-
-    Raises:
-        ParamsError, UserError: a directory of images that the job names has too few; a user's dataset has.
-    """
+    """Raises `ParamsError`, or `UserError`, if images, or another dataset, are too few for a global batch."""
     if workload.dataset is None or len(workload.dataset) >= num_samples:
         return
     if isinstance(workload.dataset, ImageFolder):

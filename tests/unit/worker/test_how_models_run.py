@@ -160,6 +160,15 @@ def test_samples_that_come_second_are_put_first(shape: tuple[int, ...], is_said:
     assert ("put samples first, and transpose in the model" in str(wrong.value)) is is_said
 
 
+def test_a_batch_of_numpy_arrays_has_no_tensors() -> None:
+    with pytest.raises(UserError) as refused:
+        check_samples("inputs", torch.zeros(4, 2).numpy(), 4, "batch(4, generator)", None)
+    said = str(refused.value)
+    assert "batch(4, generator) has no tensors" in said
+    assert "inputs of type ndarray" in said
+    assert "torch.from_numpy" in said
+
+
 def test_a_value_is_shown_in_one_line_that_names_its_class_once() -> None:
     adam = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
     assert [shown(value) for value in (adam, 3)] == ["an object of Adam", "int 3"]
