@@ -381,7 +381,7 @@ def check_samples(name: str, tree: Tree, size: int, what: str, place: SourceLine
         got, wrong = f"{name} with {rows}", f"{what} has the wrong batch size"
         if not tensors_of(tree):
             got, wrong = f"{name} of type {type(tree).__name__}", f"{what} has no tensors"
-            expected = "tensors; of a numpy array, torch.from_numpy makes one"
+            expected = f"{size} samples in tensors; of a numpy array, torch.from_numpy makes one"
         raise UserError(wrong, expected=expected, got=got, place=place)
 
 

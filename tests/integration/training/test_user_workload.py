@@ -156,7 +156,7 @@ MISTAKES = {
     "a loss of torch's": ("batch, loss)", "batch, nn.functional.nll_loss)", 12, "a scalar tensor", "RuntimeError"),
     "loss forgotten": ("batch, loss)", "batch)", 6, "if samples are (inputs, targets), set `loss`", "tuple"),
     "batch is no pair": ("return x, x[:, :2]", "return x", 7, "(inputs, targets)", "a Tensor"),
-    "batch without tensors": ("return x, x[:, :2]", "return 'x', x", 7, "2 samples", "no rows"),
+    "batch without tensors": ("return x, x[:, :2]", "return 'x', x", 7, "2 samples", "inputs of type str"),
     "batch elsewhere": ("return x, x[:, :2]", "return x.to('meta'), x", 7, "tensors on cpu", "inputs on meta"),
     "exception in batch": ("    return x,", "    size.rows\n    return x,", 9, "(inputs, targets)", "AttributeError"),
     "exception in forward": ("        return super", "        x.rows\n        return super", 6, "all tensors on cpu", "rows"),
