@@ -242,7 +242,7 @@ class Fitting:
     summary: str
 
 
-CONCLUSIONS = 14
+CONCLUSIONS = 15
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

@@ -313,8 +313,8 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
     launches = fewer_steps(measured)
     if slowest is None or step_ms is None:
         return launches
-    longest = with_longest(measured.steps, step_ms) if measured.variant.kind.runs_program else ()
-    launches = (*launches, *(longest or far_from_median(slowest.step_ms, step_ms)))
+    longer = with_longest if measured.means else far_from_median
+    launches = (*launches, *longer(slowest.step_ms, step_ms))
     if slowest.span_ms and is_far_from_timed(slowest.span_ms, step_ms):
         launches = (*launches, TRACED_FAR)
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
@@ -352,7 +352,7 @@ def fewer_steps(measured: Measured) -> tuple[str, ...]:
     )
 
 
-def far_from_median(median_ms: float | None, step_ms: float) -> Iterator[str]:
+def far_from_median(median_ms: float | None, step_ms: float) -> Iterable[str]:
     """A finding where the step, a mean, seems to contradict the median of the slowest rank."""
     if median_ms and step_ms > FAR_FROM_MEDIAN * median_ms:
         yield (

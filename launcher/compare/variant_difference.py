@@ -221,7 +221,8 @@ def _launch_values(
             logs = {one.variant.id: one.logs.get(repetition, {}) for one in members}
             if repetition in measured[baseline].aa_logs and baseline in logs:
                 logs[CONTROL] = measured[baseline].aa_logs[repetition]
-            for variant, value in launch_values(logs).items():
+            means = {one.variant.id: one.means[repetition] for one in members if repetition in one.means}
+            for variant, value in (launch_values(logs) | means).items():
                 of = control if variant == CONTROL else values[variant]
                 samples = measured[baseline if variant == CONTROL else variant].variant.global_batch
                 of[repetition] = value - math.log(samples or 1)

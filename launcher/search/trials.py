@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from gpurun.launcher.compare.figures.recorded import round_times
+from gpurun.launcher.compare.figures.rounds import program_times
 from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.failures.root_cause import root_cause
 from gpurun.launcher.logs.relay import Relay
@@ -125,7 +125,7 @@ class Trials:
         size = len(launch.processes)
 
         def rounds_ms() -> list[float]:
-            times = round_times(run.read_steps(variant), size, "timed")
+            times = program_times(run.read_steps(variant), size)
             return [time.step_ns / 1e6 for time in times if time.launch == attempt.name]
 
         failed = self.wait(attempt, variant, lambda: len(rounds_ms()) >= wanted, poll_s=0.25)

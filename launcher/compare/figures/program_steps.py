@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from statistics import fmean
 
 import msgspec
@@ -18,7 +18,7 @@ LEAST_AROUND = 0.1
 LEAST_OTHER_WORK = 0.1
 """The share by which the numbers of steps must differ: of a program, a batch that isn't whole may be one."""
 LEAST_LONGER = 0.1
-"""The share from which on the report says that rare long steps make the mean longer than the step shown."""
+"""The share by which the mean step exceeds the median one from which on the report says so."""
 LEAST_STEPS = 4
 """Half of fewer steps says nothing."""
 LEAST_TIMED = 6
@@ -182,23 +182,13 @@ def around_text(name: str, found: Around, num_attempts: int) -> str:
     )
 
 
-def with_longest(steps: Mapping[int, Sequence[StepRecord]], step_ms: float) -> tuple[str, ...]:
-    """The finding about a program whose timed steps take longer on average than most of them.
-
-    A step is a robust mean over rounds, which a few with a validation or a checkpoint don't move.
-    """
-    slowest: dict[tuple[str, int], tuple[float, int]] = {}
-    for step in chain.from_iterable(steps.values()):
-        if step.kind == "timed":
-            key, weight = (step.launch, step.step), 1 if step.block_ns is None else WINDOW_STEPS
-            slowest[key] = max(slowest.get(key, (0.0, 1)), ((step.block_ns or step.step_ns) / 1e6, weight))
-    total = sum(weight for _, weight in slowest.values())
-    mean_ms = sum(ms * weight for ms, weight in slowest.values()) / total if total else 0.0
-    if mean_ms < (1 + LEAST_LONGER) * step_ms:
+def with_longest(median_ms: float | None, step_ms: float) -> tuple[str, ...]:
+    """The finding about a program whose mean step is longer than most steps of its slowest rank."""
+    if not median_ms or step_ms < (1 + LEAST_LONGER) * median_ms:
         return ()
     return (
-        f"with its longest steps (a validation or a checkpoint may be in them) a step takes "
-        f"{format_ms(mean_ms)} ms on average; the {format_ms(step_ms)} ms are those of most steps",
+        f"half of the slowest rank's steps take {format_ms(median_ms)} ms or less; longer ones (validation, "
+        f"checkpoints or waiting for data may be in them) raise the mean to {format_ms(step_ms)} ms",
     )
 
 

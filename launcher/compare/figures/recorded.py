@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from statistics import fmean, median
 
 from gpurun.launcher.compare.figures.program_steps import (
@@ -14,6 +15,13 @@ from gpurun.launcher.compare.figures.program_steps import (
     sample_of_steps,
     trend_of_steps,
 )
+from gpurun.launcher.compare.figures.rounds import (
+    RoundKey,
+    launch_logs,
+    mean_logs,
+    program_times,
+    round_times,
+)
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
@@ -21,7 +29,6 @@ from gpurun.launcher.rundir.records import (
     Balance,
     Event,
     GpuLoad,
-    Kind,
     MemoryPeak,
     PointRecord,
     RoundTime,
@@ -32,12 +39,8 @@ from gpurun.launcher.rundir.records import (
 )
 from gpurun.launcher.rundir.step_sample import VariantSteps
 from gpurun.launcher.stats.busy import waited_for_others_ns
-from gpurun.launcher.stats.estimates import round_step_ns
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import GIB
-
-RoundKey = tuple[str, int]
-"""Launch and round number."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Measured:
     """The baseline's second blocks; empty for the others."""
     logs: Mapping[int, Mapping[RoundKey, float]]
     """ln(step time in ns) of its rounds, by repetition."""
+    means: Mapping[int, float] = field(default_factory=dict)
+    """ln(mean step in ns) of a program's launches, by repetition; empty for others."""
     aa_logs: Mapping[int, Mapping[RoundKey, float]] = field(default_factory=dict)
     """The same of `aa`."""
     memory: Mapping[int, MemoryPeak] = field(default_factory=dict)
@@ -94,11 +99,9 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
     short: tuple[str, ...] = ()
     if variant.kind.runs_program and status is not None:
         was_timed, (steps, text) = bool(timed), last_half(steps)
-        timed = round_times(steps, world_size, "timed")
-        if was_timed:
-            short = (text,) if text else ()
-        else:
-            unsteady = text
+        short, unsteady = ((text,) if text else (), None) if was_timed else ((), text)
+    if variant.kind.runs_program:
+        timed = program_times(steps, world_size)
     facts = run.read_facts(variant.id)
     of_steps: tuple[str, ...] = ()
     if status is None or status.status in MEASURED:  # else the failure is what there is to say
@@ -125,6 +128,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
         timed=timed,
         aa=tuple(aa),
         logs=launch_logs(timed, repetitions),
+        means=mean_logs(timed, repetitions) if variant.kind.runs_program else {},
         aa_logs=launch_logs(aa, repetitions),
         memory=run.read_memory(variant.id),
         balance=balance,
@@ -174,50 +178,6 @@ def _effective_status(status: VariantStatus | None, facts: VariantFacts, has_rou
     return status
 
 
-def round_times(
-    steps_by_rank: Mapping[int, Sequence[StepRecord]], world_size: int, kind: Kind
-) -> tuple[RoundTime, ...]:
-    """The time of every complete round, in the order in which rank 0 ran them.
-
-    A round counts only if all ranks have all its lines, that is the same number of steps: a crash may cut off
-    some ranks earlier than others.
-    """
-    blocks = [round_blocks_ns(steps_by_rank.get(rank, ()), kind) for rank in range(world_size)]
-    times = []
-    for launch, number in blocks[0]:
-        step_ns = [block.get((launch, number), ()) for block in blocks]
-        if len({len(steps) for steps in step_ns}) == 1:
-            times.append(RoundTime(launch, number, round_step_ns(step_ns)))
-    return tuple(times)
-
-
-def round_blocks_ns(steps: Iterable[StepRecord], kind: Kind) -> dict[RoundKey, list[float]]:
-    """One rank's step times by round, in the order in which they were written; or the means of blocks."""
-    blocks: dict[RoundKey, list[float]] = {}
-    for step in steps:
-        if step.kind == kind and step.round > 0:
-            time_ns = step.step_ns if step.block_ns is None else step.block_ns
-            blocks.setdefault((step.launch, step.round), []).append(time_ns)
-    return blocks
-
-
-def launch_logs(
-    rounds: Iterable[RoundTime], repetitions: Mapping[str, int]
-) -> dict[int, dict[RoundKey, float]]:
-    """ln(step time in ns) of the rounds of each launch, by repetition in rising order.
-
-    Args:
-        rounds: of one variant; the attempts at one launch count as one.
-        repetitions: repetition by id of the planned launch; rounds of other launches are left out.
-    """
-    logs: dict[int, dict[RoundKey, float]] = {}
-    for time in rounds:
-        repetition = repetitions.get(planned_launch(time.launch))
-        if repetition is not None:
-            logs.setdefault(repetition, {})[time.launch, time.round] = math.log(time.step_ns)
-    return dict(sorted(logs.items()))
-
-
 def queue_percent(timed: Sequence[StepRecord]) -> float | None:
     """Time in which a rank waited for other processes to leave a core, in percent of its step.
 
@@ -253,6 +213,19 @@ def timed_steps(measured: Measured, rank: int) -> list[StepRecord]:
     rounds = {(time.launch, time.round) for time in measured.timed}
     steps = measured.steps.get(rank, ())
     return [step for step in steps if step.kind == "timed" and (step.launch, step.round) in rounds]
+
+
+def slowest_steps(measured: Measured) -> list[StepRecord]:
+    """Timed steps of the rank that takes longest for all of them, of each launch."""
+    lanes: dict[str, list[list[StepRecord]]] = {}
+    for rank in measured.steps:
+        for launch, steps in groupby(timed_steps(measured, rank), key=lambda step: step.launch):
+            lanes.setdefault(launch, []).append(list(steps))
+    return [step for ranks in lanes.values() for step in max(ranks, key=_length_ns)]
+
+
+def _length_ns(steps: Iterable[StepRecord]) -> float:
+    return math.fsum(step.block_ns or step.step_ns for step in steps)
 
 
 def gpu_loads(measured: Measured, position: int, of_every_launch: bool = False) -> list[GpuLoad]:

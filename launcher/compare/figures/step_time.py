@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from gpurun.launcher.compare.figures.recorded import Measured, timed_steps
+from gpurun.launcher.compare.figures.recorded import Measured, slowest_steps
 from gpurun.launcher.compare.model import StepTime
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.stats.estimates import MOST_LOG, median_interval, order_rank, t_interval
@@ -45,6 +45,8 @@ def _step_interval(measured: Measured, values: Sequence[float], middle_ms: float
         low, high = t_interval([value - fmean(values) for value in values], CI_ALPHA) or (0.0, 0.0)
         return middle_ms * math.exp(low), middle_ms * math.exp(high)
     parts_ms = within_launch(measured).parts_ms
+    if measured.means:
+        return _around_mean(parts_ms, middle_ms)
     interval = median_interval(parts_ms, CI_ALPHA) or _mean_interval(parts_ms)
     return interval and (min(interval[0], middle_ms), max(interval[1], middle_ms))
 
@@ -53,6 +55,12 @@ def _mean_interval(parts_ms: Sequence[float]) -> Interval | None:
     """Of the geometric mean, which takes a few parts to be lognormal: so no end is below zero."""
     ends = t_interval([math.log(part_ms) for part_ms in parts_ms], CI_ALPHA)
     return ends and (math.exp(ends[0]), math.exp(min(ends[1], MOST_LOG)))
+
+
+def _around_mean(parts_ms: Sequence[float], middle_ms: float) -> Interval | None:
+    """Of the arithmetic mean: as wide as Student's to first order, and never below zero."""
+    ends = t_interval([part_ms / fmean(parts_ms) - 1 for part_ms in parts_ms], CI_ALPHA)
+    return ends and (middle_ms * math.exp(ends[0]), middle_ms * math.exp(min(ends[1], MOST_LOG)))
 
 
 @dataclass(frozen=True)
@@ -65,13 +73,8 @@ class WithinLaunch:
 
 
 def within_launch(measured: Measured) -> WithinLaunch:
-    """The rounds; of a program that is too short for an interval of their median, its steps."""
+    """The rounds; of a program that has hardly any, its steps."""
     rounds_ms = tuple(time.step_ns / 1e6 for time in measured.timed)
     if order_rank(len(rounds_ms), CI_ALPHA) or not measured.variant.kind.runs_program:
         return WithinLaunch(rounds_ms, "round")
-    by_step: dict[tuple[str, int], list[int]] = {}
-    for rank in measured.steps:
-        for step in timed_steps(measured, rank):
-            by_step.setdefault((step.launch, step.step), []).append(step.step_ns)
-    whole = [times for times in by_step.values() if len(times) == len(measured.steps)]
-    return WithinLaunch(tuple(max(times) / 1e6 for times in whole), "step")
+    return WithinLaunch(tuple(step.step_ns / 1e6 for step in slowest_steps(measured)), "step")

@@ -7,10 +7,8 @@ from statistics import fmean, median
 from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.program_steps import whole_rounds
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
-from gpurun.launcher.compare.figures.recorded import (
-    Measured,
-    round_blocks_ns,
-)
+from gpurun.launcher.compare.figures.recorded import Measured
+from gpurun.launcher.compare.figures.rounds import round_blocks_ns
 from gpurun.launcher.compare.figures.step_time import CI_ALPHA
 from gpurun.launcher.compare.label import varied_texts
 from gpurun.launcher.compare.model import Noise, Scatter, StepTime, VariantResult

@@ -157,11 +157,13 @@ class PointRecord:
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Step time of one variant in one round: the maximum over ranks of the block's mean step."""
+    """Mean step of a variant in a round: of the rank that is slowest in it, of a program in the launch."""
 
     launch: str
     round: int
     step_ns: float
+    num_steps: int = 1
+    """How many steps it is the mean of: of a program, whose last round may be shorter."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.recorded import round_times
+from gpurun.launcher.compare.figures.rounds import round_times
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.model import Comparison, Difference
 from gpurun.launcher.compare.variant_difference import EARLY_ROUNDS_SHARE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.recorded import launch_logs
+from gpurun.launcher.compare.figures.rounds import launch_logs
 from gpurun.launcher.compare.model import OpenPair
 from gpurun.launcher.compare.notes import open_notes
 from gpurun.launcher.compare.ranking import Following, following

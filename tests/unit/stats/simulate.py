@@ -284,7 +284,7 @@ class SimulatedRun:
 def measured(name: str, group: Sequence[str]) -> Any:
     """What differences read of a measured variant."""
     variant = SimpleNamespace(id=name, global_batch=1, kind=TRAINING)
-    return SimpleNamespace(variant=variant, group=group, counts=True, logs={}, aa_logs={}, timed=())
+    return SimpleNamespace(variant=variant, group=group, counts=True, logs={}, aa_logs={}, means={}, timed=())
 
 
 @dataclass(frozen=True)
