@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.timing import BIN, machine_facts, record, table
-from gpurun.launcher.compare.figures.recorded import round_blocks_ns
+from gpurun.launcher.compare.figures.rounds import round_blocks_ns
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_bytes, write_json
 from gpurun.launcher.rundir.paths import MAX_KEPT_ROUNDS

@@ -17,12 +17,12 @@ from gpurun.launcher.compare.figures.program_steps import (
     steps_of_launches,
 )
 from gpurun.launcher.compare.figures.ranks import rank_figures
-from gpurun.launcher.compare.figures.recorded import Measured, read_measured
+from gpurun.launcher.compare.figures.recorded import Measured, mean_ms, read_measured
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
 from gpurun.launcher.compare.figures.spent import launches_s
 from gpurun.launcher.compare.figures.step_time import step_times
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
-from gpurun.launcher.compare.figures.traced import TracedSteps, of_devices, read_traced
+from gpurun.launcher.compare.figures.traced import TracedSteps, of_devices, of_timed, read_traced
 from gpurun.launcher.compare.figures.variant import (
     balanced,
     batch_curves,
@@ -303,9 +303,9 @@ def variant_result(
     """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
     variant, status, facts = measured.variant, measured.status, measured.facts
     step_ms = times[variant.id]
-    traced = of_devices(read_traced(run, variant.id), variant.devices)
-    ranks = rank_figures(run, measured, traced, nodes)
     middle_ms = step_ms.estimate if step_ms else None
+    traced = of_timed(of_devices(read_traced(run, variant.id), variant.devices), mean_ms(measured))
+    ranks = rank_figures(run, measured, traced, nodes)
     found = findings(measured, ranks, middle_ms)
     rates = throughput(measured, middle_ms, host)
     return VariantResult(

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpurun.launcher.compare.causes import is_far_from_timed, slowest_rank
 from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches, with_longest
-from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
+from gpurun.launcher.compare.figures.ranks import RankFigures, disagreement
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.spent import launches_s
 from gpurun.launcher.compare.figures.step_time import within_launch
+from gpurun.launcher.compare.figures.traced import TRACED_FAR
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.headline import time_and_memory
 from gpurun.launcher.compare.interference import time_to_decide, time_without_load, widened
@@ -24,7 +25,6 @@ from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import (
-    Interval,
     first_of,
     format_count,
     format_duration,
@@ -299,8 +299,6 @@ def named_once(said: Iterable[tuple[VariantResult, str]], num_variants: int) -> 
     ]
 
 
-APART_OF_ABLATION = 0.3
-APART_OF_STEP = 0.02
 FAR_FROM_MEDIAN = 1.5
 """From this multiple of a rank's median on, the report says why the step is longer."""
 
@@ -325,7 +323,6 @@ def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float 
     return (*launches, *full_memory(ranks), *([found] if found else []), *alone)
 
 
-TRACED_FAR = "traced steps differ a lot from the timed steps, which are ranked"
 NEVER_COMMUNICATE = (
     "its ranks don't communicate in the traced steps: to train one model together, wrap it in "
     "DistributedDataParallel"
@@ -365,36 +362,8 @@ def full_memory(ranks: Sequence[RankFigures]) -> Iterator[str]:
     """GPUs on which timed steps waited for memory."""
     for rank in ranks:
         if rank.alloc_retries:
-            times = plural(rank.alloc_retries, "time")
             yield (
-                f"the memory of {rank.device} is nearly full: timed steps waited {times} while torch "
-                "released cached memory; try a smaller batch"
+                f"the memory of {rank.device} is nearly full: timed steps waited "
+                f"{plural(rank.alloc_retries, 'time')} while torch released cached memory; "
+                "try a smaller batch"
             )
-
-
-def disagreement(
-    exposed: ExposedComm, interval: Interval | None, step_ms: float, has_buckets: bool = True
-) -> str | None:
-    """A finding where trace and ablation differ by more than 30 % of the ablation and 2 % of the step.
-
-    The ablation also holds what communication costs while compute goes on: contention, and copies to buckets.
-
-    Args:
-        exposed: communication that nothing overlaps, in ms.
-        interval: of the ablation; what lies within it is chance.
-        step_ms: the variant's step.
-        has_buckets: whether gradients are averaged in buckets.
-    """
-    if exposed.trace is None or exposed.ablation is None:
-        return None
-    apart_ms = abs(exposed.trace - exposed.ablation)
-    if apart_ms <= APART_OF_ABLATION * abs(exposed.ablation) or apart_ms <= APART_OF_STEP * step_ms:
-        return None
-    if interval is not None and interval[0] <= exposed.trace <= interval[1]:
-        return None
-    by_ablation = f"{format_ms(exposed.ablation)} ms when measured by disabling it"
-    how = "contention, bucket copies" if has_buckets else "contention"
-    likely = f"communication may also slow down compute ({how})"
-    if exposed.ablation < exposed.trace:
-        likely = "ranks that don't communicate may compete for the hardware instead"
-    return f"exposed communication is {format_ms(exposed.trace)} ms in the trace, but {by_ablation}; {likely}"

@@ -229,8 +229,7 @@ def _exposed_percent(result: VariantResult) -> float | None:
     slowest = slowest_rank(result.ranks)
     if slowest and slowest.span_ms and slowest.exposed_comm_ms.trace is not None:
         return 100 * slowest.exposed_comm_ms.trace / slowest.span_ms
-    exposed_ms = result.exposed_comm_ms.ablation
-    return 100 * exposed_ms / result.step_ms.estimate if exposed_ms is not None and result.step_ms else None
+    return result.exposed_comm_ms.ablation_percent(result.step_ms.estimate) if result.step_ms else None
 
 
 def _any_parallel(results: Results) -> bool:

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.compare.causes import largest_loss
-from gpurun.launcher.compare.figures.ranks import ExposedComm
-from gpurun.launcher.compare.notes import APART_OF_ABLATION, APART_OF_STEP, disagreement
+from gpurun.launcher.compare.figures.ranks import APART_OF_ABLATION, APART_OF_STEP, ExposedComm, disagreement
 from gpurun.launcher.trace.explain import MENTION_FROM
 from tests.unit.compare.test_compare_explain import asleep
 

@@ -20,7 +20,10 @@ from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import MemoryPart, StepRecord
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.model import Bubble
-from gpurun.launcher.units import GIB
+from gpurun.launcher.units import GIB, Interval, format_ms
+
+LEAST_SHARE = -5.0
+"""In percent: what noise makes of nothing."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,11 @@ class ExposedComm:
     """Communication in the trace while nothing computes, in steps that the profiler slows down a little."""
     ablation: float | None = None
     """The median step less the median step without communication; noise can make it negative."""
+
+    def ablation_percent(self, step_ms: float) -> float | None:
+        """As a share of the step; `None` where it is no part of it, as of steps that get data in bursts."""
+        percent = None if self.ablation is None else 100 * self.ablation / step_ms
+        return percent if percent is not None and LEAST_SHARE <= percent <= 100 else None
 
 
 @dataclass(frozen=True)
@@ -197,3 +205,38 @@ def ablation_ms(steps: Iterable[StepRecord]) -> float | None:
     if not timed:
         return None
     return (median(timed) - median(step.step_ns for step in without)) / 1e6
+
+
+APART_OF_ABLATION = 0.3
+APART_OF_STEP = 0.02
+
+
+def disagreement(
+    exposed: ExposedComm, interval: Interval | None, step_ms: float, has_buckets: bool = True
+) -> str | None:
+    """A finding where trace and ablation differ by more than 30 % of the ablation and 2 % of the step.
+
+    The ablation also holds what communication costs while compute goes on: contention, and copies to buckets.
+
+    Args:
+        exposed: communication that nothing overlaps, in ms.
+        interval: of the ablation; what lies within it is chance.
+        step_ms: the variant's step.
+        has_buckets: whether gradients are averaged in buckets.
+    """
+    if exposed.trace is None or exposed.ablation is None:
+        return None
+    apart_ms = abs(exposed.trace - exposed.ablation)
+    if apart_ms <= APART_OF_ABLATION * abs(exposed.ablation) or apart_ms <= APART_OF_STEP * step_ms:
+        return None
+    if interval and interval[0] <= exposed.trace <= interval[1]:
+        return None
+    by_ablation = f"{format_ms(exposed.ablation)} ms when measured by disabling it"
+    likely = (
+        f"communication may also slow down compute (contention{', bucket copies' if has_buckets else ''})"
+    )
+    if exposed.ablation > step_ms:
+        likely = "that is more than a step, whose length varies too much to measure it so"
+    elif exposed.ablation < exposed.trace:
+        likely = "ranks that don't communicate may compete for the hardware instead"
+    return f"exposed communication is {format_ms(exposed.trace)} ms in the trace, but {by_ablation}; {likely}"

@@ -215,6 +215,12 @@ def timed_steps(measured: Measured, rank: int) -> list[StepRecord]:
     return [step for step in steps if step.kind == "timed" and (step.launch, step.round) in rounds]
 
 
+def mean_ms(measured: Measured) -> dict[int, float]:
+    """The mean timed step of each rank."""
+    timed = {rank: timed_steps(measured, rank) for rank in measured.steps}
+    return {rank: _length_ns(steps) / len(steps) / 1e6 for rank, steps in timed.items() if steps}
+
+
 def slowest_steps(measured: Measured) -> list[StepRecord]:
     """Timed steps of the rank that takes longest for all of them, of each launch."""
     lanes: dict[str, list[list[StepRecord]]] = {}

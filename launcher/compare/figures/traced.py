@@ -5,7 +5,7 @@ outcome, and is made again when a trace is another file than the one that it was
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, fields, replace
 from itertools import chain
@@ -19,12 +19,12 @@ from gpurun.launcher.rundir.control import write_in
 from gpurun.launcher.rundir.files import RunDir, as_json
 from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.trace.model import Bubble
-from gpurun.launcher.units import ranks_text
+from gpurun.launcher.units import format_ms, ranks_text
 
 if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
-SCHEMA = 8
+SCHEMA = 9
 MOST_OPERATORS = 20
 """That are kept of each rank, the longest ones."""
 
@@ -33,13 +33,25 @@ NO_GPU_WORK = (
     "(Nsight, DCGM) may be in use, or the program uses no GPU"
 )
 
+TRACED = "traced steps "
+"""How the findings begin that compare these with the timed ones."""
+TRACED_FAR = f"{TRACED}differ a lot from the timed steps, which are ranked"
+TRACED_SHORT = (
+    TRACED + "of rank {rank} take {traced} ms, timed ones {timed} ms on average: the traces don't show where "
+    "the rest goes; record more steps (`profile: {{steps: …}}`)"
+)
+LEAST_OF_TIMED = 0.7
+"""A smaller share of the timed step is another kind of step."""
+LONG_STEP = 1.3
+"""From this multiple of the quiet steps' mean on, the work of a step differs, not only what else ran."""
+
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
 
 
 @dataclass(frozen=True)
 class TracedSteps:
-    """Where the figures of traces come from: the mean of those steps in which least else ran."""
+    """Where the figures of traces come from: the mean of so many steps, those in which least else ran."""
 
     used: int
     recorded: int
@@ -181,13 +193,39 @@ def of_devices(traced: Traced | None, devices: Sequence[str]) -> Traced | None:
     """
     if traced is None or not traced.of_host or devices[0].startswith(CPU.name):
         return traced
-    known = {rank: found for rank, found in traced.ranks.items() if rank not in traced.of_host}
+    warning = NO_GPU_WORK.format(ranks=ranks_text(traced.of_host))
+    return _without(traced, traced.of_host, warning)
+
+
+def of_timed(traced: Traced | None, mean_ms: Mapping[int, float]) -> Traced | None:
+    """The figures of traces next to a timed step; none where the traced steps are far shorter.
+
+    They would be the shares of steps that aren't the ones that take the time, such as those of an input
+    pipeline that delivers several batches at once.
+
+    Args:
+        traced: the figures.
+        mean_ms: each rank's timed step.
+    """
+    traced_ms = {rank: each.span_ns / 1e6 for rank, each in traced.ranks.items()} if traced else {}
+    short = [rank for rank, ms in traced_ms.items() if ms < LEAST_OF_TIMED * mean_ms.get(rank, 0.0)]
+    if traced is None or not short:
+        return traced
+    rank = min(short, key=lambda rank: traced_ms[rank] / mean_ms[rank])
+    times = {"traced": format_ms(traced_ms[rank]), "timed": format_ms(mean_ms[rank])}
+    warning = TRACED_SHORT.format(rank=rank, **times)
+    return _without(traced, traced.ranks, warning)
+
+
+def _without(traced: Traced, ranks: Collection[int], warning: str) -> Traced:
+    """Without the figures of `ranks`, with the reason."""
+    known = {rank: found for rank, found in traced.ranks.items() if rank not in ranks}
     return replace(
         traced,
         ranks=known,
         steps=traced.steps if known else (),
         operators_ns={rank: ns for rank, ns in traced.operators_ns.items() if rank in known},
-        warnings=(*traced.warnings, NO_GPU_WORK.format(ranks=ranks_text(traced.of_host))),
+        warnings=(*traced.warnings, warning),
     )
 
 
@@ -219,7 +257,8 @@ def quiet_steps(ranks: Sequence["RankTrace"]) -> tuple[tuple[int, ...], dict[int
     What else runs on a machine only ever adds to a step; waiting doesn't count here, for it is what the other
     ranks have to do, and belongs to the outcome. A mean of whole steps, unlike medians of each part, adds up,
     and its ranks belong together: what one waits is what another still computes. Several steps, since a
-    single one has parts that are long or short by chance.
+    single one has parts that are long or short by chance. All of them where long steps come back, as with
+    input that is ready in bursts: those are the program's own.
     """
     by_rank = {
         number: {step.step: rank_breakdown(step) for step in steps} for number, steps in _replicas(ranks)
@@ -228,10 +267,19 @@ def quiet_steps(ranks: Sequence["RankTrace"]) -> tuple[tuple[int, ...], dict[int
     if not common:
         return (), {}
     busy_ns = {number: sum(steps[number].busy_ns for steps in by_rank.values()) for number in sorted(common)}
-    chosen = sorted(busy_ns, key=busy_ns.__getitem__)[: (len(busy_ns) + 1) // 2]
+    chosen = _chosen(busy_ns)
     return tuple(sorted(chosen)), {
         rank: mean_breakdown([steps[number] for number in chosen]) for rank, steps in by_rank.items()
     }
+
+
+def _chosen(busy_ns: Mapping[int, int]) -> list[int]:
+    """The steps that are busy least: half of all, or all where at least two and half of the rest are long."""
+    ordered = sorted(busy_ns, key=busy_ns.__getitem__)
+    quiet, rest = ordered[: (len(ordered) + 1) // 2], ordered[(len(ordered) + 1) // 2 :]
+    long_ns = LONG_STEP * mean(busy_ns[number] for number in quiet)
+    num_long = sum(busy_ns[number] > long_ns for number in rest)
+    return ordered if num_long >= max(2, len(rest) / 2) else quiet
 
 
 def common_steps(ranks: Sequence["RankTrace"]) -> set[int]:

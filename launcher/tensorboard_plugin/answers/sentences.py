@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.launcher.compare.causes import (
-    is_far_from_timed,
     largest_loss,
     loss_text,
     slowest_rank,
@@ -15,9 +14,9 @@ from gpurun.launcher.compare.causes import (
     why_slower,
 )
 from gpurun.launcher.compare.figures.ranks import RankFigures
+from gpurun.launcher.compare.figures.traced import TRACED
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.compare.notes import TRACED_FAR
 from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.phases import REST, timed_parts
 from gpurun.launcher.report.terminal.curves import balanced_lines
@@ -35,7 +34,9 @@ TRACED_BARS = (
 )
 RANKED_BARS = f"Bars: the slowest rank's step as timed, in the proportions of its traced step. {HIDDEN_PARTS}"
 """The bars of the ranking, of variants with traces."""
-TIMED_BARS = "Without a trace, bars are the timed phases: what a rank communicates and waits for is in them."
+TIMED_BARS = (
+    "Where traces don't show it, bars are the timed phases, with what a rank communicates and waits for."
+)
 """The bars of variants without traces."""
 RANK_ROWS = (
     "One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. "
@@ -121,10 +122,9 @@ def difference_interval(variant: VariantResult) -> str:
 
 
 def far_note(variant: VariantResult) -> str | None:
-    """A warning where the traced steps aren't the ones that rank the variant; `None` where they are."""
-    rank, step = slowest_rank(variant.ranks), variant.step_ms
-    is_far = rank and rank.span_ms and step and is_far_from_timed(rank.span_ms, step.estimate)
-    return f"{variant_label(variant)}: {TRACED_FAR}." if is_far else None
+    """The report's warning that traced steps aren't like those that rank the variant; `None` without one."""
+    found = next((text for text in variant.warnings if text.startswith(TRACED)), None)
+    return f"{variant_label(variant)}: {found}." if found else None
 
 
 def system_line(host: Mapping[str, Any], comparison: Comparison | None) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.causes import largest_loss, main_cause, why_slower
-from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, disagreement
 from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
-from gpurun.launcher.compare.notes import disagreement, never_communicate
+from gpurun.launcher.compare.notes import never_communicate
 from gpurun.launcher.jobfile.kinds import JOB_KINDS
 from tests.known import known
 from tests.unit.compare.test_compare_summary import result, sentence
@@ -225,6 +225,7 @@ def test_what_both_lose_is_no_reason() -> None:
         ),
         (9.0, 5.0, (1.0, 9.5), None),  # chance
         (2.0, -1.0, None, "−1.0 ms when measured by disabling it"),
+        (2.0, 61.0, None, "61.0 ms when measured by disabling it; that is more than a step"),
         (None, 5.0, None, None),
         (5.0, None, None, None),
     ],

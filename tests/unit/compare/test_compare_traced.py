@@ -9,7 +9,13 @@ import pytest
 
 from gpurun.launcher.compare.causes import largest_loss, losses
 from gpurun.launcher.compare.figures.ranks import RankFigures, with_breakdown
-from gpurun.launcher.compare.figures.traced import RankBreakdown, Traced, of_devices, read_traced
+from gpurun.launcher.compare.figures.traced import (
+    RankBreakdown,
+    Traced,
+    of_devices,
+    of_timed,
+    read_traced,
+)
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.trace.model import Bubble
 from tests.unit.compare.test_compare_explain import TRACED, variant
@@ -182,6 +188,35 @@ def test_the_mean_is_of_the_half_in_which_all_ranks_were_busy_least(tmp_path: Pa
     assert traced is not None
     assert (traced.steps, traced.num_steps) == ((2, 4, 5), 5)
     assert [rank.span_ns for rank in traced.ranks.values()] == [96_667, 96_333]
+
+
+@pytest.mark.parametrize(
+    ("busy_us", "used"),
+    [([5, 55, 5, 55, 5, 55], 6), ([5, 5, 60, 5, 5, 60], 6), ([20, 20, 20, 20, 20, 65], 3), ([20, 60], 1)],
+)
+def test_long_steps_that_come_back_count_and_one_that_does_not_is_left_out(
+    tmp_path: Path, busy_us: list[float], used: int
+) -> None:
+    """As of a loader that delivers several batches at once; one alone may be the machine's."""
+    run = RunDir(tmp_path)
+    events = [step(number, 1000 * number, busy) for number, busy in enumerate(busy_us, 1)]
+    run.trace("v", 0).parent.mkdir(parents=True)
+    write(run.trace("v", 0), [span("cpu_op", "aten::mm", 999, 1), *events], **rank_info(0, 1))
+    found = read_traced(run, "v")
+    assert found is not None
+    assert len(found.steps) == used
+    assert found.ranks[0].span_ns == pytest.approx(1000 * sum(sorted(busy_us)[:used]) / used, abs=1)
+
+
+@pytest.mark.parametrize(("step_ms", "is_used"), [(None, True), (0.05, True), (0.142, True), (0.144, False)])
+def test_traces_of_far_shorter_steps_than_timed_ones_have_no_figures(
+    run: RunDir, step_ms: float | None, is_used: bool, wording: Wording
+) -> None:
+    """Of 100 µs: what takes the rest of the timed step isn't in them."""
+    found = of_timed(read_traced(run, "v"), {1: step_ms} if step_ms else {})
+    assert found is not None
+    assert (bool(found.ranks), bool(found.steps), not found.warnings) == (is_used, is_used, is_used)
+    wording(*found.warnings)
 
 
 def test_a_step_with_long_waiting_is_as_good_as_another(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
+from gpurun.launcher.compare.figures.traced import TRACED_FAR
 from gpurun.launcher.compare.model import Comparison, StepTime, VariantResult
-from gpurun.launcher.compare.notes import TRACED_FAR
 from gpurun.launcher.report.phases import timed_parts
 from gpurun.launcher.report.terminal.table import phase_parts
 from gpurun.launcher.rundir.files import RunDir
@@ -122,7 +122,7 @@ def test_sentences(snapshot: Callable[[str, str], None]) -> None:
         "the fastest, whose timed steps are others": explained(timed(EVEN, 50.0)),
         "a step": step_sentence(EVEN),
         "a step whose timed ones are others": step_sentence(timed(EVEN, 50.0)),
-        "the same, in a note": far_note(timed(EVEN, 50.0)),
+        "the same, in a note": far_note(replace(EVEN, warnings=("noisy", TRACED_FAR))),
         "a step as traced": far_note(EVEN),
         "a step without a trace": step_sentence(UNTRACED),
         "a step without ranks": step_sentence(replace(UNTRACED, ranks=())),
