@@ -124,9 +124,10 @@ class Settings:
     )
     """Samples per optimizer step, over all devices. `max`: the most that every split of the job can hold;
     each device tries batches in a separate process, which may run out of memory, and keeps a margin; it stops
-    at the first batch whose step takes more than 10 s, which on CPUs is often before memory ends, and where a
-    dataset ends. Only a few built-ins have a default batch size; `gpurun workloads` lists them. For a program
-    it is optional: with it, the report shows samples per second."""
+    at the first batch whose step takes more than 10 s, and where a dataset ends. On CPUs, time often ends it
+    before memory does: a step may take no longer than leaves time in `budget` for comparing. Only a few
+    built-ins have a default batch size; `gpurun workloads` lists them. For a program it is optional: with
+    it, the report shows samples per second."""
     precision: Annotated[str, one_of(PRECISIONS, _DTYPES, {"mixed": _MIXED, "amp": _MIXED})] = setting(
         "fp32",
         compare="Precisions to compare.",

@@ -1,6 +1,7 @@
 """`global_batch: max`: every device tries batches in a process of its own, which may run out of memory."""
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +16,11 @@ from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import device_env
 from gpurun.launcher.plan.combination import max_batch
 from gpurun.launcher.plan.devices import job_devices
+from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE
 from gpurun.launcher.plan.launch_config import visible_names
 from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
 from gpurun.launcher.rundir.files import read_lines, write_json
-from gpurun.launcher.rundir.records import Attempt, MaxBatch, MaxBatchConfig, NodeRooms, Room
+from gpurun.launcher.rundir.records import MAX_STEP_S, Attempt, MaxBatch, MaxBatchConfig, NodeRooms, Room
 from gpurun.launcher.strategies import STRATEGIES, Strategy
 from gpurun.launcher.units import GIB, format_count, plural
 
@@ -28,6 +30,8 @@ MARGIN = 0.05
 """Share of the fitting batch to leave free, for fragmentation and communication buffers."""
 CPU_SHARE = 0.8
 """Share of the machine's free memory that all CPU devices together may use."""
+STEPS_OF_LAUNCH = 30
+"""Of each variant, about: the warm-up and some rounds."""
 POLL_S = 0.1
 ENDLESS = Room(1 << 40)
 """The room on a device that no variant of the job uses."""
@@ -320,7 +324,16 @@ class Search:
             attempts=str(self.path(index)),
             fits=fits,
             fails=fails,
+            max_step_s=most_step_s(self.spec) if kind.is_host else MAX_STEP_S,
         )
+
+
+def most_step_s(spec: JobSpec) -> float:
+    """The longest step of a CPU, where time limits the batch: the budget is enough for all launches."""
+    num_variants = math.prod(len(values) for values in spec.compare.lists().values())
+    if spec.has_fixed_size or num_variants < 2:
+        return MAX_STEP_S
+    return min(MAX_STEP_S, spec.budget_s / (LAUNCHES_TO_COMPARE * STEPS_OF_LAUNCH * num_variants))
 
 
 def bounds(attempts: Sequence[Attempt]) -> tuple[int, int | None]:

@@ -110,8 +110,13 @@ def _power(plan: Plan, found: Detectable) -> str | None:
     """The differences that the run can show, where that is known; and what it can't in any case."""
     launches, more = plural(found.launches, "launch"), more_launches(has_budget=False)
     if found.is_too_little and plan.budget_s is not None:
-        enough = math.ceil((found.enough_s or 0.0) / 10) * 10
+        once_s, enough = (
+            (found.enough_s or 0.0) / LAUNCHES_TO_COMPARE,
+            math.ceil((found.enough_s or 0.0) / 10) * 10,
+        )
         fit = f"{launches} of each fit{'s' * (found.launches == 1)} into {budget_text(plan.budget_s)}"
+        if once_s > plan.budget_s:
+            fit = f"1 launch of each takes {budget_text(once_s)}"
         return f"No verdict is likely: {fit}, {LAUNCHES_TO_COMPARE} are needed ({budget_text(enough)})."
     if found.is_too_little and not found.is_shared:
         return f"No verdict is possible with {launches}: it takes {LAUNCHES_TO_COMPARE} ({more})."

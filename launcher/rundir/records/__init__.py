@@ -5,6 +5,7 @@ JSON, encoded and checked by msgspec.
 """
 
 from gpurun.launcher.rundir.records.config import (
+    MAX_STEP_S,
     BalanceConfig,
     CaptureRequest,
     EstimateConfig,
@@ -70,6 +71,7 @@ from gpurun.launcher.rundir.records.outcome import (
 
 __all__ = [
     "GRADIENT_DIFFERS",
+    "MAX_STEP_S",
     "MEASURED",
     "MEMORY_PARTS",
     "NO_GROUP",

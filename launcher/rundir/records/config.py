@@ -177,6 +177,10 @@ class LaunchHead:
         return (*self.variants, *(variant for guest in self.guests for variant in guest.all_variants))
 
 
+MAX_STEP_S = 10.0
+"""The longest step that is wanted of `global_batch: max`."""
+
+
 @dataclass(frozen=True)
 class MaxBatchConfig:
     """The configuration of a process that finds the largest batch that each of its devices holds."""
@@ -206,6 +210,8 @@ class MaxBatchConfig:
     """The largest batch that fit in earlier processes; 0 for none."""
     fails: int | None
     """The smallest batch that did not fit."""
+    max_step_s: float = MAX_STEP_S
+    """A batch whose step takes longer is large enough, whatever the memory."""
 
 
 @dataclass(frozen=True)

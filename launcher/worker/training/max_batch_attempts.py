@@ -11,7 +11,13 @@ import torch
 from gpurun.launcher.errors import GpurunError, SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.files import append_lines, read_json
-from gpurun.launcher.rundir.records import Attempt, LaunchConfig, MaxBatchConfig, VariantConfig
+from gpurun.launcher.rundir.records import (
+    MAX_STEP_S,
+    Attempt,
+    LaunchConfig,
+    MaxBatchConfig,
+    VariantConfig,
+)
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import format_count, plural
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
@@ -27,8 +33,6 @@ NUM_STEPS = 2
 """The first makes the optimizer's state; the second needs memory for it and everything else."""
 TOGETHER = next(name for name, strategy in STRATEGIES.items() if strategy.has_replicas)
 """The strategy of one process with several devices."""
-MAX_STEP_S = 10.0
-"""A batch whose step takes longer is large enough, whatever the memory."""
 RESOLUTION = 32
 """The search ends when the failed size exceeds the fitting one by at most one part in so many."""
 MAX_SAMPLES = 1 << 20
@@ -78,12 +82,8 @@ def search(config: MaxBatchConfig) -> None:
             fits = batch
             step_s = (time.monotonic() - start) / NUM_STEPS
             note(config, "fits", batch, step_s=step_s)
-            if step_s > MAX_STEP_S:
-                note(
-                    config,
-                    "done",
-                    message=f"a step of {format_count(batch)} takes more than {MAX_STEP_S:g} s",
-                )
+            if step_s > config.max_step_s:
+                note(config, "done", message=too_long(batch, config.max_step_s))
                 return
         else:
             fails = batch
@@ -94,6 +94,12 @@ def search(config: MaxBatchConfig) -> None:
         note(config, "done", message=f"no more than {format_count(fits)} are tried")
     else:
         note(config, "done", fits, f"the dataset has {plural(len(dataset), 'sample')}")
+
+
+def too_long(batch: int, max_step_s: float) -> str:
+    """Why no larger batch is tried."""
+    why = ", too long for the budget" if max_step_s < MAX_STEP_S else ""
+    return f"a step of {format_count(batch)} takes more than {max_step_s:.2g} s{why}"
 
 
 def next_attempt(fits: int, fails: int | None, most: int = MAX_SAMPLES) -> int | None:

@@ -29,16 +29,17 @@ from gpurun.launcher.run.max_batch import (
     combined,
     in_micro_batches,
     largest_step_s,
+    most_step_s,
     with_margin,
 )
 from gpurun.launcher.rundir.files import append_lines, read_lines
-from gpurun.launcher.rundir.records import Attempt, MaxBatchConfig, NodeRooms, Room
+from gpurun.launcher.rundir.records import MAX_STEP_S, Attempt, MaxBatchConfig, NodeRooms, Room
 from gpurun.launcher.worker.training import max_batch_attempts
 from gpurun.launcher.worker.training.max_batch_attempts import (
     MAX_SAMPLES,
-    MAX_STEP_S,
     RESOLUTION,
     next_attempt,
+    too_long,
 )
 from tests.unit.plan.machines import FakeMachine
 from tests.wording import Wording
@@ -291,3 +292,20 @@ def test_the_reference_says_from_which_step_on_no_larger_batch_is_tried() -> Non
         line for line in reference.read_text().splitlines() if line.startswith("| `global_batch` | `max`")
     )
     assert f"the first batch whose step takes more than {MAX_STEP_S:g} s" in row
+
+
+@pytest.mark.parametrize(
+    ("more", "step_s"),
+    [
+        ("compare: {split: [even, '3:1']}\nbudget: 36s\n", 0.1),
+        ("compare: {split: [even, '3:1']}\nbudget: 10h\n", MAX_STEP_S),
+        ("compare: {split: [even, '3:1']}\nsteps: {rounds: 4}\n", MAX_STEP_S),
+        ("budget: 36s\n", MAX_STEP_S),  # nothing is compared
+    ],
+)
+def test_on_cpus_steps_are_short_enough_to_be_compared_within_the_budget(more: str, step_s: float) -> None:
+    assert most_step_s(job(f"devices: cpu:2\n{more}")) == pytest.approx(step_s)
+
+
+def test_a_batch_that_is_too_slow_for_the_budget_says_so(wording: Wording) -> None:
+    wording(too_long(4096, MAX_STEP_S), too_long(64, 1 / 6))
