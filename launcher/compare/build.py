@@ -17,7 +17,7 @@ from gpurun.launcher.compare.figures.program_steps import (
     steps_of_launches,
 )
 from gpurun.launcher.compare.figures.ranks import rank_figures
-from gpurun.launcher.compare.figures.recorded import Measured, mean_ms, read_measured
+from gpurun.launcher.compare.figures.recorded import Measured, has_cold_peak, mean_ms, read_measured
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
 from gpurun.launcher.compare.figures.spent import launches_s
 from gpurun.launcher.compare.figures.step_time import step_times
@@ -211,7 +211,7 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
         *still_open,
         *around_notes(measured.values()),
         *work_notes(found.variants, measured),
-        *(memory_notes(found.variants) if found.gate is None else ()),
+        *(memory_notes(found.variants) if found.gate is None and not has_cold_peak(measured) else ()),
         *restart_notes(run),
         *software_notes(run, measured.values()),
     )
@@ -221,7 +221,8 @@ def work_notes(results: Sequence[VariantResult], measured: Mapping[str, Measured
     """That steps of programs may do different work, where their samples aren't known but numbers differ."""
     ranked = [one for one in results if is_ranked(one) and one.kind.runs_program and one.global_batch is None]
     made = {variant_label(one): most_steps(measured[one.id]) for one in ranked}
-    run_s = {variant_label(one): one.wall_s for one in ranked if one.wall_s is not None}
+    known = [one for one in ranked if not measured[one.id].has_only_first]
+    run_s = {variant_label(one): one.wall_s for one in known if one.wall_s is not None}
     return other_work({name: num for name, num in made.items() if num}, run_s)
 
 
@@ -341,7 +342,9 @@ def variant_result(
         probe=probe_result(
             measured.points, variant.workload, gpu_names(variant.devices, host)[0], variant.precision or ""
         ),
-        wall_s=median(measured.ended_s.values()) if measured.ended_s else None,
+        wall_s=median(measured.ended_s[name] for name in measured.later(measured.ended_s))
+        if measured.ended_s
+        else None,
         loss=facts.loss,
         code=facts.code,
         traced_steps=TracedSteps(len(traced.steps), traced.num_steps) if traced and traced.steps else None,

@@ -22,6 +22,7 @@ from gpurun.launcher.compare.figures.rounds import (
     program_times,
     round_times,
 )
+from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
@@ -76,6 +77,18 @@ class Measured:
     """The parts of that time, of those that had steps."""
     num_planned: int = 0
     """The launches of the plan that count."""
+    first_launch: str = ""
+    """Of a run of programs: its ranks import what those of later launches find in memory."""
+
+    @property
+    def has_only_first(self) -> bool:
+        """Whether its program ran in the first launch of the run alone, which takes more time and memory."""
+        return {planned_launch(launch) for launch in self.ended_s} == {self.first_launch}
+
+    def later(self, launches: Iterable[str]) -> set[str]:
+        """The launches without the first of the run, unless that is all."""
+        found = set(launches)
+        return {name for name in found if planned_launch(name) != self.first_launch} or found
 
     @property
     def counts(self) -> bool:
@@ -135,6 +148,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
         points=points,
         ended_s={name: elapsed_s(events) for name, events in ended.items()},
         num_planned=len(counting),
+        first_launch=plan.launches[0].id if variant.kind.runs_program else "",
         around_s=[found for events in ended.values() if (found := around_steps(events))],
     )
 
@@ -221,6 +235,13 @@ def mean_ms(measured: Measured) -> dict[int, float]:
     return {rank: _length_ns(steps) / len(steps) / 1e6 for rank, steps in timed.items() if steps}
 
 
+def has_cold_peak(measured: Mapping[str, Measured]) -> bool:
+    """Whether the peak of a program's process is known from the run's first launch alone."""
+    return any(
+        one.has_only_first and one.variant.devices[0].startswith(CPU.name) for one in measured.values()
+    )
+
+
 def slowest_steps(measured: Measured) -> list[StepRecord]:
     """Timed steps of the rank that takes longest for all of them, of each launch."""
     lanes: dict[str, list[list[StepRecord]]] = {}
@@ -268,6 +289,8 @@ def allocated_gib(measured: Measured, rank: int) -> float | None:
     A workload's resident set is left out: next to live tensors of other variants it would mislead.
     """
     on_host = timed_steps(measured, rank) if measured.variant.kind.runs_program else ()
+    launches = measured.later(step.launch for step in on_host)
+    on_host = [step for step in on_host if step.launch in launches]
     records = gpu_loads(measured, rank, of_every_launch=True) or on_host
     peaks = [one.peak_bytes for one in records if one.peak_bytes is not None]
     return max(peaks) / GIB if peaks else None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, product
 
 import pytest
 from msgspec.structs import replace as changed
@@ -225,6 +225,35 @@ def test_programs_are_compared_by_their_steps_which_may_do_different_work(
     files.close(*programs)
     comparison = compare_run(files.run)
     wording(comparison.headline, *(note for note in comparison.notes if "other work" in note))
+
+
+@pytest.mark.parametrize(("num_launches", "is_compared"), [(1, False), (2, True)])
+def test_the_first_launch_of_a_run_says_little_about_length_and_memory(
+    files: Files, num_launches: int, is_compared: bool
+) -> None:
+    """It runs for 9 s and takes 3 GiB, all others 4 s and 1 or 2 GiB; the second program is slower."""
+    programs = [replace(PROGRAM, id=name, devices=("cpu:0",), varied={"args": (name,)}) for name in "ab"]
+    launches = []
+    for repetition, program in product(range(num_launches), programs):
+        name = f"0{len(launches)}"
+        launches.append(launch(name, program.id, repetition, [program]))
+        is_first, is_a = name == "00", program.id == "a"
+        gib = 3 if is_first else 1 + is_a
+        for number in range(60 if is_a else 30):
+            step = changed(step_of(number, 20 if is_a else 30), launch=name, kind="timed")
+            step = changed(step, round=number // 5 + 1, peak_bytes=gib << 30)
+            append_lines(files.run.steps(program.id, 0), [step])
+        run = Event(0, "run", program.id, monotonic_ns=1)
+        end = replace(run, stage="done", monotonic_ns=1 + (9 if is_first else 4) * 10**9)
+        append_lines(files.run.events(name), [run, end])
+    write_json(files.run.plan, plan(programs, launches, "a"))
+    files.close(*programs)
+    comparison = compare_run(files.run)
+    expected = [(4, 2), (4, 1)] if is_compared else [(9, 3), (4, 1)]
+    assert [(one.wall_s, one.peak_gib) for one in comparison.variants] == expected
+    notes = "\n".join(comparison.notes)
+    assert ("Their whole runs took 4.0 s and 4.0 s." in notes) == is_compared
+    assert ("Trade-off between time and memory" in notes) == is_compared
 
 
 @pytest.mark.parametrize(
