@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpurun.launcher.compare.causes import advised, largest_loss
+from gpurun.launcher.compare.causes import cause_of
 from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.program_steps import (
     LEAST_AROUND,
@@ -70,7 +70,6 @@ from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.sequential import ALPHA, is_spent
-from gpurun.launcher.trace.explain import MENTION_FROM
 
 SCHEMA = 2
 MAX_MAPPING_BYTES = 1 << 22
@@ -263,15 +262,13 @@ def diagnosis(directory: Path) -> str | None:
     if directory.parent != run.path / "variants" or not run.plan.exists():
         return None
     try:
-        results = compare_run(checked_run(run.path)).variants
+        found = compare_run(checked_run(run.path))
     except (SpecError, MachineError):
         return None
-    variant = next((one for one in results if one.id == directory.name), None)
-    found = largest_loss(variant.ranks) if variant else None
-    if variant is None or found is None or found.ms < MENTION_FROM * found.span_ms:
-        return None
-    text = advised(found, variant)
-    return f"{text[0].upper()}{text[1:]}."
+    variant = next((one for one in found.variants if one.id == directory.name), None)
+    fastest = next((one for one in found.variants if one.id == found.first), None)
+    text = cause_of(variant, fastest) if variant else None
+    return f"{text[0].upper()}{text[1:]}." if text else None
 
 
 def variant_results(

@@ -14,7 +14,7 @@ from gpurun.launcher.compare.interference import interference_of
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.trace.explain import MENTION_FROM, TRANSFER_OR_WAIT, Kind, cause_named
+from gpurun.launcher.trace.explain import MENTION_FROM, TRANSFER_OR_WAIT, Kind, cause_named, in_keys
 from gpurun.launcher.units import format_ms, plural
 
 SHOW_GROWTH_BELOW = 0.95
@@ -62,6 +62,14 @@ def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
     """`rank 1 waits 11.2 of 60.1 ms for rank 0's larger batch`; `None` where the figures don't say."""
     loss = main_cause(slower, faster) or grown_compute(slower, faster)
     return None if loss is None else loss_text(loss, slower)
+
+
+def cause_of(variant: VariantResult, fastest: VariantResult | None) -> str | None:
+    """The report's sentence on a variant: why it is slower than the fastest, else what it loses most by."""
+    other = fastest if fastest is not None and fastest.id != variant.id else None
+    why = (main_cause(variant, other) or grown_compute(variant, other)) if other else None
+    loss = why or largest_loss(variant.ranks)
+    return advised(loss, variant) if loss is not None and loss.ms >= MENTION_FROM * loss.span_ms else None
 
 
 def loss_text(loss: Loss, variant: VariantResult) -> str:
@@ -335,7 +343,8 @@ def advice(kind: Kind, variant: VariantResult) -> str:
     has_no_other_split = variant.split_name == "balanced" or variant.kind.runs_program
     slowest = slowest_rank(variant.ranks)
     is_cpu_timed = slowest is not None and is_python_known(slowest)
-    return cause_named(kind, on_cpu(variant.ranks), has_no_other_split, is_cpu_timed).advice
+    found = cause_named(kind, on_cpu(variant.ranks), has_no_other_split, is_cpu_timed)
+    return in_keys(found.advice, variant.kind.runs_program)
 
 
 def largest_loss(ranks: tuple[RankFigures, ...]) -> Loss | None:

@@ -20,7 +20,9 @@ from gpurun.launcher.compare.ranking import (
     time_per_sample,
 )
 from gpurun.launcher.compare.variant_difference import opposite
+from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Plan, Variant
+from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import (
     GIB,
     Interval,
@@ -108,10 +110,18 @@ def fitting_in(
         parts.append(f"The peak of {plural(len(ranked) - len(known), 'other')} isn't known.")
     if is_on_host and not smallest.kind.runs_program:
         parts.append("On CPU devices that is the peak of live tensors.")
+    parts += peak_of_replicas([one for one, _ in known])
     order = (found.leader, *(rival.result for rival in found.rivals)) if found else ()
     return Fitting(
         memory_gib, found.leader.id if found else None, tuple(x.id for x in order), " ".join(parts)
     )
+
+
+def peak_of_replicas(results: Sequence[VariantResult]) -> list[str]:
+    """That a process with several CPU devices has one peak; none where no variant is such a process."""
+    strategies = {one.strategy for one in results if one.devices[0].startswith(CPU.name)}
+    alike = sorted(name for name in strategies if STRATEGIES[name].has_replicas)
+    return [f"On CPU devices the peak of {name} is that of all devices together." for name in alike]
 
 
 def _fastest_that_fits(found: Standings, memory_gib: float) -> str:

@@ -12,7 +12,7 @@ from gpurun.launcher.compare.figures.spent import launches_s
 from gpurun.launcher.compare.figures.step_time import within_launch
 from gpurun.launcher.compare.figures.traced import TRACED_FAR
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
-from gpurun.launcher.compare.headline import time_and_memory
+from gpurun.launcher.compare.headline import peak_of_replicas, time_and_memory
 from gpurun.launcher.compare.interference import time_to_decide, time_without_load, widened
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
@@ -179,7 +179,8 @@ def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:
     named = [f"{variant_label(one)} ({time_and_memory(one)})" for one in front]
     others = sum(is_ranked(one) for one in results) - len(front)
     rest = " Every other variant is slower than one of these without clearly saving memory." if others else ""
-    return (f"Trade-off between time and memory (estimates): {', '.join(named)}.{rest}",)
+    replicas = "".join(f" {text}" for text in peak_of_replicas(results))
+    return (f"Trade-off between time and memory (estimates): {', '.join(named)}.{rest}{replicas}",)
 
 
 def few_rounds_notes(comparison: Comparison, measured: Mapping[str, Measured]) -> tuple[str, ...]:

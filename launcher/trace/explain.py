@@ -90,7 +90,7 @@ CAUSES: dict[Kind, Cause] = {
         if_balanced="find out why the ranks' times differ from those that were measured to find this split",
     ),
     "straggler": Cause(
-        "find out what slows that rank down, or give it less work (split: balanced)",
+        "find out what slows that rank down, or give it less work",
         if_balanced="find out what slows that rank down",
     ),
     "bubble": Cause("try more micro-batches per step, or an interleaved schedule"),
@@ -134,6 +134,21 @@ def cause_named(kind: Kind, on_cpu: bool, is_balanced: bool = False, is_cpu_time
     if kind == "host" and on_cpu and not is_cpu_timed:
         found = _UNTIMED
     return replace(found, advice=found.if_balanced) if is_balanced and found.if_balanced else found
+
+
+KEYS = {
+    "the profiler's with_stack=True": "`profile: {stacks: true}`",
+    "raise num_workers": "raise `workers`",
+    "give it less work": "give it less work (split: balanced)",
+}
+"""Advice in the words of a job file."""
+
+
+def in_keys(advice: str, of_program: bool) -> str:
+    """The advice for a job of ours; a program has its own loader and split."""
+    for words, key in [*KEYS.items()][: 1 if of_program else None]:
+        advice = advice.replace(words, key)
+    return advice
 
 
 @dataclass(frozen=True)

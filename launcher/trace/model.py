@@ -346,3 +346,5 @@ class TraceReport:
     copies: tuple[CopyTotal, ...] | None = None
     launches: tuple[LaunchTotals, ...] | None = None
     critical_path: CriticalPath | None = None
+    conclusion: str = ""
+    """What that means, in words: of a run's own traces the finding of its report, which knows more."""

@@ -1,5 +1,6 @@
 """`gpurun diff` and `gpurun trace`: what changed between runs or traces, and where time goes in a trace."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,17 +191,19 @@ def trace(
         click.echo(f"wrote {merge}; open it in https://ui.perfetto.dev", err=True)
     tables = show or (TABLES if as_json else ())
     analysis = analyse_paths(found.paths, steps, frozenset(tables), found.within)
-    if as_json:
-        show_json(analysis)
-        return
-    if show:
+    if show and not as_json:
         from gpurun.launcher.report.terminal.trace import render_tables
 
         click.echo(render_tables(analysis, show, width()), nl=False)
         return
     from gpurun.launcher.compare.build import diagnosis
-    from gpurun.launcher.report.terminal.trace import render_trace
 
     places = {file if file.is_dir() else file.parent for file in map(Path.resolve, found.paths)}
     known = diagnosis(*places) if len(places) == 1 and steps is None else None
-    click.echo(render_trace(analysis, width(), known), nl=False)
+    analysis = replace(analysis, conclusion=known or analysis.conclusion)
+    if as_json:
+        show_json(analysis)
+        return
+    from gpurun.launcher.report.terminal.trace import render_trace
+
+    click.echo(render_trace(analysis, width()), nl=False)

@@ -23,7 +23,6 @@ from gpurun.launcher.report.terminal.layout import (
     text_of,
 )
 from gpurun.launcher.trace.explain import (
-    explain,
     explained_stretches,
     mean_stretch,
     steps_add_detail,
@@ -94,13 +93,12 @@ MESSAGE_WIDTH = 9
 LABEL_WIDTH = 20
 
 
-def render_trace(report: TraceReport, width: int, diagnosis: str | None = None) -> str:
+def render_trace(report: TraceReport, width: int) -> str:
     """The report as text, `width` columns wide: ranks, steps, collectives, kernels, and what it means.
 
     Args:
         report: of the traces.
         width: in columns.
-        diagnosis: what the report of the run says of these traces, which knows more than they show.
     """
     parts: list[RenderableType] = [headline(report), "", *_ranks(report, width)]
     parts += _steps(report, width)
@@ -114,7 +112,7 @@ def render_trace(report: TraceReport, width: int, diagnosis: str | None = None) 
     parts += _names("operators", [rank.ops for rank in whole_ranks(report.ranks)], time_us)
     parts += _names("modules", [rank.modules for rank in whole_ranks(report.ranks)], time_us)
     parts += warning_lines(report.warnings)
-    parts += ["", diagnosis or explain(report)]
+    parts += ["", report.conclusion]
     return text_of(Group(*map(plain, parts)), width)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gpurun.launcher.compare.figures.traced import (
@@ -12,8 +12,9 @@ from gpurun.launcher.compare.figures.traced import (
     rank_breakdown,
 )
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
-from gpurun.launcher.trace.explain import how_often_last, whole_ranks
-from gpurun.launcher.units import format_ms, format_number
+from gpurun.launcher.trace.explain import whole_ranks
+from gpurun.launcher.trace.model import RankTrace
+from gpurun.launcher.units import format_ms
 
 PARTS = (
     "span",
@@ -45,7 +46,7 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
         "has_steps": has_steps,
         "warnings": header.warnings,
         "mean": figures(mean_breakdown(every)) if every else None,
-        "sentence": _sentence(header, every, has_steps),
+        "sentence": _sentence(header, has_steps),
         "parallelism": parallelism_sentences(header),
         "ranks": [
             {
@@ -63,30 +64,23 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
 
 def mean_steps(header: Header) -> dict[int, RankBreakdown]:
     """Each rank's mean over all of its steps; all of its trace where that has no steps."""
-    return {
-        rank.rank: mean_breakdown([rank_breakdown(each) for each in rank.steps or (rank.total,)])
-        for rank in header.ranks
-    }
+    return {rank.rank: mean_of(rank) for rank in header.ranks}
 
 
-def _sentence(header: Header, every: Sequence[RankBreakdown], has_steps: bool) -> str:
-    """The time of a step, as `gpurun trace` has it, and which rank the others wait for."""
-    mean = mean_breakdown(every) if every else None
-    if mean is None or not mean.span_ns:
+def mean_of(rank: RankTrace) -> RankBreakdown:
+    """The mean of the rank's steps; its whole trace where that has none."""
+    return mean_breakdown([rank_breakdown(each) for each in rank.steps or (rank.total,)])
+
+
+def _sentence(header: Header, has_steps: bool) -> str:
+    """The time of a step on the rank on which it takes longest, and what `gpurun trace` concludes."""
+    means = {rank.rank: mean for rank in whole_ranks(header.ranks) if (mean := mean_of(rank)).span_ns}
+    if not means:
         return "These traces have no time to divide."
-    whole = whole_ranks(header.ranks)
-    which = "all ranks" if len(whole) == len(header.ranks) else "the ranks whose files are whole"
-    over = f", the mean of {which}" if len(whole) > 1 else ""
-    share = format_number(100 * mean.compute_ns / mean.span_ns, 0)
+    slowest = max(means, key=lambda rank: means[rank].span_ns)
     what = "A step" if has_steps else "The recorded work"
-    step = f"{what} takes {format_ms(mean.span_ns / 1e6)} ms{over}; {share} % of it is compute."
-    late = header.straggler
-    if late is None:
-        return step
-    return (
-        f"{step} The others wait most for rank {late.rank}: it came last {how_often_last(late)} "
-        f"and cost them {format_ms(late.wait_caused_us / 1000)} ms in all."
-    )
+    where = f" on rank {slowest}, the longest of all" if len(means) > 1 else ""
+    return f"{what} takes {format_ms(means[slowest].span_ns / 1e6)} ms{where}. {header.conclusion}"
 
 
 def parallelism_sentences(header: Header) -> list[str]:

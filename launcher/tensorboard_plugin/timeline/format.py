@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from gpurun.launcher.trace.model import ParallelKind, PipelineStage, RankTrace, StragglerReport
 
-FORMAT = 11
+FORMAT = 12
 """Increase it with every change here or in the meaning of entries; older indexes are then rebuilt."""
 INDEX_FILE = "index.json"
 
@@ -136,6 +136,8 @@ class Header:
     """The rank that the others waited for most, but between stages."""
     warnings: tuple[str, ...]
     problems: tuple[Problem, ...]
+    conclusion: str = ""
+    """The sentences of `gpurun trace` on where the time goes."""
     apart: bool = False
     """Whether the ranks' traces have no time in common; then each rank's times count from its own start."""
     linked: bool = True

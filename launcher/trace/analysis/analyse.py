@@ -34,6 +34,7 @@ from gpurun.launcher.trace.analysis.parallelism import (
     pipeline,
 )
 from gpurun.launcher.trace.analysis.rank_trace import RankView, rank_trace
+from gpurun.launcher.trace.explain import explain
 from gpurun.launcher.trace.model import (
     CollectivePart,
     CollectiveReport,
@@ -258,7 +259,7 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
     kinds = _kinds(ranked, matched)
     ranks = [rank for rank, _ in ranked.digests]
     last_ranks = [last_rank(each, matched.offsets) for each in matched.collectives]
-    return TraceReport(
+    report = TraceReport(
         schema=1,
         base_time_ns=base_ns if abs(base_ns) < MAX_UNIX_NS else 0,
         warnings=tuple(warnings),
@@ -276,6 +277,7 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
         parallelism=parallel_kinds(_whole(views), kinds),
         pipeline=pipeline(_whole(views), kinds.stages, matched.offsets),
     )
+    return replace(report, conclusion=explain(report))
 
 
 def _in_us(bounds_ns: Shift) -> tuple[float | None, float | None]:

@@ -111,3 +111,15 @@ def test_no_other_is_both_faster_and_clearly_smaller(points: list[tuple[float, f
             assert not better
         else:
             assert any(each[0] <= step_ms and gib >= 0.98 * each[1] - 0.001 for each in points)
+
+
+@pytest.mark.parametrize("devices", [("cpu:0", "cpu:1"), ("cuda:0", "cuda:1")])
+def test_that_replicas_on_cpus_have_one_peak_is_said(devices: tuple[str, str]) -> None:
+    results = [replace(one, devices=devices) for one in variants((10, 4.0), (12, 2.0))]
+    of_replicas = [replace(results[0], strategy="dp"), results[1]]
+    said = "On CPU devices the peak of dp is that of all devices together."
+    found = fitting_in(8 * GIB, of_replicas, SLOWER, is_on_host=True)
+    assert found is not None
+    on_cpus = devices[0] == "cpu:0"
+    assert (said in found.summary, said in memory_notes(of_replicas)[0]) == (on_cpus, on_cpus)
+    assert said not in memory_notes(results)[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.build import compare_run, diagnosis
 from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
 from gpurun.launcher.compare.figures.traced import TRACED_FAR
@@ -174,3 +174,15 @@ def test_the_tab_and_the_report_warn_of_the_same_traced_steps(tmp_path: Path) ->
     variants = compare_run(run).variants
     noted = [variant.id for variant in variants if far_note(variant)]
     assert noted == [variant.id for variant in variants if TRACED_FAR in variant.warnings] != []
+
+
+def test_the_traces_of_a_variant_have_the_finding_of_the_report_and_the_tab(tmp_path: Path) -> None:
+    """Also where that compares it with the fastest; the tab leaves out the advice."""
+    run = RunDir(shutil.copytree(RECORDED, tmp_path / RECORDED.name))
+    comparison = compare_run(run)
+    for variant in comparison.variants:
+        said = diagnosis(run.variant(variant.id))
+        assert said is not None
+        assert said.startswith(str(explanation(variant, comparison)).removesuffix(".").removesuffix(")"))
+        is_named = variant.id != comparison.first and variant.id in comparison.summary
+        assert not is_named or said[1:] in comparison.summary

@@ -75,6 +75,7 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
         "copies",
         "launches",
         "critical_path",
+        "conclusion",
     ]
     assert content["schema"] == 1
     assert content["base_time_ns"] == 1_700_000_000_000_000_000

@@ -164,6 +164,7 @@ def _write(
         straggler=last_rank(analysis.report),
         warnings=_warnings(analysis, writer.num_hidden, is_apart),
         problems=problems,
+        conclusion=analysis.report.conclusion,
         apart=is_apart,
         linked=not analysis.matched.clocks.unlinked,
         parallelism=analysis.report.parallelism,
