@@ -4,9 +4,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpurun.launcher.compare.causes import is_far_from_timed, slowest_rank
+from gpurun.launcher.compare.causes import is_far_from_timed
 from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches, with_longest
-from gpurun.launcher.compare.figures.ranks import RankFigures, disagreement
+from gpurun.launcher.compare.figures.ranks import RankFigures, disagreement, slowest_rank
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.spent import launches_s
 from gpurun.launcher.compare.figures.step_time import within_launch

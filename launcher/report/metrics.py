@@ -12,8 +12,7 @@ from functools import partial
 from math import floor, isfinite, log10
 from typing import Any, Literal
 
-from gpurun.launcher.compare.causes import slowest_rank
-from gpurun.launcher.compare.figures.ranks import RankFigures
+from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank
 from gpurun.launcher.compare.figures.searched import LEAST_GIB
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked

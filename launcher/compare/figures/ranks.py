@@ -1,6 +1,6 @@
 """Figures of single ranks: of their steps, their memory and their traces."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
@@ -240,3 +240,54 @@ def disagreement(
     elif exposed.ablation < exposed.trace:
         likely = "ranks that don't communicate may compete for the hardware instead"
     return f"exposed communication is {format_ms(exposed.trace)} ms in the trace, but {by_ablation}; {likely}"
+
+
+BEFORE_COMMUNICATION = ("data", "h2d", "forward")
+"""Phases at whose end no rank has waited for another yet."""
+
+
+ALIKE = 0.05
+"""Up to this share, two ranks' times without communication are about the same."""
+
+
+def slowest_rank(ranks: Sequence[RankFigures]) -> RankFigures | None:
+    """The rank that the others wait for: the one that works longest; `None` where nothing was measured.
+
+    A rank's work is its step without what communication adds: by the ablation, else by the trace. Where
+    neither is known, what comes before the first communication decides: from `backward` on the faster ranks
+    wait, and every rank shows the same time. Where ranks are about equal by the ablation, the trace decides.
+    """
+    timed = [rank for rank in ranks if rank.phases_ms or rank.step_ms is not None or rank.span_ms is not None]
+    ways = [each for way in (_by_ablation, _by_trace) if (each := _work_by(way, timed))]
+    works_ms = next((each for each in ways if _is_clear(each.values())), ways[-1] if ways else None)
+    if works_ms is not None:
+        return max(timed, key=lambda rank: works_ms[rank.rank])
+    return max(timed, key=_before_communication, default=None)
+
+
+def _work_by(
+    way: Callable[[RankFigures], float | None], ranks: Sequence[RankFigures]
+) -> Mapping[int, float] | None:
+    """The work of all ranks; `None` where that of one isn't known."""
+    known = {rank.rank: work for rank in ranks if (work := way(rank)) is not None}
+    return known if known and len(known) == len(ranks) else None
+
+
+def _is_clear(works_ms: Collection[float]) -> bool:
+    """Whether one rank has more work than all others, by more than chance makes of equal ranks."""
+    most, *others = sorted(works_ms, reverse=True)
+    return not others or most > (1 + ALIKE) * others[0]
+
+
+def _by_ablation(rank: RankFigures) -> float | None:
+    exposed_ms = rank.exposed_comm_ms.ablation
+    return None if rank.step_ms is None or exposed_ms is None else rank.step_ms - exposed_ms
+
+
+def _by_trace(rank: RankFigures) -> float | None:
+    exposed_ms = rank.exposed_comm_ms.trace
+    return None if rank.span_ms is None or exposed_ms is None else rank.span_ms - exposed_ms
+
+
+def _before_communication(rank: RankFigures) -> float:
+    return sum(rank.phases_ms.get(name, 0.0) for name in BEFORE_COMMUNICATION)

@@ -4,9 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
-from gpurun.launcher.compare.causes import slowest_rank
 from gpurun.launcher.compare.figures.program_steps import whole_rounds
-from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, slowest_rank
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.rounds import round_blocks_ns
 from gpurun.launcher.compare.figures.step_time import CI_ALPHA

@@ -27,8 +27,8 @@ from tensorboard.plugins.text import metadata as text
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from gpurun.launcher.compare.causes import BEFORE_COMMUNICATION
 from gpurun.launcher.compare.figures.program_steps import step_numbers
+from gpurun.launcher.compare.figures.ranks import BEFORE_COMMUNICATION
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.size_curves import BatchCurve, CurvePoint, ProbeResult
 from gpurun.launcher.errors import unwritable

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from rich.text import Text
 
-from gpurun.launcher.compare.causes import slowest_rank
+from gpurun.launcher.compare.figures.ranks import slowest_rank
 from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.compare.causes import slowest_rank
+from gpurun.launcher.compare.figures.ranks import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.machine.accelerators import recorded_gpus

@@ -9,11 +9,10 @@ from typing import Any
 from gpurun.launcher.compare.causes import (
     largest_loss,
     loss_text,
-    slowest_rank,
     traced_steps,
     why_slower,
 )
-from gpurun.launcher.compare.figures.ranks import RankFigures
+from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank
 from gpurun.launcher.compare.figures.traced import TRACED
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult

@@ -157,7 +157,7 @@ export class Variant {
   }
 
   get isRanked() {
-    return this.status === 'ok' && this.stepMs != null;
+    return ['ok', 'unsteady'].includes(this.status) && this.stepMs != null;
   }
 
   /** By difference, as far as there is one: it compares what was measured side by side. */

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gpurun.launcher.cli.output import print_comparison
-from gpurun.launcher.compare.causes import slowest_rank
-from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, slowest_rank
 from gpurun.launcher.compare.model import Comparison, Difference, Noise, StepTime, VariantResult
 from gpurun.launcher.report.footnotes import noise_lines
 from gpurun.launcher.report.markdown import summary_markdown

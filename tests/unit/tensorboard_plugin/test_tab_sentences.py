@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.build import compare_run, diagnosis
-from gpurun.launcher.compare.causes import slowest_rank
-from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, slowest_rank
 from gpurun.launcher.compare.figures.traced import TRACED_FAR
 from gpurun.launcher.compare.model import Comparison, StepTime, VariantResult
 from gpurun.launcher.report.phases import timed_parts

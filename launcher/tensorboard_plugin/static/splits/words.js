@@ -25,7 +25,7 @@ export function whyUnranked(variant, above) {
   const word = STATUS_WORDS[variant.status] ?? variant.status;
   if (above && endedAlike(variant, above)) return `${word}: as above`;
   const reason = variant.reason ? `: ${variant.reason}` : '';
-  return word + reason + (variant.status === 'unsteady' ? ', so it is not ranked' : '') + logText(variant);
+  return word + reason + logText(variant);
 }
 
 /**
