@@ -170,7 +170,7 @@ set_option = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=job_keys,
-    help="Override a key of the job: steps.rounds=12.",
+    help="Override a key of the job: steps.rounds=12. KEY=null removes it.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout.")
 only_rank_option = click.option("--only-rank", type=WholeNumber(0), help="Show only the output of rank N.")

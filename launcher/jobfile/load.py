@@ -12,7 +12,7 @@ from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.checks.rules import find_conflicts
 from gpurun.launcher.jobfile.checks.workload import find_missing_files, params_taken
 from gpurun.launcher.jobfile.kinds import default_strategy
-from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, secrets_in
+from gpurun.launcher.jobfile.model import SECTIONS, SIZES, JobSpec, secrets_in
 from gpurun.launcher.jobfile.read import Draft, Mistake, UnknownKey, draft_of, key_elsewhere, read_spec
 from gpurun.launcher.jobfile.section import Section
 from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP
@@ -36,7 +36,7 @@ def load_job(
     Raises:
         SpecError: every mistake that was found, with its place, in the order of the file.
     """
-    source = override_source(_read(path, overrides), tuple(overrides))
+    source = _overridden(_read(path, overrides), overrides)
     source = replace(source, problems=(*source.problems, *_without_effect(source, overrides)))
     return check_source(_with_name(source, path), job_dir or path.parent, runs_here=runs_here)
 
@@ -44,8 +44,21 @@ def load_job(
 def load_text(text: str, name: str, overrides: Sequence[str], job_dir: Path) -> JobSpec:
     """Like `load_job`, for a job that is in no file: mistakes name `name`, if there is one, without lines."""
     root, problems = compose(text, name, has_lines=False)
-    source = override_source(Source(name, text, root, tuple(problems)), tuple(overrides))
-    return check_source(source, job_dir)
+    return check_source(_overridden(Source(name, text, root, tuple(problems)), overrides), job_dir)
+
+
+_UNTIL_DECIDED: tuple[KeyPath, ...] = (("budget",), ("until",))
+_FIXED: tuple[KeyPath, ...] = tuple(("steps", size) for size in sorted(SIZES))
+
+
+def _overridden(source: Source, overrides: Sequence[str]) -> Source:
+    """With the overrides; the size that one gives the run takes the place of the file's, of either kind."""
+    paths = {tuple(override.partition("=")[0].strip().split(".")) for override in overrides}
+    is_fixed, is_decided = not paths.isdisjoint(_FIXED), not paths.isdisjoint(_UNTIL_DECIDED)
+    if is_fixed != is_decided:
+        for path in _UNTIL_DECIDED if is_fixed else _FIXED:
+            source = replace(source, root=source.root.without(path))
+    return override_source(source, tuple(overrides))
 
 
 def _without_effect(source: Source, overrides: Sequence[str]) -> Iterator[Problem]:

@@ -24,8 +24,8 @@ def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     expect(tab.find(".where .bar.tall")).to_have_count(2)
     # Steps of 43.4 and 63.4 ms; both count, as they do for `gpurun trace`.
     assert tab.title() == (
-        "A step takes 53.4 ms, the mean of all ranks; 85 % of it is compute. "
-        "The others wait most for rank 0: it came last 10 of 10 times and cost them 26.2 ms in all."
+        "A step takes 53.4 ms on rank 0, the longest of all; 90 % of it is compute. 7 % of the steps' time "
+        "is spent waiting for the CPU to launch work: try larger batches, torch.compile or CUDA graphs."
     )
     assert tab.find(".where .total").all_inner_texts() == ["53.4", "53.4"]
     expect(tab.find(".strip canvas")).to_have_attribute(

@@ -62,7 +62,7 @@ def parse_source(content: bytes, file: str) -> Source:
 
 
 def override_source(source: Source, overrides: tuple[str, ...]) -> Source:
-    """The source with every `key.path=value` put in its place.
+    """The source with every `key.path=value` put in its place; null removes the key.
 
     An override that has no `=`, is no YAML, or leads through something that is no mapping becomes one of the
     source's problems.
@@ -84,7 +84,11 @@ def _override(source: Source, override: str) -> Source:
             Problem("expected key.path=value", "for example --set steps.rounds=7", f"--set {override}")
         )
     value, problems = _override_value(text, option)
-    root = _put(source.root, tuple(key.split(".")), value, option)
+    path = tuple(key.split("."))
+    is_null = value.value is None and "params" not in path[:-1]  # an argument may be null
+    if is_null and (root := source.root.without(path)) is not source.root and not problems:
+        return replace(source, root=root)
+    root = _put(source.root, path, value, option)
     if root.size > MAX_NODES:
         raise SpecError(option.problem(f"the job now contains more than {format_count(MAX_NODES)} values"))
     return Source(source.file, source.text, root, (*source.problems, *problems))

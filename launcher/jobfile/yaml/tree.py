@@ -129,6 +129,16 @@ class Node:
             node = child
         return node.key_marks.get(str(path[-1])) or self.mark_of_value(path)
 
+    def without(self, path: Path) -> "Node":
+        """A copy without the key at the end of `path`; the same where a step of it is missing, or no key."""
+        child = self.child(path[0])
+        if child is None or not isinstance(self.value, dict):
+            return self
+        if len(path) > 1:
+            rest = child.without(path[1:])
+            return self if rest is child else self.with_child(path[0], rest)
+        return replace(self, value={key: one for key, one in self.value.items() if key != path[0]})
+
     def with_child(self, step: str | int, child: "Node") -> "Node":
         """A copy in which `step` leads to `child`."""
         if isinstance(self.value, tuple):

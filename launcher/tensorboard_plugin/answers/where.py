@@ -14,7 +14,7 @@ from gpurun.launcher.compare.figures.traced import (
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.explain import whole_ranks
 from gpurun.launcher.trace.model import RankTrace
-from gpurun.launcher.units import format_ms
+from gpurun.launcher.units import format_ms, format_number
 
 PARTS = (
     "span",
@@ -80,7 +80,9 @@ def _sentence(header: Header, has_steps: bool) -> str:
     slowest = max(means, key=lambda rank: means[rank].span_ns)
     what = "A step" if has_steps else "The recorded work"
     where = f" on rank {slowest}, the longest of all" if len(means) > 1 else ""
-    return f"{what} takes {format_ms(means[slowest].span_ns / 1e6)} ms{where}. {header.conclusion}"
+    share = format_number(100 * means[slowest].compute_ns / means[slowest].span_ns, 0)
+    takes = f"{what} takes {format_ms(means[slowest].span_ns / 1e6)} ms{where}"
+    return f"{takes}; {share} % of it is compute. {header.conclusion}"
 
 
 def parallelism_sentences(header: Header) -> list[str]:

@@ -161,6 +161,33 @@ def test_an_override_of_another_key_leaves_the_rest(tmp_path: Path) -> None:
     assert job(tmp_path, text, "compare.split=[[10, 54]]", "seed=3").compare.split == ((10, 54),)
 
 
+def test_an_override_with_null_removes_the_key(tmp_path: Path) -> None:
+    text = SMALL + "seed: 3\nparams: {width: 8}\ncompare: {split: [even, '3:1'], precision: [fp32, bf16]}\n"
+    spec = job(tmp_path, text, "seed=null", "compare.split=null", "params=null")
+    assert (spec.seed, spec.params, spec.compare.split, len(spec.compare.precision)) == (0, {}, (), 2)
+    for key in ("sed", "compare.splt", "compare.split.0", "steps.rounds"):
+        assert f"--set {key}: " in mistakes(tmp_path, text, f"{key}=null")
+
+
+@pytest.mark.parametrize(
+    ("size", "override", "is_fixed"),
+    [
+        ("until: decided\nbudget: 3m\n", "steps.rounds=12", True),
+        ("budget: 3m\nsteps: {warmup: 20}\n", "steps.launches=6", True),
+        ("steps: {rounds: 28, launches: 6}\n", "budget=20s", False),
+        ("steps: {rounds: 28, warmup: 20}\n", "until=decided", False),
+    ],
+)
+def test_an_override_that_says_how_much_is_measured_replaces_what_the_file_says(
+    tmp_path: Path, size: str, override: str, is_fixed: bool
+) -> None:
+    text = SMALL + "compare: {split: [even, '3:1']}\n" + size
+    spec = job(tmp_path, text, override)
+    assert spec.has_fixed_size == is_fixed
+    assert spec.steps.warmup == (20 if "warmup" in size else 0)
+    assert "has no effect with" in mistakes(tmp_path, text, "steps.rounds=12", "budget=20s")
+
+
 def test_a_split_may_fit_one_of_several_batches(tmp_path: Path) -> None:
     spec = job(tmp_path, f"{SMALL}compare: {{global_batch: [64, 32], split: [even, [24, 8]]}}\n")
     assert spec.compare.split == ("even", (24, 8))
