@@ -150,7 +150,7 @@ def test_five_hundred_variants_keep_the_page_small(open_tab: OpenTab) -> None:
     assert tab.page.evaluate("document.activeElement.dataset.variant"), "still a row, though drawn again"
     tab.find(".splits").evaluate("() => scrollTo(0, 0)")
     tab.page.keyboard.press("/")
-    tab.page.keyboard.type("seed=393")
+    tab.page.keyboard.type("seed=393", delay=150)
     expect(tab.find(".splits tr[data-variant]")).to_have_count(1)
     tab.page.keyboard.press("Escape")
     brush = tab.find(".histogram")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.causes import largest_loss, main_cause, why_slower
-from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, disagreement, slowest_rank
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, disagreement
 from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
 from gpurun.launcher.compare.notes import never_communicate
@@ -391,19 +391,3 @@ def test_ranks_of_a_program_that_never_communicate_are_named(
     ]
     measured: Any = SimpleNamespace(variant=SimpleNamespace(kind=JOB_KINDS[kind]))
     assert never_communicate(measured, ranks) is said
-
-
-@pytest.mark.parametrize(("ablation_ms", "slowest"), [(0.1, 0), (-3.0, 1)])
-def test_of_ranks_that_are_alike_without_communication_the_awaited_one_is_the_slowest(
-    ablation_ms: float, slowest: int
-) -> None:
-    """In the trace rank 1 waits for rank 0; by the ablation it is slower, by chance or clearly."""
-    awaited, waiting = rank(0, 32, 24.0), rank(1, 32, 18.0, 6.0)
-    known_ms = ((awaited, 0.3), (waiting, ablation_ms))
-    ranks = [
-        replace(one, step_ms=23.8, exposed_comm_ms=replace(one.exposed_comm_ms, ablation=ms))
-        for one, ms in known_ms
-    ]
-    found = slowest_rank(ranks)
-    assert found is not None
-    assert found.rank == slowest

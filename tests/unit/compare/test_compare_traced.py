@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.compare.causes import largest_loss, losses
-from gpurun.launcher.compare.figures.ranks import RankFigures, with_breakdown
+from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank, with_breakdown
 from gpurun.launcher.compare.figures.traced import (
     RankBreakdown,
     Traced,
@@ -264,3 +264,19 @@ def test_neither_python_nor_blocked_is_more_than_is_certain() -> None:
     found = {loss.kind: loss.ms for loss in losses((one,))}
     assert found["host"] == pytest.approx(3.0)
     assert found["blocked"] == pytest.approx(10.0 - 4.4)
+
+
+@pytest.mark.parametrize(("ablation_ms", "slowest"), [(0.1, 0), (-3.0, 1)])
+def test_of_ranks_that_are_alike_without_communication_the_awaited_one_is_the_slowest(
+    ablation_ms: float, slowest: int
+) -> None:
+    """In the trace rank 1 waits for rank 0; by the ablation it is slower, by chance or clearly."""
+    awaited, waiting = rank_figures(0, 32, 24.0), rank_figures(1, 32, 18.0, 6.0)
+    known_ms = ((awaited, 0.3), (waiting, ablation_ms))
+    ranks = [
+        replace(one, step_ms=23.8, exposed_comm_ms=replace(one.exposed_comm_ms, ablation=ms))
+        for one, ms in known_ms
+    ]
+    found = slowest_rank(ranks)
+    assert found is not None
+    assert found.rank == slowest

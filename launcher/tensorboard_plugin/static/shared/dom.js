@@ -120,7 +120,7 @@ export function hiddenTable(caption, header, rows) {
 }
 
 /**
- * Replaces what is in `parent`, keeping the focus on the element with the same `data-key`.
+ * Replaces what is in `parent`, keeping the focus on the element with the same `data-key`, and in a field the text and the cursor.
  * @param {Element} parent
  * @param {...Child} children
  * @returns {undefined}
@@ -129,7 +129,12 @@ export function replace(parent, ...children) {
   const focused = document.activeElement;
   const key = focused && parent.contains(focused) ? focused.getAttribute('data-key') : null;
   parent.replaceChildren(...present(children).flatMap((child) => prose(parent, child)));
-  if (key) found(parent, `[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
+  if (!key) return;
+  const next = found(parent, `[data-key="${CSS.escape(key)}"]`);
+  next?.focus({ preventScroll: true });
+  if (!(next instanceof HTMLInputElement && focused instanceof HTMLInputElement && next.type === 'search')) return;
+  next.value = focused.value;
+  next.setSelectionRange(focused.selectionStart, focused.selectionEnd);
 }
 
 /**
