@@ -11,7 +11,7 @@ from msgspec.structs import replace as changed
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.program_steps import step_numbers
 from gpurun.launcher.compare.model import Noise
-from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.plan.model import Launch, Variant
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.records import Event, StepRecord
 from tests.known import known
@@ -233,7 +233,7 @@ def test_the_first_launch_of_a_run_says_little_about_length_and_memory(
 ) -> None:
     """It runs for 9 s and takes 3 GiB, all others 4 s and 1 or 2 GiB; the second program is slower."""
     programs = [replace(PROGRAM, id=name, devices=("cpu:0",), varied={"args": (name,)}) for name in "ab"]
-    launches = []
+    launches: list[Launch] = []
     for repetition, program in product(range(num_launches), programs):
         name = f"0{len(launches)}"
         launches.append(launch(name, program.id, repetition, [program]))
