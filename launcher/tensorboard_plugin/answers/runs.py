@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.ranks import slowest_rank
 from gpurun.launcher.compare.label import variant_label
@@ -19,6 +19,7 @@ from gpurun.launcher.report.phases import PHASES, timed_parts
 from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE, curve_tables
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import SELFTEST, bytes_below, is_name
+from gpurun.launcher.rundir.records import MEASURED
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
@@ -79,7 +80,8 @@ class PastRun:
     run: str
     """The path or URL that other commands take."""
     job: str
-    status: Status
+    status: Literal[Status, "failed"]
+    """`failed`: it ended, and no variant has figures."""
     changed_s: float
     """When it was last written, in unix time."""
     num_bytes: int
@@ -102,14 +104,25 @@ def past_runs(directories: Iterable[Path]) -> list[PastRun]:
 
 
 def _past(place: Path, listed: Listed) -> PastRun:
+    comparison = read_comparison(listed)
+    headline, reason = _conclusion(listed, comparison)["headline"], _failure(comparison)
     return PastRun(
         run=str(source_of(place / listed.name)),
         job=outline(listed).name,
-        status=status(listed),
+        status="failed" if reason is not None else status(listed),
         changed_s=changed_s(listed),
         num_bytes=bytes_below(listed.path),
-        headline=_conclusion(listed, read_comparison(listed))["headline"],
+        headline=f"{headline} {reason}" if reason else headline,
     )
+
+
+def _failure(comparison: Comparison | None) -> str | None:
+    """Why none of a run's variants has figures, the first line of the first reason; `None` where one has."""
+    results = comparison.variants if comparison is not None and comparison.complete else ()
+    if not results or any(one.status in MEASURED or one.probe is not None for one in results):
+        return None
+    reasons = (one.reason for one in results if one.status != "skipped" and one.reason)
+    return next(reasons, "").partition("\n")[0]
 
 
 def _brief(listed: Listed) -> dict[str, Any]:

@@ -314,7 +314,8 @@ class DatasetSource:
     def whole(self, num_samples: int, step: int) -> LoadedStep:
         check_dataset_size(self.workload, num_samples)
         dataset = self.workload.dataset
-        with users_code("the dataset can't be read", "(input, target) samples", place_of(dataset)):
+        expected = "(input, target) samples, padded or cut to one shape"
+        with users_code("the dataset can't be read", expected, place_of(dataset)):
             batch = self.collate([dataset[i] for i in self.feed.global_indices(num_samples, step)])
         micro = self.micro_batch(batch, (num_samples,))
         return LoadedStep((micro,), micro.count)

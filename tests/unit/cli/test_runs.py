@@ -50,6 +50,20 @@ def test_the_newest_run_is_first_with_its_conclusion(call: Callable[..., Result]
     assert call("runs/gpt/latest", "runs").stdout.count(NEW) == 1
 
 
+def test_a_run_of_which_all_failed_says_so_and_why(call: Callable[..., Result]) -> None:
+    path = Path(NEW, "comparison.json")
+    found = json.loads(path.read_text())
+    for one in found["variants"]:
+        one |= {"status": "timeout", "reason": "rank 1 made no step for 30 s\n    more", "step_ms": None}
+    path.write_text(json.dumps(found))
+    row, headline, *_ = call(NEW).stdout.splitlines()[1:]
+    assert " failed " in row
+    assert headline.endswith("rank 1 made no step for 30 s")
+    found["variants"][0]["status"] = "unsteady"
+    path.write_text(json.dumps(found))
+    assert " done " in call(NEW).stdout.splitlines()[1]
+
+
 def test_the_runs_of_a_self_test_are_not_listed(call: Callable[..., Result]) -> None:
     shutil.copytree(DOCS / "balanced", "runs/selftest/2026-11-22_10-00-00/measuring")
     Path("runs/selftest/2026-11-22_10-00-00/selftest.json").write_text("{}")
