@@ -109,6 +109,7 @@ def operators(other: Shown | None = None, **changed: object) -> str:
         "steps": 3,
         "step_ms": 64.3,
         "against_step_ms": None,
+        "rest_ms": 3.0,
         "rows": ROWS,
     }
     return "\n> ".join(operators_said(table | changed, OURS, other).values())
@@ -131,6 +132,7 @@ def test_sentences(snapshot: Callable[[str, str], None]) -> None:
         "operators": operators(),
         "operators, compared": operators(OTHER, against_step_ms=59.8),
         "operators side by side": operators(step_ms=9.0),
+        "operators of an idle device": operators(rest_ms=40.0),
         "operators that wait": operators(rows=[row("a", 1.0), ROWS[1]]),
         "operators without names": operators(rows=ROWS[1:]),
         "operators without times": operators(rows=[row("a", 0.0)]),
