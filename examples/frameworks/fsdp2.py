@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-STEPS = 16
+STEPS = 40
 VOCABULARY, WIDTH = 64, 16
 
 

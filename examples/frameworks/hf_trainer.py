@@ -9,7 +9,7 @@ belong to the second of them.
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-STEPS = 16
+STEPS = 40
 
 
 def main() -> None:

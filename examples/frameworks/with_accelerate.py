@@ -8,7 +8,7 @@ Two micro-batches are accumulated, so that there are half as many steps as batch
 import torch
 from accelerate import Accelerator
 
-STEPS = 16
+STEPS = 40
 
 
 def main() -> None:

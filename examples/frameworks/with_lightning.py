@@ -10,7 +10,7 @@ import os
 import lightning
 import torch
 
-STEPS = 16
+STEPS = 40
 
 
 class Regression(lightning.LightningModule):

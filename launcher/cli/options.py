@@ -182,6 +182,10 @@ quiet_option = click.option(
 )
 
 
+LEAST_PERCENT = 0.5
+"""Smaller numbers without `%` may be meant as shares."""
+
+
 def parse_percent(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """`3%` or `3`, as a number that is not negative."""
     if value is None:
@@ -192,6 +196,9 @@ def parse_percent(ctx: click.Context, param: click.Parameter, value: str | None)
         raise click.BadParameter(f"{value!r} is not a percentage; write 3%") from None
     if not 0 <= percent < float("inf"):
         raise click.BadParameter(f"{value!r} must not be negative")
+    if 0 < percent < LEAST_PERCENT and "%" not in value:
+        either = f"{100 * percent:g}% or {percent:g}%"
+        raise click.BadParameter(f"{value!r} may be a share or a percentage; write {either}")
     return percent
 
 

@@ -357,7 +357,7 @@ def _gap(leader: VariantResult, other: VariantResult) -> str:
     elif leader.global_batch == other.global_batch:
         more, less = "slower", "faster"
     else:
-        more, less = "more time per sample", "less time per sample"
+        more, less = "slower per sample", "faster per sample"
     return f"{format_percent(abs(percent))} {more if percent >= 0 else less}"
 
 

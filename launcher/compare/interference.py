@@ -51,7 +51,7 @@ def waiting_sentences(
     compared = (*(one.vs_baseline for one in results), *(rival.behind for rival in rivals))
     has_interval = any(one is not None and one.ci is not None for one in compared)
     effect = (
-        "confidence intervals are widened by the same amount"
+        "confidence intervals of differences are widened by the same amount"
         if has_interval
         else "these times depend on other load"
     )

@@ -104,7 +104,7 @@ def _shares(names: tuple[str, ...]) -> tuple[str, ...]:
     if any(":" in name and name != share for name, share in zip(names, shares, strict=True)):
         shared = "CPU devices are equal shares of the cores, numbered from 0"
         count = int(names[0].partition(":")[2]) if len(names) == 1 else len(names)
-        hint = f"write {CPU.device(count)}, without brackets"
+        hint = f"write {CPU.device(count)} alone"
         raise SpecError(Problem(f"{shared}, got {', '.join(names)}", hint))
     return shares
 

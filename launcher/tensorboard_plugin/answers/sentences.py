@@ -209,8 +209,8 @@ def _most_time(answer: Answer, label: str, against: Shown | None) -> str:
     if answer["rest_ms"] > top["self_ms"]:
         rest = format_number(100 * answer["rest_ms"] / answer["step_ms"], 0)
         idle = f"no {noun} runs for {format_ms(answer['rest_ms'])} of {format_ms(answer['step_ms'])} ms"
-        most = f"{_row_name(top)} {'take' if many else 'takes'} most of the rest, {format_ms(top['self_ms'])} ms"
-        return f"{label}: {idle}, {rest} % of the {whole}; {most}{waiting}."
+        most = f"{_row_name(top)} {'take' if many else 'takes'} most of the rest"
+        return f"{label}: {idle}, {rest} % of the {whole}; {most}, {format_ms(top['self_ms'])} ms{waiting}."
     if top["self_ms"] > answer["step_ms"]:
         return f"{takes} ms side by side, in a {whole} of {format_ms(answer['step_ms'])} ms{waiting}."
     share = f"{format_number(top['share_percent'], 0)} % of the {whole}"

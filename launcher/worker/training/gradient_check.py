@@ -217,10 +217,9 @@ def warnings(trainer: Trainer, error: float | None, reference: Reference) -> dic
     if error is None or error <= limit or is_compressed:  # NaN is not ≤ anything
         return {"gradient_warning": None, "warnings": tuple(found)}
     reason = likely_reason(trainer, error, reference)
-    text = (
-        f"{GRADIENT_DIFFERS}{reference.name} by {error:.2g} (relative), more than "
-        f"{trainer.precision.name} explains ({limit:.2g}); likely reason: {reason}"
-    )
+    differs = f" by {error:.2g} (relative), more than {trainer.precision.name} explains ({limit:.2g})"
+    by = differs if math.isfinite(error) else ": it isn't finite (NaN or infinity)"
+    text = f"{GRADIENT_DIFFERS}{reference.name}{by}; likely reason: {reason}"
     if reason in OF_THE_MODEL:
         return {"gradient_warning": None, "warnings": (*found, text)}
     return {"gradient_warning": text, "warnings": tuple(found)}

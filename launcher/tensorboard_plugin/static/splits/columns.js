@@ -52,7 +52,7 @@ export function withoutColumn(metrics, rows) {
     el('span', { class: withoutAt(drop) }, index < found.length - 1 ? `${short}, ` : short),
   );
   return names.length
-    ? el('span', { class: withoutAt(last(found).drop) }, ' Hover over a row for ', names, '.')
+    ? el('span', { class: withoutAt(last(found).drop) }, matchMedia('(hover: none)').matches ? ' Tap a row for ' : ' Hover over a row for ', names, '.')
     : null;
 }
 
