@@ -3,7 +3,7 @@
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpurun.launcher.compare.label import left_out_texts, split_label, value_text
@@ -20,7 +20,15 @@ from gpurun.launcher.plan.estimate import (
 from gpurun.launcher.plan.model import GatePlan, Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
 from gpurun.launcher.stats.schedule import first_traced_step, warmup_minimum
-from gpurun.launcher.units import GIB, format_count, format_duration, format_number, plural, readable_unit
+from gpurun.launcher.units import (
+    GIB,
+    LEAST_OF_UNIT,
+    format_count,
+    format_duration,
+    format_number,
+    plural,
+    readable_unit,
+)
 
 if TYPE_CHECKING:
     from gpurun.launcher.rundir.records import MemoryEstimate
@@ -58,8 +66,13 @@ def render_memory(memory: "Mapping[str, MemoryEstimate]", width: int, plain: boo
 
     header = ("memory, not measured", "peak", *MEMORY_PARTS, "")
     found = {each: (peak.total, *peak.parts.values()) for each, one in memory.items() if (peak := one.peak)}
-    columns = map(_memory_column, zip(*found.values(), strict=True))
-    cells = dict(zip(found, zip(*columns, strict=True), strict=True))
+    most_gib = max((size for sizes in found.values() for size in sizes), default=0) / GIB
+    # Of at least 1: parts of a peak of 0.2 GiB would all be 0.0-something.
+    unit, factor = readable_unit(most_gib * LEAST_OF_UNIT, "GiB")
+    cells = {
+        each: [f"{format_number(factor * size / GIB, 2)} {unit}" for size in sizes]
+        for each, sizes in found.items()
+    }
     empty = [""] * (1 + len(MEMORY_PARTS))
     rows = [
         (each, *cells[each], "") if each in cells else (each, *empty, f"not estimated: {one.reason}")
@@ -67,12 +80,6 @@ def render_memory(memory: "Mapping[str, MemoryEstimate]", width: int, plain: boo
     ]
     lines = grid(header, rows, right=range(1, len(header) - 1))
     return "\n".join(lines if plain else [cut(line, width) for line in lines])
-
-
-def _memory_column(sizes: Sequence[int]) -> list[str]:
-    """The sizes, given in bytes, in the unit that suits the largest."""
-    unit, factor = readable_unit(max(sizes) / GIB, "GiB")
-    return [f"{format_number(factor * size / GIB, 2)} {unit}" for size in sizes]
 
 
 def headlines(plan: Plan, spec: JobSpec, earlier: Earlier | None = None) -> tuple[str, ...]:
