@@ -9,7 +9,7 @@ import gpurun
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.yaml.tree import MAX_NODES, Mark, Node, Unreadable, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
-from gpurun.launcher.units import format_count
+from gpurun.launcher.units import first_of, format_count
 
 MAX_BYTES = 1_000_000
 """A job file has about a thousand bytes."""
@@ -17,6 +17,8 @@ MAX_BYTES = 1_000_000
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 """Characters that YAML does not allow.  Source: https://yaml.org/spec/1.2.2/#51-character-set"""
 
+MOST_FILES = 5
+"""That are named of a directory."""
 _WRITE_ONE = "`gpurun init` writes a job file to start from"
 
 
@@ -150,8 +152,8 @@ def _near_files(path: Path) -> str:
 
 
 def _files_in(directory: Path) -> str:
-    files = _job_files(directory)[:5]
-    return f"it holds {', '.join(files)}" if files else _WRITE_ONE
+    files = _job_files(directory)
+    return f"it holds {first_of(files, MOST_FILES)}" if files else _WRITE_ONE
 
 
 def _job_files(directory: Path) -> list[str]:

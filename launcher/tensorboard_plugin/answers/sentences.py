@@ -33,9 +33,7 @@ TRACED_BARS = (
 )
 RANKED_BARS = f"Bars: the slowest rank's step as timed, in the proportions of its traced step. {HIDDEN_PARTS}"
 """The bars of the ranking, of variants with traces."""
-TIMED_BARS = (
-    "Where traces don't show it, bars are the timed phases, with what a rank communicates and waits for."
-)
+TIMED_BARS = "Without a trace of such steps, bars are the timed phases, communication and waiting included."
 """The bars of variants without traces."""
 RANK_ROWS = (
     "One row per rank, sorted by exposed wait, most first; steps across. Right: the mean by rank, ms. "
