@@ -32,7 +32,6 @@ LOAD_EVERY_S = 2.0
 
 
 FIRST_STEP_S = 30.0
-"""How long a program may be silent about its first step."""
 NO_STEP = (
     "no step was seen for {:g} s: `gpurun stacks {}` shows where the ranks are\n"
     "    a program that starts its own processes (mp.spawn) is run by plain python, or without starting them"
@@ -143,8 +142,13 @@ class Session:
         self.on_event(launch, None)
         now_s = self.clock.monotonic()
         is_first = action.position == 0 and program_of(self.plan, launch) is not None
-        self.step_due_s = now_s + FIRST_STEP_S if is_first else None
+        self.step_due_s = now_s + self.first_step_s if is_first else None
         return do.Started(len(launch.processes), now_s)
+
+    @property
+    def first_step_s(self) -> float:
+        """How long a program may be silent about its first step; half of a shorter timeout."""
+        return min(FIRST_STEP_S, self.starter.spec.limit_s / 2)
 
     def preloading(self, action: do.Start) -> do.Start:
         """The action, which preloads modules too where ranks start in an environment for the first time."""
@@ -187,7 +191,7 @@ class Session:
             return
         self.step_due_s = None
         if not any(self.current.read_steps()):
-            self.reporter.report(NO_STEP.format(FIRST_STEP_S, self.run.path))
+            self.reporter.report(NO_STEP.format(self.first_step_s, self.run.path))
 
     def stop(self, action: do.Stop) -> do.Stopped:
         """Ends the ranks, and reads their results."""

@@ -282,6 +282,7 @@ def test_a_program_that_saves_and_leaves_when_it_is_late_is_not_done(tmp_path: P
     case.ranks.stop = lambda grace_s: case.ranks._exits.extend(e for _, e in exits(0, 0))  # type: ignore[method-assign]
     assert case.done().statuses() == ["timeout"]
     assert [event.stage for event in case.run.read_events("01-script-2")] == ["start"]
+    assert "no step was seen for 10 s" in case.said[0]  # with time left to look where the ranks are
 
 
 @pytest.mark.parametrize(("steps", "is_said"), [((0, 0), True), ((0, 3), False)])
