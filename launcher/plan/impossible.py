@@ -190,7 +190,8 @@ def _no_groups(case: Case) -> str | None:
     if not wanted.has("shard_size") or (count % wanted.shard_size == 0 and count != wanted.shard_size):
         return None
     there = f"there {'is' if count == 1 else 'are'} {plural(count, 'device')}"
-    return f"{case.strategy.name} needs two or more groups of {wanted.shard_size} devices, but {there}"
+    needs = f"{case.strategy.name} needs two or more groups of {wanted.shard_size} devices, but {there}"
+    return f"{needs}; use fsdp for one group of all"
 
 
 def _alone_on_machine(case: Case) -> str | None:
