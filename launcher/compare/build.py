@@ -17,7 +17,7 @@ from gpurun.launcher.compare.figures.program_steps import (
     steps_of_launches,
 )
 from gpurun.launcher.compare.figures.ranks import rank_figures
-from gpurun.launcher.compare.figures.recorded import Measured, has_cold_peak, mean_ms, read_measured
+from gpurun.launcher.compare.figures.recorded import Measured, has_cold_peak, read_measured, typical_ms
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
 from gpurun.launcher.compare.figures.spent import launches_s
 from gpurun.launcher.compare.figures.step_time import step_times
@@ -302,7 +302,7 @@ def variant_result(
     variant, status, facts = measured.variant, measured.status, measured.facts
     step_ms = times[variant.id]
     middle_ms = step_ms.estimate if step_ms else None
-    traced = of_timed(of_devices(read_traced(run, variant.id), variant.devices), mean_ms(measured))
+    traced = of_timed(of_devices(read_traced(run, variant.id), variant.devices), typical_ms(measured))
     ranks = rank_figures(run, measured, traced, nodes)
     found = findings(measured, ranks, middle_ms)
     rates = throughput(measured, middle_ms, host)

@@ -20,6 +20,7 @@ from gpurun.launcher.compare.figures.rounds import (
     launch_logs,
     mean_logs,
     program_times,
+    round_blocks_ns,
     round_times,
 )
 from gpurun.launcher.machine.accelerators import CPU
@@ -229,10 +230,15 @@ def timed_steps(measured: Measured, rank: int) -> list[StepRecord]:
     return [step for step in steps if step.kind == "timed" and (step.launch, step.round) in rounds]
 
 
-def mean_ms(measured: Measured) -> dict[int, float]:
-    """The mean timed step of each rank."""
-    timed = {rank: timed_steps(measured, rank) for rank in measured.steps}
-    return {rank: _length_ns(steps) / len(steps) / 1e6 for rank, steps in timed.items() if steps}
+def typical_ms(measured: Measured) -> dict[int, float]:
+    """Each rank's mean step in a round, the median over rounds, less its share of waiting for a core."""
+    found = {}
+    for rank in measured.steps:
+        timed = timed_steps(measured, rank)
+        means_ns = [fmean(block) for block in round_blocks_ns(timed, "timed").values()]
+        if means_ns:
+            found[rank] = median(means_ns) / 1e6 * (1 - (queue_percent(timed) or 0.0) / 100)
+    return found
 
 
 def has_cold_peak(measured: Mapping[str, Measured]) -> bool:

@@ -37,8 +37,9 @@ TRACED = "traced steps "
 """How the findings begin that compare these with the timed ones."""
 TRACED_FAR = f"{TRACED}differ a lot from the timed steps, which are ranked"
 TRACED_SHORT = (
-    TRACED + "of rank {rank} take {traced} ms, timed ones {timed} ms on average: the traces don't show where "
-    "the rest goes; record more steps (`profile: {{steps: …}}`)"
+    TRACED
+    + "of rank {rank} take {traced} ms, timed ones usually {timed} ms: the traces don't show where the "
+    "rest goes; record more steps (`profile: {{steps: …}}`)"
 )
 LEAST_OF_TIMED = 0.7
 """A smaller share of the timed step is another kind of step."""
@@ -197,7 +198,7 @@ def of_devices(traced: Traced | None, devices: Sequence[str]) -> Traced | None:
     return _without(traced, traced.of_host, warning)
 
 
-def of_timed(traced: Traced | None, mean_ms: Mapping[int, float]) -> Traced | None:
+def of_timed(traced: Traced | None, timed_ms: Mapping[int, float]) -> Traced | None:
     """The figures of traces next to a timed step; none where the traced steps are far shorter.
 
     They would be the shares of steps that aren't the ones that take the time, such as those of an input
@@ -205,14 +206,14 @@ def of_timed(traced: Traced | None, mean_ms: Mapping[int, float]) -> Traced | No
 
     Args:
         traced: the figures.
-        mean_ms: each rank's timed step.
+        timed_ms: each rank's step without what other load explains.
     """
     traced_ms = {rank: each.span_ns / 1e6 for rank, each in traced.ranks.items()} if traced else {}
-    short = [rank for rank, ms in traced_ms.items() if ms < LEAST_OF_TIMED * mean_ms.get(rank, 0.0)]
+    short = [rank for rank, ms in traced_ms.items() if ms < LEAST_OF_TIMED * timed_ms.get(rank, 0.0)]
     if traced is None or not short:
         return traced
-    rank = min(short, key=lambda rank: traced_ms[rank] / mean_ms[rank])
-    times = {"traced": format_ms(traced_ms[rank]), "timed": format_ms(mean_ms[rank])}
+    rank = min(short, key=lambda rank: traced_ms[rank] / timed_ms[rank])
+    times = {"traced": format_ms(traced_ms[rank]), "timed": format_ms(timed_ms[rank])}
     warning = TRACED_SHORT.format(rank=rank, **times)
     return _without(traced, traced.ranks, warning)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.launcher.compare.figures.traced import read_traced
+from gpurun.launcher.rundir.files import RunDir
 from tests.integration.command import Result, gpurun, write
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -64,7 +66,10 @@ def test_steps_of_an_unchanged_program_are_timed_and_traced(ran: Result) -> None
     assert [rank["trace"] for rank in ddp["ranks"]] == [
         f"variants/script-2-ddp/rank{rank}.pt.trace.json.gz" for rank in range(2)
     ]
-    assert all(rank["compute_ms"] > 0 and rank["local_batch"] is None for rank in ddp["ranks"])
+    traced = read_traced(RunDir(ran.directory / "run"), ddp["id"])
+    assert traced is not None
+    assert all(rank.compute_ns > 0 for rank in traced.ranks.values())
+    assert [rank["local_batch"] for rank in ddp["ranks"]] == [None, None]
     lines = (ran.directory / "run/variants/script-2-ddp/rank1.jsonl").read_text().splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
     assert len(kinds) == 39
