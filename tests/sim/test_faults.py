@@ -23,6 +23,7 @@ import torch
 
 from gpurun.launcher.cli import interrupt
 from gpurun.launcher.cli.main import main
+from gpurun.launcher.compare.figures.traced import read_traced
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.failures.root_cause import root_cause
@@ -146,7 +147,8 @@ def test_ranks_with_faults_are_named_and_an_interrupt_keeps_what_was_found(
     }
     monkeypatch.setitem(accelerators.ACCELERATORS, SIM.name, SIM)  # as in the command's processes
     training = read_json(tmp_path / "run/training/comparison.json", Comparison)
-    (free,) = (each for each in training.variants if any(rank.compute_ms for rank in each.ranks))
+    traced = {each.id: read_traced(RunDir(tmp_path / "run/training"), each.id) for each in training.variants}
+    (free,) = (each for each in training.variants if (found := traced[each.id]) and not found.of_host)
     assert free.status == "ok"  # the control: a profiler that no one else uses records kernels
     assert f"{variant_label(free)}:" not in checks["traces"]["found"]
 

@@ -41,7 +41,7 @@ TRACED_SHORT = (
     + "of rank {rank} take {traced} ms, timed ones usually {timed} ms: the traces don't show where the "
     "rest goes; record more steps (`profile: {{steps: …}}`)"
 )
-LEAST_OF_TIMED = 0.7
+LEAST_OF_TIMED = 0.5
 """A smaller share of the timed step is another kind of step."""
 LONG_STEP = 1.3
 """From this multiple of the quiet steps' mean on, the work of a step differs, not only what else ran."""

@@ -354,13 +354,13 @@ def step_of(number: int, ms: float) -> StepRecord:
 def test_traced_steps_are_compared_with_timed_ones_without_what_other_load_explains(
     files: Files, waited_ms: int, is_used: bool
 ) -> None:
-    """Traced steps of 60 ms, timed ones of 100: the load may have ended in between."""
+    """Traced steps of 45 ms, timed ones of 100: the load may have ended in between."""
     program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     waited_ns = waited_ms * 10**6
     for number in range(60):
         step = changed(step_of(number, 100), kind="timed", round=number // 5 + 1)
         append_lines(files.run.steps(program.id, 0), [changed(step, queue_ns=waited_ns, others_ns=waited_ns)])
-    events = [traced_step(number, 1e5 * number, 6e4) for number in (1, 2, 3)]
+    events = [traced_step(number, 1e5 * number, 4.5e4) for number in (1, 2, 3)]
     write(files.run.trace(program.id, 0), [span("cpu_op", "aten::mm", 1e5, 1e4), *events], **rank_info(0, 1))
     write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
     files.close(program)

@@ -208,7 +208,7 @@ def test_long_steps_that_come_back_count_and_one_that_does_not_is_left_out(
     assert found.ranks[0].span_ns == pytest.approx(1000 * sum(sorted(busy_us)[:used]) / used, abs=1)
 
 
-@pytest.mark.parametrize(("step_ms", "is_used"), [(None, True), (0.05, True), (0.142, True), (0.144, False)])
+@pytest.mark.parametrize(("step_ms", "is_used"), [(None, True), (0.05, True), (0.199, True), (0.201, False)])
 def test_traces_of_far_shorter_steps_than_timed_ones_have_no_figures(
     run: RunDir, step_ms: float | None, is_used: bool, wording: Wording
 ) -> None:
