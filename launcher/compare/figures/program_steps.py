@@ -87,6 +87,23 @@ def _has_all_rounds(timed: Sequence[StepRecord]) -> bool:
     return all(len(found) > max(found) - min(found) for found in rounds.values())
 
 
+def uneven_ranks(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
+    """The warning for a program of which one rank made a tenth more steps than another in a launch."""
+    made: dict[str, dict[int, int]] = {}
+    for rank, of_rank in steps.items():
+        for step in of_rank:
+            made.setdefault(step.launch, {})[rank] = step.step + 1
+    whole = [nums for nums in made.values() if len(nums) == len(steps)]
+    nums = max(whole, key=lambda nums: max(nums.values()) - min(nums.values()), default={})
+    if not nums or max(nums.values()) < (1 + LEAST_OTHER_WORK) * min(nums.values()):
+        return ()
+    most, fewest = max(nums, key=nums.__getitem__), min(nums, key=nums.__getitem__)
+    return (
+        f"rank {most} made {plural(nums[most], 'step')} and rank {fewest} {format_count(nums[fewest])}: only "
+        "those that all ranks made count",
+    )
+
+
 def trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
     """The warning for a program whose steps grow or shrink by a tenth or more in most of its launches.
 

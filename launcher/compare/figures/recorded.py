@@ -14,6 +14,7 @@ from gpurun.launcher.compare.figures.program_steps import (
     planned_launch,
     sample_of_steps,
     trend_of_steps,
+    uneven_ranks,
 )
 from gpurun.launcher.compare.figures.rounds import (
     RoundKey,
@@ -120,7 +121,8 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
     of_steps: tuple[str, ...] = ()
     if status is None or status.status in MEASURED:  # else the failure is what there is to say
         trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
-        of_steps = (*sample_of_steps(steps, variant.kind.runs_program), *short, *trends)
+        uneven = uneven_ranks(steps) if variant.kind.runs_program and status is not None else ()
+        of_steps = (*sample_of_steps(steps, variant.kind.runs_program), *short, *uneven, *trends)
     facts = replace(facts, warnings=(*facts.warnings, *read.damage, *of_steps))
     balance = None if variant.split else run.read_balance(variant.id)
     if status is not None and status.status == "ok" and unsteady:

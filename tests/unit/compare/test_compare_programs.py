@@ -191,6 +191,23 @@ def test_long_steps_count_and_that_most_are_shorter_is_said(
     wording(*said)
 
 
+@pytest.mark.parametrize(("nums", "is_said"), [((60, 40), True), ((40, 41), False), ((12, 12), False)])
+def test_that_ranks_made_different_numbers_of_steps_is_said(
+    files: Files, nums: tuple[int, int], is_said: bool, wording: Wording
+) -> None:
+    for rank, num in enumerate(nums):
+        steps = [changed(step_of(number, 30), kind="timed") for number in range(num)]
+        timed = [changed(step, round=step.step // 5 + 1) for step in steps]
+        append_lines(files.run.steps(PROGRAM.id, rank), timed)
+    write_json(files.run.plan, plan([PROGRAM], [launch("01-script-2", PROGRAM.id, 0, [PROGRAM])], PROGRAM.id))
+    files.close(PROGRAM)
+    (found,) = compare_run(files.run).variants
+    assert known(found.step_ms).estimate == pytest.approx(30)
+    said = [text for text in found.warnings if " made " in text]
+    assert bool(said) == is_said
+    wording(*said)
+
+
 @pytest.mark.parametrize("late_every", range(1, 8))
 def test_a_rank_that_is_late_in_some_steps_counts_once(files: Files, late_every: int) -> None:
     """Rank 1 makes 60 ms more of each such step. Rank 0 waits for it within its own next one."""
