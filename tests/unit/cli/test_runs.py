@@ -158,7 +158,7 @@ def test_a_program_without_timed_steps_fails_on_request(status: Status, fails: b
 
 
 def test_a_share_is_not_taken_for_a_percentage(call: Callable[..., Result]) -> None:
-    said = runner().invoke(cli, ["diff", OLD, NEW, "--fail-slower", "0.03"]).output
+    said = runner().invoke(cli, ["diff", OLD, NEW, "--fail-slower", "0.03"]).stderr
     assert "'0.03' may be a share or a percentage; write 3% or 0.03%" in said
     for percent in ("0.03%", "1", "0", "0.5"):
-        assert "a percentage" not in runner().invoke(cli, ["diff", OLD, NEW, "--fail-slower", percent]).output
+        assert "a percentage" not in runner().invoke(cli, ["diff", OLD, NEW, "--fail-slower", percent]).stderr
