@@ -17,7 +17,7 @@ setup: ## Make the virtual environment with pinned versions
 trainer: ## Make the environment of the test with a Hugging Face Trainer
 	$(TOOL) tools/environment.py trainer
 
-engines: ## Make the environment of the tests with Ray and SkyPilot
+engines: ## Make the environment of the test with Ray
 	$(TOOL) tools/environment.py engines
 
 demo: setup ## Compare six splits of a small GPT on two CPU devices (under two minutes)

@@ -1,7 +1,7 @@
 """Every engine that runs here, on two nodes of this machine.
 
 By hand and with `mpirun` over two network namespaces, with Slurm and Ray on clusters of their own. Needs
-root, and for Ray `make engines`. SkyPilot needs machines of a cloud or a Kubernetes, so it can't run here.
+root, and for Ray `make engines`.
 """
 
 import ast
@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.integration.command import ENGINES, write
 from tests.integration.nodes.hosts import NAMES, Hosts
 from tests.integration.nodes.test_mpi import AS_ROOT, OPTIONS, agent, executable
-from tests.integration.nodes.test_ray_and_skypilot import ray_of_two_nodes
+from tests.integration.nodes.test_ray import ray_of_two_nodes
 from tests.slurm.cluster import NODES, SlurmCluster
 
 JOB_S = 180.0

@@ -1,4 +1,4 @@
-"""What is submitted to Ray runs on two nodes of a Ray, and SkyPilot itself reads what is submitted to it."""
+"""What is submitted to Ray runs on two nodes of a Ray."""
 
 import json
 import os
@@ -16,14 +16,13 @@ import pytest
 
 from gpurun.launcher.errors import TRACEBACK, NodesError
 from gpurun.launcher.nodes.rendezvous import DEFAULT_PORT
-from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.ray import LAST_CALL_S
 from tests.integration.command import ENGINES, gpurun, write
 from tests.integration.nodes.hosts import await_file
 from tools.system_packages import ALL_TESTS
 
 pytestmark = pytest.mark.skipif(
-    not (ENGINES.exists() or os.environ.get(ALL_TESTS)), reason="needs Ray and SkyPilot: make engines"
+    not (ENGINES.exists() or os.environ.get(ALL_TESTS)), reason="needs Ray: make engines"
 )
 
 JOB = """
@@ -110,59 +109,3 @@ def test_a_job_runs_on_two_nodes_of_a_ray_and_ends_when_one_is_killed(tmp_path: 
     assert TRACEBACK not in text
     # Ray sends SIGKILL to what its actor has started, or the kernel is first with SIGTERM.
     assert re.search(r"node \d \(\S+\)( is lost|: interrupted)", text)
-
-
-SKYPILOT = """
-import json, os, sys
-import yaml
-from sky import Task
-from sky.skylet import constants
-
-config = yaml.safe_load(sys.stdin)
-try:
-    Task.from_yaml_config(config | {"no_such_key": 1})
-except ValueError as error:
-    refused = str(error)
-task = Task.from_yaml_config(config, secrets_overrides=[(sys.argv[1], "known")])
-(resources,) = task.resources
-print(json.dumps({
-    "refused": refused,
-    "nodes": task.num_nodes,
-    "accelerators": resources.accelerators,
-    "image": resources.image_id,
-    "run": task.run,
-    "secrets": list(task.secrets),
-    "variables": [
-        constants.SKYPILOT_NODE_RANK, constants.SKYPILOT_NODE_IPS, constants.SKYPILOT_NUM_NODES,
-        constants.TASK_ID_ENV_VAR,
-    ],
-}))
-"""
-"""Reads a task as `sky launch` does."""
-VARIABLES = ["SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", "SKYPILOT_NUM_NODES", "SKYPILOT_TASK_ID"]
-"""Those that nodes get, as `test_node_facts` has gpurun read them."""
-
-
-def test_skypilot_reads_a_task_as_it_is_meant_and_gives_nodes_these_variables(tmp_path: Path) -> None:
-    write(tmp_path, "job.yaml", JOB)
-    wanted = ("--gpu", "H100", "--gpus-per-node", "8", "--image", "reg/me:1", "--set", "seed=3")
-    task = gpurun(tmp_path, "submit", "job.yaml", "--to", "skypilot", "--dry-run", *wanted).out
-    done = subprocess.run(
-        [ENGINES, "-c", SKYPILOT, SECRET_VARIABLE],
-        env=os.environ | {"HOME": str(tmp_path)},
-        input=task,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    read = json.loads(done.stdout.splitlines()[-1])
-    assert "no_such_key" in read.pop("refused")
-    assert read == {
-        "nodes": 2,
-        "accelerators": {"H100": 8},
-        "image": {"null": "docker:reg/me:1"},
-        "run": 'exec gpurun job.yaml --set seed=3 --out "runs/two/$SKYPILOT_TASK_ID"',
-        "secrets": [SECRET_VARIABLE],
-        "variables": VARIABLES,
-    }
