@@ -245,8 +245,7 @@ def text_of(tried: Sequence[Tried]) -> str:
         "`scancel`, or SIGTERM to Ray's driver, as `ray job stop` sends it. Node killed: "
         "SIGKILL to gpurun on the second node, which is named. In all of them no "
         "process is left. `python -m benchmarks engines --times N` adds to these, which are those at "
-        f"{commits}; `--since COMMIT` counts earlier ones too. SkyPilot can't run here: it needs machines of "
-        "a cloud, or a Kubernetes.\n\n"
+        f"{commits}; `--since COMMIT` counts earlier ones too.\n\n"
     )
     return "\n".join([text + table(["engine", *CASES], rows), "", *wrong])
 

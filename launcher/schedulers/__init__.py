@@ -2,19 +2,16 @@
 
 from gpurun.launcher.schedulers.base import Environ, Scheduler
 from gpurun.launcher.schedulers.kubernetes import KUBERNETES
-from gpurun.launcher.schedulers.kubernetes_operators import JOBSET, TORCHELASTIC, TRAINJOB
 from gpurun.launcher.schedulers.mpi import MPI
 from gpurun.launcher.schedulers.ray import RAY
-from gpurun.launcher.schedulers.skypilot import SKYPILOT
 from gpurun.launcher.schedulers.slurm import SLURM
+from gpurun.launcher.schedulers.trainjob import TORCHELASTIC, TRAINJOB
 
 SCHEDULERS: dict[str, Scheduler] = {
     "torchelastic": TORCHELASTIC,
     "mpi": MPI,  # before Slurm: below mpirun, Slurm's variables describe what mpirun itself has started
     "slurm": SLURM,
-    "skypilot": SKYPILOT,
     "kubernetes": KUBERNETES,
-    "jobset": JOBSET,
     "trainjob": TRAINJOB,
     "ray": RAY,
 }

@@ -38,7 +38,7 @@ class SubmitOptions:
     cpus_per_task: int | None = None
     image: str | None = None
     gpu: str | None = None
-    """The kind of GPU: `H100`; on Kubernetes a resource: `amd.com/gpu`."""
+    """The kind of GPU, as Kubernetes names resources: `amd.com/gpu`."""
     volume: str | None = None
     """The PersistentVolumeClaim that keeps run directories."""
     out: str | None = None

@@ -97,7 +97,7 @@ def store_url(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     callback=store_url,
     help="Keep the run in a store too, below this URL: s3://BUCKET/PATH.",
 )
-@click.option("--gpu", metavar="KIND", help=f"Kind of GPU: H100, amd.com/gpu {taken_by('gpu')}.")
+@click.option("--gpu", metavar="KIND", help=f"Kind of GPU: nvidia.com/gpu, amd.com/gpu {taken_by('gpu')}.")
 @click.option(
     "--gpus-per-node", type=WholeNumber(1), help=f"GPUs to request on every node {taken_by('gpus_per_node')}."
 )

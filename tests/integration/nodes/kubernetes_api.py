@@ -1,7 +1,7 @@
 """As much of a Kubernetes API server as `kubectl` needs to create, look after and delete our objects.
 
 It keeps them in memory, refuses what the published schema doesn't know, and makes a Job's Pods at once.
-Sources: kubernetes.io, "Kubernetes API Concepts" and "Job"; jobset.sigs.k8s.io, "Concepts".
+Source: kubernetes.io, "Kubernetes API Concepts" and "Job".
 """
 
 import json
@@ -20,7 +20,6 @@ VERSION = "1.37"
 GROUPS = {
     "": ("v1", {"Service": "services", "Secret": "secrets", "Pod": "pods"}),
     "batch": ("v1", {"Job": "jobs"}),
-    "jobset.x-k8s.io": ("v1alpha2", {"JobSet": "jobsets"}),
     "trainer.kubeflow.org": ("v1alpha1", {"TrainJob": "trainjobs"}),
 }
 """API group → its version, and the kinds in it with the names of their resources."""
@@ -65,14 +64,11 @@ class Cluster(ThreadingHTTPServer):
 
 
 def pods_of(one: Object) -> Iterator[Object]:
-    """The Pods that the controllers make: of a Job, and of the Jobs of a JobSet and a TrainJob."""
+    """The Pods that the controllers make: of a Job, and of the Jobs of a TrainJob."""
     name, owner = one["metadata"]["name"], [{"uid": one["metadata"]["uid"]}]
     match one["kind"]:
         case "Job":
             count, of = one["spec"]["completions"], "batch.kubernetes.io/job-name"
-        case "JobSet":
-            job = one["spec"]["replicatedJobs"][0]
-            count, of = job["template"]["spec"]["completions"], "jobset.sigs.k8s.io/jobset-name"
         case "TrainJob":
             count, of = one["spec"]["trainer"]["numNodes"], "jobset.sigs.k8s.io/jobset-name"
         case _:

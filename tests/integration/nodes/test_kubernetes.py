@@ -1,4 +1,4 @@
-"""`gpurun submit` to Kubernetes, JobSet and Kubeflow Trainer: real `kubectl`, against a stand-in server."""
+"""`gpurun submit` to Kubernetes and Kubeflow Trainer: real `kubectl`, against a stand-in server."""
 
 import os
 import re
@@ -16,7 +16,6 @@ pytestmark = pytest.mark.skipif(bool(reason := without("kubernetes-client")), re
 
 MADE = {
     "kubernetes": {"services", "jobs", "secrets", "pods"},
-    "jobset": {"jobsets", "secrets", "pods"},
     "trainjob": {"trainjobs", "secrets", "pods"},
 }
 

@@ -35,14 +35,8 @@ HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "8", "MPI_LOCALRANKID": "0"
 """Of MPICH 4.0.2, as `mpirun -ppn 1` sets them on the second node."""
 BELOW_SLURM = {**SLURM, "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "gpu09", "SLURM_STEP_NUM_NODES": "1"}
 """Below mpirun: Slurm's variables describe the daemons that mpirun has started on the other nodes."""
-SKYPILOT = {
-    "SKYPILOT_NODE_RANK": "1",
-    "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8\n",
-    "SKYPILOT_NUM_NODES": "2",
-    "SKYPILOT_TASK_ID": "sky-2026-11-22-20-00-00-000000_demo_1",
-}
 POD = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "demo-1", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
-"""In a Pod of an Indexed Job or a JobSet."""
+"""In a Pod of an Indexed Job."""
 TRAINJOB = {
     **POD,
     "PET_NNODES": "2",
@@ -76,7 +70,6 @@ PET = {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "head", "PET_MASTER_PORT": "1234
         (NodeFlags(None, "a:5"), HYDRA, Facts(1, "a", 5)),
         (NodeFlags(None, "a:5"), {"PMIX_RANK": "1"}, Facts(1, "a", 5)),
         (NodeFlags(None, "a:5"), {**BELOW_SLURM, **OPEN_MPI}, Facts(1, "a", 5)),
-        (NodeFlags(), SKYPILOT, Facts(1, "10.0.0.7", 29400)),
         (NodeFlags(None, "demo-0.demo"), POD, Facts(1, "demo-0.demo", 29400, True)),
         (NodeFlags(), TRAINJOB, Facts(1, "demo-node-0-0.demo", 29400, True)),
     ],
@@ -104,7 +97,6 @@ def test_facts(flags: NodeFlags, environ: Mapping[str, str], facts: Facts) -> No
         (NodeFlags(None, "a"), {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "--map-by ppr:1:node"),
         (NodeFlags(None, "a"), {"OMPI_COMM_WORLD_RANK": "0"}, "without OMPI_COMM_WORLD_LOCAL_RANK and OMPI"),
         (NodeFlags(None, "a"), {**OPEN_MPI, "PMIX_RANK": "7"}, "but PMIX_RANK is 7"),
-        (NodeFlags(), {**SKYPILOT, "SKYPILOT_NUM_NODES": "4"}, "but SkyPilot specifies 4"),
         (NodeFlags(), POD, "the rendezvous address must be set"),
         (NodeFlags(), {key: SLURM[key] for key in ("SLURM_JOB_ID", "SLURM_NODEID")}, "the rank of this node"),
     ],

@@ -28,7 +28,7 @@ from gpurun.launcher.schedulers.base import Call, Submission, SubmitOptions, sub
 from tests.wording import Wording
 
 HOME = Path("/home/me/my jobs")
-OPTIONS = SubmitOptions(nodes=2, gpus_per_node=8, cpus_per_task=64, time=7200, image="reg/me:1", gpu="H100")
+OPTIONS = SubmitOptions(nodes=2, gpus_per_node=8, cpus_per_task=64, time=7200, image="reg/me:1")
 HOSTILE = (
     "params.text=$(touch here) `touch here` ' \" \\ \n- $HOME $(POD_NAME) $$ # {{x}} &\u2028é\U0001f600",
     "params.list=[a, 'b: c']",
@@ -38,7 +38,6 @@ HOSTILE = (
 MODELS = {
     "Service": "io_k8s_api_core_v1_service.IoK8sApiCoreV1Service",
     "Job": "io_k8s_api_batch_v1_job_spec.IoK8sApiBatchV1JobSpec",
-    "JobSet": "jobset_v1alpha2_job_set.JobsetV1alpha2JobSet",
     "TrainJob": "trainer_v1alpha1_train_job.TrainerV1alpha1TrainJob",
 }
 
@@ -50,7 +49,7 @@ def submission(*overrides: str, label: str = "gpt-splits-1a2b3c", **job: Any) ->
 
 
 def script(name: str, wanted: Submission, options: SubmitOptions = OPTIONS) -> str:
-    return QUEUES[name].script(wanted, options if name == "skypilot" else replace(options, gpu=None))
+    return QUEUES[name].script(wanted, options)
 
 
 def test_they_are_as_they_were_reviewed(snapshot: Callable[[str, str], None]) -> None:
@@ -58,7 +57,7 @@ def test_they_are_as_they_were_reviewed(snapshot: Callable[[str, str], None]) ->
     snapshot("submissions.txt", "\n".join(texts).replace(__version__, "VERSION"))
 
 
-@pytest.mark.parametrize("name", ["kubernetes", "jobset", "trainjob"])
+@pytest.mark.parametrize("name", ["kubernetes", "trainjob"])
 @pytest.mark.parametrize("options", [OPTIONS, SubmitOptions(image="reg/me:1", gpus_per_node=1)])
 def test_manifests_are_what_the_published_models_know(name: str, options: SubmitOptions) -> None:
     """A field that a model doesn't know, or one of another type, doesn't come back."""
@@ -98,18 +97,13 @@ esac
 """Prints the words that it is called with."""
 
 
-def words_of(directory: Path, text: str) -> list[str]:
+def words_of(directory: Path, text: str, **environ: str) -> list[str]:
     """What bash, running this, calls `gpurun` with: `srun`, `mpirun` and `gpurun` print that."""
     for command in ("srun", "mpirun", "gpurun"):
         (directory / command).write_text(STAND_IN)
         (directory / command).chmod(0o755)
     text = re.sub(r"(?m)^cd .*$", "", text)  # that directory doesn't exist
-    env = {
-        "PATH": f"{directory}:/usr/bin:/bin",
-        "SLURM_JOB_ID": "42",
-        "SLURM_JOB_NODELIST": "a",
-        "SKYPILOT_TASK_ID": "sky-1",
-    }
+    env = {"PATH": f"{directory}:/usr/bin:/bin", "SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "a", **environ}
     done = subprocess.run(["bash", "-c", text], capture_output=True, cwd=directory, env=env, check=True)
     assert not (directory / "here").exists()
     return done.stdout.decode().split("\0")[:-1]
@@ -129,8 +123,6 @@ def commands_in(name: str, text: str, directory: Path) -> list[str]:
         first = next(node for node in ast.parse(text).body if isinstance(node, ast.Assign))
         return list(ast.literal_eval(first.value))
     document = list(yaml.safe_load_all(text))[-1]
-    if name == "skypilot":
-        return words_of(directory, document["run"])
     return kubernetes_words(next(found_in(document, "command")))
 
 
@@ -151,7 +143,7 @@ def test_whatever_a_job_is_called_gpurun_gets_it_letter_by_letter(name: str, tmp
     expected = [job, *(word for one in (*HOSTILE, "nodes=2") for word in ("--set", one))]
     begin = words.index(job)
     assert words[begin : begin + len(expected)] == expected
-    assert words[begin - 1] in ("gpurun", "/opt/gpurun") or name == "skypilot"
+    assert words[begin - 1] in ("gpurun", "/opt/gpurun")
 
 
 @pytest.mark.parametrize("name", QUEUES)
@@ -170,7 +162,7 @@ def test_results_go_to_a_store_below_a_name_of_their_own(name: str, tmp_path: Pa
     assert ("claimName: mine" in script(name, submission(), both)) == ("volume" in QUEUES[name].takes)
 
 
-@pytest.mark.parametrize("name", ["kubernetes", "jobset", "trainjob"])
+@pytest.mark.parametrize("name", ["kubernetes", "trainjob"])
 def test_a_claim_that_several_machines_mount_is_said_to_need_an_access_mode(name: str) -> None:
     for options in (OPTIONS, replace(OPTIONS, nodes=1), replace(OPTIONS, out="s3://bucket/x")):
         assert ("ReadWriteMany" in script(name, submission(), options)) == (options is OPTIONS)
@@ -219,20 +211,17 @@ def test_no_script_holds_the_secret(name: str, tmp_path: Path, monkeypatch: pyte
     path.write_text(shown.output)
     call = QUEUES[name].call(submission(), OPTIONS, path, "sesame")
     assert "sesame" not in " ".join(call.argv)
-    is_handed_over = "sesame" in call.stdin or "sesame" in call.env.values()
-    assert is_handed_over == (name in ("kubernetes", "jobset", "trainjob", "skypilot"))
+    assert ("sesame" in call.stdin) == (name in ("kubernetes", "trainjob"))
 
 
 @pytest.mark.parametrize(
     ("name", "options", "job"),
     [
         ("kubernetes", replace(OPTIONS, image=None), {}),
-        ("skypilot", replace(OPTIONS, gpu=None), {}),
-        ("jobset", replace(OPTIONS, gpus_per_node=None), {"devices": "cuda"}),
+        ("kubernetes", replace(OPTIONS, gpus_per_node=None), {"devices": "cuda"}),
         ("trainjob", replace(OPTIONS, volume="Runs_of_me"), {}),
         ("kubernetes", replace(OPTIONS, image="registry.example.org/Team/gpurun"), {}),
-        ("skypilot", replace(OPTIONS, gpus_per_node=None), {"devices": "cpu:2"}),
-        ("skypilot", replace(OPTIONS, gpu="H100:8"), {}),
+        ("trainjob", replace(OPTIONS, gpus_per_node=None, gpu="amd.com/gpu"), {"devices": "cpu:2"}),
     ],
 )
 def test_what_is_missing_is_named(
@@ -252,10 +241,10 @@ def test_gpus_are_requested_where_the_job_has_some() -> None:
     assert gpus(OPTIONS) == [8]
     assert gpus(replace(OPTIONS, gpus_per_node=None), devices=["cuda:0", "cuda:3"]) == [4]
     assert gpus(replace(OPTIONS, gpus_per_node=None), devices="cpu:2") == []
-    amd = QUEUES["trainjob"].script(submission(), replace(OPTIONS, gpu="amd.com/gpu"))
+    amd = script("trainjob", submission(), replace(OPTIONS, gpu="amd.com/gpu"))
     assert list(found_in(yaml.safe_load(amd), "amd.com/gpu")) == [8]
     with pytest.raises(SpecError, match="it names a resource"):
-        QUEUES["jobset"].script(submission(), OPTIONS)
+        script("kubernetes", submission(), replace(OPTIONS, gpu="H100"))
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -295,7 +284,7 @@ def test_time_limits(text: str, value: int | None) -> None:
 def test_every_engine_gets_the_same_time_in_its_own_form() -> None:
     options = replace(OPTIONS, time=time_limit("1-12"))
     assert "#SBATCH --time=1-12:00:00\n" in script("slurm", submission(), options)
-    for name in ("kubernetes", "jobset", "trainjob"):
+    for name in ("kubernetes", "trainjob"):
         document = list(yaml.safe_load_all(script(name, submission(), options)))[-1]
         assert list(found_in(document, "activeDeadlineSeconds")) == [129600]
 
@@ -348,7 +337,7 @@ def test_it_says_how_to_look_after_the_job(name: str) -> None:
     ("name", "further", "repeated"),
     [
         ("kubernetes", ("--namespace=ml", "--validate=false"), "kubectl --namespace=ml "),
-        ("jobset", ("--dry-run=client", "-n", "ml", "--token=secret"), "kubectl -n ml "),
+        ("trainjob", ("--dry-run=client", "-n", "ml", "--token=secret"), "kubectl -n ml "),
         ("kubernetes", ("-nml", "--save-config"), "kubectl -nml "),
         ("ray", ("--runtime-env-json={}", "--address", "http://head:8265"), "--address http://head:8265 42"),
     ],

@@ -16,7 +16,7 @@ from tests.unit.cli.click_runner import runner
 from tests.unit.schedulers.test_submissions import OPTIONS, found_in, script, submission, words_of
 from tests.wording import Wording
 
-IN_IMAGES = ("kubernetes", "jobset", "trainjob", "skypilot")
+IN_IMAGES = ("kubernetes", "trainjob")
 
 
 @pytest.mark.parametrize("name", IN_IMAGES)
@@ -43,8 +43,7 @@ def test_images_are_what_kubernetes_can_pull(name: str, image: str, is_one: bool
     options = replace(OPTIONS, image=image)
     if is_one:
         document = list(yaml.safe_load_all(script(name, submission(), options)))[-1]
-        key = "image_id" if name == "skypilot" else "image"
-        assert next(found_in(document, key)).removeprefix("docker:") == image
+        assert next(found_in(document, "image")) == image
     else:
         with pytest.raises(SpecError, match=r"--image .* is no name of an image"):
             script(name, submission(), options)
@@ -67,7 +66,7 @@ def test_images_are_what_kubernetes_can_pull(name: str, image: str, is_one: bool
     ],
 )
 def test_claims_are_named_as_kubernetes_wants_it(claim: str, is_one: bool) -> None:
-    for name in ("kubernetes", "jobset", "trainjob"):
+    for name in IN_IMAGES:
         options = replace(OPTIONS, volume=claim)
         if is_one:
             document = list(yaml.safe_load_all(script(name, submission(), options)))[-1]
@@ -97,18 +96,17 @@ def as_option(field: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", QUEUES)
 @pytest.mark.parametrize("field", OTHER_VALUES)
 def test_every_option_that_a_scheduler_takes_is_in_its_script(name: str, field: str) -> None:
-    values = OTHER_VALUES[field] if name != "skypilot" or field != "gpu" else ("H100", "A100")
-    base = replace(OPTIONS, gpu="H100" if name == "skypilot" else None)
-    texts = {QUEUES[name].script(submission(), replace(base, **as_option(field, value))) for value in values}
+    options = (replace(OPTIONS, **as_option(field, value)) for value in OTHER_VALUES[field])
+    texts = {script(name, submission(), each) for each in options}
     assert len(texts) == (2 if field in QUEUES[name].takes else 1)
     assert {field.name for field in fields(SubmitOptions)} == OTHER_VALUES.keys() | {"nodes", "further"}
 
 
-@pytest.mark.parametrize("name", ["kubernetes", "jobset", "trainjob", "skypilot"])
+@pytest.mark.parametrize("name", IN_IMAGES)
 def test_a_kind_of_gpu_for_a_job_without_one_is_refused(name: str) -> None:
-    options = replace(OPTIONS, gpus_per_node=None, gpu="H100" if name == "skypilot" else "amd.com/gpu")
+    options = replace(OPTIONS, gpus_per_node=None, gpu="amd.com/gpu")
     with pytest.raises(SpecError, match="uses no GPU"):
-        QUEUES[name].script(submission(devices="cpu:2"), options)
+        script(name, submission(devices="cpu:2"), options)
 
 
 @pytest.mark.parametrize("name", QUEUES)
@@ -137,7 +135,7 @@ def test_a_range_of_nodes_means_a_range_or_says_that_it_does_not(
 def test_a_second_submission_leaves_the_script_that_the_first_job_has_yet_to_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray gets a path; `sbatch`, `kubectl` and `sky` have read the script when they return."""
+    """Ray gets a path; `sbatch` and `kubectl` have read the script when they return."""
     monkeypatch.chdir(tmp_path)
     fake = tmp_path / "ray"
     fake.write_text("#!/bin/sh\nfor last; do :; done\necho $last >> submitted\n")

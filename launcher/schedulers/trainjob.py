@@ -1,10 +1,6 @@
-"""Operators on Kubernetes: JobSet, TrainJob of Kubeflow, and others that set torchrun's variables.
+"""TrainJob of Kubeflow Trainer v2, and others that set torchrun's variables, `PET_*`.
 
-A JobSet is a Job of Kubernetes that is started again as a whole; it makes the headless Service itself. A
-TrainJob is one of Kubeflow Trainer v2, with the runtime `torch-distributed`, which sets `PET_*`.
-
-Sources: jobset.sigs.k8s.io, "Failure Policy", and the API reference of v1alpha2; kubeflow.org, "Runtime
-Patches" (Trainer 2.2 and newer), and the API reference of v1alpha1.
+Sources: kubeflow.org, "Runtime Patches" (Trainer 2.2 and newer), and the API reference of v1alpha1.
 """
 
 from dataclasses import replace
@@ -19,18 +15,14 @@ from gpurun.launcher.schedulers.base import (
 )
 from gpurun.launcher.schedulers.kubernetes import (
     GRACE_S,
-    KUBERNETES,
-    PORT,
     QUEUE,
     command,
     deadline,
     environment,
     image,
-    job_spec,
     manifest,
     mounts,
     next_commands,
-    pod_spec,
     resources,
     volumes,
 )
@@ -55,53 +47,17 @@ TORCHELASTIC = Scheduler(
 )
 
 
-NODES = "node"
-"""The replicated Job, whose Pods are the nodes."""
-MAX_RESTARTS = 10
-LABEL = "jobset.sigs.k8s.io/jobset-name"
-
-
-def jobset_script(wanted: Submission, options: SubmitOptions) -> str:
-    """The manifest of the JobSet."""
-    name = wanted.label
-    pod = pod_spec(wanted, options, f"{name}-{NODES}-0-0.{name}:{PORT}", {LABEL: name})
-    job = job_spec(wanted, options, pod, "FailJob")
-    rules = [
-        {"name": "preempted", "action": "RestartJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
-        {"name": "failed", "action": "FailJobSet"},
-    ]
-    document = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": name},
-        "spec": {
-            "failurePolicy": {"maxRestarts": MAX_RESTARTS, "rules": rules},
-            "replicatedJobs": [{"name": NODES, "replicas": 1, "template": {"spec": job}}],
-        },
-    }
-    return manifest(wanted, options, (document,))
-
-
-JOBSET = replace(
-    KUBERNETES,
-    name="JobSet",
-    preemption=f"SIGTERM, {GRACE_S} s before SIGKILL; the JobSet starts all Pods again, {MAX_RESTARTS} times",
-    queue=replace(
-        QUEUE,
-        script_name="submit-jobset.yaml",
-        script=jobset_script,
-        next_commands=lambda wanted, options, job_id: next_commands(wanted, options, "jobset,secret", LABEL),
-    ),
-)
-
-
 RUNTIME = "torch-distributed"
+NODES = "node"
+"""The runtime's replicated Job, whose Pods are the nodes; its container is called the same."""
 MANAGER = "gpurun.io/submit"
 """Whose patches these are."""
+POD_LABEL = "jobset.sigs.k8s.io/jobset-name"
+"""Of the Pods: Trainer makes a JobSet, called like the TrainJob."""
 
 
 def trainjob_script(wanted: Submission, options: SubmitOptions) -> str:
-    """The manifest of the TrainJob; the runtime's container is called as its replicated Job."""
+    """The manifest of the TrainJob."""
     pod = {
         "terminationGracePeriodSeconds": GRACE_S,
         "containers": [{"name": NODES, "volumeMounts": mounts()}],
@@ -138,7 +94,7 @@ TRAINJOB = replace(
         script_name="submit-trainjob.yaml",
         script=trainjob_script,
         next_commands=lambda wanted, options, job_id: next_commands(
-            wanted, options, "trainjob,secret", LABEL
+            wanted, options, "trainjob,secret", POD_LABEL
         ),
     ),
 )
