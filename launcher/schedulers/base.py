@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.launcher import __version__
@@ -213,8 +213,6 @@ class Call:
 
     argv: tuple[str, ...]
     stdin: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Beyond this process's own."""
 
 
 @dataclass(frozen=True)
@@ -295,7 +293,6 @@ def submit(queue: Queue, call: Call, path: Path, submission: Submission) -> str:
     done = subprocess.run(
         call.argv,
         input=call.stdin,
-        env={**os.environ, **call.env},
         capture_output=True,
         text=True,
         check=False,
@@ -329,7 +326,6 @@ def follow(queue: Queue, call: Call) -> int:
     with interruptible(lambda: end(signal.SIGINT)):
         process = subprocess.Popen(
             call.argv,
-            env={**os.environ, **call.env},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=lambda: die_with(parent, signal.SIGTERM),

@@ -38,6 +38,8 @@ TAKES = frozenset({"out", "time", "gpus_per_node", "cpus_per_task", "image", "vo
 NVIDIA = "nvidia.com/gpu"
 """The resource of NVIDIA's device plugin."""
 CONTAINER = "gpurun"
+POD_LABEL = "batch.kubernetes.io/job-name"
+"""Of a Job's Pods."""
 MOST_SHOWN = 100
 """Characters of a wrong name that a message repeats."""
 _LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
@@ -84,20 +86,19 @@ def script(wanted: Submission, options: SubmitOptions) -> str:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {"batch.kubernetes.io/job-name": name},
+            "selector": {POD_LABEL: name},
         },
     }
-    pod = pod_spec(wanted, options, f"{name}-0.{name}:{PORT}", {"batch.kubernetes.io/job-name": name})
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": name},
-        "spec": job_spec(wanted, options, {**pod, "subdomain": name}, "Ignore"),
+        "spec": job_spec(wanted, options),
     }
     return manifest(wanted, options, (service, job))
 
 
-def job_spec(wanted: Submission, options: SubmitOptions, pod: Manifest, when_preempted: str) -> Manifest:
+def job_spec(wanted: Submission, options: SubmitOptions) -> Manifest:
     """An Indexed Job of one Pod a node, which fails as a whole unless it was preempted.
 
     All gpuruns of a job end as interrupted if one of them gets SIGTERM: each Pod is seen as preempted.
@@ -118,9 +119,9 @@ def job_spec(wanted: Submission, options: SubmitOptions, pod: Manifest, when_pre
         "parallelism": nodes,
         "completionMode": "Indexed",
         "backoffLimit": 0,
-        "podFailurePolicy": {"rules": [{"action": when_preempted, **rule} for rule in rules]},
+        "podFailurePolicy": {"rules": [{"action": "Ignore", **rule} for rule in rules]},
         **deadline(options),
-        "template": {"spec": pod},
+        "template": {"spec": pod_spec(wanted, options)},
     }
 
 
@@ -129,14 +130,13 @@ def deadline(options: SubmitOptions) -> Manifest:
     return {"activeDeadlineSeconds": options.time} if options.time else {}
 
 
-def pod_spec(
-    wanted: Submission, options: SubmitOptions, rendezvous: str, labels: Mapping[str, str]
-) -> Manifest:
-    """One node: of several, a Pod that shares its machine with no other Pod of these labels."""
-    apart = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
+def pod_spec(wanted: Submission, options: SubmitOptions) -> Manifest:
+    """One node: of several, a Pod that shares its machine with no other Pod of the Job."""
+    name = wanted.label
+    apart = {"labelSelector": {"matchLabels": {POD_LABEL: name}}, "topologyKey": "kubernetes.io/hostname"}
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     is_one_of_several = wanted.num_nodes(options) > 1
-    place = ["--rendezvous", rendezvous] if is_one_of_several else []
+    place = ["--rendezvous", f"{name}-0.{name}:{PORT}"] if is_one_of_several else []
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
@@ -152,6 +152,7 @@ def pod_spec(
             }
         ],
         "volumes": volumes(options),
+        "subdomain": name,
     }
 
 
@@ -312,7 +313,7 @@ QUEUE = Queue(
     call=call,
     undo=undo,
     next_commands=lambda wanted, options, job_id: next_commands(
-        wanted, options, "job,service,secret", "batch.kubernetes.io/job-name"
+        wanted, options, "job,service,secret", POD_LABEL
     ),
 )
 
