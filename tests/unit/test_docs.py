@@ -4,6 +4,7 @@ import importlib.util
 import re
 import runpy
 import sys
+import tomllib
 from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
@@ -71,6 +72,16 @@ def test_the_readme_is_short_and_fits_a_terminal() -> None:
     assert len(text.split()) <= 950
     wide = [line for block in FENCE.findall(text) for line in block.splitlines() if len(line) > 80]
     assert not wide
+
+
+def test_the_readme_has_the_oldest_versions_and_the_license_of_the_package() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (torch,) = (each for each in project["dependencies"] if each.startswith("torch>="))
+    oldest = project["requires-python"].removeprefix(">="), torch.removeprefix("torch>=")
+    assert "Linux, Python {} or newer, torch {} or newer.".format(*oldest) in text
+    assert f"[license](LICENSE) ({project['license']})" in text
+    assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith(f"{project['license']} License\n")
 
 
 @pytest.mark.parametrize("url", ["", "https://forge.example/me/gpurun"])

@@ -1,5 +1,6 @@
 """A user's own model is found and run; each mistake in it is reported with file, line, expected and got."""
 
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -86,6 +87,17 @@ def test_the_examples_train(name: str, params: dict[str, int]) -> None:
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.step(trainer.prepare(launch.variants[0], 0), NoClock())
     assert not any(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_the_model_in_the_readme_trains(tmp_path: Path) -> None:
+    """With a parameter of the job's."""
+    text = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    start(source, tmp_path, width=8)
+    launch = config("dp", split=(5, 3))
+    trainer = Trainer(built("train.py:build", {"width": 8}, tmp_path), launch, 0)
+    assert [p.shape[0] for p in trainer.model.parameters()] == [8, 8, 2, 2]
+    assert check_gradients(trainer, launch, 0)["v"]["gradient_error"] < 1e-5
 
 
 def test_any_object_with_the_attributes_will_do(tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ def test_the_template_is_a_job(tmp_path: Path) -> None:
     spec = load_job(path)
     assert spec.compare.split == ("even",)
     assert spec.timeout_s == 600.0
+    keys = [line for line in job_template().splitlines() if line[:1].isalpha()]
+    assert keys
+    assert all(" # " in line for line in keys)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.name)

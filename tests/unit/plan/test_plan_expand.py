@@ -17,6 +17,8 @@ from gpurun.launcher.plan.expand import Expansion, expand
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.wording import Wording
 
+README = Path(__file__).resolve().parents[3] / "README.md"
+
 
 def spec_of(text: str) -> JobSpec:
     return check_source(parse_source(f"workload: gpt\n{text}".encode(), "job.yaml"), Path())
@@ -55,6 +57,19 @@ def test_the_product_is_named_by_what_varies() -> None:
     assert found.variants[-1].split == (60, 4)
     assert found.variants[-1].split_name == "15:1"
     assert found.variants[-1].varied == {"precision": "bf16"}
+
+
+def test_every_combination_of_the_job_in_the_readme_is_a_variant() -> None:
+    """48/16 and 3:1 are the same samples."""
+    (job,) = re.findall(r"^```yaml\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    spec = check_source(parse_source(job.encode(), "job.yaml"), Path())
+    assert spec.workload == "gpt"
+    found = expand(spec, FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b"))))
+    splits = ("even", "48-16", "balanced")
+    assert ids(found) == [f"{strategy}-2-{split}" for strategy in ("ddp", "dp") for split in splits]
+    assert {variant.devices for variant in found.variants} == {("cuda:0", "cuda:1")}
+    assert {sum(variant.split) for variant in found.variants if variant.split} == {64}
+    assert found.left_out == ()
 
 
 def test_splits_that_come_to_the_same_samples_merge(wording: Wording) -> None:
