@@ -5,7 +5,7 @@ TOOL := @sh tools/python.sh
 export PATH := $(PATH):/usr/sbin:/sbin
 NODE_MODULES := node_modules/.ready
 
-.PHONY: help setup trainer engines demo test test-floor gpu-test lint bench fuzz docs pictures site release-check clean
+.PHONY: help setup trainer engines demo test test-all test-floor gpu-test lint bench fuzz docs pictures site release-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is to make
@@ -24,12 +24,19 @@ demo: setup ## Compare six splits of a small GPT on two CPU devices (under two m
 	$(BIN)/gpurun examples/quickstart.yaml
 	@echo 'To have gpurun in this shell: . .venv/bin/activate'
 
-# Four files at a time, the short tests last: much of a test is waiting, so that suits two cores. Then those that
+# Files side by side, the short tests last: much of a test is waiting, so that suits two cores. Then those that
 # look at times, which have the machine to themselves.
-test: trainer engines ## Run all tests, with what they need of the system where it may be installed
+PYTEST := @$(BIN)/python -m pytest
+SIDE_BY_SIDE := -n 5 --dist loadfile --no-loadscope-reorder
+test: setup ## Run the tests, with what they need of the system where it may be installed
 	$(TOOL) tools/system_packages.py
-	@$(BIN)/python -m pytest -m "not alone" -n 4 --dist loadfile --no-loadscope-reorder; most=$$?; \
-		$(BIN)/python -m pytest -m alone && exit $$most
+	$(PYTEST) -m "not alone and not slow" $(SIDE_BY_SIDE); most=$$?; \
+		$(BIN)/python -m pytest -m "alone and not slow" && exit $$most
+
+test-all: trainer engines ## Run all tests, with engines, frameworks and every case in a browser (about 20 minutes)
+	$(TOOL) tools/system_packages.py
+	$(PYTEST) -m "not alone" --hypothesis-profile all $(SIDE_BY_SIDE); most=$$?; \
+		$(BIN)/python -m pytest -m alone --hypothesis-profile all && exit $$most
 
 # Only torch is the pinned one in both: other builds for the CPU aren't at every index.
 test-floor: ## Run the tests without processes with the oldest version of every dependency, then with the newest

@@ -2,35 +2,40 @@
 
 import gc
 import os
-import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from gpurun.launcher.machine.process_tree import become_subreaper, is_alive
+from tests import canonical, forkserver, watcher
+from tests.integration.command import Result
 from tests.leaks import SETTLE_S, have_own_shared_memory, left_since, look_everywhere
 from tests.wording import Wording, WordingFile
 
-# Hypothesis' own deadline would be a timed assertion.
-settings.register_profile("gpurun", deadline=None)
+# Hypothesis' own deadline would be a timed assertion. `make test-all` names the second profile.
+settings.register_profile("gpurun", deadline=None, max_examples=25)
+settings.register_profile("all", deadline=None, max_examples=100)
 settings.load_profile("gpurun")
 
 
 def pytest_configure() -> None:
-    if (
-        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # in the background of a shell; Ctrl-C is tested, too
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup; what is tested doesn't ignore it
+        signal.signal(signal.SIGHUP, lambda *_: None)
     # Orphans of a command that a test has killed come to us, so that a leak can be seen.
     become_subreaper()
     os.environ["GPURUN_SECRET"] = "what the nodes of all tests know"
     have_own_shared_memory()
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="gpurun-test-cache-")
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # its session has them
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="gpurun-test-cache-")
+        watcher.watch(Path(os.environ["XDG_CACHE_HOME"]))
 
 
 def pytest_collection_finish() -> None:
@@ -38,7 +43,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+    forkserver.close()
+    watcher.stop()
 
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -129,6 +135,26 @@ def _set_variable(key: str, value: str | None) -> None:
         os.environ.pop(key, None)
     else:
         os.environ[key] = value
+
+
+@pytest.fixture(scope="session")
+def canonical_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs are that all tests share."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "canonical"
+
+
+@pytest.fixture
+def canonical_run(canonical_root: Path) -> Iterator[Callable[[str], Result]]:
+    """A run of `tests.canonical` by its name: made once in a session, and not to be changed."""
+    with ExitStack() as stack:
+
+        def run(name: str) -> Result:
+            result = canonical.made(canonical_root, name)
+            stack.enter_context(canonical.unchanged(result.directory / "run"))
+            return result
+
+        yield run
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Looks for what a test may leave behind. Each look gives names: what is new after a test was left by it."""
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpurun.launcher.machine.process_tree import descendants
+from tests import forkserver, watcher
 
 SETTLE_S = float(os.environ.get("GPURUN_SETTLE_S", "60"))
 """How long what was asked to end may take, on a machine with other load too: only a leak takes that long."""
@@ -52,12 +54,13 @@ def have_own_shared_memory() -> bool:
 
 
 def _processes() -> set[str]:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # then there are no orphans either: those become children
-        return set()
+    ours = forkserver.pids() | watcher.pids()
+    if _children() <= ours and not any(map(_children, ours)):
+        return set()  # then there are no orphans either: those become children
     found = set()
     for pid in descendants(os.getpid()):
+        if pid in ours:
+            continue
         try:
             command = Path(f"/proc/{pid}/cmdline").read_text().replace(chr(0), " ").strip()
         except OSError:
@@ -65,6 +68,18 @@ def _processes() -> set[str]:
         # A browser starts and ends helpers as it likes; they end with it, and it is looked for.
         if "chromium --type=" not in command:
             found.add(f"{pid} ({command})")
+    return found
+
+
+def _children(pid: int | str = "self") -> set[int]:
+    """Child processes, zombies among them; cheaper than a look at all processes.
+
+    Source: proc(5), /proc/pid/task/tid/children.
+    """
+    found = set()
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            found.update(map(int, file.read_text().split()))
     return found
 
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenTab
@@ -49,6 +50,7 @@ def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     expect(linked.find("main")).to_contain_text("It is a link that leads out of the log directory")
 
 
+@pytest.mark.slow
 def test_traces_without_step_markers_speak_of_the_whole_trace(open_tab: OpenTab, samples: Path) -> None:
     tab = open_tab("unmarked")
     expect(tab.find("main")).to_contain_text("Each bar is the whole trace of a rank.")
@@ -77,6 +79,7 @@ def test_traces_without_step_markers_speak_of_the_whole_trace(open_tab: OpenTab,
     expect(many.find(".tip")).to_contain_text("whole trace: waits")
 
 
+@pytest.mark.slow
 def test_anybodys_broken_traces_speak_of_no_run(open_tab: OpenTab, samples: Path) -> None:
     tab = open_tab("damaged")
     line = tab.find(".problems div").first.inner_text()

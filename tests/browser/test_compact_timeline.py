@@ -67,6 +67,7 @@ def test_many_ranks_have_a_row_each(open_tab: OpenTab, dark: bool, width: int) -
     tab.watched.shoot(f"timeline-64-{width}-{'dark' if dark else 'light'}")
 
 
+@pytest.mark.slow
 def test_a_step_takes_as_long_as_its_slowest_rank(open_tab: OpenTab) -> None:
     """Stages of a pipeline begin and end it at different times."""
     spans = [(0, 1, 0, 30), (1, 1, 10, 45), (0, 2, 40, 80), (1, 2, 50, 85)]
@@ -79,6 +80,7 @@ def test_a_step_takes_as_long_as_its_slowest_rank(open_tab: OpenTab) -> None:
     assert mean_ms == pytest.approx(37.5e-6)
 
 
+@pytest.mark.slow
 def test_what_is_not_loaded_yet_is_not_called_idle(open_tab: OpenTab) -> None:
     found = mesh(open_tab, height=1100).find("body").evaluate(IDLE)
     assert found == [None, {"from": 10, "to": 50}, None]
@@ -123,6 +125,7 @@ def test_rows_are_sorted_and_coloured_as_asked_for(open_tab: OpenTab) -> None:
     assert order.input_value() == "group-data"
 
 
+@pytest.mark.slow
 def test_a_row_leads_to_collectives_and_to_all_lanes(open_tab: OpenTab) -> None:
     tab = mesh(open_tab, height=1100)
     tab.find("[data-canvas=lanes]").focus()

@@ -117,6 +117,7 @@ def test_variants_of_several_batches_are_compared_by_the_sample(open_tab: OpenTa
 RIGHT = "element => element.getBoundingClientRect().right"
 
 
+@pytest.mark.slow
 def test_narrow_pages_show_whole_verdicts_and_names(open_tab: OpenTab) -> None:
     tab = open_tab("batches", width=800)
     assert tab.widths() == (800, 800)
@@ -138,6 +139,7 @@ OVERLAPPING = """all => all.filter((one, index) => all.slice(index + 1).some((ot
 """Which of these are above another one of them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [420, 640, 800, 1400])
 @pytest.mark.parametrize("run", ["gpt", "batches", "one", "live"])
 def test_nothing_overlaps_or_is_cut_at_any_width(open_tab: OpenTab, run: str, width: int) -> None:
@@ -154,6 +156,7 @@ def test_nothing_overlaps_or_is_cut_at_any_width(open_tab: OpenTab, run: str, wi
     tab.watched.shoot(f"{run}-{width}")
 
 
+@pytest.mark.slow
 def test_the_axis_reaches_every_difference_that_most_have(open_tab: OpenTab) -> None:
     """Also the only one, however large it is; a few that are far away are arrows."""
     ends = """async () => {
@@ -168,6 +171,7 @@ def test_the_axis_reaches_every_difference_that_most_have(open_tab: OpenTab) -> 
     assert open_tab("batches").page.evaluate(ends) == [[True, True], [False, True], [False, True]]
 
 
+@pytest.mark.slow
 def test_an_option_is_not_broken_at_its_hyphens(open_tab: OpenTab) -> None:
     """In the head of a narrow column there is room for a word or two."""
     broken = """async () => {
@@ -183,6 +187,7 @@ def test_an_option_is_not_broken_at_its_hyphens(open_tab: OpenTab) -> None:
     assert open_tab("batches").page.evaluate(broken) == [2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_an_arrow_is_inside_of_the_plot(open_tab: OpenTab) -> None:
     """Next to it there are names and figures."""
     plot = """async () => {
@@ -201,6 +206,7 @@ def test_an_arrow_is_inside_of_the_plot(open_tab: OpenTab) -> None:
     assert open_tab("batches").page.evaluate(plot) == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "named"), [(1280, ""), (1000, "peak GiB, "), (420, "samples/s, eff., peak GiB, ")]
 )
@@ -209,6 +215,7 @@ def test_figures_without_a_column_are_where_the_note_says(open_tab: OpenTab, wid
     assert note.endswith(f"Hover over a row for {named}exposed %.")
 
 
+@pytest.mark.slow
 def test_names_that_differ_at_their_end_are_whole_on_a_narrow_page(open_tab: OpenTab) -> None:
     names = open_tab("batches", width=420).find(".splits tr[data-variant] .label")
     assert names.evaluate_all(CLIPPED) == []
@@ -282,6 +289,7 @@ COVERED = """() => {
 """Names that are on a point or on another name, or end outside of the chart."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [420, 800, 1280])
 def test_names_of_points_are_on_no_point_and_those_of_combinations_are_whole(
     open_tab: OpenTab, width: int
@@ -326,6 +334,7 @@ def test_points_are_where_their_figures_say_and_rows_and_keys_find_them(open_tab
     )
 
 
+@pytest.mark.slow
 def test_a_search_that_goes_on_says_so_and_another_run_is_none(open_tab: OpenTab) -> None:
     tab = open_tab("searching", tab="search")
     expect(tab.find("h1")).to_contain_text("The search is not over: 8 of 10 different combinations")

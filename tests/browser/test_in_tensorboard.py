@@ -35,6 +35,7 @@ def test_every_view_opens_in_the_frame(framed: Tab) -> None:
     framed.watched.check()
 
 
+@pytest.mark.slow
 def test_filters_leave_only_what_was_chosen_and_survive_a_reload(framed: Tab) -> None:
     framed.find("[data-key='strategy:ddp']").click()
     expect(framed.find(".splits tr[data-variant]")).to_have_count(2)
@@ -46,6 +47,7 @@ def test_filters_leave_only_what_was_chosen_and_survive_a_reload(framed: Tab) ->
     framed.watched.check()
 
 
+@pytest.mark.slow
 def test_theme_follows_tensorboard_at_once(framed: Tab) -> None:
     assert framed.find("html").get_attribute("data-theme") == "light"
     for name, colour in (("Dark", "rgb(48, 48, 48)"), ("Light", "rgb(255, 255, 255)")):
@@ -56,6 +58,7 @@ def test_theme_follows_tensorboard_at_once(framed: Tab) -> None:
     framed.watched.check()
 
 
+@pytest.mark.slow
 def test_own_pages_show_the_run(framed: Tab) -> None:
     for name, shown in OWN_PAGES.items():
         framed.page.evaluate("name => { location.hash = name; }", name)

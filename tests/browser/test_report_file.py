@@ -70,6 +70,7 @@ def test_no_script_runs_that_gets_into_it_as_markup(browser: Browser, report: Pa
     page.close()
 
 
+@pytest.mark.slow
 def test_its_timeline_zooms_selects_and_searches(browser: Browser, report: Path) -> None:
     with watched_page(browser, None) as watched:
         page = watched.page
@@ -86,6 +87,7 @@ def test_its_timeline_zooms_selects_and_searches(browser: Browser, report: Path)
         expect(page.locator(".matches").first).to_contain_text("1 of ")
 
 
+@pytest.mark.slow
 def test_it_has_cost_curves_throughput_over_the_batch_and_a_search(browser: Browser, tmp_path: Path) -> None:
     balanced, batches = written(write_balanced(tmp_path / "a")), written(write_batches(tmp_path / "b"))
     search = written(write_search(tmp_path / "c"))

@@ -97,6 +97,7 @@ def test_parts_of_a_bar_add_up_to_its_step(open_tab: OpenTab) -> None:
     expect(block.locator("canvas")).to_have_attribute("aria-label", re.compile("224 steps, estimate 64.3 ms"))
 
 
+@pytest.mark.slow
 def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
     tab = open_tab("gpt", tab="operators", variant="ddp-2-48-16", against="ddp-2-32-32")
     assert tab.title().startswith("ddp 48/16 takes 13.6 ms")
@@ -139,6 +140,7 @@ def test_a_bar_of_the_ranking_is_as_long_as_the_timed_step_and_says_so(open_tab:
     expect(tab.find(".tip")).to_contain_text(said)
 
 
+@pytest.mark.slow
 def test_five_hundred_variants_keep_the_page_small(open_tab: OpenTab) -> None:
     tab = open_tab("many", height=900)
     assert tab.find("tr").count() < 120
@@ -168,6 +170,7 @@ SHADE_BOUNDS = """async (waits) => {
 }"""
 
 
+@pytest.mark.slow
 def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:
     tab = open_tab("ranks", tab="where", height=900)
     expect(tab.find("h1")).to_contain_text("63 ranks wait for rank 37 (cuda:5)")
@@ -217,6 +220,7 @@ def test_a_micro_benchmark_shows_its_curves(open_tab: OpenTab) -> None:
     tab.watched.shoot("curves-420")
 
 
+@pytest.mark.slow
 def test_broken_trace_disables_only_its_own_views(open_tab: OpenTab) -> None:
     tab = open_tab("broken", tab="timeline", variant="ddp-2-40-24")
     tab.find("[data-state=broken]").wait_for()
@@ -256,6 +260,7 @@ def test_names_with_markup_stay_text(open_tab: OpenTab) -> None:
     assert tab.page.title() == title
 
 
+@pytest.mark.slow
 def test_empty_log_directory_says_what_to_do(browser: Browser, empty_board: str) -> None:
     with watched_page(browser, empty_board.rstrip("/")) as watched:
         tab = Tab(watched, empty_board, framed=True)
@@ -324,6 +329,7 @@ ROOM_LEFT = """() => {
 """Next to the tabs, in px, where the run's name is cut."""
 
 
+@pytest.mark.slow
 def test_a_narrow_page_keeps_names_and_intervals(open_tab: OpenTab) -> None:
     tab = open_tab("gpt", width=420, variant="ddp-2-48-16")
     first = tab.find(".splits tr[data-variant]").first.locator(".below-figure")
@@ -339,6 +345,7 @@ def test_a_narrow_page_keeps_names_and_intervals(open_tab: OpenTab) -> None:
             assert names.evaluate_all(NAMES_CUT) == []
 
 
+@pytest.mark.slow
 def test_a_long_table_has_no_room_for_columns_that_a_narrow_page_drops(open_tab: OpenTab) -> None:
     table = open_tab("many", width=420).find(".splits")
     ends = "table => [table, ...table.querySelectorAll('th')].map((one) => one.getBoundingClientRect().right)"
@@ -346,6 +353,7 @@ def test_a_long_table_has_no_room_for_columns_that_a_narrow_page_drops(open_tab:
     assert max(columns) == pytest.approx(end, abs=1)
 
 
+@pytest.mark.slow
 def test_names_next_to_bars_are_whole(open_tab: OpenTab) -> None:
     for width in (420, 800):
         tab = open_tab("many", tab="where", width=width)
@@ -355,6 +363,7 @@ def test_names_next_to_bars_are_whole(open_tab: OpenTab) -> None:
         tab.watched.shoot(f"where-names-{width}")
 
 
+@pytest.mark.slow
 def test_dots_of_steps_have_the_axis_below_them(open_tab: OpenTab) -> None:
     for width, own in ((1280, 0), (800, 8)):
         tab = open_tab("gpt", tab="where", width=width)
@@ -368,11 +377,13 @@ def test_dots_of_steps_have_the_axis_below_them(open_tab: OpenTab) -> None:
     assert min(tops)[1] == "axis", "the axis of the bars is above them"
 
 
+@pytest.mark.slow
 def test_a_runs_name_is_whole_where_there_is_room(open_tab: OpenTab) -> None:
     tab = open_tab("hostile", width=800)
     assert tab.page.evaluate(ROOM_LEFT) <= 17, "no more than the margin"
 
 
+@pytest.mark.slow
 def test_an_index_that_is_being_made_shows_how_far_it_is(open_tab: OpenTab) -> None:
     tab = open_tab("gpt")
     halfway = {"state": "indexing", "done_bytes": 324e6, "total_bytes": 512e6, "seconds_left": 6.1}

@@ -51,6 +51,7 @@ def test_columns_sort_names_are_found_and_the_address_keeps_it(open_tab: OpenTab
     assert 2 * sum(alone) == sum(counts), "one of two ranks that launch equally much"
 
 
+@pytest.mark.slow
 def test_a_tree_opens_row_by_row_and_shows_what_changed(open_tab: OpenTab) -> None:
     tab = open_tab("gpt", tab="tables", table="operators", variant="ddp-2-48-16", against="ddp-2-32-32")
     expect(tab.find("h1")).to_have_text("ddp 48/16: ms per step and rank")
@@ -72,6 +73,7 @@ def test_a_tree_opens_row_by_row_and_shows_what_changed(open_tab: OpenTab) -> No
     expect(tab.find("main")).to_contain_text("self ms: what it launches, or computes, itself")
 
 
+@pytest.mark.slow
 def test_a_table_that_is_being_made_or_cannot_be_says_so(open_tab: OpenTab) -> None:
     tab = open_tab("gpt")
     failed = {"file": "ddp-2-48-16", "byte": None, "message": "the tables can't be made: killed"}
@@ -90,6 +92,7 @@ def test_a_table_that_is_being_made_or_cannot_be_says_so(open_tab: OpenTab) -> N
     expect(empty.find("main")).to_contain_text("the traces have no shapes")
 
 
+@pytest.mark.slow
 def test_a_program_that_ended_before_its_trace_says_so(open_tab: OpenTab) -> None:
     why = "The program ended before step 34, and steps 31 to 33 are traced."
 

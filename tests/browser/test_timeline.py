@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Download, Route, expect
 
 from tests.browser.conftest import OpenTab
@@ -61,6 +62,7 @@ def test_wheel_and_keys_zoom_and_pan(open_tab: OpenTab) -> None:
     tab.await_state("from", "0")
 
 
+@pytest.mark.slow
 def test_window_survives_a_reload(open_tab: OpenTab) -> None:
     tab = timeline(open_tab, **{"from": "100000000", "to": "150000000"})
     tab.find("[data-canvas=lanes]").focus()
@@ -121,6 +123,7 @@ def test_clicks_and_hovers_name_blocks(open_tab: OpenTab) -> None:
     expect(tab.find(".panel")).to_contain_text("launched by")
 
 
+@pytest.mark.slow
 def test_a_stretch_is_summed_up_and_adds_up(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     box = tab.find("[data-canvas=ruler]").bounding_box()
@@ -146,6 +149,7 @@ def test_a_stretch_is_summed_up_and_adds_up(open_tab: OpenTab) -> None:
     tab.page.wait_for_function("() => !location.hash.includes('range=')")
 
 
+@pytest.mark.slow
 def test_a_trace_that_changes_is_drawn_again(open_tab: OpenTab, samples: Path) -> None:
     tab = open_tab("changing", tab="timeline")
     assert tab.title() == "changing: 2 traced steps on 1 rank."
@@ -166,6 +170,7 @@ EVERY = """async () => {
 """Every how many steps one has a name that is 20 px wide."""
 
 
+@pytest.mark.slow
 def test_search_goes_from_match_to_match(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     tab.page.keyboard.press("/")
@@ -186,6 +191,7 @@ def test_search_goes_from_match_to_match(open_tab: OpenTab) -> None:
     assert tab.page.evaluate(EVERY) == [1, 2, 20]
 
 
+@pytest.mark.slow
 def test_two_fingers_zoom(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     tab.find("[data-canvas=lanes]").evaluate("""(canvas) => {
@@ -228,6 +234,7 @@ def test_the_merged_trace_is_a_download(open_tab: OpenTab) -> None:
     assert download.value.path().stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_traces_that_broke_meanwhile_are_no_download(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     broken = {"state": "broken", "problems": [{"file": "rank0.json", "byte": 7, "message": "ends early"}]}

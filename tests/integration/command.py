@@ -1,13 +1,12 @@
 """Runs `gpurun` as a person does: a command with a terminal-less stdout, in a directory of its own."""
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests import forkserver
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = ROOT / ".venv-trainer" / "bin" / "python"
@@ -47,19 +46,18 @@ class Result:
 
 
 def gpurun(
-    directory: Path, *args: str, env: dict[str, str] | None = None, timeout_s: float = TIMEOUT_S
+    directory: Path,
+    *args: str,
+    env: dict[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    is_cold: bool = False,
 ) -> Result:
-    """`gpurun ARGS` in `directory`; never with a traceback of ours."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gpurun", *args],
-        cwd=directory,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    """`gpurun ARGS` in `directory`; never with a traceback of ours.
+
+    Args:
+        is_cold: in a new interpreter, not as a fork of one that has imported everything.
+    """
+    done = forkserver.run("gpurun", *args, cwd=directory, env=env, timeout_s=timeout_s, is_cold=is_cold)
     return Result(done.returncode, done.stdout, done.stderr, directory)
 
 

@@ -9,16 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import forkserver
+
 TIMEOUT_S = 180
 
 
 def run_ranks(module: str, num_ranks: int, directory: Path) -> None:
     """`python -m tests.integration.ranks MODULE NUM_RANKS DIRECTORY`; fails with what the ranks said."""
-    argv = [sys.executable, "-m", __name__, module, str(num_ranks), str(directory)]
-    pipe = subprocess.PIPE
-    family = subprocess.Popen(
-        argv, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    argv = (__name__, module, str(num_ranks), str(directory))
+    family = forkserver.start(
+        *argv, cwd=forkserver.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
     try:
         said, _ = family.communicate(timeout=TIMEOUT_S)

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.integration.command import Result, gpurun, write
 from tests.sim.answers import CHAIN, Chain
 from tests.sim.machine import GIB, DeviceModel, MachineModel
@@ -121,6 +123,7 @@ OVERLAPPING = MachineModel(
 """A layer of 1 MiB takes about as long to average as its gradients take to compute."""
 
 
+@pytest.mark.slow
 def test_buckets_overlap_with_compute_and_a_full_device_costs_its_split_alone(tmp_path: Path) -> None:
     chain = Chain(OVERLAPPING, width=512, layers=3, buffer=10 << 20)
     result = run_chain(
@@ -144,6 +147,7 @@ def test_buckets_overlap_with_compute_and_a_full_device_costs_its_split_alone(tm
     assert result.code == 0  # what a device can't hold is a result
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_what_the_devices_hold(tmp_path: Path) -> None:
     memory_bytes = (1_000_000, 600_000)
     machine = replace(UNLIKE, devices=tuple(DeviceModel(memory_bytes=limit) for limit in memory_bytes))

@@ -13,7 +13,10 @@ from tests.integration.command import gpurun, write
 from tests.slurm.cluster import SlurmCluster
 from tools.system_packages import without
 
-pytestmark = pytest.mark.skipif(bool(reason := without("slurm-wlm", "munge")), reason=reason)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(reason := without("slurm-wlm", "munge")), reason=reason),
+]
 
 JOB = """
 name: two

@@ -1,15 +1,13 @@
 """Sessions drawn and run: fault after fault in the same processes."""
 
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from gpurun.launcher.rundir.files import write_json
+from tests import forkserver
 from tests.truth.plan import FAULTS, Fault, Session, draw_series
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM_STEPS = 7
 
 
@@ -37,7 +35,6 @@ def run_session(session: Session, timeout_s: float) -> None:
     """
     path = Path(session.run_dir) / "session.json"
     write_json(path, session)
-    argv = [sys.executable, "-m", "tests.truth", str(path)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
+    done = forkserver.run("tests.truth", str(path), cwd=forkserver.ROOT, timeout_s=timeout_s)
     if done.returncode != 0:
         raise RuntimeError(f"the session in {path} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

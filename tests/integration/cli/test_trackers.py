@@ -54,6 +54,7 @@ def test_a_tracker_that_fails_keeps_no_other_format_from_being_made(
     assert json.loads(ran.stdout)["headline"]
 
 
+@pytest.mark.slow
 def test_a_comparison_is_logged_with_figures_tables_and_report(tmp_path: Path) -> None:
     shutil.copytree(RECORDED, tmp_path / "run")
     done = subprocess.run(

@@ -15,7 +15,10 @@ from tests.integration.command import write
 from tests.integration.nodes.hosts import NAMES, TIMEOUT_S, Hosts, await_file
 from tools.system_packages import without
 
-pytestmark = pytest.mark.skipif(bool(reason := without("iproute2", "openmpi-bin", "mpich")), reason=reason)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(reason := without("iproute2", "openmpi-bin", "mpich")), reason=reason),
+]
 
 JOB = """
 name: two

@@ -152,6 +152,7 @@ def test_pods_that_are_known_late_and_preempted_run_over_a_slow_link_with_clocks
     assert not list(hosts.temporary[1].glob("gpurun-*"))
 
 
+@pytest.mark.slow
 def test_a_program_starts_again_outlives_a_node_hangs_and_loses_node_0(hosts: Hosts) -> None:
     hosts.write("train.py", TRAIN)
     job = ("train.py", "--nodes", "2", "--out", "program", "--set", "devices=[cpu:0@0, cpu:0@1, cpu:1@1]")
@@ -185,6 +186,7 @@ def test_a_program_starts_again_outlives_a_node_hangs_and_loses_node_0(hosts: Ho
     assert ["0 0 2 10.213.7.1 None" in logs[0], "0 1 2 10.213.7.1 None" in logs[1]] == [True, True]
 
 
+@pytest.mark.slow
 def test_traces_of_all_nodes_come_and_a_cut_link_ends_both(hosts: Hosts) -> None:
     prepare(hosts, ENDLESS)
     found = ("--set", "compare.split=[balanced]", "--set", "global_batch=max")
@@ -218,6 +220,7 @@ for part in ("training", "gradients", "faults", "programs"):
 """For every Python process of a host: the parts of a self-test that its own test runs are left out."""
 
 
+@pytest.mark.slow
 def test_a_self_test_of_both_names_the_slow_link_between_them(tmp_path: Path, hosts: Hosts) -> None:
     (tmp_path / "sitecustomize.py").write_text(QUICK)
     env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}

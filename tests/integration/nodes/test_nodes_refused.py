@@ -3,9 +3,9 @@
 import platform
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
+from tests import forkserver
 from tests.integration.command import gpurun, write
 from tests.integration.nodes.hosts import await_file
 
@@ -37,23 +37,8 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 def test_nodes_that_want_different_things_are_refused_on_both(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     place = ("--rendezvous", f"localhost:{free_port()}")
-    other = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "gpurun",
-            "job.yaml",
-            "--node-rank",
-            "1",
-            *place,
-            "--set",
-            "global_batch=16",
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    argv = ("gpurun", "job.yaml", "--node-rank", "1", *place, "--set", "global_batch=16")
+    other = forkserver.start(*argv, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     first = gpurun(tmp_path, "job.yaml", "--node-rank", "0", *place)
     _, second_err = other.communicate(timeout=60)
     assert (first.code, other.returncode) == (2, 2), first.err + second_err
@@ -89,16 +74,12 @@ def test_only_node_0_needs_a_directory_for_the_run(tmp_path: Path) -> None:
         assert "can't write job.yaml/run" in (tmp_path / f"stderr-{port}-{rank}").read_text()
 
 
-def start(directory: Path, job: str, rank: int, port: int, *more: str) -> subprocess.Popen[bytes]:
+def start(directory: Path, job: str, rank: int, port: int, *more: str) -> subprocess.Popen[str]:
     """A node's command, whose stderr goes to a file."""
     argv = [job, "--node-rank", str(rank), "--rendezvous", f"localhost:{port}", *more]
     with (directory / f"stderr-{port}-{rank}").open("w") as stderr:
-        return subprocess.Popen(
-            [sys.executable, "-m", "gpurun", *argv],
-            cwd=directory,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-        )
+        null = subprocess.DEVNULL
+        return forkserver.start("gpurun", *argv, cwd=directory, stdout=null, stderr=stderr)
 
 
 def free_port() -> int:

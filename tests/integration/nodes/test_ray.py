@@ -21,9 +21,10 @@ from tests.integration.command import ENGINES, gpurun, write
 from tests.integration.nodes.hosts import await_file
 from tools.system_packages import ALL_TESTS
 
-pytestmark = pytest.mark.skipif(
-    not (ENGINES.exists() or os.environ.get(ALL_TESTS)), reason="needs Ray: make engines"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (ENGINES.exists() or os.environ.get(ALL_TESTS)), reason="needs Ray: make engines"),
+]
 
 JOB = """
 name: two

@@ -10,6 +10,8 @@ import pytest
 
 from tests.integration.command import FRAMEWORKS, ROOT, write
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples" / "frameworks"
 PROGRAMS = ("hf_trainer.py", "with_accelerate.py", "with_lightning.py", "fsdp2.py")
 

@@ -71,7 +71,7 @@ def test_rounds_from_before_a_failure_are_kept_and_not_run_again(tmp_path: Path)
     with (tmp_path / "model.py").open("a") as file:
         file.write("\nimport json\nEVENTS = 'run/launches/01-ddp-2/events.jsonl'\n")
         file.write("print('has torch._dynamo:', 'torch._dynamo' in sys.modules)\n")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "steps.rounds=4")
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "steps.rounds=4", is_cold=True)
     assert result.code == 4, result.err
     assert result.variant("ddp-2-6-2")["status"] == "failed"
     assert result.variant("ddp-2-6-2")["rounds"] == 2

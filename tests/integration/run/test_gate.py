@@ -1,7 +1,6 @@
 """`gpurun gate` from outside: a repository, its working copy, and real processes of both."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 
 from gpurun.launcher.machine.git import git
 from gpurun.launcher.machine.process_tree import descendants
+from tests import forkserver
 from tests.integration.command import Result, gpurun, write
 
 WORKLOAD = """
@@ -152,13 +152,9 @@ def test_ctrl_c_leaves_nothing_but_the_results(
     repository: Path, all_gone: Callable[[list[int]], list[int]]
 ) -> None:
     args = ("program.yaml", "--against", "main", "--fail-slower", "3%", "--out", "../run")
-    command = subprocess.Popen(
-        [sys.executable, "-m", "gpurun", "gate", *args],
-        cwd=repository,
-        env={**os.environ, "PYTHONPATH": str(repository / "library")},
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
+    null = subprocess.DEVNULL
+    library = {"PYTHONPATH": str(repository / "library")}
+    command = forkserver.start("gpurun", "gate", *args, cwd=repository, env=library, stdout=null, stderr=null)
     second = repository.parent / "run" / "launches" / "02-script-1-b" / "launch.json"
     while not second.exists() and command.poll() is None:
         time.sleep(0.05)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.machine.process_tree import descendants
+from tests import forkserver
 from tests.integration.command import gpurun, misbehaving, write
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,15 +29,9 @@ JOB = """
 @contextmanager
 def running(directory: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
     """`gpurun job.yaml --out run` in the background, once both of its ranks have made steps."""
-    argv = [sys.executable, "-m", "gpurun", "job.yaml", "--out", "run", *args]
-    with subprocess.Popen(
-        argv,
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    ) as process:
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    argv = ("gpurun", "job.yaml", "--out", "run", *args)
+    with forkserver.start(*argv, cwd=directory, stdout=pipe, stderr=pipe, stdin=null) as process:
         wait_for(lambda: len([*(directory / "run").glob("variants/*/rank*.jsonl")]) == 2, process)
         try:
             yield process
@@ -192,18 +187,10 @@ def test_nothing_is_left_of_an_estimate_that_is_interrupted(tmp_path: Path, all_
             time.sleep(60)
     """,
     )
-    argv = [
-        sys.executable,
-        "-m",
-        "gpurun",
-        "check",
-        "job.yaml",
-        "--memory",
-    ]
+    argv = ("gpurun", "check", "job.yaml", "--memory")
     pid = tmp_path / "building"
-    with subprocess.Popen(
-        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    with forkserver.start(*argv, cwd=tmp_path, stdout=pipe, stderr=both) as process:
         wait_for(lambda: pid.exists() and bool(pid.read_bytes()), process)
         process.send_signal(signal.SIGINT)
         out = process.communicate()[0]

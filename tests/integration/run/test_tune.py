@@ -1,12 +1,11 @@
 """A whole search with real ranks, kept in a store: interrupted, continued from there, and right."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
+from tests import forkserver
 from tests.integration.command import gpurun, write
 from tests.integration.run.test_operations import wait_for
 from tests.s3 import S3Server
@@ -54,28 +53,9 @@ def test_a_search_is_interrupted_and_goes_on_where_it_was_kept(tmp_path: Path, s
     write(tmp_path, "job.yaml", JOB)
     write(tmp_path, "model.py", MODEL)
     trials = tmp_path / "run" / "trials.jsonl"
-    argv = [
-        sys.executable,
-        "-m",
-        "gpurun",
-        "tune",
-        "job.yaml",
-        "--out",
-        "run",
-        "--out",
-        URL,
-        "--budget",
-        "10m",
-    ]
-    with subprocess.Popen(
-        [*argv, "--json"],
-        cwd=tmp_path,
-        env={**os.environ, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    ) as process:
+    argv = ("gpurun", "tune", "job.yaml", "--out", "run", "--out", URL, "--budget", "10m", "--json")
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    with forkserver.start(*argv, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, stdin=null) as process:
         wait_for(lambda: trials.exists() and trials.read_bytes().count(b"\n") >= 3, process)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.rundir.files import RunDir, read_json
@@ -40,6 +42,7 @@ def test_an_allreduce_becomes_a_curve(tmp_path: Path) -> None:
     assert "bus GB/s" in summary_markdown(read_json(RunDir(tmp_path / "run").comparison, Comparison))
 
 
+@pytest.mark.slow
 def test_classics_run_on_their_own_batches_and_are_shown_next_to_the_published(tmp_path: Path) -> None:
     write(
         tmp_path,
