@@ -124,7 +124,7 @@ def out_of_memory(directory: Path) -> Result:
 
 
 def interrupted(directory: Path) -> Result:
-    """Ended by Ctrl-C in its third round. `interrupted.json` has the comparison, `job` what it said."""
+    """Ended by Ctrl-C in its third round."""
     job = SLEEP_JOB.replace("rounds: 8", "rounds: 4")
     write(directory, "job.yaml", job.replace("profile: {steps: 1}", "profile: {steps: 0}"))
     pipe = subprocess.PIPE

@@ -59,6 +59,14 @@ APPLIED = ("OMP_NUM_THREADS", "PYTHONPATH", "OPENBLAS_NUM_THREADS", "TORCHINDUCT
 the third, and torch reads the last when it is needed."""
 
 
+UNNAMED = """
+import sys
+source = open(sys.argv[1]).read()
+exec(compile(source, "<fork server>", "exec"), {"__name__": "__main__", "__file__": sys.argv[1]})
+"""
+"""Runs this file under a name that is no file's: gpurun shows the user's frames, and lists their files."""
+
+
 def start(
     module: str,
     *args: str,
@@ -117,6 +125,8 @@ class _Forked(subprocess.Popen[str]):
             "env": dict(env),
             "session": asked["start_new_session"],
             "ignored": _ignored(),
+            "umask": _umask(),
+            "cpus": list(os.sched_getaffinity(0)),
         }
         self.pid = _server().fork(request, fds)
         self._child_created = True
@@ -159,6 +169,11 @@ def _ignored() -> list[int]:
     return [number for number in candidates if signal.getsignal(number) is signal.SIG_IGN]
 
 
+def _umask() -> int:
+    os.umask(mask := os.umask(0))
+    return mask
+
+
 class _Server:
     """This process's end of the server, which is started with the first command."""
 
@@ -168,7 +183,7 @@ class _Server:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = {**self.environ, "OPENBLAS_NUM_THREADS": "1"}
         env.pop("OMP_NUM_THREADS", None)
-        argv = [sys.executable, "-m", "tests.forkserver", str(theirs.fileno())]
+        argv = [sys.executable, "-c", UNNAMED, __file__, str(theirs.fileno())]
         self.process = subprocess.Popen(
             argv, cwd=ROOT, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
         )
@@ -250,6 +265,8 @@ def _become(request: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     for number, received in enumerate(fds):
         os.dup2(received, number)
+    os.umask(request["umask"])
+    os.sched_setaffinity(0, request["cpus"])
     os.chdir(request["cwd"])
     os.posix_spawn = _fork_the_zygote(request["env"])  # type: ignore[assignment]
     sys.path[:1] = _import_path(request["env"], request["cwd"])
@@ -294,8 +311,6 @@ def _run_module(module: str, args: Sequence[str], env: Mapping[str, str], num_fd
     os.closerange(num_fds, 1024)
     os.environ.clear()
     os.environ.update(env)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
-        del sys.modules[name]  # gpurun reports which files of the user's a rank has imported
     sys.argv[:] = [module, *args]
     _open_streams()
     random.seed()
@@ -339,6 +354,4 @@ def _stream(fd: int, mode: str, errors: str) -> IO[str]:
 
 
 if __name__ == "__main__":
-    from tests import forkserver
-
-    forkserver.main(int(sys.argv[1]))
+    main(int(sys.argv[2]))

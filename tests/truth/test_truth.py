@@ -22,7 +22,7 @@ GPU_STEPS = 6
 COPIED_BYTES = 256 << 20
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_report_names_what_was_injected(ranks: int, tmp_path: Path) -> None:
     left: list[Fault] = list(FAULTS)
     said = []

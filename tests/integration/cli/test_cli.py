@@ -5,18 +5,17 @@ import os
 import pty
 import re
 import shlex
-import signal
+import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpurun.launcher.machine.process_tree import descendants
-from tests.integration.command import SLEEP_JOB, gpurun, write
+from tests.integration.command import SLEEP_JOB, Result, gpurun, write
 from tests.wording import Wording
 
 JOB = "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n"
@@ -361,37 +360,20 @@ def test_ctrl_c_ends_quietly_at_any_moment(tmp_path: Path, moment: str, command:
     assert "ignored" not in said
 
 
-def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(tmp_path: Path, all_gone: Any) -> None:
-    """By Ctrl-C; `test_operations` ends a run with SIGTERM."""
-    job = SLEEP_JOB.replace("rounds: 8", "rounds: 4")
-    write(tmp_path, "job.yaml", job.replace("profile: {steps: 1}", "profile: {steps: 0}"))
-    argv = [sys.executable, "-m", "gpurun", "job.yaml", "--out", "run"]
-    with subprocess.Popen(
-        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as run:
-        wait_for_round(tmp_path / "run", 3, run)
-        family = descendants(run.pid)
-        run.send_signal(signal.SIGINT)
-        said, messages = run.communicate(timeout=30)
-    assert "killed after 5.0 s" in messages
-    assert run.returncode == 130
-    assert all_gone(family) == []
-    assert "gpurun --resume run" in said
-    before = json.loads((tmp_path / "run" / "comparison.json").read_text())
+def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(
+    tmp_path: Path, canonical_run: Callable[[str], Result]
+) -> None:
+    """By Ctrl-C; `test_operations` ends a run with SIGTERM. Its processes would be found as a leak."""
+    made = canonical_run("interrupted")
+    assert "killed after 5.0 s" in made.err
+    assert made.code == 130
+    assert "gpurun --resume run" in made.out
+    before = made.comparison
     assert not before["complete"]
     assert before["variants"][0]["rounds"] >= 2
+    shutil.copytree(made.directory, tmp_path, dirs_exist_ok=True)
     result = gpurun(tmp_path, "--resume", "run")
     assert result.code == 0, result.err
     assert result.comparison["complete"]
     # The round that was cut off counts for neither; the half of it that was complete is still there.
     assert {variant["rounds"] for variant in result.comparison["variants"]} <= {4, 5}
-
-
-def wait_for_round(run: Path, round_: int, process: subprocess.Popen[str]) -> None:
-    """Returns when the first launch has begun a round."""
-    events = run / "launches" / "01-ddp-2" / "events.jsonl"
-    while process.poll() is None:
-        lines = events.read_text().splitlines() if events.exists() else []
-        if any(json.loads(line)["round"] >= round_ for line in lines[:-1]):
-            return
-    raise AssertionError(f"the run ended with {process.returncode} before round {round_}")

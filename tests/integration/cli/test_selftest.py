@@ -2,16 +2,17 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from gpurun.launcher.selftest.check_table import CHECKS
-from tests.integration.command import gpurun
+from tests.integration.command import Result, gpurun
 from tests.sim.test_faults import TWENTY
 
 
-def test_every_check_of_cpu_devices_is_ok(tmp_path: Path) -> None:
+def test_every_check_of_cpu_devices_is_ok(canonical_run: Callable[[str], Result]) -> None:
     """Also where other processes use the cores: then the devices' speed isn't judged."""
-    result = gpurun(tmp_path, "selftest", "--devices", "cpu:2", "--out", "run", "--json")
+    result = canonical_run("selftest")
     assert result.code == 0, result.out + result.err
     checks = {check["name"]: check for check in result.json["checks"]}
     assert list(checks) == [check.name for check in CHECKS]
@@ -23,7 +24,7 @@ def test_every_check_of_cpu_devices_is_ok(tmp_path: Path) -> None:
     assert of_gpus | {"speed as before"} <= skipped <= of_gpus | {"speed as before", "device speed"}
     asleep = TWENTY["rank asleep"]
     assert asleep.words in checks[asleep.check]["found"]
-    assert json.loads((tmp_path / "run/selftest.json").read_text()) == result.json
+    assert json.loads((result.directory / "run/selftest.json").read_text()) == result.json
     assert [line.partition(":")[0] for line in result.err.splitlines()] == [f"{n} of 5" for n in range(1, 6)]
 
 

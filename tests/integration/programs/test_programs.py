@@ -3,42 +3,23 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpurun.launcher.compare.figures.traced import read_traced
 from gpurun.launcher.rundir.files import RunDir
+from tests.canonical import NAMES
 from tests.integration.command import Result, gpurun, write
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
-NAMES = (
-    *("ddp", "no_destroy", "loader", "children", "ending", "seeds", "threads", "chatty"),
-    *("wrong_exit", "early"),
-)
 
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Result:
+@pytest.fixture
+def ran(canonical_run: Callable[[str], Result]) -> Result:
     """One run of all programs, each a variant; two of them fail."""
-    directory = tmp_path_factory.mktemp("programs")
-    shutil.copy(Path(__file__).with_name("programs.py"), directory)
-    write(
-        directory,
-        "job.yaml",
-        f"""
-        script: programs.py
-        devices: cpu:2
-        env: {{GIVEN: by the job, DIRECTORY: {directory}, OMP_NUM_THREADS: 3}}
-        seed: 7
-        compare: {{args: {json.dumps([[name] for name in NAMES])}}}
-        steps: {{launches: 1}}
-        profile: {{steps: 2}}
-        logs: {{keep: 1 MiB}}
-        """,
-    )
-    return gpurun(directory, "job.yaml", "--out", "run")
+    return canonical_run("program")
 
 
 def launch_of(ran: Result, name: str) -> Path:

@@ -7,8 +7,6 @@ import pytest
 
 from tests.integration.command import Result, gpurun, misbehaving, write
 
-pytestmark = pytest.mark.alone
-
 JOB = """
     name: balance
     workload: sleep
@@ -31,6 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return result
 
 
+@pytest.mark.alone
 def test_the_slow_device_gets_few_samples_and_the_step_is_as_predicted(run: Result) -> None:
     found = run.variant("ddp-2-balanced")
     assert found["status"] == "ok"
@@ -47,6 +46,8 @@ def test_the_slow_device_gets_few_samples_and_the_step_is_as_predicted(run: Resu
     assert run.variant("ddp-2-even")["balanced"] is None
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 def test_strategies_that_share_out_the_optimizer_or_the_weights_are_balanced_alike(tmp_path: Path) -> None:
     write(
         tmp_path,
@@ -58,6 +59,7 @@ def test_strategies_that_share_out_the_optimizer_or_the_weights_are_balanced_ali
     assert all(6 <= one["split"][1] <= 8 and one["gradient_error"] < 1e-5 for one in found)
 
 
+@pytest.mark.alone
 def test_the_report_shows_how_it_was_found_and_how_to_train_with_it(run: Result) -> None:
     said = gpurun(run.directory, "report", "run").out
     first, second = run.variant("ddp-2-balanced")["split"]
@@ -68,6 +70,7 @@ def test_the_report_shows_how_it_was_found_and_how_to_train_with_it(run: Result)
     assert "gpurun: " not in said
 
 
+@pytest.mark.alone
 def test_a_resumed_run_keeps_the_split_that_was_found(run: Result) -> None:
     before = (run.directory / "run/variants/ddp-2-balanced/balance.json").read_bytes()
     status = run.directory / "run/variants/ddp-2-balanced/status.json"
@@ -91,6 +94,8 @@ def test_the_plan_holds_it_unresolved_and_leaves_out_a_batch_that_is_too_small(t
     assert "2 samples can't give" in shown.out
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 def test_dp_measures_its_replicas(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "strategy=dp", "--set", "steps.rounds=2")
@@ -100,6 +105,8 @@ def test_dp_measures_its_replicas(tmp_path: Path) -> None:
     assert found["gradient_error"] < 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 def test_a_device_may_be_left_without_samples(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     far = ("--set", "params.alpha_ms=[1, 60]", "--set", "min_local_batch=0", "--set", "steps.rounds=2")
@@ -110,6 +117,8 @@ def test_a_device_may_be_left_without_samples(tmp_path: Path) -> None:
     assert found["gradient_error"] < 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 def test_fewer_samples_than_devices_leave_some_out(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     few = ("--set", "global_batch=1", "--set", "min_local_batch=0", "--set", "compare.split=[balanced]")
@@ -128,6 +137,7 @@ FAILING = """
 """
 
 
+@pytest.mark.alone
 def test_memory_that_runs_out_bounds_the_split(tmp_path: Path) -> None:
     body = """
         from gpurun import device_index

@@ -2,48 +2,29 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from gpurun.launcher.stats.schedule import shuffled
-from tests.integration.command import MODEL_JOB, gpurun, misbehaving, write
+from tests.canonical import ALL_LEAVE, FAULTS
+from tests.integration.command import MODEL_JOB, Result, gpurun, misbehaving, write
 
-ON_6_2 = "x.shape[0] == 2 and calls > 20"
-"""True on rank 1 alone, in variant 6/2, once the gradients have been checked and the warm-up has begun."""
-
-
-SEGFAULT = "__import__('ctypes').string_at(0)"
-FAULTS = {
-    "8/2": ("raise ValueError('no such thing')", "ValueError: no such thing"),
-    "9/1": ("sys.exit(3)", "exit code 3"),
-    "1/9": ("os._exit(4)", "exit code 4"),
-    "2/8": ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
-    "3/7": (SEGFAULT, "SIGSEGV: Segmentation fault at {directory}/model.py:{line} in misbehave"),
-}
-"""By split: what rank 1 does once the gradients have been checked and the warm-up has begun, and its name."""
-ALL_LEAVE = "7/3"
-"""In this one all ranks end with 0, which is a failure too."""
+Made = Callable[[str], Result]
 
 
-def test_a_failing_rank_costs_its_variant_alone_and_shows_the_users_line(tmp_path: Path) -> None:
+def test_a_failing_rank_costs_its_variant_alone_and_shows_the_users_line(canonical_run: Made) -> None:
     """Whatever the failure is; of an exception, the traceback too, and only the user's part of it."""
-    faults = "".join(
-        f"\n    if RANK == 1 and x.shape[0] == {split.rpartition('/')[2]}: {body}"
-        for split, (body, _) in FAULTS.items()
-    )
-    leave = "\n    if x.shape[0] == {0: 7, 1: 3}[RANK]: os._exit(0)"
-    splits = ", ".join(f"[{split.replace('/', ', ')}]" for split in (*FAULTS, ALL_LEAVE, "6/4"))
-    job = MODEL_JOB.replace("[6, 2], [5, 3]", splits).replace("global_batch: 8", "global_batch: 10")
-    misbehaving(tmp_path, f"RANK = int(os.environ['RANK'])\nif calls > 20:{leave}{faults}", job)
-    result = gpurun(tmp_path, "job.yaml", "--out", "run")
+    result = canonical_run("failed")
+    directory = result.directory
     assert result.code == 4, result.err
     for split, (body, named) in FAULTS.items():
-        cause = named.format(directory=tmp_path, line=line_of(tmp_path, body))
+        cause = named.format(directory=directory, line=line_of(directory, body))
         failed = result.variant(f"ddp-2-{split.replace('/', '-')}")
         assert failed["status"] == "failed"
         assert failed["reason"].startswith("rank 1")
         assert cause in failed["reason"]
         assert cause in result.err
-        assert (tmp_path / "run" / failed["log"]).is_file()
+        assert (directory / "run" / failed["log"]).is_file()
     left = result.variant(f"ddp-2-{ALL_LEAVE.replace('/', '-')}")
     assert left["status"] == "failed"
     assert "exit code 0" in left["reason"]
@@ -52,8 +33,8 @@ def test_a_failing_rank_costs_its_variant_alone_and_shows_the_users_line(tmp_pat
         assert result.variant(other)["rounds"] == 3
     assert result.variant("ddp-2-6-4")["vs_baseline"]["verdict"] != "baseline"
     assert "Fatal Python error: Segmentation fault" in result.err
-    raising = line_of(tmp_path, "ValueError")
-    assert f'{tmp_path}/model.py", line {raising}, in misbehave' in result.err
+    raising = line_of(directory, "ValueError")
+    assert f'{directory}/model.py", line {raising}, in misbehave' in result.err
     assert result.err.count("ValueError: no such thing\n") == 2  # the headline, and the end of the traceback
     for noise in ("zygote", "runpy", "Extension modules", "worker/training/trainer.py", "torch/nn"):
         assert noise not in result.err
@@ -94,13 +75,12 @@ def timed_before(run: Path, launch: str, round_: int, variant: str) -> set[str]:
     return set(blocks[: blocks.index(variant)])
 
 
-def test_a_hang_is_stopped_and_blamed_on_the_rank_that_the_others_wait_for(tmp_path: Path) -> None:
-    misbehaving(tmp_path, f"if {ON_6_2}: time.sleep(1000)")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "timeout=5s")
+def test_a_hang_is_stopped_and_blamed_on_the_rank_that_the_others_wait_for(canonical_run: Made) -> None:
+    result = canonical_run("hang")
     assert result.code == 4, result.err
     late = result.variant("ddp-2-6-2")
     assert late["status"] == "timeout"
-    place = f"model.py:{line_of(tmp_path, 'time.sleep(1000)')}"
+    place = f"model.py:{line_of(result.directory, 'time.sleep(1000)')}"
     assert f"in `misbehave` ({place}); rank 0 waits" in late["reason"]
     assert late["log"].endswith("rank1.log")
     assert "waits in all_reduce #" in result.err
@@ -140,23 +120,13 @@ def with_optimizer(rank):
     assert "~" not in "".join(launches)
 
 
-def test_resume_runs_what_failed_and_out_of_memory_is_a_result(tmp_path: Path) -> None:
-    misbehaving(
-        tmp_path,
-        """
-        if x.shape[0] == 7: torch.empty(1 << 50)
-        if x.shape[0] == 6 and not os.path.exists("fixed"): raise ValueError("broken")
-        """,
-        MODEL_JOB.replace("[5, 3]", "[5, 3], [7, 1]"),
-    )
-    assert gpurun(tmp_path, "job.yaml", "--out", "run").code == 4
-    kept = (tmp_path / "run" / "variants" / "ddp-2-5-3" / "rank0.jsonl").read_bytes()
-    (tmp_path / "fixed").touch()
-    result = gpurun(tmp_path, "--resume", "run")
+def test_resume_runs_what_failed_and_out_of_memory_is_a_result(canonical_run: Made) -> None:
+    result = canonical_run("out_of_memory")
     assert result.code == 0, result.err
     assert result.variant("ddp-2-6-2")["status"] == "ok"
     assert result.variant("ddp-2-6-2")["vs_baseline"]["percent"] is not None
-    assert (tmp_path / "run" / "variants" / "ddp-2-5-3" / "rank0.jsonl").read_bytes() == kept
+    kept = result.directory / "run" / "variants" / "ddp-2-5-3" / "rank0.jsonl"
+    assert kept.read_bytes() == (result.directory / "before").read_bytes()
     assert result.variant("ddp-2-7-1")["status"] == "oom"
     assert result.variant("ddp-2-7-1")["vs_baseline"] is None
     assert "oom" in result.out

@@ -14,6 +14,7 @@ import pytest
 from gpurun.launcher.machine.git import git
 from gpurun.launcher.machine.process_tree import descendants
 from tests import forkserver
+from tests.canonical import GATED
 from tests.integration.command import Result, gpurun, write
 
 WORKLOAD = """
@@ -38,18 +39,6 @@ WORKLOAD = """
     def build():
         return Workload(Sleeper(), batch, loss=torch.nn.functional.cross_entropy)
 """
-PROGRAM = """
-    import time
-    import torch
-    from settings import STEP_S
-
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters())
-    for _ in range(50):
-        time.sleep(STEP_S)
-        model(torch.randn(2, 4)).sum().backward()
-        optimizer.step()
-"""
 JOB = (
     "workload: train.py:build\ndevices: cpu:1\nglobal_batch: 8\nprofile: {steps: 0}\ngradient_check: false\n"
 )
@@ -63,7 +52,7 @@ def repository(tmp_path: Path) -> Path:
     (root / "library").mkdir(parents=True)
     write(root, "library/settings.py", "STEP_S = 0.002\n")
     write(root, "train.py", WORKLOAD)
-    write(root, "program.py", PROGRAM)
+    write(root, "program.py", GATED)
     write(root, "job.yaml", JOB)
     write(root, "program.yaml", PROGRAM_JOB)
     git(root, "init", "--quiet", "--initial-branch", "main")
@@ -78,11 +67,10 @@ def gate(root: Path, job: str, *args: str) -> Result:
     return gpurun(root, "gate", job, "--out", "../run", "--fail-slower", "50%", *args, env=paths)
 
 
-def test_a_program_that_became_slower_fails_the_gate(repository: Path) -> None:
+def test_a_program_that_became_slower_fails_the_gate(canonical_run: Callable[[str], Result]) -> None:
     """By so much that it shows whatever else the machine does."""
-    write(repository, "library/settings.py", "STEP_S = 0.040\n")
-    files = ("--junit", "../gate.xml", "--markdown", "../gate.md")
-    result = gate(repository, "program.yaml", "--against", "main", "--json", *files)
+    result = canonical_run("gate")
+    repository = result.directory / "repository"
     assert result.code == 5, result.err
     found = result.json["gate"]
     (row,) = found["rows"]
@@ -110,7 +98,7 @@ def test_a_program_that_became_slower_fails_the_gate(repository: Path) -> None:
 
     again = gpurun(repository, "report", "../run")
     assert found["headline"] in again.out.replace("\n", " ")
-    assert gpurun(repository, "--resume", "../run").code == 2
+    assert gpurun(repository, "--resume", "../run").code == 2  # and changes nothing
 
 
 def test_a_workload_that_became_faster_passes(repository: Path, tmp_path: Path) -> None:

@@ -5,46 +5,47 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpurun.launcher.compare.figures.traced import read_traced
 from gpurun.launcher.rundir.files import RunDir
-from tests.integration.command import SLEEP_JOB, Result, gpurun, write
+from tests.integration.command import Result, gpurun
 
-pytestmark = pytest.mark.alone
+Made = Callable[[str], Result]
 
 
-@pytest.fixture(scope="module")
-def naps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def naps(canonical_run: Made) -> Path:
     """A finished run of the sleep job; its directory holds `job.yaml` and `run`."""
-    directory = tmp_path_factory.mktemp("naps")
-    write(directory, "job.yaml", SLEEP_JOB)
-    result = gpurun(directory, "job.yaml", "--out", "run")
+    result = canonical_run("splits")
     assert result.code == 0, result.err
-    (directory / "stdout").write_text(result.out)
-    return directory
+    return result.directory
 
 
-@pytest.fixture(scope="module")
-def quiet(naps: Path) -> Result:
+@pytest.fixture
+def quiet(naps: Path, tmp_path: Path) -> Result:
     """What `gpurun report` makes of that run as if nothing else had run on the machine."""
-    shutil.copytree(naps / "run", naps / "quiet" / "run")
-    for steps in (naps / "quiet").glob("run/variants/*/rank?.jsonl"):
+    shutil.copytree(naps / "run", tmp_path / "run")
+    for steps in tmp_path.glob("run/variants/*/rank?.jsonl"):
         steps.write_text(re.sub(r'"queue_ns":\d+', '"queue_ns":0', steps.read_text()))
-    result = gpurun(naps / "quiet", "report", "run")
+    result = gpurun(tmp_path, "report", "run")
     assert result.code == 0, result.err
     return result
 
 
-def test_the_run_itself_ends_with_the_table_its_sentence_and_how_to_look_further(naps: Path) -> None:
-    said = (naps / "stdout").read_text()
+def test_the_run_itself_ends_with_the_table_its_sentence_and_how_to_look_further(
+    naps: Path, canonical_run: Made
+) -> None:
+    said = canonical_run("splits").out
     assert "Bars: compute =" in said
     assert json.loads((naps / "run" / "comparison.json").read_text())["summary"] in said
     assert "gpurun view run" in said
 
 
+@pytest.mark.alone
 def test_the_table_and_the_sentence_name_the_fastest_split(quiet: Result) -> None:
     said = quiet.out
     assert "launch: ddp 4/4" in said
@@ -53,6 +54,7 @@ def test_the_table_and_the_sentence_name_the_fastest_split(quiet: Result) -> Non
     assert re.search(r"rank 1 waits [\d.]+ of [\d.]+ ms (\([\d.]+ more\) )?for rank 0's larger batch", said)
 
 
+@pytest.mark.alone
 def test_the_figures_are_those_of_the_formula(quiet: Result) -> None:
     comparison = json.loads(gpurun(quiet.directory, "report", "run", "--format", "json").out)
     even, uneven = comparison["variants"]
@@ -72,6 +74,7 @@ def test_the_figures_are_those_of_the_formula(quiet: Result) -> None:
     assert low <= comparison["noise"]["aa_percent"] <= high
 
 
+@pytest.mark.alone
 def test_rank_1_sleeps_less_and_waits_in_the_backward_pass(naps: Path) -> None:
     comparison = json.loads((naps / "run" / "comparison.json").read_text())
     busy, waiting = comparison["variants"][1]["ranks"]
@@ -105,6 +108,7 @@ def test_every_rank_has_a_trace_that_was_taken_apart_from_the_timing(naps: Path)
             assert any(name.startswith("ProfilerStep") for name in names)
 
 
+@pytest.mark.alone
 def test_the_trace_shows_what_each_rank_does_and_that_rank_1_waits(naps: Path) -> None:
     comparison = json.loads((naps / "run" / "comparison.json").read_text())
     parts = ("compute_ms", "exposed_transfer_ms", "exposed_wait_ms", "exposed_memcpy_ms", "idle_ms")
@@ -123,6 +127,7 @@ def test_the_trace_shows_what_each_rank_does_and_that_rank_1_waits(naps: Path) -
     assert comparison["variants"][1]["exposed_comm_ms"]["trace"] == busy["exposed_comm_ms"]["trace"]
 
 
+@pytest.mark.alone
 def test_leaving_communication_out_saves_what_rank_1_waits(naps: Path) -> None:
     uneven = json.loads((naps / "run" / "comparison.json").read_text())["variants"][1]
     busy, waiting = (rank["exposed_comm_ms"]["ablation"] for rank in uneven["ranks"])
@@ -135,6 +140,7 @@ def test_leaving_communication_out_saves_what_rank_1_waits(naps: Path) -> None:
         assert {step["round"] for step in steps if step["kind"] == "ablation"} == set(range(1, 7))
 
 
+@pytest.mark.alone
 def test_reports_come_from_the_run_directory_alone_and_without_torch(naps: Path, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.argv = ['gpurun', *sys.argv[1:]];"
@@ -174,7 +180,8 @@ def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> Non
     }
 
 
-def test_resuming_a_finished_run_measures_nothing(naps: Path) -> None:
+def test_resuming_a_finished_run_measures_nothing(naps: Path, tmp_path: Path) -> None:
+    naps = shutil.copytree(naps, tmp_path / "naps")
     steps = (naps / "run" / "variants" / "ddp-2-even" / "rank0.jsonl").read_bytes()
     result = gpurun(naps, "--resume", "run")
     assert result.code == 0, result.err
@@ -196,24 +203,9 @@ def test_a_new_run_never_overwrites_one(naps: Path) -> None:
     assert "--resume run" in result.err
 
 
-@pytest.fixture(scope="module")
-def strategies(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    directory = tmp_path_factory.mktemp("strategies")
-    write(
-        directory,
-        "job.yaml",
-        """
-        workload: sleep
-        params: {alpha_ms: 10}
-        devices: cpu:2
-        global_batch: 4
-        compare: {strategy: [single, ddp, dp, zero1]}
-        steps: {rounds: 12}
-        profile: {steps: 0}
-        baseline: {strategy: ddp}
-        """,
-    )
-    result = gpurun(directory, "job.yaml", "--out", "run", "--json")
+@pytest.fixture
+def strategies(canonical_run: Made) -> Result:
+    result = canonical_run("strategies")
     assert result.code == 0, result.err
     return result
 

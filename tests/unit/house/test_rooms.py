@@ -11,7 +11,6 @@ from tests.conftest import SNAPSHOTS
 from tests.unit.house.source import FACE, ROOT, Module, everything_imported, modules, page, product
 
 MAX_FLAT = 12
-MAX_LINES = 400
 SMALL_LINES = 60
 
 
@@ -41,12 +40,6 @@ def others() -> list[Path]:
     """Tests, benchmarks and tools, relative to the repository."""
     tops = ("tests", "benchmarks", "tools")
     return [path.relative_to(ROOT) for top in tops for path in ROOT.glob(f"{top}/**/*.py")]
-
-
-def test_no_module_is_long() -> None:
-    paths = (*product(), *others(), *page())
-    lines = {str(path): len((ROOT / path).read_text().splitlines()) for path in paths}
-    assert not {path: count for path, count in lines.items() if count > MAX_LINES}
 
 
 def test_only_the_command_line_prints() -> None:
