@@ -3,6 +3,8 @@
 BIN := .venv/bin
 TOOL := @sh tools/python.sh
 export PATH := $(PATH):/usr/sbin:/sbin
+# Containers often set it; pytest then takes every test file apart again in each of its processes.
+export PYTHONDONTWRITEBYTECODE :=
 NODE_MODULES := node_modules/.ready
 
 .PHONY: help setup trainer engines demo test test-all test-floor gpu-test lint bench fuzz docs pictures site release-check clean
@@ -27,14 +29,14 @@ demo: setup ## Compare six splits of a small GPT on two CPU devices (under two m
 # Files side by side, the short tests last: much of a test is waiting, so that suits two cores. Then those that
 # look at times, which have the machine to themselves.
 PYTEST := @$(BIN)/python -m pytest
-SIDE_BY_SIDE := -n 5 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
 test: setup ## Run the tests, with what they need of the system where it may be installed
 	$(TOOL) tools/system_packages.py
 	$(PYTEST) -m "not alone and not slow" $(SIDE_BY_SIDE); most=$$?; \
 		$(BIN)/python -m pytest -m "alone and not slow" && exit $$most
 
 test-all: trainer engines ## Run all tests, with engines, frameworks and every case in a browser (about 20 minutes)
-	$(TOOL) tools/system_packages.py
+	$(TOOL) tools/system_packages.py all
 	$(PYTEST) -m "not alone" --hypothesis-profile all $(SIDE_BY_SIDE); most=$$?; \
 		$(BIN)/python -m pytest -m alone --hypothesis-profile all && exit $$most
 

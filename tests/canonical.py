@@ -128,8 +128,8 @@ def interrupted(directory: Path) -> Result:
     job = SLEEP_JOB.replace("rounds: 8", "rounds: 4")
     write(directory, "job.yaml", job.replace("profile: {steps: 1}", "profile: {steps: 0}"))
     pipe = subprocess.PIPE
-    how = {"cwd": directory, "stdout": pipe, "stderr": pipe, "start_new_session": True}
-    with forkserver.start("gpurun", "job.yaml", "--out", "run", **how) as command:
+    argv = ("gpurun", "job.yaml", "--out", "run")
+    with forkserver.start(*argv, cwd=directory, stdout=pipe, stderr=pipe, start_new_session=True) as command:
         events = directory / "run/launches/01-ddp-2/events.jsonl"
         while command.poll() is None and not (events.exists() and '"round":3' in events.read_text()):
             time.sleep(0.01)
@@ -169,8 +169,8 @@ def nodes(directory: Path) -> Result:
         job.write("nodes: 2\n")
     place = ("--rendezvous", f"localhost:{free_port()}", "--out", "run")
     null = subprocess.DEVNULL
-    how = {"cwd": directory, "stdout": null, "stderr": null}
-    with forkserver.start("gpurun", "job.yaml", "--node-rank", "1", *place, **how) as other:
+    argv = ("gpurun", "job.yaml", "--node-rank", "1", *place)
+    with forkserver.start(*argv, cwd=directory, stdout=null, stderr=null) as other:
         result = gpurun(directory, "job.yaml", "--node-rank", "0", *place)
         if result.code:
             other.kill()

@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from gpurun.launcher.machine.process_tree import become_subreaper, is_alive
 from tests import canonical, forkserver, watcher
@@ -86,6 +88,18 @@ def wording(request: pytest.FixtureRequest, _wording_file: WordingFile) -> Itera
     yield said
     if request.session.testsfailed == failures and not _wording_file.update:
         assert said.is_complete, "fewer texts than in the snapshot; pytest --update rewrites it"
+
+
+class OneBrowser(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+    """Tests of a file run in one process; those in a browser too, which share one and its TensorBoard."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/browser" if nodeid.startswith("tests/browser/") else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneBrowser | None:
+    return OneBrowser(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

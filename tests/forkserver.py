@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 ZYGOTE = "gpurun.launcher.worker.entry.zygote"
@@ -96,8 +96,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """`subprocess.run(capture_output=True)` for `python -m MODULE ARGS`; a command that hangs is killed."""
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    how = {"cwd": cwd, "env": env, "stdin": null, "stdout": pipe, "stderr": pipe, "is_cold": is_cold}
-    with start(module, *args, **how) as process:
+    how: dict[str, Any] = {"stdin": null, "stdout": pipe, "stderr": pipe, "is_cold": is_cold}
+    with start(module, *args, cwd=cwd, env=env, **how) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
         except BaseException:
@@ -268,7 +268,7 @@ def _become(request: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
     os.umask(request["umask"])
     os.sched_setaffinity(0, request["cpus"])
     os.chdir(request["cwd"])
-    os.posix_spawn = _fork_the_zygote(request["env"])  # type: ignore[assignment]
+    os.posix_spawn = _fork_the_zygote(request["env"])
     sys.path[:1] = _import_path(request["env"], request["cwd"])
     _run_module(request["argv"][0], request["argv"][1:], request["env"])
 
@@ -277,7 +277,7 @@ def _fork_the_zygote(at_start: Mapping[str, str]) -> Callable[..., int]:
     """`os.posix_spawn` that forks where the program is the server of the ranks; else it is the real one."""
     spawn = os.posix_spawn
 
-    def fork_or_spawn(path: str, argv: Sequence[str], env: Mapping[str, str], **how: Any) -> int:
+    def fork_or_spawn(path: str, argv: list[str], env: Mapping[str, str], **how: Any) -> int:
         warm = argv[:4] == [sys.executable, "-P", "-m", ZYGOTE]
         other_path = env.get("PYTHONPATH") != at_start.get("PYTHONPATH")
         if not warm or other_path or needs_new_interpreter(env, at_start):
@@ -348,8 +348,8 @@ def _open_streams() -> None:
     sys.stderr = sys.__stderr__ = _stream(2, "w", "backslashreplace")  # type: ignore[misc]
 
 
-def _stream(fd: int, mode: str, errors: str) -> IO[str]:
-    raw: Any = open(fd, f"{mode}b", closefd=False)  # noqa: SIM115
+def _stream(fd: int, mode: str, errors: str) -> Any:
+    raw = open(fd, f"{mode}b", closefd=False)  # noqa: SIM115
     return io.TextIOWrapper(raw, errors=errors, line_buffering=fd == 2 or os.isatty(fd))
 
 

@@ -76,7 +76,7 @@ def _children(pid: int | str = "self") -> set[int]:
 
     Source: proc(5), /proc/pid/task/tid/children.
     """
-    found = set()
+    found: set[int] = set()
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # the thread has ended
             found.update(map(int, file.read_text().split()))

@@ -1,5 +1,7 @@
 """Installs the packages of the system that some tests need, as root or by sudo without a password.
 
+With the argument `all` those of `make test-all` too.
+
 Where it may not, it says what to install, and those are skipped. With GPURUN_ALL_TESTS that is an error.
 """
 
@@ -22,16 +24,22 @@ PROGRAMS = {
 """Debian's package → the programs that tests start from it."""
 FOR_ROOT = {"iproute2", "slurm-wlm", "munge", "openmpi-bin", "mpich"}
 """What only root's tests need: two hosts in network namespaces, a Slurm of two nodes, `mpirun`."""
+FOR_ALL = {"slurm-wlm", "munge", "openmpi-bin", "mpich"}
+"""What only tests of `make test-all` need."""
 FONTS = "fonts-dejavu-core"
 """Chromium draws with it."""
 ALL_TESTS = "GPURUN_ALL_TESTS"
 """Set where no test may be skipped for what the machine lacks."""
 
 
-def lacking() -> list[str]:
-    """The packages that this user's tests lack."""
-    is_root = os.geteuid() == 0
-    return [package for package in PROGRAMS if not has(package) and (is_root or package not in FOR_ROOT)]
+def lacking(for_all: bool) -> list[str]:
+    """The packages that this user's tests lack.
+
+    Args:
+        for_all: also what the slow tests need.
+    """
+    unused = (FOR_ROOT if os.geteuid() else set()) | (set() if for_all else FOR_ALL)
+    return [package for package in PROGRAMS if not has(package) and package not in unused]
 
 
 def has(package: str) -> bool:
@@ -84,14 +92,14 @@ def install(packages: Sequence[str]) -> None:
             return
 
 
-def main() -> None:
+def main(for_all: bool = False) -> None:
     """Installs what is lacking, or says what its lack means."""
-    packages = lacking()
+    packages = lacking(for_all)
     if not packages:
         return
     fonts = [FONTS] if "chromium" in packages else []
     install([*packages, *fonts])
-    packages = lacking()
+    packages = lacking(for_all)
     if not packages:
         return
     needed = listed(packages)
@@ -104,4 +112,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(for_all=sys.argv[1:] == ["all"])

@@ -6,8 +6,9 @@ import pytest
 from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import OpenTab
+from tests.browser.pages import looks
 
-LOOKS = [(1280, False), (768, True)]
+LOOKS = looks((1280, False), (768, True))
 KINDS = ("kernels", "shapes", "operators", "collectives", "copies", "launches", "critical-path")
 
 

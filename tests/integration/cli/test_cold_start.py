@@ -78,7 +78,7 @@ def test_a_server_starts_cold(name: str, canonical_run: Callable[[str], Result])
     command = ("gpurun", name, str(run), "--port", "0")
     with forkserver.start(*command, stdout=pipe, stderr=subprocess.STDOUT, is_cold=True) as server:
         assert server.stdout is not None
-        lines = []
+        lines: list[str] = []
         while not any(SERVERS[name] in line for line in lines):
             lines.append(server.stdout.readline())
             assert lines[-1], lines

@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+from gpurun.launcher.machine.process_tree import descendants
 from tests.integration.command import write
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,7 +51,7 @@ def test_leaks_of_all_kinds_are_found_and_segments_of_others_not_even_seen(tmp_p
     finally:
         others.unlink()
     assert "2 passed, 1 error" in said, said
-    assert "ERROR test_leaking.py::test_that_leaves_everything" in said
+    assert "ERROR test_nested.py::test_that_leaves_everything" in said
     (report,) = (line for line in said.splitlines() if line.startswith("E ") and "left behind: " in line)
     port = said.split("port: ")[1].split()[0]
     for leak in ("left-orphan", "(left-thread)", f"port {port}", "shared memory left-segment"):
@@ -60,9 +63,46 @@ def test_leaks_of_all_kinds_are_found_and_segments_of_others_not_even_seen(tmp_p
         assert not (SHARED_MEMORY / "left-segment").exists()
 
 
+ENDLESS = """
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    def test_that_starts_a_daemon_and_goes_on():
+        code = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(600)"
+        subprocess.run([sys.executable, "-c", code], start_new_session=True)
+        (daemon,) = Path("/proc/self/task").glob("*/children")
+        Path("begun.new").write_text(daemon.read_text())
+        Path("begun.new").rename("begun")
+        subprocess.run(["sleep", "600"])
+"""
+
+
+def test_nothing_is_left_of_a_session_that_is_killed(
+    tmp_path: Path, all_gone: Callable[[list[int]], list[int]]
+) -> None:
+    argv, env = command_of(tmp_path, ENDLESS)
+    env.pop("PYTEST_XDIST_WORKER", None)  # a session of its own
+    with subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as session:
+        while not (tmp_path / "begun").exists():
+            assert session.poll() is None
+            time.sleep(0.01)
+        family = descendants(session.pid)
+        session.kill()
+    daemons = [int(pid) for pid in (tmp_path / "begun").read_text().split()]
+    assert set(daemons) & set(family)
+    assert all_gone(family) == []
+
+
 def run_pytest(directory: Path) -> str:
-    """What pytest says of the leaking tests, held to what all tests here are held to."""
-    options = ("-p", "tests.conftest", "-p", "no:cacheprovider", "-c", os.devnull, "-rA", "--basetemp=tmp")
-    argv = [sys.executable, "-m", "pytest", *options, str(write(directory, "test_leaking.py", LEAKING))]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "COLUMNS": "500", "GPURUN_SETTLE_S": "3"}
+    """What pytest says of the leaking tests."""
+    argv, env = command_of(directory, LEAKING)
     return subprocess.run(argv, cwd=directory, env=env, capture_output=True, text=True, check=False).stdout
+
+
+def command_of(directory: Path, tests: str) -> tuple[list[str], dict[str, str]]:
+    """A session of pytest with these tests, held to what all tests here are held to; its environment."""
+    options = ("-p", "tests.conftest", "-p", "no:cacheprovider", "-c", os.devnull, "-rA", "--basetemp=tmp")
+    argv = [sys.executable, "-m", "pytest", *options, str(write(directory, "test_nested.py", tests))]
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    return argv, {**os.environ, **path, "COLUMNS": "500", "GPURUN_SETTLE_S": "3"}
