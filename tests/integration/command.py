@@ -10,9 +10,9 @@ from tests import forkserver
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = ROOT / ".venv-trainer" / "bin" / "python"
-"""The Python that has frameworks and trackers; `make trainer` sets it up, `make test` does it too."""
+"""The Python that has frameworks and trackers; `make trainer` sets it up, `make test-all` does it too."""
 ENGINES = ROOT / ".venv-engines" / "bin" / "python"
-"""The Python that has Ray; `make engines` sets it up, `make test` does it too."""
+"""The Python that has Ray; `make engines` sets it up, `make test-all` does it too."""
 TIMEOUT_S = 120
 """A command that takes longer hangs."""
 

@@ -29,7 +29,7 @@ SCRIPT = """
 """
 CASES: dict[str, tuple[str, int, str]] = {
     "job": ("job job.yaml --out run", 0, "gpurun view run"),
-    "check": ("check job.yaml --memory", 0, "1 variant"),
+    "check": ("check job.yaml", 0, "1 variant"),
     "run": ("run --devices cpu:1 --out run train.py", 0, "script"),
     "report": ("report {run}", 0, "ddp 6/2 is"),
     "runs": ("runs {run}", 0, "ddp 6/2 is"),

@@ -1,4 +1,4 @@
-"""Programs of the usual frameworks, unchanged, in an environment of their own that `make test` sets up."""
+"""Programs of the usual frameworks, unchanged, in an environment of their own that `make` sets up."""
 
 import json
 import os
