@@ -16,7 +16,15 @@ from pathlib import Path
 
 from gpurun.launcher.machine.git import git
 from tests import forkserver
-from tests.integration.command import MODEL_JOB, SLEEP_JOB, Result, gpurun, misbehaving, write
+from tests.integration.command import (
+    MODEL_JOB,
+    SLEEP_JOB,
+    Result,
+    free_port,
+    gpurun,
+    misbehaving,
+    write,
+)
 
 PROGRAMS = Path(__file__).parent / "integration" / "programs" / "programs.py"
 
@@ -249,11 +257,3 @@ RECIPES: dict[str, Callable[[Path], Result]] = {
     )
 }
 """How each is made, by name."""
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -1,6 +1,7 @@
 """Runs `gpurun` as a person does: a command with a terminal-less stdout, in a directory of its own."""
 
 import json
+import socket
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,3 +120,9 @@ def misbehaving(directory: Path, body: str, job: str = MODEL_JOB) -> Path:
     inner = textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
     (directory / "model.py").write_text(textwrap.dedent(MODEL) + f"\ndef misbehave(x, calls):\n{inner}\n")
     return write(directory, "job.yaml", job)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tests import forkserver
-from tests.integration.command import gpurun, write
+from tests.integration.command import free_port, gpurun, write
 from tests.integration.nodes.hosts import await_file
 
 JOB = """
@@ -80,9 +80,3 @@ def start(directory: Path, job: str, rank: int, port: int, *more: str) -> subpro
     with (directory / f"stderr-{port}-{rank}").open("w") as stderr:
         null = subprocess.DEVNULL
         return forkserver.start("gpurun", *argv, cwd=directory, stdout=null, stderr=stderr)
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
