@@ -35,10 +35,11 @@ test: setup ## Run the tests, with what they need of the system where it may be 
 	$(PYTEST) -m "not alone and not slow" $(SIDE_BY_SIDE); most=$$?; \
 		$(BIN)/python -m pytest -m "alone and not slow" && exit $$most
 
+test-all: export GPURUN_TEST_ALL := 1
 test-all: trainer engines ## Run all tests, with engines, frameworks and every case in a browser (about 20 minutes)
 	$(TOOL) tools/system_packages.py all
-	$(PYTEST) -m "not alone" --hypothesis-profile all $(SIDE_BY_SIDE); most=$$?; \
-		$(BIN)/python -m pytest -m alone --hypothesis-profile all && exit $$most
+	$(PYTEST) -m "not alone" $(SIDE_BY_SIDE); most=$$?; \
+		$(BIN)/python -m pytest -m alone && exit $$most
 
 # Only torch is the pinned one in both: other builds for the CPU aren't at every index.
 test-floor: ## Run the tests without processes with the oldest version of every dependency, then with the newest

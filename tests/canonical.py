@@ -41,6 +41,7 @@ def made(root: Path, name: str) -> Result:
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # made by another process of the session, it may take seconds
         if not kept.exists():
+            shutil.rmtree(directory / "work", ignore_errors=True)  # of an asker that failed
             (directory / "work").mkdir()
             result = RECIPES[name](directory / "work")
             kept.write_text(json.dumps(asdict(result) | {"directory": str(result.directory)}))
@@ -74,7 +75,7 @@ def strategies(directory: Path) -> Result:
         devices: cpu:2
         global_batch: 4
         compare: {strategy: [single, ddp, dp, zero1]}
-        steps: {rounds: 12}
+        steps: {rounds: 4, launches: 2}
         profile: {steps: 0}
         baseline: {strategy: ddp}
     """
@@ -193,7 +194,7 @@ GATED = """
 
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    for _ in range(50):
+    for _ in range(30):
         time.sleep(STEP_S)
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
@@ -201,7 +202,7 @@ GATED = """
 
 
 def gate(directory: Path) -> Result:
-    """A program whose steps sleep 40 ms, against its commit, where they sleep 2. Its output is JSON."""
+    """A program whose steps sleep 20 ms, against its commit, where they sleep 2. Its output is JSON."""
     root = directory / "repository"
     (root / "library").mkdir(parents=True)
     write(root, "library/settings.py", "STEP_S = 0.002\n")
@@ -211,7 +212,7 @@ def gate(directory: Path) -> Result:
     git(root, "add", "--all")
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
     assert git(root, *identity, "commit", "--quiet", "--message", "x").code == 0
-    write(root, "library/settings.py", "STEP_S = 0.040\n")
+    write(root, "library/settings.py", "STEP_S = 0.020\n")
     args = ("gate", "job.yaml", "--against", "main", "--out", "../run", "--fail-slower", "50%", "--json")
     files = ("--junit", "../gate.xml", "--markdown", "../gate.md")
     result = gpurun(root, *args, *files, env={"PYTHONPATH": str(root / "library")})
@@ -232,7 +233,7 @@ def search(directory: Path) -> Result:
           params: [{alpha_ms: 1, beta_ms: 1}, {alpha_ms: 6, beta_ms: 1}]
     """
     write(directory, "job.yaml", job)
-    return gpurun(directory, "tune", "job.yaml", "--out", "run", "--budget", "20s", "--json")
+    return gpurun(directory, "tune", "job.yaml", "--out", "run", "--budget", "8s", "--json")
 
 
 def selftest(directory: Path) -> Result:

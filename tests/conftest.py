@@ -18,12 +18,13 @@ from gpurun.launcher.machine.process_tree import become_subreaper, is_alive
 from tests import canonical, forkserver, watcher
 from tests.integration.command import Result
 from tests.leaks import SETTLE_S, have_own_shared_memory, left_since, look_everywhere
+from tests.whole import IS_WHOLE
 from tests.wording import Wording, WordingFile
 
-# Hypothesis' own deadline would be a timed assertion. `make test-all` names the second profile.
+# Hypothesis' own deadline would be a timed assertion.
 settings.register_profile("gpurun", deadline=None, max_examples=25)
 settings.register_profile("all", deadline=None, max_examples=100)
-settings.load_profile("gpurun")
+settings.load_profile("all" if IS_WHOLE else "gpurun")
 
 
 def pytest_configure() -> None:

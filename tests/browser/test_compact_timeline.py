@@ -48,6 +48,7 @@ def legend(tab: Tab) -> list[str]:
     return tab.find(".legend li").all_inner_texts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), looks((1280, False), (1280, True), (800, False), (800, True)))
 def test_many_ranks_have_a_row_each(open_tab: OpenTab, dark: bool, width: int) -> None:
     tab = mesh(open_tab, dark=dark, width=width, height=1100)
@@ -85,6 +86,7 @@ def test_what_is_not_loaded_yet_is_not_called_idle(open_tab: OpenTab) -> None:
     assert found == [None, {"from": 10, "to": 50}, None]
 
 
+@pytest.mark.slow
 def test_rows_are_sorted_and_coloured_as_asked_for(open_tab: OpenTab) -> None:
     tab = mesh(open_tab, height=1100)
     order = tab.find("[aria-label=order]")

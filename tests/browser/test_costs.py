@@ -32,6 +32,7 @@ def drawn(tab: Tab) -> Tab:
     return tab
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
 def test_a_balanced_split_shows_what_its_devices_cost(open_tab: OpenTab, width: int, dark: bool) -> None:
     tab = drawn(open_tab("balanced", width=width, height=1400, dark=dark))
@@ -69,6 +70,7 @@ def test_a_balanced_split_shows_what_its_devices_cost(open_tab: OpenTab, width: 
     tab.watched.shoot(f"balanced-{width}-{'dark' if dark else 'light'}")
 
 
+@pytest.mark.slow
 def test_curves_end_where_they_meet_the_line_of_the_best(open_tab: OpenTab) -> None:
     chart = drawn(open_tab("balanced")).find("[data-balanced=ddp-2-52-12] svg.line-chart")
     best = float(chart.locator(".best-line").get_attribute("y1") or 0)
@@ -76,6 +78,7 @@ def test_curves_end_where_they_meet_the_line_of_the_best(open_tab: OpenTab) -> N
         assert float(ring.get_attribute("cy") or 0) == pytest.approx(best, abs=1.5)
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_says_so_and_a_full_device_too(open_tab: OpenTab) -> None:
     panel = drawn(open_tab("balanced")).find("[data-balanced=ddp-2-53-11]")
     expect(panel).to_contain_text("overhead). Not measured.")
@@ -105,6 +108,7 @@ def test_throughput_over_the_batch_has_its_knee_marked(open_tab: OpenTab, width:
     tab.watched.shoot(f"batches-{width}-{'dark' if dark else 'light'}")
 
 
+@pytest.mark.slow
 def test_variants_of_several_batches_are_compared_by_the_sample(open_tab: OpenTab) -> None:
     tab = open_tab("batches")
     assert "baseline ddp 4/4 precision=fp32 global_batch=8" in tab.title()
@@ -224,6 +228,7 @@ def test_names_that_differ_at_their_end_are_whole_on_a_narrow_page(open_tab: Ope
     )
 
 
+@pytest.mark.slow
 def test_an_inconclusive_difference_says_the_comparisons_reason(open_tab: OpenTab) -> None:
     spoken = """async () => {
         const { spokenDifference } = await import(
@@ -303,6 +308,7 @@ def test_names_of_points_are_on_no_point_and_those_of_combinations_are_whole(
     tab.watched.shoot(f"tuned-{width}")
 
 
+@pytest.mark.slow
 def test_points_are_where_their_figures_say_and_rows_and_keys_find_them(open_tab: OpenTab) -> None:
     tab = open_tab("search", tab="search")
 

@@ -26,6 +26,7 @@ def framed(browser: Browser, board: str) -> Iterator[Tab]:
         yield Tab(watched, board, framed=True).open(run="gpt")
 
 
+@pytest.mark.slow
 def test_every_view_opens_in_the_frame(framed: Tab) -> None:
     for view, name in VIEWS.items():
         framed.go(view)

@@ -33,6 +33,7 @@ def written(run: RunDir) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_three_views_open_from_disk(browser: Browser, report: Path) -> None:
     assert report.stat().st_size < MOST_BYTES
     for dark in (False, True):

@@ -45,6 +45,7 @@ def test_splits_rank_variants_with_verdicts(open_tab: OpenTab) -> None:
     assert "unsteady: step time drifted" in reasons
 
 
+@pytest.mark.slow
 def test_code_in_a_sentence_has_no_backticks_and_a_figure_keeps_its_unit(open_tab: OpenTab) -> None:
     tab = open_tab("gpt", tab="search")
     expect(tab.find("p.sub code")).to_have_text("compare")
@@ -60,6 +61,7 @@ ROUNDS = """async (strategies) => {
 }"""
 
 
+@pytest.mark.slow
 def test_what_all_variants_share_is_no_choice(open_tab: OpenTab) -> None:
     tab = open_tab("one")
     expect(tab.find(".chip")).to_have_count(0)
@@ -67,6 +69,7 @@ def test_what_all_variants_share_is_no_choice(open_tab: OpenTab) -> None:
     assert said == ["8 launches of each strategy, interleaved.", "8 launches of each variant, interleaved."]
 
 
+@pytest.mark.slow
 def test_columns_sort(open_tab: OpenTab) -> None:
     tab = open_tab("gpt")
     tab.find("[data-key='sort:peak_gib']").click()
@@ -117,6 +120,7 @@ def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
     expect(tab.find(".operators .name-cell")).to_have_count(4)
 
 
+@pytest.mark.slow
 def test_one_variant_has_its_figures_but_no_ranking(open_tab: OpenTab) -> None:
     tab = open_tab("one")
     assert tab.title() == "ddp 32/32: 50.7 ms per step; no other variant was measured."
@@ -128,6 +132,7 @@ def test_one_variant_has_its_figures_but_no_ranking(open_tab: OpenTab) -> None:
     tab.watched.shoot("one-variant")
 
 
+@pytest.mark.slow
 def test_a_bar_of_the_ranking_is_as_long_as_the_timed_step_and_says_so(open_tab: OpenTab) -> None:
     tab = open_tab("hostile", tab="splits")  # a traced step of 50 ms, timed ones of 60
     widths = "all => all.map((one) => parseFloat(one.style.width))"
@@ -200,6 +205,7 @@ def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:
     tab.watched.shoot("timed-ranks")
 
 
+@pytest.mark.slow
 def test_a_micro_benchmark_shows_its_curves(open_tab: OpenTab) -> None:
     tab = open_tab("curves", width=420)
     assert tab.widths() == (420, 420), "the page must not scroll sideways"
@@ -233,6 +239,7 @@ def test_broken_trace_disables_only_its_own_views(open_tab: OpenTab) -> None:
     expect(tab.find(".splits tr[data-variant]")).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_one_failure_of_all_is_said_once_without_an_axis(open_tab: OpenTab) -> None:
     tab = open_tab("all-failed")
     expect(tab.find("tr.unranked")).to_have_count(3)
@@ -297,6 +304,7 @@ def test_devices_of_a_live_run_follow_it(open_tab: OpenTab, samples: Path) -> No
     expect(tab.find("h1")).to_have_text("No variant has been measured yet, so none is fastest.")
 
 
+@pytest.mark.slow
 def test_ranks_of_unknown_batch_are_shown_without_one(open_tab: OpenTab) -> None:
     """A program's batches are its own matter: its ranks have none in the comparison."""
 

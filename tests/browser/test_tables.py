@@ -12,6 +12,7 @@ LOOKS = looks((1280, False), (768, True))
 KINDS = ("kernels", "shapes", "operators", "collectives", "copies", "launches", "critical-path")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
 def test_every_table_fits_and_has_its_figures(open_tab: OpenTab, width: int, dark: bool) -> None:
     tab = open_tab("gpt", tab="tables", variant="ddp-2-48-16", against="none", width=width, dark=dark)

@@ -110,6 +110,7 @@ def test_a_collective_is_explained_and_followed(open_tab: OpenTab) -> None:
     expect(panel).to_contain_text("Click a block")
 
 
+@pytest.mark.slow
 def test_clicks_and_hovers_name_blocks(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     lanes = tab.find("[data-canvas=lanes]")
@@ -207,6 +208,7 @@ def test_two_fingers_zoom(open_tab: OpenTab) -> None:
     assert span_ns(tab) < 60_000_000
 
 
+@pytest.mark.slow
 def test_perfetto_is_asked_only_on_the_click_and_gets_the_trace(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     stub = """<script>addEventListener('message', (event) => {

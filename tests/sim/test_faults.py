@@ -122,6 +122,7 @@ def by_name(result: Any) -> dict[str, Any]:
     return {check["name"]: check for check in result["checks"]}
 
 
+@pytest.mark.slow
 def test_ranks_with_faults_are_named_and_an_interrupt_keeps_what_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def test_the_largest_batch_is_what_the_devices_hold(tmp_path: Path) -> None:
     check_steps(steps(tmp_path, "ddp-2-even", 1), chain.ddp((56, 56))[1])
 
 
+@pytest.mark.slow
 def test_a_launch_that_fails_is_blamed_on_its_rank_where_the_host_learns_of_it(tmp_path: Path) -> None:
     machine = replace(UNLIKE, devices=(DeviceModel(), DeviceModel(fault_at_launch=250)))
     chain = Chain(machine, width=4, layers=2)

@@ -3,6 +3,7 @@
 Mistakes in a user's workload have file, line, what was expected and what came instead.
 """
 
+import functools
 import inspect
 import os
 import re
@@ -202,9 +203,15 @@ def definition(obj: Any) -> SourceLine | None:
         file = inspect.getsourcefile(obj)
         if file and hasattr(obj, "__code__"):  # asked for at every batch: without reading the file
             return SourceLine(file, obj.__code__.co_firstlineno)
-        return SourceLine(file, inspect.getsourcelines(obj)[1]) if file else None
+        return SourceLine(file, _first_line(obj)) if file else None
     except (OSError, TypeError):
         return None
+
+
+@functools.cache
+def _first_line(cls: type) -> int:
+    """Where a class begins; to find it takes reading the whole file."""
+    return inspect.getsourcelines(cls)[1]
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -280,6 +280,7 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_written(tmp_path: Path) -> 
     assert all(json.loads(line)["step_ns"] > 0 for line in whole_lines)
 
 
+@pytest.mark.slow
 def test_a_disk_without_room_for_logs_and_failure_records_is_blamed_on_no_rank(tmp_path: Path) -> None:
     done = on_small_disk(tmp_path, "40k", f'gpurun job.yaml --out disk/run {ZERO_SLEEP}; echo "code $?"')
     assert "code 3" in done.stdout, done.stdout + done.stderr
@@ -287,6 +288,7 @@ def test_a_disk_without_room_for_logs_and_failure_records_is_blamed_on_no_rank(t
     assert "exit code" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_never_got_a_plan_can_only_be_started_again(tmp_path: Path) -> None:
     done = on_small_disk(
         tmp_path, "8k", 'gpurun job.yaml --out disk/run; gpurun --resume disk/run; echo "code $?"'

@@ -119,6 +119,7 @@ def pods(hosts: Hosts, out: str, env: Sequence[Mapping[str, str]] = ({}, {})) ->
     ]
 
 
+@pytest.mark.slow
 def test_pods_that_are_known_late_and_preempted_run_over_a_slow_link_with_clocks_apart(
     tmp_path: Path, hosts: Hosts
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_program_that_became_slower_fails_the_gate(canonical_run: Callable[[st
     assert gpurun(repository, "--resume", "../run").code == 2  # and changes nothing
 
 
+@pytest.mark.slow
 def test_a_workload_that_became_faster_passes(repository: Path, tmp_path: Path) -> None:
     """Against a directory, whose ranks run in another interpreter."""
     before = tmp_path / "before"

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.command import gpurun, misbehaving
 
 JOB = """
@@ -35,6 +37,7 @@ def test_unequal_devices_get_what_all_splits_can_hold_and_resuming_keeps_it(tmp_
     assert "trying batches" not in again.err
 
 
+@pytest.mark.slow
 def test_a_device_has_room_for_its_micro_batches_one_after_the_other(tmp_path: Path) -> None:
     misbehaving(tmp_path, UNEQUAL, JOB)
     result = gpurun(
@@ -46,6 +49,7 @@ def test_a_device_has_room_for_its_micro_batches_one_after_the_other(tmp_path: P
     assert result.comparison["variants"][0]["split"] == [19, 19]
 
 
+@pytest.mark.slow
 def test_alone_a_balanced_split_may_fill_every_device(tmp_path: Path) -> None:
     misbehaving(
         tmp_path, UNEQUAL.replace("os.kill(os.getpid(), signal.SIGKILL)", "torch.empty(1 << 50)"), JOB

@@ -5,6 +5,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests import forkserver
 from tests.integration.command import gpurun, write
 from tests.integration.run.test_operations import wait_for
@@ -48,6 +50,7 @@ JOB = """
 """The fastest is ddp 4/4 with 2 ms per sample: 10 ms; the next take 14 and 18 ms."""
 
 
+@pytest.mark.slow
 def test_a_search_is_interrupted_and_goes_on_where_it_was_kept(tmp_path: Path, server: S3Server) -> None:
     env = {**server.env, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     write(tmp_path, "job.yaml", JOB)

@@ -44,7 +44,9 @@ def downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("python_path", ["", ":/nowhere", ".:"])
+@pytest.mark.parametrize(
+    "python_path", [":/nowhere", *(pytest.param(each, marks=pytest.mark.slow) for each in ("", ".:"))]
+)
 def test_no_code_of_the_current_directory_runs(
     downloaded: Path, monkeypatch: pytest.MonkeyPatch, python_path: str
 ) -> None:

@@ -53,8 +53,8 @@ def test_every_gradient_is_that_of_the_whole_batch(results: list[dict[str, Any]]
     expected = {
         f"{strategy} {kind} {variant.id}"
         for strategy in IN_JOBS
-        for world in ((1,) if strategy == "single" else (2, 3, 4))
-        for kind in worker.kinds_of(strategy)
+        for world in ((1,) if strategy == "single" else worker.WORLDS)
+        for kind in worker.kinds_of(strategy, world)
         for variant in worker.variants_of(world, strategy, kind)
     }
     assert expected <= {name.rpartition(" on ")[0] for name in errors}
@@ -65,7 +65,7 @@ def test_every_gradient_is_that_of_the_whole_batch(results: list[dict[str, Any]]
 def test_steps_lead_to_the_weights_of_a_bare_loop(results: list[dict[str, Any]]) -> None:
     weights = [name for found in results for name in found if " weights " in name]
     assert {name.split()[0] for name in weights} == set(IN_JOBS) - {"single"}
-    assert len(weights) >= 3 + len(worker.IN_PROCESSES) * (2 + 3 + 4)
+    assert len(weights) >= len(worker.WORLDS) + len(worker.IN_PROCESSES) * sum(worker.WORLDS)
     wrong = {name: e for found in results for name, e in found.items() if " weights " in name and e > 1e-10}
     assert wrong == {}
 
@@ -122,8 +122,8 @@ def test_unsynchronised_steps_can_be_undone(results: list[dict[str, Any]]) -> No
 
 def test_every_group_gives_a_collective_up_when_the_job_does(results: list[dict[str, Any]]) -> None:
     """torch/distributed/distributed_c10d.py, `new_group`: of itself it gives NCCL 10 min, gloo 30."""
-    limits = [results[0][f"limits on {world}"] for world in (2, 3, 4)]
-    assert [set(each) for each in limits] == [{worker.LIMIT.total_seconds()}] * 3
+    limits = [results[0][f"limits on {world}"] for world in worker.WORLDS]
+    assert [set(each) for each in limits] == [{worker.LIMIT.total_seconds()}] * len(limits)
     assert len(limits[-1]) >= 3  # the world, and hsdp's two groups of each rank
 
 

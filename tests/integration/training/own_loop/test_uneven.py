@@ -75,6 +75,7 @@ def test_a_wrong_split_is_reported() -> None:
         UnevenStream([], (2, 0), 0)
 
 
+@pytest.mark.slow
 def test_the_example_trains(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
     argv += ["--nproc-per-node=2", str(EXAMPLE), "46,18"]
