@@ -59,7 +59,7 @@ APPLIED = ("OMP_NUM_THREADS", "PYTHONPATH", "OPENBLAS_NUM_THREADS", "TORCHINDUCT
 the third, and torch reads the last when it is needed."""
 
 BLOCK_MS = 40.0
-"""Timed blocks of CPU devices in a fork; in a new interpreter, as for a user, they take five times as long."""
+"""What a timed block of CPU devices lasts in a fork; in a new interpreter, as for a user, it is 200 ms."""
 
 UNNAMED = """
 import sys

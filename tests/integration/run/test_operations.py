@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpurun.launcher.machine.process_tree import descendants
 from tests import forkserver
 from tests.integration.command import gpurun, misbehaving, write
@@ -173,6 +175,7 @@ def test_ranks_run_on_the_cores_that_they_are_bound_to(tmp_path: Path) -> None:
     assert "[rank" not in quiet.err
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_an_estimate_that_is_interrupted(tmp_path: Path, all_gone: Any) -> None:
     """The signal is for the command alone, as from a scheduler; the model would take a minute to build."""
     write(tmp_path, "job.yaml", "workload: model.py:build\ndevices: cpu:2\nglobal_batch: 8\n")

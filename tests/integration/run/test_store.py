@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.integration.command import SLEEP_JOB, gpurun, write
 from tests.s3 import S3Server
 
@@ -14,6 +16,7 @@ def last_modified(server: S3Server, name: str) -> str:
     return server.ask("HEAD", f"{RUN.removeprefix('s3://')}/{name}")["last-modified"]
 
 
+@pytest.mark.slow
 def test_a_run_on_s3_is_read_and_continued(tmp_path: Path, server: S3Server) -> None:
     env = {**server.env, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     write(tmp_path, "job.yaml", SLEEP_JOB)

@@ -117,6 +117,7 @@ def test_a_link_that_was_put_in_the_place_of_a_trace_meanwhile_is_not_followed(
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_planted_link_does_not_choose_which_file_the_merged_trace_replaces(downloaded: Path) -> None:
     precious = downloaded.parent / "bashrc"
     precious.write_text("precious")

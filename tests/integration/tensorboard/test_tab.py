@@ -210,7 +210,7 @@ def test_a_trace_that_changes_is_indexed_again(url: str, logdir: Path) -> None:
     assert get(url, "timeline/meta", **of(BROKEN))["state"] == "broken"
 
 
-@pytest.mark.parametrize("one", ["", "step", "rank"])
+@pytest.mark.parametrize("one", ["", pytest.param("step", marks=pytest.mark.slow), "rank"])
 def test_tables_have_the_figures_of_the_command(url: str, logdir: Path, one: str) -> None:
     """A rank's own work is what the command says of its file alone; waiting needs the others' files too."""
     run = of("traces", "recorded")

@@ -25,7 +25,10 @@ from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.gradient_check import check_gradients
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.integration.training.gradient_worker import IN_PROCESSES, adam, config, few_of, workload
+from tests.whole import IS_WHOLE
 
+LAYERED = IN_PROCESSES if IS_WHOLE else ("ddp", "fsdp")
+"""Strategies whose layers and optimizers are looked at."""
 IN_WORLD = [name for name in IN_PROCESSES if not STRATEGIES[name].has_shard_groups]
 """Strategies that communicate in the group of all ranks, which counts how often."""
 DDP_OPTIONS: tuple[dict[str, Any], ...] = (
@@ -120,7 +123,7 @@ def blocks() -> Workload:
 def layers_and_optimizers(rank: int) -> dict[str, dict[str, Any]]:
     """What the check finds, what memory holds, and which operators update the weights."""
     found = {}
-    for strategy, change in itertools.product(IN_PROCESSES, CHANGES):
+    for strategy, change in itertools.product(LAYERED, CHANGES):
         launch = replace(config(strategy, 2, (UNEVEN,)), **change)
         trainer = Trainer(blocks(), launch, rank)
         (facts,) = check_gradients(trainer, launch, rank).values()

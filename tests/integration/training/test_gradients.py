@@ -175,12 +175,12 @@ def test_layers_that_compute_again_keep_less_and_train_alike(settings: list[dict
     for one in found.values():
         assert (one["gradient_warning"], one["warnings"], one["gradient_error"] <= 1e-12) == (None, [], True)
         assert one.get("parameter_error", 0.0) <= 1e-10
-    for strategy in worker.IN_PROCESSES:
+    for strategy in settings_worker.LAYERED:
         none, some, all_ = (one["memory"]["activations"] for name, one in found.items() if strategy in name)
         assert none > 1.1 * some > 1.1**2 * all_
 
 
-@pytest.mark.parametrize("strategy", worker.IN_PROCESSES)
+@pytest.mark.parametrize("strategy", settings_worker.LAYERED)
 def test_memory_is_estimated_as_it_is_measured(settings: list[dict[str, Any]], strategy: str) -> None:
     for change in settings_worker.CHANGES:
         launch = replace(worker.config(strategy, 2, (settings_worker.UNEVEN,)), **change)

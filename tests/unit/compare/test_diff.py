@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import ttest_ind
 
 from gpurun.launcher.cli.output import check_gate
 from gpurun.launcher.compare.diff import diff_runs, gated
@@ -68,7 +68,7 @@ B = [110.0, 111.0, 108.0, 110.5, 109.5, 110.0]
 def test_percent_of_b_against_a_with_welchs_interval() -> None:
     (one,) = diff_runs(run(result("v", A)), run(result("v", B))).variants
     logs = [[math.log(ms) for ms in medians] for medians in (B, A)]
-    expected = ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
+    expected = scipy.stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
     assert one.difference.ci == pytest.approx(tuple(100 * math.expm1(end) for end in expected))
     assert one.difference.percent == pytest.approx(9.83, abs=0.01)
     assert (one.difference.verdict, one.note, one.label) == ("slower", None, "ddp 32/32")

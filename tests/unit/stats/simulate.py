@@ -12,8 +12,8 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 from gpurun.launcher.compare.figures.step_time import step_times
 from gpurun.launcher.compare.figures.variant import scatter
@@ -92,7 +92,7 @@ def round_times(
     for _ in range(num_launches):
         innovations = rng.normal(size=rounds * num_variants * steps)
         scale = noise.sigma * np.sqrt(1 - noise.autocorrelation**2)
-        wander = lfilter([scale], [1, -noise.autocorrelation], innovations)
+        wander = scipy.signal.lfilter([scale], [1, -noise.autocorrelation], innovations)
         drift = np.linspace(0, noise.drift, innovations.size)
         spikes = (rng.random(innovations.size) < noise.spike_share) * rng.exponential(
             noise.spike, innovations.size

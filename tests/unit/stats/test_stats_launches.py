@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy import stats
 
 from gpurun.launcher.stats.estimates import (
     median_interval,
@@ -23,14 +23,16 @@ times_ms = st.lists(st.floats(1, 1000), min_size=2, max_size=20)
 @pytest.mark.parametrize("degrees", [1, 2, 2.5, 3, 5, 7.77, 11, 30, 100, 1000])
 def test_t_quantiles_are_those_of_scipy(degrees: float) -> None:
     for probability in PROBABILITIES:
-        expected = stats.t.ppf(probability, degrees)
+        expected = scipy.stats.t.ppf(probability, degrees)
         assert t_quantile(probability, degrees) == pytest.approx(expected, rel=1e-9, abs=1e-9)
         assert t_quantile(1 - probability, degrees) == pytest.approx(-expected, rel=1e-8, abs=1e-9)
 
 
 @given(st.floats(1e-6, 1 - 1e-6), st.floats(1, 300))
 def test_t_quantile_is_the_inverse_of_scipys_distribution(probability: float, degrees: float) -> None:
-    assert stats.t.cdf(t_quantile(probability, degrees), degrees) == pytest.approx(probability, rel=1e-9)
+    assert scipy.stats.t.cdf(t_quantile(probability, degrees), degrees) == pytest.approx(
+        probability, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(("probability", "degrees"), [(0, 5), (1, 5), (0.5, 0), (-0.1, 3)])
@@ -43,7 +45,7 @@ def test_t_quantile_rejects_what_has_none(probability: float, degrees: float) ->
 def test_t_interval_is_that_of_scipy(values: list[float], alpha: float) -> None:
     error = np.std(values, ddof=1) / len(values) ** 0.5
     assume(error > 1e-6)
-    expected = stats.t.interval(1 - alpha, len(values) - 1, np.mean(values), error)
+    expected = scipy.stats.t.interval(1 - alpha, len(values) - 1, np.mean(values), error)
     assert t_interval(values, alpha) == pytest.approx(expected, rel=1e-6)
 
 
@@ -61,7 +63,7 @@ def test_five_launches_of_either_run_have_no_interval() -> None:
 def test_welch_is_that_of_scipy(seed: int) -> None:
     rng = np.random.default_rng(seed)
     values, baseline = rng.normal(1, 3, rng.integers(6, 13)), rng.normal(0, 1, rng.integers(6, 13))
-    low, high = stats.ttest_ind(values, baseline, equal_var=False).confidence_interval(0.97)
+    low, high = scipy.stats.ttest_ind(values, baseline, equal_var=False).confidence_interval(0.97)
     found = known(unpaired(values.tolist(), baseline.tolist()))
     assert found.interval(0.03) == pytest.approx((low, high), rel=1e-9)
     assert found.interval(0.03, bias=0.1) == pytest.approx((low - 0.1, high + 0.1), rel=1e-9)
@@ -75,8 +77,8 @@ def test_constant_launches_have_no_width() -> None:
 @pytest.mark.parametrize("alpha", [0.05, 0.01])
 def test_order_statistics_of_a_median_are_binomial(num_values: int, alpha: float) -> None:
     rank = order_rank(num_values, alpha)
-    assert rank == 0 or 2 * stats.binom.cdf(rank - 1, num_values, 0.5) <= alpha
-    assert 2 * stats.binom.cdf(rank, num_values, 0.5) > alpha
+    assert rank == 0 or 2 * scipy.stats.binom.cdf(rank - 1, num_values, 0.5) <= alpha
+    assert 2 * scipy.stats.binom.cdf(rank, num_values, 0.5) > alpha
 
 
 def test_interval_of_a_median_by_the_printed_table() -> None:
@@ -90,7 +92,7 @@ def test_noise_rarely_has_a_trend() -> None:
     rng = np.random.default_rng(20)
     runs = [rng.normal(1, 0.1, 30).tolist() for _ in range(1000)]
     found = [trend(values) is not None for values in runs]
-    p_values = [stats.kendalltau(range(30), values, method="asymptotic").pvalue for values in runs]
+    p_values = [scipy.stats.kendalltau(range(30), values, method="asymptotic").pvalue for values in runs]
     assert sum(found) <= sum(p < 0.05 for p in p_values) <= 70
     drifting = [[value + 0.01 * i for i, value in enumerate(values)] for values in runs]
     assert sum(trend(values) is not None for values in drifting) > 900

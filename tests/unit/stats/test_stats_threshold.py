@@ -4,7 +4,7 @@ import random
 from statistics import fmean
 
 import pytest
-from scipy.stats import ttest_1samp, ttest_ind
+import scipy
 
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.family import Estimate, bounded, launches_to_decide, paired, unpaired
@@ -30,13 +30,13 @@ def test_three_outcomes(shift: float, outcome: str) -> None:
 def test_bounds_are_those_of_one_sided_tests() -> None:
     differences = noise(0.02, 10, 4)
     low, high = known(bounded(paired(differences), 3.0).ci)
-    expected = ttest_1samp(differences, 0).confidence_interval(0.9)
+    expected = scipy.stats.ttest_1samp(differences, 0).confidence_interval(0.9)
     assert (low, high) == pytest.approx(
         [100 * (2.718281828459045**end - 1) for end in (expected.low, expected.high)]
     )
     after, before = noise(0.03, 8, 5), noise(0.01, 12, 6)
     low, high = known(bounded(unpaired(after, before), 3.0).ci)
-    welch = ttest_ind(after, before, equal_var=False).confidence_interval(0.9)
+    welch = scipy.stats.ttest_ind(after, before, equal_var=False).confidence_interval(0.9)
     assert (low, high) == pytest.approx(
         [100 * (2.718281828459045**end - 1) for end in (welch.low, welch.high)]
     )
