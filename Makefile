@@ -29,7 +29,7 @@ demo: setup ## Compare six splits of a small GPT on two CPU devices (under two m
 # Files side by side, the short tests last: much of a test is waiting, so that suits two cores. Then those that
 # look at times, which have the machine to themselves.
 PYTEST := @$(BIN)/python -m pytest
-SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -q --workers 5
 test: setup ## Run the tests, with what they need of the system where it may be installed
 	$(TOOL) tools/system_packages.py
 	$(PYTEST) -m "not alone and not slow" $(SIDE_BY_SIDE); most=$$?; \
@@ -44,10 +44,10 @@ test-all: trainer engines ## Run all tests, with engines, frameworks and every c
 # Only torch is the pinned one in both: other builds for the CPU aren't at every index.
 test-floor: ## Run the tests without processes with the oldest version of every dependency, then with the newest
 	$(TOOL) tools/environment.py floor
-	.venv-floor/bin/python -m pytest -q -n 2 tests/unit
+	.venv-floor/bin/python -m pytest -q --workers 2 tests/unit
 	@rm -f .venv-newest/.ready # newest means today's
 	$(TOOL) tools/environment.py newest
-	.venv-newest/bin/python -m pytest -q -n 2 tests/unit
+	.venv-newest/bin/python -m pytest -q --workers 2 tests/unit
 
 # Linter and type check of the tab's JavaScript. Node itself is a package of the virtual environment.
 $(NODE_MODULES): package.json package-lock.json | setup

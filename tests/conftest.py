@@ -9,14 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadFileScheduling
 
 from gpurun.launcher.machine.process_tree import become_subreaper, is_alive
-from tests import canonical, forkserver, watcher
+from tests import canonical, forkserver, side_by_side, watcher
 from tests.integration.command import Result
 from tests.leaks import SETTLE_S, have_own_shared_memory, left_since, look_everywhere
 from tests.whole import IS_WHOLE
@@ -37,9 +35,8 @@ def pytest_configure() -> None:
     become_subreaper()
     os.environ["GPURUN_SECRET"] = "what the nodes of all tests know"
     have_own_shared_memory()
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # its session has them
-        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="gpurun-test-cache-")
-        watcher.watch(Path(os.environ["XDG_CACHE_HOME"]))
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="gpurun-test-cache-")
+    watcher.watch(Path(os.environ["XDG_CACHE_HOME"]))
 
 
 def pytest_collection_finish() -> None:
@@ -56,6 +53,7 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--devices", help="what `-m gpu` runs on instead of GPUs: cpu:2 is a rehearsal")
+    parser.addoption("--workers", type=int, default=1, help="processes that run tests side by side")
     parser.addoption("--update", action="store_true", help="rewrite the snapshots of whole pages")
 
 
@@ -92,16 +90,13 @@ def wording(request: pytest.FixtureRequest, _wording_file: WordingFile) -> Itera
         assert said.is_complete, "fewer texts than in the snapshot; pytest --update rewrites it"
 
 
-class OneBrowser(LoadFileScheduling):  # type: ignore[misc]  # it has no types
-    """Tests of a file run in one process; those in a browser too, which share one and its TensorBoard."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "tests/browser" if nodeid.startswith("tests/browser/") else str(super()._split_scope(nodeid))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneBrowser | None:
-    return OneBrowser(config, log) if config.getoption("dist") == "loadfile" else None
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    num_workers = session.config.getoption("workers")
+    if num_workers == 1 or session.testsfailed or session.config.option.collectonly:
+        return None  # pytest's own loop
+    side_by_side.run(session, num_workers)
+    return True
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -110,9 +105,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not chosen or collection_path.suffix != ".py":
         return None
     text = collection_path.read_text()
-    wholly = re.search(r"^pytestmark = pytest\.mark\.(\w+)$", text, re.M)
+    marks = re.search(r"^pytestmark = (.+)$", text, re.M)
     lacks = chosen.startswith("alone") and "mark.alone" not in text
-    return lacks or (wholly is not None and f"not {wholly[1]}" in chosen) or None
+    excluded = marks and any(f"not {mark}" in chosen for mark in re.findall(r"mark\.(\w+)", marks[1]))
+    return lacks or excluded or None
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +156,7 @@ def _set_variable(key: str, value: str | None) -> None:
 def canonical_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the runs are that all tests share."""
     base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "canonical"
+    return (base.parent if side_by_side.is_worker else base) / "canonical"
 
 
 @pytest.fixture

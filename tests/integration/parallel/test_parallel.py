@@ -11,7 +11,7 @@ from gpurun.launcher.trace.model import TraceReport
 from tests.integration.parallel import parallel_worker as worker
 from tests.integration.ranks import run_ranks
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 WAKE_S = 0.004
 """What a loaded machine may take to wake a thread."""

@@ -205,6 +205,9 @@ def test_the_rank_that_has_mapped_the_block_gets_the_signal(control: ControlDir)
         control.ask_for_stacks(replace(ME, rank=1))
         assert got == []
         control.ask_for_stacks(ME)
+        deadline = time.monotonic() + 60
+        while not got and time.monotonic() < deadline:
+            time.sleep(0.001)  # the signal may reach another thread first
         assert got == [signal.SIGUSR2]
     finally:
         signal.signal(signal.SIGUSR2, before)

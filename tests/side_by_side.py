@@ -1,0 +1,157 @@
+"""`pytest --workers N`: tests side by side, in forks of the process that has collected them.
+
+What is imported and collected once takes 12 s; with xdist each process does it again. A process takes a file
+at a time, and what it reports is as if its parent had run the test.
+"""
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import warnings
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, NoReturn
+
+import pytest
+
+from gpurun.launcher.machine.process_tree import become_subreaper
+from tests import forkserver
+from tests.leaks import have_own_shared_memory
+
+_PR_SET_PDEATHSIG = 1
+_GROUPED = "tests/browser/"
+"""Tests of these files run in one process, which has one browser and one TensorBoard for all."""
+
+is_worker = False
+"""Whether this process is one of several."""
+
+
+def run(session: pytest.Session, num_workers: int) -> None:
+    """Runs all tests of a session; raises what ends it early, as pytest's own loop does."""
+    files: dict[str, list[pytest.Item]] = {}
+    for item in session.items:
+        name = item.nodeid.partition("::")[0]
+        files.setdefault(_GROUPED if name.startswith(_GROUPED) else name, []).append(item)
+    queue, tickets = os.pipe()  # who reads a byte pair takes that file
+    os.write(tickets, b"".join(number.to_bytes(2, "little") for number in range(len(files))))
+    os.close(tickets)
+    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all
+    workers: dict[Connection, int] = {}
+    try:
+        for number in range(num_workers):
+            ours, theirs = Pipe(duplex=False)
+            with warnings.catch_warnings(action="ignore"):  # of threads: a fork has none of theirs
+                pid = os.fork()
+            if pid == 0:
+                _work(session, number, list(files.values()), queue, theirs)
+            theirs.close()
+            workers[ours] = pid
+        os.close(queue)
+        _hear(session, workers)
+    finally:
+        for ours, pid in workers.items():
+            ours.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+        for pid in workers.values():
+            os.waitpid(pid, 0)
+
+
+def _hear(session: pytest.Session, workers: dict[Connection, int]) -> None:
+    """Passes on what the processes report, until all have ended; one that breaks off fails its test."""
+    hook = session.config.hook
+    running: dict[Connection, tuple[str, Any] | None] = dict.fromkeys(workers)
+    while running:
+        for worker in wait(list(running)):
+            assert isinstance(worker, Connection)
+            try:
+                kind, content = worker.recv()
+            except EOFError:
+                kind, content = "broken off", None
+            if kind == "start":
+                running[worker] = content
+                hook.pytest_runtest_logstart(nodeid=content[0], location=content[1])
+            elif kind == "report":
+                report = hook.pytest_report_from_serializable(config=session.config, data=content)
+                hook.pytest_runtest_logreport(report=report)
+            else:
+                test = running.pop(worker)
+                _, status = os.waitpid(workers.pop(worker), 0)
+                worker.close()
+                if kind == "broken off":
+                    said = f"the process of the test broke off, wait status {status}"
+                    nodeid, location = test or ("no test", ("", 0, ""))
+                    hook.pytest_runtest_logreport(
+                        report=pytest.TestReport(nodeid, location, {}, "failed", said, "call")
+                    )
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+
+
+class _Reporter:
+    """Sends what pytest reports to the parent."""
+
+    def __init__(self, config: pytest.Config, channel: Connection) -> None:
+        self.config, self.channel = config, channel
+
+    def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
+        self.channel.send(("start", (nodeid, location)))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        self.channel.send(("report", data))
+
+
+def _work(
+    session: pytest.Session, number: int, files: list[list[pytest.Item]], queue: int, channel: Connection
+) -> NoReturn:
+    """Runs files until none is left, in a process of its own; ends it."""
+    global is_worker
+    is_worker = True
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    code = 1
+    try:
+        become_subreaper()
+        have_own_shared_memory()
+        random.seed()
+        config: Any = session.config
+        _have_own_streams(config)
+        base = config._tmp_path_factory.getbasetemp() / f"worker{number}"
+        base.mkdir()
+        config._tmp_path_factory._basetemp = base
+        config.pluginmanager.unregister(name="terminalreporter")
+        config.pluginmanager.register(_Reporter(config, channel))
+        items = _items(files, queue)
+        item = next(items, None)
+        while item:
+            following = next(items, None)
+            config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            item = following
+        channel.send(("end", None))
+        code = 0
+    except KeyboardInterrupt:
+        session._setupstate.teardown_exact(None)
+    finally:
+        forkserver.close()
+        os._exit(code)
+
+
+def _items(files: list[list[pytest.Item]], queue: int) -> Iterator[pytest.Item]:
+    while ticket := os.read(queue, 2):
+        yield from files[int.from_bytes(ticket, "little")]
+
+
+def _have_own_streams(config: Any) -> None:
+    """What the parent has captured so far, and where it writes, isn't this process's."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.stop_global_capturing()
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    os.close(null)
+    capture.start_global_capturing()
