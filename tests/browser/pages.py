@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote, urlencode, urlsplit
 
-import pytest
 from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Locator, Page, Request, expect
 
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
@@ -165,8 +164,3 @@ class Tab:
             f"([key, value]) => value === null ? {STATE}.has(key) : {STATE}.get(key) === value",
             arg=[key, value],
         )
-
-
-def looks(first: tuple[int, bool], *others: tuple[int, bool]) -> list[Any]:
-    """Widths of a page, and whether it is dark: all but the first are for `make test-all`."""
-    return [first, *(pytest.param(*other, marks=pytest.mark.slow) for other in others)]

@@ -17,6 +17,7 @@ STRIP_ENDS = """async () => {
 """Whether the axis holds a step that is a bit longer than the others, and one that is far longer."""
 
 
+@pytest.mark.slow
 def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     tab = open_tab("traced")
     expect(tab.find("[role=tab]")).to_have_text(

@@ -6,10 +6,11 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenTab
-from tests.browser.pages import Tab, looks
+from tests.browser.pages import Tab
 from tests.browser.samples.sample_runs import MARKUP
+from tests.whole import first
 
-LOOKS = looks((1280, False), (1280, True), (800, False), (800, True))
+LOOKS = first(1, [(1280, False), (1280, True), (800, False), (800, True)])
 CLIPPED = """all => all.filter((one) => one.scrollWidth > one.clientWidth ||
     one.scrollHeight > one.clientHeight).map((one) => one.textContent)"""
 """Which of these don't show all that they hold."""
@@ -88,6 +89,7 @@ def test_what_was_not_measured_says_so_and_a_full_device_too(open_tab: OpenTab) 
     expect(panel.locator("svg path").nth(1)).to_have_attribute("d", re.compile("^M[^L]+(L[^L]+){2}$"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
 def test_throughput_over_the_batch_has_its_knee_marked(open_tab: OpenTab, width: int, dark: bool) -> None:
     tab = drawn(open_tab("batches", width=width, height=1400, dark=dark))
@@ -250,7 +252,8 @@ def test_a_run_without_either_shows_nothing_of_it(open_tab: OpenTab) -> None:
     expect(tab.find("th.c-forest")).to_have_text("step time against ddp 32/32, %")
 
 
-@pytest.mark.parametrize(("width", "dark"), looks((1280, False), (800, True)))
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (800, True)])
 def test_a_search_shows_time_over_memory_and_effects(open_tab: OpenTab, width: int, dark: bool) -> None:
     tab = open_tab("search", tab="search", width=width, height=1400 if dark else 800, dark=dark)
     expect(tab.find("h1")).to_contain_text("Fastest: ddp 33/31")

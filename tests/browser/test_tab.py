@@ -11,11 +11,12 @@ from playwright.sync_api import Browser, Route, expect
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, write_json
 from tests.browser.conftest import OpenTab
-from tests.browser.pages import VIEWS, Tab, looks, plain, watched_page
+from tests.browser.pages import VIEWS, Tab, plain, watched_page
 from tests.browser.samples.odd_runs import advance
 from tests.browser.samples.sample_runs import FASTEST, write_steps
+from tests.whole import first
 
-LOOKS = looks((1280, False), (1280, True), (768, True))
+LOOKS = first(1, [(1280, False), (1280, True), (768, True)])
 
 
 @pytest.mark.parametrize(("width", "dark"), LOOKS)

@@ -6,9 +6,9 @@ import pytest
 from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import OpenTab
-from tests.browser.pages import looks
+from tests.whole import first
 
-LOOKS = looks((1280, False), (768, True))
+LOOKS = first(1, [(1280, False), (768, True)])
 KINDS = ("kernels", "shapes", "operators", "collectives", "copies", "launches", "critical-path")
 
 
@@ -29,6 +29,7 @@ def test_every_table_fits_and_has_its_figures(open_tab: OpenTab, width: int, dar
     expect(tab.find(".requested .total").first).to_contain_text("all, 12 steps")
 
 
+@pytest.mark.slow
 def test_columns_sort_names_are_found_and_the_address_keeps_it(open_tab: OpenTab) -> None:
     tab = open_tab("gpt", tab="tables", variant="ddp-2-48-16")
     rows = tab.find(".requested tbody tr")

@@ -92,6 +92,7 @@ def test_only_what_the_window_shows_is_asked_for(open_tab: OpenTab) -> None:
     assert all(end - start < 2.1 * 128_000_000 for start, end in lengths)
 
 
+@pytest.mark.slow
 def test_a_collective_is_explained_and_followed(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     tab.find("[data-canvas=lanes]").focus()
@@ -228,6 +229,7 @@ def test_perfetto_is_asked_only_on_the_click_and_gets_the_trace(open_tab: OpenTa
     tab.page.context.unroute("https://ui.perfetto.dev/**")
 
 
+@pytest.mark.slow
 def test_the_merged_trace_is_a_download(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     with tab.page.expect_download() as download:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.command import SLEEP_JOB, Result, gpurun, write
+from tests.whole import first
 from tests.wording import Wording
 
 JOB = "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n"
@@ -94,7 +95,7 @@ def test_json_is_for_programs(tmp_path: Path) -> None:
     assert gpurun(tmp_path, "schema").json["properties"]["global_batch"]["description"]
 
 
-@pytest.mark.parametrize("args", [["--help"], ["check", "job.yaml"], ["devices"], ["schema"]])
+@pytest.mark.parametrize("args", first(2, [["check", "job.yaml"], ["devices"], ["--help"], ["schema"]]))
 def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
     write(tmp_path, "job.yaml", JOB)
     code = (
@@ -116,13 +117,16 @@ def in_shell(directory: Path, words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [
-        (["gpurun", "che"], ["check"]),
-        (["gpurun", "check", ""], ["job.yaml", "more/other.yaml"]),
-        (["gpurun", "mo"], ["more/other.yaml"]),
-        (["gpurun", "job.yaml", "--set", "steps.rou"], ["steps.rounds="]),
-        (["gpurun", "report", "runs/s"], ["runs/sleep/latest"]),
-    ],
+    first(
+        2,
+        [
+            (["gpurun", "che"], ["check"]),
+            (["gpurun", "check", ""], ["job.yaml", "more/other.yaml"]),
+            (["gpurun", "mo"], ["more/other.yaml"]),
+            (["gpurun", "job.yaml", "--set", "steps.rou"], ["steps.rounds="]),
+            (["gpurun", "report", "runs/s"], ["runs/sleep/latest"]),
+        ],
+    ),
 )
 def test_bash_completes(words: list[str], found: list[str], tmp_path: Path) -> None:
     """A real bash, with the lines that `gpurun completion bash` prints."""
@@ -181,12 +185,15 @@ def test_a_full_disk_behind_the_output_is_reported_and_behind_the_messages_ignor
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [
-        ("gpurun workloads", 0),
-        ("gpurun workloads --json", 0),
-        ("gpurun check job.yaml", 0),
-        ("gpurun check other.yaml 2>&3", 2),
-    ],
+    first(
+        2,
+        [
+            ("gpurun workloads", 0),
+            ("gpurun workloads --json", 0),
+            ("gpurun check job.yaml", 0),
+            ("gpurun check other.yaml 2>&3", 2),
+        ],
+    ),
 )
 def test_a_reader_that_has_enough_changes_no_exit_code(tmp_path: Path, words: str, code: int) -> None:
     write(tmp_path, "job.yaml", JOB)
@@ -261,6 +268,7 @@ def on_small_disk(directory: Path, size: str, script: str) -> subprocess.Complet
 ZERO_SLEEP = "--set params.alpha_ms=0 --set params.beta_ms=0"
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_keeps_what_was_written(tmp_path: Path) -> None:
     done = on_small_disk(
         tmp_path,
@@ -330,14 +338,17 @@ def test_the_newest_run_is_found_by_name_and_ddp_may_have_one_rank(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("moment", "command"),
-    [
-        ("click", "check"),
-        ("gpurun.launcher.cli.main", "job"),
-        ("gpurun.launcher.processes.guard", "job"),
-        ("gpurun.launcher.run.session", "job"),
-        ("gpurun.launcher.plan.build", "check"),
-        ("at exit", "check"),
-    ],
+    first(
+        3,
+        [
+            ("click", "check"),
+            ("gpurun.launcher.cli.main", "job"),
+            ("gpurun.launcher.processes.guard", "job"),
+            ("gpurun.launcher.run.session", "job"),
+            ("gpurun.launcher.plan.build", "check"),
+            ("at exit", "check"),
+        ],
+    ),
 )
 def test_ctrl_c_ends_quietly_at_any_moment(tmp_path: Path, moment: str, command: str) -> None:
     """The signal comes when a module is about to be imported, or when the interpreter shuts down."""

@@ -17,6 +17,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.indexing import Indexes
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.tensorboard_plugin.view import open_view
 from tests.integration.tensorboard.test_tab import get, of, trace
+from tests.whole import first
 
 STANDARD_MODULES = ("ctypes", "gzip", "json", "pickle", "signal", "tempfile")
 OWN_INDEX = ".gpurun-timeline"
@@ -44,9 +45,7 @@ def downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(
-    "python_path", [":/nowhere", *(pytest.param(each, marks=pytest.mark.slow) for each in ("", ".:"))]
-)
+@pytest.mark.parametrize("python_path", first(1, [":/nowhere", "", ".:"]))
 def test_no_code_of_the_current_directory_runs(
     downloaded: Path, monkeypatch: pytest.MonkeyPatch, python_path: str
 ) -> None:

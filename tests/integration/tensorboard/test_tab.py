@@ -34,6 +34,7 @@ from gpurun.launcher.tensorboard_plugin.view import open_view
 from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.trace.requested_tables import TABLES
 from tests.unit.trace.trace_files import kernel, launch, rank_info, step, write
+from tests.whole import first
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "job/2026-11-21_14-02-11"
@@ -210,7 +211,7 @@ def test_a_trace_that_changes_is_indexed_again(url: str, logdir: Path) -> None:
     assert get(url, "timeline/meta", **of(BROKEN))["state"] == "broken"
 
 
-@pytest.mark.parametrize("one", ["", pytest.param("step", marks=pytest.mark.slow), "rank"])
+@pytest.mark.parametrize("one", first(2, ["", "rank", "step"]))
 def test_tables_have_the_figures_of_the_command(url: str, logdir: Path, one: str) -> None:
     """A rank's own work is what the command says of its file alone; waiting needs the others' files too."""
     run = of("traces", "recorded")

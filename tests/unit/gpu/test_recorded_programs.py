@@ -74,6 +74,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
+@pytest.mark.slow
 def test_no_event_is_destroyed_in_a_forked_process() -> None:
     """torch 2.13, c10/cuda/CUDAEvent.h:50: `~CUDAEvent` makes a CUDAGuard before it destroys the event; in a
     forked process that throws, and a throwing destructor is `std::terminate`."""

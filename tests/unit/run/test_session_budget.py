@@ -92,6 +92,7 @@ def test_a_run_ends_when_all_is_decided(tmp_path: Path) -> None:
     assert case.clock.passed_s < 60
 
 
+@pytest.mark.slow
 def test_strategies_that_take_turns_are_dropped_from_their_launches_too(tmp_path: Path) -> None:
     """The last ones have the ranks that they need, the first ones don't count."""
     case = with_budget(tmp_path, CLOSE, budget_s=70, together="auto")

@@ -23,6 +23,7 @@ from gpurun.launcher.trace.kineto import file_blocks, trace_file
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
+from tests.whole import first
 from tests.wording import Wording
 
 
@@ -32,7 +33,7 @@ def message(path: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("block_bytes", [100, file_blocks.BLOCK_BYTES])
+@pytest.mark.parametrize("block_bytes", first(1, [100, file_blocks.BLOCK_BYTES]))
 def test_a_truncated_file_is_read_as_far_as_it_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
@@ -314,7 +315,7 @@ def test_what_a_trace_holds_takes_no_more_than_a_few_times_its_length(
     assert most < 5e6  # the texts have at most 0.85 MB
 
 
-@pytest.mark.parametrize("least_bytes", [0, parallel.PARALLEL_FROM_BYTES])
+@pytest.mark.parametrize("least_bytes", first(1, [parallel.PARALLEL_FROM_BYTES, 0]))
 def test_all_traces_together_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_bytes: int
 ) -> None:
@@ -346,6 +347,7 @@ def test_traces_that_are_some_of_many_get_their_share(tmp_path: Path) -> None:
     assert trace_file.allowed_bytes([a, b]) < trace_file.MAX_UNPACKED_BYTES
 
 
+@pytest.mark.slow
 def test_a_group_of_many_ranks_is_read_once_for_all_its_events(tmp_path: Path) -> None:
     """Gone over for each of them, the ranks of these 8,000 would take a minute."""
     group = {"Process Group Name": "0", "Global rank start": 0, **STRIDED}
