@@ -37,9 +37,15 @@ from gpurun.launcher.rundir.control import (
 from gpurun.launcher.rundir.files import RunDir
 from tests.wording import Wording
 
-PID = os.getpid()
-ME = RankState(0, PID, start_ticks(PID) or 0, 0)
-BLOCK = struct.pack("=5Q", 0x6770_7572_756E_0001, PID, ME.start_ticks, 0, 0)
+
+def me() -> RankState:
+    """This process as a rank."""
+    return RankState(0, os.getpid(), start_ticks(os.getpid()) or 0, 0)
+
+
+def own_block() -> bytes:
+    """What it writes into its block."""
+    return struct.pack("=5Q", 0x6770_7572_756E_0001, os.getpid(), me().start_ticks, 0, 0)
 
 
 @pytest.fixture
@@ -56,7 +62,7 @@ def control(directory: Path) -> Iterator[ControlDir]:
 
 def victim_file(directory: Path) -> Path:
     path = directory.parent / "my thesis"
-    path.write_bytes(BLOCK)
+    path.write_bytes(own_block())
     return path
 
 
@@ -83,8 +89,8 @@ def test_a_block_that_is_swapped_for_a_link_is_not_written(
     """`gpurun capture` has read the block before."""
     plant(directory, block_name(0))
     with wording.raises(MachineError):
-        request(control, WantTraces(3, None), {0: ME}, "01")
-    assert (directory.parent / "my thesis").read_bytes() == BLOCK
+        request(control, WantTraces(3, None), {0: me()}, "01")
+    assert (directory.parent / "my thesis").read_bytes() == own_block()
 
 
 @pytest.mark.parametrize("plant", PLANTS)
@@ -112,7 +118,7 @@ def test_a_process_that_does_not_handle_the_signal_gets_none(
 ) -> None:
     """It has mapped the block, as a rank has; one that handles the signal gets it."""
     block = directory / block_name(0)
-    block.write_bytes(BLOCK)
+    block.write_bytes(own_block())
     argv = [sys.executable, "-c", OWN_RANK.format(handler), str(block)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -202,12 +208,9 @@ def test_the_rank_that_has_mapped_the_block_gets_the_signal(control: ControlDir)
     before = signal.signal(signal.SIGUSR2, lambda number, _: got.append(number))
     block = control.block(0, create=True)
     try:
-        control.ask_for_stacks(replace(ME, rank=1))
+        control.ask_for_stacks(replace(me(), rank=1))
         assert got == []
-        control.ask_for_stacks(ME)
-        deadline = time.monotonic() + 60
-        while not got and time.monotonic() < deadline:
-            time.sleep(0.001)  # the signal may reach another thread first
+        control.ask_for_stacks(me())
         assert got == [signal.SIGUSR2]
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -249,7 +252,7 @@ def test_an_endless_answer_is_given_up(directory: Path, control: ControlDir) -> 
             sent.append(connection.send(bytes(1 << 20)))
 
     with listening(directory, pour):
-        assert ask_history(control, ME) is None
+        assert ask_history(control, me()) is None
     assert sum(sent) < 3 * MAX_BYTES
 
 
@@ -266,5 +269,5 @@ def test_a_slow_answer_is_given_up(
             time.sleep(0.01)
 
     with listening(directory, drip):
-        assert ask_history(control, ME) is None
+        assert ask_history(control, me()) is None
         given_up.set()
