@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ from tests.leaks import have_own_shared_memory
 _PR_SET_PDEATHSIG = 1
 _GROUPED = "tests/browser/"
 """Tests of these files run in one process, which has one browser and one TensorBoard for all."""
+_COMPUTING = "tests/unit/"
 
 is_worker = False
 """Whether this process is one of several."""
@@ -35,9 +36,9 @@ def run(session: pytest.Session, num_workers: int) -> None:
     for item in session.items:
         name = item.nodeid.partition("::")[0]
         files.setdefault(_GROUPED if name.startswith(_GROUPED) else name, []).append(item)
-    queue, tickets = os.pipe()  # who reads a byte pair takes that file
-    os.write(tickets, b"".join(number.to_bytes(2, "little") for number in range(len(files))))
-    os.close(tickets)
+    # Tests with processes wait much of their time: those without use the cores meanwhile.
+    numbers = [number for number, name in enumerate(files) if name.startswith(_COMPUTING)]
+    queues = [_queue(number for number in range(len(files)) if number not in numbers), _queue(numbers)]
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all
     workers: dict[Connection, int] = {}
     try:
@@ -46,12 +47,13 @@ def run(session: pytest.Session, num_workers: int) -> None:
             with warnings.catch_warnings(action="ignore"):  # of threads: a fork has none of theirs
                 pid = os.fork()
             if pid == 0:
-                _work(session, number, list(files.values()), queue, theirs)
+                _work(session, number, list(files.values()), queues[:: -1 if number % 2 else 1], theirs)
             theirs.close()
             workers[ours] = pid
-        os.close(queue)
         _hear(session, workers)
     finally:
+        for queue in queues:
+            os.close(queue)
         for ours, pid in workers.items():
             ours.close()
             with contextlib.suppress(ProcessLookupError):
@@ -108,7 +110,11 @@ class _Reporter:
 
 
 def _work(
-    session: pytest.Session, number: int, files: list[list[pytest.Item]], queue: int, channel: Connection
+    session: pytest.Session,
+    number: int,
+    files: list[list[pytest.Item]],
+    queues: Sequence[int],
+    channel: Connection,
 ) -> NoReturn:
     """Runs files until none is left, in a process of its own; ends it."""
     global is_worker
@@ -126,7 +132,7 @@ def _work(
         config._tmp_path_factory._basetemp = base
         config.pluginmanager.unregister(name="terminalreporter")
         config.pluginmanager.register(_Reporter(config, channel))
-        items = _items(files, queue)
+        items = _items(files, queues)
         item = next(items, None)
         while item:
             following = next(items, None)
@@ -141,9 +147,18 @@ def _work(
         os._exit(code)
 
 
-def _items(files: list[list[pytest.Item]], queue: int) -> Iterator[pytest.Item]:
-    while ticket := os.read(queue, 2):
-        yield from files[int.from_bytes(ticket, "little")]
+def _queue(numbers: Iterable[int]) -> int:
+    """The end of a pipe: who reads two bytes takes the file of that number."""
+    queue, writer = os.pipe()
+    os.write(writer, b"".join(number.to_bytes(2, "little") for number in numbers))
+    os.close(writer)
+    return queue
+
+
+def _items(files: list[list[pytest.Item]], queues: Sequence[int]) -> Iterator[pytest.Item]:
+    for queue in queues:
+        while ticket := os.read(queue, 2):
+            yield from files[int.from_bytes(ticket, "little")]
 
 
 def _have_own_streams(config: Any) -> None:
