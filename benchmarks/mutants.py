@@ -1,7 +1,8 @@
 """Hand-made faults of gpurun, to compare two test suites: a faster one has to notice as many of them.
 
     python -m benchmarks.mutants check [--tree DIR]
-    python -m benchmarks.mutants run --tree DIR --out FILE.jsonl --whole "COMMAND" [--names A B]
+    python -m benchmarks.mutants run --tree DIR --out FILE.jsonl --whole "COMMAND" [--first "OPTIONS"]
+                                     [--names A B]
 
 `run` edits one file of the tree at a time, in place, and always restores it, also after Ctrl-C and SIGTERM.
 For each mutant it runs the tests that most probably notice it; if these pass, the whole suite by COMMAND.
@@ -16,6 +17,7 @@ import ctypes
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -577,15 +579,15 @@ NO_TESTS, USAGE, INTERNAL = 5, 4, 3
 """Exit codes of pytest that say nothing about a mutant."""
 
 
-def judge(tree: Path, one: Mutant, whole: str) -> dict[str, object]:
+def judge(tree: Path, one: Mutant, first: str, whole: str) -> dict[str, object]:
     """Runs the tests with the fault in place."""
     result: dict[str, object] = {"name": one.name, "path": one.path}
     start_s, logs = time.monotonic(), list[str]()
     places = [place for place in one.first if (tree / place).exists()]
     stage, ran = "first", Ran(0, "", 0.0)
     if places:
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "load", "-m"]
-        command = [str(tree / ".venv/bin/python"), "-m", "pytest", *options, "not gpu", *places]
+        options = ["-x", "-q", "-p", "no:cacheprovider", *shlex.split(first)]
+        command = [str(tree / ".venv/bin/python"), "-m", "pytest", *options, *places]
         ran = run_limited(command, tree, FIRST_S)
         logs.append(ran.output)
         result["first_seconds"] = round(ran.seconds, 1)
@@ -621,7 +623,7 @@ def known_results(out: Path) -> set[str]:
     return {one["name"] for one in map(json.loads, filter(None, lines)) if one["result"] != "error"}
 
 
-def run(tree: Path, names: Sequence[str], whole: str, out: Path) -> int:
+def run(tree: Path, names: Sequence[str], first: str, whole: str, out: Path) -> int:
     """Runs the mutants one after the other."""
     tree = tree.resolve()
     if unknown := set(names) - {one.name for one in MUTANTS}:
@@ -635,7 +637,7 @@ def run(tree: Path, names: Sequence[str], whole: str, out: Path) -> int:
         if one.name in done or (names and one.name not in names):
             continue
         with mutated(tree, one):
-            result = judge(tree, one, whole)
+            result = judge(tree, one, first, whole)
         with out.open("a") as file:
             file.write(json.dumps(result) + "\n")
         by = f"by {result['by']} ({result.get('stage')})" if "by" in result else ""
@@ -658,6 +660,12 @@ def main() -> int:
     running.add_argument(
         "--whole", required=True, metavar="COMMAND", help="runs the whole suite; a shell's line"
     )
+    running.add_argument(
+        "--first",
+        default='--workers 2 -m "not gpu and not slow"',
+        metavar="OPTIONS",
+        help="options of pytest for the tests that are run first, which are part of the suite",
+    )
     running.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl")
     listing = commands.add_parser("list", help="names, files and faults")
     del listing
@@ -670,7 +678,7 @@ def main() -> int:
         found = mistakes(given.tree)
         print("\n".join(found) if found else f"{len(MUTANTS)} mutants fit {given.tree}")
         return 1 if found else 0
-    return run(given.tree, given.names, given.whole, given.out.resolve())
+    return run(given.tree, given.names, given.first, given.whole, given.out.resolve())
 
 
 if __name__ == "__main__":
