@@ -32,14 +32,24 @@ is_worker = False
 
 def run(session: pytest.Session, num_workers: int) -> None:
     """Runs all tests of a session; raises what ends it early, as pytest's own loop does."""
+    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all
+    left = session.items
+    while left:
+        started = _run(session, left, num_workers)
+        if not started:
+            raise session.Failed("no process of the tests has begun one")
+        left = [item for item in left if item.nodeid not in started]  # a process broke off before them
+
+
+def _run(session: pytest.Session, items: list[pytest.Item], num_workers: int) -> set[str]:
+    """Runs tests in new processes; returns the names of those that were begun."""
     files: dict[str, list[pytest.Item]] = {}
-    for item in session.items:
+    for item in items:
         name = item.nodeid.partition("::")[0]
         files.setdefault(_GROUPED if name.startswith(_GROUPED) else name, []).append(item)
     # Tests with processes wait much of their time: those without use the cores meanwhile.
     numbers = [number for number, name in enumerate(files) if name.startswith(_COMPUTING)]
     queues = [_queue(number for number in range(len(files)) if number not in numbers), _queue(numbers)]
-    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all
     workers: dict[Connection, int] = {}
     try:
         for number in range(num_workers):
@@ -47,10 +57,10 @@ def run(session: pytest.Session, num_workers: int) -> None:
             with warnings.catch_warnings(action="ignore"):  # of threads: a fork has none of theirs
                 pid = os.fork()
             if pid == 0:
-                _work(session, number, list(files.values()), queues[:: -1 if number % 2 else 1], theirs)
+                _work(session, list(files.values()), queues[:: -1 if number % 2 else 1], theirs)
             theirs.close()
             workers[ours] = pid
-        _hear(session, workers)
+        return _hear(session, workers)
     finally:
         for queue in queues:
             os.close(queue)
@@ -62,9 +72,13 @@ def run(session: pytest.Session, num_workers: int) -> None:
             os.waitpid(pid, 0)
 
 
-def _hear(session: pytest.Session, workers: dict[Connection, int]) -> None:
-    """Passes on what the processes report, until all have ended; one that breaks off fails its test."""
+def _hear(session: pytest.Session, workers: dict[Connection, int]) -> set[str]:
+    """Passes on what the processes report, until all have ended; one that breaks off fails its test.
+
+    Returns the names of the tests that were begun.
+    """
     hook = session.config.hook
+    started: set[str] = set()
     running: dict[Connection, tuple[str, Any] | None] = dict.fromkeys(workers)
     while running:
         for worker in wait(list(running)):
@@ -75,6 +89,7 @@ def _hear(session: pytest.Session, workers: dict[Connection, int]) -> None:
                 kind, content = "broken off", None
             if kind == "start":
                 running[worker] = content
+                started.add(content[0])
                 hook.pytest_runtest_logstart(nodeid=content[0], location=content[1])
             elif kind == "report":
                 report = hook.pytest_report_from_serializable(config=session.config, data=content)
@@ -85,7 +100,7 @@ def _hear(session: pytest.Session, workers: dict[Connection, int]) -> None:
                 worker.close()
                 if kind == "broken off":
                     said = f"the process of the test broke off, wait status {status}"
-                    nodeid, location = test or ("no test", ("", 0, ""))
+                    nodeid, location = test or ("a test", ("", 0, ""))
                     hook.pytest_runtest_logreport(
                         report=pytest.TestReport(nodeid, location, {}, "failed", said, "call")
                     )
@@ -93,6 +108,7 @@ def _hear(session: pytest.Session, workers: dict[Connection, int]) -> None:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
             raise session.Interrupted(session.shouldstop)
+    return started
 
 
 class _Reporter:
@@ -111,7 +127,6 @@ class _Reporter:
 
 def _work(
     session: pytest.Session,
-    number: int,
     files: list[list[pytest.Item]],
     queues: Sequence[int],
     channel: Connection,
@@ -127,7 +142,7 @@ def _work(
         random.seed()
         config: Any = session.config
         _have_own_streams(config)
-        base = config._tmp_path_factory.getbasetemp() / f"worker{number}"
+        base = config._tmp_path_factory.getbasetemp() / f"worker{os.getpid()}"
         base.mkdir()
         config._tmp_path_factory._basetemp = base
         config.pluginmanager.unregister(name="terminalreporter")

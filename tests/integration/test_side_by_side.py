@@ -1,0 +1,63 @@
+"""`pytest --workers N` reports what pytest alone would, and a process that breaks off too."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.command import ROOT, write
+
+ONE = """
+    import os
+
+    import pytest
+
+
+    @pytest.fixture(scope="module")
+    def shared():
+        yield os.getpid()
+
+
+    @pytest.mark.parametrize("number", range(3))
+    def test_passes(shared, number):
+        assert shared == os.getpid()
+
+
+    def test_fails(shared):
+        assert shared == "what it isn't"
+"""
+OTHER = """
+    import os
+
+
+    def test_breaks_off():
+        os._exit(7)
+"""
+
+
+def pytest_in(directory: Path, *options: str) -> tuple[int, str]:
+    argv = [sys.executable, "-m", "pytest", "-c", str(directory / "pytest.ini"), "-p", "tests.conftest"]
+    done = subprocess.run(
+        [*argv, "-q", "--basetemp", str(directory / "base"), *options, str(directory)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_all_is_reported_once_and_a_process_that_breaks_off_fails_its_test(tmp_path: Path) -> None:
+    write(tmp_path, "pytest.ini", "[pytest]\naddopts = -p no:cacheprovider\n")
+    write(tmp_path, "test_one.py", ONE)
+    write(tmp_path, "test_other.py", OTHER)
+    write(tmp_path, "test_third.py", "def test_is_run():\n    pass\n")
+    code, said = pytest_in(tmp_path, "--workers", "2")
+    assert code == 1, said
+    assert "2 failed, 4 passed" in said
+    assert "test_other.py::test_breaks_off" in said
+    assert "the process of the test broke off, wait status 1792" in said
+    assert "what it isn't" in said
+
+    code, said = pytest_in(tmp_path, "--workers", "2", "--maxfail", "1")
+    assert code == 1, said
+    assert "stopping after 1 failures" in said
