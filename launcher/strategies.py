@@ -165,7 +165,7 @@ _ALL = (
         "zero1",
         "`ddp` whose optimizer state is divided among the processes (ZeroRedundancyOptimizer)",
         Reach.JOB,
-        "gpurun.launcher.worker.strategies.ddp:Zero1",
+        "gpurun.launcher.worker.strategies.zero1:Zero1",
         process_per_device=True,
         has_buckets=True,
         collectives=_AVERAGES,

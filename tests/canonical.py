@@ -173,8 +173,8 @@ def program(directory: Path) -> Result:
 
 def nodes(directory: Path) -> Result:
     """Two splits on two nodes, both of them here, that share a directory."""
-    job = MODEL_JOB.replace("cpu:2", "cpu:1").replace(", [5, 3]", "")
-    misbehaving(directory, 'assert "GPURUN_SECRET" not in os.environ, "it is for nodes alone"', job)
+    text = MODEL_JOB.replace("cpu:2", "cpu:1").replace(", [5, 3]", "")
+    misbehaving(directory, 'assert "GPURUN_SECRET" not in os.environ, "it is for nodes alone"', text)
     with (directory / "job.yaml").open("a") as job:
         job.write("nodes: 2\n")
     place = ("--rendezvous", f"localhost:{free_port()}", "--out", "run")

@@ -50,6 +50,8 @@ PRELOADED = (
     "gpurun.launcher.tensorboard_plugin.plugin",
     "gpurun.launcher.worker.entry.workload_rank",
     "gpurun.launcher.worker.program.program_rank",
+    "gpurun.launcher.worker.strategies.ddp",
+    "gpurun.launcher.worker.strategies.dp",
     ZYGOTE,
 )
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "OMP_", "KMP_", "GOMP_", "MKL_", "TORCH", "PYTORCH", "GRPC_")

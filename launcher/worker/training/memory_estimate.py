@@ -41,7 +41,6 @@ from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.meters.memory import label, peak_of_step
 from gpurun.launcher.worker.strategies import cpu_parallel
 from gpurun.launcher.worker.strategies.base import Hints, Strategy, blocks_of, checkpoint_blocks, class_of
-from gpurun.launcher.worker.strategies.ddp import ShardedOptimizer
 from gpurun.launcher.worker.strategies.dp import Single
 from gpurun.launcher.worker.training.batches import LoadedStep
 from gpurun.launcher.worker.training.forward_backward import NoClock, PhaseClock, forward_backward
@@ -213,7 +212,11 @@ class Buckets(Single):
             parameter.grad = bucket
 
     def optimizer(self, whole: Optimizer) -> Optimizer:
-        return ShardedOptimizer(whole) if self.shards_optimizer else whole
+        if not self.shards_optimizer:
+            return whole
+        from gpurun.launcher.worker.strategies.zero1 import ShardedOptimizer
+
+        return ShardedOptimizer(whole)
 
 
 def strategy_without_peers(model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Strategy:
