@@ -16,7 +16,7 @@ from hypothesis import settings
 from gpurun.launcher.machine.process_tree import become_subreaper, is_alive
 from tests import canonical, forkserver, side_by_side, watcher
 from tests.integration.command import Result
-from tests.leaks import SETTLE_S, have_own_shared_memory, left_since, look_everywhere
+from tests.leaks import SETTLE_S, have_own_shared_memory, left_since, look_everywhere, reap
 from tests.whole import IS_WHOLE
 from tests.wording import Wording, WordingFile
 
@@ -120,6 +120,7 @@ def _nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     old_directory, tempfile.tempdir = tempfile.tempdir, str(directory)
     old_variable = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(directory)
+    reap()
     before = look_everywhere()
     environment = _environment()
     yield

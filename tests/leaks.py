@@ -24,6 +24,13 @@ def look_everywhere() -> dict[str, set[str]]:
     return {kind: look() for kind, look in LOOKS.items()}
 
 
+def reap() -> None:
+    """Waits for all children that have ended: with none left, no look has to go through all processes."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def left_since(before: Mapping[str, set[str]]) -> list[str]:
     """What has come since and stays, when everything that is about to end has had `SETTLE_S` to do so."""
     deadline = time.monotonic() + SETTLE_S
