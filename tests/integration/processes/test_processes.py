@@ -302,7 +302,9 @@ def test_a_stopped_process_is_named_and_ends_with_the_run(
     with WorkerPool(guard, (), BODIES, say=said.append) as pool:
         pool.start([request(tmp_path, rank, "sleep_for_ever") for rank in range(2)])
         wait_for(pool, *(tmp_path / f"ready{rank}" for rank in range(2)))
-        pid = next(pid for pid, name in pool._processes().items() if name == what)
+        while not (found := [pid for pid, name in pool._processes().items() if name == what]):
+            pool.poll(0.05)  # a rank may be ready before the server has said that it started
+        (pid,) = found
         os.kill(pid, signal.SIGSTOP)
         for _ in range(100):
             pool.poll(0.0 if said else 0.05)
