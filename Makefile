@@ -3,7 +3,7 @@
 BIN := .venv/bin
 TOOL := @sh tools/python.sh
 export PATH := $(PATH):/usr/sbin:/sbin
-# Containers often set it; pytest then takes every test file apart again in each of its processes.
+# Containers often set it; pytest then takes every test file apart again in each session.
 export PYTHONDONTWRITEBYTECODE :=
 NODE_MODULES := node_modules/.ready
 
@@ -26,8 +26,8 @@ demo: setup ## Compare six splits of a small GPT on two CPU devices (under two m
 	$(BIN)/gpurun examples/quickstart.yaml
 	@echo 'To have gpurun in this shell: . .venv/bin/activate'
 
-# Files side by side, the short tests last: much of a test is waiting, so that suits two cores. Then those that
-# look at times, which have the machine to themselves.
+# Files side by side: much of a test is waiting, so that suits two cores. Then those that look at times, which
+# have the machine to themselves.
 PYTEST := @$(BIN)/python -m pytest
 SIDE_BY_SIDE := -q --workers 5
 test: setup ## Run the tests, with what they need of the system where it may be installed
@@ -36,7 +36,7 @@ test: setup ## Run the tests, with what they need of the system where it may be 
 		$(BIN)/python -m pytest -m "alone and not slow" && exit $$most
 
 test-all: export GPURUN_TEST_ALL := 1
-test-all: trainer engines ## Run all tests, with engines, frameworks and every case in a browser (about 20 minutes)
+test-all: trainer engines ## Run all tests, with engines, frameworks and every case in a browser
 	$(TOOL) tools/system_packages.py all
 	$(PYTEST) -m "not alone" $(SIDE_BY_SIDE); most=$$?; \
 		$(BIN)/python -m pytest -m alone && exit $$most

@@ -21,9 +21,8 @@ from tests.whole import IS_WHOLE
 from tests.wording import Wording, WordingFile
 
 # Hypothesis' own deadline would be a timed assertion.
-settings.register_profile("gpurun", deadline=None, max_examples=25)
-settings.register_profile("all", deadline=None, max_examples=100)
-settings.load_profile("all" if IS_WHOLE else "gpurun")
+settings.register_profile("gpurun", deadline=None, max_examples=100 if IS_WHOLE else 25)
+settings.load_profile("gpurun")
 
 
 def pytest_configure() -> None:

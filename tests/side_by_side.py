@@ -5,7 +5,6 @@ at a time, and what it reports is as if its parent had run the test.
 """
 
 import contextlib
-import ctypes
 import os
 import random
 import signal
@@ -17,11 +16,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gpurun.launcher.machine.process_tree import become_subreaper
+from gpurun.launcher.machine.process_tree import become_subreaper, die_with
 from tests import forkserver
 from tests.leaks import have_own_shared_memory
 
-_PR_SET_PDEATHSIG = 1
 _GROUPED = "tests/browser/"
 """Tests of these files run in one process, which has one browser and one TensorBoard for all."""
 _COMPUTING = "tests/unit/"
@@ -51,13 +49,14 @@ def _run(session: pytest.Session, items: list[pytest.Item], num_workers: int) ->
     numbers = [number for number, name in enumerate(files) if name.startswith(_COMPUTING)]
     queues = [_queue(number for number in range(len(files)) if number not in numbers), _queue(numbers)]
     workers: dict[Connection, int] = {}
+    parent = os.getpid()
     try:
         for number in range(num_workers):
             ours, theirs = Pipe(duplex=False)
             with warnings.catch_warnings(action="ignore"):  # of threads: a fork has none of theirs
                 pid = os.fork()
             if pid == 0:
-                _work(session, list(files.values()), queues[:: -1 if number % 2 else 1], theirs)
+                _work(session, list(files.values()), queues[:: -1 if number % 2 else 1], theirs, parent)
             theirs.close()
             workers[ours] = pid
         return _hear(session, workers)
@@ -130,11 +129,12 @@ def _work(
     files: list[list[pytest.Item]],
     queues: Sequence[int],
     channel: Connection,
+    parent: int,
 ) -> NoReturn:
     """Runs files until none is left, in a process of its own; ends it."""
     global is_worker
     is_worker = True
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with(parent)
     code = 1
     try:
         become_subreaper()

@@ -1,10 +1,10 @@
 """`pytest --workers N` reports what pytest alone would, and a process that breaks off too."""
 
 import subprocess
-import sys
 from pathlib import Path
 
-from tests.integration.command import ROOT, write
+from tests.integration.command import write
+from tests.integration.processes.test_leaks import command_of
 
 ONE = """
     import os
@@ -35,20 +35,14 @@ OTHER = """
 
 
 def pytest_in(directory: Path, *options: str) -> tuple[int, str]:
-    argv = [sys.executable, "-m", "pytest", "-c", str(directory / "pytest.ini"), "-p", "tests.conftest"]
+    argv, env = command_of(directory, ONE)
     done = subprocess.run(
-        [*argv, "-q", "--basetemp", str(directory / "base"), *options, str(directory)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+        [*argv[:-1], *options, "."], cwd=directory, env=env, capture_output=True, text=True, check=False
     )
     return done.returncode, done.stdout + done.stderr
 
 
 def test_all_is_reported_once_and_a_process_that_breaks_off_fails_its_test(tmp_path: Path) -> None:
-    write(tmp_path, "pytest.ini", "[pytest]\naddopts = -p no:cacheprovider\n")
-    write(tmp_path, "test_one.py", ONE)
     write(tmp_path, "test_other.py", OTHER)
     write(tmp_path, "test_third.py", "def test_is_run():\n    pass\n")
     code, said = pytest_in(tmp_path, "--workers", "2")

@@ -3,6 +3,8 @@
 import ast
 import importlib
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -280,3 +282,16 @@ def test_no_branch_over_names_is_left() -> None:
 )
 def test_every_form_of_a_branch_over_names_is_found(source: str) -> None:
     assert branches_in(source)
+
+
+@pytest.mark.slow
+def test_a_rank_of_ddp_does_not_import_what_zero_needs() -> None:
+    """torch/distributed/optim compiles optimizers when it is imported, which takes each rank 0.4 s of CPU."""
+    code = "import sys, gpurun.launcher.worker.strategies.{}; print('torch.distributed.optim' in sys.modules)"
+    found = {
+        name: subprocess.run(
+            [sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True
+        ).stdout
+        for name in ("ddp", "zero1")
+    }
+    assert found == {"ddp": "False\n", "zero1": "True\n"}

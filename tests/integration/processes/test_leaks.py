@@ -82,7 +82,6 @@ def test_nothing_is_left_of_a_session_that_is_killed(
     tmp_path: Path, all_gone: Callable[[list[int]], list[int]]
 ) -> None:
     argv, env = command_of(tmp_path, ENDLESS)
-    env.pop("PYTEST_XDIST_WORKER", None)  # a session of its own
     with subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as session:
         while not (tmp_path / "begun").exists():
             assert session.poll() is None

@@ -10,6 +10,7 @@ import pytest
 from gpurun.launcher.stats.schedule import shuffled
 from tests.canonical import ALL_LEAVE, FAULTS
 from tests.integration.command import MODEL_JOB, Result, gpurun, misbehaving, write
+from tests.whole import first
 
 Made = Callable[[str], Result]
 
@@ -42,7 +43,7 @@ def test_a_failing_rank_costs_its_variant_alone_and_shows_the_users_line(canonic
         assert noise not in result.err
 
 
-@pytest.mark.parametrize("is_cold", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_cold", first(1, [False, True]))
 def test_rounds_from_before_a_failure_are_kept_and_not_run_again(is_cold: bool, tmp_path: Path) -> None:
     misbehaving(
         tmp_path,
