@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gpurun.launcher.rundir.records.outcome import MEASURED
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
 from tests.gpu.machine import LIMITS, LONGEST_S, Devices, Report
 from tests.integration.command import Result, gpurun, write
@@ -82,7 +83,7 @@ def test_every_strategy_and_split(precision: str, devices: Devices, report: Repo
 
 def hold_variant(variant: dict[str, Any], precision: str, devices: Devices, report: Report) -> None:
     name = f"{precision} {variant['id']} on {len(variant['devices'])}"
-    assert variant["status"] == "ok", f"{name}: {variant}"
+    assert variant["status"] in MEASURED, f"{name}: {variant}"
     step_ms = variant["step_ms"]["estimate"]
     error = variant["gradient_error"]
     report.found(name, f"{step_ms:.3f} ms, gradient off by {error}")
@@ -101,4 +102,4 @@ def test_a_batch_as_large_as_memory_allows(devices: Devices, report: Report, tmp
     result = run(tmp_path, largest_job(devices))
     report.found("largest batch", next(line for line in result.err.splitlines() if "max is" in line))
     assert result.code == 0, result.err
-    assert all(variant["status"] == "ok" for variant in result.comparison["variants"])
+    assert all(variant["status"] in MEASURED for variant in result.comparison["variants"])

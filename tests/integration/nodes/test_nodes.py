@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.selftest.check_table import NODE_CHECKS
-from tests.integration.command import MODEL
+from tests.integration.command import MODEL, ending
 from tests.integration.nodes.hosts import NAMES, Command, Hosts, await_file, ended
 from tools.system_packages import without
 
@@ -142,7 +142,7 @@ def test_pods_that_are_known_late_and_preempted_run_over_a_slow_link_with_clocks
             assert f"thing on {rank}\n    it happened on node {rank} ({host})" in node.err
     comparison = json.loads((run / "comparison.json").read_text())
     even, ours, theirs = comparison["variants"]
-    assert [variant["status"] for variant in (even, ours, theirs)] == ["ok", "failed", "failed"], nodes[0].err
+    assert [ending(variant) for variant in (even, ours, theirs)] == ["ok", "failed", "failed"], nodes[0].err
     assert "rank 0 raised ValueError" in ours["reason"]
     assert "rank 1 raised ValueError" in theirs["reason"]
     places = [("hosta", "cpu:0@0"), ("hostb", "cpu:0@1")]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command import Result, gpurun, misbehaving, write
+from tests.integration.command import Result, ending, gpurun, misbehaving, write
 
 JOB = """
     name: balance
@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
 @pytest.mark.alone
 def test_the_slow_device_gets_few_samples_and_the_step_is_as_predicted(run: Result) -> None:
     found = run.variant("ddp-2-balanced")
-    assert found["status"] == "ok"
+    assert ending(found) == "ok"
     assert sum(found["split"]) == 32
     assert 6 <= found["split"][1] <= 8
     assert [rank["local_batch"] for rank in found["ranks"]] == found["split"]
@@ -55,7 +55,7 @@ def test_strategies_that_share_out_the_optimizer_or_the_weights_are_balanced_ali
         JOB.replace("split: [even, balanced]", "strategy: [zero1, fsdp], split: [balanced]"),
     )
     found = gpurun(tmp_path, "job.yaml", "--json", "--set", "steps={rounds: 1, launches: 1}").json["variants"]
-    assert [(one["strategy"], one["status"]) for one in found] == [("zero1", "ok"), ("fsdp", "ok")]
+    assert [(one["strategy"], ending(one)) for one in found] == [("zero1", "ok"), ("fsdp", "ok")]
     assert all(6 <= one["split"][1] <= 8 and one["gradient_error"] < 1e-5 for one in found)
 
 
@@ -147,6 +147,6 @@ def test_memory_that_runs_out_bounds_the_split(tmp_path: Path) -> None:
     misbehaving(tmp_path, body, FAILING)
     result = gpurun(tmp_path, "job.yaml", "--out", "run")
     found = result.variant("ddp-2-balanced")
-    assert (found["status"], found["split"]) == ("ok", [6, 2]), result.err
+    assert (ending(found), found["split"]) == ("ok", [6, 2]), result.err
     assert found["balanced"]["devices"][1]["max_samples"] == 2
     assert result.variant("ddp-2-even")["status"] == "oom"

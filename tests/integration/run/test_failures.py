@@ -9,7 +9,7 @@ import pytest
 
 from gpurun.launcher.stats.schedule import shuffled
 from tests.canonical import ALL_LEAVE, FAULTS
-from tests.integration.command import MODEL_JOB, Result, gpurun, misbehaving, write
+from tests.integration.command import MODEL_JOB, Result, ending, gpurun, misbehaving, write
 from tests.whole import first
 
 Made = Callable[[str], Result]
@@ -32,7 +32,7 @@ def test_a_failing_rank_costs_its_variant_alone_and_shows_the_users_line(canonic
     assert left["status"] == "failed"
     assert "exit code 0" in left["reason"]
     for other in ("ddp-2-even", "ddp-2-6-4"):
-        assert result.variant(other)["status"] == "ok"
+        assert ending(result.variant(other)) == "ok"
         assert result.variant(other)["rounds"] == 3
     assert result.variant("ddp-2-6-4")["vs_baseline"]["verdict"] != "baseline"
     assert "Fatal Python error: Segmentation fault" in result.err
@@ -89,7 +89,7 @@ def test_a_hang_is_stopped_and_blamed_on_the_rank_that_the_others_wait_for(canon
     assert f"in `misbehave` ({place}); rank 0 waits" in late["reason"]
     assert late["log"].endswith("rank1.log")
     assert "waits in all_reduce #" in result.err
-    assert result.variant("ddp-2-even")["status"] == "ok"
+    assert ending(result.variant("ddp-2-even")) == "ok"
 
 
 def line_of(directory: Path, words: str) -> int:
@@ -128,14 +128,14 @@ def with_optimizer(rank):
 def test_resume_runs_what_failed_and_out_of_memory_is_a_result(canonical_run: Made) -> None:
     result = canonical_run("out_of_memory")
     assert result.code == 0, result.err
-    assert result.variant("ddp-2-6-2")["status"] == "ok"
+    assert ending(result.variant("ddp-2-6-2")) == "ok"
     assert result.variant("ddp-2-6-2")["vs_baseline"]["percent"] is not None
     kept = result.directory / "run" / "variants" / "ddp-2-5-3" / "rank0.jsonl"
     assert kept.read_bytes() == (result.directory / "before").read_bytes()
     assert result.variant("ddp-2-7-1")["status"] == "oom"
     assert result.variant("ddp-2-7-1")["vs_baseline"] is None
     assert "oom" in result.out
-    assert {result.variant(f"ddp-2-{other}")["status"] for other in ("even", "5-3")} == {"ok"}
+    assert {ending(result.variant(f"ddp-2-{other}")) for other in ("even", "5-3")} == {"ok"}
 
 
 def test_a_device_that_fails_while_it_is_measured_costs_that_variant_alone(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_device_that_fails_while_it_is_measured_costs_that_variant_alone(tmp_p
     assert lost["status"] == "failed"
     assert "ValueError: not one" in lost["reason"]
     assert "during balance of ddp-2-balanced" in result.err
-    assert result.variant("ddp-2-even")["status"] == "ok"
+    assert ending(result.variant("ddp-2-even")) == "ok"
 
 
 def test_a_mistake_in_build_is_reported_with_its_line_and_costs_no_traceback_of_ours(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_mistake_in_build_is_reported_with_its_line_and_costs_no_traceback_of_
     assert result.err.count("NameError: name 'undefined_name'") == 1
     assert "same way: not started" in result.err
     assert "launcher/worker" not in result.err
-    statuses = {one["id"]: one["status"] for one in result.comparison["variants"]}
+    statuses = {one["id"]: ending(one) for one in result.comparison["variants"]}
     assert sorted(statuses.values()) == ["failed", "failed", "ok", "ok"]
     assert {variant_id for variant_id, status in statuses.items() if status == "ok"} == {
         one["id"] for one in result.comparison["variants"] if one["varied"]["params"]["width"] == 4

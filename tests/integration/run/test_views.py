@@ -17,7 +17,7 @@ from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer
 from gpurun.launcher.tensorboard_plugin.html import report_data
-from tests.integration.command import Result
+from tests.integration.command import Result, ending
 from tests.unit.cli.click_runner import runner
 
 Made = Callable[[str], Result]
@@ -33,7 +33,7 @@ STATUSES = {
     "gate": ["ok", "ok"],
     "search": ["ok"] * 3,
 }
-"""What became of the variants of each run; the measured ones may be unsteady on a busy machine."""
+"""What became of the variants of each run."""
 CODES = {"failed": 4, "hang": 4, "interrupted": 130, "program": 4, "gate": 5}
 """The command's exit code where it isn't 0."""
 
@@ -51,8 +51,7 @@ def test_the_command_and_its_reports_say_what_became_of_each_variant(
 ) -> None:
     made = canonical_run(name)
     assert made.code == CODES.get(name, 0), made.err
-    statuses = [one["status"] for one in made.comparison["variants"]]
-    measured = [status.replace("unsteady", "ok") for status in statuses]
+    measured = [ending(one) for one in made.comparison["variants"]]
     if name == "search":  # how many of the combinations are measured to the end is the machine's affair
         assert set(measured) == {"ok"}
     else:
@@ -67,7 +66,7 @@ def test_the_command_and_its_reports_say_what_became_of_each_variant(
         assert not unnamed or name in ("gate", "search")  # whose tables shorten names
     for answer in (run_answer(run), report_data(comparison, run)["run"]):
         assert answer["headline"] == comparison.headline
-        assert [one["status"] for one in answer["variants"]] == statuses
+        assert [ending(one) for one in answer["variants"]] == measured
 
 
 def label_of(variant: VariantResult) -> list[str]:
