@@ -4,12 +4,14 @@ import faulthandler
 import sysconfig
 from tempfile import TemporaryFile
 from textwrap import dedent
+from typing import cast
 
 import msgspec
 import pytest
 
 from gpurun.launcher.cli.commands.running import outside_launcher, render_stacks
 from gpurun.launcher.inspect.hang_diagnosis import Hang, RankView, find_hang
+from gpurun.launcher.inspect.snapshot import ask_stacks
 from gpurun.launcher.inspect.stacks import (
     BACKWARD,
     COLLECTIVE,
@@ -23,6 +25,7 @@ from gpurun.launcher.inspect.stacks import (
     is_workload,
     parse_threads,
 )
+from gpurun.launcher.rundir.control import ControlDir, RankState
 from tests.known import known
 from tests.wording import Wording
 
@@ -300,3 +303,22 @@ def test_a_stack_says_where_its_outer_calls_are_missing() -> None:
     assert last == missing
     assert msgspec.to_builtins(deep)["ranks"][0]["threads"][0]["is_cut"]
     assert missing not in render_stacks("01", hang_of(stack(*[f"{USER}:4 f"] * 98)), {})
+
+
+def test_each_look_shows_where_ranks_are_now() -> None:
+    files = {"stacks0.txt": stack("old.py:1 before")}
+
+    class Control:
+        """Its rank writes its stacks below those of the look before."""
+
+        def num_bytes(self, name: str) -> int:
+            return len(files["stacks0.txt"])
+
+        def ask_for_stacks(self, state: object) -> None:
+            files["stacks0.txt"] += stack("new.py:2 now")
+
+        def read(self, name: str, start: int) -> bytes:
+            return files["stacks0.txt"][start:].encode()
+
+    ((thread,),) = ask_stacks(cast(ControlDir, Control()), {0: cast(RankState, None)}).values()
+    assert thread.frames[0].function == "now"

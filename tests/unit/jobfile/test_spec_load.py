@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile import values
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.jobfile.model import JobSpec
 from tests.wording import Wording
@@ -202,3 +203,8 @@ def test_the_baseline_may_be_called_by_another_name(tmp_path: Path) -> None:
     spec = job(tmp_path, f"{SMALL}split: [32, 32]\nbaseline: {{split: even}}\n")
     assert spec.baseline is not None
     assert spec.baseline.split == "even"
+
+
+def test_gpus_are_sold_in_gigabytes_and_sizes_are_as_written() -> None:
+    assert values.parse_memory("H100 80GB") == 80 * 10**9
+    assert values.parse_memory("80 GiB") == 80 * 2**30

@@ -13,6 +13,7 @@ import pytest
 
 from gpurun.launcher.machine.git import git, is_changed
 from gpurun.launcher.machine.gpus.nvml import load_nvml
+from gpurun.launcher.machine.helper_process import temporary_directory
 from gpurun.launcher.machine.host import Machine, has_own_quota, host_record, inspect_machine, usable_cores
 from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.units import GIB
@@ -242,3 +243,9 @@ def test_no_command_of_a_repository_runs_to_see_what_has_changed(tmp_path: Path)
     (tmp_path / "data.txt").write_text("2")
     assert is_changed(tmp_path)
     assert not ran.exists()
+
+
+def test_a_directory_in_use_stays_where_another_of_its_purpose_is_made() -> None:
+    with temporary_directory("test-of-two") as first, temporary_directory("test-of-two"):
+        assert first.is_dir()
+    assert not first.exists()

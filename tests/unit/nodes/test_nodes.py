@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -18,13 +19,13 @@ from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.network import find_address, resolve
 from gpurun.launcher.nodes.cluster_pool import Timeline
-from gpurun.launcher.nodes.follower import Places
+from gpurun.launcher.nodes.follower import Follower, Places
 from gpurun.launcher.nodes.join import disagreement, find_place, missing_nodes, program_sha256
 from gpurun.launcher.nodes.messages import Hello, decode, encode
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.nodes import Node, NodeGpu
-from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.processes.protocol import Exit, StartRequest
 from gpurun.launcher.rundir.records import FailureRecord
 from tests.wording import Wording
 
@@ -228,3 +229,20 @@ def test_nodes_of_different_kinds_are_refused(wording: Wording) -> None:
         build_plan(spec_of(), CPU_NODES[0], mixed)
     with pytest.raises(MachineError, match=r"node 0 \(n0\)"):
         build_plan(spec_of(devices="cuda"), CPU_NODES[0], mixed)
+
+
+def test_ranks_start_in_this_nodes_copy_of_the_jobs_directory(tmp_path: Path) -> None:
+    places = Places(tmp_path / "r", tmp_path / "s", tmp_path / "j", "/their/run", "/their/job")
+    follower = Follower(Mock(), Mock(), places, print, name="x")
+    request = StartRequest(
+        1, ("--lr=0.1", "/their/run"), {}, "/their/run/rank1.log", "/their/job", control="/their/run/c"
+    )
+    assert follower.translated(request, "module:function") == StartRequest(
+        1,
+        ("--lr=0.1", f"{tmp_path}/r"),
+        {},
+        f"{tmp_path}/r/rank1.log",
+        f"{tmp_path}/j",
+        "module:function",
+        f"{tmp_path}/r/c",
+    )

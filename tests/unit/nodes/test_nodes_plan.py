@@ -22,7 +22,7 @@ from gpurun.launcher.run.job import Prepared
 from gpurun.launcher.run.open import as_read_back
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.start_on_nodes import with_nodes
+from gpurun.launcher.start_on_nodes import token_in, with_nodes
 from tests.wording import Wording
 
 FOUR = Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,)))
@@ -169,3 +169,9 @@ def test_a_working_copy_is_known_by_what_its_links_lead_to(tmp_path: Path) -> No
     before = source_sha256(tmp_path / "package")
     (tmp_path / "launcher" / "start.py").write_text("2")
     assert source_sha256(tmp_path / "package") != before
+
+
+def test_nodes_that_share_a_directory_see_a_file_in_it_for_as_long_as_they_look(tmp_path: Path) -> None:
+    with token_in(tmp_path) as name:
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert not list(tmp_path.iterdir())

@@ -97,7 +97,7 @@ def job(text: str) -> JobSpec:
 )
 def test_every_split_of_the_job_must_hold_the_batch(text: str, batch: int) -> None:
     caps = (100, 20)
-    assert max_batch(job(text), caps if '"3:1"' not in text else (60, 20)) == batch
+    assert max_batch(job(text), caps if '"3:1"' not in text else (60, 24)) == batch
 
 
 @pytest.mark.parametrize(

@@ -156,3 +156,8 @@ def test_nothing_is_said_of_values_that_no_trial_had() -> None:
     assert found is not None
     assert found.missed is not None
     assert not found.unknown
+
+
+def test_a_combination_of_which_a_trial_failed_has_no_result() -> None:
+    trials = [Trial(0, 0.1), Trial(1, 0.2), Trial(0, None), Trial(1, 0.4)]
+    assert [(one.combination, one.log_time) for one in measured(trials)] == [(1, pytest.approx(0.3))]

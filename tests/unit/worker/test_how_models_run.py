@@ -1,10 +1,13 @@
 """`compile`, `channels_last`, `threads` and several workloads: from the job to the model."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,8 +29,10 @@ from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantConfig, VariantStatus
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base.failure import UserError
+from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.profiling import profiler
-from gpurun.launcher.worker.training.batches import check_samples
+from gpurun.launcher.worker.training import gradient_check
+from gpurun.launcher.worker.training.batches import IndexFeed, check_samples
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings, unused_notes
 from gpurun.launcher.worker.training.load_workload import load_workload, shown
 from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
@@ -284,3 +289,23 @@ def test_sync_batch_norm_waits_for_no_rank_where_a_device_computes_alone(
     assert model[0].process_group is None
     assert not has_batch_norm(model)
     assert has_batch_norm(nn.Sequential(model, nn.BatchNorm1d(3)))
+
+
+@pytest.mark.parametrize(
+    ("error", "warns"), [(None, False), (1e-9, False), (0.5, True), (math.nan, True), (math.inf, True)]
+)
+def test_only_gradients_that_agree_pass(
+    error: float | None, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradient_check, "model_warnings", lambda trainer: [])
+    monkeypatch.setattr(gradient_check, "likely_reason", lambda *given: "its loss")
+    trainer = Mock(precision=PRECISIONS["fp32"], strategy=Mock(compression=None))
+    found = gradient_check.warnings(trainer, error, Mock())
+    assert (found["gradient_warning"] is not None) == warns
+
+
+def test_each_epoch_has_an_order_of_its_own_and_all_samples() -> None:
+    feed = IndexFeed(8, seed=1, devices=(0,))
+    first, second = ([feed.global_indices(4, step) for step in steps] for steps in ((0, 1), (2, 3)))
+    assert first != second
+    assert all(sorted(chain(*epoch)) == list(range(8)) for epoch in (first, second))

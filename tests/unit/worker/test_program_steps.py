@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,9 +14,17 @@ import torch
 import gpurun
 from gpurun.launcher.compare.figures.recorded import queue_percent
 from gpurun.launcher.rundir.files import RunDir, append_lines
-from gpurun.launcher.rundir.records import Event, ProfileConfig, ProgramConfig, StepRecord, VariantRef
+from gpurun.launcher.rundir.records import (
+    CaptureRequest,
+    Event,
+    ProfileConfig,
+    ProgramConfig,
+    StepRecord,
+    VariantRef,
+)
 from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
+from gpurun.launcher.worker.profiling import step_traces
 from gpurun.launcher.worker.profiling.step_traces import StepTracer
 from gpurun.launcher.worker.program import recorder as recorder_module
 from gpurun.launcher.worker.program.program_rank import ProgramRank, watch_steps
@@ -381,3 +390,17 @@ def test_of_a_long_program_reports_of_progress_thin_out(
     assert first.stage == "build"
     assert 4 <= len(reports) <= 8
     assert (reports[0].round, reports[-1].round) == (0, 99)
+
+
+def test_a_capture_has_as_many_steps_as_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("new_profiler", "synchronize", "stop", "export"):
+        monkeypatch.setattr(step_traces, name, Mock())
+    monkeypatch.setattr(step_traces, "read_request", Mock(return_value=CaptureRequest(1, 3, None, 2)))
+    block = Mock(bell=1, steps=0)
+    capture = step_traces.StepCapture(RunDir(tmp_path), "00", 0, block)
+    recorded = []
+    for block.steps in range(8):
+        recorded.append(capture.between_steps())
+    assert recorded == [False, False, True, True, True, False, False, False]

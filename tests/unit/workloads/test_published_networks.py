@@ -102,3 +102,8 @@ def test_gradients_of_the_vision_transformer_lie_in_memory_as_its_parameters() -
     }
     assert {name for name, (own, gradient) in strides.items() if own != gradient} == set()
     assert "class_token" in strides
+
+
+def test_the_last_layer_gives_logits() -> None:
+    *_, last = on_meta("fcn_r").model.children()
+    assert isinstance(last, nn.Linear)
