@@ -1,4 +1,4 @@
-"""The whole run as data: launches in ABBA order, and every process of every launch."""
+"""The whole run as data: launches in random order, and every process of every launch."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ from gpurun.launcher.plan.nodes import (
 )
 from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.rundir.paths import RunPaths
-from gpurun.launcher.stats.schedule import MOST_REPETITIONS, ROUNDS
+from gpurun.launcher.stats.schedule import MOST_REPETITIONS, ROUNDS, shuffled
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import listed
 
@@ -276,7 +276,11 @@ def _launches(
     size: Size,
     machines: Sequence[MachineLike],
 ) -> tuple[Launch, ...]:
-    """ABBA: every other repetition runs the groups backwards, so that a steady drift cancels between them.
+    """The groups of each repetition, after the first one in an order drawn by itself.
+
+    Other load that lasts longer than a launch then affects two groups alike on average, whatever its rhythm:
+    the sign of a difference without a cause is a fair coin in each repetition. In ABBA order, a burst that
+    is longer than a launch meets the same group twice.
 
     Args:
         groups: of the first repetition.
@@ -285,13 +289,23 @@ def _launches(
     order = [
         (repetition, group)
         for repetition in range(size.repetitions)
-        for group in (later if repetition else groups)[:: 1 if repetition % 2 == 0 else -1]
+        for group in (_drawn(later, f"{spec.name}/{repetition}") if repetition else groups)
     ]
     launches = (
         _launch(spec, f"{position:02d}-{group.name}", group, repetition, size.rounds, machines)
         for position, (repetition, group) in enumerate(order, start=1)
     )
     return tuple(_bound(launch, spec.bind, machines) for launch in launches)
+
+
+def _drawn(groups: Sequence[Group], seed: str) -> Iterator[Group]:
+    """The groups in random order; both versions of one stay neighbours, in random order as well."""
+    versions: dict[str, list[Group]] = {}
+    for group in groups:
+        side = group.variants[0].side
+        versions.setdefault(group.name.removesuffix(f"-{side}") if side else group.name, []).append(group)
+    for name in shuffled(tuple(versions), seed):
+        yield from shuffled(versions[name], f"{seed}/{name}")
 
 
 def build_launch(spec: JobSpec, group: Group, machine: MachineLike) -> Launch:

@@ -262,7 +262,7 @@ class GatePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a run will do. `launches` are in the order in which they run (ABBA)."""
+    """All that a run will do. `launches` are in the order in which they run."""
 
     name: str
     workload: str

@@ -146,7 +146,7 @@ def test_a_spent_budget_leaves_open_what_it_can_not_decide(tmp_path: Path, wordi
         ({"01-ddp-2": 10.0}, 18),  # what the first launch takes is a part of the budget
         ({"01-ddp-2": 20.0}, 2),  # another one may take as long
         ({"04-ddp-2": 5.0}, 21),
-        ({"07-dp-2": 30.0}, 7),  # the other launch of its repetition isn't begun
+        ({"07-ddp-2": 30.0}, 7),  # the other launch of its repetition isn't begun
     ],
 )
 def test_no_launch_begins_that_does_not_fit_in_the_budget(
