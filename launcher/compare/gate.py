@@ -4,17 +4,14 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from gpurun.launcher.compare.interference import (
     COOL_DOWN,
     LESS_AT_ONCE,
     THROTTLED,
-    interference_in,
     is_hot,
+    load_clause,
     time_to_decide,
-    time_without_load,
-    widened,
 )
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Gate, GateRow, VariantResult
@@ -170,14 +167,10 @@ def gate_of_run(
     pairs = [_Pair(gate, by_id[a], by_id[b], differences) for a, b in gate.pairs]
     rows = [pair.row(looks, len(pairs)) for pair in pairs]
     advice = dict.fromkeys(text for pair in pairs for text in pair.advice(plan.budget_s or 0.0, looks))
-    compared = [pair for pair in pairs if not (pair.lost or pair.strays)]
-    waited = widened("bounds", max((-100 * math.expm1(-pair.bias) for pair in compared), default=0.0))
-    if waited:
-        advice = {waited: None, LESS_AT_ONCE: None, **advice}
-    found = gate_of(gate.threshold_percent, f"at {gate.a.name}", rows, tuple(advice))
+    if load_clause(results):
+        advice[LESS_AT_ONCE] = None
+    found = gate_of(gate.threshold_percent, f"at {gate.a.name}{load_clause(results)}", rows, tuple(advice))
     details = found.details
-    if found.outcome != UNDECIDED and interference_in(results):
-        details = (*details, waited)
     if gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs):
         details = (*details, SAME_CODE)
     return replace(found, details=details)
@@ -197,10 +190,6 @@ class _Pair:
         return paired(self.differences.family.differences(self.b.id, self.a.id))
 
     @property
-    def bias(self) -> float:
-        return self.differences.bias(self.b.id, self.a.id)
-
-    @property
     def is_hot(self) -> bool:
         return is_hot((self.a, self.b))
 
@@ -213,7 +202,7 @@ class _Pair:
         if self.lost:
             return UNKNOWN
         threshold = self.gate.threshold_percent
-        return bounded(self.estimate, threshold, looks, num_variants, self.bias)
+        return bounded(self.estimate, threshold, looks, num_variants)
 
     def row(self, looks: Sequence[Look], num_variants: int) -> GateRow:
         times = tuple(result.step_ms.estimate if result.step_ms else None for result in (self.a, self.b))
@@ -272,15 +261,11 @@ class _Pair:
             return f"Use a larger --budget (about {minutes}m), or a job whose launches are shorter."
         least = next_look(estimate.launches)  # those that there were haven't decided it
         per_launch_s = budget_s / estimate.launches
-        needed = partial(launches_to_decide, estimate, threshold, looks, len(self.gate.pairs))
-        launches = needed(bias=self.bias)
+        launches = launches_to_decide(estimate, threshold, looks, len(self.gate.pairs))
         most = min(MOST_BUDGET_S / per_launch_s, MOST_REPETITIONS)
         num = max(launches, least) if launches else math.inf
         if num <= most:
             return f"{time_to_decide(math.ceil(per_launch_s * num / 60))}: use a larger --budget."
-        unloaded = needed()
-        if self.bias and unloaded and unloaded <= most:
-            return time_without_load(per_launch_s * unloaded, launches is not None)
         return f"That is too close to {threshold:g} % to be decided: it would take {too_long(per_launch_s)}."
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpurun.launcher.compare.causes import remaining_loss, why_slower
 from gpurun.launcher.compare.figures.probes import probe_summary
-from gpurun.launcher.compare.interference import COOL_DOWN, is_hot, named, waiting_sentences
+from gpurun.launcher.compare.interference import COOL_DOWN, is_hot, load_clause, named, waiting_sentences
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import Difference, Fitting, Gate, VariantResult
 from gpurun.launcher.compare.ranking import (
@@ -81,8 +81,9 @@ def conclude(
     elif is_hot(results) and standings.rivals:
         return _not_ranked(interference)
     else:
-        found = ranking_conclusion(standings, plan.baseline, within)
-    waiting = waiting_sentences(results, interference, standings)
+        found = ranking_conclusion(standings, plan.baseline, _scope(within), load_clause(results))
+    rival = _named_rival(standings, plan.baseline) if standings else None
+    waiting = waiting_sentences(results, interference, rival)
     return replace(found, details=(*found.details, *waiting))
 
 
@@ -160,15 +161,22 @@ def nothing_measured(plan: Plan, complete: bool, results: Sequence[VariantResult
     return f"{_name(plan, plan.variants[0])} {ended or when}."
 
 
-def ranking_conclusion(standings: Standings, baseline: str, within: int = 0) -> Conclusion:
+def _named_rival(standings: Standings, baseline: str) -> Rival | None:
+    """The variant with which the headline compares the leader: the baseline, or else the closest."""
+    compared = (rival for rival in standings.rivals if rival.result.id == baseline)
+    return next(compared, None) or next(iter(standings.rivals), None)
+
+
+def ranking_conclusion(standings: Standings, baseline: str, scope: str = "", load: str = "") -> Conclusion:
     """The conclusion about variants that do the same work.
 
     Args:
         standings: leader and rivals.
         baseline: id of the variant that the others were compared with.
-        within: the launches that verdicts are limited to, if they are.
+        scope: a clause that says what verdicts are limited to: ` within this launch`.
+        load: a clause about other load.
     """
-    found = _lead(standings, baseline, _scope(within))
+    found = _lead(standings, baseline, scope, load)
     remaining = remaining_loss(standings.leader, alone=not standings.rivals)
     return Conclusion(found.headline, (*found.details, *([remaining] if remaining else [])))
 
@@ -210,24 +218,24 @@ def _scope(within: int) -> str:
     return " within this launch" if within == 1 else f" within these {within} launches"
 
 
-def _lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
+def _lead(standings: Standings, baseline: str, scope: str, load: str) -> Conclusion:
     """Which variant leads, and whether that is sure."""
     if not standings.rivals:
-        return Conclusion(_alone(standings.leader))
+        return Conclusion(_alone(standings.leader, load))
     undecided = [rival for rival in standings.rivals if not rival.is_slower]
     if not undecided:
-        return _clear_lead(standings, baseline, scope)
+        return _clear_lead(standings, baseline, f"{scope}{load}")
     open_ = [rival for rival in undecided if rival.behind.verdict != "same"] or undecided
     if all(rival.behind.ci is None for rival in open_):
-        return _unproven_lead(standings, open_)
-    return Conclusion(_close_race(standings.leader, undecided, scope))
+        return _unproven_lead(standings, open_, load)
+    return Conclusion(_close_race(standings.leader, undecided, f"{scope}{load}"))
 
 
-def _alone(leader: VariantResult) -> str:
+def _alone(leader: VariantResult, load: str) -> str:
     step = leader.step_ms
     if leader.kind.runs_program and step is not None and not leader.varied:  # there is no other
-        return f"{named_with_error(leader)}: {format_ms(step.estimate)} ms per step."
-    time = f": {format_ms(step.estimate)} ms per step" if step else ""
+        return f"{named_with_error(leader)}: {format_ms(step.estimate)} ms per step{load}."
+    time = f": {format_ms(step.estimate)} ms per step{load}" if step else ""
     return f"{named_with_error(leader)}{time}; no other variant was measured."
 
 
@@ -249,14 +257,15 @@ def _clear_lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
     return Conclusion(headline, details)
 
 
-def _unproven_lead(standings: Standings, undecided: Sequence[Rival]) -> Conclusion:
+def _unproven_lead(standings: Standings, undecided: Sequence[Rival], load: str) -> Conclusion:
     """Which rival can't be ranked for want of rounds or launches; then what is established."""
     leader, closest = standings.leader, undecided[0]
     others = f" and {plural(len(undecided) - 1, 'other')}" if len(undecided) > 1 else ""
     gap = _gap(leader, closest.result)
     which = "the closest is " if others else ""
     headline = (
-        f"{_best(leader)} on average: {named_with_error(leader)}; {named_with_error(closest.result)}{others} "
+        f"{_best(leader)} on average{load}: {named_with_error(leader)}; "
+        f"{named_with_error(closest.result)}{others} "
         f"can't be ranked ({which}{gap} on average, but {closest.behind.why})."
     )
     established = next((rival for rival in standings.rivals if rival.is_slower), None)

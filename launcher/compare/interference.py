@@ -1,23 +1,21 @@
 """Other load on the machine: ranks that queue for a core, or GPUs whose clocks were throttled.
 
-A step's time depends on it then, and not on the split alone. Waiting for q % of a step can change a
-difference by about q %, so intervals are wider by that; how much a low clock changes isn't known. As rounds
-take turns, load that affects one split of a run affects all of them. Threads of one rank that wait for each
-other, like the replicas of `dp`, are part of its step.
+A verdict is about the machine as it was: rounds and launches take turns, so that load affects all variants.
+What is known of the same machine without load stands beside it, from the times less the waiting. How much low
+clocks change isn't known. Threads of one run that wait for each other are part of its step.
 """
 
-import math
 from collections.abc import Sequence
 
-from gpurun.launcher.compare.figures.recorded import queue_percent
+from gpurun.launcher.compare.figures.waiting import queue_percent, sharing, waiting_of_ranks
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import VariantResult
-from gpurun.launcher.compare.ranking import Standings, is_ranked
-from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.compare.model import VariantResult, WithoutLoad
+from gpurun.launcher.compare.ranking import Rival, is_ranked
+from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text
-from gpurun.launcher.units import format_percent, plural
+from gpurun.launcher.units import format_percent, format_percent_interval, plural
 
 MOST_NAMED = 2
 LESS_AT_ONCE = "Stop other programs on this machine, or use fewer devices, then run again."
@@ -41,50 +39,52 @@ def is_hot(results: Sequence[VariantResult]) -> bool:
     return any(rank.throttled for result in results if is_ranked(result) for rank in result.ranks)
 
 
+def load_clause(results: Sequence[VariantResult]) -> str:
+    """` at this machine's load (waiting for cores took 20 % of a step)`; empty without other load."""
+    waited = [rank.queue_percent or 0.0 for result in results if is_ranked(result) for rank in result.ranks]
+    worst = max(waited, default=0.0)
+    if worst <= QUEUE_PERCENT:
+        return ""
+    return f" at this machine's load (waiting for cores took {worst:.0f} % of a step)"
+
+
 def waiting_sentences(
-    results: Sequence[VariantResult], reasons: Sequence[str], standings: Standings | None = None
+    results: Sequence[VariantResult], reasons: Sequence[str], rival: Rival | None = None
 ) -> tuple[str, ...]:
-    """How long ranks waited for a core, what follows from it, and what to do; nothing without `reasons`."""
+    """What is known without other load, and what to do; nothing without `reasons`.
+
+    Args:
+        results: of all variants.
+        reasons: `interference_in` them.
+        rival: the variant whose difference the headline names.
+    """
     if not reasons:
         return ()
-    rivals = standings.rivals if standings else ()
-    compared = (*(one.vs_baseline for one in results), *(rival.behind for rival in rivals))
-    has_interval = any(one is not None and one.ci is not None for one in compared)
-    effect = (
-        "confidence intervals of differences are widened by the same amount"
-        if has_interval
-        else "these times depend on other load"
-    )
-    return (f"Interference: {named(reasons)}; {effect}.", COOL_DOWN if is_hot(results) else LESS_AT_ONCE)
+    if is_hot(results):
+        return (f"Interference: {named(reasons)}; these times depend on other load.", COOL_DOWN)
+    if rival is None or rival.behind.verdict not in ("slower", "faster"):
+        return (LESS_AT_ONCE,)
+    quiet = rival.behind.without_load or WithoutLoad()
+    return (_without_load(rival, quiet), *(() if quiet.holds == "yes" else (LESS_AT_ONCE,)))
 
 
-LEAST_SHOWN = 0.1
-"""Percent; what widens an interval by less isn't said."""
-
-
-def widened(what: str, percent: float) -> str:
-    """The effect of waiting on intervals, or bounds; empty where that is next to nothing."""
-    if percent < LEAST_SHOWN:
-        return ""
-    return f"Ranks waited for a free core, which widens {what} by up to about {format_percent(percent)}."
+def _without_load(rival: Rival, quiet: WithoutLoad) -> str:
+    """Whether a difference would be there without other load: `+12 % (6 to 18)`, as far as it is known."""
+    name, figure = variant_label(rival.result), ""
+    if quiet.percent is not None and quiet.ci is not None:
+        signed = format_percent(quiet.percent, quiet.ci, signed=True)
+        figure = f": {signed} ({format_percent_interval(quiet.percent, quiet.ci)})"
+    how = {
+        "yes": f"Without other load {name} would take longer, too{figure}.",
+        "no": f"Without other load {name} would not take longer{figure}.",
+        "unknown": f"Whether {name} would take longer without other load isn't known{figure}.",
+    }
+    return how[quiet.holds]
 
 
 def time_to_decide(minutes: int) -> str:
     """How long a run takes to decide what is undecided so far."""
     return f"Deciding this takes about {plural(minutes, 'minute')}"
-
-
-def time_without_load(seconds: float, is_possible: bool) -> str:
-    """Where a difference takes more than an hour to decide with this load, and not without it.
-
-    Args:
-        seconds: what it takes without other load.
-        is_possible: whether enough launches decide it with this load.
-    """
-    minutes = plural(math.ceil(seconds / 60), "minute")
-    if is_possible:
-        return f"Under the current load, deciding this takes more than an hour; without it, about {minutes}."
-    return f"No budget can decide this under the current load; without it, about {minutes} would."
 
 
 def named(reasons: Sequence[str]) -> str:
@@ -109,14 +109,16 @@ def interference_of(result: VariantResult, label: str = "") -> tuple[str, ...]:
     )
 
 
-def load_so_far(run: RunDir, variants: Sequence[Variant]) -> str | None:
+def load_so_far(run: RunDir, plan: Plan, launch: Launch) -> str | None:
     """The message while a run goes on whose ranks wait for cores; `None` while nothing shows that."""
-    for variant in variants:
-        for rank, steps in run.read_steps(variant.id).items():
-            timed = [step for step in steps if step.kind == "timed"]
-            percent = queue_percent(timed) or 0.0
-            if percent > QUEUE_PERCENT and is_long_enough(timed):
-                found = f"rank {rank} of {variant_label(variant)} {queued_text(percent)} of its step"
+    for variant_id in launch.variants:
+        steps = run.read_steps(variant_id)
+        timed = {rank: [step for step in its if step.kind == "timed"] for rank, its in steps.items()}
+        for rank, waited in waiting_of_ranks(timed, sharing(launch.processes)).items():
+            percent = queue_percent(waited) or 0.0
+            if percent > QUEUE_PERCENT and is_long_enough(timed[rank]):
+                label = variant_label(plan.variant(variant_id))
+                found = f"rank {rank} of {label} {queued_text(percent)} of its step"
                 return f"So far {found}; other programs can still be stopped."
     return None
 

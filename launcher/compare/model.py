@@ -49,6 +49,27 @@ class Difference:
     verdict: Verdict
     why: str | None = None
     """Why it is inconclusive, where that is known: what is missing, or which round contradicts all others."""
+    wins: int | None = None
+    """In how many pairs of launches, or of rounds, the difference has the sign of `percent`."""
+    of: int | None = None
+    """The number of pairs."""
+    without_load: "WithoutLoad | None" = None
+    """What is known of the same machine without other load; `None` where nothing is compared."""
+
+
+Holds = Literal["yes", "no", "unknown"]
+
+
+@dataclass(frozen=True)
+class WithoutLoad:
+    """The same difference of times less the waiting for cores that other load had."""
+
+    percent: float | None = None
+    ci: Interval | None = None
+    """At 95 %, over every share of the waiting that may be owed to other load."""
+    holds: Holds = "unknown"
+    """Whether `ci` excludes 0 on the same side: `yes`; on the other, or it lies within ±1 %: `no`. Else, and
+    where waiting isn't known, a rank is on another node, or a GPU computes: `unknown`."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +108,6 @@ class OpenPair:
     ci: Interval | None
     launches: int | None
     """In all, until a difference of that size is decided with 80 % chance; `None`: it can't be said."""
-    waited_percent: float = 0.0
-    """By how much `ci` is wider since ranks waited for a core."""
-    launches_unloaded: int | None = None
-    """The same as `launches`, had no rank waited."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +259,7 @@ class Fitting:
     summary: str
 
 
-CONCLUSIONS = 15
+CONCLUSIONS = 16
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

@@ -13,7 +13,7 @@ from gpurun.launcher.compare.figures.step_time import within_launch
 from gpurun.launcher.compare.figures.traced import TRACED_FAR
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.headline import peak_of_replicas, time_and_memory
-from gpurun.launcher.compare.interference import time_to_decide, time_without_load, widened
+from gpurun.launcher.compare.interference import time_to_decide
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
@@ -108,25 +108,7 @@ def open_notes(
     if plan.budget_s is None or not looks or looks[-1].launches < 2:
         return ()  # of one launch there is `once_note`
     launch_s = max(plan.budget_s, spent_s) / looks[-1].launches
-    hidden = [one for one in undecided if _is_hidden(one, min(MOST_BUDGET_S / launch_s, MOST_REPETITIONS))]
-    others = [one for one in undecided if one not in hidden]
-    return (
-        *([f"{_still_open(plan, hidden)}. {_time_without_load(hidden, launch_s)}"] if hidden else ()),
-        *([_time_to_decide(plan, others, launch_s, looks[-1].launches)] if others else ()),
-    )
-
-
-def _is_hidden(one: OpenPair, most: float) -> bool:
-    """Whether `most` launches would decide it without other load, but don't with it."""
-    return (one.launches or math.inf) > most >= (one.launches_unloaded or math.inf)
-
-
-def _time_without_load(hidden: Sequence[OpenPair], launch_s: float) -> str:
-    """The effect of waiting for cores, and how long deciding takes without it."""
-    waited_percent = max(one.waited_percent for one in hidden)
-    seconds = launch_s * max(one.launches_unloaded or 0 for one in hidden)
-    is_possible = all(one.launches is not None for one in hidden)
-    return f"{widened('intervals', waited_percent)} {time_without_load(seconds, is_possible)}".strip()
+    return (_time_to_decide(plan, undecided, launch_s, looks[-1].launches),) if undecided else ()
 
 
 def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:

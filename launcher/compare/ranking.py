@@ -117,25 +117,21 @@ def open_pairs(standings: Standings, differences: Differences) -> tuple[OpenPair
 
 def _open_pair(rival: Rival, leader: VariantResult, differences: Differences) -> OpenPair:
     one, behind = rival.result.id, rival.behind
-    scatter, bias = differences.scatter(one, leader.id), differences.bias(one, leader.id)
-    launches = unloaded = _launches_needed(behind.percent, scatter)
-    if bias:
-        launches = _launches_needed(behind.percent, scatter, bias)
-    return OpenPair(one, behind.percent, behind.ci, launches, -100 * math.expm1(-bias), unloaded)
+    launches = _launches_needed(behind.percent, differences.scatter(one, leader.id))
+    return OpenPair(one, behind.percent, behind.ci, launches)
 
 
-def _launches_needed(percent: float | None, scatter: float | None, bias: float = 0.0) -> int | None:
+def _launches_needed(percent: float | None, scatter: float | None) -> int | None:
     """Until an interval excludes 0; for a difference below 1 %, which is never `slower`, until it is `same`.
 
     Args:
         percent: the difference.
         scatter: standard deviation of its logarithm over launches.
-        bias: what other load adds to either side of the interval.
     """
     if percent is None or scatter is None:
         return None
     apart, relevant = abs(math.log1p(percent / 100)), math.log1p(RELEVANT_PERCENT / 100)
-    deciding = (apart if abs(percent) >= RELEVANT_PERCENT else relevant - apart) - bias
+    deciding = apart if abs(percent) >= RELEVANT_PERCENT else relevant - apart
     return launches_needed(percent_from_log(deciding), 100 * scatter) if deciding > 0 else None
 
 

@@ -4,13 +4,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
-from gpurun.launcher.compare.figures.recorded import Measured, is_throttled, waited_percents
+from gpurun.launcher.compare.figures.recorded import Measured, is_throttled
+from gpurun.launcher.compare.figures.waiting import BOUNDS, Bound, shares_of_rounds
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import Difference, Unit, Verdict
+from gpurun.launcher.compare.model import Difference, Holds, Unit, Verdict, WithoutLoad
+from gpurun.launcher.machine.accelerators import CPU
+from gpurun.launcher.plan.nodes import node_of_device
 from gpurun.launcher.rundir.records import Look, RoundTime
-from gpurun.launcher.stats.busy import waiting_bias
 from gpurun.launcher.stats.estimates import (
+    RELEVANT_PERCENT,
     fewest_values,
     percent_from_log,
     percent_interval,
@@ -45,10 +49,11 @@ class Differences:
     unit: Unit
     share_of_level: float = 1.0
     """The share of a comparison's level, at each look within a launch."""
-    waited: Mapping[str, float] = field(default_factory=dict)
-    """The most that ln(time) of a variant may be longer since its ranks waited for a core; 0 if accepted."""
     references: Mapping[str, str] = field(default_factory=dict)
     """The version before, in a gate: the step of a variant follows from its, not from the baseline's."""
+    quiet: Sequence["Differences"] = ()
+    """The same without waiting for other load, as little and as much of it as there may be; empty where it
+    isn't known."""
     is_throttled: bool = False
     """Whether clocks were low: then times of this run are not those of its splits, and decide nothing."""
 
@@ -92,7 +97,7 @@ class Differences:
 
         Args:
             found: one of `num` that are tested together.
-            ci: its interval of logarithms, without what other load adds.
+            ci: its interval of logarithms.
         """
         if found.verdict != "inconclusive":
             return found
@@ -130,15 +135,38 @@ class Differences:
             return Difference(None, None, "inconclusive")
         if ci is not None and self.unit == "round":
             ci = min(ci[0], centre), max(ci[1], centre)
-        if ci is not None:
-            ci = ci[0] - self.bias(variant, other), ci[1] + self.bias(variant, other)
         percent, interval = percent_from_log(centre), percent_interval(ci)
         verdict = "inconclusive" if self.is_throttled else verdict_of(percent, interval)
-        return Difference(percent, interval, verdict)
+        pairs = self.pairs(variant, other)
+        wins = sum(one * centre > 0 for one in pairs)
+        quiet = self.without_load(variant, other, centre)
+        return Difference(percent, interval, verdict, None, wins, len(pairs), quiet)
 
-    def bias(self, variant: str, other: str) -> float:
-        """The most that other load may have changed ln(t / t of the other), either way."""
-        return max(self.waited.get(variant, 0.0), self.waited.get(other, 0.0))
+    def pairs(self, variant: str, other: str) -> Sequence[float]:
+        """ln(t / t of the other) of every pair that an interval is made of."""
+        return (
+            self.family.differences(variant, other)
+            if self.unit == "launch"
+            else self.paired_rounds(variant, other)
+        )
+
+    def without_load(self, variant: str, other: str, centre: float) -> WithoutLoad:
+        """The same comparison without what ranks waited for other load, if that is known.
+
+        Args:
+            centre: the estimate with it.
+        """
+        found = [
+            (one.estimate(variant, other), one.interval_at(variant, other)(ALPHA))
+            for one in self.quiet
+            if {variant, other} <= one.measured.keys()
+        ]
+        known = [(middle, ci) for middle, ci in found if middle is not None and ci is not None]
+        if not known or len(known) < len(self.quiet):
+            return WithoutLoad()
+        low, high = min(ci[0] for _, ci in known), max(ci[1] for _, ci in known)
+        ci = percent_interval((low, high))
+        return WithoutLoad(percent_from_log(fmean(middle for middle, _ in known)), ci, _holds(centre, ci))
 
     def estimate(self, variant: str, other: str) -> float | None:
         """Mean of ln(t / t of the other) over the launches of both; estimates of a run add up."""
@@ -197,16 +225,47 @@ def differences_of(
         }
     share = EARLY_ROUNDS_SHARE if early_rounds else 1.0
     counted = [one for one in measured.values() if one.counts]
-    return Differences(
-        measured,
-        baseline,
-        Family(values, tuple(taken)),
-        control,
-        unit,
-        share,
-        waited={one.variant.id: waiting_bias(waited_percents(one)) for one in counted},
+    found = Differences(measured, baseline, Family(values, tuple(taken)), control, unit, share)
+    return replace(
+        found,
+        quiet=tuple(_quiet(found, bound) for bound in BOUNDS),
         is_throttled=len(counted) > 1 and any(is_throttled(one) for one in counted),
     )
+
+
+def _quiet(differences: Differences, bound: Bound) -> Differences:
+    """Without the waiting for other load, as far as that is known of variants; looked at once."""
+    known = {one: found for one, x in differences.measured.items() if (found := _without_load(x, bound))}
+    values, _ = _launch_values(known, "")
+    return replace(differences, measured=known, family=Family(values), quiet=())
+
+
+def _without_load(measured: Measured, bound: Bound) -> Measured | None:
+    """The same rounds, shorter by the waiting; `None` where it isn't known, on GPUs and on other nodes."""
+    shares = shares_of_rounds(measured.waiting, [(one.launch, one.round) for one in measured.timed], bound)
+    devices = measured.variant.devices
+    if shares is None or not all(one.startswith(CPU.name) and node_of_device(one) == 0 for one in devices):
+        return None
+    quiet = {key: math.log1p(-share) for key, share in shares.items()}
+    timed = (replace(x, step_ns=x.step_ns * (1 - shares[x.launch, x.round])) for x in measured.timed)
+    return replace(
+        measured,
+        timed=tuple(timed),
+        logs={one: {k: log + quiet[k] for k, log in its.items()} for one, its in measured.logs.items()},
+        means={one: log + fmean(quiet[k] for k in measured.logs[one]) for one, log in measured.means.items()},
+        aa_logs={},
+    )
+
+
+def _holds(centre: float, ci: Interval | None) -> Holds:
+    """Whether a difference of logarithms is still there in this interval, in percent."""
+    if ci is None:
+        return "unknown"
+    low, high = (ci[0], ci[1]) if centre > 0 else (-ci[1], -ci[0])
+    if low > 0:
+        return "yes"
+    is_none = low >= -RELEVANT_PERCENT and high <= RELEVANT_PERCENT
+    return "no" if high < 0 or is_none else "unknown"
 
 
 def _launch_values(
@@ -219,7 +278,7 @@ def _launch_values(
         members = [one for one in measured.values() if one.group == group]
         for repetition in sorted({repetition for one in members for repetition in one.logs}):
             logs = {one.variant.id: one.logs.get(repetition, {}) for one in members}
-            if repetition in measured[baseline].aa_logs and baseline in logs:
+            if baseline in logs and repetition in measured[baseline].aa_logs:
                 logs[CONTROL] = measured[baseline].aa_logs[repetition]
             means = {one.variant.id: one.means[repetition] for one in members if repetition in one.means}
             for variant, value in (launch_values(logs) | means).items():
@@ -251,13 +310,21 @@ def _outlying_round(measured: Measured, outlying: RoundTime) -> tuple[float, str
 
 def opposite(difference: Difference) -> Difference:
     """The same finding from the other side: t_baseline / t in place of t / t_baseline."""
-    ci = difference.ci
+    quiet = difference.without_load
     return replace(
         difference,
-        percent=None if difference.percent is None else _inverse(difference.percent),
-        ci=None if ci is None else (_inverse(ci[1]), _inverse(ci[0])),
+        **_mirrored(difference),
         verdict=OPPOSITE.get(difference.verdict, difference.verdict),
+        without_load=quiet and replace(quiet, **_mirrored(quiet)),
     )
+
+
+def _mirrored(found: Difference | WithoutLoad) -> dict[str, Any]:
+    percent, ci = found.percent, found.ci
+    return {
+        "percent": None if percent is None else _inverse(percent),
+        "ci": None if ci is None else (_inverse(ci[1]), _inverse(ci[0])),
+    }
 
 
 def samples_ratio(measured: Measured, other: Measured) -> float:

@@ -81,9 +81,6 @@ class Earlier:
     launch_s: float | None
     """The length of a launch after the first ones; `None` for another job's."""
 
-    waited_percent: float = 0.0
-    """The growth of its intervals by other load."""
-
     def scatter_percent(self, is_shared: bool) -> float | None:
         """For variants in the same launches, or in launches of their own, which scatter more."""
         return self.shared_percent if is_shared else self.apart_percent
@@ -101,8 +98,6 @@ class Detectable:
     """The smallest difference that is found with 80 % chance; `None`: not known, or none."""
     scatter_percent: float | None = None
     """The scatter of launches, in an earlier run."""
-    waited_percent: float = 0.0
-    """The growth of the earlier run's intervals by other load, which is part of `percent`."""
     enough_s: float | None = None
     """The time that the fewest launches for a verdict take."""
 
@@ -128,10 +123,8 @@ def detectable(plan: Plan, spec: JobSpec, earlier: Earlier | None) -> Detectable
         return Detectable(launches, len(groups) == 1, enough_s=enough_s)
     from gpurun.launcher.stats.sequential import detectable_percent  # loads numpy
 
-    waited = earlier.waited_percent if earlier is not None else 0.0
     percent = detectable_percent(scatter, launches)
-    percent = percent and 100 * ((1 + percent / 100) * (1 + waited / 100) - 1)
-    return Detectable(launches, len(groups) == 1, percent, scatter, waited, enough_s)
+    return Detectable(launches, len(groups) == 1, percent, scatter, enough_s)
 
 
 def _groups_that_count(plan: Plan) -> set[str]:

@@ -1,6 +1,5 @@
 """Figures from earlier runs on this machine: how much launches scatter, and how long one takes."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from gpurun.launcher.rundir.paths import LATEST
 from gpurun.launcher.rundir.records import between_s, elapsed_s
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.rundir.url import Url
-from gpurun.launcher.stats.busy import waiting_bias
 from gpurun.launcher.units import first_of
 
 MOST_RUNS = 20
@@ -28,19 +26,6 @@ class _Compared:
 
     scatter: Mapping[str, float | None]
     host: Mapping[str, Any]
-    variants: tuple["_Waited", ...] = ()
-
-
-@dataclass(frozen=True)
-class _WaitedRank:
-    queue_percent: float | None = None
-
-
-@dataclass(frozen=True)
-class _Waited:
-    """How long each rank of a variant waited for a core."""
-
-    ranks: tuple[_WaitedRank, ...] = ()
 
 
 def find_earlier(job: str, hostname: str, runs: Path = Path("runs")) -> Earlier | None:
@@ -53,7 +38,7 @@ def find_earlier(job: str, hostname: str, runs: Path = Path("runs")) -> Earlier 
         shared, apart = compared.scatter.get("shared_percent"), compared.scatter.get("apart_percent")
         if compared.host.get("hostname") == hostname and (shared, apart) != (None, None):
             launch_s = _launch_s(RunDir(path)) if name == job else None
-            return Earlier(path, shared, apart, launch_s, _waited_percent(compared))
+            return Earlier(path, shared, apart, launch_s)
     return None
 
 
@@ -71,12 +56,6 @@ def _launch_s(run: RunDir) -> float | None:
     seconds = [*map(elapsed_s, logs)]
     gaps = between_s(logs, run.read_commands()) or [0.0]
     return median(seconds[len(seconds) // 2 :]) + median(gaps) if seconds else None
-
-
-def _waited_percent(compared: _Compared) -> float:
-    """The growth of intervals by waiting for cores: for its variant that waited most."""
-    biases = [waiting_bias(rank.queue_percent for rank in one.ranks) for one in compared.variants]
-    return 100 * math.expm1(max(biases, default=0.0))
 
 
 _MOST_NAMED = 5

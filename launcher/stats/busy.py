@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from gpurun.launcher.units import format_number, round_up
 
@@ -9,6 +10,40 @@ QUEUE_PERCENT = 5.0
 """From this share of a time on, waiting is reported. Of less only a part counts: as rounds take turns, all
 variants have about as much."""
 MOST_PERCENT = 99.0
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The part of a rank's step that it waited for a core because of other load, as shares of the step.
+
+    How much of the time in a run queue other load has caused is known within bounds only: threads of the run
+    wait for each other, too, and would wait less without the load.
+    """
+
+    least: float
+    """The time in the run queue, divided among those who had the cores by their CPU time."""
+    most: float
+    """All of it, but no more than the CPU time of other load. Of a short block it may be negative, since the
+    kernel counts in ticks."""
+    worked: float = 0.0
+    """The CPU time of the thread that makes the steps: without load no step is shorter."""
+
+
+def waiting(queue: float, load: float | None, own: float, worked: float = 0.0) -> Waiting:
+    """A rank's waiting for other load; all arguments as shares of its step.
+
+    Args:
+        queue: time in the run queue, of the thread that waited longest.
+        load: CPU time of other load on the rank's cores; `None`: it isn't known.
+        own: CPU time of the run's other threads on these cores.
+        worked: CPU time of the thread that makes the steps.
+    """
+    queue = min(queue, 1.0)  # what lies between the steps counts too
+    if load is None:
+        return Waiting(0.0, queue, worked)
+    most = min(queue, load)
+    total = abs(load) + own
+    return Waiting(min(most, queue * load / total) if total else most, most, worked)
 
 
 def waited_for_others_ns(queue_ns: int | None, others_ns: int | None) -> int | None:

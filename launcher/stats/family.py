@@ -254,7 +254,6 @@ def launches_to_decide(
     threshold_percent: float,
     looks: Sequence[Look] = (),
     num_variants: int = 1,
-    bias: float = 0.0,
 ) -> int | None:
     """About how many launches in all decide a difference of this size; `None` if it can't be said.
 
@@ -264,9 +263,9 @@ def launches_to_decide(
         return None
     beyond = found.centre - math.log1p(threshold_percent / 100)
     level = level_at(looks, found.launches, 2 * ALPHA / (num_variants if beyond > 0 else 1)) / 2
-    apart = abs(beyond) - bias
+    apart = abs(beyond)
     deviation = found.error * math.sqrt(found.launches)
-    if apart <= 0:
+    if apart == 0:
         return None
     quantiles = t_quantile(1 - level, found.degrees) + t_quantile(POWER, found.degrees)
     return max(MIN_LAUNCHES, math.ceil((quantiles * deviation / apart) ** 2))

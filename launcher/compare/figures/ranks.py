@@ -9,11 +9,11 @@ from gpurun.launcher.compare.figures.recorded import (
     allocated_gib,
     gpu_loads,
     median_ms,
-    queue_percent,
     throttled,
     timed_steps,
 )
 from gpurun.launcher.compare.figures.traced import Traced
+from gpurun.launcher.compare.figures.waiting import queue_percent
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import rank_files
@@ -77,7 +77,7 @@ class RankFigures:
     bubble: Bubble | None = None
     """The bubble of its stage, in the same traced steps; `None` where it is in no pipeline."""
     queue_percent: float | None = None
-    """The share of its step in which a thread of it was ready to run, but other processes had the cores."""
+    """The share of its step that it waited for a core that processes of others had."""
     cpu_ms: float | None = None
     """CPU time of all its threads in a timed step."""
     thread_cpu_ms: float | None = None
@@ -142,7 +142,7 @@ def _one_rank(
         peak_gib=memory.total / GIB if memory else allocated_gib(measured, rank),
         trace=None,
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
-        queue_percent=queue_percent(timed),
+        queue_percent=queue_percent(measured.waiting.get(rank, {})),
         cpu_ms=median_ms(step.cpu_ns for step in timed),
         thread_cpu_ms=median_ms(() if has_replicas else (step.thread_cpu_ns for step in timed)),
         throttled=throttled(loads or timed),

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from statistics import fmean, median
 
@@ -24,6 +25,13 @@ from gpurun.launcher.compare.figures.rounds import (
     round_blocks_ns,
     round_times,
 )
+from gpurun.launcher.compare.figures.waiting import (
+    Sharing,
+    WaitingOfRanks,
+    queue_percent,
+    sharing,
+    waiting_of_ranks,
+)
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.files import RunDir
@@ -41,7 +49,6 @@ from gpurun.launcher.rundir.records import (
     elapsed_s,
 )
 from gpurun.launcher.rundir.step_sample import VariantSteps
-from gpurun.launcher.stats.busy import waited_for_others_ns
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import GIB
 
@@ -75,12 +82,19 @@ class Measured:
     """The points of a micro-benchmark, which has no steps."""
     ended_s: Mapping[str, float] = field(default_factory=dict)
     """How long each attempt of a program took that ended well."""
+    sharing: Sharing = field(default_factory=dict)
+    """The other ranks on the cores of each rank."""
     around_s: Sequence[Around] = ()
     """The parts of that time, of those that had steps."""
     num_planned: int = 0
     """The launches of the plan that count."""
     first_launch: str = ""
     """Of a run of programs: its ranks import what those of later launches find in memory."""
+
+    @cached_property
+    def waiting(self) -> WaitingOfRanks:
+        """Each rank's waiting for other load in the rounds that count, as shares of its step."""
+        return waiting_of_ranks({rank: timed_steps(self, rank) for rank in self.steps}, self.sharing)
 
     @property
     def has_only_first(self) -> bool:
@@ -151,6 +165,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
         points=points,
         ended_s={name: elapsed_s(events) for name, events in ended.items()},
         num_planned=len(counting),
+        sharing=sharing(launches[0].processes) if launches else {},
         first_launch=plan.launches[0].id if variant.kind.runs_program else "",
         around_s=[found for events in ended.values() if (found := around_steps(events))],
     )
@@ -195,24 +210,6 @@ def _effective_status(status: VariantStatus | None, facts: VariantFacts, has_rou
     return status
 
 
-def queue_percent(timed: Sequence[StepRecord]) -> float | None:
-    """Time in which a rank waited for other processes to leave a core, in percent of its step.
-
-    The median over its blocks: neither the coarse clock of the other processes nor a short burst moves it.
-    A block is counted with what lies between its steps, so that a short one may have more than all of it.
-    `None` where it was not counted.
-    """
-    blocks: dict[tuple[str, int], list[StepRecord]] = {}
-    for step in timed:
-        blocks.setdefault((step.launch, step.round), []).append(step)
-    shares = [
-        min(100 * waited_ns / fmean(step.step_ns for step in block), 100.0)
-        for block in blocks.values()
-        if (waited_ns := waited_for_others_ns(block[0].queue_ns, block[0].others_ns)) is not None
-    ]
-    return max(0.0, median(shares)) if shares else None
-
-
 def median_ms(times_ns: Iterable[int | None]) -> float | None:
     """The median of those that were counted; `None` where none was."""
     known = [time_ns for time_ns in times_ns if time_ns is not None]
@@ -233,13 +230,14 @@ def timed_steps(measured: Measured, rank: int) -> list[StepRecord]:
 
 
 def typical_ms(measured: Measured) -> dict[int, float]:
-    """Each rank's mean step in a round, the median over rounds, less its share of waiting for a core."""
+    """Each rank's mean step in a round, the median over rounds, less its share of waiting for other load."""
     found = {}
     for rank in measured.steps:
         timed = timed_steps(measured, rank)
         means_ns = [fmean(block) for block in round_blocks_ns(timed, "timed").values()]
         if means_ns:
-            found[rank] = median(means_ns) / 1e6 * (1 - (queue_percent(timed) or 0.0) / 100)
+            waited = queue_percent(measured.waiting.get(rank, {})) or 0.0
+            found[rank] = median(means_ns) / 1e6 * (1 - waited / 100)
     return found
 
 
@@ -276,11 +274,6 @@ def gpu_loads(measured: Measured, position: int, of_every_launch: bool = False) 
     index = list(own).index(devices[position])
     steps = measured.steps.get(rank, ()) if of_every_launch else timed_steps(measured, rank)
     return [step.gpus[index] for step in steps if step.kind == "timed" and len(step.gpus) > index]
-
-
-def waited_percents(measured: Measured) -> list[float | None]:
-    """`queue_percent` of each rank."""
-    return [queue_percent(timed_steps(measured, rank)) for rank in measured.steps]
 
 
 def is_throttled(measured: Measured) -> bool:

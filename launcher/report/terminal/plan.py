@@ -132,9 +132,7 @@ def _power(plan: Plan, found: Detectable) -> str | None:
     if found.percent is None or found.scatter_percent is None:
         return None
     difference, scatter = _two_digits(found.percent), _two_digits(found.scatter_percent)
-    waited = found.waited_percent
-    load = f", with as much other load as before ({_two_digits(waited)})" if waited else ""
-    return f"Differences of {difference} or more can be detected: {launches} that scatter by {scatter}{load}."
+    return f"Differences of {difference} or more can be detected: {launches} that scatter by {scatter}."
 
 
 def _two_digits(percent: float) -> str:

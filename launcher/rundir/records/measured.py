@@ -90,6 +90,9 @@ class StepRecord(Struct, frozen=True, gc=False):
     """CPU time of the thread that makes the steps, in the mean step of the block; `None` in older runs."""
     block_ns: LengthOfMean | None = None
     """The mean step of the block, where this is the only one of its steps that is recorded."""
+    children_ns: Whole | None = None
+    """CPU time of the processes that the rank has started, in the mean step of the block: part of
+    `others_ns`. `None` in older runs."""
 
 
 @dataclass(frozen=True)

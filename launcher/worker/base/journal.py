@@ -115,6 +115,7 @@ class Journal:
                 noise.cpu_ns,
                 noise.thread_cpu_ns,
                 block_ns,
+                noise.children_ns,
             )
             for i in chosen
         ]

@@ -11,6 +11,7 @@ Documentation/filesystems/proc.rst, section "Miscellaneous kernel statistics in 
 """
 
 import os
+import resource
 import threading
 import time
 from collections import Counter
@@ -89,6 +90,37 @@ def others_ns() -> int | None:
         return None
 
 
+def children_ns() -> int:
+    """CPU time of the processes that this one has started, such as a data loader's workers, and of theirs.
+
+    Those that have ended count once they are waited for.
+    """
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    live = sum(
+        _tree_ns(child) for thread in os.listdir("/proc/self/task") for child in _children("self", thread)
+    )
+    return round((ended.ru_utime + ended.ru_stime) * 1e9) + live
+
+
+def _children(process: str, thread: str) -> list[str]:
+    """Live children of a thread; none where the kernel doesn't list them (CONFIG_PROC_CHILDREN)."""
+    try:
+        with open(f"/proc/{process}/task/{thread}/children") as file:
+            return file.read().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _tree_ns(process: str) -> int:
+    """CPU time of a process and of all that it has started: fields 14 to 17 of its `stat`, in ticks."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            after_name = file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+        return 0
+    return sum(map(int, after_name[11:15])) * TICK_NS + sum(map(_tree_ns, _children(process, process)))
+
+
 def cores_ns(stat: str, cores: Set[int]) -> int:
     """CPU time that programs took of `cores`, by the text of `/proc/stat`.
 
@@ -117,11 +149,13 @@ class BlockNoise:
     """CPU time of all threads of this rank, in the mean step."""
     thread_cpu_ns: int | None = None
     """CPU time of the thread that made the steps; `None` where another one ended the block."""
+    children_ns: int | None = None
+    """CPU time of the processes that this rank has started, in the mean step; part of `others_ns`."""
 
 
 QUIET = BlockNoise()
-Reading = tuple[Mapping[str, int] | None, int | None, int, tuple[int, int]]
-"""`waited_ns`, `others_ns`, the CPU time of this process, and the calling thread with its own."""
+Reading = tuple[Mapping[str, int] | None, int | None, int, tuple[int, int], int]
+"""`waited_ns`, `others_ns`, the CPU time of this process, the calling thread with its own, `children_ns`."""
 
 
 @dataclass
@@ -138,11 +172,12 @@ class NoiseMeter:
     known: bool = True
     cpu_ns: int = 0
     thread_cpu_ns: int | None = 0
+    children_ns: int = 0
 
     def clear(self) -> None:
         """A block begins."""
         self.queue_ns, self.others_ns, self.known = Counter(), 0, True
-        self.cpu_ns, self.thread_cpu_ns = 0, 0
+        self.cpu_ns, self.thread_cpu_ns, self.children_ns = 0, 0, 0
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -154,12 +189,13 @@ class NoiseMeter:
     def read(self) -> Reading:
         """Reads the counters since the process began."""
         of_thread = threading.get_ident(), time.thread_time_ns()
-        return self.read_ns(), self.read_others_ns(), time.process_time_ns(), of_thread
+        return self.read_ns(), self.read_others_ns(), time.process_time_ns(), of_thread, children_ns()
 
     def add(self, before: Reading, after: Reading) -> None:
         """Counts what happened between two readings."""
         before_ns, after_ns = before[0], after[0]
         self.cpu_ns += after[2] - before[2]
+        self.children_ns += after[4] - before[4]
         self.others_ns = _advanced(self.others_ns, before[1], after[1])
         (first, begin_ns), (last, end_ns) = before[3], after[3]
         self.thread_cpu_ns = _advanced(self.thread_cpu_ns, begin_ns, end_ns if first == last else None)
@@ -176,7 +212,8 @@ class NoiseMeter:
         queue_ns = longest_ns // num_steps if known else None
         others_ns = None if self.others_ns is None else round(self.others_ns / num_steps)
         thread_cpu_ns = None if self.thread_cpu_ns is None else self.thread_cpu_ns // num_steps
-        return BlockNoise(queue_ns, others_ns, self.cpu_ns // num_steps, thread_cpu_ns)
+        own_ns = (self.cpu_ns // num_steps, thread_cpu_ns, self.children_ns // num_steps)
+        return BlockNoise(queue_ns, others_ns, *own_ns)
 
 
 def _advanced(total_ns: int | None, before_ns: int | None, after_ns: int | None) -> int | None:

@@ -183,6 +183,7 @@ class StepRecorder:
                 others_ns=of_step(found.others_ns, one.step_ns),
                 cpu_ns=of_step(found.cpu_ns, one.step_ns),
                 thread_cpu_ns=of_step(found.thread_cpu_ns, one.step_ns),
+                children_ns=of_step(found.children_ns, one.step_ns),
             )
             for one in records
         ]

@@ -100,14 +100,25 @@ def by_id(comparison: Comparison) -> dict[str, VariantResult]:
     return {result.id: result for result in comparison.variants}
 
 
-def add_load(files: Files, variant: Variant, queue_ms: float = 30.0, reason: str | None = None) -> None:
-    """Has rank 1 of the variant wait so long in each step."""
+def add_load(
+    files: Files,
+    variant: Variant,
+    queue_ms: float = 30.0,
+    reason: str | None = None,
+    others_ms: float | None = None,
+) -> None:
+    """Has rank 1 of the variant wait so long in each step, while others have the cores."""
     for path in files.run.variant(variant.id).glob("rank1.jsonl"):
         text = path.read_text()
         found = json.dumps(
             {"queue_ns": round(queue_ms * 1_000_000), "throttled": reason}, separators=(",", ":")
         )
-        path.write_text(text.replace('"queue_ns":null,"throttled":null', found[1:-1]))
+        text = text.replace('"queue_ns":null,"throttled":null', found[1:-1])
+        if others_ms is not None:
+            text = text.replace('"others_ns":null', f'"others_ns":{round(others_ms * 1_000_000)}')
+        path.write_text(text)
+    for path in files.run.path.glob("variants/*/rank*.jsonl"):
+        path.write_text(path.read_text().replace('"queue_ns":null', '"queue_ns":0'))
 
 
 def wobble(number: int) -> float:

@@ -283,42 +283,33 @@ def test_rounds_of_launches_are_by_repetition() -> None:
 
 def test_the_budget_that_is_proposed_is_larger_than_the_one_that_was_spent(wording: Wording) -> None:
     """By chance a difference may be open after as many launches as mostly decide one of its size."""
-    pair = OpenPair(UNEVEN.id, 5.0, (-0.1, 10.4), 8, 0.0, 8)
+    pair = OpenPair(UNEVEN.id, 5.0, (-0.1, 10.4), 8)
     (note,) = open_notes(splits_plan(budget_s=300.0), [pair], [Look(12, 1.0)], 290.0)
     wording(note)
 
 
-@pytest.mark.parametrize(
-    ("launches", "unloaded", "waited_percent"),
-    [(None, 8, 24.0), (200, 8, 4.0), (None, 200, 24.0), (None, None, 0.0), (130, 130, 0.0)],
-)
-def test_what_stays_open_because_of_other_load_is_not_said_to_be_too_small(
-    launches: int | None, unloaded: int | None, waited_percent: float, wording: Wording
-) -> None:
-    pair = OpenPair(UNEVEN.id, 5.0, (-22.1, 34.4), launches, waited_percent, unloaded)
-    close = OpenPair(EVEN.id, 9.0, (-1.0, 19.0), 20, 0.0, 20)
+@pytest.mark.parametrize("launches", [None, 8, 130])
+def test_how_long_it_takes_to_decide_what_is_open(launches: int | None, wording: Wording) -> None:
+    pair = OpenPair(UNEVEN.id, 5.0, (-22.1, 34.4), launches)
+    close = OpenPair(EVEN.id, 9.0, (-1.0, 19.0), 20)
     notes = open_notes(splits_plan(budget_s=300.0), [pair, close], [Look(12, 1.0)], 290.0)
     wording("\n".join(notes))
 
 
-@pytest.mark.parametrize(("percent", "queue_ms"), [(5.0, 0.0), (5.0, 30.0), (0.4, 0.0), (0.9999, 0.0)])
-def test_launches_that_decide_a_difference(
-    files: Files, percent: float, queue_ms: float, wording: Wording
-) -> None:
+@pytest.mark.parametrize("percent", [5.0, 0.4, 0.9999])
+def test_launches_that_decide_a_difference(files: Files, percent: float, wording: Wording) -> None:
     """A difference below 1 % is decided once it is the same, not once it is found."""
     ratio = 1 + percent / 100
     rows = [[[100.0] * 5, [100 * ratio * math.exp((-1) ** i * 0.06)] * 5] for i in range(6)]
     write_launches(files, rows, [EVEN, UNEVEN])
     write_json(files.run.plan, replace(read_json(files.run.plan, Plan), budget_s=30.0))
     append_lines(files.run.looks, [Look(6, 1.0)])
-    hand_made.add_load(files, UNEVEN, queue_ms)
     comparison = compare_run(files.run)
     (open_,) = comparison.open
     assert open_.percent == pytest.approx(percent)
     scatter = 100 * 0.06 * math.sqrt(6 / 5)
     decided_by = percent if percent >= 1 else 100 * (1.01 / ratio - 1)
-    assert open_.launches_unloaded == launches_needed(decided_by, scatter)
-    assert open_.launches == (None if queue_ms else open_.launches_unloaded)
+    assert open_.launches == launches_needed(decided_by, scatter)
     wording([note for note in comparison.notes if "separated" in note])
 
 

@@ -1,7 +1,6 @@
 """The plan: groups, launches in random order, processes, and what workers get."""
 
 import json
-import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

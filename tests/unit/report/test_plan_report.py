@@ -191,12 +191,6 @@ def test_what_a_run_can_show_is_said_before_it(plan: Plan, earlier: Earlier | No
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_other_load_before_makes_what_can_be_detected_larger(wording: Wording) -> None:
-    shown = render_plan(ENOUGH, SPEC, 80, plain=True, earlier=replace(SCATTER, waited_percent=20.0))
-    (line,) = [line for line in shown.splitlines() if "detected" in line]
-    wording(line)
-
-
 def test_with_a_budget_each_group_is_shown_once(wording: Wording) -> None:
     shown = render_plan(REPEATED, SPEC, 80)
     wording(shown)

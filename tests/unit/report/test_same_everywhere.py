@@ -87,7 +87,7 @@ def markdown(comparison: Comparison, run: RunDir) -> Shown:
         }
         for row in rows
     }
-    return text.split("**")[1], found
+    return text.split("**")[1].replace("\\", ""), found
 
 
 def hparams(comparison: Comparison, run: RunDir) -> Shown:

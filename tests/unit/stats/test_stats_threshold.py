@@ -76,7 +76,6 @@ def test_launches_to_decide_grow_towards_the_threshold() -> None:
     numbers = [launches_to_decide(Estimate(centre, 10, 0.01, 9), 3.0) for centre in (0.2, 0.1, 0.04)]
     assert numbers == sorted(map(known, numbers))
     assert launches_to_decide(Estimate(0.02956, 10, 0.01, 9), 3.0) is not None
-    assert launches_to_decide(Estimate(0.04, 10, 0.01, 9), 3.0, bias=0.06) is None
     assert launches_to_decide(Estimate(0.04, 5), 3.0) is None
     close = Estimate(0.05, 10, 0.01, 9)
     looks = [Look(6, 0.5), Look(10, 1.0)]

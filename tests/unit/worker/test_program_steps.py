@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gpurun
-from gpurun.launcher.compare.figures.recorded import queue_percent
+from gpurun.launcher.compare.figures.waiting import queue_percent, waiting_of_ranks
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import (
     CaptureRequest,
@@ -336,7 +336,7 @@ def test_steps_have_their_share_of_the_time_that_the_rank_waited_for_a_core(
     with watch_steps(recorder):
         train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 20)
     timed = [step for step in steps_of(recorder) if step.kind == "timed"]
-    assert queue_percent(timed) == pytest.approx(50, abs=1)
+    assert queue_percent(waiting_of_ranks({0: timed}, {})[0]) == pytest.approx(50, abs=1)
 
 
 def test_of_a_long_program_a_sample_and_the_last_step_are_kept(recorder: StepRecorder) -> None:
