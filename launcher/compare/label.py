@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gpurun.launcher.compare.model import VariantResult
     from gpurun.launcher.plan.model import SkippedCombination, Variant
 
+OF_A_PROGRAM = frozenset({"args", "options", "env"})
+"""Settings whose values say what they are, without the setting's name."""
 LONGEST_SPLIT = 16
 """Characters; a longer list of samples is written as runs."""
 
@@ -62,10 +64,11 @@ def split_text(split: Sequence[int]) -> str:
 
 
 def varied_texts(varied: Mapping[str, Any]) -> list[str]:
-    """`key=value` for every varied key, each on one line; of arguments `--lr 0.1`, but `args=20`."""
+    """`key=value` for every varied key, each on one line; of a program `--lr 1`, `lr=1`, but `args=20`."""
     texts = {key: varied_text(key, value) for key, value in varied.items()}
     return [
-        text if key == "args" and not text[0].isdigit() else f"{key}={text}" for key, text in texts.items()
+        text if key in OF_A_PROGRAM and not text[0].isdigit() else f"{key}={text}"
+        for key, text in texts.items()
     ]
 
 
@@ -88,12 +91,17 @@ def _combined(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     named = {
         key: " or ".join(filter(None, (", ".join(found[:-1]), found[-1]))) for key, found in texts.items()
     }
-    return [", ".join(text if key == "args" else f"{key}={text}" for key, text in named.items())]
+    return [", ".join(text if key in OF_A_PROGRAM else f"{key}={text}" for key, text in named.items())]
 
 
 def varied_text(key: str, value: Any) -> str:
-    """A varied key's value; a program's arguments as a shell takes them."""
-    return (shlex.join(value) or "no args") if key == "args" else value_text(value) or "none"
+    """A varied key's value; a program's arguments as a shell takes them, its options as `lr=0.1 amp=on`."""
+    if key not in OF_A_PROGRAM:
+        return value_text(value) or "none"
+    if key == "args":
+        return shlex.join(value) or "no args"
+    items = (f"{name.removeprefix('+')}={value_text(item)}" for name, item in value.items())
+    return " ".join(items) or f"no {key}"
 
 
 def value_text(value: Any) -> str:
@@ -101,7 +109,7 @@ def value_text(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, Mapping):
-        return ",".join(varied_texts(value))
+        return ",".join(f"{key}={value_text(item) or 'none'}" for key, item in value.items())
     if isinstance(value, list | tuple):
         return f"[{', '.join(value_text(part) for part in value)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

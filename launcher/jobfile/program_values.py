@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, expected
+from gpurun.launcher.jobfile.program_line import OFF, ON
 from gpurun.launcher.jobfile.yaml.describe import correction, describe, did_you_mean, flow_text, shorten
 from gpurun.launcher.machine.accelerators import gpu_kinds
 from gpurun.launcher.masking import is_secret, masked
@@ -24,6 +25,8 @@ OWN_VARIABLES = frozenset(
 )
 """Variables that a launcher gives its ranks, and that a job therefore can't."""
 
+OPTION_NAME = re.compile(r"[^\W\d_][\w.-]*|\+[^\s=+][^\s=]*")
+"""A name such as `workers`, or with `+` a key of Hydra's."""
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -80,6 +83,24 @@ def check_args_list(items: list[Any]) -> None:
         raise InvalidValue("an argument alone is not a list of arguments", hint[:120])
 
 
+def parse_options(value: Any) -> dict[str, str]:
+    """Options by name; numbers need no quotes, and a flag may be a truth value."""
+    if not isinstance(value, dict):
+        raise expected("options by name", value, "such as {workers: 2}")
+    return {name: _option(name, item) for name, item in value.items()}
+
+
+def _option(name: str, item: Any) -> str:
+    if not OPTION_NAME.fullmatch(name):
+        bare = name.lstrip("-")
+        hint = f"write {bare}" if OPTION_NAME.fullmatch(bare) else "such as workers, or Hydra's +model.width"
+        raise InvalidValue(f"expected the name of an option, got {describe(name)}", hint)
+    text = (ON if item else OFF) if isinstance(item, bool) else _text(item)
+    if text is None:
+        raise expected(f"a text or a number for the option {shorten(name)}", item)
+    return text
+
+
 def parse_env(value: Any) -> dict[str, str]:
     """Environment variables by name, those with secrets masked; numbers need no quotes."""
     if isinstance(value, str):  # not shown: it may hold a secret
@@ -123,6 +144,10 @@ def _text(item: Any) -> str | None:
 
 SCRIPT, MODULE = Kind(parse_script, {"type": "string"}), Kind(parse_module, {"type": "string"})
 ARGS = Kind(parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
+OPTIONS = Kind(
+    parse_options,
+    {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
+)
 ENV = Kind(parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
 
 

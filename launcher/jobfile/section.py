@@ -50,7 +50,7 @@ VALUE = Shape(lambda own, varied: varied, lambda key, value: [f"{key}-{_word(val
 """A value under `compare` replaces that at the top."""
 ITEMS = Shape(
     lambda own, varied: {**own, **varied},
-    lambda key, value: [f"{name}-{_word(item)}" for name, item in value.items()],
+    lambda key, value: [f"{name.lstrip('+')}-{_word(item)}" for name, item in value.items()],
     matches=_has_items,
 )
 """A mapping under `compare` is merged into that at the top. Ids have its items: `width-64`."""

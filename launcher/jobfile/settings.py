@@ -326,6 +326,20 @@ class Settings:
         check_list=program_values.check_args_list,
     )
     """Arguments of the program: `[--epochs, "1"]`; `{launch_dir}` is replaced by its launch's directory."""
+    options: Annotated[Mapping[str, str], program_values.OPTIONS] = setting(
+        {},
+        compare="Options of the program to compare: a list of mappings, each merged into the `options` at "
+        "the top.",
+        baseline="Options that the baseline has; others are ignored.",
+        kinds=frozenset({PROGRAM}),
+        instead=_OF_WORKLOADS,
+        shape=ITEMS,
+        absent={},
+        decides=False,
+    )
+    """Options that are set in `args`, in the form that they have there; others are added. `{workers: 2}` is
+    `--workers 2`, `{amp: on}` is the flag `--amp`, which `{amp: off}` removes, and `{+model.width: 64}` is
+    Hydra's `model.width=64`."""
     env: Annotated[Mapping[str, str], program_values.ENV] = setting(
         {},
         compare="Environments of the program to compare: a list of mappings, each merged into the `env` at "
@@ -363,7 +377,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
 )
 """All settings by name, in the order in which they vary."""
 
-ADDED_TO_THE_TOP = frozenset({"args", "env", "params"})
+ADDED_TO_THE_TOP = frozenset({"args", "options", "env", "params"})
 """Settings whose values under `compare` are added to the one at the top, which all variants have, too."""
 
 TASK_SETTINGS = tuple(name for name, one in SETTINGS.items() if one.is_task)

@@ -157,7 +157,7 @@ def program_config(
         job_dir=str(job_dir),
         script=variant.script,
         module=variant.module,
-        args=variant.args,
+        args=variant.line,
         seed=variant.seed,
         world_size=variant.world_size,
         warmup=spec.steps.warmup,

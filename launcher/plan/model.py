@@ -13,6 +13,7 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile import device_values
 from gpurun.launcher.jobfile.field_types import Kind
 from gpurun.launcher.jobfile.kinds import JobKind, is_workload, no_such_builtin, variant_kind
+from gpurun.launcher.jobfile.program_line import with_options
 from gpurun.launcher.jobfile.section import key_of
 from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings, settings_of
 from gpurun.launcher.machine import LOOPBACK
@@ -146,6 +147,11 @@ class Variant(Settings):
         if self.split and len(self.split) != len(self.devices):
             raise ValueError(f"{len(self.split)} parts of the batch for {len(self.devices)} devices")
         refuse_endless(*self.split, self.global_batch, self.accumulate, self.threads)
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        """A program's arguments, with its options in them."""
+        return with_options(self.args, self.options)
 
     @property
     def kind(self) -> JobKind:

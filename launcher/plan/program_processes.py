@@ -37,7 +37,7 @@ def program_processes(
     return tuple(
         Process(
             rank=place.rank,
-            argv=("python", *head, *variant.args),
+            argv=("python", *head, *variant.line),
             env={**shared[place.node], **_rank_env(place), **_part_env(device, variant, machines)},
             devices=(device,),
             log=_HERE.log(launch_id, place.rank).as_posix(),

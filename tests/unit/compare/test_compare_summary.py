@@ -172,8 +172,11 @@ def test_every_end_of_a_run(snapshot: Callable[[str, str], None]) -> None:
             "ddp",
             (32, 32),
             {"params": {"width": 256}, "env": {"A": True}},
-            "ddp 32/32 params=width=256 env=A=true",
+            "ddp 32/32 params=width=256 A=true",
         ),
+        ("script", (), {"options": {"workers": "0", "+a.b": "c"}}, "workers=0 a.b=c"),
+        ("script", (), {"options": {}, "env": {}}, "no options no env"),
+        ("script", (), {"params": {"args": 1, "options": 2}}, "params=args=1,options=2"),
     ],
 )
 def test_labels(strategy: str, split: tuple[int, ...], varied: dict[str, Any], label: str) -> None:

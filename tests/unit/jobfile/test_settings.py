@@ -66,6 +66,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "shard_size": (2, 3),
     "params": ({"layers": 1}, {"layers": 2}),
     "args": (["--one"], ["--two"]),
+    "options": ({"level": "1"}, {"level": "2"}),
     "env": ({"LEVEL": "1"}, {"LEVEL": "2"}),
     "seed": (1, 2),
 }
@@ -81,6 +82,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 OTHER_WORK = (
     "script",
     "args",
+    "options",
     "compile",
     "channels_last",
     "cudnn_benchmark",

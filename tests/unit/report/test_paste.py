@@ -35,6 +35,8 @@ def pasted(files: Any, **fields: Any) -> str:
     return lines_to_paste(replace(comparison, variants=variants)) or ""
 
 
+PROGRAMS = {"script", "module", "args", "options", "env"}
+"""Settings of programs, which have their own loop."""
 CASES: dict[str, dict[str, Any]] = {
     "a mean": {"loss": "mean"},
     "an unknown loss": {"loss": None},
@@ -59,7 +61,7 @@ def test_the_lines_to_paste(files: Any, snapshot: Callable[[str, str], None]) ->
     snapshot("paste.txt", "\n".join(shown))
 
 
-@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {*NOT_OF_LOOP, "script", "module", "args", "env"}))
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {*NOT_OF_LOOP, *PROGRAMS}))
 def test_every_setting_is_in_the_lines_or_named(files: Any, name: str) -> None:
     """Whether it varies or is in the job; else they would train another variant."""
     default = getattr(Settings(), name)
