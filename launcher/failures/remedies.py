@@ -11,6 +11,8 @@ NO_CUDA = (
     r"|Found no NVIDIA driver|No CUDA GPUs are)"
 )
 """Torch's answers where a program asks for a GPU in vain."""
+REFUSED_ARGUMENTS = r"SystemExit: exit code 2\n(?s:.*)^(?P<said>[Uu]sage: (?s:.*))"
+"""How argparse and click end a program; what they said begins with its usage."""
 STEPS_DIFFER = (
     "all ranks must make the same steps: give each as many batches (`DistributedSampler`, `drop_last=True`), "
     "and let none `return`, `break` or exit alone"
@@ -43,7 +45,7 @@ USUAL = {
     r"SystemExit: exit code 2\n(?s:.*)^usage: (?s:.*)error: .*(required|unrecognized).*--local[-_]rank": (
         'the ranks get no `--local-rank`, as under torchrun: read `int(os.environ["LOCAL_RANK"])` instead'
     ),
-    r"SystemExit: exit code 2\n(?s:.*)^usage: ": (
+    REFUSED_ARGUMENTS: (
         "the program refused its arguments; they follow `--`: `gpurun run train.py -- --epochs 1`; "
         "in a job they are `args`"
     ),

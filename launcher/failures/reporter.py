@@ -1,5 +1,6 @@
 """Reports the failures and hangs of a run: to the user, and as a record in the run directory."""
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError
+from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError, SpecError
+from gpurun.launcher.failures.remedies import REFUSED_ARGUMENTS
 from gpurun.launcher.failures.root_cause import Failure, explain, last_lines, what_to_do, with_crash
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.lines import plain
@@ -62,6 +64,21 @@ class Reporter:
             self.report(f"{attempt}: {failure.headline}: the same as in {known}\nlog: {path}")
         self.write(self.run.root_cause(attempt), root_cause_record(self.run, failure, attempt, log, host))
         return failure
+
+    def refused_arguments(self, failure: Failure, attempt: str, what: str) -> SpecError | None:
+        """The mistake in a program's arguments, in the program's own words; `None` if it failed otherwise.
+
+        Args:
+            what: the variant that has these arguments, in words.
+        """
+        path = self.run.log(attempt, failure.rank)
+        ended = f"{failure.error}: {failure.message}\n{plain(log_tail(path))}"
+        found = re.match(REFUSED_ARGUMENTS, ended, re.MULTILINE)
+        if found is None:
+            return None
+        said = [line for line in last_lines(found["said"], failure) if line.strip()]
+        lines = [f"the program refused its arguments, with {what}", *said, f"log: {path}"]
+        return SpecError(self.hide("\n    ".join(lines)))
 
     def report_hang(self, hang: Hang, attempt: str, what: str) -> None:
         """Reports which rank the others wait for, as far as it can be seen.

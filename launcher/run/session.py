@@ -7,9 +7,11 @@ from typing import assert_never
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.interference import load_so_far
+from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
+from gpurun.launcher.failures.root_cause import Failure
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.model import Launch
 from gpurun.launcher.processes.pool_per_env import Pools, Ranks
@@ -107,6 +109,7 @@ class Session:
             case do.Stop():
                 return self.stop(action)
             case do.Explain(failure):
+                self.refuse_arguments(failure)
                 place = self.current.host_of(failure.rank), self.current.place_of(failure.rank)
                 return do.Explained(self.reporter.report_failure(failure, self.current.name, *place))
             case do.Restart():
@@ -199,6 +202,19 @@ class Session:
             self.reporter.say(stopping_text(action.interruption, self.starter.spec.grace_s))
         stopped_ns = self.clock.time_ns()
         return self.attempt.stop(action, stopped_ns) if self.attempt else do.Stopped((), stopped_ns)
+
+    def refuse_arguments(self, failure: Failure) -> None:
+        """Ends the run if a program refuses the arguments of a variant, none of whose steps is measured.
+
+        Raises:
+            SpecError: it does. Other variants would hardly do better, and each would say the same.
+        """
+        first = self.plan.variant(self.current.launch.variants[0])
+        is_compared = len({variant.line for variant in self.plan.variants}) > 1
+        if not is_compared or self.run.read_steps(first.id):
+            return
+        if refused := self.reporter.refused_arguments(failure, self.current.name, variant_label(first)):
+            raise refused
 
     def settle(self, action: do.Settle) -> None:
         """Writes down how the variants of an attempt ended."""

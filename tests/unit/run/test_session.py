@@ -68,6 +68,60 @@ def test_the_traceback_of_a_rank_that_takes_its_time_to_end_is_shown_once(tmp_pa
     assert "\n".join(case.said).count("Traceback: no luck") == 1
 
 
+USAGE = "usage: train.py [-h] [--batch BATCH]\n"
+COMPARED = "script: train.py\ncompare: {options: [{batch: 8}, {batch: x}, {batch: 9}]}\nprofile: {steps: 0}\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "said", "refused"),
+    [
+        (COMPARED, f"Seed 1\n{USAGE}train.py: error: argument --batch: invalid int value: 'x'\n", True),
+        (COMPARED, "Usage: train.py [OPTIONS]\n\nError: No such option: --batch\n", True),
+        (COMPARED, "no luck\n", False),
+        ("script: train.py\nargs: [--batch, x]\n", f"{USAGE}train.py: error: no\n", False),
+    ],
+    ids=["argparse", "click", "another-end", "no-comparison"],
+)
+def test_arguments_that_a_program_refuses_end_the_comparison(
+    tmp_path: Path, job: str, said: str, refused: bool, wording: Wording
+) -> None:
+    case = Case(tmp_path, job, [])
+    log = case.run.log(case.plan.launches[0].id, 0)
+
+    def prints() -> None:
+        log.parent.mkdir(parents=True)
+        log.write_text(said)
+
+    failure = replace(record(0, "SystemExit", "run"), kind="exit", message="exit code 2")
+    well = exits(0, 0)
+    case.ranks.scripts = [[(1.0, prints), (1.0, failure), *exits(2, 2)], well, well]
+    if not refused:
+        assert case.done().statuses()[0] == "failed"
+        return
+    error = case.fails()
+    wording(str(error))
+    assert error.exit_code == 2
+    assert len(case.ranks.log) == 2
+    assert case.said == []
+    assert case.statuses() == [None] * 3
+
+
+def test_a_program_that_has_made_steps_doesnt_refuse_its_arguments(tmp_path: Path) -> None:
+    case = Case(tmp_path, COMPARED, [])
+    variant, launch = case.plan.variants[0].id, case.plan.launches[0].id
+
+    def works() -> None:
+        step = StepRecord(launch, 1, 0, 1, "timed", 10**8, {}, None)
+        case.run.variant(variant).mkdir(parents=True)
+        append_lines(case.run.steps(variant, 0), [step])
+        case.run.log(launch, 0).parent.mkdir(parents=True)
+        case.run.log(launch, 0).write_text(USAGE)
+
+    failure = replace(record(0, "SystemExit", "run"), kind="exit", message="exit code 2")
+    case.ranks.scripts = [[(1.0, works), (1.0, failure), *exits(2, 2)], exits(0, 0), exits(0, 0)]
+    assert case.done().statuses()[0] == "failed"
+
+
 def test_other_load_is_reported_once_while_the_run_goes_on(tmp_path: Path, wording: Wording) -> None:
     """At the end it is too late to stop what else runs."""
     case = Case(tmp_path, SPLITS, [])
