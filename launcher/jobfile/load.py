@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
@@ -266,18 +267,26 @@ def split_devices(text: str) -> str | list[str]:
     return names if is_list or len(names) > 1 else bare
 
 
-def program_job(script: str | None, module: str | None, args: Sequence[str], devices: str) -> str:
+def program_job(
+    script: str | None,
+    module: str | None,
+    args: Sequence[str],
+    devices: str,
+    compare: Mapping[str, object] = MappingProxyType({}),
+) -> str:
     """YAML of a job that runs this program; it is kept in the run directory, and can be run again.
 
     Args:
         script: path of a Python file; `None` if `module` is one's name.
         devices: see `split_devices`.
+        compare: the lists of what varies.
     """
     name = Path(script).stem if script is not None else str(module)
     job: dict[str, object] = {"name": safe_name(name)}
     job |= {"script": script} if script is not None else {"module": module}
     job |= {"args": list(args)} if args else {}
     job |= {"devices": split_devices(devices)}
+    job |= {"compare": compare} if compare else {}
     return job_text(job)
 
 

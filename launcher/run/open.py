@@ -4,7 +4,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,15 @@ class Invocation:
 
 
 def program_invocation(
-    script: str | None, module: str | None, args: Sequence[str], devices: str, overrides: Sequence[str]
+    script: str | None,
+    module: str | None,
+    args: Sequence[str],
+    devices: str,
+    overrides: Sequence[str],
+    compare: Mapping[str, object],
 ) -> Invocation:
     """The command line of `gpurun run`, in the current directory."""
-    text = program_job(script, module, args, devices)
+    text = program_job(script, module, args, devices, compare)
     return Invocation(Path("gpurun run"), tuple(overrides), Path.cwd(), text)
 
 

@@ -222,6 +222,13 @@ def after_dashes(args: Sequence[str], name: str) -> str:
 @click.option(
     "-m", "module", metavar="MODULE", help="Run a module, as `python -m` does, instead of a script."
 )
+@click.option(
+    "--compare",
+    multiple=True,
+    metavar="KEY=A,B",
+    help="Compare values of an option: workers=0,2; a flag: amp=on,off; a key of Hydra: +model.width=64,128; "
+    "an environment variable: env:OMP_NUM_THREADS=1,2. Of several, all combinations.",
+)
 @devices_option
 @out_or_url_option
 @nodes_option("run the same command on each.")
@@ -234,6 +241,7 @@ def after_dashes(args: Sequence[str], name: str) -> str:
 def run(
     words: tuple[str, ...],
     module: str | None,
+    compare: tuple[str, ...],
     devices: str,
     out: "tuple[Path | None, Url | None]",
     nodes: int | str | None,
@@ -244,7 +252,9 @@ def run(
 
     Its processes get the environment that `torchrun` sets. What follows `--` is passed to the program.
 
-    Example: gpurun run train.py --devices cpu:2 -- --epochs 1
+    With --compare the program runs with each of the values, and the report says which is fastest.
+
+    Example: gpurun run train.py --compare workers=0,2 -- --epochs 1
 
     Exit codes: 0 ok, 2 the command line is wrong, 3 the machine lacks what the command asks for, or
     results are missing at the URL of --out, 4 the program failed or ran out of memory, 130 interrupted.
@@ -259,10 +269,11 @@ def run(
     script, args = (None, words) if module is not None else (words[0], words[1:])
 
     def invocation() -> Any:
+        from gpurun.launcher.cli.compared import compared
         from gpurun.launcher.run.open import program_invocation
 
         more = (f"nodes={nodes}",) if nodes else ()
-        return program_invocation(script, module, args, devices, (*overrides, *more))
+        return program_invocation(script, module, args, devices, (*overrides, *more), compared(compare))
 
     run_and_print(invocation, out, None, **how)
 
