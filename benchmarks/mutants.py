@@ -85,7 +85,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "timeouts-exit-with-0",
         "launcher/run/job.py",
-        'lost = [v.id for v in variants if v.status in ("failed", "timeout")]',
+        'lost = [v.id for v in variants if v.status in ("failed", "timeout", "hung")]',
         'lost = [v.id for v in variants if v.status in ("failed",)]',
         ("tests/unit/failures/test_outcome.py", "tests/unit/run"),
         "a run whose variants timed out exits with 0 instead of 4",

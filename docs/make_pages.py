@@ -65,7 +65,7 @@ Exit codes:
 | 1 | a bug in gpurun, with its traceback |
 | 2 | the job file or the command line is wrong |
 | 3 | the machine lacks what the job asks for, a run can't be read or written, or a self-test failed |
-| 4 | a variant failed or timed out, all variants ran out of memory, or a node was lost |
+| 4 | a variant failed, timed out or hung, all variants ran out of memory, or a node was lost |
 | 5 | a gate fails: a variant is slower than `--fail-slower` allows |
 | 6 | a gate is undecided: whether a variant is that slow could not be shown |
 | 130 | interrupted |

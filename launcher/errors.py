@@ -62,7 +62,7 @@ class MachineError(ProblemsError):
 
 
 class VariantError(GpurunError):
-    """A variant failed or timed out; what was measured before is kept."""
+    """A variant failed, timed out or hung; what was measured before is kept."""
 
     exit_code = 4
 

@@ -38,6 +38,7 @@ def run_job(
     output: Output,
     flags: NodeFlags,
     keep_at: Url | None = None,
+    overrides: tuple[str, ...] = (),
 ) -> Finished | None:
     """Runs the job, or what is missing of it. After Ctrl-C it still returns what was measured.
 
@@ -51,6 +52,7 @@ def run_job(
         output: what to show of what the ranks write.
         flags: this node's place among several.
         keep_at: where the run is kept too.
+        overrides: of keys of the job that the resumed run has.
 
     Raises:
         SpecError: the job file or the command line is wrong, or another command works on this run.
@@ -59,7 +61,7 @@ def run_job(
     """
     gc.enable()
     with reported_to_nodes(flags), with_mistakes_of_plan(inspect_machine):
-        given = invocation() or read_invocation(resume or Path())
+        given = invocation() or read_invocation(resume or Path(), overrides)
         job = Job(given, load_invocation(given), out, resume, output, keep_at)
         pools.secrets = job.spec.secrets
         for env in (job.spec.env, *job.spec.compare.env):

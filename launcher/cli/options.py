@@ -172,6 +172,13 @@ set_option = click.option(
     shell_complete=job_keys,
     help="Override a key of the job: steps.rounds=12. KEY=null removes it.",
 )
+hang_timeout_option = click.option(
+    "--hang-timeout",
+    "hang_timeout_s",
+    callback=lambda *given: parse_wait(*given),
+    metavar="TIME",
+    help="End a launch that completes no step for so long, as the job's `hang_timeout` does.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON to stdout.")
 only_rank_option = click.option("--only-rank", type=WholeNumber(0), help="Show only the output of rank N.")
 require_steps_option = click.option(
@@ -266,6 +273,11 @@ def parse_tables(ctx: click.Context, param: click.Parameter, value: str | None) 
         wrong = unknown[0] if unknown else value
         raise click.BadParameter(f"{wrong!r}: {near_or_all(wrong, [*TABLES, 'all'], 'tables')}")
     return tuple(dict.fromkeys(chosen))
+
+
+def with_hang_timeout(overrides: tuple[str, ...], hang_timeout_s: float | None) -> tuple[str, ...]:
+    """The overrides of `--set`, and that of `--hang-timeout`."""
+    return overrides if hang_timeout_s is None else (*overrides, f"hang_timeout={hang_timeout_s}")
 
 
 def node_options(command: F) -> F:

@@ -92,6 +92,7 @@ def run_and_print(
     invocation: Callable[[], Any],
     out: "tuple[Path | None, Url | None]",
     resume: "Path | Url | None",
+    overrides: tuple[str, ...] = (),
     *,
     only_rank: int | None,
     quiet: bool,
@@ -105,6 +106,7 @@ def run_and_print(
         invocation: what to run; called after the fork, since it imports much.
         out: the run directory, and a URL at which the run is kept too.
         resume: the run to continue.
+        overrides: of the command line, where the job is that of the run to continue.
         require_steps: whether a program without a timed step is an error.
         place: the flags about this node.
 
@@ -127,7 +129,7 @@ def run_and_print(
 
             output, flags = Output(quiet, only_rank), node_flags(**place)
             before = fetched(resume) if isinstance(resume, str) else resume
-            finished = run_job(pools, invocation, directory, before, output, flags, keep_at)
+            finished = run_job(pools, invocation, directory, before, output, flags, keep_at, overrides)
     if finished is None:
         return  # node 0 has the results
     print_comparison(finished.comparison, finished.run, as_json, finished.reported)

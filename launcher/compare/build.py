@@ -57,6 +57,7 @@ from gpurun.launcher.compare.notes import (
     open_notes,
     restart_notes,
     software_notes,
+    stall_notes,
 )
 from gpurun.launcher.compare.ranking import Standings, is_ranked, open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
@@ -212,6 +213,7 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
         *work_notes(found.variants, measured),
         *(memory_notes(found.variants) if found.gate is None and not has_cold_peak(measured) else ()),
         *restart_notes(run),
+        *stall_notes(run),
         *software_notes(run, measured.values()),
     )
 

@@ -148,7 +148,12 @@ def is_one_task(plan: Plan) -> bool:
     return all(one.kind.is_ranked and one.same_task(first) for one in plan.variants)
 
 
-HOW_IT_ENDED = {"failed": "failed", "oom": "didn't fit in memory", "timeout": "took too long"}
+HOW_IT_ENDED = {
+    "failed": "failed",
+    "oom": "didn't fit in memory",
+    "timeout": "took too long",
+    "hung": "hung",
+}
 
 
 def nothing_measured(plan: Plan, complete: bool, results: Sequence[VariantResult] = ()) -> str:

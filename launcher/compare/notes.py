@@ -188,6 +188,12 @@ def restart_notes(run: RunDir) -> tuple[str, ...]:
     return (f"{plural(len(reasons), 'restart')} after a failure: {'; '.join(dict.fromkeys(reasons))}",)
 
 
+def stall_notes(run: RunDir) -> tuple[str, ...]:
+    """That launches completed no step for a while, which is in their times if they went on."""
+    reasons = [stall.reason for stall in run.read_stalls()]
+    return (f"{plural(len(reasons), 'stall')}: {'; '.join(dict.fromkeys(reasons))}",) if reasons else ()
+
+
 def software_notes(run: RunDir, measured: Iterable[Measured]) -> tuple[str, ...]:
     """That launches ran with different software, in order, where a run was resumed after a change of it."""
     counting = {step.launch for one in measured for steps in one.steps.values() for step in steps}

@@ -17,7 +17,7 @@ from gpurun.launcher.logs.lines import plain
 from gpurun.launcher.machine.resource_limits import remedy
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.paths import older_part
-from gpurun.launcher.rundir.records import Restart, RootCause
+from gpurun.launcher.rundir.records import Restart, RootCause, Stall
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.units import format_duration
 
@@ -80,18 +80,25 @@ class Reporter:
         lines = [f"the program refused its arguments, with {what}", *said, f"log: {path}"]
         return SpecError(self.hide("\n    ".join(lines)))
 
-    def report_hang(self, hang: Hang, attempt: str, what: str) -> None:
+    def report_hang(self, hang: Hang, attempt: str, what: str, goes_on: bool = False) -> None:
         """Reports which rank the others wait for, as far as it can be seen.
 
         Args:
+            hang: what the ranks do.
+            attempt: of which launch.
             what: which limit was exceeded: `ddp-2-6-2: took longer than 5 s`.
+            goes_on: whether the launch isn't ended; that is a line of `stalls.jsonl`.
         """
         log = self.run.log(attempt, hang.rank or 0)
         # Than what each rank was doing; of two ranks that is clear at once.
         says_more = hang.rank is None or (hang.missing and len(hang.details) > 2)
-        lines = [what, *([hang.headline] if hang.headline and says_more else []), *hang.details]
+        first = f"{what}; the run goes on" if goes_on else what
+        lines = [first, *([hang.headline] if hang.headline and says_more else []), *hang.details]
         self.report("\n    ".join(lines) + f"\nstacks of all ranks: {self.run.hang(attempt)}\nlog: {log}")
         self.write(self.run.hang(attempt), hang)
+        if goes_on:
+            reason = self.hide(": ".join(filter(None, (what, hang.headline))))
+            append_lines(self.run.stalls, [Stall(time.time_ns(), attempt, reason)])
 
     def report_restart(self, record: Restart, text: str) -> None:
         """Counts a restart, and says that it comes."""

@@ -1,7 +1,7 @@
 """Which rank a launch waits for, from snapshots of all ranks. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpurun.launcher.inspect.collectives import (
     MISMATCHED,
@@ -16,6 +16,7 @@ from gpurun.launcher.inspect.collectives import (
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.inspect.stacks import (
     BACKWARD,
+    COLLECTIVE,
     RENDEZVOUS,
     Activity,
     Thread,
@@ -26,6 +27,8 @@ from gpurun.launcher.inspect.stacks import (
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.units import ranks_text
 
+_STARTS_PROCESSES = ("/multiprocessing/spawn.py", "/multiprocessing/process.py")
+"""Files of torch and of Python, for a program that starts processes and waits for them."""
 _MOST_RANKS = 8
 """How many ranks are described one by one."""
 
@@ -42,6 +45,19 @@ class RankView:
     collectives: tuple[CalledCollective, ...]
     """The newest one of each process group."""
     threads: tuple[Thread, ...]
+
+
+@dataclass(frozen=True)
+class RankUsage:
+    """A rank's use of CPU and GPU up to one moment, and the collective in which it waits then."""
+
+    waits_in: tuple[CalledCollective, ...] | None
+    """The newest collective of each process group, if it waits for other ranks; `None`: it doesn't, as far as
+    is known."""
+    cpu_s: float
+    """CPU time of its process and of all that it has started, so far."""
+    gpu_percent: int | None
+    """As in `RankSnapshot`."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,22 @@ def diagnose(snapshots: Sequence[RankSnapshot]) -> Hang:
     views = tuple(
         _view(snapshot, doing_text(snapshot.rank, activities[snapshot.rank], gap)) for snapshot in snapshots
     )
-    return find_hang(activities, gap, views, find_pending(histories), find_mismatch(histories))
+    found = find_hang(activities, gap, views, find_pending(histories), find_mismatch(histories))
+    return replace(found, details=found.details + _own_processes(snapshots))
+
+
+def usage_of(snapshots: Sequence[RankSnapshot]) -> dict[int, RankUsage]:
+    """The usage by rank. The backward pass alone is no waiting: no stack distinguishes it from computing."""
+    histories = {each.rank: each.history for each in snapshots if each.history is not None}
+    gap, pending = find_gap(histories), find_pending(histories)
+    found = {}
+    for each in snapshots:
+        doing = activity(each.threads)
+        in_gap = gap is not None and each.rank in gap.waiting and _may_wait(doing, gap)
+        waits = in_gap or pending is not None or (doing and doing.waiting in (COLLECTIVE, RENDEZVOUS))
+        waits_in = tuple(last_ones(each.history)) if waits and each.history is not None else None
+        found[each.rank] = RankUsage(waits_in, each.cpu_s, each.gpu_percent)
+    return found
 
 
 def find_hang(
@@ -151,6 +182,18 @@ def _how_to_meet(activities: Mapping[int, Activity | None]) -> tuple[str, ...]:
         f"there each rank has to pass its own number, `rank` from 0 to {len(calls) - 1}, "
         f"`world_size={len(calls)}`, and one address, at which rank 0 listens",
         "without these arguments it takes all of them from the environment, as under torchrun",
+    )
+
+
+def _own_processes(snapshots: Sequence[RankSnapshot]) -> tuple[str, ...]:
+    """The advice where all ranks wait for processes that they have started, and none has made a step."""
+    mains = [main_thread(each.threads) for each in snapshots if not each.steps]
+    if not mains or len(mains) < len(snapshots):
+        return ()
+    if not all(main and any(one.file.endswith(_STARTS_PROCESSES) for one in main.frames) for main in mains):
+        return ()
+    return (
+        "a program that starts its own processes (mp.spawn) is run by plain python, or without starting them",
     )
 
 

@@ -7,8 +7,9 @@ import os
 import socket
 import stat
 import struct
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,9 @@ import msgspec
 
 from gpurun.launcher.inspect.collectives import History, parse_history
 from gpurun.launcher.inspect.stacks import Thread, parse_threads
+from gpurun.launcher.machine.accelerators import inspect_gpus
+from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
+from gpurun.launcher.machine.process_tree import cpu_s, descendants
 from gpurun.launcher.rundir.control import (
     MAX_BYTES,
     ControlDir,
@@ -42,6 +46,10 @@ class RankSnapshot:
     """Empty if the rank wrote no stack."""
     history: History | None
     """Empty if the rank has called no collective; `None` if it did not answer."""
+    cpu_s: float = 0.0
+    """CPU time of its process and of all that it has started, so far."""
+    gpu_percent: int | None = 0
+    """The utilisation of the busiest GPU that it may use; 0 without any, `None` if that isn't known."""
 
 
 def observe(directory: Path) -> tuple[RankSnapshot, ...]:
@@ -56,12 +64,56 @@ def observe(directory: Path) -> tuple[RankSnapshot, ...]:
 def observe_in(control: ControlDir) -> tuple[RankSnapshot, ...]:
     """All ranks that run, by their control blocks; takes some tens of milliseconds."""
     states = control.running()
+    processes = {rank: (state.pid, *descendants(state.pid)) for rank, state in states.items()}
+    gpus = ask_gpus() if states else None
     threads = ask_stacks(control, states)
     histories = ask_histories(control, states)
     return tuple(
-        RankSnapshot(rank, state.pid, state.steps, threads[rank], histories.get(rank))
+        RankSnapshot(
+            rank,
+            state.pid,
+            state.steps,
+            threads[rank],
+            histories.get(rank),
+            cpu_s(processes[rank]),
+            utilisation(gpus, processes[rank]),
+        )
         for rank, state in states.items()
     )
+
+
+GPUS_S = 2.0
+"""How long drivers may take; one that waits for a broken GPU never answers."""
+
+
+def ask_gpus() -> Gpus | None:
+    """This machine's GPUs; `None` if their drivers don't answer in time, or no thread can be started."""
+    found: list[Gpus] = []
+    thread = threading.Thread(target=lambda: found.append(inspect_gpus(os.environ)), daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    thread.join(GPUS_S)
+    return next(iter(found), None)
+
+
+def utilisation(gpus: Gpus | None, processes: Collection[int]) -> int | None:
+    """The utilisation of the busiest GPU that these processes may use, in percent; `None` if not known.
+
+    They may use each GPU but those that are known to have other users only: in a container the driver may
+    list no process, or ones by numbers that they have outside.
+    """
+    if gpus is None or gpus.nvml_error:
+        return None
+    percents = [gpu.utilisation_percent for gpu in gpus.gpus if _may_use(gpu, processes)]
+    known = [percent for percent in percents if percent is not None]
+    return max(known, default=0) if len(known) == len(percents) else None
+
+
+def _may_use(gpu: Gpu, processes: Collection[int]) -> bool:
+    users = gpu.processes or ()
+    return not users or any(user.pid in processes or user.name is None for user in users)
 
 
 def ask_stacks(control: ControlDir, states: dict[int, RankState]) -> dict[int, tuple[Thread, ...]]:

@@ -218,10 +218,13 @@ class JobSpec(Settings, Section):
     building the model, which comes before any variant, may take as long, and at least a minute. A program has
     no limit unless the job sets one."""
     hang_timeout_s: Duration | None = None
-    """The time without a completed step after which the job counts as hanging; the report then names the rank
-    that the others wait for. By default only `timeout` applies."""
+    """The time without a completed step after which a launch has hung. In any case a message says which ranks
+    wait where after 60 s, or ten times the longest step so far, if that is more. By default a launch of a
+    workload has hung once every rank has waited in a collective, or used neither CPU nor GPU, for ten minutes
+    after that message; a program has no limit."""
     on_hang: Literal["stop", "continue"] = "stop"
-    """The reaction to a hang: `stop` ends the variant, `continue` only reports it."""
+    """The reaction to a hang: `stop` ends the variant, with the status `hung`; `continue` only reports it,
+    after `hang_timeout` if that is stated."""
     silence_s: Silence | None = None
     """The time without a heartbeat after which a node counts as lost, and the run ends; a network that comes
     back before costs nothing. At least `3s`; by default `30s` for programs, and `10s` for workloads."""

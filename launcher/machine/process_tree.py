@@ -36,6 +36,8 @@ class _Stat(NamedTuple):
     alive: bool
     stopped: bool
     """By a signal, as SIGSTOP, until it gets SIGCONT; a debugger's process isn't."""
+    cpu_ticks: int
+    """CPU time so far, with that of its children that have ended and were waited for."""
 
 
 def check_proc() -> None:
@@ -93,6 +95,15 @@ def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped the process, so that it does nothing until it gets SIGCONT."""
     stat = _stat(str(pid))
     return stat is not None and stat.stopped
+
+
+def cpu_s(pids: Collection[int]) -> float:
+    """Seconds of CPU time of these processes so far, with those of their children that have ended.
+
+    Source: proc(5), /proc/PID/stat: utime, stime, cutime and cstime.
+    """
+    stats = [stat for pid in pids if (stat := _stat(str(pid))) is not None]
+    return sum(stat.cpu_ticks for stat in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def kill_descendants(
@@ -160,7 +171,8 @@ def _stat(pid: str) -> _Stat | None:
     # The command's name is in parentheses, and may itself contain any character.
     fields = line[line.rindex(b")") + 2 :].split()
     num_threads = int(fields[17])
-    return _Stat(int(pid), int(fields[1]), fields[0] not in b"ZX" or num_threads > 1, fields[0] == b"T")
+    is_alive, cpu_ticks = fields[0] not in b"ZX" or num_threads > 1, sum(map(int, fields[11:15]))
+    return _Stat(int(pid), int(fields[1]), is_alive, fields[0] == b"T", cpu_ticks)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -20,8 +20,6 @@ from gpurun.launcher.rundir.records import (
 )
 from gpurun.launcher.stats.sequential import is_spent
 
-UNRANKED = ("oom", "failed", "timeout", "skipped")
-
 
 def attempt_id(launch: Launch, attempt: int) -> str:
     """`03-ddp-2`, then `03-ddp-2~2`, …: a launch that ended early starts again under a new name."""
@@ -95,7 +93,7 @@ def remaining(run: RunDir, plan: Plan, launch: Launch, chosen: Mapping[str, int]
     started = attempts(run, launch)
     rounds = planned_rounds(run, plan, launch, started, chosen)
     finished = finished_variants(run, launch)
-    lost = {v for v in rounds if (s := run.read_status(v)) and s.status in UNRANKED}
+    lost = {v for v in rounds if (s := run.read_status(v)) and s.status not in MEASURED}
     missing = [v for v in rounds if v not in finished | lost]
     status = run.read_status(plan.baseline)
     usable = status is None or status.status in MEASURED
@@ -211,6 +209,7 @@ def lost_status(run: RunDir, attempt: str, ended: Ended) -> VariantStatus:
     log = str(run.log(attempt, rank or 0).relative_to(run.path))
     if failure is None:
         where = f": {hang.headline}" if hang and hang.headline else ""
-        return VariantStatus("timeout", f"{ended.late}{where}", attempt, rank, log)
+        late: Literal["hung", "timeout"] = "hung" if ended.is_hung else "timeout"
+        return VariantStatus(late, f"{ended.late}{where}", attempt, rank, log)
     status: Literal["oom", "failed"] = "oom" if failure.kind == "oom" else "failed"
     return VariantStatus(status, failure.reason, attempt, rank, log)

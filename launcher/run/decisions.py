@@ -85,7 +85,7 @@ class State:
     may_run: bool = False
     """Whether ranks may be running."""
     watch: Watch | None = None
-    """The watch of the present attempt."""
+    """The watch of the newest attempt."""
     late: Ended | None = None
     """How the present attempt ended, where it was late."""
     error: BaseException | None = None
@@ -108,7 +108,7 @@ def step(state: State, happened: Happened) -> Next:
         case Reviewed():
             return _on_reviewed(state, happened.rounds)
         case Started():
-            return _waits(state, Watch.begin(happened.num_ranks, happened.now_s))
+            return _waits(state, Watch.begin(happened.num_ranks, happened.now_s, state.watch))
         case Tick():
             return _on_tick(state, happened)
         case Diagnosed():
@@ -126,7 +126,7 @@ def step(state: State, happened: Happened) -> Next:
 def _read_remaining(state: State) -> Next:
     if state.position == len(state.repetitions):
         return _review(state, state.repetitions[-1] + 1) or (state, Finish())
-    return replace(state, watch=None, late=None), ReadRemaining(state.position, state.rounds)
+    return replace(state, late=None), ReadRemaining(state.position, state.rounds)
 
 
 def _review(state: State, repetitions: int) -> Next | None:
@@ -179,14 +179,15 @@ def _on_tick(state: State, tick: Tick) -> Next:
 
 
 def _waits(state: State, watch: Watch) -> Next:
-    return replace(state, watch=watch), Wait(watch.has_failed, watch.steps_due_s(state.limits))
+    return replace(state, watch=watch), Wait(watch.has_failed, watch.due(state.limits))
 
 
 def _on_diagnosed(state: State, found: Diagnosed) -> Next:
     watch = _watch(state)
     if not found.late.stops:
         return _waits(state, watch)
-    ended = Ended(late=found.late.text(found.hang), hang=found.hang, variant=watch.variant)
+    late = found.late
+    ended = Ended(late=late.text(found.hang), is_hung=late.is_hang, hang=found.hang, variant=watch.variant)
     return replace(state, late=ended), Stop("late", watch.exits, tuple(state.remaining.rounds))
 
 

@@ -8,7 +8,7 @@ from gpurun.launcher.errors import Interrupted, ParamsError
 from gpurun.launcher.failures.root_cause import Failure
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.processes.protocol import Exit
-from gpurun.launcher.run.watch import Late, Tick
+from gpurun.launcher.run.watch import Due, Late, Tick
 from gpurun.launcher.rundir.records import Event, FailureRecord
 
 
@@ -19,6 +19,8 @@ class Ended:
     failure: Failure | None = None
     late: str | None = None
     """Why the ranks were stopped: `took longer than 5 s`, `no step completed for 30 s`."""
+    is_hung: bool = False
+    """Whether that was a hang, not the time limit of a variant."""
     hang: Hang | None = None
     """The activity of the ranks then."""
     variant: str | None = None
@@ -57,8 +59,7 @@ class Wait:
 
     has_failed: bool
     """A rank has failed: the others now only report that they lost their peer."""
-    steps_due_s: float | None = None
-    """When the step counters have to be read next; `None`: never."""
+    due: Due
 
 
 @dataclass(frozen=True)

@@ -360,7 +360,7 @@ def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) ->
     variants = comparison.variants
     if mistake and not any(v.step_ms or v.probe for v in variants):
         return mistake
-    lost = [v.id for v in variants if v.status in ("failed", "timeout")]
+    lost = [v.id for v in variants if v.status in ("failed", "timeout", "hung")]
     if lost:
         return VariantError(f"{len(lost)} of {plural(len(variants), 'variant')} failed: {', '.join(lost)}")
     too_large = [v.id for v in variants if v.status == "oom"]

@@ -248,8 +248,8 @@ def own_run(path: Path) -> RunDir:
     return run
 
 
-def read_invocation(path: Path) -> Invocation:
-    """Reads the command line of the run at `path`.
+def read_invocation(path: Path, more: tuple[str, ...] = ()) -> Invocation:
+    """Reads the command line of the run at `path`, and adds further overrides.
 
     Raises:
         SpecError: no run is there, its job file is gone, or others may change it.
@@ -261,7 +261,8 @@ def read_invocation(path: Path) -> Invocation:
     if not _is_file(job_file):
         raise SpecError(f"the run's job file {job_file} no longer exists\n    {remedy}")
     check_job_owner(job_file, remedy)
-    return Invocation(job_file, stored.overrides, Path(stored.job_dir) if stored.job_dir else None)
+    job_dir = Path(stored.job_dir) if stored.job_dir else None
+    return Invocation(job_file, (*stored.overrides, *more), job_dir)
 
 
 def _is_file(path: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose
+from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose, usage_of
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.devices import MachineLike
@@ -25,6 +25,7 @@ from gpurun.launcher.processes.pool_per_env import Ranks
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, SERVICE_RANK, WORKER_ENTRY, Exit, StartRequest
 from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.attempts import attempt_id, finished_variants, num_restarts
+from gpurun.launcher.run.watch import Due, Tick
 from gpurun.launcher.rundir.claim import entered
 from gpurun.launcher.rundir.control import leave, read_states
 from gpurun.launcher.rundir.files import (
@@ -255,6 +256,14 @@ class RunningAttempt:
         events = tuple(decoded_portion(text, msgspec.json.Decoder(Event)))
         self.newest_ns = max((self.newest_ns, *(event.monotonic_ns for event in events)))
         return tuple(event for event in events if event.monotonic_ns > known_ns or not known_ns)
+
+    def tick(self, exits: tuple[Exit, ...], events: tuple[Event, ...], due: Due) -> Tick:
+        """The observations of this moment: these, and those that are due."""
+        usage, now_s = None, self.clock.monotonic()
+        if due.usage_s is not None and now_s >= due.usage_s:
+            usage = usage_of(self.ranks.observe(self.run.control(self.name)))
+            now_s = self.clock.monotonic()
+        return Tick(now_s, exits, events, self.read_steps() if now_s >= due.steps_s else None, usage)
 
     def read_steps(self) -> tuple[int, ...]:
         """Completed steps of every rank, on all nodes."""

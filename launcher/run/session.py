@@ -19,7 +19,7 @@ from gpurun.launcher.run import decisions
 from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.attempts import record_outcomes, remaining
 from gpurun.launcher.run.budget import Budget
-from gpurun.launcher.run.running_attempt import Clock, RunningAttempt, Starter, program_of
+from gpurun.launcher.run.running_attempt import Clock, RunningAttempt, Starter
 from gpurun.launcher.run.watch import Tick, limits_of
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.records import Command, Event, Restart
@@ -31,13 +31,6 @@ OnEvent = Callable[[Launch, Event | None], None]
 
 LOAD_EVERY_S = 2.0
 """How often other load is looked for, at the most."""
-
-
-FIRST_STEP_S = 30.0
-NO_STEP = (
-    "no step was seen for {:g} s: `gpurun stacks {}` shows where the ranks are\n"
-    "    a program that starts its own processes (mp.spawn) is run by plain python, or without starting them"
-)
 
 
 @dataclass
@@ -61,8 +54,6 @@ class Session:
     """The starters of ranks so far."""
     load_due_s: float | None = 0.0
     """When to look for other load next; `None` once it has been reported."""
-    step_due_s: float | None = None
-    """When to look for a program's first step; `None`: it was, or there is no program."""
 
     def __post_init__(self) -> None:
         self.plan, self.run = self.starter.plan, self.starter.run
@@ -104,7 +95,8 @@ class Session:
                 return self.wait(action)
             case do.Diagnose():
                 hang = self.current.diagnose()
-                self.reporter.report_hang(hang, self.current.name, action.text(hang, self.current.launch.id))
+                what = action.text(hang, self.current.launch.id)
+                self.reporter.report_hang(hang, self.current.name, what, goes_on=not action.late.stops)
                 return do.Diagnosed(action.late, hang)
             case do.Stop():
                 return self.stop(action)
@@ -143,15 +135,7 @@ class Session:
         )
         self.attempt.start(self.preloading(action))
         self.on_event(launch, None)
-        now_s = self.clock.monotonic()
-        is_first = action.position == 0 and program_of(self.plan, launch) is not None
-        self.step_due_s = now_s + self.first_step_s if is_first else None
-        return do.Started(len(launch.processes), now_s)
-
-    @property
-    def first_step_s(self) -> float:
-        """How long a program may be silent about its first step; half of a shorter timeout."""
-        return min(FIRST_STEP_S, self.starter.spec.limit_s / 2)
+        return do.Started(len(launch.processes), self.clock.monotonic())
 
     def preloading(self, action: do.Start) -> do.Start:
         """The action, which preloads modules too where ranks start in an environment for the first time."""
@@ -168,11 +152,8 @@ class Session:
         exits, events = attempt.wait(shows_output=not action.has_failed)
         for event in events:
             self.on_event(attempt.launch, event)
-        now_s = self.clock.monotonic()
-        self.warn_of_load(now_s)
-        self.warn_of_no_step(now_s)
-        is_due = action.steps_due_s is not None and now_s >= action.steps_due_s
-        return Tick(now_s, exits, events, attempt.read_steps() if is_due else None)
+        self.warn_of_load(self.clock.monotonic())
+        return attempt.tick(exits, events, action.due)
 
     def warn_of_load(self, now_s: float) -> None:
         """Reports once that ranks wait for other programs, as long as something can be done about it.
@@ -187,14 +168,6 @@ class Session:
         if found is not None:
             self.load_due_s = None
             self.reporter.report(found)
-
-    def warn_of_no_step(self, now_s: float) -> None:
-        """Reports once that a program has completed no step: its ranks may wait for others."""
-        if self.step_due_s is None or now_s < self.step_due_s:
-            return
-        self.step_due_s = None
-        if not any(self.current.read_steps()):
-            self.reporter.report(NO_STEP.format(self.first_step_s, self.run.path))
 
     def stop(self, action: do.Stop) -> do.Stopped:
         """Ends the ranks, and reads their results."""

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpurun.launcher.failures.root_cause import Failure
-from gpurun.launcher.inspect.hang_diagnosis import Hang
+from gpurun.launcher.inspect.hang_diagnosis import Hang, RankUsage
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.records import Event
+from gpurun.launcher.units import format_duration
 
 LAST_WORDS_S = 0.5
 """How long the other ranks may still write down why they fail, once one has failed."""
@@ -18,6 +19,16 @@ START_S = 60.0
 importing torch is no part of a variant, and takes long on a busy machine."""
 READ_STEPS_EVERY_S = 1.0
 """Reading the ranks' step counters costs a file per rank."""
+REPORT_S = 60.0
+"""The least time without a completed step that is reported, where the job states none."""
+REPORT_STEPS = 10
+"""How many times the longest step so far that is at least."""
+IDLE_S = 600.0
+"""How long all ranks of a workload are idle until the launch is ended, where the job states no limit."""
+OBSERVE_EVERY_S = 60.0
+"""Between two observations of ranks that complete no step; each interrupts them for some milliseconds."""
+IDLE_SHARE = 0.01
+"""The share of a core that a rank which does nothing may use: observing it takes some, too."""
 BALANCE = "balance"
 """The stage that measures the devices for a balanced split, all at once."""
 
@@ -29,13 +40,18 @@ class Limits:
     variant_s: float
     """Seconds that a launch may spend on one variant."""
     hang_s: float | None
-    """Seconds without a completed step after which a launch counts as hanging; `None`: no limit."""
+    """Seconds without a completed step after which a launch counts as hung; `None`: the job states none."""
     hang_stops: bool
     """Whether a hang ends the launch, or is only reported."""
     restarts: int
     """How often a launch is started again after a transient failure."""
     is_program: bool
     """Whether the ranks are programs, of which one may run on long after the others."""
+
+    @property
+    def ends_idle_ranks(self) -> bool:
+        """Whether a launch ends once all its ranks have been idle for `IDLE_S`; those of a program may be."""
+        return self.hang_s is None and self.hang_stops and not self.is_program
 
 
 def limits_of(spec: JobSpec) -> Limits:
@@ -50,6 +66,16 @@ def limits_of(spec: JobSpec) -> Limits:
 
 
 @dataclass(frozen=True)
+class Due:
+    """When the rest of a launch's state is read next."""
+
+    steps_s: float
+    """The step counters."""
+    usage_s: float | None = None
+    """Whether the ranks do anything; `None`: that isn't asked."""
+
+
+@dataclass(frozen=True)
 class Tick:
     """The observations since the last tick."""
 
@@ -58,6 +84,36 @@ class Tick:
     events: tuple[Event, ...] = ()
     steps: tuple[int, ...] | None = None
     """Completed steps of every rank; `None`: not read this time."""
+    usage: Mapping[int, RankUsage] | None = None
+    """What each running rank does; `None`: not asked this time."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All running ranks at one moment."""
+
+    at_s: float
+    ranks: Mapping[int, RankUsage]
+
+
+def were_idle(before: Observation, after: Observation, num_ranks: int) -> bool:
+    """Whether every rank has waited, or used neither CPU nor GPU, from one observation to the next.
+
+    What isn't known counts as use: a rank that was not seen, and a time in which this process didn't run.
+    """
+    elapsed_s = after.at_s - before.at_s
+    seen = before.ranks.keys() & after.ranks.keys()
+    if elapsed_s > 2 * OBSERVE_EVERY_S or len(seen) < num_ranks:
+        return False
+    return all(_was_idle(before.ranks[rank], after.ranks[rank], elapsed_s) for rank in seen)
+
+
+def _was_idle(before: RankUsage, after: RankUsage, elapsed_s: float) -> bool:
+    """Whether a rank has waited in one and the same collective, or used neither CPU nor GPU."""
+    if after.waits_in is not None and before.waits_in == after.waits_in:
+        return True
+    used_s = abs(after.cpu_s - before.cpu_s)  # less than before: a process has left the tree
+    return used_s < IDLE_SHARE * elapsed_s and before.gpu_percent == after.gpu_percent == 0
 
 
 @dataclass(frozen=True)
@@ -70,14 +126,19 @@ class Late:
     is_balancing: bool
     stops: bool
     """Whether the launch ends by it."""
+    idle_s: float = 0.0
+    """How long all its ranks have been idle, where it ends by that."""
 
     def text(self, hang: Hang) -> str:
         """The limit, and what the launch was doing."""
-        if self.is_balancing:
-            return f"{self.limit} while its split was being found"
-        if self.is_hang and hang.is_before_first_step:
-            return f"{self.limit} (not even the first one)"
-        return self.limit
+        is_first = self.is_hang and hang.is_before_first_step and not self.is_balancing
+        doing = (
+            " while its split was being found" * self.is_balancing + " (not even the first one)" * is_first
+        )
+        if not self.idle_s:
+            return f"{self.limit}{doing}"
+        still = f"every rank waited, or used neither CPU nor GPU, for {format_duration(self.idle_s)}"
+        return f"{self.limit}{doing}, and {still}"
 
 
 @dataclass(frozen=True)
@@ -96,15 +157,21 @@ class Watch:
     steps_read_s: float = 0.0
     alive_s: float = 0.0
     """When a step was last completed, or another sign of life came."""
+    longest_step_s: float = 0.0
+    """The longest time until a step was completed, in earlier launches too."""
     hang_reported: bool = False
     """Whether the present hang has been reported."""
+    observed: tuple[Observation, ...] = ()
+    """The newest observations, of ranks that have all been idle from each to the next."""
     deadline_s: float | None = None
     """When the ranks that still run are stopped, because others have ended."""
 
     @classmethod
-    def begin(cls, num_ranks: int, now_s: float) -> "Watch":
-        """Ranks that have just been started."""
-        return cls(num_ranks, started_s=now_s, now_s=now_s, steps_read_s=now_s, alive_s=now_s)
+    def begin(cls, num_ranks: int, now_s: float, before: "Watch | None" = None) -> "Watch":
+        """Ranks that have just been started, after those of another launch."""
+        longest_s = before.longest_step_s if before else 0.0
+        watch = cls(num_ranks, started_s=now_s, now_s=now_s, steps_read_s=now_s, alive_s=now_s)
+        return replace(watch, longest_step_s=longest_s)
 
     @property
     def variant(self) -> str | None:
@@ -127,11 +194,24 @@ class Watch:
         all_ended = len(self.exits) >= self.num_ranks
         return all_ended or (self.deadline_s is not None and self.now_s > self.deadline_s)
 
-    def steps_due_s(self, limits: Limits) -> float | None:
-        """When the step counters should be read next; `None`: never."""
-        if limits.hang_s is None:
-            return None
-        return self.steps_read_s + min(READ_STEPS_EVERY_S, limits.hang_s / 4)
+    @property
+    def idle_s(self) -> float:
+        """How long all ranks have been idle, as far as was observed."""
+        return self.observed[-1].at_s - self.observed[0].at_s if self.observed else 0.0
+
+    def report_after_s(self, limits: Limits) -> float:
+        """The time without a completed step after which that is reported."""
+        if limits.hang_s is not None and not limits.hang_stops:
+            return limits.hang_s
+        return max(REPORT_S, REPORT_STEPS * self.longest_step_s)
+
+    def due(self, limits: Limits) -> Due:
+        """When step counters and ranks are read next. Ranks are observed once the hang has been reported."""
+        hang_s = limits.hang_s or self.report_after_s(limits)
+        steps_s = self.steps_read_s + min(READ_STEPS_EVERY_S, hang_s / 4)
+        if not (self.hang_reported and limits.ends_idle_ranks):
+            return Due(steps_s)
+        return Due(steps_s, self.observed[-1].at_s + OBSERVE_EVERY_S if self.observed else self.now_s)
 
     def after(self, tick: Tick, limits: Limits) -> "Watch":
         """The same ranks, one tick later."""
@@ -139,22 +219,31 @@ class Watch:
         for event in tick.events:
             watch = watch._entered(event)
         if tick.events:
-            watch = replace(watch, alive_s=tick.now_s, hang_reported=False)
+            watch = watch._lives()
+        if tick.usage is not None:
+            watch = watch._seen(Observation(tick.now_s, tick.usage))
         if tick.steps is not None:
-            watch = watch._counted(tick.steps)
+            watch = watch._counted(tick.steps, limits)
         return watch._with_deadline(limits)
 
     def late(self, limits: Limits) -> Late | None:
-        """The limit that is exceeded now; a hang counts once, until a step is completed again."""
+        """The limit that is exceeded now; a hang is reported once, until a step is completed again."""
         limit_s = limits.variant_s if self.variant else max(limits.variant_s, START_S)
         if self._busy_s() > limit_s:
             return Late(f"took longer than {limit_s:g} s", False, self.is_balancing, True)
-        if limits.hang_s is None or self.hang_reported or self.steps_read_s < self.now_s:
+        if self.steps_read_s < self.now_s:
             return None
-        if self.now_s - self.alive_s < limits.hang_s:
+        without_step_s, after_s = self.now_s - self.alive_s, self.report_after_s(limits)
+        if limits.hang_s is not None and limits.hang_stops and without_step_s >= limits.hang_s:
+            return self._hang(limits.hang_s, stops=True)
+        if limits.ends_idle_ranks and self.idle_s >= IDLE_S:
+            return self._hang(round(without_step_s), stops=True, idle_s=self.idle_s)
+        if self.hang_reported or without_step_s < after_s:
             return None
-        reason = f"no step completed for {limits.hang_s:g} s"
-        return Late(reason, True, self.is_balancing, limits.hang_stops)
+        return self._hang(round(after_s, 1), stops=False)
+
+    def _hang(self, without_step_s: float, stops: bool, idle_s: float = 0.0) -> Late:
+        return Late(f"no step completed for {without_step_s:g} s", True, self.is_balancing, stops, idle_s)
 
     def _busy_s(self) -> float:
         """Seconds spent so far on the variant that runs now, or on the start."""
@@ -169,11 +258,23 @@ class Watch:
         total_s = self.spent_s.get(self.variant, 0.0) + spent_s
         return replace(self, last=event, spent_s={**self.spent_s, self.variant: total_s})
 
-    def _counted(self, steps: tuple[int, ...]) -> "Watch":
+    def _counted(self, steps: tuple[int, ...], limits: Limits) -> "Watch":
         watch = replace(self, steps=steps, steps_read_s=self.now_s)
         if steps == self.steps and steps:  # before the ranks exist, torch is being imported
             return watch
-        return replace(watch, alive_s=self.now_s, hang_reported=False)
+        # A program may load its data before its first step; a workload's stages are events.
+        if any(self.steps if limits.is_program else steps):
+            step_s = self.now_s - self.alive_s
+            watch = replace(watch, longest_step_s=max(self.longest_step_s, step_s))
+        return watch._lives()
+
+    def _lives(self) -> "Watch":
+        return replace(self, alive_s=self.now_s, hang_reported=False, observed=())
+
+    def _seen(self, observation: Observation) -> "Watch":
+        before = self.observed[-1:]
+        is_idle = bool(before) and were_idle(before[0], observation, self.num_ranks)
+        return replace(self, observed=(*self.observed, observation) if is_idle else (observation,))
 
     def _with_deadline(self, limits: Limits) -> "Watch":
         """A program's last rank may save a model for long after the others have ended."""

@@ -25,6 +25,7 @@ from gpurun.launcher.rundir.records import (
     PointRecord,
     Restart,
     SearchRecord,
+    Stall,
     StepRecord,
     TrialRecord,
     VariantFacts,
@@ -148,6 +149,9 @@ class RunDir(RunPaths):
 
     def read_restarts(self) -> list[Restart]:
         return list(self.read_lines(self.restarts, Restart))
+
+    def read_stalls(self) -> list[Stall]:
+        return list(self.read_lines(self.stalls, Stall))
 
     def read_looks(self) -> tuple[Look, ...]:
         """In order; empty for a run of a fixed size, and before the first look."""

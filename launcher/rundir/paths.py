@@ -89,6 +89,11 @@ class RunPaths:
         return self.path / "restarts.jsonl"
 
     @property
+    def stalls(self) -> Path:
+        """A line per time in which a launch completed no step and wasn't ended."""
+        return self.path / "stalls.jsonl"
+
+    @property
     def replaced(self) -> Path:
         """Attempts that don't count, since their launches were measured again with other software."""
         return self.path / "replaced.json"

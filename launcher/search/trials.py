@@ -22,7 +22,7 @@ from gpurun.launcher.processes.protocol import TRIAL_ENTRY, Exit, StartRequest
 from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.attempts import attempt_id
 from gpurun.launcher.run.running_attempt import RunningAttempt, Starter
-from gpurun.launcher.run.watch import Tick, Watch, limits_of, located
+from gpurun.launcher.run.watch import Watch, limits_of, located
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import TrialConfig, TrialRecord, TrialTimes
 from gpurun.launcher.search.space import Space
@@ -65,6 +65,8 @@ class Trials:
     """How often each launch has been started."""
     number: int = 0
     """Trials so far, of this command."""
+    watch: Watch | None = None
+    """The watch of the newest trial."""
 
     def run(self, variant: str, number: int) -> TrialRecord:
         """Tries a variant, for the time with this number."""
@@ -164,22 +166,25 @@ class Trials:
     ) -> TrialRecord | None:
         """Returns when the trial is done; if it fails, the ranks are ended, and its record is returned."""
         limits = limits_of(self.starter.spec)
-        watch = Watch.begin(len(attempt.launch.processes), time.monotonic())
+        watch = Watch.begin(len(attempt.launch.processes), time.monotonic(), self.watch)
         while not is_done():
             exits = tuple(attempt.ranks.poll(poll_s))
             events = attempt.new_events()
             for event in events:
                 self.on_stage(variant, event.stage)
-            now_s = time.monotonic()
-            is_due = (due_s := watch.steps_due_s(limits)) is not None and now_s >= due_s
-            watch = watch.after(Tick(now_s, exits, events, attempt.read_steps() if is_due else None), limits)
+            self.watch = watch = watch.after(attempt.tick(exits, events, watch.due(limits)), limits)
             if watch.is_over and not is_done():
                 return self.failed(attempt, variant, watch)
             if (late := watch.late(limits)) is not None:
                 hang = attempt.diagnose()
-                self.reporter.report_hang(hang, attempt.name, f"{variant}: {late.text(hang)}")
+                what = f"{variant}: {late.text(hang)}"
+                self.reporter.report_hang(hang, attempt.name, what, goes_on=not late.stops)
+                if not late.stops:
+                    watch = replace(watch, hang_reported=True)
+                    continue
                 self.stop()
-                return TrialRecord(variant, 0, "timeout", 0.0, reason=late.text(hang))
+                status: Literal["hung", "timeout"] = "hung" if late.is_hang else "timeout"
+                return TrialRecord(variant, 0, status, 0.0, reason=late.text(hang))
         self.relay.look()
         return None
 

@@ -306,8 +306,8 @@ def _ended(seen: Evidence, before: str | None = None) -> list[str]:
 
 def _ends_all(seen: Evidence, part: str) -> bool:
     """Whether a job has ended by a known cause of the machine, or the first has hung: so would all others."""
-    has_hung = part == MEASURING and any(each.status == "timeout" for each in seen.job(part).variants)
-    return has_hung or bool(run_checks.causes(part, seen))
+    ends = {each.status for each in seen.job(part).variants} if part == MEASURING else set()
+    return not ends.isdisjoint(("timeout", "hung")) or bool(run_checks.causes(part, seen))
 
 
 def _failures(part: str, seen: Evidence) -> list[str]:

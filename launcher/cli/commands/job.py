@@ -19,6 +19,7 @@ from gpurun.launcher.cli.options import (
     MISSING_JOB,
     RunPath,
     devices_option,
+    hang_timeout_option,
     job_argument,
     json_option,
     node_options,
@@ -30,6 +31,7 @@ from gpurun.launcher.cli.options import (
     quiet_option,
     require_steps_option,
     set_option,
+    with_hang_timeout,
     written_url,
 )
 from gpurun.launcher.cli.output import print_comparison, run_and_print, show_json, width
@@ -64,6 +66,7 @@ MISSING_RUN = (
     metavar="[RUN]",
     help="Continue a run, by default the newest one of this job; only what is missing is measured.",
 )
+@hang_timeout_option
 @node_options
 @only_rank_option
 @quiet_option
@@ -74,6 +77,7 @@ def job(
     job_file: Path | None,
     out: "tuple[Path | None, Url | None]",
     resume: "Path | Url | None",
+    hang_timeout_s: float | None,
     overrides: tuple[str, ...],
     **how: Any,
 ) -> None:
@@ -83,7 +87,7 @@ def job(
 
     Exit codes: 0 ok (also with variants that are out of memory, skipped or unsteady), 2 the job file or the
     command line is wrong, 3 the machine lacks what the job needs, or results are missing at the URL of --out,
-    4 a variant failed or timed out, or all of them ran out of memory, 130 interrupted.
+    4 a variant failed, timed out or hung, or all of them ran out of memory, 130 interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
 
@@ -92,13 +96,14 @@ def job(
         job_file, resume = resume, Path("latest")  # `gpurun --resume job.yaml`
     if job_file is None and (resume is None or is_missing(resume)):
         raise SpecError(MISSING_JOB if resume is None else MISSING_RUN)
+    overrides = with_hang_timeout(overrides, hang_timeout_s)
 
     def invocation() -> Any:
         from gpurun.launcher.run.open import Invocation
 
         return None if job_file is None else Invocation(job_file, overrides)
 
-    run_and_print(invocation, out, resume, **how)
+    run_and_print(invocation, out, resume, overrides if job_file is None else (), **how)
 
 
 def names_job_file(path: Path) -> bool:
@@ -232,6 +237,7 @@ def after_dashes(args: Sequence[str], name: str) -> str:
 @devices_option
 @out_or_url_option
 @nodes_option("run the same command on each.")
+@hang_timeout_option
 @node_options
 @only_rank_option
 @quiet_option
@@ -245,6 +251,7 @@ def run(
     devices: str,
     out: "tuple[Path | None, Url | None]",
     nodes: int | str | None,
+    hang_timeout_s: float | None,
     overrides: tuple[str, ...],
     **how: Any,
 ) -> None:
@@ -257,7 +264,7 @@ def run(
     Example: gpurun run train.py --compare workers=0,2 -- --epochs 1
 
     Exit codes: 0 ok, 2 the command line is wrong, 3 the machine lacks what the command asks for, or
-    results are missing at the URL of --out, 4 the program failed or ran out of memory, 130 interrupted.
+    results are missing at the URL of --out, 4 the program failed, hung or ran out of memory, 130 interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
 
@@ -273,7 +280,8 @@ def run(
         from gpurun.launcher.run.open import program_invocation
 
         more = (f"nodes={nodes}",) if nodes else ()
-        return program_invocation(script, module, args, devices, (*overrides, *more), compared(compare))
+        given = with_hang_timeout((*overrides, *more), hang_timeout_s)
+        return program_invocation(script, module, args, devices, given, compared(compare))
 
     run_and_print(invocation, out, None, **how)
 

@@ -42,7 +42,7 @@ class Tried:
     peak_gib: float | None
     """The peak of the fullest device in one step; `None` if unknown: of programs, and with `compile`."""
     label: str = ""
-    status: Literal["ok", "oom", "failed", "timeout", "too large"] = "ok"
+    status: Literal["ok", "oom", "failed", "timeout", "hung", "too large"] = "ok"
     """`too large`: it takes more memory than the job states."""
     reason: str | None = None
     """Why it failed."""

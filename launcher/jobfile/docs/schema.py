@@ -131,7 +131,7 @@ budget: 3m                 # … at most for this long
 # steps: {rounds: 28, launches: 6}  # or instead a fixed size: 200 ms a round and variant, on GPUs 1 s
 profile: {steps: 3}        # a trace per variant and rank, after the timed steps; 0 takes none
 timeout: 10m               # per variant
-# hang_timeout: 2m         # no step for this long: report which rank the others wait for, then stop
+# hang_timeout: 2m         # end a launch that completes no step for this long
 # restarts: 2              # after transient failures: signals, lost connections, hangs
 """
 

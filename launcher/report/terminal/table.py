@@ -136,7 +136,7 @@ BAR_CELLS = (len(BAR_HEADER), 40)
 VALUE_CHARS = 32
 REASON_LINES = 3
 """A longer reason is cut; the log has all of it."""
-STATUS_STYLES = {"oom": "red", "failed": "red", "timeout": "red", "skipped": "dim"}
+STATUS_STYLES = {"oom": "red", "failed": "red", "timeout": "red", "hung": "red", "skipped": "dim"}
 
 
 def render_table(

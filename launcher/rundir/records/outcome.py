@@ -116,7 +116,7 @@ class FailureRecord:
     """Whether the rank only lost its peer ("connection closed by peer")."""
 
 
-Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "skipped"]
+Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "hung", "skipped"]
 MEASURED = frozenset({"ok", "unsteady"})
 """Of a variant that ran to its end."""
 
@@ -176,6 +176,17 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class Stall:
+    """A line of `stalls.jsonl`: for a while no step was completed, and the launch wasn't ended."""
+
+    time_ns: Whole
+    launch: str
+    """The attempt."""
+    reason: str
+    """`ddp-2-6-2: no step completed for 60 s: rank 1 is in `forward` (model.py:12); rank 0 waits`."""
+
+
+@dataclass(frozen=True)
 class TrialConfig:
     """The next trial of live ranks; `launches/ID/trials/N.json`."""
 
@@ -204,7 +215,7 @@ class TrialRecord:
     variant: str
     number: int
     """Counts from 1 for each variant."""
-    status: Literal["ok", "oom", "failed", "timeout"]
+    status: Literal["ok", "oom", "failed", "timeout", "hung"]
     seconds: float
     """The length of the trial, the start of processes included."""
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -5,7 +5,7 @@
 
 type Interval = [low: number, high: number];
 type RunStatus = 'running' | 'done' | 'stopped';
-type VariantStatus = 'ok' | 'unsteady' | 'oom' | 'failed' | 'timeout' | 'skipped' | 'planned' | 'running';
+type VariantStatus = 'ok' | 'unsteady' | 'oom' | 'failed' | 'timeout' | 'hung' | 'skipped' | 'planned' | 'running';
 type Verdict = 'baseline' | 'faster' | 'slower' | 'same' | 'inconclusive';
 
 interface RunsAnswer {
@@ -159,7 +159,7 @@ interface TriedCombination {
   step_ms: number | null;
   ms_per_sample: number | null;
   peak_gib: number | null;
-  status: 'ok' | 'oom' | 'failed' | 'timeout' | 'too large';
+  status: 'ok' | 'oom' | 'failed' | 'timeout' | 'hung' | 'too large';
   reason: string | null;
 }
 

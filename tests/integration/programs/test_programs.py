@@ -240,11 +240,11 @@ HANGS = """
 
 def test_a_program_that_makes_no_step_any_more_is_stopped_with_its_stacks(tmp_path: Path) -> None:
     write(tmp_path, "train.py", HANGS)
-    write(tmp_path, "job.yaml", "script: train.py\ndevices: cpu:2\nhang_timeout: 10s\ngrace: 1s\n")
-    done = gpurun(tmp_path, "job.yaml", "--out", "run")
+    job = ("train.py", "--devices", "cpu:2", "--hang-timeout", "10s", "--set", "grace=1s")
+    done = gpurun(tmp_path, "run", *job, "--out", "run")
     assert done.code == 4, done.err
     result = done.variant("script-2")
-    assert result["status"] == "timeout"
+    assert result["status"] == "hung"
     assert "completed for 10 s" in result["reason"]
     assert "train.py" in (tmp_path / "run/launches/01-script-2/hang.json").read_text()
     assert "[rank 0] saved at the last moment" in done.err

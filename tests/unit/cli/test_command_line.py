@@ -17,12 +17,13 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from gpurun.launcher.cli.commands import job as job_commands
 from gpurun.launcher.cli.commands import job_file
 from gpurun.launcher.cli.completion import lines_for, suggestions
 from gpurun.launcher.cli.main import COMMANDS, cli, main
@@ -134,6 +135,21 @@ def test_mistakes_on_the_command_line(
     assert all(len(textwrap.wrap(answer, 80)) < 24 for answer in answers.values())  # one screen
     shown = ("\n> ".join([case, *answer.splitlines()]) for case, answer in answers.items())
     snapshot("mistakes/command-lines.txt", "\n\n".join(shown) + "\n")
+
+
+@pytest.mark.parametrize("words", [["job.yaml"], ["--resume", "runs/job/1"], ["run", "train.py"]])
+def test_a_hang_timeout_is_that_of_the_job_whatever_is_started(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is resumed without its job file has the other overrides too."""
+    asked: list[str] = []
+
+    def run(invocation: Callable[[], Any], out: Any, resume: Any, more: Any = (), **how: Any) -> None:
+        asked.extend(more or invocation().overrides)
+
+    monkeypatch.setattr(job_commands, "run_and_print", run)
+    result = CliRunner().invoke(cli, [*words, "--set", "grace=1s", "--hang-timeout", "2m"])
+    assert (result.exit_code, asked) == (0, ["grace=1s", "hang_timeout=120.0"]), result.output
 
 
 def test_a_path_that_is_no_run_is_answered_with_the_runs_that_there_are(

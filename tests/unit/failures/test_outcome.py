@@ -24,7 +24,7 @@ COMPARISON = msgspec.json.decode(
         (("oom",), "no variant could be measured; out of memory: v0"),
         (("oom", "oom"), "out of memory: v0, v1"),
         (("oom", "failed", "ok"), "1 of 3 variants failed: v1"),
-        (("timeout",), "1 of 1 variant failed: v0"),
+        (("timeout", "hung"), "2 of 2 variants failed: v0, v1"),
         (("ok", "ok"), None),
     ],
 )

@@ -15,7 +15,7 @@ from gpurun.launcher.inspect.collectives import (
     last_ones,
     parse_history,
 )
-from gpurun.launcher.inspect.hang_diagnosis import diagnose, find_hang
+from gpurun.launcher.inspect.hang_diagnosis import RankUsage, diagnose, find_hang, usage_of
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, Activity, Frame, Thread
 from gpurun.launcher.units import ranks_text
@@ -151,3 +151,23 @@ def test_numbers_go_before_stacks_and_name_the_line(wording: Wording) -> None:
 )
 def test_many_ranks_are_named_by_their_range(ranks: tuple[int, ...], text: str) -> None:
     assert ranks_text(ranks) == text
+
+
+def usage(histories: list[Any], threads: list[tuple[Thread, ...]]) -> list[RankUsage]:
+    seen = [
+        RankSnapshot(rank, 7 + rank, 3, *one, cpu_s=rank)
+        for rank, one in enumerate(zip(threads, histories, strict=True))
+    ]
+    return list(usage_of(seen).values())
+
+
+def test_a_rank_waits_as_long_as_its_newest_collective_stays_the_same() -> None:
+    waiting, missing = usage([REDUCED_TWICE, REDUCED_ONCE], [IN_BARRIER, SLEEPS])
+    assert waiting == RankUsage(REDUCED_TWICE[-1:], 0.0, 0)
+    assert missing == RankUsage(None, 1.0, 0)
+
+
+def test_what_a_rank_waits_for_is_not_known_without_its_history() -> None:
+    """It may go from one collective to the next."""
+    assert [one.waits_in for one in usage([None, ()], [IN_BARRIER, IN_BARRIER])] == [None, ()]
+    assert [one.waits_in for one in usage([REDUCED_ONCE] * 2, [SLEEPS, ()])] == [None, None]

@@ -153,7 +153,7 @@ def test_a_terminal_gets_colours_and_the_fastest_in_bold() -> None:
 
 
 def test_fastest_first_and_failures_last() -> None:
-    ends: tuple[Status, ...] = ("failed", "timeout", "skipped")
+    ends: tuple[Status, ...] = ("failed", "hung", "skipped")
     broken = [
         replace(variant("dp-2-48-16"), id=status, status=status, split=(number, 64 - number))
         for number, status in enumerate(ends, start=1)
@@ -161,7 +161,7 @@ def test_fastest_first_and_failures_last() -> None:
     lines = lines_of(shown(with_variants(*broken, *COMPARISON.variants)))
     order = [line.split()[1] for line in lines[1:] if re.match(r"(ddp|dp) ", line)]
     assert order == ["32/32", "33/31", "40/24", "48/16", "32/32", "1/63", "2/62", "3/61", "48/16"]
-    for status in ("failed", "timeout", "skipped", "oom"):
+    for status in ("failed", "hung", "skipped", "oom"):
         assert any(status in line for line in lines)
 
 

@@ -74,6 +74,8 @@ class FakeRanks:
     """After which attempt modules were asked for."""
     name: str = ""
     steps: Steps = ()
+    seen: tuple[RankSnapshot, ...] = ()
+    """What whoever looks at them sees."""
     _lines: list[Line] = field(default_factory=list)
     _running: set[int] = field(default_factory=set)
     _exits: list[Exit] = field(default_factory=list)
@@ -133,7 +135,7 @@ class FakeRanks:
         pass
 
     def observe(self, directory: Path) -> tuple[RankSnapshot, ...]:
-        return ()
+        return self.seen
 
     def steps_elsewhere(self) -> Steps:
         return self.steps

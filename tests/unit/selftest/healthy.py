@@ -138,7 +138,7 @@ def evidence() -> Evidence:
         faulty("sound", "ok", None),
         faulty("oom", "oom", "rank 2 ran out of memory: CUDA out of memory"),
         faulty("killed", "failed", "rank 2 was killed by SIGKILL"),
-        faulty("asleep", "timeout", f"no step completed for 12 s: {SLEEPING}"),
+        faulty("asleep", "hung", f"no step completed for 12 s: {SLEEPING}"),
     )
     return Evidence(
         kind=CUDA,

@@ -290,7 +290,7 @@ def test_no_memory_without_a_limit_is_no_exhausted_limit(monkeypatch: pytest.Mon
 
 def test_a_hang_under_a_limit_of_memory_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen under `ulimit -v 700000`: gloo could start only some of its threads."""
-    lost = variant(status="timeout", reason="no step completed for 52 s")
+    lost = variant(status="hung", reason="no step completed for 52 s")
     seen = with_job(MEASURING, RanJob((lost,), problem=lost.reason))
     assert "NCCL_P2P" in str(judged(seen)["measuring"].remedy)
     monkeypatch.setattr("resource.getrlimit", lambda _: (4_096_000, 4_096_000))

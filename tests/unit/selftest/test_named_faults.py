@@ -231,7 +231,7 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
         "cuda:2 still has 70.0 GiB more in use",
     ),
     "rank killed": (first_variant(TRAINING, status="failed", reason=KILLED), "strategies", KILLED),
-    "rank asleep": (first_variant(TRAINING, status="timeout", reason=ASLEEP), "strategies", "rank 1 is in"),
+    "rank asleep": (first_variant(TRAINING, status="hung", reason=ASLEEP), "strategies", "rank 1 is in"),
     "wrong sum": (of_rank(0, wrong_sums=("1 of 1023 on rank 0",)), "all-reduce sums", "1 of 1023 on rank 0"),
     "fork after CUDA": (
         lambda seen: in_job(MEASURING, problem=FORKED)(replace(seen, facts=())),
@@ -330,7 +330,7 @@ HUNG = f"no step completed for 52 s (not even the first one): {SLEEPING}"
 FAILURES: dict[str, tuple[Any, str, str]] = {
     "exit code": ("failed", "rank 1 ended with exit code 7", "read /run/rank1.log"),
     "full disk": ("failed", "can't write x: No space left on device", "free some space"),
-    "hang": ("timeout", HUNG, "NCCL_P2P_DISABLE=1"),
+    "hang": ("hung", HUNG, "NCCL_P2P_DISABLE=1"),
 }
 
 

@@ -10,6 +10,7 @@ export const STATUS_WORDS = {
   unsteady: 'unsteady',
   failed: 'failed',
   timeout: 'ran out of time',
+  hung: 'hung',
   skipped: 'skipped',
   planned: 'not measured yet',
   running: 'running',
