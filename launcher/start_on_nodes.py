@@ -183,7 +183,7 @@ def with_nodes(ready: Prepared, machine: Machine, nodes: Sequence[Node]) -> Prep
     plan = replace(plan, notes=(*plan.notes, *earlier, *moved))
     write_json(ready.run.host, whole_record(ready.spec, plan, machine))
     write_json(ready.run.plan, plan)
-    return replace(ready, plan=plan)
+    return replace(ready, plan=plan, resumed=None)
 
 
 def places(plan: Plan) -> object:

@@ -164,6 +164,7 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
         summary="\n".join(said),
         notes=(),
         restarts=len(run.read_restarts()),
+        resumed=next((command.resumed for command in reversed(run.read_commands())), None),
         complete=judged.is_measured and (search is None or search.is_over),
         batch_curves=batch_curves(results),
         interference=interference,

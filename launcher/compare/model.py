@@ -15,7 +15,7 @@ from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.plan.model import NAMES, refuse_unknown_names, refuse_unknown_names_in_job
-from gpurun.launcher.rundir.records import CodeVersion, LossOver, Status
+from gpurun.launcher.rundir.records import CodeVersion, LossOver, Resumption, Status
 from gpurun.launcher.stats.family import Outcome
 from gpurun.launcher.units import Interval
 
@@ -289,6 +289,8 @@ class Comparison:
     """Other load during each variant: a core that its worst rank waited for, or a throttled clock."""
     restarts: int = 0
     """How often launches were started again after a failure."""
+    resumed: Resumption | None = None
+    """What the newest command on the run has kept and measured again; `None`: it didn't resume it."""
     unit: Unit = "round"
     """The unit of its intervals."""
     leader: str | None = None

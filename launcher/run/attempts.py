@@ -1,9 +1,15 @@
-"""The attempts at the launches of a run: what is missing (`--resume` too), and how their variants ended."""
+"""The attempts at the launches of a run: what is missing, and how their variants ended.
 
-from collections.abc import Mapping, Sequence
+What `--resume` keeps and measures again is decided here, and put into a sentence.
+"""
+
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from gpurun.launcher.compare.figures.rounds import round_times
+from gpurun.launcher.compare.headline import HOW_IT_ENDED
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.effects import Ended, Remaining, Settle
@@ -11,6 +17,8 @@ from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import (
     MEASURED,
     NO_STEPS,
+    Resumption,
+    RootCause,
     RoundTime,
     VariantFacts,
     VariantStatus,
@@ -19,6 +27,9 @@ from gpurun.launcher.rundir.records import (
     elapsed_s,
 )
 from gpurun.launcher.stats.sequential import is_spent
+from gpurun.launcher.units import first_of, plural
+
+_MOST_NAMED = 5
 
 
 def attempt_id(launch: Launch, attempt: int) -> str:
@@ -101,7 +112,7 @@ def remaining(run: RunDir, plan: Plan, launch: Launch, chosen: Mapping[str, int]
     next_ = {
         v: max(1, num - done) for v, num in rounds.items() if v in missing or (v == plan.baseline and usable)
     }
-    return Remaining(tuple(missing), next_, len(started), num_restarts(run, launch))
+    return Remaining(tuple(missing), next_, len(started), num_restarts(run, launch), done)
 
 
 def planned_rounds(
@@ -213,3 +224,114 @@ def lost_status(run: RunDir, attempt: str, ended: Ended) -> VariantStatus:
         return VariantStatus(late, f"{ended.late}{where}", attempt, rank, log)
     status: Literal["oom", "failed"] = "oom" if failure.kind == "oom" else "failed"
     return VariantStatus(status, failure.reason, attempt, rank, log)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A launch that the run has begun."""
+
+    launch: Launch
+    finished: frozenset[str]
+    """Variants that are measured completely."""
+    remaining: Remaining
+
+
+def let_run_again(run: RunDir, plan: Plan, software: Mapping[str, str]) -> Resumption:
+    """Lets variants run again that failed, and launches that ran with other software."""
+    statuses = {variant.id: run.read_status(variant.id) for variant in plan.variants}
+    lost = {name: one for name, one in statuses.items() if one and one.status not in MEASURED}
+    again = {name: one for name, one in lost.items() if is_tried_again(one, _root_cause(run, one))}
+    for variant in again:
+        run.status(variant).unlink()  # its logs and failure records are kept
+    replaced = replace_other_software(run, plan, software)
+    begun = [_begun(run, plan, launch) for launch in plan.launches if attempts(run, launch)]
+    return resumption(plan, lost, again.keys(), replaced, begun)
+
+
+def _root_cause(run: RunDir, status: VariantStatus) -> RootCause | None:
+    path = run.root_cause(status.launch) if status.launch else None
+    return run.read(path, RootCause) if path is not None and path.exists() else None
+
+
+def _begun(run: RunDir, plan: Plan, launch: Launch) -> Begun:
+    finished = finished_variants(run, launch) if counting_attempts(run, launch) else set()
+    return Begun(launch, frozenset(finished), remaining(run, plan, launch, None))
+
+
+def is_tried_again(status: VariantStatus, cause: RootCause | None) -> bool:
+    """Whether a lost variant is measured again: one that ran out of memory by itself would do so again.
+
+    If the kernel's OOM killer ended it, others may have taken the memory.
+    """
+    return status.status != "oom" or (cause is not None and cause.code == -signal.SIGKILL)
+
+
+def resumption(
+    plan: Plan,
+    lost: Mapping[str, VariantStatus],
+    again: Collection[str],
+    replaced: Sequence[str],
+    begun: Sequence[Begun],
+) -> Resumption:
+    """The parts of a run that are kept and those that are measured again.
+
+    Args:
+        plan: of the run.
+        lost: variants that weren't measured, with their status.
+        again: those of them that are tried again.
+        replaced: attempts that ran other software, and don't count any more.
+        begun: launches that the run has begun, without those attempts.
+    """
+    kept = [one for one in begun if one.finished]
+    repeated = {one.launch.id for one in begun} & {name.partition("~")[0] for name in replaced}
+    open_ = [one for one in begun if one.remaining.missing and one.launch.id not in repeated]
+    paired = {name for one in open_ for name in one.remaining.rounds if name in one.finished}
+    interrupted = {
+        one.launch.id: (one.remaining.done, one.remaining.done + max(one.remaining.rounds.values()))
+        for one in open_
+        if not set(again).issuperset(one.remaining.missing)
+    }
+    left_out = lost.keys() - set(again)
+    known = {one.launch.id for one in begun}
+    unknown = [launch for launch in plan.launches if launch.id not in known]
+    return Resumption(
+        launches=len(kept),
+        variants=len({name for one in kept for name in one.finished}),
+        again={name: _how_it_ended(status) for name, status in lost.items() if name in again},
+        with_baseline=min(paired, default=None),
+        left_out=tuple(name for name in lost if name not in again),
+        replaced=tuple(replaced),
+        interrupted=interrupted,
+        not_begun=None if plan.budget_s else sum(not left_out.issuperset(one.variants) for one in unknown),
+    )
+
+
+def _how_it_ended(status: VariantStatus) -> str:
+    how = HOW_IT_ENDED.get(status.status, status.status)
+    return f"{how} ({status.reason})" if status.reason else how
+
+
+def resumption_text(found: Resumption) -> str:
+    """`Resumed: keeps 12 launches of 3 variants; measures ddp-2-6-4 again: it failed (rank 1 …)`."""
+    kept = f"{plural(found.launches, 'launch')} of {plural(found.variants, 'variant')}"
+    parts = [f"keeps {kept}" if found.launches else "no launch is complete"]
+    paired = f", next to the baseline {found.with_baseline}" if found.with_baseline else ""
+    for how in dict.fromkeys(found.again.values()):
+        lost = [name for name, its in found.again.items() if its == how]
+        which = "they" if lost[1:] else "it"
+        parts.append(f"measures {first_of(lost, _MOST_NAMED)} again{paired}: {which} {how}")
+    if found.replaced:
+        names = first_of(found.replaced, _MOST_NAMED)
+        parts.append(f"measures {names} again: the software has changed")
+    if without := [name for name, (done, _) in found.interrupted.items() if not done]:
+        parts.append(f"measures {first_of(without, _MOST_NAMED)} again: the run was interrupted")
+    for name, (done, num) in found.interrupted.items():
+        parts += [f"goes on with {name} after {done} of {plural(num, 'round')}"] if done else []
+    if found.not_begun:
+        parts.append(f"begins {plural(found.not_begun, 'further launch')}")
+    if len(parts) == 1 and found.not_begun == 0:
+        parts.append("nothing is left to measure")
+    if found.left_out:
+        names = first_of(found.left_out, _MOST_NAMED)
+        parts.append(f"leaves {names} out: out of memory, as before")
+    return f"Resumed: {'; '.join(parts)}"

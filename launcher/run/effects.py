@@ -177,6 +177,8 @@ class Remaining:
     """Started so far, of this launch."""
     restarts: int = 0
     """So far."""
+    done: int = 0
+    """Rounds that all of the missing variants have completed."""
 
 
 @dataclass(frozen=True)

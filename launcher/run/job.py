@@ -28,17 +28,17 @@ from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import WorkerPool, say_on_stderr
 from gpurun.launcher.processes.pool_per_env import Pools, WorkerPools
 from gpurun.launcher.report.terminal.plan import headlines
-from gpurun.launcher.run.attempts import has_ended, replace_other_software, spent_s
+from gpurun.launcher.run.attempts import has_ended, let_run_again, resumption_text, spent_s
 from gpurun.launcher.run.earlier_runs import find_earlier
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
-from gpurun.launcher.run.open import Invocation, find_run, open_run, own_run, resume_run
+from gpurun.launcher.run.open import Invocation, find_run, open_run, own_run, run_to_resume
 from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.copier import INTERRUPTED_S, copied
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import MEASURED, Event, MaxBatch
+from gpurun.launcher.rundir.records import MEASURED, Event, MaxBatch, Resumption
 from gpurun.launcher.rundir.store import keep_at, kept_at, refuse_taken, refuse_unwritable
 from gpurun.launcher.rundir.url import Url
 from gpurun.launcher.units import format_duration, plural
@@ -74,6 +74,8 @@ class Prepared:
     plan: Plan
     run: RunDir
     job_dir: Path
+    resumed: Resumption | None = None
+    """What a run that is resumed keeps; `None` of a new one."""
 
     @property
     def environments(self) -> list[tuple[Mapping[str, str], str]]:
@@ -158,17 +160,13 @@ def prepare(
     check_limits(max(variant.world_size for variant in plan.variants))
     if not nodes:
         check_loopback()
-    if resume is None:
-        run = open_run(job.given, spec, plan, machine, job.out)
-    else:
-        run = resume_run(resume, plan, say_on_stderr)
-        if replaced := replace_other_software(run, plan, software_of(machine)):
-            say_on_stderr(f"measured again, since the software has changed: {', '.join(replaced)}")
+    run = run_to_resume(resume, plan) if resume else open_run(job.given, spec, plan, machine, job.out)
+    resumed = let_run_again(run, plan, software_of(machine)) if resume else None
     if found is not None:
         write_json(run.max_batch, found)
     if job.keep_at is not None:
         keep_at(run.path, job.keep_at)
-    return Prepared(spec, machine, plan, run, job.job_dir)
+    return Prepared(spec, machine, plan, run, job.job_dir, resumed)
 
 
 def check_store(keep_at: Url | None, resume: Path | None) -> None:
@@ -219,6 +217,8 @@ def execute(
     earlier = find_earlier(plan.name, ready.machine.hostname)
     notes = (text for text in plan.notes if not text.startswith(UNUSED_BUDGET))  # the report has it
     progress.say("\n".join((*headlines(plan, ready.spec, earlier), *notes)))
+    if ready.resumed is not None:
+        progress.say(hidden(resumption_text(ready.resumed), known))
     if plan.budget_s is not None and has_ended(ready.run, plan):
         progress.say(SPENT.format(format_duration(plan.budget_s)))
 
@@ -246,6 +246,7 @@ def execute(
         on_event=on_event,
         reporter=Reporter(ready.run, say, hide),
         relay=output.relay(lambda text: progress.say(hide(text)), ready.spec.logs.keep_bytes),
+        resumed=ready.resumed,
     )
     with forwarded(lambda number: session.ranks.forward(number)):
         return finish(session)

@@ -2,9 +2,8 @@
 
 import shlex
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from gpurun.launcher.rundir.paths import (
     is_name,
     is_ours,
 )
-from gpurun.launcher.rundir.records import MEASURED, CodeVersion, RootCause, VariantStatus
+from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.units import format_duration
 
@@ -282,13 +281,12 @@ class StoredInvocation:
     job_dir: str | None = None
 
 
-def resume_run(path: Path, plan: Plan, say: Callable[[str], None]) -> RunDir:
-    """A run to resume; what failed or timed out is tried again, what was measured is kept.
+def run_to_resume(path: Path, plan: Plan) -> RunDir:
+    """A run that can be resumed.
 
     Args:
         path: as `find_run` takes it.
         plan: of the job as it is now.
-        say: gets what isn't tried again.
 
     Raises:
         SpecError: no run is there, it was made from another job, or another command works on it.
@@ -309,31 +307,12 @@ def resume_run(path: Path, plan: Plan, say: Callable[[str], None]) -> RunDir:
         raise SpecError(
             f"{name} {OTHER_JOB}: {plan_difference(stored, now)}\n    start a new run: gpurun JOB.yaml"
         )
-    if too_large := [variant.id for variant in plan.variants if not _is_tried_again(run, variant.id)]:
-        say(f"not tried again, since out of memory: {', '.join(too_large)}")
     return run
 
 
 def _sizes(plan: Plan) -> dict[str, Any]:
     """The sizes that follow from the budget."""
     return {"budget_s": plan.budget_s, "launches": plan.launches}
-
-
-def _is_tried_again(run: RunDir, variant_id: str) -> bool:
-    """Whether a variant is measured, or will be: one that itself ran out of memory would do so again."""
-    status = run.read_status(variant_id)
-    if status is None or status.status in MEASURED:
-        return True
-    if status.status == "oom" and not _was_killed(run, status):
-        return False
-    forget(run, variant_id)
-    return True
-
-
-def _was_killed(run: RunDir, status: VariantStatus) -> bool:
-    """Whether the kernel's OOM killer ended it: then others may have taken the memory."""
-    path = run.root_cause(status.launch) if status.launch else None
-    return path is not None and path.exists() and run.read(path, RootCause).code == -signal.SIGKILL
 
 
 def as_read_back(plan: Plan) -> Plan:
@@ -362,8 +341,3 @@ def differing(before: Any, now: Any) -> list[tuple[str, Any, Any]]:
     """Fields of two dataclasses of one class that differ, with both values."""
     pairs = ((each.name, getattr(before, each.name), getattr(now, each.name)) for each in fields(before))
     return [pair for pair in pairs if pair[1] != pair[2]]
-
-
-def forget(run: RunDir, variant_id: str) -> None:
-    """Lets a variant run again; its logs and failure records are kept."""
-    run.status(variant_id).unlink()

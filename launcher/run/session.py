@@ -22,7 +22,7 @@ from gpurun.launcher.run.budget import Budget
 from gpurun.launcher.run.running_attempt import Clock, RunningAttempt, Starter
 from gpurun.launcher.run.watch import Tick, limits_of
 from gpurun.launcher.rundir.files import append_lines, write_json
-from gpurun.launcher.rundir.records import Command, Event, Restart
+from gpurun.launcher.rundir.records import Command, Event, Restart, Resumption
 from gpurun.launcher.units import plural
 
 OnEvent = Callable[[Launch, Event | None], None]
@@ -45,6 +45,8 @@ class Session:
     relay: Relay
     """Shows what the ranks write."""
     clock: Clock = time
+    resumed: Resumption | None = None
+    """What the run keeps that it goes on with."""
     mistake: ParamsError | None = None
     """The mistake in the job itself, where only building its workload could show it."""
     ranks: Ranks = field(init=False)
@@ -67,7 +69,7 @@ class Session:
             MachineError: the run directory can't be written any more.
             Interrupted: by Ctrl-C or SIGTERM, after the processes are gone.
         """
-        append_lines(self.run.commands, [Command(self.clock.time_ns())])
+        append_lines(self.run.commands, [Command(self.clock.time_ns(), self.resumed)])
         repetitions = [launch.repetition for launch in self.plan.launches]
         has_budget = self.plan.budget_s is not None
         state, action = decisions.begin(repetitions, limits_of(self.starter.spec), has_budget)

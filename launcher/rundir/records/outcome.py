@@ -62,10 +62,34 @@ def stages_s(events: Sequence[Event]) -> list[tuple[Event, float]]:
 
 
 @dataclass(frozen=True)
+class Resumption:
+    """The parts of a run that `--resume` keeps, and those that it measures again."""
+
+    launches: Count
+    """In which variants are measured completely."""
+    variants: Count
+    """That are measured completely in at least one of them."""
+    again: Mapping[str, str] = field(default_factory=dict)
+    """How each variant ended that is tried again."""
+    with_baseline: str | None = None
+    """The baseline, where it runs once more next to what is missing of a launch, since rounds are pairs."""
+    left_out: tuple[str, ...] = ()
+    """Variants that ran out of memory, as they would again."""
+    replaced: tuple[str, ...] = ()
+    """Attempts whose launches are measured again, since they ran other software."""
+    interrupted: Mapping[str, tuple[Count, Count]] = field(default_factory=dict)
+    """Launches that go on: how many of how many rounds they have completed."""
+    not_begun: Count | None = 0
+    """Launches that are still to come; `None`: a budget decides."""
+
+
+@dataclass(frozen=True)
 class Command:
     """A line of `commands.jsonl`: a command begins to work on a run."""
 
     time_ns: Whole
+    resumed: Resumption | None = None
+    """The beginning of a `--resume`; `None` of the first command, and in older runs."""
 
 
 def between_s(logs: Iterable[Sequence[Event]], commands: Sequence[Command]) -> list[float]:

@@ -128,6 +128,8 @@ def with_optimizer(rank):
 def test_resume_runs_what_failed_and_out_of_memory_is_a_result(canonical_run: Made) -> None:
     result = canonical_run("out_of_memory")
     assert result.code == 0, result.err
+    assert "measures ddp-2-6-2 again, next to the baseline ddp-2-even: it failed (rank 0" in result.err
+    assert "leaves ddp-2-7-1 out" in result.err
     assert ending(result.variant("ddp-2-6-2")) == "ok"
     assert result.variant("ddp-2-6-2")["vs_baseline"]["percent"] is not None
     kept = result.directory / "run" / "variants" / "ddp-2-5-3" / "rank0.jsonl"

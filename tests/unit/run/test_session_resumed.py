@@ -13,9 +13,9 @@ from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run import job
-from gpurun.launcher.run.attempts import replace_other_software
+from gpurun.launcher.run.attempts import let_run_again, resumption_text
 from gpurun.launcher.run.job import Output, Prepared, carry_out, check_store, finish, with_copy
-from gpurun.launcher.run.open import plan_difference, resume_run
+from gpurun.launcher.run.open import plan_difference, run_to_resume
 from gpurun.launcher.rundir import copier
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, LaunchConfig, StepRecord
@@ -50,8 +50,7 @@ from tests.wording import Wording
 )
 def test_a_run_is_resumed_by_the_job_that_it_was_made_from(tmp_path: Path, job: str) -> None:
     case = Case(tmp_path, job, [])
-    assert resume_run(case.run.path, case.plan, case.said.append).path == case.run.path
-    assert case.said == []
+    assert run_to_resume(case.run.path, case.plan).path == case.run.path
 
 
 TORCH = ({"torch": "2.7.0", "Python": "3.11.9"}, {"torch": "2.8.0", "Python": "3.11.9"})
@@ -68,7 +67,9 @@ def with_step(launch: LaunchConfig, run: RunDir) -> Script:
     return [(1.0, steps), (3.0, stage("done")), *exits(*[0] * launch.world_size)]
 
 
-def test_an_incomplete_pair_of_launches_is_measured_again_with_other_software(tmp_path: Path) -> None:
+def test_an_incomplete_pair_of_launches_is_measured_again_with_other_software(
+    tmp_path: Path, wording: Wording
+) -> None:
     """The second pair, `03-dp-2` and `04-ddp-2`, which was interrupted in its second half."""
     cases = [
         Case(tmp_path, f"{STRATEGIES}steps: {{rounds: 3, launches: 2, together: never}}\n", []) for _ in TORCH
@@ -81,8 +82,9 @@ def test_an_incomplete_pair_of_launches_is_measured_again_with_other_software(tm
         case.session.starter = replace(case.session.starter, software=software)
     with pytest.raises(Interrupted):
         first.session.execute()
-    replaced = [replace_other_software(first.run, first.plan, one) for one in (*TORCH, TORCH[1])]
-    assert replaced == [(), ("03-dp-2", "04-ddp-2"), ()]
+    found = [let_run_again(first.run, first.plan, one) for one in (*TORCH, TORCH[1])]
+    assert [one.replaced for one in found] == [(), ("03-dp-2", "04-ddp-2"), ()]
+    wording(*map(resumption_text, found))
     comparison = second.session.execute()
     assert [step.launch for step in second.run.read_steps("dp-2-even")[0]] == ["02-dp-2", "03-dp-2~2"]
     said = (
@@ -99,9 +101,9 @@ def test_of_what_ran_out_of_memory_only_what_the_kernel_killed_is_tried_again(
     too_large = replace(record(0, "OutOfMemoryError", "round", EVEN), kind="oom")
     case = Case(tmp_path, SPLITS, [script, [(1.0, too_large), *exits(1, 1)]]).done()
     assert case.statuses() == ["oom", "oom"]
-    resume_run(case.run.path, case.plan, case.said.append)
+    found = let_run_again(case.run, case.plan, {})
     assert case.statuses() == ["oom", None]
-    wording(case.said[-1])
+    wording(resumption_text(found))
 
 
 @pytest.mark.parametrize("at", ["build", "round", "done"])
@@ -235,13 +237,28 @@ def test_a_bug_of_ours_stops_the_ranks_too(tmp_path: Path) -> None:
     assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
 
 
-def test_a_resumed_run_does_only_what_is_missing(tmp_path: Path) -> None:
+def test_a_resumed_run_does_only_what_is_missing(tmp_path: Path, wording: Wording) -> None:
     first = Case(tmp_path, STRATEGIES, [WELL, [(1.0, CTRL_C)]])
     assert first.fails() is CTRL_C
+    wording(resumption_text(let_run_again(first.run, first.plan, {})))
     second = Case(tmp_path, STRATEGIES, [[*WELL[:-1]]]).done()
     assert second.ranks.log == ["start 02-dp-2~2", "stop 02-dp-2~2"]
     assert second.statuses() == ["ok", "ok"]
-    assert Case(tmp_path, STRATEGIES, []).done().ranks.log == []
+    third = Case(tmp_path, STRATEGIES, [])
+    wording(resumption_text(let_run_again(third.run, third.plan, {})))
+    assert third.done().ranks.log == []
+
+
+def test_a_resumption_says_why_a_variant_is_measured_again(tmp_path: Path, wording: Wording) -> None:
+    """And that its baseline is, in the rounds that are paired; JSON has the same."""
+    job = f"{SPLITS}steps: {{rounds: 6, launches: 2}}\n"
+    case = Case(tmp_path, job, [KILLED, WELL, [(1.0, CTRL_C)]])
+    assert case.fails() is CTRL_C
+    again = Case(tmp_path, job, [WELL, WELL])
+    again.session.resumed = found = let_run_again(case.run, case.plan, {})
+    wording(resumption_text(found))
+    assert again.session.execute().resumed == found
+    assert Case(tmp_path, job, []).session.execute().resumed is None
 
 
 def test_a_run_keeps_its_budget(tmp_path: Path, wording: Wording) -> None:
@@ -249,7 +266,7 @@ def test_a_run_keeps_its_budget(tmp_path: Path, wording: Wording) -> None:
     case, longer = (Case(tmp_path / "x", f"budget: {s}s\n{SPLITS}", []) for s in (60, 90))
     write_json(case.run.plan, case.plan)
     with pytest.raises(SpecError) as refused:
-        resume_run(case.run.path, longer.plan, case.said.append)
+        run_to_resume(case.run.path, longer.plan)
     wording(refused.value)
 
 

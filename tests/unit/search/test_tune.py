@@ -15,7 +15,7 @@ from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.run.job import Finished, attended
-from gpurun.launcher.run.open import resume_run
+from gpurun.launcher.run.open import run_to_resume
 from gpurun.launcher.run.progress_line import Progress
 from gpurun.launcher.rundir import copier
 from gpurun.launcher.rundir.files import RunDir, write_json
@@ -110,7 +110,7 @@ def test_a_search_is_copied_to_a_store_as_it_grows_and_goes_on_from_there(
     assert (copy.read_search(), copy.read_trials()) == (tuning.run.read_search(), tuning.run.read_trials())
     assert copy.comparison.read_bytes() == tuning.run.comparison.read_bytes()
     with pytest.raises(SpecError, match=f"{url} is a search; to continue it: gpurun tune --resume {url}"):
-        resume_run(copy.path, tuning.space.plan, print)
+        run_to_resume(copy.path, tuning.space.plan)
 
 
 def test_a_space_has_the_jobs_own_setting_and_ranks_for_what_they_can_share(tmp_path: Path) -> None:

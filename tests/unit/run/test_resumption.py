@@ -1,0 +1,99 @@
+"""What a resumed run keeps and measures again, in a sentence."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.run.attempts import Begun, is_tried_again, resumption, resumption_text
+from gpurun.launcher.run.effects import Remaining
+from gpurun.launcher.rundir.records import RootCause, VariantStatus
+from tests.unit.run.session_case import EVEN, SPLIT, FakeMachine
+from tests.wording import Wording
+
+THIRD = "ddp-2-7-1"
+MACHINE: Any = FakeMachine()
+PLAN = build_plan(
+    load_text(
+        "workload: gpt\nglobal_batch: 8\ndevices: cpu:2\ncompare: {split: [even, [6, 2], [7, 1]]}\n"
+        "steps: {rounds: 6, launches: 4}\n",
+        "job.yaml",
+        (),
+        Path(),
+    ),
+    MACHINE,
+)
+ALL = frozenset((EVEN, SPLIT, THIRD))
+COMPLETE = [Begun(launch, ALL, Remaining(())) for launch in PLAN.launches]
+KILLED = VariantStatus("oom", "rank 1 was killed by the kernel's OOM killer")
+TOO_LARGE = VariantStatus("oom", "rank 0 raised OutOfMemoryError: tried to allocate 2 GiB")
+LATE = VariantStatus("timeout", "took longer than 5 s: rank 1 is in `forward` (model.py:3)")
+
+
+def without(*variants: str, done: int = 0) -> Begun:
+    """The first launch, in which some are still to be measured, next to the baseline."""
+    rounds = dict.fromkeys((*variants, EVEN), 6 - done)
+    return Begun(PLAN.launches[0], ALL - {*variants}, Remaining(variants, rounds, 1, 0, done))
+
+
+def test_each_kind_of_what_is_left_has_its_words(wording: Wording) -> None:
+    rest = COMPLETE[1:]
+    for lost, again, replaced, begun in (
+        ({}, (), (), COMPLETE),
+        ({}, (), (), []),
+        ({}, (), (), [without(SPLIT, THIRD, done=2)]),
+        ({SPLIT: KILLED}, (SPLIT,), (), [without(SPLIT), *rest]),
+        ({SPLIT: LATE, THIRD: LATE}, (SPLIT, THIRD), (), [without(SPLIT, THIRD), *rest]),
+        ({THIRD: TOO_LARGE}, (), (), COMPLETE),
+        ({SPLIT: LATE, THIRD: TOO_LARGE}, (SPLIT,), (), [without(SPLIT), *rest[:1]]),
+        ({}, (), ("01-ddp-2",), [replace(without(*ALL), finished=frozenset()), *rest]),
+    ):
+        wording(resumption_text(resumption(PLAN, lost, again, replaced, begun)))
+
+
+def test_what_a_budget_begins_later_is_not_known() -> None:
+    found = resumption(replace(PLAN, budget_s=60.0), {}, (), (), COMPLETE[:1])
+    assert found.not_begun is None
+    assert "begins" not in resumption_text(found)
+
+
+def cause(code: int | None) -> RootCause:
+    unknown: Any = dict.fromkeys(("variant", "stage", "hint"))
+    texts = dict.fromkeys(("host", "status", "kind", "message", "traceback", "log"), "")
+    return RootCause(
+        0, rank=1, code=code, last_lines=(), victims=(), also=(), secondary=False, **texts, **unknown
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "again"),
+    [
+        ("oom", -9, True),
+        ("oom", 1, False),
+        ("oom", None, False),
+        ("failed", 1, True),
+        ("timeout", None, True),
+        ("hung", None, True),
+        ("skipped", None, True),
+    ],
+)
+def test_only_what_ran_out_of_memory_by_itself_is_left_out(
+    status: Any, code: int | None, again: bool
+) -> None:
+    assert is_tried_again(VariantStatus(status), cause(code)) is again
+    assert is_tried_again(VariantStatus(status), None) is (status != "oom")
+
+
+@given(st.dictionaries(st.sampled_from(sorted(ALL)), st.sampled_from([KILLED, TOO_LARGE, LATE])), st.data())
+def test_every_lost_variant_is_named_once(lost: dict[str, VariantStatus], data: st.DataObject) -> None:
+    again = data.draw(st.sets(st.sampled_from(sorted(lost)))) if lost else set()
+    found = resumption(PLAN, lost, again, (), COMPLETE)
+    assert found.again.keys() == again
+    assert {*found.left_out} == lost.keys() - again
+    text = resumption_text(found)
+    assert all(text.count(name) == 1 for name in lost)
