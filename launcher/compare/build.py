@@ -69,7 +69,7 @@ from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
-from gpurun.launcher.rundir.records import Look
+from gpurun.launcher.rundir.records import Look, TimeChange
 from gpurun.launcher.stats.sequential import ALPHA, is_spent
 
 SCHEMA = 2
@@ -148,7 +148,7 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
     conclusion = conclude(plan, results, ranking, interference, judged.is_measured, differences.within, gate)
     named = judged.leader.id if judged.leader and not differences.is_throttled else None
     fitting = _fitting(recorded, results, differences) if named else None
-    search = _searched(run, judged.leader)
+    search = _searched(run, judged)
     said = (conclusion.summary, *(one.summary for one in (fitting, search) if one))
     return Comparison(
         schema=SCHEMA,
@@ -190,10 +190,16 @@ def _fitting(
     return fitting_in(limit, results, differences, is_host) if limit else None
 
 
-def _searched(run: RunDir, leader: VariantResult | None) -> SearchResult | None:
-    """The result of `gpurun tune`, with the difference of its fastest combination from the baseline."""
+def _searched(run: RunDir, judged: _Judged) -> SearchResult | None:
+    """The result of `gpurun tune`, with the differences of its fastest combination from those compared."""
+    leader, ranking = judged.leader, judged.ranking
     against = leader.vs_baseline if leader else None
-    return search_result(run, leader.id if leader else None, against.percent if against else None)
+    behind = {
+        rival.result.id: TimeChange(rival.behind.percent, rival.behind.ci)
+        for rival in (ranking.rivals if ranking else ())
+        if rival.behind.percent is not None
+    }
+    return search_result(run, leader.id if leader else None, against.percent if against else None, behind)
 
 
 def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> tuple[str, ...]:

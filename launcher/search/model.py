@@ -51,6 +51,8 @@ class Posterior:
 
     mean: Floats
     covariance: Floats
+    trial_variance: float = 0.0
+    """Of log time from one trial of a combination to the next, besides the noise of its steps."""
 
     def draws(self, number: int, rng: np.random.Generator) -> Floats:
         """Times that they may have, all together: an array of `number` rows."""
@@ -81,7 +83,8 @@ def posterior(levels: Levels, measured: Sequence[Measured]) -> Posterior:
     towards[own, range(len(own))] += variances[-2]
     total = _total(kernels, variances, fixed)
     gain = np.linalg.solve(total, towards.T).T
-    return Posterior(centre + gain @ (times - centre), covariance - gain @ towards.T)
+    mean = centre + gain @ (times - centre)
+    return Posterior(mean, covariance - gain @ towards.T, float(variances[-1]))
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,11 @@ class Change:
 
 
 def changes(
-    belief: Posterior, levels: Levels, has: NDArray[np.bool_], known: Sequence[int], own: int
+    belief: Posterior, levels: Levels, has: NDArray[np.bool_], known: Sequence[int], at: int
 ) -> list[Change]:
-    """The change by each measured value of each key, compared with `own`'s value of the key.
+    """The change by each measured value of each key, compared with the value of the combination `at`.
 
-    Where `own` has no such key, or its value wasn't measured, the value that was measured most often takes
+    Where that has no such key, or its value wasn't measured, the value that was measured most often takes
     its place.
 
     Args:
@@ -112,24 +115,35 @@ def changes(
         levels: of all combinations.
         has: which keys mean something for which combinations, like `levels`.
         known: the combinations that were measured.
-        own: the job's own setting.
+        at: the combination whose values the others are compared with.
     """
     return [
         change
         for key in range(levels.shape[1])
-        for change in _changes_of(key, belief, levels, has, list(known), own)
+        for change in _changes_of(key, belief, levels, has, list(known), at)
     ]
 
 
+def fastest_with(
+    change: Change, levels: Levels, has: NDArray[np.bool_], measured: Sequence[Measured], at: int
+) -> Measured | None:
+    """The fastest combination that was measured and is like `at`, but for this change."""
+    own = np.array([one.combination for one in measured])
+    alike = _alike(change.key, own, np.array([at]), levels, has)[:, 0] & has[own, change.key]
+    found = [one for one, is_alike in zip(measured, alike, strict=True) if is_alike]
+    found = [one for one in found if levels[one.combination, change.key] == change.level]
+    return min(found, key=lambda one: one.log_time, default=None)
+
+
 def _changes_of(
-    key: int, belief: Posterior, levels: Levels, has: NDArray[np.bool_], known: list[int], own: int
+    key: int, belief: Posterior, levels: Levels, has: NDArray[np.bool_], known: list[int], at: int
 ) -> Iterator[Change]:
     seen = [int(levels[one, key]) for one in known if has[one, key]]
     values = sorted(set(seen))
     if len(values) < 2:
         return
-    is_own = has[own, key] and int(levels[own, key]) in values
-    against = int(levels[own, key]) if is_own else max(values, key=seen.count)
+    is_there = has[at, key] and int(levels[at, key]) in values
+    against = int(levels[at, key]) if is_there else max(values, key=seen.count)
     for level in values:
         pairs = _pairs(key, level, against, levels, has)
         if level != against and len(pairs):
@@ -143,13 +157,20 @@ def _pairs(key: int, level: int, against: int, levels: Levels, has: NDArray[np.b
     """Combinations with either value of the key which, in every other key that both have, are the same."""
     rows = np.flatnonzero(has[:, key] & (levels[:, key] == level))
     others = np.flatnonzero(has[:, key] & (levels[:, key] == against))
+    first, second = np.nonzero(_alike(key, rows, others, levels, has))
+    return np.stack([rows[first], others[second]], axis=1)
+
+
+def _alike(
+    key: int, rows: NDArray[np.int64], others: NDArray[np.int64], levels: Levels, has: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Which of `rows` and `others` are the same in every key, except this one, that both have."""
     alike = np.ones((len(rows), len(others)), dtype=bool)
     for other in range(levels.shape[1]):
         if other != key:
             same = levels[rows, None, other] == levels[None, others, other]
             alike &= same | ~(has[rows, None, other] & has[None, others, other])
-    first, second = np.nonzero(alike)
-    return np.stack([rows[first], others[second]], axis=1)
+    return alike
 
 
 def _learned(kernels: Floats, times: Floats, fixed: Floats) -> Floats:

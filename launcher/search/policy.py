@@ -61,7 +61,7 @@ class Found:
     """The result of a search."""
 
     finalists: tuple[int, ...]
-    """The fastest by the model first."""
+    """The fastest by their trials, in this order."""
     belief: Posterior
     """The log time of every combination, measured or predicted."""
     missed: float | None
@@ -145,7 +145,8 @@ class Search:
         if not known:
             return None
         belief = posterior(self.levels, known)
-        finalists = chosen_finalists(known, belief)
+        by_time = sorted(known, key=lambda one: one.log_time)
+        finalists = tuple(one.combination for one in by_time[:FINALISTS])
         failed = {trial.combination for trial in trials if trial.log_time is None}
         others = [one for one in range(len(self.levels)) if one not in {*finalists, *failed}]
         unknown = self.unlike([one.combination for one in known]) & {*others}
@@ -160,14 +161,6 @@ class Search:
             for one, levels in enumerate(self.levels)
             if any(level not in of_key for level, of_key in zip(levels, seen, strict=True))
         )
-
-
-def chosen_finalists(known: Sequence[Measured], belief: Posterior) -> tuple[int, ...]:
-    """The fastest by the model, and the one with the fastest trials, even if the model expects less of it."""
-    order = [one.combination for one in sorted(known, key=lambda one: float(belief.mean[one.combination]))]
-    fastest = min(known, key=lambda one: one.log_time).combination
-    finalists = order[:FINALISTS]
-    return tuple(finalists if fastest in finalists else [*finalists[:-1], fastest])
 
 
 def missed(belief: Posterior, finalists: Sequence[int], others: Sequence[int], seed: int) -> float:

@@ -17,8 +17,8 @@ from gpurun.launcher.plan.combination import group_id, make_unique
 from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.expand import expand
 from gpurun.launcher.plan.model import Launch, Plan, Variant
-from gpurun.launcher.rundir.records import Effect, Unmeasured
-from gpurun.launcher.search.model import Change, Levels, Posterior, changes
+from gpurun.launcher.rundir.records import Effect, TimeChange, Unmeasured
+from gpurun.launcher.search.model import Levels, Measured, Posterior, changes, fastest_with
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 
@@ -147,28 +147,51 @@ def levels_of(variants: Sequence[Variant]) -> Levels:
     return np.array(columns or [[0] * len(variants)], dtype=np.int64).T
 
 
-def effects(space: Space, compared: Iterable[str], belief: Posterior, known: Sequence[int]) -> list[Effect]:
-    """The effect of each compared value on the time of a step.
+def effects(
+    space: Space, compared: Iterable[str], belief: Posterior, known: Sequence[Measured], at: int
+) -> tuple[Effect, ...]:
+    """The effect of each compared value on the time of a step: at one variant, and on average.
 
     Args:
         space: of the job.
         compared: keys under `compare`; others follow from them, as the number of devices from the strategy.
         belief: of the log time of every variant.
-        known: the variants that were measured, by their position.
+        known: the variants that were measured.
+        at: the position of the variant whose values the others are compared with.
     """
     variants, compared = space.variants, set(compared)
     keys = [key for key in keys_of(variants) if key.setting in compared]
     if not keys:
-        return []
+        return ()
     levels = np.array([key.levels for key in keys], dtype=np.int64).T
     has = np.array([[variant.has(key.setting) for key in keys] for variant in variants])
-    return [_effect(one, keys[one.key]) for one in changes(belief, levels, has, known, space.own)]
+    best = next((one for one in known if one.combination == at), None)
+    found: list[Effect] = []
+    for change in changes(belief, levels, has, [one.combination for one in known], at):
+        key, at_best = keys[change.key], None
+        if best is not None and has[at, change.key] and levels[at, change.key] == change.against:
+            at_best = _measured_change(
+                fastest_with(change, levels, has, known, at), best, belief.trial_variance, variants
+            )
+        average = _time_change(change.log_time, change.deviation)
+        found.append(Effect(key.name, key.text(change.level), key.text(change.against), at_best, average))
+    return tuple(found)
 
 
-def _effect(change: Change, key: Key) -> Effect:
-    reach = NORMAL_95 * change.deviation
-    percent, low, high = (100 * math.expm1(change.log_time + by) for by in (0.0, -reach, reach))
-    return Effect(key.name, key.text(change.level), key.text(change.against), percent, (low, high))
+def _measured_change(
+    one: Measured | None, best: Measured, trial_variance: float, variants: Sequence[Variant]
+) -> TimeChange | None:
+    if one is None:
+        return None
+    variance = sum(each.variance + trial_variance / each.trials for each in (one, best))
+    change = _time_change(one.log_time - best.log_time, math.sqrt(variance))
+    return replace(change, variant=variants[one.combination].id)
+
+
+def _time_change(log_time: float, deviation: float) -> TimeChange:
+    reach = NORMAL_95 * deviation
+    percent, low, high = (100 * math.expm1(log_time + by) for by in (0.0, -reach, reach))
+    return TimeChange(percent, (low, high))
 
 
 def _values(variant: Variant) -> list[tuple[tuple[str, str], Any]]:

@@ -335,7 +335,9 @@ class Screening:
             left_out=(*space.impossible, *(self.not_tried(found) if found else ())),
             failed=tuple(self.failed()),
             at_most_missed_percent=percent_less(found.missed) if found else None,
-            effects=tuple(self.effects(found)) if found else (),
+            effects_at=self.effects(found, (*found.finalists, space.own)[: None if is_over else 1])
+            if found
+            else {},
             memory_gib=self.tuning.memory_gib,
         )
         write_json(self.tuning.run.search, record)
@@ -351,10 +353,10 @@ class Screening:
                 peak = format_number(record.peak_gib or 0.0, 2)
                 yield Unmeasured(settings_text(variant), f"its peak memory of {peak} GiB is above `memory`")
 
-    def effects(self, found: Found) -> list[Effect]:
-        """The effect of each value on the time of a step, by the trials."""
-        known = [one.combination for one in measured(self.seen())]
-        return effects(self.tuning.space, self.tuning.spec.compare.lists(), found.belief, known)
+    def effects(self, found: Found, best: Sequence[int]) -> dict[str, tuple[Effect, ...]]:
+        """The effect of each value on the time of a step, by the trials, for each that may be the best."""
+        space, known, compared = self.tuning.space, measured(self.seen()), self.tuning.spec.compare.lists()
+        return {space.variants[one].id: effects(space, compared, found.belief, known, one) for one in best}
 
     def not_tried(self, found: Found) -> Iterator[Unmeasured]:
         """Combinations that were not tried, and by how much they are slower by the model."""

@@ -277,9 +277,11 @@ def test_a_search_shows_time_over_memory_and_effects(open_tab: OpenTab, width: i
     )
     expect(tab.find(".points-chart .point.too-large")).to_have_attribute("data-tried", "ddp-bucket_mb-100")
     expect(tab.find(".failed-marks")).to_contain_text("1 without a time:")
-    effect = tab.find("[data-effect='bucket_mb=5'] td")
-    expect(effect).to_have_text(["bucket_mb", "5", "25", "", "−9.8", "−11.0 to −8.6"])
-    expect(tab.find("[data-effect='strategy=fsdp'] .slower")).to_have_text("+24.0")
+    effect = tab.find("[data-effect='bucket_mb=25'] td")
+    shown = ["bucket_mb", "25", "5", "", "+11.1", "+9.0 to +13.2", "+9.8", "+8.6 to +11.0"]
+    expect(effect).to_have_text(shown)
+    expect(tab.find("[data-effect='strategy=fsdp'] .slower")).to_have_text("+33.3")
+    expect(tab.find("[data-effect='split=3:1'] td")).to_contain_text(["not measured", "+12.0"])
     assert tab.widths() == (width, width), "the page must not scroll sideways"
     tab.watched.shoot(f"search-{width}-{'dark' if dark else 'light'}")
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import dataclass, replace
+from statistics import geometric_mean
 from typing import Any, Literal
 
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Effect, SearchRecord, TrialRecord, Unmeasured
+from gpurun.launcher.rundir.records import Effect, SearchRecord, TimeChange, TrialRecord, Unmeasured
 from gpurun.launcher.units import format_count, format_number, format_percent, format_percent_interval
 
 LEAST_SAVING = 0.01
@@ -38,7 +38,7 @@ class Tried:
     settings: Mapping[str, Any]
     trials: int
     step_ms: float | None
-    """The mean over its trials; `None`: one failed."""
+    """The geometric mean over its trials; `None`: one failed."""
     peak_gib: float | None
     """The peak of the fullest device in one step; `None` if unknown: of programs, and with `compile`."""
     label: str = ""
@@ -48,6 +48,11 @@ class Tried:
     """Why it failed."""
     ms_per_sample: float | None = None
     """The value that combinations are compared by where their global batches differ; else `None`."""
+
+    @property
+    def ms(self) -> float:
+        """The value that combinations are compared by; infinite where a trial failed."""
+        return self.ms_per_sample or self.step_ms or math.inf
 
 
 @dataclass(frozen=True)
@@ -83,30 +88,35 @@ class SearchResult:
     """Those tried than which no other is both as fast and as small, by their trials, the fastest first; none
     where global batches differ or the memory of one isn't known."""
     effects: tuple[Effect, ...] = ()
-    """The effect of each value on the time of a step, or of a sample where global batches differ."""
+    """The effect of each value on the time of a step, or of a sample where global batches differ: at `best`,
+    and on average."""
     memory_gib: float | None = None
     """The memory that a combination may take, where the job states `memory`."""
 
 
-def search_result(run: RunDir, best: str | None, percent: float | None) -> SearchResult | None:
+def search_result(
+    run: RunDir, best: str | None, percent: float | None, behind: Mapping[str, TimeChange] | None = None
+) -> SearchResult | None:
     """The result of a search so far; `None` for a run that isn't a search.
 
     Args:
         run: whose directory has the records of the search.
         best: the leader of those that are compared at its end; `None` before any is measured.
         percent: how much slower that is than their baseline.
+        behind: how much slower the others are than that.
     """
     record = run.read_search()
     if record is None:
         return None
     tried = _tried(run.read_trials(), record.memory_gib)
+    best = best or record.best
     return SearchResult(
         space=record.space,
         distinct=record.distinct,
         tried=len(tried),
         left_out=record.left_out,
         failed=record.failed,
-        best=best or record.best,
+        best=best,
         against_own=percent if best != record.own else None,
         at_most_missed_percent=record.at_most_missed_percent,
         combinations=tried,
@@ -115,27 +125,52 @@ def search_result(run: RunDir, best: str | None, percent: float | None) -> Searc
         own=record.own,
         finalists=record.finalists,
         front=_front(tried),
-        effects=record.effects,
+        effects=tuple(_compared(one, behind or {}) for one in record.effects_at.get(best or "", ())),
         memory_gib=record.memory_gib,
     )
+
+
+def _compared(effect: Effect, behind: Mapping[str, TimeChange]) -> Effect:
+    """The effect with what the comparison at the end shows of the two combinations, where it has both."""
+    other = (effect.at_best and effect.at_best.variant) or ""
+    return replace(effect, at_best=replace(behind[other], variant=other)) if other in behind else effect
 
 
 MOST_EFFECTS = 5
 
 
 def effects_note(search: SearchResult) -> tuple[str, ...]:
-    """The largest effects of values whose interval excludes 0; empty where there is none."""
-    clear = [one for one in search.effects if not one.ci[0] <= 0 <= one.ci[1]]
-    largest = sorted(clear, key=lambda one: -abs(math.log1p(one.percent / 100)))[:MOST_EFFECTS]
-    texts = [
-        f"{one.key}={one.value} instead of {one.against} {format_percent(one.percent, one.ci, signed=True)} "
-        f"({format_percent_interval(one.percent, one.ci)})"
-        for one in largest
+    """The largest effects at the best combination, each with its average; then averages of which the interval
+    excludes 0. Empty where there are none."""
+    measured = [(one, one.at_best) for one in search.effects if one.at_best]
+    others = [(one, one.average) for one in search.effects if one.average and not one.at_best]
+    clear = [
+        (one, average) for one, average in others if average.ci and not average.ci[0] <= 0 <= average.ci[1]
     ]
+    shown = [one for one, _ in (*_largest(measured), *_largest(clear))][:MOST_EFFECTS]
+    if not shown:
+        return ()
     has_batches = any(one.ms_per_sample is not None for one in search.combinations)
     what = "the time of a sample" if has_batches else "step time"
-    how = "averages over all combinations by the model of the search"
-    return (f"Effects on {what}, {how}: {'; '.join(texts)}.",) if texts else ()
+    how = "with one value of the best combination changed"
+    average = "on average: over all combinations, by the model of the search"
+    return (f"Effects on {what}, {how} ({average}): {'; '.join(map(_effect_text, shown))}.",)
+
+
+def _largest(effects: Sequence[tuple[Effect, TimeChange]]) -> list[tuple[Effect, TimeChange]]:
+    return sorted(effects, key=lambda one: -abs(math.log1p(one[1].percent / 100)))
+
+
+def _effect_text(effect: Effect) -> str:
+    """`strategy=dp instead of ddp +40 % (36 to 44), on average −31 % (−45 to −13)`."""
+    at_best = _change_text(effect.at_best) if effect.at_best else "not measured"
+    average = f", on average {_change_text(effect.average)}" if effect.average else ""
+    return f"{effect.key}={effect.value} instead of {effect.against} {at_best}{average}"
+
+
+def _change_text(change: TimeChange) -> str:
+    percent = format_percent(change.percent, change.ci, signed=True)
+    return f"{percent} ({format_percent_interval(change.percent, change.ci)})" if change.ci else percent
 
 
 def _front(tried: Sequence[Tried]) -> tuple[str, ...]:
@@ -143,7 +178,7 @@ def _front(tried: Sequence[Tried]) -> tuple[str, ...]:
     usable = [one for one in tried if one.status == "ok"]
     if any(one.ms_per_sample is not None for one in usable):
         return ()
-    usable.sort(key=lambda one: one.step_ms or 0.0)
+    usable.sort(key=lambda one: one.ms)
     return tuple(usable[one].variant for one in smaller_than_all_before([one.peak_gib for one in usable]))
 
 
@@ -160,7 +195,7 @@ def _together(trials: Sequence[TrialRecord], memory_gib: float | None, has_batch
     first, last = trials[0], trials[-1]
     times = [trial.step_ms for trial in trials if trial.step_ms is not None]
     peaks = [trial.peak_gib for trial in trials if trial.peak_gib is not None]
-    step_ms = fmean(times) if len(times) == len(trials) else None
+    step_ms = geometric_mean(times) if len(times) == len(trials) else None
     return Tried(
         variant=first.variant,
         settings=first.settings,
@@ -176,6 +211,14 @@ def _together(trials: Sequence[TrialRecord], memory_gib: float | None, has_batch
     )
 
 
+def _compared_text(record: SearchRecord, tried: Sequence[Tried]) -> str:
+    """Which combinations are compared at the end."""
+    usable = [one.variant for one in tried if one.status == "ok"]
+    if {*usable} - {*record.finalists}:
+        return f"{len(record.finalists)} of them, chosen by their trials"
+    return "all of them" if len(usable) == len(tried) else f"the {len(usable)} that could be measured"
+
+
 def _summary(record: SearchRecord, tried: Sequence[Tried]) -> str:
     """How many combinations were tried, and how much better others may be."""
     failed = f", of which {len(record.failed)} failed" if record.failed else ""
@@ -184,7 +227,7 @@ def _summary(record: SearchRecord, tried: Sequence[Tried]) -> str:
         best = next((one for one in tried if one.variant == record.best), None)
         fastest = f"; the fastest is {best.label}" if best else ""
         return f"The search is not over: {counts} have been tried{failed}{fastest}."
-    said = f"The search tried {counts}{failed}"
+    said = f"The search tried {counts}{failed}, and compared {_compared_text(record, tried)}"
     missed = record.at_most_missed_percent
     if len(tried) == record.distinct:
         return f"{said}."

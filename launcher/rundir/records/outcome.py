@@ -261,19 +261,31 @@ class TrialRecord:
 
 
 @dataclass(frozen=True)
+class TimeChange:
+    """How much longer steps take, in percent; negative: shorter."""
+
+    percent: float
+    ci: tuple[float, float] | None
+    """With 95 % confidence; `None` where too few launches show it."""
+    variant: str | None = None
+    """The combination that takes so much longer; `None` of an average."""
+
+
+@dataclass(frozen=True)
 class Effect:
-    """The effect of a value of a key on the time of a step, by the model of a search."""
+    """The effect of a value of a key on the time of a step: at the best combination, and on average."""
 
     key: str
     """As in the job; of a mapping or of arguments with the name of the part: `params width`."""
     value: str
     against: str
-    """The value that it is compared with: that of the job's own setting, where this has one."""
-    percent: float
-    """How much longer steps take, negative: shorter. The geometric mean over all pairs of combinations that
-    differ in no other key that both have."""
-    ci: tuple[float, float]
-    """With 95 % confidence."""
+    """The value that it is compared with: the best combination's, where this has one that was measured."""
+    at_best: TimeChange | None = None
+    """The best combination with this one value changed, compared with the best as it is. Of several, which
+    differ in keys that the best lacks, the fastest; `None` where none was measured."""
+    average: TimeChange | None = None
+    """By the model of the search: the geometric mean over all pairs of combinations that differ in no other
+    key that both have. `None` in older runs."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +315,8 @@ class SearchRecord:
     failed: tuple[Unmeasured, ...] = ()
     at_most_missed_percent: float | None = None
     """The bound by the model, with 95 % confidence: no other combination is faster than the best by more."""
-    effects: tuple[Effect, ...] = ()
+    effects_at: Mapping[str, tuple[Effect, ...]] = field(default_factory=dict)
+    """The effects of values, for each combination that may turn out to be the best."""
     memory_gib: float | None = None
     """The memory that a combination may take, where the job states `memory`."""
 

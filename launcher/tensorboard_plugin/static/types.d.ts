@@ -167,8 +167,14 @@ interface SearchEffect {
   key: string;
   value: string;
   against: string;
+  at_best: TimeChange | null;
+  average: TimeChange | null;
+}
+
+/** How much longer steps take, in percent. */
+interface TimeChange {
   percent: number;
-  ci: Interval;
+  ci: Interval | null;
 }
 
 /** Marks one combination wherever it is drawn; `null` none. */

@@ -23,7 +23,7 @@ from gpurun.launcher.compare.model import (
 from gpurun.launcher.compare.ranking import standings, time_per_sample
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint, DeviceCost, SplitCost
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
-from gpurun.launcher.rundir.records import Effect, SearchRecord, Status, TrialRecord, Unmeasured
+from gpurun.launcher.rundir.records import Effect, SearchRecord, Status, TimeChange, TrialRecord, Unmeasured
 from tests.browser.samples.sample_traces import write_traces
 from tests.known import known
 
@@ -345,11 +345,12 @@ def write_search(path: Path, is_over: bool = True) -> RunDir:
         space=12, distinct=10, own=ids[0], budget_s=600.0, finalists=(ids[1], ids[0]) if is_over else (), best=ids[1],
         left_out=(Unmeasured({"strategy": "single", "bucket_mb": [1, 5]}, "not tried: by the model 40.2 % slower than the best that was"),),
         failed=(), at_most_missed_percent=1.4, memory_gib=4.0,
-        effects=(
-            Effect("bucket_mb", "5", "25", -9.8, (-11.0, -8.6)),
-            Effect("bucket_mb", "1", "25", 0.4, (-1.5, 2.3)),
-            Effect("strategy", "fsdp", "ddp", 24.0, (19.0, 29.2)),
-        ),
+        effects_at={ids[1]: (
+            Effect("bucket_mb", "25", "5", TimeChange(11.1, (9.0, 13.2), ids[0]), TimeChange(9.8, (8.6, 11.0))),
+            Effect("bucket_mb", "1", "5", TimeChange(5.6, (3.1, 8.0), ids[2]), TimeChange(-0.4, (-2.3, 1.5))),
+            Effect("strategy", "fsdp", "ddp", TimeChange(33.3, (30.2, 36.5), ids[4]), TimeChange(-24.0, (-29.2, -19.0))),
+            Effect("split", "3:1", "even", None, TimeChange(12.0, (8.0, 16.1))),
+        )},
     )  # fmt: skip
     write_json(run.search, search)
     result = search_result(run, best.id if is_over else None, -10.0)

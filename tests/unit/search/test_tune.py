@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.searched import effects_note
+from gpurun.launcher.compare.figures.searched import effects_note, search_result
 from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import Machine
@@ -19,7 +19,7 @@ from gpurun.launcher.run.open import run_to_resume
 from gpurun.launcher.run.progress_line import Progress
 from gpurun.launcher.rundir import copier
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import TrialRecord
+from gpurun.launcher.rundir.records import TimeChange, TrialRecord
 from gpurun.launcher.rundir.store import Store, fetched, keep_at
 from gpurun.launcher.rundir.url import Url
 from gpurun.launcher.search.space import Space, build_space, keys_of, levels_of, processes_for
@@ -166,28 +166,77 @@ def test_a_search_finds_the_fastest_and_says_what_it_left_out(tmp_path: Path) ->
     assert f"tried {search.tried} of 26 different combinations" in search.summary
 
 
-def test_a_search_says_what_each_value_does_to_the_time(tmp_path: Path) -> None:
+def test_a_search_says_what_each_value_does_to_the_time(tmp_path: Path, wording: Wording) -> None:
     tuning = tuning_of(tmp_path)
     searched(tuning)
     search = known(compare_run(tuning.run).search)
+    best = tuning.space.plan.variant(known(search.best))
+    assert best.gradient_as_bucket_view
+    buckets = [one for one in (1, 5, 10, 25) if one != best.bucket_mb]
     found = {f"{one.key}={one.value} instead of {one.against}": one for one in search.effects}
-    assert list(found) == [
+    assert {*found} == {
         "split=3:1 instead of even",
         "strategy=zero1 instead of ddp",
         "strategy=single instead of ddp",
-        "bucket_mb=1 instead of 10",
-        "bucket_mb=5 instead of 10",
-        "bucket_mb=25 instead of 10",
-        "gradient_as_bucket_view=true instead of false",
-    ]
-    percents = [one.percent for one in found.values()]
-    assert percents == pytest.approx([30, 20, 178, 0, 0, 0, -10], abs=4)  # `single` next to all splits of ddp
-    assert all(one.ci[0] <= one.percent <= one.ci[1] for one in found.values())
-    assert all(one.ci[0] <= 0 <= one.ci[1] for one in found.values() if one.key == "bucket_mb")
+        *(f"bucket_mb={one} instead of {best.bucket_mb}" for one in buckets),
+        "gradient_as_bucket_view=false instead of true",
+    }
+    averages = [known(one.average) for one in found.values()]
+    expected = [30, 20, 178, 0, 0, 0, 11]  # `single` next to all splits of ddp
+    assert [one.percent for one in averages] == pytest.approx(expected, abs=4)
+    assert all(known(one.ci)[0] <= one.percent <= known(one.ci)[1] for one in averages)
+    tried = {one.variant: known(one.step_ms) for one in search.combinations}
+    measured = {text: one.at_best for text, one in found.items() if one.at_best}
+    assert "strategy=single instead of ddp" in measured
+    for one in measured.values():
+        assert one.percent == pytest.approx(100 * (tried[known(one.variant)] / tried[best.id] - 1))
+        assert known(one.ci)[0] < one.percent < known(one.ci)[1]
     (note,) = effects_note(search)
-    how = "averages over all combinations by the model of the search"
-    assert note.startswith(f"Effects on step time, {how}: strategy=single instead of ddp +17")
-    assert note.count("instead of") == 4
+    wording(note, hide=r"[+−]\d.*?\)")
+
+
+def test_an_effect_at_the_best_may_be_the_opposite_of_the_average(tmp_path: Path, wording: Wording) -> None:
+    """With two threads everything is slow, and `ddp` slower than `dp`; the best has one thread."""
+    job = "workload: gpt\ndevices: cpu:2\nglobal_batch: 8\n"
+    tuning = tuning_of(tmp_path, f"{job}compare: {{strategy: [ddp, dp], threads: [1, 2, 3]}}")
+
+    def outcome(variant: Variant) -> Mapping[str, Any]:
+        ms = {"ddp": (10.0, 90.0, 90.0), "dp": (14.0, 30.0, 30.0)}
+        return {"step_ms": ms[variant.strategy][variant.threads - 1]}
+
+    searched(tuning, outcome)
+    search = known(compare_run(tuning.run).search)
+    one = next(one for one in search.effects if one.value == "dp")
+    assert known(one.at_best).percent == pytest.approx(40.0)
+    assert known(one.average).percent < -20
+    wording(*effects_note(search), hide=r"[+−]\d.*?\)")
+
+
+def test_where_the_best_was_compared_the_effect_is_that_of_the_comparison(tmp_path: Path) -> None:
+    tuning = tuning_of(tmp_path)
+    searched(tuning)
+    record = known(tuning.run.read_search())
+    best, other = next(
+        (best, known(one.at_best).variant)
+        for best in record.finalists
+        for one in record.effects_at[best]
+        if one.at_best and one.at_best.variant in record.finalists
+    )
+    found = search_result(tuning.run, best, None, {known(other): TimeChange(40.0, (38.0, 42.0))})
+    changes = [one.at_best for one in known(found).effects if one.at_best]
+    assert {one.percent for one in changes if one.variant == other} == {40.0}
+    assert all(one.percent != 40.0 for one in changes if one.variant != other)
+
+
+def test_what_is_compared_is_the_fastest_by_the_trials(tmp_path: Path, wording: Wording) -> None:
+    tuning = tuning_of(tmp_path)
+    searched(tuning)
+    search = known(compare_run(tuning.run).search)
+    fastest = sorted(search.combinations, key=lambda one: known(one.step_ms))[:5]
+    assert search.finalists == tuple(dict.fromkeys((*(one.variant for one in fastest), search.own)))
+    few = tuning_of(tmp_path / "few", JOB.replace("[1, 5, 25]", "[1]").replace('[even, "3:1"]', "[even]"))
+    searched(few, lambda one: step_ms(one) if one.strategy == "ddp" else {"status": "failed", "reason": "no"})
+    wording(search.summary, known(compare_run(few.run).search).summary)
 
 
 def test_a_search_that_was_interrupted_goes_on(tmp_path: Path, wording: Wording) -> None:

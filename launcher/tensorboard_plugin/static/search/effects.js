@@ -1,10 +1,10 @@
-// What each value of each key does to the time, with the intervals of the search's model.
+// What each value of each key does to the time: at the best combination, and on average by the search's model.
 
 import { el, wholeWords } from '../shared/dom.js';
 import { interval, percent } from '../shared/format.js';
 import { forestAxis, forestRow, forestScale } from '../splits/forest.js';
 
-const TITLE = 'What each value does to the time';
+const TITLE = 'The best with one value changed';
 
 /**
  * A row for each value; `null` while none is known.
@@ -12,21 +12,26 @@ const TITLE = 'What each value does to the time';
  * @param {string} unit
  */
 export function effectsTable(effects, unit) {
-  if (!effects.length) return null;
-  const drawn = effects.map(difference);
+  const shown = effects.filter((effect) => effect.at_best || effect.average);
+  if (!shown.length) return null;
+  const drawn = shown.map((effect) => difference(effect.at_best));
   const axis = forestAxis(drawn);
-  const rows = effects.map((effect, index) =>
+  const rows = shown.map(({ key, value, against, at_best, average }, index) =>
     el(
       'tr',
-      { 'data-effect': `${effect.key}=${effect.value}` },
-      el('td', {}, effects[index - 1]?.key === effect.key ? '' : wholeWords(effect.key)),
-      el('td', {}, effect.value),
-      el('td', { class: 'muted' }, effect.against),
+      { 'data-effect': `${key}=${value}` },
+      el('td', {}, shown[index - 1]?.key === key ? '' : wholeWords(key)),
+      el('td', {}, value),
+      el('td', { class: 'muted' }, against),
       el('td', { class: 'c-forest' }, forestRow(drawn[index], axis)),
-      el('td', { class: `right ${toneOf(drawn[index])}` }, percent(effect.percent)),
-      el('td', { class: 'right muted' }, interval(effect.ci)),
+      el('td', { class: `right ${toneOf(drawn[index])}` }, at_best ? percent(at_best.percent) : 'not measured'),
+      el('td', { class: 'right muted' }, interval(at_best?.ci)),
+      el('td', { class: 'right' }, average ? percent(average.percent) : ''),
+      el('td', { class: 'right muted roomy' }, interval(average?.ci)),
     ),
   );
+  const time = unit === 'ms' ? 'step time' : 'time per sample';
+  const columns = ['key', 'value', 'against', 'forest', 'percent', 'interval', 'percent', 'interval roomy'];
   return el(
     'section',
     { class: 'searched', 'aria-label': TITLE },
@@ -34,7 +39,7 @@ export function effectsTable(effects, unit) {
     el(
       'table',
       { class: 'grid dense effects', 'aria-label': TITLE },
-      el('colgroup', {}, ['key', 'value', 'against', 'forest', 'percent', 'interval'].map((name) => el('col', { class: `c-${name}` }))),
+      el('colgroup', {}, columns.map((name) => el('col', { class: `c-${name}` }))),
       el(
         'thead',
         {},
@@ -42,32 +47,35 @@ export function effectsTable(effects, unit) {
           'tr',
           {},
           ['key', 'value', 'instead of'].map((name) => el('th', { scope: 'col' }, name)),
-          el('th', { scope: 'col', class: 'c-forest' }, `${unit === 'ms' ? 'step time' : 'time per sample'}, %`),
-          ['%', '95 % interval'].map((name) => el('th', { scope: 'col', class: 'right' }, name)),
+          el('th', { scope: 'col', class: 'c-forest' }, `${time}, %`),
+          ['%', '95 % interval', 'on average, %'].map((name) => el('th', { scope: 'col', class: 'right' }, name)),
+          el('th', { scope: 'col', class: 'right roomy' }, '95 % interval'),
         ),
       ),
       el(
         'tbody',
         {},
         rows,
-        el('tr', { class: 'axis-row plain' }, el('td', { colspan: 3 }), el('td', {}, forestScale(axis)), el('td', { colspan: 2 })),
+        el('tr', { class: 'axis-row plain' }, el('td', { colspan: 3 }), el('td', {}, forestScale(axis)), el('td', { colspan: 4 })),
       ),
     ),
     el(
       'p',
       { class: 'sub' },
-      'Means over all pairs of combinations whose other common settings are equal. Means and intervals are predicted by a model fitted to short trials; they are not verdicts.',
+      'Each row compares the best combination with itself after this one change: by the comparison at the end where it has both, else by short trials. Averages are over all pairs of combinations whose other common settings are equal, by a model fitted to the trials; they are not verdicts.',
     ),
   );
 }
 
-/** @param {SearchEffect} effect @returns {DrawnDifference} */
-function difference({ percent: value, ci }) {
-  const verdict = ci[0] > 0 ? 'slower' : ci[1] < 0 ? 'faster' : 'inconclusive';
+/** @param {TimeChange | null} change @returns {DrawnDifference | null} */
+function difference(change) {
+  if (!change) return null;
+  const { percent: value, ci } = change;
+  const verdict = ci && ci[0] > 0 ? 'slower' : ci && ci[1] < 0 ? 'faster' : 'inconclusive';
   return { percent: value, ci, verdict };
 }
 
-/** @param {DrawnDifference} one */
-function toneOf({ verdict }) {
-  return verdict === 'inconclusive' ? 'muted' : verdict;
+/** @param {DrawnDifference | null} one */
+function toneOf(one) {
+  return one === null || one.verdict === 'inconclusive' ? 'muted' : one.verdict;
 }
