@@ -198,7 +198,9 @@ class Settings:
         absent=0,
         needs_processes=True,
     )
-    """Threads of a CPU device. `auto`: its share of the cores."""
+    """Threads of a CPU device. `auto`: its share of the cores that other processes leave when the run begins,
+    at least 1; on several nodes its share of all cores. All launches of a run have as many, also after
+    `--resume`."""
     accumulate: Annotated[int, whole(1, 4096)] = setting(
         1,
         compare="Numbers of micro-batches to compare.",

@@ -58,6 +58,8 @@ class Machine:
     notes: tuple[str, ...]
     """Other notes on the GPUs."""
     topology: Topology
+    free_cores: int | None = None
+    """Usable cores that other processes leave; `None`: not measured."""
 
 
 def inspect_machine(

@@ -26,6 +26,8 @@ SHIELDED = (
     signal.SIGUSR1,
 )
 """Signals that a person or a batch system sends to all processes; the command handles them for all."""
+TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+"""The unit of CPU times in /proc."""
 _PASSES = 20
 """0.1 s on a machine where processes begin and end all the time."""
 
@@ -36,8 +38,8 @@ class _Stat(NamedTuple):
     alive: bool
     stopped: bool
     """By a signal, as SIGSTOP, until it gets SIGCONT; a debugger's process isn't."""
-    cpu_ticks: int
-    """CPU time so far, with that of its children that have ended and were waited for."""
+    ticks: int
+    """CPU time, with that of the children that it has waited for."""
 
 
 def check_proc() -> None:
@@ -97,13 +99,15 @@ def is_stopped(pid: int) -> bool:
     return stat is not None and stat.stopped
 
 
-def cpu_s(pids: Collection[int]) -> float:
-    """Seconds of CPU time of these processes so far, with those of their children that have ended.
+def cpu_ns(pid: int) -> int:
+    """CPU time of a process and of the children that it has waited for; 0 if there is no such process."""
+    stat = _stat(str(pid))
+    return stat.ticks * TICK_NS if stat is not None else 0
 
-    Source: proc(5), /proc/PID/stat: utime, stime, cutime and cstime.
-    """
-    stats = [stat for pid in pids if (stat := _stat(str(pid))) is not None]
-    return sum(stat.cpu_ticks for stat in stats) / os.sysconf("SC_CLK_TCK")
+
+def cpu_s(pids: Collection[int]) -> float:
+    """Seconds of CPU time of these processes so far, with those of their children that have ended."""
+    return sum(map(cpu_ns, pids)) / 1e9
 
 
 def kill_descendants(
@@ -171,8 +175,8 @@ def _stat(pid: str) -> _Stat | None:
     # The command's name is in parentheses, and may itself contain any character.
     fields = line[line.rindex(b")") + 2 :].split()
     num_threads = int(fields[17])
-    is_alive, cpu_ticks = fields[0] not in b"ZX" or num_threads > 1, sum(map(int, fields[11:15]))
-    return _Stat(int(pid), int(fields[1]), is_alive, fields[0] == b"T", cpu_ticks)
+    is_alive, ticks = fields[0] not in b"ZX" or num_threads > 1, sum(map(int, fields[11:15]))
+    return _Stat(int(pid), int(fields[1]), is_alive, fields[0] == b"T", ticks)
 
 
 def _prctl(option: int, value: int) -> None:

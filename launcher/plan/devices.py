@@ -1,15 +1,17 @@
 """Which devices a job means: of this machine, or of all its nodes."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Protocol
 
-from gpurun.launcher.errors import MachineError, Problem, SpecError
+from gpurun.launcher.errors import GpurunError, MachineError, Problem, SpecError
 from gpurun.launcher.jobfile.device_values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
-from gpurun.launcher.machine.host import Topology
+from gpurun.launcher.machine.cores import cores_text, free_cores
+from gpurun.launcher.machine.host import Machine, Topology
+from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.plan.nodes import Node, NodeGpu, device_of_node, node_of_device
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
@@ -45,6 +47,8 @@ class MachineLike(Protocol):
 
     @property
     def cpu_cores(self) -> int: ...
+    @property
+    def free_cores(self) -> int | None: ...
     @property
     def gpus(self) -> Sequence[GpuLike]: ...
     @property
@@ -146,6 +150,10 @@ def device_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) 
     if kind.is_host and len(devices) > machine.cpu_cores:
         cores = plural(machine.cpu_cores, "core")
         notes.append(f"{len(devices)} CPU devices share {cores}: they slow each other down")
+    free = machine.free_cores
+    if kind.is_host and free is not None and free < machine.cpu_cores:
+        used = f"{machine.cpu_cores - free} of {plural(machine.cpu_cores, 'core')}"
+        notes.append(f"other processes use {used}: the devices share {plural(free, 'core')}")
     return tuple(notes)
 
 
@@ -304,8 +312,59 @@ def crowding(devices: Iterable[str], machine: MachineLike, nodes: Sequence[Node]
 def cores_per_device(devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node]) -> int:
     """A CPU device's share of its node's cores; where the nodes differ, the smallest, for all of them."""
     return min(
-        max(1, each.cpu_cores // max(1, sum(node_of_device(name) == rank for name in devices)))
+        share_of_cores(sum(node_of_device(name) == rank for name in devices), each)
         for rank, each in enumerate(nodes or (machine,))
+    )
+
+
+def share_of_cores(num_devices: int, machine: MachineLike) -> int:
+    """The threads of each of so many devices: its share of the cores that others leave, at least 1."""
+    return max(1, (machine.free_cores or machine.cpu_cores) // max(1, num_devices))
+
+
+def with_free_cores(spec: JobSpec, machine: Machine, look: Callable[[int], int] = free_cores) -> Machine:
+    """The machine with the cores that other processes leave, where the threads of the job depend on that.
+
+    Args:
+        spec: the job. With GPUs, on several nodes, or with a core for each device at the most, none do.
+        machine: as it was inspected.
+        look: finds the free cores, given the usable ones.
+    """
+    try:
+        devices = job_devices(spec, machine)
+    except GpurunError:
+        return machine  # planning refuses such a job
+    num_devices = 1 if spec.kind.runs_program else len(devices)  # of a program, one may have all cores
+    is_open = spec.kind.runs_program or "auto" in (spec.compare.threads or (spec.threads,))
+    is_on_host = accelerator_of(devices[0]).is_host and not spec.is_on_nodes
+    if not (is_open and is_on_host and machine.cpu_cores // num_devices > 1):
+        return machine
+    return replace(machine, free_cores=look(machine.cpu_cores))
+
+
+def core_notes(variants: Iterable[Variant], machine: MachineLike) -> tuple[str, ...]:
+    """That CPU devices with their threads leave no core of this machine for anything else, or lack some."""
+    on_host = [one for one in variants if accelerator_of(one.devices[0]).is_host]
+    worst = max(on_host, key=lambda one: len(one.devices) * _threads_of(one, machine), default=None)
+    if worst is None:
+        return ()
+    cores, num_devices, threads = machine.cpu_cores, len(worst.devices), _threads_of(worst, machine)
+    if num_devices * threads < cores or num_devices > cores:
+        return ()  # `device_notes` has the latter
+    all_of_them = "all there are, so that anything else slows them down"
+    is_all = num_devices * threads == cores
+    why = all_of_them if is_all else f"but there are {cores}, so that threads wait for each other"
+    fewer = max(1, (cores - 1) // num_devices)
+    way = f"env: {{OMP_NUM_THREADS: {fewer}}}" if worst.kind.runs_program else f"threads: {fewer}"
+    hint = f": set `{way}`" if fewer < threads else ""
+    return (f"{cores_text(num_devices, threads)}, {why}{hint}",)
+
+
+def _threads_of(variant: Variant, machine: MachineLike) -> int:
+    """The threads of each of its devices, as far as the plan decides them."""
+    stated = variant.env.get("OMP_NUM_THREADS", "")
+    return variant.threads or int(
+        stated if stated.isdecimal() else share_of_cores(len(variant.devices), machine)
     )
 
 

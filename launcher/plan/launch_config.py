@@ -10,7 +10,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.values import MAX_COUNT
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.plan.devices import MachineLike, backend_for, job_devices
+from gpurun.launcher.plan.devices import MachineLike, backend_for, job_devices, share_of_cores
 from gpurun.launcher.plan.estimate import ablation_rounds
 from gpurun.launcher.plan.expand import processes_of
 from gpurun.launcher.plan.model import Launch, Plan, Variant
@@ -118,7 +118,7 @@ def launch_config_for(
         prefetch=first.prefetch,
         channels_last=first.channels_last,
         cudnn_benchmark=first.cudnn_benchmark,
-        threads=first.threads or max(1, machine.cpu_cores // len(job_devices(spec, machine))),
+        threads=first.threads or share_of_cores(len(job_devices(spec, machine)), machine),
         variants=tuple(variant_config(item, found.get(item.id), spec, caps) for item in variants),
         # Both versions of a gate must do the same: neither is measured twice.
         baseline=plan.baseline if plan.baseline in launch.variants and plan.gate is None else None,

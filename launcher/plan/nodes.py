@@ -40,6 +40,11 @@ class Node:
     network_gb_per_s: float | None = None
     """The rate of the interface in one direction; `None` where it doesn't say."""
 
+    @property
+    def free_cores(self) -> None:
+        """Not measured on several nodes: their plan has to be the same if a lost one is replaced."""
+        return None
+
 
 def node_of_device(name: str) -> int:
     """The node rank in a device's name; 0 where there is one node only."""

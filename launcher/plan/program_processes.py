@@ -6,7 +6,7 @@ from pathlib import Path
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.plan.devices import MachineLike, interface_env, is_part, visible_gpus
+from gpurun.launcher.plan.devices import MachineLike, interface_env, is_part, share_of_cores, visible_gpus
 from gpurun.launcher.plan.model import Process, Variant
 from gpurun.launcher.plan.nodes import Node, RankPlace, device_of_node, node_of_device, places
 from gpurun.launcher.rundir.paths import RunPaths
@@ -60,7 +60,7 @@ def _interface_env(machine: MachineLike) -> Mapping[str, str]:
 def _node_env(variant: Variant, place: RankPlace, machine: MachineLike) -> Mapping[str, str]:
     """The variables that depend on the node: its GPUs and its cores."""
     own = tuple(device_of_node(name) for name in variant.devices if node_of_device(name) == place.node)
-    threads = str(threads_per_rank(place.local_world_size, machine))
+    threads = str(share_of_cores(place.local_world_size, machine))  # a lone rank may use all cores
     return {
         **visible_gpus(own, machine),
         "OMP_NUM_THREADS": variant.env.get("OMP_NUM_THREADS", threads),
@@ -85,11 +85,6 @@ def part_notes(devices: Sequence[str], machines: Sequence[MachineLike]) -> tuple
         return ()
     own_rank, first = f"{kind.name}:LOCAL_RANK", kind.device(0)
     return (f"each rank sees its own MIG instance alone, as {first}: a program that takes {own_rank} fails",)
-
-
-def threads_per_rank(local_world_size: int, machine: MachineLike) -> int:
-    """A rank's fair share of the cores, not 1: a lone rank may use them all."""
-    return max(1, machine.cpu_cores // local_world_size)
 
 
 def _shared_env(run_id: str, place: RankPlace, num_nodes: int, address: str) -> Mapping[str, str]:

@@ -31,7 +31,14 @@ from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.attempts import has_ended, let_run_again, resumption_text, spent_s
 from gpurun.launcher.run.earlier_runs import find_earlier
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
-from gpurun.launcher.run.open import Invocation, find_run, open_run, own_run, run_to_resume
+from gpurun.launcher.run.open import (
+    Invocation,
+    as_planned_for,
+    find_run,
+    open_run,
+    own_run,
+    run_to_resume,
+)
 from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
@@ -149,6 +156,7 @@ def prepare(
     """
     spec, resume, found = job.spec, job.resumed, None
     check_store(job.keep_at, resume)
+    machine = as_planned_for(spec, machine, resume)
     if wants_max(spec):
         found = find_run(resume).read_max_batch() if resume else None
         here = partial(find_max_batch, spec, machine, pool, job.job_dir, say_on_stderr)

@@ -15,7 +15,7 @@ from gpurun.launcher.machine.helper_process import temporary_directory
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import device_env
 from gpurun.launcher.plan.combination import max_batch
-from gpurun.launcher.plan.devices import job_devices
+from gpurun.launcher.plan.devices import job_devices, share_of_cores
 from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE
 from gpurun.launcher.plan.launch_config import visible_names
 from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
@@ -319,7 +319,7 @@ class Search:
             keeps_gradients=not self.together and any(one.keeps_gradients for one in _strategies(self.spec)),
             gradients_are_views=all(views),
             seed=self.spec.seed,
-            threads=max(1, self.machine.cpu_cores // num_here),
+            threads=share_of_cores(num_here, self.machine),
             limit_bytes=int(share) if kind.is_host else None,
             attempts=str(self.path(index)),
             fits=fits,

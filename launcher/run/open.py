@@ -16,6 +16,7 @@ from gpurun.launcher.jobfile.load import job_text, load_job, load_text, masked_o
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import commit_of, is_changed, top_directory
 from gpurun.launcher.machine.host import Machine, host_record
+from gpurun.launcher.plan.devices import with_free_cores
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run.earlier_runs import runs_near
 from gpurun.launcher.rundir.claim import refuse_if_alive
@@ -308,6 +309,26 @@ def run_to_resume(path: Path, plan: Plan) -> RunDir:
             f"{name} {OTHER_JOB}: {plan_difference(stored, now)}\n    start a new run: gpurun JOB.yaml"
         )
     return run
+
+
+def as_planned_for(spec: JobSpec, machine: Machine, resumed: Path | None) -> Machine:
+    """The machine with its free cores: those of now, or when the run that is resumed began, for its threads.
+
+    Raises:
+        SpecError: there is no run to resume.
+    """
+    if resumed is None:
+        return with_free_cores(spec, machine)
+    run = find_run(resumed)
+    host = run.read(run.host, _StoredHost) if run.host.exists() else _StoredHost()
+    return replace(machine, free_cores=host.free_cores)
+
+
+@dataclass(frozen=True)
+class _StoredHost:
+    """The part of `host.json` that a plan depends on."""
+
+    free_cores: int | None = None
 
 
 def _sizes(plan: Plan) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from gpurun.launcher.run.job import Finished, Job, Output, Prepared, attended, c
 from gpurun.launcher.run.open import (
     OTHER_JOB,
     Invocation,
+    as_planned_for,
     load_invocation,
     open_run,
     own_run,
@@ -117,7 +118,7 @@ def run_tune(
     pools.secrets = spec.secrets
     for env in (spec.env, *spec.compare.env):
         revealed(env, pools.secrets)
-    machine = inspect_machine()
+    machine = as_planned_for(spec, inspect_machine(), job.resumed)
     space = build_space(spec, machine)
     if job.resumed is not None:
         run = resumed(own_run(job.resumed), space)

@@ -6,7 +6,7 @@
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,12 +135,14 @@ def check(job: Path, with_memory: bool, as_json: bool, overrides: tuple[str, ...
     from gpurun.launcher.jobfile.load import load_job
     from gpurun.launcher.machine.host import inspect_machine
     from gpurun.launcher.plan.build import build_plan, with_mistakes_of_plan
-    from gpurun.launcher.plan.devices import assumed_nodes
+    from gpurun.launcher.plan.devices import assumed_nodes, core_notes, with_free_cores
 
     with with_mistakes_of_plan(inspect_machine):
         spec = load_job(job, overrides, runs_here=True)
-    machine = inspect_machine()
+    machine = with_free_cores(spec, inspect_machine())
     plan = build_plan(spec, machine, assumed_nodes(machine, node_bounds(spec.nodes)[1]))
+    if not spec.is_on_nodes:
+        plan = replace(plan, notes=(*plan.notes, *core_notes(plan.variants, machine)))
     memory = None
     if with_memory:
         from gpurun.launcher.start import estimated_memory

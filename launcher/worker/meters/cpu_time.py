@@ -15,21 +15,19 @@ import resource
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from gpurun.launcher.machine.accelerators import ACCELERATORS
+from gpurun.launcher.machine.cores import cores_ns
 from gpurun.launcher.machine.host import has_own_quota
+from gpurun.launcher.machine.process_tree import cpu_ns
 
 COMMUNICATING = tuple(kind.backend for kind in ACCELERATORS.values())
 """In the names of threads that communicate during a step: they queue behind their own rank's computing."""
-
-TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-PROGRAMS = slice(0, 3)
-"""user, nice, system: not idle, waiting for I/O, interrupts, or stolen by the hypervisor."""
 
 _lock = threading.Lock()
 _ended_ns: Counter[str] = Counter()
@@ -96,10 +94,8 @@ def children_ns() -> int:
     Those that have ended count once they are waited for.
     """
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    live = sum(
-        _tree_ns(child) for thread in os.listdir("/proc/self/task") for child in _children("self", thread)
-    )
-    return round((ended.ru_utime + ended.ru_stime) * 1e9) + live
+    children = (child for thread in os.listdir("/proc/self/task") for child in _children("self", thread))
+    return round((ended.ru_utime + ended.ru_stime) * 1e9) + sum(map(_tree_ns, children))
 
 
 def _children(process: str, thread: str) -> list[str]:
@@ -112,29 +108,8 @@ def _children(process: str, thread: str) -> list[str]:
 
 
 def _tree_ns(process: str) -> int:
-    """CPU time of a process and of all that it has started: fields 14 to 17 of its `stat`, in ticks."""
-    try:
-        with open(f"/proc/{process}/stat") as file:
-            after_name = file.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
-        return 0
-    return sum(map(int, after_name[11:15])) * TICK_NS + sum(map(_tree_ns, _children(process, process)))
-
-
-def cores_ns(stat: str, cores: Set[int]) -> int:
-    """CPU time that programs took of `cores`, by the text of `/proc/stat`.
-
-    Raises:
-        ValueError: it lists none of them.
-    """
-    lines = (line.split() for line in stat.splitlines() if line.startswith("cpu"))
-    ticks = {name: sum(map(int, counts[PROGRAMS])) for name, *counts in lines}
-    named = {f"cpu{core}" for core in cores} & ticks.keys()
-    if not named:
-        raise ValueError("none of the cores is listed")
-    if named == ticks.keys() - {"cpu"}:
-        return ticks["cpu"] * TICK_NS  # rounded once, not once per core
-    return sum(ticks[name] for name in named) * TICK_NS
+    """CPU time of a process and of all that it has started."""
+    return cpu_ns(int(process)) + sum(map(_tree_ns, _children(process, process)))
 
 
 @dataclass(frozen=True)

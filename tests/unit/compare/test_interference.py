@@ -21,19 +21,14 @@ from gpurun.launcher.compare.figures.waiting import (
 )
 from gpurun.launcher.compare.interference import interference_in, is_long_enough, named
 from gpurun.launcher.compare.ranking import by_rank
+from gpurun.launcher.machine.cores import cores_ns
+from gpurun.launcher.machine.process_tree import TICK_NS
 from gpurun.launcher.plan.model import Process
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.stats.busy import Waiting
-from gpurun.launcher.worker.meters.cpu_time import (
-    TICK_NS,
-    NoiseMeter,
-    children_ns,
-    cores_ns,
-    note_end,
-    waited_ns,
-)
+from gpurun.launcher.worker.meters.cpu_time import NoiseMeter, children_ns, note_end, waited_ns
 from tests.known import known
 from tests.unit.compare import hand_made
 from tests.wording import Wording

@@ -291,7 +291,11 @@ def searching(directory: Path, devices: str, strategies: str) -> list[list[str]]
     """The devices of each process that tries batches, of each search."""
     spec = spec_of(f"devices: {devices}\ncompare: {{strategy: [{strategies}]}}\n")
     machine: Any = SimpleNamespace(
-        memory_available_gib=8, cpu_cores=4, gpus=(FakeGpu("GPU-a"), FakeGpu("GPU-b")), notes=()
+        memory_available_gib=8,
+        cpu_cores=4,
+        free_cores=None,
+        gpus=(FakeGpu("GPU-a"), FakeGpu("GPU-b")),
+        notes=(),
     )
     names = ("cuda:0", "cuda:1") if devices == "cuda" else ("cpu:0", "cpu:1")
     found = []

@@ -31,6 +31,7 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     notes: tuple[str, ...] = ()
     topology: Topology = field(default_factory=lambda: Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,))))
+    free_cores: int | None = None
 
 
 def job_file(directory: Path, text: str, **files: str) -> Path:

@@ -25,3 +25,4 @@ class FakeMachine:
     gpus: tuple[FakeGpu, ...] = ()
     topology: Topology = UNKNOWN
     notes: tuple[str, ...] = ()
+    free_cores: int | None = None

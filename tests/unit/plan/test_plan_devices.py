@@ -1,13 +1,25 @@
 """Which devices a job means on machines with and without GPUs."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import check_source
+from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
-from gpurun.launcher.plan.devices import busy_notes, device_notes, job_devices, resolve_devices
+from gpurun.launcher.machine.host import Machine
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.devices import (
+    busy_notes,
+    core_notes,
+    device_notes,
+    job_devices,
+    resolve_devices,
+    with_free_cores,
+)
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.wording import Wording
 
@@ -90,3 +102,65 @@ def test_gpus_may_be_named_by_uuid(wording: Wording) -> None:
         resolve_devices(("GPU-aa",), mig)
     with wording.raises(MachineError):
         resolve_devices(("GPU-b",), mig)
+
+
+def spec_of(text: str) -> JobSpec:
+    return check_source(parse_source(text.encode(), "job.yaml"), Path())
+
+
+def looked(job: str, cores: int = 4, gpus: tuple[FakeGpu, ...] = ()) -> int | None:
+    """The free cores for a job, where one is; `None` where none are measured."""
+    machine = cast("Machine", FakeMachine(cores, gpus))
+    return with_free_cores(spec_of(job), machine, lambda usable: usable - 3).free_cores
+
+
+WORKLOAD = "workload: mlp\nglobal_batch: 8\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "free"),
+    [
+        (f"{WORKLOAD}devices: cpu:2", 1),
+        (f"{WORKLOAD}devices: cpu:2\nthreads: 2", None),
+        (f"{WORKLOAD}devices: cpu:2\ncompare: {{threads: [1, auto]}}", 1),
+        (f"{WORKLOAD}devices: cpu:3", None),
+        (f"{WORKLOAD}devices: cpu:1\nnodes: 2", None),
+        (f"{WORKLOAD}devices: cuda", None),
+        ("module: json.tool\ndevices: cpu:3", 1),
+    ],
+)
+def test_free_cores_are_looked_at_where_threads_depend_on_them(job: str, free: int | None) -> None:
+    gpus = (FakeGpu("GPU-a"),) if "cuda" in job else ()
+    assert looked(job, gpus=gpus) == free
+
+
+def test_auto_shares_the_cores_that_other_processes_leave(wording: Wording) -> None:
+    spec = spec_of(f"{WORKLOAD}devices: cpu:2\ncompare: {{strategy: [ddp, dp, single]}}")
+    for free, threads in ((None, 4), (8, 4), (7, 3), (3, 1), (1, 1)):
+        plan = build_plan(spec, replace(FakeMachine(8), free_cores=free))
+        assert {variant.threads for variant in plan.variants} == {threads}
+    wording(plan.notes)
+    program = build_plan(spec_of("module: json.tool\ndevices: cpu:2"), replace(FakeMachine(8), free_cores=3))
+    assert {one.env["OMP_NUM_THREADS"] for one in program.launches[0].processes} == {"1"}
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        f"{WORKLOAD}devices: cpu:2\nthreads: 1",
+        f"{WORKLOAD}devices: cpu:2",
+        f"{WORKLOAD}devices: cpu:4",
+        f"{WORKLOAD}devices: cpu:3\ncompare: {{threads: [1, 2]}}",
+        f"{WORKLOAD}devices: cpu:1\nthreads: 8",
+        "module: json.tool\ndevices: cpu:1",
+    ],
+)
+def test_too_few_cores_for_devices_and_threads_are_noted(job: str, wording: Wording) -> None:
+    machine = FakeMachine(4)
+    wording(core_notes(build_plan(spec_of(job), machine).variants, machine))
+
+
+def test_devices_beyond_the_cores_are_noted_once() -> None:
+    plan = build_plan(spec_of(f"{WORKLOAD}devices: cpu:8"), FakeMachine(4))
+    assert core_notes(plan.variants, FakeMachine(4)) == ()
+    assert any("share 4 cores" in note for note in plan.notes)

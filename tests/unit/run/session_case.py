@@ -28,6 +28,7 @@ STRATEGIES = "compare: {strategy: [ddp, dp]}\n"
 class FakeMachine:
     cpu_cores: int = 8
     gpus: tuple[Any, ...] = ()
+    free_cores: int | None = None
 
 
 @dataclass

@@ -117,7 +117,7 @@ def test_devices_try_batches_in_the_fewest_micro_batches_of_the_job(
     text: str, accumulate: int, said: str, tmp_path: Path
 ) -> None:
     spec = job(f"devices: cpu:2\n{text}")
-    machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
+    machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4, free_cores=None)
     search = Search(
         spec, machine, machine, tmp_path, tmp_path, ("cpu:0", "cpu:1"), "fp32", {}, Place(0, 0, 2)
     )
@@ -139,7 +139,7 @@ def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(
     text: str, keeps: bool, views: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = job(f"devices: cpu:2\n{text}")
-    machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4)
+    machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4, free_cores=None)
     config = Search(
         spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}, Place(0, 0, 1)
     ).config(0, 0, None)

@@ -15,7 +15,7 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run import job
 from gpurun.launcher.run.attempts import let_run_again, resumption_text
 from gpurun.launcher.run.job import Output, Prepared, carry_out, check_store, finish, with_copy
-from gpurun.launcher.run.open import plan_difference, run_to_resume
+from gpurun.launcher.run.open import Invocation, as_planned_for, open_run, plan_difference, run_to_resume
 from gpurun.launcher.rundir import copier
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, LaunchConfig, StepRecord
@@ -51,6 +51,19 @@ from tests.wording import Wording
 def test_a_run_is_resumed_by_the_job_that_it_was_made_from(tmp_path: Path, job: str) -> None:
     case = Case(tmp_path, job, [])
     assert run_to_resume(case.run.path, case.plan).path == case.run.path
+
+
+def test_a_run_that_goes_on_keeps_its_threads(tmp_path: Path) -> None:
+    """The cores that were free when it began are those of `host.json`, whatever is free now."""
+    spec = load_text("workload: gpt\nglobal_batch: 8\ndevices: cpu:1\n", "", (), tmp_path)
+    machine = replace(inspect_machine(), cpu_cores=4, free_cores=2)
+    given = Invocation(Path("gpurun run"), (), tmp_path, "")
+    run = open_run(given, spec, build_plan(spec, machine), machine, tmp_path / "run")
+    again = as_planned_for(spec, replace(machine, free_cores=None), run.path)
+    assert again == machine
+    assert run_to_resume(run.path, build_plan(spec, again)).path == run.path
+    run.host.unlink()
+    assert as_planned_for(spec, machine, run.path).free_cores is None, "of a run before this was kept"
 
 
 TORCH = ({"torch": "2.7.0", "Python": "3.11.9"}, {"torch": "2.8.0", "Python": "3.11.9"})
