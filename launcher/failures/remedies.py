@@ -13,6 +13,7 @@ NO_CUDA = (
 """Torch's answers where a program asks for a GPU in vain."""
 REFUSED_ARGUMENTS = r"SystemExit: exit code 2\n(?s:.*)^(?P<said>[Uu]sage: (?s:.*))"
 """How argparse and click end a program; what they said begins with its usage."""
+RELATIVE_IMPORT = "ImportError: attempted relative import with no known parent package"
 STEPS_DIFFER = (
     "all ranks must make the same steps: give each as many batches (`DistributedSampler`, `drop_last=True`), "
     "and let none `return`, `break` or exit alone"
@@ -20,8 +21,7 @@ STEPS_DIFFER = (
 """The advice about a rank that ended well while others waited for it."""
 USUAL = {
     r"ModuleNotFoundError: No module named": (
-        f"the ranks' Python is {sys.executable}: install the module there, or state where it is, "
-        "`env: {PYTHONPATH: …}` in a job"
+        f"the ranks' Python is {sys.executable}: install the module there, or start gpurun with PYTHONPATH=…"
     ),
     NO_CUDA: (
         "the program asks for a GPU, and torch finds none: `gpurun devices` says why; on CPU devices it must "
@@ -33,14 +33,15 @@ USUAL = {
     ),
     f"(?s:.*){GLOO_MISMATCH}": (
         "ranks called different collectives, or one with different sizes; to see which, let torch compare "
-        "them before each call: `env: {TORCH_DISTRIBUTED_DEBUG: DETAIL}` in a job"
+        "them before each call: start gpurun with TORCH_DISTRIBUTED_DEBUG=DETAIL"
     ),
-    r"ImportError: attempted relative import with no known parent package": (
+    RELATIVE_IMPORT: (
         "a file that belongs to a package is run as its module: `gpurun run -m package.train`, from the "
         "directory that contains the package; in a job `module: package.train`"
     ),
     r"EOFError: EOF when reading a line": (
-        "the ranks' input is empty: pass what `input()` asks for as an argument after `--`"
+        "the ranks' input is empty: pass what `input()` asks for as an argument, after `--`; in a job "
+        "arguments are `args` of a program, `params` of a workload"
     ),
     r"SystemExit: exit code 2\n(?s:.*)^usage: (?s:.*)error: .*(required|unrecognized).*--local[-_]rank": (
         'the ranks get no `--local-rank`, as under torchrun: read `int(os.environ["LOCAL_RANK"])` instead'
@@ -52,6 +53,10 @@ USUAL = {
 }
 """By type, message and log; the first that fits is given."""
 OF_WORKLOADS = {
+    RELATIVE_IMPORT: (
+        "a file that belongs to a package is named as its module: `workload: package.train:build`, with the "
+        "job file next to the package"
+    ),
     r"RuntimeError: expected (target dtype to be Long or Byte, but got|scalar type Long but found)": (
         "targets that are classes must be whole numbers: `targets.long()`, in `batch` or in `loss`"
     ),

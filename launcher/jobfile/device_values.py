@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, expected, whole
+from gpurun.launcher.jobfile.yaml.describe import nearest
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds
 
 Devices = str | tuple[str, ...]
@@ -90,7 +91,8 @@ def _one_kind(word: str, number: str, last: str | None) -> str:
     if word == CPU.name:
         return f"write `{CPU.device(int(number or 2))}`"
     if word not in _ALL_GPUS:
-        return _ANY_DEVICES
+        near = nearest(word, ACCELERATORS)
+        return f"did you mean `{near}{number and f':{number}'}`?" if near else _ANY_DEVICES
     if not number:
         return f"write `{gpus}` for all GPUs"
     if last and int(number) < int(last):

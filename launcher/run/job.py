@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, ParamsError, SpecError, VariantError
 from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.model import JobSpec
@@ -374,16 +374,21 @@ def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) ->
         return VariantError(f"{len(lost)} of {plural(len(variants), 'variant')} failed: {', '.join(lost)}")
     too_large = [v.id for v in variants if v.status == "oom"]
     if too_large and not any(v.status in MEASURED for v in variants):
-        hint = _what_fits([v.reason or "" for v in variants if v.status == "oom"])
+        hint = _what_fits(variants)
         return VariantError(
             f"no variant could be measured; out of memory: {', '.join(too_large)}\n    {hint}"
         )
     return None
 
 
-def _what_fits(reasons: Sequence[str]) -> str:
+def _what_fits(variants: Sequence[VariantResult]) -> str:
     """The batch that the devices were found to hold; without one, to use a smaller batch."""
-    held = [int(found["samples"]) for reason in reasons if (found := _HELD.search(reason))]
+    held = [int(found["samples"]) for one in variants if (found := _HELD.search(one.reason or ""))]
+    if variants[0].kind.runs_program:
+        return (
+            "give each process of the program a smaller batch, or start fewer of them with `devices`; "
+            "the program's own options follow `--`, in a job they are `args`"
+        )
     if not held:
         return "set a smaller `global_batch`, or divide it into micro-batches: `accumulate`"
     return f"the devices can hold {min(held)} samples: set `global_batch: {min(held)}` or less"

@@ -19,11 +19,16 @@ from gpurun.launcher.errors import Problem, SpecError
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), default="job.yaml", metavar="[JOB.yaml]")
+@click.option(
+    "--workload",
+    metavar="FILE.py:FUNCTION",
+    help="Train this one, which is looked for next to the job file and not run, or a built-in.",
+)
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def init(path: Path, force: bool) -> None:
+def init(path: Path, workload: str | None, force: bool) -> None:
     """Write a commented job file to start from.
 
-    Example: gpurun init job.yaml
+    Example: gpurun init job.yaml --workload train.py:build
     """
     from gpurun.launcher.errors import no_directory
     from gpurun.launcher.jobfile.docs.schema import SCHEMA_FILE, job_schema, job_template
@@ -36,12 +41,38 @@ def init(path: Path, force: bool) -> None:
     if not path.parent.exists():
         command = f"mkdir -p {shlex.quote(str(path.parent))}"
         raise SpecError(f"{no_directory(path.parent)} first: {command}")
-    write_bytes(path, job_template().encode())
+    params = checked_workload(workload, path.parent) if workload is not None else ()
+    write_bytes(path, job_template(workload, params).encode())
     write_json(path.parent / SCHEMA_FILE, job_schema())
     click.echo(
         f"wrote {path}, and {path.parent / SCHEMA_FILE} for editors\n"
         f"next: gpurun check {path}, then: gpurun {path}"
     )
+
+
+def checked_workload(name: str, job_dir: Path) -> Sequence[str]:
+    """The parameters of a workload that a job in this directory may name, as far as its source shows them.
+
+    Raises:
+        SpecError: it isn't there, or trains nothing.
+    """
+    from gpurun.launcher.jobfile.checks.workload import function_mistakes, params_taken
+    from gpurun.launcher.jobfile.field_types import InvalidValue
+    from gpurun.launcher.jobfile.kinds import workload_kind
+    from gpurun.launcher.jobfile.model import JobSpec
+    from gpurun.launcher.jobfile.program_values import parse_workload
+
+    try:
+        parse_workload(name)
+    except InvalidValue as error:
+        raise SpecError(Problem(f"--workload: {error.message}", error.hint)) from error
+    if problems := [*function_mistakes(JobSpec(workload=name), job_dir, ())]:
+        raise SpecError(*problems)
+    if ":" not in name and not workload_kind(name).trains:
+        raise SpecError(
+            Problem(f"{name} is a micro-benchmark, whose jobs have other keys", "`gpurun examples` has some")
+        )
+    return params_taken(name, job_dir)
 
 
 @click.command()

@@ -80,7 +80,9 @@ def near_file(name: str, job_dir: Path) -> str:
     near = nearest(path.stem, stems)  # without the ending, which would make any two names alike
     if near is None and not path.parent.is_dir():
         return f"the directory {shorten(str(Path(name).parent))} is missing too"
-    return f"did you mean `{near}.py`?" if near else f"relative paths are resolved from {job_dir.resolve()}"
+    if near is not None:
+        return f"did you mean `{shorten(str(Path(name).with_name(f'{near}.py')))}`?"
+    return f"relative paths are resolved from {job_dir.resolve()}"
 
 
 def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Problem]:

@@ -58,33 +58,39 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
     """Mistakes in the draft's one workload, at `place`, and in its params."""
     spec = draft.spec
     assert spec.workload is not None
-    source, colon, function = spec.workload.rpartition(":")
-    if not colon and spec.workload in builtin_workloads():
-        yield from _wrong_params(draft, signature_of_builtin(spec.workload))
-        if not workload_kind(spec.workload).trains:
-            yield from _wrong_for_micro_benchmarks(draft, BUILTINS[spec.workload], place)
-    elif not colon:
-        yield spec.problem(place, *no_such_builtin(spec.workload))
+    yield from function_mistakes(spec, job_dir, place)
+    yield from _wrong_params(draft, _signature(spec.workload, job_dir))
+    if spec.workload in builtin_workloads() and not workload_kind(spec.workload).trains:
+        yield from _wrong_for_micro_benchmarks(draft, BUILTINS[spec.workload], place)
+
+
+def function_mistakes(spec: JobSpec, job_dir: Path, place: KeyPath) -> Iterator[Problem]:
+    """A workload that isn't there, by its source; nothing is said of its params."""
+    source, colon, function = str(spec.workload).rpartition(":")
+    if not colon and spec.workload not in builtin_workloads():
+        yield spec.problem(place, *no_such_builtin(str(spec.workload)))
     elif source.endswith(".py") and not _is_file(job_dir / source):
         yield spec.problem(place, no_file(source), near_file(source, job_dir))
-    else:
+    elif colon:
         if not source.endswith(".py"):
             yield from _missing_module(spec, job_dir, source.partition(".")[0], place)
         module = _module_of(source, job_dir)
         yield from _missing_function(spec, module, function, place)
         yield from _iterable_dataset(spec, module, function, place)
-        yield from _wrong_params(draft, signature_of(module, function) if module else None)
 
 
 def params_taken(workload: str | None, job_dir: Path) -> Sequence[str]:
     """The parameters that a workload takes under `params`, as far as its source shows them."""
-    source, _, function = (workload or "").rpartition(":")
-    signature = None
-    if function in builtin_workloads() and not source:
-        signature = signature_of_builtin(function)
-    elif source and (module := _module_of(source, job_dir)):
-        signature = signature_of(module, function)
+    signature = _signature(workload or "", job_dir)
     return signature.names if signature else ()
+
+
+def _signature(workload: str, job_dir: Path) -> Signature | None:
+    source, _, function = workload.rpartition(":")
+    if function in builtin_workloads() and not source:
+        return signature_of_builtin(function)
+    module = _module_of(source, job_dir) if source else None
+    return signature_of(module, function) if module else None
 
 
 def _module_of(source: str, job_dir: Path) -> ast.Module | None:

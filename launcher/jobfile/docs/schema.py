@@ -7,7 +7,8 @@ import ast
 import inspect
 import itertools
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpurun.launcher.jobfile import model, settings
@@ -98,9 +99,20 @@ def _docs_of(item: ast.ClassDef) -> dict[str, str]:
     return docs
 
 
-def job_template() -> str:
-    """A job that runs anywhere, with the other keys as comments."""
-    return _TEMPLATE.replace("STRATEGIES", " | ".join(IN_JOBS)).replace("SCHEMA", SCHEMA_FILE)
+def job_template(workload: str | None = None, params: Sequence[str] = ()) -> str:
+    """A job that runs anywhere, with the other keys as comments.
+
+    Args:
+        workload: that it trains; by default a small built-in.
+        params: the parameters that this one takes.
+    """
+    text = _TEMPLATE.replace("STRATEGIES", " | ".join(IN_JOBS)).replace("SCHEMA", SCHEMA_FILE)
+    if workload is None:
+        return text
+    taken = f"; it takes {', '.join(params)}" if params else ""
+    name = workload if re.fullmatch(r"[\w./:-]+", workload) else json.dumps(workload, ensure_ascii=False)
+    own = f"workload: {name}\nparams: {{}}                 # arguments of its function, by name{taken}\n"
+    return f"{text[: text.index('workload:')]}{own}{text[text.index('devices:') :]}"
 
 
 _TEMPLATE = """\

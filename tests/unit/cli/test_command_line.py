@@ -29,7 +29,7 @@ from gpurun.launcher.cli.completion import lines_for, suggestions
 from gpurun.launcher.cli.main import COMMANDS, cli, main
 from gpurun.launcher.cli.output import show_json
 from gpurun.launcher.cli.streams import Cleaned, prepare_streams
-from gpurun.launcher.errors import MachineError
+from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.nodes.rendezvous import NodeFlags, find_facts
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Scheduler
@@ -42,6 +42,7 @@ COMMAND_LINES = SNAPSHOTS / "mistakes/command-lines.txt"
 FILES = {
     "job.yaml": "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n",
     "train.py": "print()\n",
+    "models/net.py": "def build(width=8, *, depth): ...\n",
     "train.sh": "#!/bin/bash\ntorchrun train.py\n",
     "notes.txt": "hello\n",
     "other.json": "{}\n",
@@ -150,6 +151,23 @@ def test_a_hang_timeout_is_that_of_the_job_whatever_is_started(
     monkeypatch.setattr(job_commands, "run_and_print", run)
     result = CliRunner().invoke(cli, [*words, "--set", "grace=1s", "--hang-timeout", "2m"])
     assert (result.exit_code, asked) == (0, ["grace=1s", "hang_timeout=120.0"]), result.output
+
+
+def test_init_names_a_workload_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is read, and not run; `check` asks for what the function needs."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("raise SystemExit('run')\n\ndef build(width: int = 8): ...\n")
+    assert CliRunner().invoke(cli, ["init", "--workload", "train.py:build"]).exit_code == 0
+    job = Path("job.yaml").read_text()
+    assert "\nworkload: train.py:build\n" in job
+    assert "it takes width" in job
+    Path("my net.py").write_text("def build(): ...\n")
+    assert CliRunner().invoke(cli, ["init", "net.yaml", "--workload", "my net.py:build"]).exit_code == 0
+    assert '\nworkload: "my net.py:build"\n' in Path("net.yaml").read_text()
+    assert CliRunner().invoke(cli, ["check", "job.yaml"], catch_exceptions=False).exit_code == 0
+    refused = CliRunner().invoke(cli, ["init", "other.yaml", "--workload", "train.py:other"])
+    assert isinstance(refused.exception, SpecError)
+    assert not Path("other.yaml").exists()
 
 
 def test_a_path_that_is_no_run_is_answered_with_the_runs_that_there_are(

@@ -51,3 +51,5 @@ def test_where_nothing_fits_the_batch_to_try_is_named(wording: Wording) -> None:
     error = outcome_error(replace(COMPARISON, variants=(even, balanced)))
     wording(str(error))
     assert "set a smaller `global_batch`" in str(outcome_error(replace(COMPARISON, variants=(even,))))
+    program = replace(even, strategy="script", workload="")
+    wording(str(outcome_error(replace(COMPARISON, variants=(program,)))))

@@ -219,6 +219,7 @@ def test_usual_mistakes_have_a_remedy(error: str, message: str, log: str, words:
         ("ValueError: no ModuleNotFoundError: No module named", None),
         ("RuntimeError: expected target dtype to be Long or Byte, but got Float", "`targets.long()`"),
         ("RuntimeError: expected scalar type Long but found Float", "`targets.long()`"),
+        ("ImportError: attempted relative import with no known parent package", "workload: package.train"),
         ("int 3", None),
     ],
 )
