@@ -34,7 +34,7 @@ from gpurun.launcher.compare.figures.variant import (
 )
 from gpurun.launcher.compare.gate import UNDECIDED, gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, fitting_in, is_one_task
-from gpurun.launcher.compare.interference import interference_in
+from gpurun.launcher.compare.interference import interference_in, less_load
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
@@ -145,7 +145,9 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
     """The comparison without its notes."""
     plan, results, ranking, gate = recorded.plan, judged.variants, judged.ranking, judged.gate
     interference = interference_in(results)
-    conclusion = conclude(plan, results, ranking, interference, judged.is_measured, differences.within, gate)
+    less = less_load(results, recorded.host.get("cpu_cores"))
+    how = (interference, judged.is_measured, differences.within, gate, less)
+    conclusion = conclude(plan, results, ranking, *how)
     named = judged.leader.id if judged.leader and not differences.is_throttled else None
     fitting = _fitting(recorded, results, differences) if named else None
     search = _searched(run, judged)

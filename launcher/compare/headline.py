@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 from gpurun.launcher.compare.causes import remaining_loss, why_slower
 from gpurun.launcher.compare.figures.probes import probe_summary
-from gpurun.launcher.compare.interference import COOL_DOWN, is_hot, load_clause, named, waiting_sentences
+from gpurun.launcher.compare.interference import (
+    COOL_DOWN,
+    LESS_AT_ONCE,
+    is_hot,
+    load_clause,
+    named,
+    waiting_sentences,
+)
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import Difference, Fitting, Gate, VariantResult
 from gpurun.launcher.compare.ranking import (
@@ -57,6 +64,7 @@ def conclude(
     complete: bool = True,
     within: int = 0,
     gate: Gate | None = None,
+    less_load: str = LESS_AT_ONCE,
 ) -> Conclusion:
     """Which variant is fastest, by how much and how surely; or why none is. Of a gate, what it found.
 
@@ -68,11 +76,12 @@ def conclude(
         complete: whether nothing is left to measure.
         within: the launches that verdicts are limited to; 0: they cover what other launches would show.
         gate: of a run that compares two versions of the code.
+        less_load: what to do about other load.
     """
     if gate is not None:
         return Conclusion(gate.headline, gate.details)
     if not is_one_task(plan):
-        return Conclusion(_separate_work(plan, results), waiting_sentences(results, interference))
+        return Conclusion(_separate_work(plan, results), waiting_sentences(results, interference, less_load))
     ran = [result for result in results if result.wall_s is not None]
     if standings is None and ran:
         return Conclusion(_without_steps(plan, ran))
@@ -83,7 +92,7 @@ def conclude(
     else:
         found = ranking_conclusion(standings, plan.baseline, _scope(within), load_clause(results))
     rival = _named_rival(standings, plan.baseline) if standings else None
-    waiting = waiting_sentences(results, interference, rival)
+    waiting = waiting_sentences(results, interference, less_load, rival)
     return replace(found, details=(*found.details, *waiting))
 
 
@@ -226,7 +235,7 @@ def _scope(within: int) -> str:
 def _lead(standings: Standings, baseline: str, scope: str, load: str) -> Conclusion:
     """Which variant leads, and whether that is sure."""
     if not standings.rivals:
-        return Conclusion(_alone(standings.leader, load))
+        return Conclusion(_alone(standings.leader))
     undecided = [rival for rival in standings.rivals if not rival.is_slower]
     if not undecided:
         return _clear_lead(standings, baseline, f"{scope}{load}")
@@ -236,11 +245,11 @@ def _lead(standings: Standings, baseline: str, scope: str, load: str) -> Conclus
     return Conclusion(_close_race(standings.leader, undecided, f"{scope}{load}"))
 
 
-def _alone(leader: VariantResult, load: str) -> str:
+def _alone(leader: VariantResult) -> str:
     step = leader.step_ms
     if leader.kind.runs_program and step is not None and not leader.varied:  # there is no other
-        return f"{named_with_error(leader)}: {format_ms(step.estimate)} ms per step{load}."
-    time = f": {format_ms(step.estimate)} ms per step{load}" if step else ""
+        return f"{named_with_error(leader)}: {format_ms(step.estimate)} ms per step."
+    time = f": {format_ms(step.estimate)} ms per step" if step else ""
     return f"{named_with_error(leader)}{time}; no other variant was measured."
 
 

@@ -1,7 +1,7 @@
 """Other load on the machine: ranks that queue for a core, or GPUs whose clocks were throttled.
 
 A verdict is about the machine as it was: rounds and launches take turns, so that load affects all variants.
-What is known of the same machine without load stands beside it, from the times less the waiting. How much low
+Next to it is what is known of the same machine without load, from the times less the waiting. How much low
 clocks change isn't known. Threads of one run that wait for each other are part of its step.
 """
 
@@ -11,6 +11,8 @@ from gpurun.launcher.compare.figures.waiting import queue_percent, sharing, wait
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult, WithoutLoad
 from gpurun.launcher.compare.ranking import Rival, is_ranked
+from gpurun.launcher.machine.accelerators import CPU
+from gpurun.launcher.machine.cores import less_at_once
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import StepRecord
@@ -48,24 +50,42 @@ def load_clause(results: Sequence[VariantResult]) -> str:
     return f" at this machine's load (waiting for cores took {worst:.0f} % of a step)"
 
 
-def waiting_sentences(
-    results: Sequence[VariantResult], reasons: Sequence[str], rival: Rival | None = None
-) -> tuple[str, ...]:
-    """What is known without other load, and what to do; nothing without `reasons`.
+def less_load(results: Sequence[VariantResult], cores: int | None) -> str:
+    """The next step where ranks waited for cores: fewer threads or devices, by how many cores were free.
 
     Args:
         results: of all variants.
-        reasons: `interference_in` them.
+        cores: of the machine, as far as the run may use them; `None`: it isn't known.
+    """
+    ranked = [one for one in results if is_ranked(one) and one.devices[0].startswith(CPU.name)]
+    others = [rank.other_cores for one in ranked for rank in one.ranks if rank.other_cores is not None]
+    if not others or cores is None:
+        return LESS_AT_ONCE
+    widest = max(ranked, key=lambda one: len(one.devices) * max(1, one.threads))
+    fewer = less_at_once(len(widest.devices), widest.threads, max(1, round(cores - max(others))))
+    return f"{fewer} Or stop other programs on this machine." if fewer else LESS_AT_ONCE
+
+
+def waiting_sentences(
+    results: Sequence[VariantResult], reasons: Sequence[str], less: str, rival: Rival | None = None
+) -> tuple[str, ...]:
+    """Sentences about other load: whether the verdict holds without it, and the next step.
+
+    Args:
+        results: of all variants.
+        reasons: `interference_in` them; without any there is nothing to say.
+        less: what to do about other load.
         rival: the variant whose difference the headline names.
     """
     if not reasons:
         return ()
-    if is_hot(results):
-        return (f"Interference: {named(reasons)}; these times depend on other load.", COOL_DOWN)
-    if rival is None or rival.behind.verdict not in ("slower", "faster"):
-        return (LESS_AT_ONCE,)
+    if is_hot(results) or rival is None:
+        step = COOL_DOWN if is_hot(results) else less
+        return (f"Interference: {named(reasons)}; these times depend on other load.", step)
+    if rival.behind.verdict not in ("slower", "faster"):
+        return (less,)
     quiet = rival.behind.without_load or WithoutLoad()
-    return (_without_load(rival, quiet), *(() if quiet.holds == "yes" else (LESS_AT_ONCE,)))
+    return (_without_load(rival, quiet), *(() if quiet.holds == "yes" else (less,)))
 
 
 def _without_load(rival: Rival, quiet: WithoutLoad) -> str:

@@ -27,6 +27,8 @@ class Waiting:
     kernel counts in ticks."""
     worked: float = 0.0
     """The CPU time of the thread that makes the steps: without load no step is shorter."""
+    load: float | None = None
+    """CPU time of other load on the rank's cores; `None` if it isn't known."""
 
 
 def waiting(queue: float, load: float | None, own: float, worked: float = 0.0) -> Waiting:
@@ -43,7 +45,7 @@ def waiting(queue: float, load: float | None, own: float, worked: float = 0.0) -
         return Waiting(0.0, queue, worked)
     most = min(queue, load)
     total = abs(load) + own
-    return Waiting(min(most, queue * load / total) if total else most, most, worked)
+    return Waiting(min(most, queue * load / total) if total else most, most, worked, load)
 
 
 def waited_for_others_ns(queue_ns: int | None, others_ns: int | None) -> int | None:

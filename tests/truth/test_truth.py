@@ -22,7 +22,7 @@ GPU_STEPS = 6
 COPIED_BYTES = 256 << 20
 
 
-@pytest.mark.slow  # beside two busy cores sizes are beyond the bound
+@pytest.mark.slow  # next to two busy cores sizes are beyond the bound
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_report_names_what_was_injected(ranks: int, tmp_path: Path) -> None:
     left: list[Fault] = list(FAULTS)

@@ -13,7 +13,7 @@ from gpurun.launcher.compare.figures.recorded import (
     timed_steps,
 )
 from gpurun.launcher.compare.figures.traced import Traced
-from gpurun.launcher.compare.figures.waiting import queue_percent
+from gpurun.launcher.compare.figures.waiting import other_cores, queue_percent
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import rank_files
@@ -78,6 +78,8 @@ class RankFigures:
     """The bubble of its stage, in the same traced steps; `None` where it is in no pipeline."""
     queue_percent: float | None = None
     """The share of its step that it waited for a core that processes of others had."""
+    other_cores: float | None = None
+    """How many of its cores processes of others kept busy, on average."""
     cpu_ms: float | None = None
     """CPU time of all its threads in a timed step."""
     thread_cpu_ms: float | None = None
@@ -143,6 +145,7 @@ def _one_rank(
         trace=None,
         exposed_comm_ms=ExposedComm(ablation=ablation_ms(steps)),
         queue_percent=queue_percent(measured.waiting.get(rank, {})),
+        other_cores=other_cores(measured.waiting.get(rank, {})),
         cpu_ms=median_ms(step.cpu_ns for step in timed),
         thread_cpu_ms=median_ms(() if has_replicas else (step.thread_cpu_ns for step in timed)),
         throttled=throttled(loads or timed),

@@ -86,16 +86,22 @@ def waiting_of_ranks(steps: Mapping[int, Iterable[StepRecord]], shared: Sharing)
     }
 
 
-def _waiting(block: _Block, beside: Sequence[_Block]) -> Waiting:
+def _waiting(block: _Block, others: Sequence[_Block]) -> Waiting:
     """Of a rank, next to others of the same run on its cores."""
-    beside_ns = math.fsum(other.own_ns for other in beside)
-    load_ns = None if block.others_ns is None else block.others_ns - block.children_ns - beside_ns
+    others_ns = math.fsum(other.own_ns for other in others)
+    load_ns = None if block.others_ns is None else block.others_ns - block.children_ns - others_ns
     return waiting(
         (block.queue_ns or 0.0) / block.step_ns,
         None if load_ns is None else load_ns / block.step_ns,
-        max(0.0, block.own_ns + beside_ns - block.thread_ns) / block.step_ns,
+        max(0.0, block.own_ns + others_ns - block.thread_ns) / block.step_ns,
         block.thread_ns / block.step_ns,
     )
+
+
+def other_cores(waited: Mapping[RoundKey, Waiting]) -> float | None:
+    """How many cores other load kept busy: the mean over a rank's blocks; `None` where it isn't known."""
+    known = [one.load for one in waited.values() if one.load is not None]
+    return max(0.0, fmean(known)) if known else None
 
 
 def queue_percent(waited: Mapping[RoundKey, Waiting]) -> float | None:

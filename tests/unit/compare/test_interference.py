@@ -78,9 +78,9 @@ def rank_step(queue_ms: float, cpu_ms: float, others_ms: float, children_ms: flo
 )
 def test_ranks_that_wait_for_each_other_are_no_other_load(load_ms: float, least: float, most: float) -> None:
     """Two ranks on the same cores, each with a data loader: of 160 ms of CPU a thread has 60."""
-    beside = {0: frozenset({1}), 1: frozenset({0})}
-    steps = {rank: [rank_step(15.0, 70.0, load_ms + 90.0, 10.0)] for rank in beside}
-    for waited in waiting_of_ranks(steps, beside).values():
+    others = {0: frozenset({1}), 1: frozenset({0})}
+    steps = {rank: [rank_step(15.0, 70.0, load_ms + 90.0, 10.0)] for rank in others}
+    for waited in waiting_of_ranks(steps, others).values():
         (found,) = waited.values()
         assert (100 * found.least, 100 * found.most) == pytest.approx((least, most), abs=0.5)
     apart = waiting_of_ranks(steps, {})  # on cores of their own the other's time isn't in what was counted
@@ -240,7 +240,7 @@ def test_quiet_splits_are_ranked(files: Any) -> None:
     assert comparison.variants[0].ranks[1].queue_percent < 5
 
 
-def test_other_load_changes_no_verdict_and_is_said_beside_it(files: Any, wording: Wording) -> None:
+def test_other_load_changes_no_verdict_and_is_said_next_to_it(files: Any, wording: Wording) -> None:
     """Waiting took 7.5 % of the even split's step; the splits differ by 20 %."""
     hand_made.write_splits(files, rounds=8)
     quiet = compare_run(files.run)

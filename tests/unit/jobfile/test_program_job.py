@@ -103,10 +103,9 @@ def test_every_combination_is_a_variant_with_launches_of_its_own(tmp_path: Path)
     assert plan.baseline == "script-2-batch-64-A-1"
     assert plan.variants[0].args == ("--epochs", "1", "--batch", "64")
     assert len(plan.launches) == 6 * 4  # six pairs of launches for a verdict
-    assert [launch.variants[0] for launch in plan.launches[:8]] == [
-        *(variant.id for variant in plan.variants),
-        *(variant.id for variant in reversed(plan.variants)),
-    ]
+    launched = [launch.variants[0] for launch in plan.launches]
+    assert all(sorted(launched[i : i + 4]) == sorted(launched[:4]) for i in range(0, 24, 4))
+    assert launched[:4] == [variant.id for variant in plan.variants]
 
 
 def test_ranks_of_a_program_are_bound_to_cores(tmp_path: Path) -> None:
