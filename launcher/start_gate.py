@@ -16,7 +16,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import SHORT, checked_out, commit_of, is_changed, top_directory
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import with_mistakes_of_plan
-from gpurun.launcher.plan.model import GatePlan, Side
+from gpurun.launcher.plan.model import GatePlan, Metric, Side
 from gpurun.launcher.processes.pool_per_env import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
 from gpurun.launcher.run.max_batch import wants_max
@@ -210,6 +210,7 @@ class Request:
     """The values of `--with`."""
     python_a: str | None = None
     python_b: str | None = None
+    metric: Metric = "wall"
 
 
 def run_gate(pools: WorkerPools, request: Request, out: Path | None, output: Output) -> Finished:
@@ -235,6 +236,7 @@ def run_gate(pools: WorkerPools, request: Request, out: Path | None, output: Out
     )
     with two_versions(wanted, spec, given.directory) as gate:
         job = Job(given, spec, out, None, output)
+        gate = replace(gate, metric=request.metric)
         ready = prepare(job, inspect_machine(), pools.get({}), gate=gate)
         pools.keep_only(ready.environments)
         return carry_out(ready, pools, output)

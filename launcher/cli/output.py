@@ -175,11 +175,11 @@ def check_writable_on_node_0(directory: Path, place: Mapping[str, Any]) -> None:
                 raise
 
 
-def check_gate(gate: Any) -> None:
+def check_gate(gate: Any, requires_decision: bool = False) -> None:
     """Ends the command by what its gate found.
 
     Raises:
-        GateError: a variant is slower by more than the threshold.
+        GateError: a variant is slower by more than the threshold, or undecided, where that isn't enough.
         UndecidedError: none is, but of some (or all) that can't be said: no gate passes them silently.
     """
     from gpurun.launcher.compare.gate import NOT_SLOWER, SLOWER, percent_text
@@ -188,7 +188,8 @@ def check_gate(gate: Any) -> None:
         names = ", ".join(row.label for row in gate.of(SLOWER))
         raise GateError(f"the gate fails: slower by more than {percent_text(gate)}: {names}")
     if gate.outcome != NOT_SLOWER:
-        raise UndecidedError(f"the gate is undecided at {percent_text(gate)}, so it doesn't pass")
+        error = GateError if requires_decision else UndecidedError
+        raise error(f"the gate is undecided at {percent_text(gate)}, so it doesn't pass")
 
 
 def warn(text: str) -> None:

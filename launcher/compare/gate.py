@@ -2,9 +2,11 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
+from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.interference import (
     COOL_DOWN,
     LESS_AT_ONCE,
@@ -16,10 +18,11 @@ from gpurun.launcher.compare.interference import (
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
-from gpurun.launcher.compare.variant_difference import Differences
-from gpurun.launcher.plan.model import GatePlan, Plan, Side
+from gpurun.launcher.compare.variant_difference import Differences, differences_of, in_cpu_time
+from gpurun.launcher.machine.accelerators import CPU
+from gpurun.launcher.plan.model import GatePlan, Metric, Plan, Side
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.estimates import verdict_of
+from gpurun.launcher.stats.estimates import percent_from_log, verdict_of
 from gpurun.launcher.stats.family import (
     UNKNOWN,
     Bounded,
@@ -55,7 +58,11 @@ def row_of(
 
 
 def gate_of(
-    threshold_percent: float, before: str, rows: Sequence[GateRow], advice: Sequence[str] = ()
+    threshold_percent: float,
+    before: str,
+    rows: Sequence[GateRow],
+    advice: Sequence[str] = (),
+    metric: Metric = "wall",
 ) -> Gate:
     """The outcome of a gate, from its rows.
 
@@ -64,20 +71,48 @@ def gate_of(
         before: where A is from.
         rows: of all variants; a gate over nothing is undecided.
         advice: what to do where it is undecided.
+        metric: what is compared.
     """
     outcomes = {row.outcome for row in rows}
     outcome = SLOWER if SLOWER in outcomes else NOT_SLOWER if outcomes == {NOT_SLOWER} else UNDECIDED
-    gate = Gate(threshold_percent, outcome, before, tuple(rows), "")
+    gate = Gate(threshold_percent, outcome, before, tuple(rows), "", metric=metric)
     details = (*_visible(gate), *advice) if outcome == UNDECIDED else ()
-    return Gate(threshold_percent, outcome, before, tuple(rows), HEADLINES[outcome](gate), details)
+    details += WORDS[metric].notes
+    return replace(gate, headline=HEADLINES[outcome](gate), details=details)
+
+
+@dataclass(frozen=True)
+class _Words:
+    """How a sentence says that a version takes more."""
+
+    more: str
+    no_more: str
+    one: str
+    several: str
+    notes: tuple[str, ...] = ()
+    convert: Callable[[Measured], Measured] | None = None
+    """What is compared, where it isn't the time of a step."""
+
+
+WORDS: Mapping[Metric, _Words] = {
+    "wall": _Words("is {} slower", "is not slower", "is slower", "are slower"),
+    "cpu": _Words(
+        "takes {} more CPU time per step",
+        "doesn't take more CPU time per step",
+        "takes more CPU time per step",
+        "take more CPU time per step",
+        ("CPU time isn't the time of a step: what ranks wait for, as for each other, isn't in it.",),
+        in_cpu_time,
+    ),
+}
+CPU_INSTEAD = "Compare the CPU time, which other load changes far less: `--metric cpu`."
 
 
 def _slower_headline(gate: Gate) -> str:
     """`ddp 32/32 is 13.8 % slower than at main (12.9 to 14.6): more than 3 %.`"""
-    texts = [
-        f"{row.label} is {format_percent(row.percent or 0.0, row.ci)} slower than {gate.before}{_range(row)}"
-        for row in gate.of(SLOWER)
-    ]
+    rows = [(row, format_percent(row.percent or 0.0, row.ci)) for row in gate.of(SLOWER)]
+    more = WORDS[gate.metric].more
+    texts = [f"{row.label} {more.format(by)} than {gate.before}{_range(row)}" for row, by in rows]
     return f"{'; '.join(texts)}: more than {percent_text(gate)}."
 
 
@@ -87,11 +122,12 @@ def _passing_headline(gate: Gate) -> str:
         worst = max(gate.rows, key=lambda row: row.ci[1] if row.ci else 0.0)
         most = format_number(round_up(worst.ci[1], 1), 1, signed=True) if worst.ci else "?"
         return (
-            f"None of {len(gate.rows)} variants is slower than {gate.before} by more than "
+            f"None of {len(gate.rows)} variants {WORDS[gate.metric].one} than {gate.before} by more than "
             f"{percent_text(gate)}; {worst.label} by {most} % at the most."
         )
     (row,) = gate.rows
-    return f"{row.label} is not slower than {gate.before} by more than {percent_text(gate)}: {_figure(row)}."
+    no_more = WORDS[gate.metric].no_more
+    return f"{row.label} {no_more} than {gate.before} by more than {percent_text(gate)}: {_figure(row)}."
 
 
 def _undecided_headline(gate: Gate) -> str:
@@ -102,9 +138,10 @@ def _undecided_headline(gate: Gate) -> str:
     names = ", ".join(row.label for row in open_)
     each = [row.why or _figure(row) for row in open_]
     figures = "; ".join(each if len(set(each)) > 1 else each[:1])
-    verb = "is" if len(open_) == 1 else "are"
+    words = WORDS[gate.metric]
+    verb = words.one if len(open_) == 1 else words.several
     return (
-        f"Whether {names} {verb} slower than {gate.before} by more than {percent_text(gate)} is undecided: "
+        f"Whether {names} {verb} than {gate.before} by more than {percent_text(gate)} is undecided: "
         f"{figures}."
     )
 
@@ -113,15 +150,21 @@ HEADLINES = {SLOWER: _slower_headline, NOT_SLOWER: _passing_headline, UNDECIDED:
 
 
 def _visible(gate: Gate) -> tuple[str, ...]:
-    """The smallest change that it could have seen, of the variant for which that is least."""
+    """The smallest change that it could have seen, of the variant for which that is least; if that is any."""
     seen = [row.seen_percent for row in gate.of(UNDECIDED) if row.seen_percent is not None]
-    if not seen:
+    if not seen or max(seen) > MOST_SHOWN:
         return ()
     least = format_number(round_up(max(seen), 1), 1)
     return (f"The smallest difference it would have seen, with {100 * POWER:.0f} % chance, is {least} %.",)
 
 
+MOST_SHOWN = 100.0
+"""Percent; bounds that are farther apart say only that launches differ too much."""
+
+
 def _figure(row: GateRow) -> str:
+    if row.ci is not None and row.ci[1] - row.ci[0] > MOST_SHOWN:
+        return "its launches differ too much from each other"
     return f"{format_percent(row.percent or 0.0, row.ci, signed=True)}{_range(row)}"
 
 
@@ -164,12 +207,17 @@ def gate_of_run(
     if gate is None:
         return None
     by_id = {result.id: result for result in results}
+    if convert := WORDS[gate.metric].convert:
+        measured = {one.variant.id: convert(one) for one in differences.measured.values()}
+        differences = differences_of(measured, differences.baseline, differences.family.looks)
     pairs = [_Pair(gate, by_id[a], by_id[b], differences) for a, b in gate.pairs]
     rows = [pair.row(looks, len(pairs)) for pair in pairs]
     advice = dict.fromkeys(text for pair in pairs for text in pair.advice(plan.budget_s or 0.0, looks))
     if load_clause(results):
         advice[LESS_AT_ONCE] = None
-    found = gate_of(gate.threshold_percent, f"at {gate.a.name}{load_clause(results)}", rows, tuple(advice))
+    found = gate_of(
+        gate.threshold_percent, f"at {gate.a.name}{load_clause(results)}", rows, tuple(advice), gate.metric
+    )
     details = found.details
     if gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs):
         details = (*details, SAME_CODE)
@@ -205,12 +253,19 @@ class _Pair:
         return bounded(self.estimate, threshold, looks, num_variants)
 
     def row(self, looks: Sequence[Look], num_variants: int) -> GateRow:
-        times = tuple(result.step_ms.estimate if result.step_ms else None for result in (self.a, self.b))
+        times = tuple(map(self.time_ms, (self.a, self.b)))
         estimate = self.estimate
         launches = estimate.launches if estimate else 0
         found, why = self.found(looks, num_variants), self.strays or self.lost or self.hot
         row = row_of(self.label, (self.a.id, self.b.id), (times[0], times[1]), found, launches, why)
         return replace(row, is_open=row.outcome == UNDECIDED and not (self.lost or self.strays))
+
+    def time_ms(self, result: VariantResult) -> float | None:
+        """Milliseconds that are compared: of a step, or of its CPU time."""
+        if self.gate.metric == "wall":
+            return result.step_ms.estimate if result.step_ms else None
+        values = self.differences.values(result.id)
+        return math.exp(fmean(values)) * (result.global_batch or 1) / 1e6 if values else None
 
     @property
     def label(self) -> str:
@@ -266,7 +321,23 @@ class _Pair:
         num = max(launches, least) if launches else math.inf
         if num <= most:
             return f"{time_to_decide(math.ceil(per_launch_s * num / 60))}: use a larger --budget."
+        if (equal := self.launches_if_equal(looks)) is None or equal > most:
+            scatter = format_percent(percent_from_log(estimate.error * math.sqrt(estimate.launches)))
+            noise = f"Launches differ by {scatter} (standard deviation)"
+            instead = f" {CPU_INSTEAD}" if self.gate.metric == "wall" and self.is_on_host else ""
+            return f"{noise}: even of equal versions, it would take {too_long(per_launch_s)}.{instead}"
         return f"That is too close to {threshold:g} % to be decided: it would take {too_long(per_launch_s)}."
+
+    @property
+    def is_on_host(self) -> bool:
+        return all(device.startswith(CPU.name) for device in self.b.devices)
+
+    def launches_if_equal(self, looks: Sequence[Look]) -> int | None:
+        """How many launches would decide it if nothing had changed, with what these scatter by."""
+        if self.estimate is None:
+            return None
+        found = replace(self.estimate, centre=0.0)
+        return launches_to_decide(found, self.gate.threshold_percent, looks, len(self.gate.pairs))
 
 
 def strays(code: Mapping[str, str], own: Side, other: Side, shared: Sequence[str] = ()) -> list[str]:
@@ -303,9 +374,12 @@ def still_open(gate: Gate) -> tuple[str, ...]:
 
 
 def rows_of_gate(gate: Gate, results: Sequence[VariantResult]) -> dict[str, Difference | None]:
-    """How every variant compares with itself before, for the table: the version before is the baseline."""
+    """How every variant compares with itself before, for the table: the version before is the baseline.
+
+    Nothing, where CPU times are compared: the table has those of steps.
+    """
     found: dict[str, Difference | None] = dict.fromkeys(result.id for result in results)
-    for row in gate.rows:
+    for row in gate.rows if gate.metric == "wall" else ():
         if row.a_ms is not None:
             found[row.a] = Difference(None, None, "baseline")
         if row.percent is not None:

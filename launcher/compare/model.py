@@ -14,7 +14,7 @@ from gpurun.launcher.compare.figures.throughput import Rates
 from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
-from gpurun.launcher.plan.model import NAMES, refuse_unknown_names, refuse_unknown_names_in_job
+from gpurun.launcher.plan.model import NAMES, Metric, refuse_unknown_names, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.records import CodeVersion, LossOver, Resumption, Status
 from gpurun.launcher.stats.family import Outcome
 from gpurun.launcher.units import Interval
@@ -236,6 +236,7 @@ class Gate:
     headline: str
     details: tuple[str, ...] = ()
     """The smallest difference that it could have seen, and what to do."""
+    metric: Metric = "wall"
 
     def of(self, outcome: Outcome) -> list[GateRow]:
         """The variants with this outcome."""

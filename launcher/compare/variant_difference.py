@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.compare.figures.recorded import Measured, is_throttled
-from gpurun.launcher.compare.figures.waiting import BOUNDS, Bound, shares_of_rounds
+from gpurun.launcher.compare.figures.recorded import Measured, is_throttled, timed_steps
+from gpurun.launcher.compare.figures.waiting import BOUNDS, Bound, cpu_ns_of_rounds, shares_of_rounds
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Holds, Unit, Verdict, WithoutLoad
 from gpurun.launcher.machine.accelerators import CPU
@@ -255,6 +255,21 @@ def _without_load(measured: Measured, bound: Bound) -> Measured | None:
         means={one: log + fmean(quiet[k] for k in measured.logs[one]) for one, log in measured.means.items()},
         aa_logs={},
     )
+
+
+def in_cpu_time(measured: Measured) -> Measured:
+    """The same rounds, with the CPU time of a step in place of its length."""
+    timed = {rank: timed_steps(measured, rank) for rank in measured.steps}
+    cpu_ns = cpu_ns_of_rounds(timed, [(one.launch, one.round) for one in measured.timed])
+    logs = {
+        repetition: {key: math.log(cpu_ns[key]) for key in its if key in cpu_ns}
+        for repetition, its in measured.logs.items()
+    }
+    known = {repetition: its for repetition, its in logs.items() if its}
+    means = {
+        repetition: fmean(known[repetition].values()) for repetition in measured.means if repetition in known
+    }
+    return replace(measured, logs=known, means=means, aa_logs={})
 
 
 def _holds(centre: float, ci: Interval | None) -> Holds:

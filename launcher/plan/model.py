@@ -246,6 +246,10 @@ class Side:
     """With a note if files differ from it; empty outside of git."""
 
 
+Metric = Literal["wall", "cpu"]
+"""What a gate compares: the time of a step, or the CPU time of all ranks and of what they have started."""
+
+
 @dataclass(frozen=True)
 class GatePlan:
     """Which two versions are compared, and how much slower the second may be."""
@@ -261,6 +265,7 @@ class GatePlan:
     """Notes on the versions."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Ids of each variant in a and in b."""
+    metric: Metric = "wall"
 
     def side(self, name: SideName) -> Side:
         return self.a if name == "a" else self.b

@@ -10,7 +10,7 @@ from gpurun.launcher.compare.model import Comparison, Gate, GateRow, VariantResu
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.report.footnotes import fact_lines, warning_lines
 from gpurun.launcher.report.metrics import figures_of
-from gpurun.launcher.report.terminal.changes import GATE_HEADER, bounds_note, gate_cells
+from gpurun.launcher.report.terminal.changes import bounds_note, gate_cells, gate_header
 from gpurun.launcher.report.terminal.curves import (
     balanced_lines,
     batch_curve_lines,
@@ -88,7 +88,8 @@ def gate_markdown(comparison: Comparison, gate: Gate, versions: str) -> str:
     Args:
         versions: what was compared: `A: main (1a2b3c4d5e)   B: working copy`.
     """
-    cells = [GATE_HEADER, ("---",) * len(GATE_HEADER), *map(gate_cells, gate.rows)]
+    header = gate_header(gate)
+    cells = [header, ("---",) * len(header), *map(gate_cells, gate.rows)]
     rows = ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in cells]
     rows[1] = rows[1].replace("\\", "")
     warnings = [f"- ⚠ {escape(line)}" for line in warning_lines(comparison.variants)]
@@ -128,7 +129,9 @@ def _test_case(suite: str, gate: Gate, row: GateRow) -> str:
         return f"{head}/>"
     kind = "failure" if row.outcome == SLOWER else "error"
     figures = ", ".join(
-        f"{name} {cell}" for name, cell in zip(GATE_HEADER[1:], gate_cells(row)[1:], strict=True) if cell
+        f"{name} {cell}"
+        for name, cell in zip(gate_header(gate)[1:], gate_cells(row)[1:], strict=True)
+        if cell
     )
     message = f"slower than {gate.before} by more than {percent_text(gate)}?"
     message = message.rstrip("?") if row.outcome == SLOWER else f"{row.outcome}: {message}"

@@ -54,6 +54,13 @@ BUDGET_S = 600.0
 )
 @click.option("--python-a", metavar="PYTHON", help="The interpreter for REF; default: this command's.")
 @click.option("--python-b", metavar="PYTHON", help="The interpreter for the working copy.")
+@click.option(
+    "--metric",
+    type=click.Choice(["wall", "cpu"]),
+    default="wall",
+    help="Compare the time of a step (wall), or its CPU time, which other load changes far less (cpu).",
+)
+@click.option("--require-decision", is_flag=True, help="Fail (exit code 5) where the gate is undecided.")
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
 @click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Also write Markdown.")
 @out_option
@@ -70,6 +77,7 @@ def gate(
     junit: Path | None,
     markdown: Path | None,
     budget_s: float | None,
+    require_decision: bool,
     overrides: tuple[str, ...],
     **versions: Any,
 ) -> None:
@@ -82,8 +90,8 @@ def gate(
     Example: gpurun gate job.yaml --against main --fail-slower 3%
 
     Exit codes: 0 no variant is slower than --fail-slower allows, 2 the job file or the command line is wrong,
-    3 the machine lacks what the job needs, 4 a variant failed, 5 a variant is slower, 6 undecided, 130
-    interrupted.
+    3 the machine lacks what the job needs, 4 a variant failed, 5 a variant is slower, 6 undecided
+    (5 with --require-decision), 130 interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
     from gpurun.launcher.rundir.paths import check_writable
@@ -108,7 +116,7 @@ def gate(
     write_files(finished, junit, markdown)
     if finished.error is not None:
         raise finished.error
-    check_gate(finished.comparison.gate)
+    check_gate(finished.comparison.gate, require_decision)
 
 
 def run(request: Callable[[], Any], out: Path | None, only_rank: int | None, quiet: bool) -> Any:

@@ -98,6 +98,15 @@ def _waiting(block: _Block, others: Sequence[_Block]) -> Waiting:
     )
 
 
+def cpu_ns_of_rounds(
+    steps: Mapping[int, Iterable[StepRecord]], rounds: Iterable[RoundKey]
+) -> dict[RoundKey, float]:
+    """CPU time of all ranks in the mean step of each round; without rounds in which a rank has no steps."""
+    blocks = [_blocks(its) for its in steps.values()]
+    common = [key for key in rounds if blocks and all(key in its for its in blocks)]
+    return {key: cpu_ns for key in common if (cpu_ns := math.fsum(its[key].own_ns for its in blocks)) > 0}
+
+
 def other_cores(waited: Mapping[RoundKey, Waiting]) -> float | None:
     """How many cores other load kept busy: the mean over a rank's blocks; `None` where it isn't known."""
     known = [one.load for one in waited.values() if one.load is not None]

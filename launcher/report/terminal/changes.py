@@ -1,13 +1,14 @@
 """The output of `gpurun diff`: of two runs, every variant and other changes; of two captures, what grew."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from gpurun.launcher.compare.diff import Diff, Unpaired, VariantDiff
 from gpurun.launcher.compare.model import Gate, GateRow
+from gpurun.launcher.plan.model import Metric
 from gpurun.launcher.report.footnotes import confidence_text
 from gpurun.launcher.report.tables_on_request import Cell, Shown, ShownRow, ShownTable
 from gpurun.launcher.report.terminal.grid import cut, grid
@@ -62,13 +63,19 @@ def render_diff(diff: Diff, width: int) -> str:
     return "\n".join(lines)
 
 
-GATE_HEADER = ("variant", "A: step ms", "B: step ms", "B against A", "at least", "at most", "outcome")
+GATE_TIMES: Mapping[Metric, str] = {"wall": "step ms", "cpu": "CPU ms"}
+
+
+def gate_header(gate: Gate) -> tuple[str, ...]:
+    """The columns of `gate_cells`."""
+    time = GATE_TIMES[gate.metric]
+    return ("variant", f"A: {time}", f"B: {time}", "B against A", "at least", "at most", "outcome")
 
 
 def gate_table(gate: Gate, width: int) -> list[str]:
     """Lines of a table of all variants, with what the differences are at the least and at the most."""
     rows = [gate_cells(row) for row in gate.rows]
-    lines = grid(GATE_HEADER, rows, right=(1, 2, 3, 4, 5))
+    lines = grid(gate_header(gate), rows, right=(1, 2, 3, 4, 5))
     note = bounds_note(gate)
     return [cut(line, width) for line in (*lines, *([""] if note else []), *note)]
 
@@ -80,7 +87,7 @@ def bounds_note(gate: Gate) -> list[str]:
 
 
 def gate_cells(row: GateRow) -> tuple[str, ...]:
-    """The columns of `GATE_HEADER`."""
+    """A variant's row, in the columns of `gate_header`."""
     times = ("" if ms is None else format_ms(ms) for ms in (row.a_ms, row.b_ms))
     ends = row.ci or (None, None)
     percents = ("" if p is None else f"{format_number(p, 1, signed=True)} %" for p in (row.percent, *ends))

@@ -85,10 +85,4 @@ def test_a_program_on_one_core_affects_both_strategies_and_the_report_says_so(tm
     for label in ("ddp 32/32", "dp 32/32"):
         assert f"of {label} waited for" in said
     assert result.comparison["fastest"] is None
-    has_interval = any(one["vs_baseline"]["ci"] for one in result.comparison["variants"])
-    said = (
-        "confidence intervals are widened by the same amount"
-        if has_interval
-        else "these times depend on other load"
-    )
-    assert said in " ".join(result.out.split())
+    assert "at this machine's load (waiting for cores took" in " ".join(result.out.split())

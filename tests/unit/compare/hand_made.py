@@ -121,6 +121,17 @@ def add_load(
         path.write_text(path.read_text().replace('"queue_ns":null', '"queue_ns":0'))
 
 
+def add_cpu_time(files: Files, variant: Variant, cpu_ms: float) -> None:
+    """Has each rank of the variant take so much CPU time in each step, give or take a thousandth."""
+    for path in files.run.variant(variant.id).glob("rank*.jsonl"):
+        lines = path.read_text().splitlines()
+        cpu_ns = (round(cpu_ms * 1e6 * (1 + wobble(number))) for number in range(len(lines)))
+        text = (
+            line.replace('"cpu_ns":null', f'"cpu_ns":{ns}') for line, ns in zip(lines, cpu_ns, strict=True)
+        )
+        path.write_text("\n".join(text) + "\n")
+
+
 def wobble(number: int) -> float:
     """A small deterministic scatter, symmetric about 0."""
     return 0.001 * ((number * 7) % 11 - 5)

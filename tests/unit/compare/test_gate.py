@@ -147,6 +147,29 @@ def test_load_is_said_and_widens_no_bound(tmp_path: Path, outcome: str, wording:
     wording(loaded.headline)
 
 
+@pytest.mark.parametrize(("cpu_ms", "outcome"), [(57.5, "slower"), (50.0, "not slower"), (51.5, "undecided")])
+def test_cpu_time_decides_where_the_time_of_a_step_does_not(
+    tmp_path: Path, cpu_ms: float, outcome: str, wording: Wording
+) -> None:
+    files = measured(tmp_path, (EVEN, 1.0), scatter=80.0)
+    noisy = gate_of(files)
+    wording("\n".join((noisy.headline, *noisy.details)))
+    for version, ms in zip(versions(EVEN), (50.0, cpu_ms), strict=True):
+        hand_made.add_cpu_time(files, version, ms)
+    plan = read_json(files.run.plan, Plan)
+    write_json(files.run.plan, replace(plan, gate=replace(known(plan.gate), metric="cpu")))
+    comparison = compare_run(files.run)
+    gate = known(comparison.gate)
+    (row,) = gate.rows
+    assert (gate.outcome, row.a_ms) == (outcome, pytest.approx(100, rel=0.01))  # two ranks
+    wording("\n".join((gate.headline, *gate.details)))
+    assert "A: CPU ms" in gate_markdown(comparison, gate, "")
+    assert [one.vs_baseline for one in comparison.variants] == [
+        None,
+        None,
+    ]  # the table has the time of a step
+
+
 def test_a_gate_proposes_no_split(tmp_path: Path) -> None:
     assert lines_to_paste(compare_run(measured(tmp_path, (UNEVEN, 1.1)).run)) is None
 
