@@ -333,7 +333,7 @@ def _what_differs(leader: VariantResult, other: VariantResult) -> str:
 def _faster(leader: VariantResult, reference: VariantResult, difference: Difference) -> str:
     """`12 % faster than the baseline ddp 32/32 (11 to 13)`; of other batches by the time per sample."""
     percent, ci = _mirrored(difference)
-    interval = f" ({format_percent_interval(percent, ci)})" if ci else ""
+    interval = f" ({format_percent_interval(percent, ci)}{_pairs(difference)})" if ci else ""
     by = format_percent(percent, ci)
     how = "faster than" if leader.global_batch == reference.global_batch else "less time per sample than"
     if _may_differ_in_work(leader):
@@ -346,12 +346,17 @@ def _slower(rival: Rival, leader: VariantResult) -> str:
     name, percent, ci = named_with_error(rival.result), rival.behind.percent, rival.behind.ci
     if percent is None or ci is None:
         return f"{name} takes longer per step" if _may_differ_in_work(leader) else f"{name} is slower"
-    by, interval = format_percent(percent, ci), format_percent_interval(percent, ci)
+    by, interval = format_percent(percent, ci), format_percent_interval(percent, ci) + _pairs(rival.behind)
     if _may_differ_in_work(leader):
         return f"{name} takes {by} longer per step ({interval})"
     if rival.result.global_batch == leader.global_batch:
         return f"{name} is {by} slower ({interval})"
     return f"{name} takes {by} more time per sample ({interval})"
+
+
+def _pairs(difference: Difference) -> str:
+    """`; 6 of 6 pairs`: how many pairs of launches, or of rounds, say the same; empty in older files."""
+    return "" if difference.wins is None else f"; {difference.wins} of {difference.of} pairs"
 
 
 def _why(slower: VariantResult, leader: VariantResult) -> tuple[str, ...]:

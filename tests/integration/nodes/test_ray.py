@@ -90,7 +90,7 @@ def test_a_job_runs_on_two_nodes_of_a_ray_and_ends_when_one_is_killed(tmp_path: 
         path, run = driver(tmp_path, "--set", "nodes=2..3")  # begins with those that have room
         path.write_text(path.read_text().replace(f"LAST_CALL_S = {LAST_CALL_S}", "LAST_CALL_S = 1"))
         with suppress(OSError), socket.create_server(("", DEFAULT_PORT)):  # another job on the machine
-            done = subprocess.run([ENGINES, path], env=env, capture_output=True, text=True, timeout=120)
+            done = subprocess.run([ENGINES, path], env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.findall(r"waiting until (\d) nodes", done.stdout) == ["3", "2"]
         (variant,) = json.loads((run / "comparison.json").read_text())["variants"]
@@ -104,7 +104,7 @@ def test_a_job_runs_on_two_nodes_of_a_ray_and_ends_when_one_is_killed(tmp_path: 
         cluster.stdin.write("\n")
         cluster.stdin.flush()
         assert line_of(cluster.stdout) == "killed"
-        assert job.wait(timeout=120) == NodesError.exit_code
+        assert job.wait(timeout=300) == NodesError.exit_code
     text = (tmp_path / "said").read_text()
     assert re.search(r"(?m)^node \d \(\S+\) is lost: Ray can't reach its actor$", text)
     assert TRACEBACK not in text

@@ -47,7 +47,9 @@ def test_the_headline_has_the_interval_of_the_table(files: Files) -> None:
     write_three(files, [60.0 + i / 2 for i in range(6)])
     comparison = compare_run(files.run)
     assert known(by_id(comparison)[THIRD.id].vs_baseline).ci == pytest.approx((-45.4545, -44.4444), abs=0.01)
-    assert comparison.headline.endswith("44.9 % faster than the baseline ddp 32/32 (44.4 to 45.5).")
+    assert comparison.headline.endswith(
+        "44.9 % faster than the baseline ddp 32/32 (44.4 to 45.5; 6 of 6 pairs)."
+    )
 
 
 def test_an_outlying_round_is_named(files: Files) -> None:
