@@ -19,7 +19,6 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_difference import Differences, differences_of, in_cpu_time
-from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import GatePlan, Metric, Plan, Side
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.estimates import percent_from_log, verdict_of
@@ -105,7 +104,7 @@ WORDS: Mapping[Metric, _Words] = {
         in_cpu_time,
     ),
 }
-CPU_INSTEAD = "Compare the CPU time, which other load changes far less: `--metric cpu`."
+CPU_INSTEAD = "Compare the CPU time, which has no waiting for cores in it: `--metric cpu`."
 
 
 def _slower_headline(gate: Gate) -> str:
@@ -324,13 +323,11 @@ class _Pair:
         if (equal := self.launches_if_equal(looks)) is None or equal > most:
             scatter = format_percent(percent_from_log(estimate.error * math.sqrt(estimate.launches)))
             noise = f"Launches differ by {scatter} (standard deviation)"
-            instead = f" {CPU_INSTEAD}" if self.gate.metric == "wall" and self.is_on_host else ""
+            instead = (
+                f" {CPU_INSTEAD}" if self.gate.metric == "wall" and load_clause((self.a, self.b)) else ""
+            )
             return f"{noise}: even of equal versions, it would take {too_long(per_launch_s)}.{instead}"
         return f"That is too close to {threshold:g} % to be decided: it would take {too_long(per_launch_s)}."
-
-    @property
-    def is_on_host(self) -> bool:
-        return all(device.startswith(CPU.name) for device in self.b.devices)
 
     def launches_if_equal(self, looks: Sequence[Look]) -> int | None:
         """How many launches would decide it if nothing had changed, with what these scatter by."""

@@ -58,7 +58,7 @@ BUDGET_S = 600.0
     "--metric",
     type=click.Choice(["wall", "cpu"]),
     default="wall",
-    help="Compare the time of a step (wall), or its CPU time, which other load changes far less (cpu).",
+    help="Compare the time of a step (wall), or its CPU time, without waiting for cores (cpu).",
 )
 @click.option("--require-decision", is_flag=True, help="Fail (exit code 5) where the gate is undecided.")
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")

@@ -151,7 +151,7 @@ def test_load_is_said_and_widens_no_bound(tmp_path: Path, outcome: str, wording:
 def test_cpu_time_decides_where_the_time_of_a_step_does_not(
     tmp_path: Path, cpu_ms: float, outcome: str, wording: Wording
 ) -> None:
-    files = measured(tmp_path, (EVEN, 1.0), scatter=80.0)
+    files = with_load(measured(tmp_path, (EVEN, 1.0), scatter=80.0))
     noisy = gate_of(files)
     wording("\n".join((noisy.headline, *noisy.details)))
     for version, ms in zip(versions(EVEN), (50.0, cpu_ms), strict=True):
