@@ -212,11 +212,11 @@ def gate_of_run(
     pairs = [_Pair(gate, by_id[a], by_id[b], differences) for a, b in gate.pairs]
     rows = [pair.row(looks, len(pairs)) for pair in pairs]
     advice = dict.fromkeys(text for pair in pairs for text in pair.advice(plan.budget_s or 0.0, looks))
-    if load_clause(results):
+    load = "" if WORDS[gate.metric].convert else load_clause(results)  # CPU time has no waiting in it
+    if load:
         advice[LESS_AT_ONCE] = None
-    found = gate_of(
-        gate.threshold_percent, f"at {gate.a.name}{load_clause(results)}", rows, tuple(advice), gate.metric
-    )
+    before = f"at {gate.a.name}{load}"
+    found = gate_of(gate.threshold_percent, before, rows, tuple(advice), gate.metric)
     details = found.details
     if gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs):
         details = (*details, SAME_CODE)
