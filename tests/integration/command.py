@@ -30,6 +30,7 @@ class Result:
 
     @property
     def json(self) -> Any:
+        assert self.out, f"exit code {self.code}: {self.err}"
         return json.loads(self.out)
 
     @property
