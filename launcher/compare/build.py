@@ -19,7 +19,6 @@ from gpurun.launcher.compare.figures.program_steps import (
 from gpurun.launcher.compare.figures.ranks import rank_figures
 from gpurun.launcher.compare.figures.recorded import Measured, has_cold_peak, read_measured, typical_ms
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
-from gpurun.launcher.compare.figures.spent import launches_s
 from gpurun.launcher.compare.figures.step_time import step_times
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
 from gpurun.launcher.compare.figures.traced import TracedSteps, of_devices, of_timed, read_traced
@@ -51,6 +50,7 @@ from gpurun.launcher.compare.notes import (
     budget_notes,
     few_rounds_notes,
     findings,
+    launches_s,
     memory_notes,
     notes,
     once_note,
@@ -145,9 +145,16 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
     """The comparison without its notes."""
     plan, results, ranking, gate = recorded.plan, judged.variants, judged.ranking, judged.gate
     interference = interference_in(results)
-    less = less_load(results, recorded.host.get("cpu_cores"))
-    how = (interference, judged.is_measured, differences.within, gate, less)
-    conclusion = conclude(plan, results, ranking, *how)
+    conclusion = conclude(
+        plan,
+        results,
+        ranking,
+        interference,
+        judged.is_measured,
+        differences.within,
+        gate,
+        less_load(results, recorded.host.get("cpu_cores")),
+    )
     named = judged.leader.id if judged.leader and not differences.is_throttled else None
     fitting = _fitting(recorded, results, differences) if named else None
     search = _searched(run, judged)

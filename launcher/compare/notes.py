@@ -8,7 +8,6 @@ from gpurun.launcher.compare.causes import is_far_from_timed
 from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches, with_longest
 from gpurun.launcher.compare.figures.ranks import RankFigures, disagreement, slowest_rank
 from gpurun.launcher.compare.figures.recorded import Measured
-from gpurun.launcher.compare.figures.spent import launches_s
 from gpurun.launcher.compare.figures.step_time import within_launch
 from gpurun.launcher.compare.figures.traced import TRACED_FAR
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
@@ -20,7 +19,7 @@ from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, UNUSED_BUDGET, more_launches, scope_texts
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import NO_GROUP, Look
+from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.strategies import STRATEGIES
@@ -132,6 +131,29 @@ def _new_run(minutes: int) -> str:
 
 MUCH_LONGER = 1.1
 """From this multiple of the budget on the report says why it took longer."""
+
+
+SPENT_ON: dict[str, tuple[Stage, ...]] = {
+    "rounds": ("round",),
+    "the program": ("run",),
+    "warm-up": ("warmup",),
+    "start-up": ("start", "build"),
+    "gradient checks": ("check",),
+    "balanced splits": ("balance",),
+    "traces": ("profile",),
+    "memory": ("memory",),
+}
+
+
+def launches_s(run: RunDir) -> dict[str, float]:
+    """Seconds that the launches of a run took, by what for, and those before and between them."""
+    logs, commands = run.read_all_events().values(), run.read_commands()
+    stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
+    return {
+        **{name: sum(s for stage, s in stages if stage in names) for name, names in SPENT_ON.items()},
+        "before the first launch": before_s(logs, commands),
+        "between launches": sum(between_s(logs, commands)),
+    }
 
 
 def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:

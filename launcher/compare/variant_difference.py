@@ -52,8 +52,8 @@ class Differences:
     references: Mapping[str, str] = field(default_factory=dict)
     """The version before, in a gate: the step of a variant follows from its, not from the baseline's."""
     quiet: Sequence["Differences"] = ()
-    """The same without waiting for other load, as little and as much of it as there may be; empty where it
-    isn't known."""
+    """The same without waiting for other load, as little and as much of it as there may be; without the
+    variants of which that isn't known."""
     is_throttled: bool = False
     """Whether clocks were low: then times of this run are not those of its splits, and decide nothing."""
 

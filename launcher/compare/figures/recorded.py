@@ -82,14 +82,14 @@ class Measured:
     """The points of a micro-benchmark, which has no steps."""
     ended_s: Mapping[str, float] = field(default_factory=dict)
     """How long each attempt of a program took that ended well."""
-    sharing: Sharing = field(default_factory=dict)
-    """The other ranks on the cores of each rank."""
     around_s: Sequence[Around] = ()
     """The parts of that time, of those that had steps."""
     num_planned: int = 0
     """The launches of the plan that count."""
     first_launch: str = ""
     """Of a run of programs: its ranks import what those of later launches find in memory."""
+    sharing: Sharing = field(default_factory=dict)
+    """The other ranks on the cores of each rank."""
 
     @cached_property
     def waiting(self) -> WaitingOfRanks:
@@ -165,7 +165,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
         points=points,
         ended_s={name: elapsed_s(events) for name, events in ended.items()},
         num_planned=len(counting),
-        sharing=sharing(launches[0].processes) if launches else {},
+        sharing=sharing(counting[0].processes) if counting else {},
         first_launch=plan.launches[0].id if variant.kind.runs_program else "",
         around_s=[found for events in ended.values() if (found := around_steps(events))],
     )

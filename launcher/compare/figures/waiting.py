@@ -86,14 +86,14 @@ def waiting_of_ranks(steps: Mapping[int, Iterable[StepRecord]], shared: Sharing)
     }
 
 
-def _waiting(block: _Block, others: Sequence[_Block]) -> Waiting:
-    """Of a rank, next to others of the same run on its cores."""
-    others_ns = math.fsum(other.own_ns for other in others)
-    load_ns = None if block.others_ns is None else block.others_ns - block.children_ns - others_ns
+def _waiting(block: _Block, siblings: Sequence[_Block]) -> Waiting:
+    """Of a rank; `siblings` are those of the same run on its cores."""
+    siblings_ns = math.fsum(sibling.own_ns for sibling in siblings)
+    load_ns = None if block.others_ns is None else block.others_ns - block.children_ns - siblings_ns
     return waiting(
         (block.queue_ns or 0.0) / block.step_ns,
         None if load_ns is None else load_ns / block.step_ns,
-        max(0.0, block.own_ns + others_ns - block.thread_ns) / block.step_ns,
+        max(0.0, block.own_ns + siblings_ns - block.thread_ns) / block.step_ns,
         block.thread_ns / block.step_ns,
     )
 

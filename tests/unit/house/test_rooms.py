@@ -2,13 +2,13 @@
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 
 from tests.conftest import SNAPSHOTS
-from tests.unit.house.source import FACE, ROOT, Module, everything_imported, modules
+from tests.unit.house.source import FACE, ROOT, Module, everything_imported, modules, page, product
 
 MAX_FLAT = 12
 SMALL_LINES = 60
@@ -26,6 +26,14 @@ SAME_NAME = {
 
 # Small modules with one importer that stay alone, each with the reason.
 OWN_MODULE: dict[str, str] = {}
+
+
+def test_few_modules_lie_flat() -> None:
+    """In the directories of the page, the tests, the benchmarks and the tools too."""
+    python = [path for path in (*product(), *others()) if path.name != "__init__.py"]
+    flat = Counter(path.parent.as_posix() for path in (*python, *page()))
+    many = {name: count for name, count in flat.items() if count > MAX_FLAT}
+    assert not many, f"more than {MAX_FLAT} modules in one directory: {many}"
 
 
 def others() -> list[Path]:
