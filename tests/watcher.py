@@ -4,17 +4,22 @@ All processes of a session have a variable with its name in their environment, i
 or group they are.
 """
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
 VARIABLE = "GPURUN_TEST_SESSION"
 NAMESPACES = Path("/run/netns")
 """Where `ip netns add` keeps their names; those of tests begin with `gpurun-PID-`."""
+
+EXEC_S = 1.0
+"""A process is within `execve` for less, at the end of which it gets its environment."""
 
 _watching: list[subprocess.Popen[bytes]] = []
 
@@ -45,12 +50,16 @@ def pids() -> set[int]:
 def main(session: str, cache: Path) -> None:
     """Waits for the end of its stdin, which the session holds open, and ends what is left."""
     sys.stdin.buffer.read()
-    while left := _processes_of(session):
+    until = time.monotonic() + EXEC_S
+    while True:
+        left, unknown = _processes_of(session)
         for pid in left:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+            until = time.monotonic() + EXEC_S
+        if not left and (not unknown or time.monotonic() > until):
+            break
+        time.sleep(0.01)
     shutil.rmtree(cache, ignore_errors=True)
     for name in os.listdir(NAMESPACES) if NAMESPACES.is_dir() else ():
         owner = name.split("-")[1] if name.startswith("gpurun-") else ""
@@ -58,18 +67,21 @@ def main(session: str, cache: Path) -> None:
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
-def _processes_of(session: str) -> list[int]:
+def _processes_of(session: str) -> tuple[list[int], list[int]]:
+    """The session's processes, and those that have no environment, be it for good or yet."""
     mark = f"{VARIABLE}={session}".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                environ = Path(f"/proc/{entry}/environ").read_bytes()
-            except OSError:
-                continue  # it has ended, or is another user's
-            if mark in environ.split(b"\0"):
-                found.append(int(entry))
-    return found
+    found, unknown = [], []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            environ = Path(f"/proc/{entry}/environ").read_bytes()
+            if not environ:
+                os.readlink(f"/proc/{entry}/exe")  # a thread of the kernel has none
+                unknown.append(int(entry))
+        except OSError:
+            continue  # it has ended, or is another user's
+        if mark in environ.split(b"\0"):
+            found.append(int(entry))
+    return found, unknown
 
 
 if __name__ == "__main__":

@@ -71,6 +71,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, s3: S3Server, monkeypatc
     core = import_module("s3fs.core")
     for each in (core.S3FileSystem, core.S3File):
         monkeypatch.setattr(each, "retries", 1)
+    for limit in ("connect_timeout", "read_timeout"):  # a busy machine is no outage
+        monkeypatch.setattr(core.S3FileSystem, limit, 120)
     store = Store(Url("s3://bucket/run"))
     for name in store.versions():
         store.remove(name)
