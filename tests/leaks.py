@@ -84,9 +84,10 @@ def _children(pid: int | str = "self") -> set[int]:
     Source: proc(5), /proc/pid/task/tid/children.
     """
     found: set[int] = set()
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            found.update(map(int, file.read_text().split()))
+    with contextlib.suppress(OSError):  # the process has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                found.update(map(int, file.read().split()))
     return found
 
 

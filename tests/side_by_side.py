@@ -20,8 +20,8 @@ from gpurun.launcher.machine.process_tree import become_subreaper, die_with
 from tests import forkserver
 from tests.leaks import have_own_shared_memory
 
-_GROUPED = "tests/browser/"
-"""Tests of these files run in one process, which has one browser and one TensorBoard for all."""
+_GROUPED = ("tests/browser/", "tests/unit/house/")
+"""Tests of these files run in one process: one browser and one TensorBoard for all; all code parsed once."""
 _COMPUTING = "tests/unit/"
 
 is_worker = False
@@ -44,7 +44,8 @@ def _run(session: pytest.Session, items: list[pytest.Item], num_workers: int) ->
     files: dict[str, list[pytest.Item]] = {}
     for item in items:
         name = item.nodeid.partition("::")[0]
-        files.setdefault(_GROUPED if name.startswith(_GROUPED) else name, []).append(item)
+        group = next((group for group in _GROUPED if name.startswith(group)), name)
+        files.setdefault(group, []).append(item)
     # Tests with processes wait much of their time: those without use the cores meanwhile.
     numbers = [number for number, name in enumerate(files) if name.startswith(_COMPUTING)]
     queues = [_queue(number for number in range(len(files)) if number not in numbers), _queue(numbers)]

@@ -55,6 +55,7 @@ from gpurun.launcher.compare.notes import (
     notes,
     once_note,
     open_notes,
+    quiet_notes,
     restart_notes,
     software_notes,
     stall_notes,
@@ -230,6 +231,7 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
         *(memory_notes(found.variants) if found.gate is None and not has_cold_peak(measured) else ()),
         *restart_notes(run),
         *stall_notes(run),
+        *quiet_notes(run),
         *software_notes(run, measured.values()),
     )
 

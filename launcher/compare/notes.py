@@ -210,6 +210,17 @@ def restart_notes(run: RunDir) -> tuple[str, ...]:
     return (f"{plural(len(reasons), 'restart')} after a failure: {'; '.join(dict.fromkeys(reasons))}",)
 
 
+def quiet_notes(run: RunDir) -> tuple[str, ...]:
+    """How long launches waited for other programs to leave the cores, and how many did in vain."""
+    waits = run.read_waits()
+    if not waits:
+        return ()
+    waited = format_duration(sum(wait.waited_s for wait in waits))
+    in_vain = sum(not wait.is_quiet for wait in waits)
+    found = f"{in_vain} of {plural(len(waits), 'launch')} began under other load"
+    return (f"Launches waited {waited} in all for a quiet machine; {found}.",)
+
+
 def stall_notes(run: RunDir) -> tuple[str, ...]:
     """That launches completed no step for a while, which is in their times if they went on."""
     reasons = [stall.reason for stall in run.read_stalls()]

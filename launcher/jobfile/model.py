@@ -204,6 +204,9 @@ class JobSpec(Settings, Section):
     budget_s: Duration = 180.0
     """The most time to decide in, from when the run begins: imports before the first launch count. Every
     variant is launched once, however long that takes; a launch begins only if it is likely to end in time."""
+    wait_for_quiet_s: Duration | None = None
+    """The most time that each launch waits, before it begins, for other programs to use no core of this
+    machine: at most a tenth of one. It is part of `budget`. By default none waits."""
     memory_bytes: Memory | None = setting(None, kinds=frozenset({TRAINING, PROGRAM}), instead="")
     """Memory of a device for a variant: `20 GiB`, a number of bytes, or the name of a GPU, `H100 80GB` or
     `RTX 4090` (its memory as it is sold, in 10⁹ bytes). The report then also names the fastest variant whose

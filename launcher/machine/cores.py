@@ -20,6 +20,10 @@ LOOK_S = 0.25
 """How long is looked. The kernel counts in 10 ms, so a core's share is off by a few percent."""
 
 
+QUIET_CORES = 0.1
+"""Programs that keep less of the cores busy are no load: a shell, a monitor, the kernel's own work."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """CPU time since the machine started."""
@@ -46,6 +50,37 @@ def free_cores(usable: int, pause: Callable[[float], None] = time.sleep) -> int:
         return usable
 
 
+def becomes_quiet(limit_s: float, now_s: Callable[[], float], pause: Callable[[float], None]) -> bool | None:
+    """Waits until other processes have left the cores for a look of 0.25 s; whether they have.
+
+    `False` after `limit_s`; `None`, at once, where the kernel doesn't say.
+
+    Args:
+        limit_s: the most that is waited.
+        now_s: a monotonic clock.
+        pause: waits for so many seconds.
+    """
+    end_s = now_s() + limit_s
+    try:
+        before = _read()
+        while True:
+            pause(LOOK_S)
+            after = _read()
+            if busy_with_others(before, after) < QUIET_CORES:
+                return True
+            if now_s() >= end_s:
+                return False
+            before = after
+    except (OSError, ValueError):
+        return None
+
+
+def busy_with_others(before: Reading, after: Reading) -> float:
+    """How many cores other processes kept busy between two readings."""
+    others_ns = (after.all_ns - before.all_ns) - (after.own_ns - before.own_ns)
+    return max(0.0, others_ns / max(1, after.at_ns - before.at_ns))
+
+
 def left_by_others(usable: int, allowed: int, before: Reading, after: Reading) -> int:
     """Whole cores that other processes leave, at least 1.
 
@@ -55,9 +90,7 @@ def left_by_others(usable: int, allowed: int, before: Reading, after: Reading) -
         before: the first reading.
         after: the second.
     """
-    others_ns = (after.all_ns - before.all_ns) - (after.own_ns - before.own_ns)
-    busy = max(0.0, others_ns / max(1, after.at_ns - before.at_ns))
-    return max(1, min(usable, math.floor(allowed - busy + 0.5)))
+    return max(1, min(usable, math.floor(allowed - busy_with_others(before, after) + 0.5)))
 
 
 def _read() -> Reading:

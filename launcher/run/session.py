@@ -13,6 +13,7 @@ from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
 from gpurun.launcher.failures.root_cause import Failure
 from gpurun.launcher.logs.relay import Relay
+from gpurun.launcher.machine.cores import becomes_quiet
 from gpurun.launcher.plan.model import Launch
 from gpurun.launcher.processes.pool_per_env import Pools, Ranks
 from gpurun.launcher.run import decisions
@@ -22,13 +23,14 @@ from gpurun.launcher.run.budget import Budget
 from gpurun.launcher.run.running_attempt import Clock, RunningAttempt, Starter
 from gpurun.launcher.run.watch import Tick, limits_of
 from gpurun.launcher.rundir.files import append_lines, write_json
-from gpurun.launcher.rundir.records import Command, Event, Restart, Resumption
+from gpurun.launcher.rundir.records import Command, Event, QuietWait, Restart, Resumption
 from gpurun.launcher.units import plural
 
 OnEvent = Callable[[Launch, Event | None], None]
 """Called with a launch and what it does now."""
 
 
+NOT_COUNTED = "`wait_for_quiet` has no effect: the kernel doesn't say how busy the cores are"
 LOAD_EVERY_S = 2.0
 """How often other load is looked for, at the most."""
 
@@ -135,9 +137,23 @@ class Session:
         self.attempt = RunningAttempt(
             self.starter, launch, action.attempt, self.ranks, self.relay, self.clock
         )
+        self.wait_for_quiet(self.attempt.name)
         self.attempt.start(self.preloading(action))
         self.on_event(launch, None)
         return do.Started(len(launch.processes), self.clock.monotonic())
+
+    def wait_for_quiet(self, attempt: str) -> None:
+        """Waits for other programs to leave the cores, if the job says so."""
+        limit_s, began_s = self.starter.spec.wait_for_quiet_s, self.clock.monotonic()
+        if limit_s is None:
+            return
+        is_quiet = becomes_quiet(limit_s, self.clock.monotonic, self.clock.sleep)
+        if is_quiet is None:
+            if NOT_COUNTED not in self.reporter.messages:
+                self.reporter.report(NOT_COUNTED)
+            return
+        waited_s = self.clock.monotonic() - began_s
+        append_lines(self.run.waits, [QuietWait(self.clock.time_ns(), attempt, waited_s, is_quiet)])
 
     def preloading(self, action: do.Start) -> do.Start:
         """The action, which preloads modules too where ranks start in an environment for the first time."""

@@ -23,6 +23,7 @@ from gpurun.launcher.rundir.records import (
     MaxBatch,
     MemoryPeak,
     PointRecord,
+    QuietWait,
     Restart,
     SearchRecord,
     Stall,
@@ -152,6 +153,9 @@ class RunDir(RunPaths):
 
     def read_stalls(self) -> list[Stall]:
         return list(self.read_lines(self.stalls, Stall))
+
+    def read_waits(self) -> list[QuietWait]:
+        return list(self.read_lines(self.waits, QuietWait))
 
     def read_looks(self) -> tuple[Look, ...]:
         """In order; empty for a run of a fixed size, and before the first look."""

@@ -94,6 +94,11 @@ class RunPaths:
         return self.path / "stalls.jsonl"
 
     @property
+    def waits(self) -> Path:
+        """A line per launch that waited for a quiet moment."""
+        return self.path / "waits.jsonl"
+
+    @property
     def replaced(self) -> Path:
         """Attempts that don't count, since their launches were measured again with other software."""
         return self.path / "replaced.json"

@@ -102,6 +102,7 @@ def test_it_has_cost_curves_throughput_over_the_batch_and_a_search(browser: Brow
         expect(watched.page.locator(".points-chart .point")).to_have_count(7)
 
 
+@pytest.mark.slow
 def test_names_with_markup_stay_text_in_the_file(browser: Browser, tmp_path: Path) -> None:
     path = written(write_hostile(tmp_path / "hostile"))
     with watched_page(browser, None) as watched:

@@ -140,6 +140,7 @@ compare:                   # every combination of these is measured
 
 until: decided             # launches are repeated until the fastest variant is known …
 budget: 3m                 # … at most for this long
+# wait_for_quiet: 30s      # the most that each launch waits for other programs to leave the cores
 # steps: {rounds: 28, launches: 6}  # or instead a fixed size: 200 ms a round and variant, on GPUs 1 s
 profile: {steps: 3}        # a trace per variant and rank, after the timed steps; 0 takes none
 timeout: 10m               # per variant

@@ -200,6 +200,17 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class QuietWait:
+    """A line of `waits.jsonl`: a launch began later, for other programs to leave the cores."""
+
+    time_ns: Whole
+    launch: str
+    waited_s: float
+    is_quiet: bool
+    """Whether they did."""
+
+
+@dataclass(frozen=True)
 class Stall:
     """A line of `stalls.jsonl`: for a while no step was completed, and the launch wasn't ended."""
 

@@ -150,6 +150,7 @@ def test_a_real_capture_of_eight_gpus(tmp_path: Path) -> None:
     assert "all_to_all" in result.out
 
 
+@pytest.mark.slow
 @needs_real
 def test_more_workers_for_the_data_loader_end_the_wait_for_data(tmp_path: Path) -> None:
     files = [str(REAL / "resnet50_V100" / f"num_workers_{n}.pt.trace.json.gz") for n in (0, 4)]

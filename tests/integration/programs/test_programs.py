@@ -99,6 +99,7 @@ def test_the_cause_of_a_failure_is_named(ran: Result) -> None:
     assert "failed: script-2-wrong_exit, script-2-early" in ran.err
 
 
+@pytest.mark.slow
 def test_a_budget_that_isnt_used_is_said_where_something_was_timed(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", "script: train.py\ndevices: cpu:1\nbudget: 1m\nprofile: {steps: 0}\n")
     program = write(tmp_path, "train.py", "raise SystemExit(3)\n")

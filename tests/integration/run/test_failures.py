@@ -140,6 +140,7 @@ def test_resume_runs_what_failed_and_out_of_memory_is_a_result(canonical_run: Ma
     assert {ending(result.variant(f"ddp-2-{other}")) for other in ("even", "5-3")} == {"ok"}
 
 
+@pytest.mark.slow
 def test_a_device_that_fails_while_it_is_measured_costs_that_variant_alone(tmp_path: Path) -> None:
     job = MODEL_JOB.replace("[6, 2], [5, 3]", "balanced")
     misbehaving(tmp_path, "if x.shape[0] == 1: raise ValueError('not one')", job)

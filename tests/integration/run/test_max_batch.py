@@ -67,6 +67,7 @@ def test_a_model_that_does_not_fit_at_all_is_reported(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_workload_that_fails_otherwise_is_reported_as_such(tmp_path: Path) -> None:
     misbehaving(tmp_path, "raise ValueError('broken')", JOB)
     result = gpurun(tmp_path, "job.yaml", "--out", "run")

@@ -57,6 +57,7 @@ def test_no_code_of_the_current_directory_runs(
     assert not mark.exists()
 
 
+@pytest.mark.slow
 def test_traces_read_by_several_processes_run_no_code_of_the_current_directory(downloaded: Path) -> None:
     mark = plant(downloaded)
     body = """\
@@ -91,7 +92,7 @@ def index_of(directory: Path) -> Index:
     return state
 
 
-@pytest.mark.parametrize("place", ["file", "directory"])
+@pytest.mark.parametrize("place", first(1, ["file", "directory"]))
 def test_a_link_that_was_put_in_the_place_of_a_trace_meanwhile_is_not_followed(
     downloaded: Path, place: str
 ) -> None:
@@ -163,6 +164,7 @@ def test_a_cache_that_others_can_write_is_not_used(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_relative_cache_is_not_put_into_the_current_directory(
     downloaded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +184,7 @@ def test_a_merged_trace_is_never_written_through_a_link(downloaded: Path) -> Non
     assert precious.read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_making_needs_no_write_access_to_the_traces(downloaded: Path) -> None:
     downloaded.chmod(0o500)
     try:

@@ -121,6 +121,7 @@ def traces_in(directory: Path) -> Traces:
     return found
 
 
+@pytest.mark.slow
 def test_only_so_many_indexes_are_made_or_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexing, "MAX_BUILDS", 2)
     indexes = Indexes()

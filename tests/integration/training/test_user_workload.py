@@ -334,6 +334,7 @@ def test_a_dataset_that_is_too_small_names_the_global_batch(tmp_path: Path) -> N
     assert "got:      1 sample\n" in f"{error.value}\n"
 
 
+@pytest.mark.slow
 def test_a_directory_with_fewer_images_than_a_batch_is_a_mistake_in_the_job(tmp_path: Path) -> None:
     for number in range(3):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
@@ -344,6 +345,7 @@ def test_a_directory_with_fewer_images_than_a_batch_is_a_mistake_in_the_job(tmp_
         Trainer(workload, config(), 0)
 
 
+@pytest.mark.slow
 def test_a_dataset_that_is_large_enough_for_one_variant_is_tried_out(tmp_path: Path) -> None:
     for number in range(2):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")

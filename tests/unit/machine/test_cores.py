@@ -1,12 +1,13 @@
 """How many cores other processes leave, and what to do where a job takes more."""
 
 import os
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
 from gpurun.launcher.machine import cores
-from gpurun.launcher.machine.cores import Reading, free_cores, left_by_others, less_at_once
+from gpurun.launcher.machine.cores import Reading, becomes_quiet, free_cores, left_by_others, less_at_once
 from gpurun.launcher.machine.process_tree import cpu_ns
 
 MS = 1_000_000
@@ -47,6 +48,23 @@ def test_where_the_kernel_does_not_say_all_cores_are_free(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(cores, "_read", unreadable)
     assert free_cores(8) == 8
+    assert becomes_quiet(30, lambda: 0.0, lambda seconds: None) is None
+
+
+@pytest.mark.parametrize(
+    ("busy_ms", "limit_s", "is_quiet", "looks"),
+    [([0], 30, True, 1), ([250, 26, 24], 30, True, 3), ([250] * 9, 1, False, 4), ([250, 250], 0.1, False, 1)],
+    ids=["at once", "after a while", "never", "less than a look"],
+)
+def test_quiet_is_waited_for(
+    busy_ms: list[int], limit_s: float, is_quiet: bool, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_ms = accumulate(busy_ms, initial=0)
+    readings = (Reading(250 * number * MS, ms * MS, 0) for number, ms in enumerate(all_ms))
+    monkeypatch.setattr(cores, "_read", lambda: next(readings))
+    pauses: list[float] = []
+    assert becomes_quiet(limit_s, lambda: sum(pauses), pauses.append) is is_quiet
+    assert pauses == [0.25] * looks
 
 
 def test_the_cpu_time_of_a_process_is_that_of_its_own_clock() -> None:

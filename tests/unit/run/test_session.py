@@ -1,15 +1,17 @@
 """A session with ranks that follow a script and a clock that never waits: what it starts, stops and keeps."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.notes import quiet_notes
 from gpurun.launcher.errors import MachineError, ParamsError
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.processes.protocol import Exit
-from gpurun.launcher.run import decisions
+from gpurun.launcher.run import decisions, session
 from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.job import finish
 from gpurun.launcher.run.running_attempt import RunningAttempt
@@ -122,6 +124,26 @@ def test_a_program_that_has_made_steps_doesnt_refuse_its_arguments(tmp_path: Pat
     failure = replace(record(0, "SystemExit", "run"), kind="exit", message="exit code 2")
     case.ranks.scripts = [[(1.0, works), (1.0, failure), *exits(2, 2)], exits(0, 0), exits(0, 0)]
     assert case.done().statuses()[0] == "failed"
+
+
+@pytest.mark.parametrize("found", [[True, False], [None, None]], ids=["counted", "not counted"])
+def test_launches_wait_for_a_quiet_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording, found: list[bool | None]
+) -> None:
+    """Two strategies, each in launches of its own: the second waits in vain."""
+    left = iter(found)
+
+    def becomes_quiet(limit_s: float, now_s: object, pause: Callable[[float], None]) -> bool | None:
+        pause(limit_s / 2)
+        return next(left)
+
+    monkeypatch.setattr(session, "becomes_quiet", becomes_quiet)
+    case = Case(tmp_path, f"{STRATEGIES}wait_for_quiet: 30s\n", [WELL] * 9).done()
+    waits = [(wait.launch, wait.waited_s, wait.is_quiet) for wait in case.run.read_waits()]
+    launches = [launch.id for launch in case.plan.launches]
+    assert waits == [(launches[0], 15, True), (launches[1], 15, False)][: 2 * (found[0] is not None)]
+    for text in (*case.said, *quiet_notes(case.run)):
+        wording(text)
 
 
 def test_other_load_is_reported_once_while_the_run_goes_on(tmp_path: Path, wording: Wording) -> None:

@@ -30,6 +30,7 @@ def facts(options: dict[str, Any], environ: dict[str, str]) -> Facts:
     return find_facts(TOP["nodes"], NodeFlags(options["node_rank"], options["rendezvous"]), environ)
 
 
+@pytest.mark.slow
 def test_the_jobset_is_what_the_published_models_know() -> None:
     models = importlib.import_module("kubeflow_trainer_api.models")  # which takes a second
     assert without_empty(models.JobsetV1alpha2JobSet.from_dict(JOBSET).to_dict()) == JOBSET

@@ -76,6 +76,7 @@ def test_at_the_limit_of_processes_ranks_are_asked_one_after_the_other() -> None
     assert output(HISTORIES, *as_user("ulimit -u 1")) == "{0: 'a', 1: 'b'}\n"
 
 
+@pytest.mark.slow
 @needs_root
 def test_at_the_limit_of_processes_a_job_is_a_failed_check() -> None:
     found = output(OUTCOME, *as_user("ulimit -u 1"))

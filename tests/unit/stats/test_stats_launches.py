@@ -87,6 +87,7 @@ def test_interval_of_a_median_by_the_printed_table() -> None:
     assert median_interval(range(1, 29)) == (9, 20)
 
 
+@pytest.mark.slow
 def test_noise_rarely_has_a_trend() -> None:
     """Kendall's test at 5 %, as scipy has it."""
     rng = np.random.default_rng(20)

@@ -205,6 +205,7 @@ def test_a_merged_trace_keeps_every_event_on_one_clock(capture: Path, tmp_path: 
     assert [path.name for path in out.parent.iterdir()] == ["merged.json.gz"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the directory of real traces next to the repository")
 def test_a_real_capture_merged(tmp_path: Path) -> None:
     out = tmp_path / "merged.json"

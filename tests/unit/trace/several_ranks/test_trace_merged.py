@@ -83,6 +83,7 @@ def test_ranks_are_any_number_that_is_in_a_name(capture: Path, tmp_path: Path) -
     assert max(event.get("id", 0) for event in events) < 1 << 53
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dlrm_8xV100", "ddp_2of128"])
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the directory of real traces next to the repository")
 def test_real_captures_keep_the_rules(tmp_path: Path, name: str) -> None:
