@@ -26,20 +26,17 @@ demo: setup ## Compare six splits of a small GPT on two CPU devices (under two m
 	$(BIN)/gpurun examples/quickstart.yaml
 	@echo 'To have gpurun in this shell: . .venv/bin/activate'
 
-# Files side by side: much of a test is waiting, so that suits two cores. Then those that look at times, which
+# Files side by side: much of a test is waiting, so that suits two cores. Tests that look at times come last, and
 # have the machine to themselves.
-PYTEST := @$(BIN)/python -m pytest
-SIDE_BY_SIDE := -q --workers 5
+PYTEST := @$(BIN)/python -m pytest -q --workers 5
 test: setup ## Run the tests, with what they need of the system where it may be installed
 	$(TOOL) tools/system_packages.py
-	$(PYTEST) -m "not alone and not slow" $(SIDE_BY_SIDE); most=$$?; \
-		$(BIN)/python -m pytest -m "alone and not slow" && exit $$most
+	$(PYTEST) -m "not slow"
 
 test-all: export GPURUN_TEST_ALL := 1
 test-all: trainer engines ## Run all tests, with engines, frameworks and every case in a browser
 	$(TOOL) tools/system_packages.py all
-	$(PYTEST) -m "not alone" $(SIDE_BY_SIDE); most=$$?; \
-		$(BIN)/python -m pytest -m alone && exit $$most
+	$(PYTEST)
 
 # Only torch is the pinned one in both: other builds for the CPU aren't at every index.
 test-floor: ## Run the tests without processes with the oldest version of every dependency, then with the newest

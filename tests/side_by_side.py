@@ -1,7 +1,8 @@
 """`pytest --workers N`: tests side by side, in forks of the process that has collected them.
 
 What is imported and collected once takes 12 s; with xdist each process does it again. A process takes a file
-at a time, and what it reports is as if its parent had run the test.
+at a time, and what it reports is as if its parent had run the test. The last process runs the tests that are
+marked `alone`, once the others have ended.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import random
 import signal
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
@@ -23,6 +25,7 @@ from tests.leaks import have_own_shared_memory
 _GROUPED = ("tests/browser/", "tests/unit/house/")
 """Tests of these files run in one process: one browser and one TensorBoard for all; all code parsed once."""
 _COMPUTING = "tests/unit/"
+_ALONE = "alone"
 
 is_worker = False
 """Whether this process is one of several."""
@@ -45,10 +48,12 @@ def _run(session: pytest.Session, items: list[pytest.Item], num_workers: int) ->
     for item in items:
         name = item.nodeid.partition("::")[0]
         group = next((group for group in _GROUPED if name.startswith(group)), name)
-        files.setdefault(group, []).append(item)
+        files.setdefault(_ALONE if item.get_closest_marker(_ALONE) else group, []).append(item)
+    alone = files.pop(_ALONE, [])
     # Tests with processes wait much of their time: those without use the cores meanwhile.
     numbers = [number for number, name in enumerate(files) if name.startswith(_COMPUTING)]
     queues = [_queue(number for number in range(len(files)) if number not in numbers), _queue(numbers)]
+    last = _Last(alone, *Pipe(duplex=False), _queue(range(num_workers - 1)))
     workers: dict[Connection, int] = {}
     parent = os.getpid()
     try:
@@ -57,13 +62,16 @@ def _run(session: pytest.Session, items: list[pytest.Item], num_workers: int) ->
             with warnings.catch_warnings(action="ignore"):  # of threads: a fork has none of theirs
                 pid = os.fork()
             if pid == 0:
-                _work(session, list(files.values()), queues[:: -1 if number % 2 else 1], theirs, parent)
+                chosen = _items(list(files.values()), queues[:: -1 if number % 2 else 1], last)
+                _work(session, chosen, theirs, parent)
             theirs.close()
             workers[ours] = pid
-        return _hear(session, workers)
+        return _hear(session, workers, last)
     finally:
-        for queue in queues:
+        for queue in (*queues, last.others):
             os.close(queue)
+        last.told.close()
+        last.tell.close()
         for ours, pid in workers.items():
             ours.close()
             with contextlib.suppress(ProcessLookupError):
@@ -72,7 +80,26 @@ def _run(session: pytest.Session, items: list[pytest.Item], num_workers: int) ->
             os.waitpid(pid, 0)
 
 
-def _hear(session: pytest.Session, workers: dict[Connection, int]) -> set[str]:
+@dataclass(frozen=True)
+class _Last:
+    """The tests that the last process runs."""
+
+    items: list[pytest.Item]
+    told: Connection
+    """That process waits here for the word that the others have ended."""
+    tell: Connection
+    others: int
+    """The end of a pipe: a process that is out of files reads two bytes; the last one finds none."""
+
+    def begin(self) -> list[pytest.Item]:
+        """The tests, when all other processes have ended; in any other process there are none."""
+        if not self.items or os.read(self.others, 2):
+            return []
+        self.told.recv()
+        return self.items
+
+
+def _hear(session: pytest.Session, workers: dict[Connection, int], last: _Last) -> set[str]:
     """Passes on what the processes report, until all have ended; one that breaks off fails its test.
 
     Returns the names of the tests that were begun.
@@ -104,6 +131,8 @@ def _hear(session: pytest.Session, workers: dict[Connection, int]) -> set[str]:
                     hook.pytest_runtest_logreport(
                         report=pytest.TestReport(nodeid, location, {}, "failed", said, "call")
                     )
+                if len(running) == 1:
+                    last.tell.send(None)
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
@@ -127,12 +156,11 @@ class _Reporter:
 
 def _work(
     session: pytest.Session,
-    files: list[list[pytest.Item]],
-    queues: Sequence[int],
+    items: Iterator[pytest.Item],
     channel: Connection,
     parent: int,
 ) -> NoReturn:
-    """Runs files until none is left, in a process of its own; ends it."""
+    """Runs tests until none is left, in a process of its own; ends it."""
     global is_worker
     is_worker = True
     die_with(parent)
@@ -148,7 +176,6 @@ def _work(
         config._tmp_path_factory._basetemp = base
         config.pluginmanager.unregister(name="terminalreporter")
         config.pluginmanager.register(_Reporter(config, channel))
-        items = _items(files, queues)
         item = next(items, None)
         while item:
             following = next(items, None)
@@ -171,10 +198,11 @@ def _queue(numbers: Iterable[int]) -> int:
     return queue
 
 
-def _items(files: list[list[pytest.Item]], queues: Sequence[int]) -> Iterator[pytest.Item]:
+def _items(files: list[list[pytest.Item]], queues: Sequence[int], last: _Last) -> Iterator[pytest.Item]:
     for queue in queues:
         while ticket := os.read(queue, 2):
             yield from files[int.from_bytes(ticket, "little")]
+    yield from last.begin()
 
 
 def _have_own_streams(config: Any) -> None:

@@ -42,6 +42,33 @@ def pytest_in(directory: Path, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+ALONE = """
+    import os
+    from pathlib import Path
+
+    import pytest
+
+    HERE = Path(__file__).parent
+
+    @pytest.mark.alone
+    @pytest.mark.parametrize("number", range(2))
+    def test_has_the_machine_when_all_others_have_ended(number):
+        others = [file.read_text() for file in HERE.glob("*.pid")]
+        assert len(others) == 3
+        assert not [pid for pid in others if pid != str(os.getpid()) and Path("/proc", pid).exists()]
+
+    def test_has_company():
+        Path(__file__).with_suffix(".pid").write_text(str(os.getpid()))
+"""
+
+
+def test_what_is_marked_alone_comes_last(tmp_path: Path) -> None:
+    for name in ("test_a.py", "test_b.py", "test_c.py"):
+        write(tmp_path, name, ALONE)
+    code, said = pytest_in(tmp_path, "--workers", "3", "--ignore", "test_nested.py")
+    assert (code, "9 passed" in said) == (0, True), said
+
+
 def test_all_is_reported_once_and_a_process_that_breaks_off_fails_its_test(tmp_path: Path) -> None:
     write(tmp_path, "test_other.py", OTHER)
     write(tmp_path, "test_third.py", "def test_is_run():\n    pass\n")
