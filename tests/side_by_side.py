@@ -70,8 +70,8 @@ def _run(session: pytest.Session, items: list[pytest.Item], num_workers: int) ->
     finally:
         for queue in (*queues, last.others):
             os.close(queue)
-        last.told.close()
-        last.tell.close()
+        last.receiver.close()
+        last.sender.close()
         for ours, pid in workers.items():
             ours.close()
             with contextlib.suppress(ProcessLookupError):
@@ -85,9 +85,9 @@ class _Last:
     """The tests that the last process runs."""
 
     items: list[pytest.Item]
-    told: Connection
+    receiver: Connection
     """That process waits here for the word that the others have ended."""
-    tell: Connection
+    sender: Connection
     others: int
     """The end of a pipe: a process that is out of files reads two bytes; the last one finds none."""
 
@@ -95,7 +95,7 @@ class _Last:
         """The tests, when all other processes have ended; in any other process there are none."""
         if not self.items or os.read(self.others, 2):
             return []
-        self.told.recv()
+        self.receiver.recv()
         return self.items
 
 
@@ -132,7 +132,7 @@ def _hear(session: pytest.Session, workers: dict[Connection, int], last: _Last) 
                         report=pytest.TestReport(nodeid, location, {}, "failed", said, "call")
                     )
                 if len(running) == 1:
-                    last.tell.send(None)
+                    last.sender.send(None)
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
