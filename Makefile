@@ -28,7 +28,7 @@ demo: setup ## Compare six splits of a small GPT on two CPU devices (under two m
 
 # Files side by side: much of a test is waiting, so that suits two cores. Tests that look at times come last, and
 # have the machine to themselves.
-PYTEST := @$(BIN)/python -m pytest -q --workers 5
+PYTEST := @$(BIN)/python -m pytest -q --workers 4
 test: setup ## Run the tests, with what they need of the system where it may be installed
 	$(TOOL) tools/system_packages.py
 	$(PYTEST) -m "not slow"

@@ -361,7 +361,7 @@ def test_no_name_in_a_strangers_run_is_suggested_that_the_shell_would_execute(
 
 def test_the_page_of_a_run_that_others_own_goes_to_a_file_that_is_named(tmp_path: Path) -> None:
     run, page = str(tmp_path / "run"), tmp_path / "page.html"
-    shutil.copytree(Path(__file__).parents[3] / "docs/runs/gpt-splits", run)
+    shutil.copytree(Path(__file__).parents[3] / "docs/runs/balanced", run)
     wrong = {
         ("--output", str(page)): "--output is for html",
         ("--format", "html", "--output", str(tmp_path / "missing" / "page.html")): "create it",
