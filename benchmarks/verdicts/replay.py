@@ -1,0 +1,241 @@
+"""Verdicts under other load: launches that were measured next to it, drawn again for thousands of jobs.
+
+`python -m benchmarks.verdicts.replay record DIRECTORY [--minutes M]` measures each program for M minutes per
+kind of load, and can be interrupted and repeated; `python -m benchmarks.verdicts.replay DIRECTORY [--runs N]`
+makes the table of what is there. The machine should have no other load while it records.
+"""
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.timing import machine_facts, record, table
+from gpurun.launcher.compare.figures.recorded import read_measured
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.rundir.files import RunDir
+from tests.unit.stats.simulate import Model, is_false, run_until_decided
+
+SEED = 20261127
+"""Of the tables. Nothing was chosen by runs with it."""
+RUNS = 2000
+"""Jobs that are drawn per cell."""
+MINUTES = 10.0
+BUDGET_S = 180
+EFFECTS = (0, 10, 20, 40)
+"""Percent by which the second variant is slower."""
+ROUNDS = 12
+"""Of a recorded launch: more than that say the same again."""
+LOADS = {"none": 0, "25 %": 25, "50 %": 50, "100 %": 100, "bursts": -60}
+"""Percent of a core; negative: in bursts."""
+LOAD = """
+import random, sys, time
+percent, is_bursty = abs(float(sys.argv[1])), float(sys.argv[1]) < 0
+chance = random.Random(7)
+while True:
+    busy_s = chance.uniform(0.2, 5.0) if is_bursty else 0.05
+    until = time.monotonic() + busy_s
+    while time.monotonic() < until:
+        pass
+    time.sleep(busy_s * (100 - percent) / percent)
+"""
+COMPUTING = """
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(256, 256))
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in range(100):
+    end = time.thread_time() + 0.02
+    while time.thread_time() < end:
+        torch.ones(64, 64).mm(torch.ones(64, 64))
+    model(torch.randn(32, 256)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+JOBS = {
+    "mlp": "workload: mlp\ndevices: cpu:2\nglobal_batch: 64\ncompare: {split: [even, [33, 31]]}\n",
+    "gpt": "workload: gpt\nparams: {layers: 1, width: 64, context: 32}\ndevices: cpu:2\nglobal_batch: 16\n"
+    "compare: {split: [even, [9, 7]]}\n",
+    "program": "script: computing.py\ndevices: cpu:2\n",
+}
+"""Of a workload one split under two names, which share launches."""
+COMMON = "profile: {steps: 0}\nuntil: fixed\n"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was measured of a program next to a load."""
+
+    launches: Sequence[Sequence[Sequence[float]]]
+    """ln(step in ns) by launch, name and round, in the order in which they ran."""
+    launch_s: float
+    """The mean time of a launch, from its start to the next one's."""
+
+    @property
+    def num_names(self) -> int:
+        return len(self.launches[0])
+
+
+@dataclass(frozen=True)
+class Replayed(Model):
+    """Jobs whose launches are drawn from those that were recorded."""
+
+    recorded: Recorded = Recorded((), 0.0)
+
+    def logs(self, rng: np.random.Generator, rounds: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
+        """Of launches that ran one after the other, or of names that shared one; which is whose is drawn."""
+        launches = self.recorded.launches
+        first = int(rng.integers(len(launches) - self.apart))
+        drawn = [one[0] for one in launches[first : first + 2]] if self.apart else list(launches[first])
+        drawn = [drawn[place] for place in rng.permutation(2)]
+        return {
+            name: np.array(drawn[int(name)][:num]) + math.log1p(self.effects_percent[int(name)] / 100)
+            for name, num in rounds.items()
+        }
+
+
+def main(directory: Path, runs: int = RUNS, seed: int = SEED) -> None:
+    """Writes the section "Verdicts under load"."""
+    facts, rows = machine_facts(), []
+    cells = [
+        (name, load, is_apart, found)
+        for name, load in product(JOBS, LOADS)
+        if (found := read(directory, name, load)) is not None
+        for is_apart in (False, True)
+        if is_apart or found.num_names > 1
+    ]
+    jobs = [
+        (model_of(found, is_apart, effect), runs, (seed, place, effect))
+        for place, (_, _, is_apart, found) in enumerate(cells)
+        for effect in EFFECTS
+    ]
+    with ProcessPoolExecutor(os.cpu_count()) as workers:
+        shares = iter(list(workers.map(outcomes, jobs)))
+    for name, load, is_apart, found in cells:
+        by_effect = [next(shares) for _ in EFFECTS]
+        wrong = [f"{100 * by_effect[0][0]:.1f} %", *(f"{100 * one[0]:.1f} %" for one in by_effect[1:])]
+        right = [f"{100 * one[1]:.0f} %" for one in by_effect[1:]]
+        how = "of their own" if is_apart else "shared"
+        rows.append([name, load, how, str(len(found.launches)), wrong[0], max(wrong[1:]), *right])
+    header = ["program", "load", "launches", "recorded", "wrong, no difference", "wrong, else"]
+    text = (
+        f"{runs:,} jobs per cell of {BUDGET_S} s. Launches are drawn from recorded ones, two neighbours at a "
+        "time, so that a burst that is longer than a launch meets both. What is measured next, and all verdicts, "
+        "are decided by the launcher's own functions. `+10 %`: jobs in which that difference was found.\n\n"
+    )
+    record("Verdicts under load", text + table([*header, *(f"+{e} %" for e in EFFECTS[1:])], rows), facts)
+
+
+def model_of(found: Recorded, is_apart: bool, effect_percent: float) -> Replayed:
+    """Two variants, the second slower by so much."""
+    # A launch for each variant in one case, and one of both in the other.
+    launch_s = found.launch_s if is_apart or found.num_names > 1 else found.launch_s * 2
+    return Replayed((0.0, effect_percent), 0.0, 0.0, apart=is_apart, launch_s=launch_s, recorded=found)
+
+
+def outcomes(job: tuple[Replayed, int, tuple[int, ...]]) -> tuple[float, float]:
+    """Shares of the jobs with a wrong conclusion, and of those that found the difference."""
+    model, runs, seed = job
+    rng = np.random.default_rng(seed)
+    found = [run_until_decided(model, rng, BUDGET_S) for _ in range(runs)]
+    wrong = (is_false(model.effects_percent, one.fastest, one.verdicts) for one in found)
+    return fmean(wrong), fmean(one.verdicts == ("slower",) for one in found)
+
+
+def read(directory: Path, name: str, load: str) -> Recorded | None:
+    path = file_of(directory, name, load)
+    return msgspec.json.decode(path.read_bytes(), type=Recorded) if path.exists() else None
+
+
+def file_of(directory: Path, name: str, load: str) -> Path:
+    return directory / f"{name} {load.replace(' %', '')}.json"
+
+
+def record_all(directory: Path, minutes: float) -> None:
+    """Measures what isn't there yet."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for load, name in product(LOADS, JOBS):
+        path = file_of(directory, name, load)
+        if path.exists():
+            continue
+        with other_load(LOADS[load]):
+            found = measured(name, 60 * minutes)
+        print(f"{path.name}: {len(found.launches)} launches, {found.launch_s:.1f} s each", flush=True)
+        path.write_bytes(msgspec.json.encode(found))
+
+
+@contextmanager
+def other_load(percent: float) -> Iterator[None]:
+    if not percent:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", LOAD, str(percent)])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measured(name: str, seconds: float) -> Recorded:
+    """As many launches as take so long, of which the first ones aren't counted."""
+    tried = launched(name, 3)
+    num = max(8, min(200, round(seconds / tried.launch_s)))
+    return launched(name, num)
+
+
+def launched(name: str, num: int) -> Recorded:
+    """A run with so many launches."""
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        (directory / "computing.py").write_text(COMPUTING)
+        steps = f"steps: {{launches: {num}, rounds: {num * ROUNDS}}}\n" if "workload" in JOBS[name] else ""
+        steps = steps or f"steps: {{launches: {num}}}\n"
+        (directory / "job.yaml").write_text(JOBS[name] + COMMON + steps)
+        argv = [sys.executable, "-m", "benchmarks.verdicts.alike", "--job", str(directory)]
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return read_run(RunDir(directory / "run"))
+
+
+def read_run(run: RunDir) -> Recorded:
+    plan = run.read(run.plan, Plan)
+    steps = run.read_all_steps(variant.id for variant in plan.variants)
+    found = [read_measured(run, plan, one, steps[one.id]) for one in plan.variants]
+    logs = [one.logs if not one.means else {k: {("", 0): v} for k, v in one.means.items()} for one in found]
+    common = sorted(set.intersection(*(set(its) for its in logs)))[1:]  # the first launch imports
+    launches = [[list(its[repetition].values()) for its in logs] for repetition in common]
+    events = [run.read_events(launch.id) for launch in plan.launches]
+    starts = [its[0].time_ns for its in events if its]
+    return Recorded(launches, (starts[-1] - starts[1]) / 1e9 / (len(starts) - 2))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="+", metavar="[record] DIRECTORY")
+    parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--runs", type=int, default=RUNS)
+    given = parser.parse_args()
+    where = Path(given.words[-1])
+    if given.words[0] == "record":
+        record_all(where, given.minutes)
+    else:
+        main(where, given.runs)
