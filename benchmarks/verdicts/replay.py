@@ -139,8 +139,8 @@ def main(directory: Path, runs: int = RUNS, seed: int = SEED) -> None:
     header = ["program", "load", "launches", "recorded", "wrong, no difference", "wrong, else"]
     text = (
         f"{runs:,} jobs per cell of {BUDGET_S} s. Launches are drawn from recorded ones, two neighbours at a "
-        "time, so that a burst that is longer than a launch meets both. What is measured next, and all verdicts, "
-        "are decided by the launcher's own functions. `+10 %`: jobs in which that difference was found.\n\n"
+        "time, so that a burst that is longer than a launch meets both. What is measured next, and all "
+        "verdicts, are decided by the launcher's own functions. `+10 %`: jobs in which that difference was found.\n\n"
     )
     record("Verdicts under load", text + table([*header, *(f"+{e} %" for e in EFFECTS[1:])], rows), facts)
 
