@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing import machine_facts, record, table
-from gpurun.launcher.compare.figures.recorded import read_measured
+from gpurun.launcher.compare.figures.recorded import Measured, read_measured
+from gpurun.launcher.compare.figures.rounds import RoundKey
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
 from tests.unit.stats.simulate import Model, is_false, run_until_decided
@@ -87,6 +88,8 @@ class Recorded:
 
     launches: Sequence[Sequence[Sequence[float]]]
     """ln(step in ns) by launch, name and round, in the order in which they ran."""
+    loads: Sequence[Sequence[Sequence[float | None]]]
+    """How many cores other load kept busy meanwhile."""
     launch_s: float
     """The mean time of a launch, from its start to the next one's."""
 
@@ -99,7 +102,7 @@ class Recorded:
 class Replayed(Model):
     """Jobs whose launches are drawn from those that were recorded."""
 
-    recorded: Recorded = Recorded((), 0.0)
+    recorded: Recorded = Recorded((), (), 0.0)
 
     def logs(self, rng: np.random.Generator, rounds: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
         """Of launches that ran one after the other, or of names that shared one; which is whose is drawn."""
@@ -140,7 +143,8 @@ def main(directory: Path, runs: int = RUNS, seed: int = SEED) -> None:
     text = (
         f"{runs:,} jobs per cell of {BUDGET_S} s. Launches are drawn from recorded ones, two neighbours at a "
         "time, so that a burst that is longer than a launch meets both. What is measured next, and all "
-        "verdicts, are decided by the launcher's own functions. `+10 %`: jobs in which that difference was found.\n\n"
+        "verdicts, are decided by the launcher's own functions. `+10 %`: jobs in which that difference was "
+        "found.\n\n"
     )
     record("Verdicts under load", text + table([*header, *(f"+{e} %" for e in EFFECTS[1:])], rows), facts)
 
@@ -223,9 +227,19 @@ def read_run(run: RunDir) -> Recorded:
     logs = [one.logs if not one.means else {k: {("", 0): v} for k, v in one.means.items()} for one in found]
     common = sorted(set.intersection(*(set(its) for its in logs)))[1:]  # the first launch imports
     launches = [[list(its[repetition].values()) for its in logs] for repetition in common]
+    loads = [
+        [[load_in(one, key) for key in one.logs.get(repetition, {})] for one in found]
+        for repetition in common
+    ]
     events = [run.read_events(launch.id) for launch in plan.launches]
     starts = [its[0].time_ns for its in events if its]
-    return Recorded(launches, (starts[-1] - starts[1]) / 1e9 / (len(starts) - 2))
+    return Recorded(launches, loads, (starts[-1] - starts[1]) / 1e9 / (len(starts) - 2))
+
+
+def load_in(measured: Measured, key: RoundKey) -> float | None:
+    """Cores that other load kept busy in a round, on the cores of the rank that had most of it."""
+    known = [its[key].load for its in measured.waiting.values() if key in its]
+    return max((one for one in known if one is not None), default=None)
 
 
 if __name__ == "__main__":
