@@ -1,6 +1,7 @@
 """Measures a micro-benchmark: every round runs a block of each of its cases, in a fresh random order."""
 
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ import torch
 
 from gpurun.launcher.rundir.files import append_lines
 from gpurun.launcher.rundir.records import LaunchConfig, PointRecord
-from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waited_for_others_ns
+from gpurun.launcher.stats.busy import QUEUE_PERCENT, Waiting, queued_text, waiting
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
@@ -74,14 +75,24 @@ class ProbeRounds:
 
     def interference(self, noise: BlockNoise, lasted_ns: int) -> Iterator[str]:
         """Why these times include other programs' load, by rank; all ranks must call it."""
-        waited_ns = waited_for_others_ns(noise.queue_ns, noise.others_ns) or 0
-        for rank, percent in enumerate(self.peers.gather(100 * waited_ns / max(lasted_ns, 1))):
+        waited = self.waiting(noise, max(lasted_ns, 1))
+        for rank, percent in enumerate(self.peers.gather(100 * waited.most)):
             if percent > QUEUE_PERCENT:
                 yield f"rank {rank} {queued_text(percent)} of the time: {BUSY}"
         loads = self.load.loads() if self.load else ()
         for name, gpu in zip(self.site.names, loads, strict=False):
             said = f"the clock of {name} was throttled: {gpu.throttled}" if gpu.throttled else ""
             yield from filter(None, self.peers.gather_text(said))
+
+    def waiting(self, noise: BlockNoise, lasted_ns: int) -> Waiting:
+        """How much of the time this rank waited for other programs; all ranks must call it."""
+        cores = f"{os.uname().nodename} {sorted(os.sched_getaffinity(0))}"
+        own_ns = (noise.cpu_ns or 0) + (noise.children_ns or 0)
+        ranks = zip(self.peers.gather_text(cores), self.peers.gather(own_ns), strict=True)
+        all_ns = sum(its_ns for its, its_ns in ranks if its == cores)
+        load_ns = None if noise.others_ns is None else noise.others_ns - (all_ns - (noise.cpu_ns or 0))
+        load = None if load_ns is None else load_ns / lasted_ns
+        return waiting((noise.queue_ns or 0) / lasted_ns, load, all_ns / lasted_ns)
 
     def calibrate(self, case: Case) -> int:
         """How often a block repeats the case; the same on all ranks."""

@@ -24,7 +24,7 @@ from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantCon
 from gpurun.launcher.units import size_text
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone
-from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
+from gpurun.launcher.worker.meters.cpu_time import BlockNoise, NoiseMeter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds
 from gpurun.workloads.micro_benchmarks import (
     Case,
@@ -205,6 +205,30 @@ def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path, wording: 
     skipped, busy = journal.facts["v"].warnings
     assert skipped == "skipped: something"
     wording(busy, hide="(?<=core in ).*(?= % of)")
+
+
+class Two(Alone):
+    """Two ranks on the same cores, which do the same."""
+
+    def gather(self, value: float) -> list[float]:
+        return [value, value]
+
+    def gather_text(self, text: str) -> list[str]:
+        return [text, text]
+
+
+@pytest.mark.parametrize(("others_ns", "most"), [(300, 0.0), (700, 0.4), (None, 0.5)])
+def test_what_the_other_rank_computes_is_no_other_load(
+    tmp_path: Path, others_ns: int | None, most: float
+) -> None:
+    config = LaunchConfig(
+        launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="ddp",
+        devices=("cpu", "cpu"), backend="gloo", precision="fp32", seed=0, threads=1,
+        variants=(VariantConfig("v", (1, 1), 2),), baseline=None, warmup=1, rounds=3,
+    )  # fmt: skip
+    rounds = ProbeRounds(Probe("bytes", FakeWork().cases), CPU, Journal(config, 0), Two())
+    noise = BlockNoise(queue_ns=500, others_ns=others_ns, cpu_ns=250, children_ns=50)
+    assert rounds.waiting(noise, 1000).most == pytest.approx(most)
 
 
 def test_sizes_are_read_easily() -> None:
