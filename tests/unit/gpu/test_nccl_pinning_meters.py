@@ -276,6 +276,9 @@ class Texts(Alone):
     def gather_text(self, text: str) -> list[str]:
         return [text, text.replace("cuda:3", "cuda:1")]
 
+    def gather(self, value: float) -> list[float]:
+        return [value, value]
+
 
 def test_a_micro_benchmark_says_whose_clock_was_throttled(
     tmp_path: Path, cuda: FakeCuda, wording: Wording

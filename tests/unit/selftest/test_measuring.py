@@ -114,10 +114,10 @@ def test_a_device_is_as_fast_as_its_fastest_block(monkeypatch: Patch) -> None:
 
 
 class FastClock(HostClock):
-    """A device's clock by which a second lasts 1.1 s."""
+    """A device's clock by which a second lasts three: on a busy machine some of the host's is lost on the way."""
 
     def read(self) -> list[StepTiming]:
-        return [replace(step, step_ns=step.step_ns * 11 // 10) for step in super().read()]
+        return [replace(step, step_ns=step.step_ns * 3) for step in super().read()]
 
 
 @pytest.mark.usefixtures("alone")
