@@ -130,10 +130,11 @@ class Steps(Section):
     counts are: their times come from different processes, and those scatter. Where strategies share their
     processes later (`together`), the first launches, which each has of its own, come in addition."""
     together: Literal["auto", "always", "never"] = setting("auto", instead="")
-    """Whether strategies share their processes from the second launch on, where they scatter less against
-    each other. They take turns in every round if the memory holds all their models at once, else one follows
-    the other. The first launches, which measure memory and take traces, are each strategy's own, and don't
-    count. `auto`: on CPU devices."""
+    """Whether variants share their processes from the second launch on, where they scatter less against each
+    other: those that differ in their strategy, its options, or another setting of the model, such as `seed`.
+    They take turns in every round if the memory holds all their models at once, else one follows the other.
+    The first launches, which measure memory and take traces, are each variant's own, and don't count. `auto`:
+    on CPU devices."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,6 +93,9 @@ class Setting:
     """A variant's value where it means nothing to its kind of job, its strategy or next to other settings."""
     shares_processes: bool = False
     """Whether variants that differ in it can run in the same processes, where their rounds are paired."""
+    takes_turns: bool = False
+    """Whether variants that differ in it can take turns in the same processes, each with a model of its own:
+    it is a setting of the model, and of nothing that the whole process has."""
     needs_processes: bool = False
     """Whether ranks have it from their start, so that those which run can't try another value of it."""
     builds_model: bool = False

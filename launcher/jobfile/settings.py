@@ -78,6 +78,7 @@ class Settings:
         names_variant=True,
         has_column=True,
         about=_strategies_text(),
+        takes_turns=True,
     )
     """How the model runs on the devices."""
     device_count: Annotated[int, whole(1, values.MAX_DEVICES)] | None = setting(
@@ -90,6 +91,7 @@ class Settings:
         names_variant=True,
         has_column=True,
         needs_processes=True,
+        takes_turns=True,
     )
     """How many of the devices to use, the first ones; by default all. `single` always uses one."""
     split: Annotated[values.Split, values.SPLIT] = setting(
@@ -149,6 +151,7 @@ class Settings:
         compare="Which layers compute their activations again, to compare.",
         for_training=True,
         absent="none",
+        takes_turns=True,
     )
     """Which of the layers that repeat, or that the workload names as `blocks`, drop their activations and
     compute them again in the backward pass (`torch.utils.checkpoint`). `full`: all, `2`: every second one."""
@@ -157,6 +160,7 @@ class Settings:
         compare="Implementations of the optimizer to compare.",
         for_training=True,
         absent="default",
+        takes_turns=True,
     )
     """Implementation of torch's optimizers: for several parameters at once (`foreach`), or also in one kernel
     (`fused`). `default`: as the workload's own optimizer chooses."""
@@ -181,6 +185,7 @@ class Settings:
         compare="Memory layouts of images to compare.",
         for_training=True,
         absent=False,
+        takes_turns=True,
     )
     """Memory layout of images: channel by channel (`false`), or pixel by pixel (`true`), which convolutions
     on tensor cores prefer."""
@@ -363,6 +368,7 @@ class Settings:
         optional_for=frozenset({PROGRAM}),
         builds_model=True,
         decides=False,
+        takes_turns=True,
     )
     """Seed of the weights and of the data. The same samples are drawn whatever the split. A program's random
     numbers are seeded only where the job states this."""

@@ -238,13 +238,12 @@ def processes_of(variant: Variant) -> str:
 def processes_in_turns(variant: Variant) -> str:
     """A key that is equal for variants that take turns in the same processes, each with its own model.
 
-    Their strategies and what these take may differ; everything else may be a setting of the whole process.
+    Their strategies and what these take may differ, and other settings of a model.
     """
-    own = {"strategy", "device_count"}
     common = {
         name: getattr(variant, name)
         for name, one in SETTINGS.items()
-        if not (one.shares_processes or one.option or name in own)
+        if not (one.shares_processes or one.option or one.takes_turns)
     }
     return json.dumps(common, sort_keys=True)
 

@@ -242,7 +242,7 @@ def test_only_batches_share_processes(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_strategies_take_turns_unless_another_setting_differs(tmp_path: Path, name: str) -> None:
     setting = SETTINGS[name]
-    may_differ = setting.shares_processes or setting.option or name in ("strategy", "device_count")
+    may_differ = setting.shares_processes or setting.option or setting.takes_turns
     first, second = map(processes_in_turns, two_variants(tmp_path, name))
     assert (first == second) is may_differ
 

@@ -300,7 +300,7 @@ def test_a_plan_that_is_far_too_large() -> None:
     job = spec_of(
         global_batch=10_000, devices="cpu:256", compare={"seed": list(range(50))}, steps={"launches": 100}
     )
-    with pytest.raises(SpecError, match="1,250,000 processes"):
+    with pytest.raises(SpecError, match="1,262,500 processes"):
         build_plan(job, CPU)
 
 

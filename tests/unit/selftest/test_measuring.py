@@ -114,10 +114,35 @@ def test_a_device_is_as_fast_as_its_fastest_block(monkeypatch: Patch) -> None:
 
 
 class FastClock(HostClock):
-    """A device's clock by which a second lasts three: on a busy machine some of the host's is lost on the way."""
+    """A device's clock by which a second lasts 1.1 s."""
 
     def read(self) -> list[StepTiming]:
-        return [replace(step, step_ns=step.step_ns * 3) for step in super().read()]
+        return [replace(step, step_ns=step.step_ns * 11 // 10) for step in super().read()]
+
+
+class LateClock(HostClock):
+    """The process loses the core between looks at the host's clock and marks of the device."""
+
+    def __init__(self, clock: FakeTime) -> None:
+        super().__init__(lambda: clock.now_ns)
+        self.lose_the_core = clock.taking(50_000_000)
+
+    def start(self) -> None:
+        self.lose_the_core()
+        super().start()
+        self.lose_the_core()
+
+    def end_step(self) -> None:
+        self.lose_the_core()
+        super().end_step()
+        self.lose_the_core()
+
+
+def test_no_clock_is_off_by_what_a_busy_machine_takes(monkeypatch: Patch) -> None:
+    clock = FakeTime(monkeypatch, device_program)
+    monkeypatch.setattr(torch, "mm", lambda *args, out: clock.taking(5_000_000)())
+    _, off, host_ns = device_program.blocks(torch.ones(2, 2), LateClock(clock), lambda: None)
+    assert (off, host_ns) == (0, device_program.AT_WORK_NS + 4 * 50_000_000)
 
 
 @pytest.mark.usefixtures("alone")
