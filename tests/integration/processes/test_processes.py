@@ -82,8 +82,10 @@ def until_all_ended(pool: WorkerPool, count: int) -> list[Exit]:
 
 
 def wait_for(pool: WorkerPool, *files: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not all(file.exists() for file in files):
+    """Waits for files, and for the pool to know of the ranks that wrote `readyN`: its word may come later."""
+    deadline = time.monotonic() + 120
+    ranks = {int(file.name.removeprefix("ready")) for file in files if file.name.startswith("ready")}
+    while not (all(file.exists() for file in files) and ranks <= pool.pids().keys()):
         assert time.monotonic() < deadline
         pool.poll(0.01)
 
