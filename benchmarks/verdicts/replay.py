@@ -151,9 +151,8 @@ def main(directory: Path, runs: int = RUNS, seed: int = SEED) -> None:
 
 def model_of(found: Recorded, is_apart: bool, effect_percent: float) -> Replayed:
     """Two variants, the second slower by so much."""
-    # A launch for each variant in one case, and one of both in the other.
-    launch_s = found.launch_s if is_apart or found.num_names > 1 else found.launch_s * 2
-    return Replayed((0.0, effect_percent), 0.0, 0.0, apart=is_apart, launch_s=launch_s, recorded=found)
+    effects = (0.0, effect_percent)
+    return Replayed(effects, 0.0, 0.0, apart=is_apart, launch_s=found.launch_s, recorded=found)
 
 
 def outcomes(job: tuple[Replayed, int, tuple[int, ...]]) -> tuple[float, float]:
@@ -212,9 +211,8 @@ def launched(name: str, num: int) -> Recorded:
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         (directory / "computing.py").write_text(COMPUTING)
-        steps = f"steps: {{launches: {num}, rounds: {num * ROUNDS}}}\n" if "workload" in JOBS[name] else ""
-        steps = steps or f"steps: {{launches: {num}}}\n"
-        (directory / "job.yaml").write_text(JOBS[name] + COMMON + steps)
+        rounds = f", rounds: {num * ROUNDS}" if "workload" in JOBS[name] else ""  # a program has none
+        (directory / "job.yaml").write_text(f"{JOBS[name]}{COMMON}steps: {{launches: {num}{rounds}}}\n")
         argv = [sys.executable, "-m", "benchmarks.verdicts.alike", "--job", str(directory)]
         subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return read_run(RunDir(directory / "run"))

@@ -343,21 +343,20 @@ def _processes(launch_id: str, group: Group, machines: Sequence[MachineLike]) ->
     alone = (device for one in group.variants if one.world_size == 1 for device in one.devices)
     owned = [tuple(dict.fromkeys((*first, *alone))), *others]
     found = places([node_of_device(devices[0]) for devices in owned])
-    config = _HERE.launch_config(launch_id).as_posix()
     return tuple(
-        _process(launch_id, config, place, devices, largest, machines)
+        _process(launch_id, place, devices, largest, machines)
         for place, devices in zip(found, owned, strict=True)
     )
 
 
 def _process(
     launch_id: str,
-    config: str,
     place: RankPlace,
     devices: tuple[str, ...],
     variant: Variant,
     machines: Sequence[MachineLike],
 ) -> Process:
+    config = _HERE.launch_config(launch_id).as_posix()
     machine = machines[place.node]
     return Process(
         rank=place.rank,

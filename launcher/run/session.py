@@ -24,7 +24,7 @@ from gpurun.launcher.run.running_attempt import Clock, RunningAttempt, Starter
 from gpurun.launcher.run.watch import Tick, limits_of
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.records import Command, Event, QuietWait, Restart, Resumption
-from gpurun.launcher.units import plural
+from gpurun.launcher.units import format_duration, plural
 
 OnEvent = Callable[[Launch, Event | None], None]
 """Called with a launch and what it does now."""
@@ -145,12 +145,14 @@ class Session:
     def wait_for_quiet(self, attempt: str) -> None:
         """Waits for other programs to leave the cores, if the job says so."""
         limit_s, began_s = self.starter.spec.wait_for_quiet_s, self.clock.monotonic()
-        if limit_s is None:
+        if limit_s is None or NOT_COUNTED in self.reporter.messages:
             return
+        if not self.run.waits.exists():
+            each = f"each launch waits at most {format_duration(limit_s)}"
+            self.reporter.say(f"{each} for other programs to leave the cores")
         is_quiet = becomes_quiet(limit_s, self.clock.monotonic, self.clock.sleep)
         if is_quiet is None:
-            if NOT_COUNTED not in self.reporter.messages:
-                self.reporter.report(NOT_COUNTED)
+            self.reporter.report(NOT_COUNTED)
             return
         waited_s = self.clock.monotonic() - began_s
         append_lines(self.run.waits, [QuietWait(self.clock.time_ns(), attempt, waited_s, is_quiet)])

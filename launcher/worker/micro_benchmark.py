@@ -87,12 +87,14 @@ class ProbeRounds:
     def waiting(self, noise: BlockNoise, lasted_ns: int) -> Waiting:
         """How much of the time this rank waited for other programs; all ranks must call it."""
         cores = f"{os.uname().nodename} {sorted(os.sched_getaffinity(0))}"
-        own_ns = (noise.cpu_ns or 0) + (noise.children_ns or 0)
-        ranks = zip(self.peers.gather_text(cores), self.peers.gather(own_ns), strict=True)
-        all_ns = sum(its_ns for its, its_ns in ranks if its == cores)
-        load_ns = None if noise.others_ns is None else noise.others_ns - (all_ns - (noise.cpu_ns or 0))
+        rank_ns = (noise.cpu_ns or 0) + (noise.children_ns or 0)
+        ranks = zip(self.peers.gather_text(cores), self.peers.gather(rank_ns), strict=True)
+        run_ns = sum(rank_ns for rank_cores, rank_ns in ranks if rank_cores == cores)
+        # The cores' time that isn't this rank's own is other load, but for its children and the other ranks.
+        load_ns = None if noise.others_ns is None else noise.others_ns - (run_ns - (noise.cpu_ns or 0))
         load = None if load_ns is None else load_ns / lasted_ns
-        return waiting((noise.queue_ns or 0) / lasted_ns, load, all_ns / lasted_ns)
+        own_ns = run_ns - (noise.thread_cpu_ns or 0)
+        return waiting((noise.queue_ns or 0) / lasted_ns, load, own_ns / lasted_ns)
 
     def calibrate(self, case: Case) -> int:
         """How often a block repeats the case; the same on all ranks."""
