@@ -50,7 +50,7 @@ def made(root: Path, name: str) -> Result:
 
 @contextmanager
 def unchanged(run: Path) -> Iterator[None]:
-    """Fails if a file of the run has come, gone or been written meanwhile."""
+    """Fails if a file of the run has come, gone or been written meanwhile, or the run has been moved and back."""
     before = _files(run)
     yield
     assert _files(run) == before, f"{run} is shared by all tests: copy it to change it"
@@ -58,7 +58,8 @@ def unchanged(run: Path) -> Iterator[None]:
 
 def _files(run: Path) -> dict[Path, tuple[int, int]]:
     stats = {path: path.lstat() for path in run.rglob("*")}
-    return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in stats.items() if not path.is_dir()}
+    files = {path: (stat.st_mtime_ns, stat.st_size) for path, stat in stats.items() if not path.is_dir()}
+    return files | {run: (run.lstat().st_ctime_ns, 0)}
 
 
 def splits(directory: Path) -> Result:

@@ -154,15 +154,11 @@ def test_reports_come_from_the_run_directory_alone_and_without_torch(naps: Path,
         "import sys; sys.modules['torch'] = None; sys.argv = ['gpurun', *sys.argv[1:]];"
         "from gpurun.launcher.cli.main import main; main()"
     )
-    moved = tmp_path / "elsewhere"
-    (naps / "run").rename(moved)
-    try:
-        args = ["report", str(moved), "--format", "table,json"]
-        done = subprocess.run(
-            [sys.executable, "-c", code, *args], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-    finally:
-        moved.rename(naps / "run")
+    moved = shutil.copytree(naps / "run", tmp_path / "elsewhere")
+    args = ["report", str(moved), "--format", "table,json"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     comparison = json.loads((naps / "run" / "comparison.json").read_text())
     assert comparison["summary"] in done.stdout
