@@ -50,7 +50,7 @@ def made(root: Path, name: str) -> Result:
 
 @contextmanager
 def unchanged(run: Path) -> Iterator[None]:
-    """Fails if a file of the run has come, gone or been written meanwhile, or the run has been moved and back."""
+    """Fails if a file of the run has come, gone or been written meanwhile, or the run has been moved."""
     before = _files(run)
     yield
     assert _files(run) == before, f"{run} is shared by all tests: copy it to change it"

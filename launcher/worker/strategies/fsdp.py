@@ -153,7 +153,21 @@ class Fsdp(Ranks):
             raise
 
     def full(self, tensor: Tensor) -> Tensor:
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        """All rows of a parameter or gradient, of which each rank of a group has a part.
+
+        `DTensor.full_tensor` gathers with a functional collective, which ends the process over gloo on GPUs.
+        Source: pytorch pull request 132709; seen with torch 2.11.
+        """
+        if not isinstance(tensor, DTensor):
+            return tensor
+        group = tensor.device_mesh.get_group(tensor.device_mesh.ndim - 1)
+        own: Tensor = tensor.to_local().detach()
+        num_rows, *row = tensor.shape
+        padded = own.new_zeros(-(-num_rows // group.size()), *row)  # parts are those of `torch.chunk`
+        padded[: len(own)] = own
+        gathered = own.new_empty(group.size() * len(padded), *row)
+        DefaultAllGather()(gathered, padded, group)
+        return gathered[:num_rows]
 
     @contextmanager
     def accumulating(self, active: bool) -> Iterator[None]:
