@@ -11,6 +11,8 @@ import pytest
 
 from tests.sim.machine import MachineModel
 
+pytestmark = pytest.mark.slow
+
 FAULT = "SIM error: an illegal memory access was encountered"
 
 

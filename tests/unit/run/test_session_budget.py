@@ -117,6 +117,7 @@ def test_strategies_that_take_turns_are_dropped_from_their_launches_too(tmp_path
     assert {one.launches for one in comparison.variants if one.strategy == "ddp"} == {len(found) - 2}
 
 
+@pytest.mark.slow
 def test_clear_losers_get_fewer_rounds_and_leave_when_that_is_established(tmp_path: Path) -> None:
     case = with_budget(tmp_path, CLOSE, budget_s=70).done()
     first, *_, last = configs(case)

@@ -19,6 +19,7 @@ from gpurun.launcher.report.snippet import in_lines, iterable, map_style
 from gpurun.launcher.rundir.records import LossOver
 from tests.integration.training.own_loop.uneven_worker import SPLIT, new_model, samples
 from tests.unit.compare.test_compare_summary import result
+from tests.whole import IS_WHOLE
 
 MASKED = -100
 EPOCHS = 2
@@ -99,12 +100,13 @@ def weights_of(network: nn.Module) -> Tensor:
 
 
 OVER: tuple[LossOver, ...] = ("mean", "sum", "counted")
-CASES: list[tuple[LossOver, str, str]] = [
+ALL_CASES: list[tuple[LossOver, str, str]] = [
     *((over, kind, "") for over in OVER for kind in ("map-style", "iterable")),
     *(("mean", "map-style", which) for which in OWN if which),
     ("mean", "iterable", "accumulate"),
     ("sum", "map-style", "accumulate"),
 ]
+CASES = ALL_CASES if IS_WHOLE else ALL_CASES[:4]
 
 
 def main(rank: int, directory: Path) -> None:

@@ -18,6 +18,7 @@ from tests.integration.command import gpurun, write
 from tests.integration.ranks import run_ranks
 from tests.integration.training.own_loop import paste_worker as worker
 from tests.integration.training.own_loop.uneven_worker import SPLIT, new_model
+from tests.whole import first
 
 SUM = """
 import torch
@@ -85,7 +86,7 @@ def one_device(over: LossOver, kind: str) -> Tensor:
     return worker.weights_of(network)
 
 
-@pytest.mark.parametrize(("over", "kind", "which"), worker.CASES)
+@pytest.mark.parametrize(("over", "kind", "which"), first(4, worker.ALL_CASES))
 def test_the_printed_lines_train_as_one_device(
     weights: list[dict[str, Any]], over: LossOver, kind: str, which: str
 ) -> None:

@@ -13,6 +13,7 @@ import torch._dynamo  # the first optimizer imports it, and that sets an environ
 from gpurun.uneven import UnevenBatches, UnevenStream, loss_weight
 from tests.integration.ranks import run_ranks
 from tests.integration.training.own_loop import uneven_worker as worker
+from tests.whole import first
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "uneven_training.py"
 
@@ -25,7 +26,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(directory / f"{rank}.pt") for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("case", worker.CASES)
+@pytest.mark.parametrize("case", first(1, worker.ALL_CASES))
 def test_every_step_gives_the_weights_of_one_device(weights: list[dict[str, Any]], case: str) -> None:
     torch.set_num_threads(1)
     network = worker.new_model()

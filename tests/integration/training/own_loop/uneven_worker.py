@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gpurun.uneven import UnevenBatches, UnevenStream
+from tests.whole import IS_WHOLE
 
 SPLIT = (11, 3)
 NUM_SAMPLES = 43
@@ -69,11 +70,12 @@ def iterable(
         yield from DataLoader(UnevenStream(Stream(), split, rank), batch_size=None, num_workers=workers)
 
 
-CASES: dict[str, Callable[[tuple[int, ...], int], Any]] = {
+ALL_CASES: dict[str, Callable[[tuple[int, ...], int], Any]] = {
     "map-style": map_style,
     "iterable": iterable,
     "iterable, 2 workers": partial(iterable, workers=2),
 }
+CASES = ALL_CASES if IS_WHOLE else {"map-style": map_style}
 
 
 def main(rank: int, directory: Path) -> None:
