@@ -63,6 +63,9 @@ APPLIED = ("OMP_NUM_THREADS", "PYTHONPATH", "OPENBLAS_NUM_THREADS", "TORCHINDUCT
 """Those of them that don't: the first two are applied after the fork, the server and all ranks' servers have
 the third, and torch reads the last when it is needed."""
 
+CHEAP_TO_FORK = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
+"""With these, memory comes in huge pages where the system has some: then a fork takes a fifth of the time."""
+
 BLOCK_MS = 40.0
 """What a timed block of CPU devices lasts in a fork; in a new interpreter, as for a user, it is 200 ms."""
 
@@ -188,7 +191,7 @@ class _Server:
         self.environ = dict(os.environ)
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        env = {**self.environ, "OPENBLAS_NUM_THREADS": "1"}
+        env = {**self.environ, "OPENBLAS_NUM_THREADS": "1", **CHEAP_TO_FORK}
         env.pop("OMP_NUM_THREADS", None)
         argv = [sys.executable, "-c", UNNAMED, __file__, str(theirs.fileno())]
         self.process = subprocess.Popen(
