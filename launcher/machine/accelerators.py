@@ -45,6 +45,10 @@ class Accelerator:
     """Environment variable that names the network interface of `backend`."""
     block_ms: float = field(default=200.0, kw_only=True)
     """The least that a timed block of steps lasts."""
+    timed_before_trace: int = field(default=20, kw_only=True)
+    """Steps of a program that are timed before those that are traced."""
+    is_slow_after_trace: bool = field(default=False, kw_only=True)
+    """Whether steps after a trace take longer than those before it, and so aren't timed."""
     start_s: float
     """Seconds until the first step: processes, rendezvous, the model, on a GPU also context and libraries."""
     runtime: str
@@ -136,6 +140,10 @@ CUDA = Accelerator(
     # Words of the driver, of cuBLAS, cuSPARSE and cuSOLVER, and of cuDNN since version 9.
     memory_errors=("CUDA_ERROR_OUT_OF_MEMORY", r"ALLOC(ATION)?_FAILED"),
     peaks=NVIDIA_PEAKS,
+    # Kineto leaves CUPTI attached when a trace ends: steps that wait for the host took 18 % longer on an H100,
+    # and twice as long if it was detached (TEARDOWN_CUPTI=1). Source: benchmarks/RESULTS.md, One GPU.
+    timed_before_trace=50,
+    is_slow_after_trace=True,
     block_ms=1000.0,  # energy counters and clocks advance every few tens of milliseconds
     inspect=inspect_cuda_gpus,
     health=inspect_health,

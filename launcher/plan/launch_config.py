@@ -24,6 +24,7 @@ from gpurun.launcher.rundir.records import (
     VariantRef,
 )
 from gpurun.launcher.splits import split_near_even
+from gpurun.launcher.stats.schedule import first_traced_step
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import GIB
 
@@ -163,6 +164,9 @@ def program_config(
         warmup=spec.steps.warmup,
         variants=(VariantRef(variant.id),),
         profile=_profile(spec) if is_first else None,
+        first_traced_step=first_traced_step(
+            spec.steps.warmup, accelerator_of(variant.devices[0]).timed_before_trace
+        ),
     )
 
 

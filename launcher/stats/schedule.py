@@ -54,9 +54,6 @@ all."""
 MAX_LATE_EVENTS = 10_000
 """The limit of a rank of a workload: after so many more, those of rounds that aren't kept are removed."""
 
-TIMED_BEFORE_TRACE = 20
-"""Timed steps that come before the traced ones even if the program ends then."""
-
 
 def is_steady(step_ns: Sequence[int], minimum: int, window: int = WINDOW_STEPS) -> bool:
     """Whether the medians of the last two windows of steps agree within 2 % or two standard errors.
@@ -158,9 +155,13 @@ def warmup_maximum(warmup: int) -> int:
     return max(MAX_WARMUP_STEPS, warmup_minimum(warmup))
 
 
-def first_traced_step(warmup: int) -> int:
-    """The step with which the trace begins, from 0: the same on all ranks without communication."""
-    return warmup_minimum(warmup) + TIMED_BEFORE_TRACE
+def first_traced_step(warmup: int, timed_before: int) -> int:
+    """The step with which the trace begins, from 0: the same on all ranks without communication.
+
+    Args:
+        timed_before: timed steps that come before it even if the program ends then.
+    """
+    return warmup_minimum(warmup) + timed_before
 
 
 def shuffled(variants: Sequence[T], seed: str) -> tuple[T, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpurun.launcher.compare.label import left_out_texts, split_label, value_text
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.estimate import (
     LAUNCHES_TO_COMPARE,
     Detectable,
@@ -174,7 +175,7 @@ def _size(plan: Plan, spec: JobSpec) -> str:
 def _limits(plan: Plan, spec: JobSpec) -> list[str]:
     """How much is measured besides the number of launches, and what ends a run; a line each."""
     if spec.kind.runs_program:
-        return _program_limits(spec)
+        return _program_limits(plan, spec)
     has_budget, rounds = plan.budget_s is not None, plural(plan.launches[0].rounds, "round")
     adapts = f"The first launches have {rounds} each, later ones as many as are worth it."
     lines = [adapts if has_budget else "All rounds are run."]
@@ -186,13 +187,16 @@ def _limits(plan: Plan, spec: JobSpec) -> list[str]:
     return [*lines, f"Each variant may take at most {format_duration(spec.timeout_s)}."]
 
 
-def _program_limits(spec: JobSpec) -> list[str]:
+def _program_limits(plan: Plan, spec: JobSpec) -> list[str]:
     """How the program's steps are used."""
     first = warmup_minimum(spec.steps.warmup)
     lines = [f"Steps count once they are steady, after at least {first}."]
     if spec.profile.steps:
-        traced = first_traced_step(spec.steps.warmup) + 1
-        lines.append(f"Steps {traced} to {traced + spec.profile.steps - 1} are traced, and don't count.")
+        kind = accelerator_of(plan.variants[0].devices[0])
+        traced = first_traced_step(spec.steps.warmup, kind.timed_before_trace) + 1
+        steps = f"teps {traced} to {traced + spec.profile.steps - 1} are traced"
+        slow = f"In the first launch, s{steps}; they and later ones don't count."
+        lines.append(slow if kind.is_slow_after_trace else f"S{steps}, and don't count.")
     if spec.limit_s < float("inf"):
         lines.append(f"Each launch may take at most {format_duration(spec.limit_s)}.")
     return lines

@@ -156,6 +156,8 @@ class ProgramConfig:
     variants: tuple[VariantRef, ...]
     """The one variant that runs."""
     profile: ProfileConfig | None = None
+    first_traced_step: int = 0
+    """Counts from 0."""
 
     @property
     def variant(self) -> str:

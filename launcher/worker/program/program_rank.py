@@ -28,7 +28,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import NO_GROUP, NO_STEPS, NO_TRACE, ProgramConfig, VariantFacts
-from gpurun.launcher.stats.schedule import first_traced_step, only_warmup_text
+from gpurun.launcher.stats.schedule import only_warmup_text
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
@@ -171,7 +171,7 @@ def tracer_for(config: ProgramConfig, rank: int, run: RunDir) -> StepTracer | No
     wanted = config.profile
     if wanted is None or not wanted.steps or (wanted.ranks is not None and rank not in wanted.ranks):
         return None
-    return StepTracer(wanted, run.trace(config.variant, rank), first_traced_step(config.warmup))
+    return StepTracer(wanted, run.trace(config.variant, rank), config.first_traced_step)
 
 
 def watch_steps(recorder: StepRecorder) -> ExitStack:

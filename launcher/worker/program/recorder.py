@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.machine.accelerators import CPU, gpu_kinds
+from gpurun.launcher.machine.accelerators import CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines
 from gpurun.launcher.rundir.records import Event, Kind, ProgramConfig, StepRecord
 from gpurun.launcher.worker.accelerators.clock import Stamps
@@ -88,7 +88,7 @@ class StepRecorder:
     _steps_ns: tuple[int, int] | None = None
     """When the first step began and the last one ended, on the clock of the events."""
     _is_slowed: bool = False
-    """Whether the current step is traced or next to a traced one."""
+    """Whether the current step is traced or next to a traced one, or slow since others were traced."""
     _ended: "deque[tuple[Any, Any, Kind]]" = field(default_factory=deque)
     _num_ended: int = 0
     _began_ns: int = field(default_factory=time.perf_counter_ns)
@@ -264,13 +264,15 @@ class StepRecorder:
         self._is_slowed = self._trace()
 
     def _trace(self) -> bool:
-        """Whether the step that begins now is traced or next to a traced one; only one profiler can run."""
+        """Whether tracing slows the step that begins now; only one profiler can run."""
         was_captured, tracer = self._is_captured, self.tracer
         if self.capture is not None:
             self._is_captured = self.capture.between_steps(waits=tracer is not None and tracer.is_tracing)
         if self._is_captured and tracer is not None:
             tracer.postpone(self._num_ended)
         is_traced = tracer is not None and tracer.before(self._num_ended)
+        if self._is_slowed and self.stamps is not None:
+            is_traced |= accelerator_of(self.stamps.device.type).is_slow_after_trace
         return was_captured or self._is_captured or is_traced  # a capture is written in the step after it
 
     def _records(self) -> list[StepRecord]:

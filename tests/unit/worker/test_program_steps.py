@@ -274,6 +274,22 @@ def test_the_traced_steps_are_the_same_on_all_ranks_and_never_timed(tmp_path: Pa
     assert (tmp_path / "trace.json").exists()
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_a_gpu_no_step_is_timed_after_a_trace(tmp_path: Path, device: str) -> None:
+    """CUPTI stays attached."""
+    tracer = StepTracer(ProfileConfig(steps=2), tmp_path / "trace.json", 30, new_profiler=FakeProfiler)
+    stamps = Ticks()
+    stamps.device = torch.device(device)
+    recorder = StepRecorder(program_config(tmp_path), 0, RunDir(tmp_path), tracer=tracer, stamps=stamps)
+    for _ in range(60):
+        recorder.enter_step()
+        recorder.leave_step(completed=True)
+    tracer.close()
+    kinds = [step.kind for step in steps_of(recorder)]
+    assert set(kinds[:29]) == {"warmup", "timed"}
+    assert (set(kinds[40:]) == {"profile"}) == (device == "cuda")
+
+
 @pytest.mark.parametrize("has_settled", [True, False])
 def test_a_program_that_ends_before_its_trace_says_so_whether_or_not_its_steps_had_settled(
     tmp_path: Path, has_settled: bool
