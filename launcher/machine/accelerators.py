@@ -140,7 +140,7 @@ CUDA = Accelerator(
     # Words of the driver, of cuBLAS, cuSPARSE and cuSOLVER, and of cuDNN since version 9.
     memory_errors=("CUDA_ERROR_OUT_OF_MEMORY", r"ALLOC(ATION)?_FAILED"),
     peaks=NVIDIA_PEAKS,
-    # Kineto leaves CUPTI attached when a trace ends: steps that wait for the host took 18 % longer on an H100,
+    # Kineto leaves CUPTI attached after a trace. Steps that wait for the host take 18 % longer then (H100),
     # and twice as long if it was detached (TEARDOWN_CUPTI=1). Source: benchmarks/RESULTS.md, One GPU.
     timed_before_trace=50,
     is_slow_after_trace=True,

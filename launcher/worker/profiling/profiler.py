@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -162,6 +163,12 @@ class CallProfile(profile):
     The events of a trace don't say of which group a collective of gloo is. Torch's flight recorder has the
     collectives, also those that C++ issues as DDP does, but no messages.
     """
+
+    def prepare_trace(self) -> None:
+        with warnings.catch_warnings():
+            # torch 2.11 warns at each trace that it has the events of no other one: they aren't needed.
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+            super().prepare_trace()
 
     def start_trace(self) -> None:
         self._messages: list[CallRecord] = []

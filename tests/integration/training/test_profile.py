@@ -3,17 +3,19 @@
 import gzip
 import json
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.profiler import profiler as torch_profiler
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.records import ProfileConfig
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.worker.profiling.profiler import capture, memory_history
+from gpurun.launcher.worker.profiling.profiler import capture, memory_history, new_profiler
 from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
 
 SLEEP_S = 0.02
@@ -62,6 +64,13 @@ def test_a_sleeping_model_does_not_compute_under_any_strategy(tmp_path: Path, st
     capture(step, ProfileConfig(1), path, all_threads=True)
     (rank,) = analyse_paths([path]).ranks
     assert rank.steps[0].idle_us >= SLEEP_S * 1e6, "of two; replicas don't sleep at the very same time"
+
+
+def test_a_second_trace_of_a_process_is_no_reason_for_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_profiler, "_warn_once", warnings.warn)
+    profiler = new_profiler(ProfileConfig(steps=1), all_threads=False)
+    for _ in range(2):  # torch 2.11 warns at the first one too
+        profiler.prepare_trace()
 
 
 def test_a_trace_that_cannot_be_written_says_so_and_leaves_the_old_one(tmp_path: Path) -> None:
