@@ -70,6 +70,7 @@ def test_a_running_job_answers_from_another_terminal_and_ends_by_sigterm(
     misbehaving(
         tmp_path,
         """
+        time.sleep(0.02)  # leaves the cores to other tests
         if calls == 1:
             print("hello from", os.environ["RANK"], flush=True)
             def notice(*_):
