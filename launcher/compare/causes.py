@@ -46,6 +46,8 @@ class Loss:
     text: str
     more_ms: float | None = None
     """The growth over the variant compared with: healthy steps lose some of it, too."""
+    traced_ms: float | None = None
+    """A traced step, where `ms` and `span_ms` are those of the median timed one, which is far shorter."""
 
     @property
     def is_wait(self) -> bool:
@@ -75,6 +77,8 @@ def cause_of(variant: VariantResult, fastest: VariantResult | None) -> str | Non
 def loss_text(loss: Loss, variant: VariantResult) -> str:
     """The loss, and which steps it was seen in: in the parentheses of a figure that ends it, if one does."""
     text, steps = str(loss), traced_steps(loss.span_ms, variant)
+    if loss.traced_ms is not None:
+        steps = f"the median timed step; a traced one takes {format_ms(loss.traced_ms)} ms"
     return f"{text[:-1]}; {steps})" if text.endswith(")") else f"{text} ({steps})"
 
 
@@ -202,21 +206,35 @@ def _own_loss(kind: Kind, slowest: RankFigures, ranks: Sequence[RankFigures]) ->
     Where all lose about as much, what each loses at least; always so where they are blocked: if one is
     blocked for longer, the others wait for it.
     """
-    ms = _part_ms(slowest, kind)
+    ms = _lost_ms(slowest, kind)
     traced = [rank for rank in ranks if rank.span_ms is not None]
-    alike = tuple(rank.rank for rank in traced if _part_ms(rank, kind) >= MOST * ms)
-    least = min(traced, key=lambda rank: _part_ms(rank, kind))
-    is_alike = kind == "blocked" or _part_ms(least, kind) >= EVERY * ms
+    alike = tuple(rank.rank for rank in traced if _lost_ms(rank, kind) >= MOST * ms)
+    least = min(traced, key=lambda rank: _lost_ms(rank, kind))
+    is_alike = kind == "blocked" or _lost_ms(least, kind) >= EVERY * ms
     is_every = len(traced) == len(ranks) > 1 and is_alike
     shown = least if is_every else slowest
-    is_equal = len({format_ms(_part_ms(rank, kind)) for rank in traced}) == 1
+    is_equal = len({format_ms(_lost_ms(rank, kind)) for rank in traced}) == 1
     who = (
         f"every rank spends {'' if is_equal else 'at least '}" if is_every else f"rank {slowest.rank} spends "
     )
     spent = cause_named(kind, on_cpu(ranks), is_cpu_timed=is_python_known(slowest)).spent
     if kind == "transfer" and slowest.wait_ms is None:
         spent = TRANSFER_OR_WAIT
-    return Loss(kind, alike, _part_ms(shown, kind), shown.span_ms or 0.0, f"{who}{{ms}} {spent}")
+    span_ms, added_ms = shown.span_ms or 0.0, _added_ms(shown, kind)
+    loss = Loss(kind, alike, _lost_ms(shown, kind), span_ms - added_ms, f"{who}{{ms}} {spent}")
+    return replace(loss, traced_ms=span_ms) if added_ms else loss
+
+
+def _lost_ms(rank: RankFigures, kind: Kind) -> float:
+    """The loss in a step as it is timed."""
+    return max(0.0, _part_ms(rank, kind) - _added_ms(rank, kind))
+
+
+def _added_ms(rank: RankFigures, kind: Kind) -> float:
+    """What recording adds to a GPU's wait for its host, where that is much: kernels take no longer."""
+    if kind != "host" or on_cpu((rank,)) or rank.step_ms is None or rank.span_ms is None:
+        return 0.0
+    return max(0.0, rank.span_ms - rank.step_ms) if is_far_from_timed(rank.span_ms, rank.step_ms) else 0.0
 
 
 def _part_ms(rank: RankFigures, kind: Kind) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.compare.causes import largest_loss, main_cause, why_slower
+from gpurun.launcher.compare.causes import largest_loss, main_cause, remaining_loss, why_slower
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, disagreement
 from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
@@ -99,6 +99,13 @@ def test_a_baseline_that_loses_says_why_too(wording: Wording) -> None:
         replace(fit, vs_baseline=faster),
     ]
     wording(sentence(results, {("ddp-40-24", "ddp-even"): faster}))
+
+
+@pytest.mark.parametrize("traced_ms", [9.0, 13.4])
+def test_a_gpu_waits_for_the_host_as_long_as_timed_steps_do(traced_ms: float, wording: Wording) -> None:
+    """As on an H100: a trace makes the host slower, and so only the GPU's wait for it longer."""
+    one = replace(rank(0, 16, traced_ms, host=traced_ms - 4.83), device="cuda:0", step_ms=8.52, cpu_ms=None)
+    wording(remaining_loss(variant("single", (16,), 8.52, one)))
 
 
 @pytest.mark.parametrize("part", ["input", "host"])
