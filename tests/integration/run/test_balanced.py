@@ -137,12 +137,11 @@ FAILING = """
 """
 
 
-@pytest.mark.alone
 def test_memory_that_runs_out_bounds_the_split(tmp_path: Path) -> None:
     body = """
         from gpurun import device_index
         if device_index() == 1 and x.shape[0] > 2: torch.empty(1 << 50)
-        time.sleep(0.002 * x.shape[0])
+        time.sleep(0.005 * x.shape[0])  # more than what else a busy machine does
     """
     misbehaving(tmp_path, body, FAILING)
     result = gpurun(tmp_path, "job.yaml", "--out", "run")
