@@ -194,9 +194,8 @@ def _program_limits(plan: Plan, spec: JobSpec) -> list[str]:
     if spec.profile.steps:
         kind = accelerator_of(plan.variants[0].devices[0])
         traced = first_traced_step(spec.steps.warmup, kind.timed_before_trace) + 1
-        steps = f"teps {traced} to {traced + spec.profile.steps - 1} are traced"
-        slow = f"In the first launch, s{steps}; they and later ones don't count."
-        lines.append(slow if kind.is_slow_after_trace else f"S{steps}, and don't count.")
+        which = "they and later steps of that launch" if kind.is_slow_after_trace else "they"
+        lines.append(f"Steps {traced} to {traced + spec.profile.steps - 1} are traced; {which} don't count.")
     if spec.limit_s < float("inf"):
         lines.append(f"Each launch may take at most {format_duration(spec.limit_s)}.")
     return lines

@@ -101,9 +101,10 @@ def test_1500_connections_of_strangers_keep_the_owner_from_nothing(server: Serve
     """Silent ones, and some that go on sending a request that is never answered as the owner's is."""
     hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)[1]
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (1024, hard))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # ours: often 1024 too
-    place = urlsplit(server.url)
+    place, own = urlsplit(server.url), resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as opened:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (own[1], own[1]))  # often 1024 too
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, own)
         for number in range(1500):
             stranger = opened.enter_context(socket.create_connection((place.hostname, place.port or 0)))
             if number % 3:

@@ -16,7 +16,9 @@ from gpurun.launcher.jobfile.kinds import JOB_KINDS, JobKind
 from gpurun.launcher.jobfile.load import load_job, load_text, program_job
 from gpurun.launcher.machine.host import Topology
 from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.launch_config import program_config
 from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.report.terminal.plan import render_plan
 from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.rundir.files import RunDir, append_lines
@@ -226,3 +228,15 @@ def test_one_gpu_needs_no_list(one: str) -> None:
     pattern = re.compile(ONE_GPU_PATTERN)
     assert pattern.search(one)
     assert not pattern.search("cpu:2")
+
+
+@pytest.mark.parametrize("devices", ["cpu:1", "cuda:0"])
+def test_the_plan_names_the_steps_that_ranks_trace(tmp_path: Path, devices: str, wording: Wording) -> None:
+    """On a GPU later ones, since those after them don't count."""
+    spec = load_job(job_file(tmp_path, f"script: train.py\ndevices: {devices}\n"))
+    plan = build_plan(spec, Machine(gpus=(Gpu("GPU-a"),)))
+    (only,) = plan.variants
+    given = program_config(spec, only, "01-script-1", run_dir=tmp_path, job_dir=tmp_path, is_first=True)
+    (line,) = (line for line in render_plan(plan, spec, 200).splitlines() if "are traced" in line)
+    assert f"Steps {given.first_traced_step + 1} to" in line
+    wording(line)
