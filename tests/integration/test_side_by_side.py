@@ -3,6 +3,8 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.integration.command import write
 from tests.integration.processes.test_leaks import command_of
 
@@ -62,6 +64,7 @@ ALONE = """
 """
 
 
+@pytest.mark.slow
 def test_what_is_marked_alone_comes_last(tmp_path: Path) -> None:
     for name in ("test_a.py", "test_b.py", "test_c.py"):
         write(tmp_path, name, ALONE)

@@ -15,6 +15,7 @@ import pytest
 from tests.integration.command import Result, gpurun, write
 from tests.sim.answers import CHAIN, Chain
 from tests.sim.machine import GIB, DeviceModel, MachineModel
+from tests.whole import IS_WHOLE
 
 UNLIKE = MachineModel(
     devices=(DeviceModel(), DeviceModel(slowdown=3)),
@@ -26,7 +27,7 @@ UNLIKE = MachineModel(
     collective_byte_ns=1_000_033,
 )
 """The second device takes three times as long. The costs are primes: no two sums of them are alike."""
-SPLITS = {"even": (4, 4), "6-2": (6, 2)}
+SPLITS = {"even": (4, 4), "6-2": (6, 2)} if IS_WHOLE else {"6-2": (6, 2)}
 
 
 def run_chain(directory: Path, chain: Chain, job: str) -> Result:

@@ -308,6 +308,7 @@ def test_a_run_that_never_got_a_plan_can_only_be_started_again(tmp_path: Path) -
     assert "start a new run" in second
 
 
+@pytest.mark.slow
 def test_the_newest_run_is_found_by_name_and_ddp_may_have_one_rank(tmp_path: Path) -> None:
     write(
         tmp_path,

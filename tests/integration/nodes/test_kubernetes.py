@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.command import gpurun, write
 from tests.integration.nodes.kubernetes_api import cluster
+from tests.whole import first
 from tools.system_packages import without
 
 pytestmark = pytest.mark.skipif(bool(reason := without("kubernetes-client")), reason=reason)
@@ -20,7 +21,7 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", first(1, MADE))
 def test_a_job_is_created_looked_after_and_deleted(name: str, tmp_path: Path) -> None:
     """With the commands that `submit` prints, in the namespace that it was given."""
     write(tmp_path, "job.yaml", "{name: two, workload: mlp, global_batch: 8, devices: 'cpu:1', nodes: 2}")

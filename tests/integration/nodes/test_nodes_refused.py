@@ -5,6 +5,8 @@ import socket
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests import forkserver
 from tests.integration.command import free_port, gpurun, write
 from tests.integration.nodes.hosts import await_file
@@ -24,6 +26,7 @@ def test_flags_without_nodes(tmp_path: Path) -> None:
     assert "job with several nodes" in result.err
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -62,6 +65,7 @@ def test_a_node_that_cannot_join_keeps_no_other_waiting(tmp_path: Path) -> None:
         assert "missing.yaml" in said
 
 
+@pytest.mark.slow
 def test_only_node_0_needs_a_directory_for_the_run(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     no_place = ("--out", "job.yaml/run")

@@ -51,6 +51,7 @@ def test_a_program_is_run_with_each_of_the_values(tmp_path: Path) -> None:
     assert [one["varied"] for one in resumed.json["variants"]] == [one["varied"] for one in variants]
 
 
+@pytest.mark.slow
 def test_arguments_that_the_program_refuses_are_one_error(tmp_path: Path) -> None:
     compare = ("--compare", "wrkers=0,2", "--compare", "amp=on,off", "--compare", "env:COLOUR=red,blue")
     refused = gpurun(tmp_path, "run", "train.py", *compare, *SHORT, "--", "--epochs", "1")

@@ -70,6 +70,7 @@ def test_the_report_shows_how_it_was_found_and_how_to_train_with_it(run: Result)
     assert "gpurun: " not in said
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_resumed_run_keeps_the_split_that_was_found(run: Result) -> None:
     before = (run.directory / "run/variants/ddp-2-balanced/balance.json").read_bytes()

@@ -161,6 +161,7 @@ def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
     assert result.comparison["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_ranks_run_on_the_cores_that_they_are_bound_to(tmp_path: Path) -> None:
     misbehaving(tmp_path, "if calls == 1: print(sorted(os.sched_getaffinity(0)), flush=True)")
     brief = ("--set", "compare.split=[even]", "--set", "steps.rounds=1")

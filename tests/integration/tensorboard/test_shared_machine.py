@@ -135,6 +135,7 @@ def test_only_so_many_indexes_are_made_or_queued(tmp_path: Path, monkeypatch: py
     indexes.wait()
 
 
+@pytest.mark.slow
 def test_files_of_one_variant_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_file, "MAX_UNPACKED_BYTES", 100)
     indexes, traces = Indexes(), traces_in(tmp_path)

@@ -200,6 +200,7 @@ def test_a_damaged_trace_disables_only_itself(url: str) -> None:
     assert get(url, "timeline/meta", **of("ddp-2-3-1"))["state"] == "none"
 
 
+@pytest.mark.slow
 def test_a_trace_that_changes_is_indexed_again(url: str, logdir: Path) -> None:
     run = RunDir(logdir / RUN)
     before = get(url, "timeline/meta", **of(BROKEN))
@@ -229,6 +230,7 @@ def test_tables_have_the_figures_of_the_command(url: str, logdir: Path, one: str
         assert len(answer["tables"]) > 0 or table in ("kernels", "shapes", "copies", "launches")  # of GPUs
 
 
+@pytest.mark.slow
 def test_a_ranks_collectives_have_its_own_waiting(url: str) -> None:
     waits = [
         get(url, "tables", table="collectives", **of(), **rank)["tables"][0]["rows"][0]["cells"][-1]["value"]
@@ -336,6 +338,7 @@ def test_only_reading_is_possible(url: str) -> None:
         assert answer.code == 405
 
 
+@pytest.mark.slow
 def test_an_index_that_is_being_made_ends_with_its_server(tmp_path: Path) -> None:
     trace(tmp_path, 0, 0, repeats=20_000)
     command = [sys.executable, "-c", VIEW, str(tmp_path)]

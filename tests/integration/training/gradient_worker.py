@@ -166,7 +166,7 @@ KINDS = ("mean", "sum", "masked", "unused", "dataset", "masked-dataset", *SAME)
 def kinds_of(strategy: str, world: int) -> tuple[str, ...]:
     """Where samples come from, and how a loss is found in outputs, doesn't depend on what is sharded."""
     if world > 2 and not IS_WHOLE:
-        return "mean", "masked"
+        return ("masked",)
     if STRATEGIES[strategy].has_shard_groups:
         return "mean", "unused"
     return ("mean", "sum", "masked", "unused") if STRATEGIES[strategy].shards_optimizer else KINDS

@@ -72,6 +72,7 @@ def test_classics_run_on_their_own_batches_and_are_shown_next_to_the_published(t
     assert "AlexNet-R, batch 1024" in subprocess.check_output(shown, cwd=ROOT, text=True)
 
 
+@pytest.mark.slow
 def test_skipped_text_is_said_next_to_the_figures(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("some text that is long enough")

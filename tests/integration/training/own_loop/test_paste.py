@@ -41,6 +41,7 @@ JOB = """
 """
 
 
+@pytest.mark.slow
 def test_a_run_records_that_the_loss_is_a_sum(tmp_path: Path) -> None:
     write(tmp_path, "sums.py", SUM)
     write(tmp_path, "job.yaml", JOB)
