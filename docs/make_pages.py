@@ -20,6 +20,7 @@ from gpurun.launcher import FLOORS
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.findings.finding_kinds import findings_page
 from gpurun.launcher.jobfile.docs.catalogue import workload_reference
 from gpurun.launcher.jobfile.docs.schema import job_reference
 from gpurun.launcher.nodes.rendezvous import LAST_CALL_S
@@ -86,6 +87,7 @@ def pages() -> Iterator[tuple[Path, str]]:
         "docs/job-file.md": job_reference,
         "docs/workloads.md": workload_reference,
         "docs/commands.md": command_reference,
+        "docs/findings.md": findings_page,
     }
     for name, make in made.items():
         yield ROOT / name, make()

@@ -4,6 +4,7 @@ __version__ = "0.1.0"
 
 FLOORS = (
     "errors units splits stepping strategies masking",
+    "findings",
     "workloads",
     "machine",
     "rundir",

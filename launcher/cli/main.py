@@ -32,6 +32,7 @@ COMMANDS = {
     "check": Entry("job", "check", "Check a job file and print its plan; runs nothing."),
     "run": Entry("job", "run", "Run a training script unchanged; time and trace its steps."),
     "report": Entry("report", "report", "Show the results of a run again; runs nothing."),
+    "explain": Entry("report", "explain", "Explain a finding of a report by its code."),
     "runs": Entry("run_list", "runs", "List runs, the newest first, or delete some."),
     "view": Entry("report", "view", "Open a run, or a directory of runs or traces, in TensorBoard."),
     "tune": Entry("job", "tune", "Find the fastest of hundreds of combinations, in minutes."),

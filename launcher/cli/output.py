@@ -58,11 +58,14 @@ def _readable(value: Any) -> Any:
     return value
 
 
-def print_comparison(comparison: Any, run: Any, as_json: bool, reported: Sequence[str] = ()) -> None:
+def print_comparison(
+    comparison: Any, run: Any, as_json: bool, reported: Sequence[str] = (), details: bool = False
+) -> None:
     """The table for a person, or the whole comparison for a program.
 
     Args:
         reported: what stderr has shown of failures; not repeated if stdout goes there too.
+        details: show all that was found.
     """
     if as_json:
         from gpurun.launcher.report.metrics import with_figures
@@ -77,7 +80,7 @@ def print_comparison(comparison: Any, run: Any, as_json: bool, reported: Sequenc
     plain, colour = not sys.stdout.isatty(), has_colour(sys.stdout, os.environ)
     name, progress = str(source_of(run.path)), progress_text(run)
     above = tuple(reported) if _is_one_place() else ()
-    click.echo(render_table(comparison, width(), plain, name, colour, progress, above))
+    click.echo(render_table(comparison, width(), plain, name, colour, progress, above, details))
 
 
 def _is_one_place() -> bool:

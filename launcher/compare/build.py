@@ -21,7 +21,14 @@ from gpurun.launcher.compare.figures.recorded import Measured, has_cold_peak, re
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
 from gpurun.launcher.compare.figures.step_time import step_times
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
-from gpurun.launcher.compare.figures.traced import TracedSteps, of_devices, of_timed, read_traced
+from gpurun.launcher.compare.figures.traced import (
+    TRACED,
+    Traced,
+    TracedSteps,
+    of_devices,
+    of_timed,
+    read_traced,
+)
 from gpurun.launcher.compare.figures.variant import (
     balanced,
     batch_curves,
@@ -33,7 +40,7 @@ from gpurun.launcher.compare.figures.variant import (
 )
 from gpurun.launcher.compare.gate import UNDECIDED, gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, fitting_in, is_one_task
-from gpurun.launcher.compare.interference import interference_in, less_load
+from gpurun.launcher.compare.interference import less_load
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
@@ -46,12 +53,13 @@ from gpurun.launcher.compare.model import (
     VariantResult,
 )
 from gpurun.launcher.compare.notes import (
-    alerts,
     budget_notes,
+    dangers,
     few_rounds_notes,
     findings,
     launches_s,
     memory_notes,
+    named_once,
     notes,
     once_note,
     open_notes,
@@ -63,6 +71,7 @@ from gpurun.launcher.compare.notes import (
 from gpurun.launcher.compare.ranking import Standings, is_ranked, open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
 from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Plan, refuse_unknown_names_in_job
@@ -70,10 +79,10 @@ from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
-from gpurun.launcher.rundir.records import Look, TimeChange
+from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Look, TimeChange
 from gpurun.launcher.stats.sequential import ALPHA, is_spent
 
-SCHEMA = 2
+SCHEMA = 3
 MAX_MAPPING_BYTES = 1 << 22
 """The limit of a record of which any JSON is kept: in memory it may take 20 times as much."""
 
@@ -112,11 +121,16 @@ def compare_run(run: RunDir) -> Comparison:
     """
     recorded = _read(run)
     differences = _differences(recorded)
-    judged = _judge(
-        recorded, differences, variant_results(run, differences, recorded.host, recorded.plan.nodes)
-    )
+    results, noticed = variant_results(run, differences, recorded.host, recorded.plan.nodes)
+    judged = _judge(recorded, differences, results)
     found = _compared(run, recorded, differences, judged)
-    return replace(found, notes=_notes(found, run, recorded, differences.within))
+    findings = (*found.findings, *_notes(found, run, recorded, differences.within))
+    said = [
+        (one, code, text)
+        for one, all_of_one in zip(judged.variants, noticed, strict=True)
+        for code, text in all_of_one
+    ]
+    return replace(found, findings=ranked((*findings, *named_once(said, len(results)))))
 
 
 def _read(run: RunDir) -> _Recorded:
@@ -145,21 +159,13 @@ def _judge(recorded: _Recorded, differences: Differences, results: tuple[Variant
 def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged: _Judged) -> Comparison:
     """The comparison without its notes."""
     plan, results, ranking, gate = recorded.plan, judged.variants, judged.ranking, judged.gate
-    interference = interference_in(results)
-    conclusion = conclude(
-        plan,
-        results,
-        ranking,
-        interference,
-        judged.is_measured,
-        differences.within,
-        gate,
-        less_load(results, recorded.host.get("cpu_cores")),
-    )
+    less = less_load(results, recorded.host.get("cpu_cores"))
+    answer = conclude(plan, results, ranking, judged.is_measured, differences.within, gate, less)
     named = judged.leader.id if judged.leader and not differences.is_throttled else None
     fitting = _fitting(recorded, results, differences) if named else None
     search = _searched(run, judged)
-    said = (conclusion.summary, *(one.summary for one in (fitting, search) if one))
+    found = [finding("fits-in-memory", found=fitting.summary, weight=0.95)] if fitting else []
+    found += [finding("searched", found=search.summary)] if search else []
     return Comparison(
         schema=SCHEMA,
         name=plan.name,
@@ -170,14 +176,11 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
         noise=noise(differences),
         variants=results,
         fastest=named if ranking and ranking.is_settled else None,
-        headline=conclusion.headline,
-        summary="\n".join(said),
-        notes=(),
+        findings=(*answer, *dangers(results), *found),
         restarts=len(run.read_restarts()),
         resumed=next((command.resumed for command in reversed(run.read_commands())), None),
         complete=judged.is_measured and (search is None or search.is_over),
         batch_curves=batch_curves(results),
-        interference=interference,
         unit=differences.unit,
         leader=named,
         open=judged.open,
@@ -186,7 +189,6 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
         fitting=fitting,
         search=search,
         gate=gate,
-        alerts=tuple(alerts(results)),
         conclusions=CONCLUSIONS,
     )
 
@@ -212,7 +214,7 @@ def _searched(run: RunDir, judged: _Judged) -> SearchResult | None:
     return search_result(run, leader.id if leader else None, against.percent if against else None, behind)
 
 
-def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> tuple[str, ...]:
+def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> tuple[Finding, ...]:
     """Notes on a comparison and on the run itself."""
     plan, measured = recorded.plan, recorded.measured
     is_open = found.complete and not found.is_unranked
@@ -223,11 +225,14 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
     return (
         *notes(plan, measured, within, once, has_remedy=bool(still_open)),
         *(few_rounds_notes(found, measured) if found.gate is None and once is None else ()),
-        *(effects_note(found.search) if found.search else ()),
+        *(finding("searched", found=text) for text in (effects_note(found.search) if found.search else ())),
         *(budget_notes(run, plan) if found.complete and has_any else ()),
         *still_open,
-        *around_notes(measured.values()),
-        *work_notes(found.variants, measured),
+        *(finding("around-steps", found=text.removesuffix(".")) for text in around_notes(measured.values())),
+        *(
+            finding("steps-differ-in-work", found=text.removesuffix("."))
+            for text in work_notes(found.variants, measured)
+        ),
         *(memory_notes(found.variants) if found.gate is None and not has_cold_peak(measured) else ()),
         *restart_notes(run),
         *stall_notes(run),
@@ -291,15 +296,20 @@ def diagnosis(directory: Path) -> str | None:
     return f"{text[0].upper()}{text[1:]}." if text else None
 
 
+Noticed = tuple[tuple[str, str], ...]
+"""Kinds of findings about a variant, with their texts."""
+
+
 def variant_results(
     run: RunDir, differences: Differences, host: Mapping[str, Any], nodes: Sequence[Node] = ()
-) -> tuple[VariantResult, ...]:
-    """One entry per variant, in the order of the plan."""
+) -> tuple[tuple[VariantResult, ...], tuple[Noticed, ...]]:
+    """One entry per variant, in the order of the plan; and what was noticed about each."""
     times, rows = step_times(differences), differences.vs_baseline()
-    return tuple(
+    found = [
         variant_result(run, one, differences, times, rows[one.variant.id], host, nodes)
         for one in differences.measured.values()
-    )
+    ]
+    return tuple(result for result, _ in found), tuple(noticed for _, noticed in found)
 
 
 def with_verdicts(
@@ -317,16 +327,16 @@ def variant_result(
     vs_baseline: Difference | None,
     host: Mapping[str, Any],
     nodes: Sequence[Node],
-) -> VariantResult:
+) -> tuple[VariantResult, Noticed]:
     """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
     variant, status, facts = measured.variant, measured.status, measured.facts
     step_ms = times[variant.id]
     middle_ms = step_ms.estimate if step_ms else None
     traced = of_timed(of_devices(read_traced(run, variant.id), variant.devices), typical_ms(measured))
     ranks = rank_figures(run, measured, traced, nodes)
-    found = findings(measured, ranks, middle_ms)
+    noticed = _noticed(measured, traced, findings(measured, ranks, middle_ms))
     rates = throughput(measured, middle_ms, host)
-    return VariantResult(
+    result = VariantResult(
         id=variant.id,
         strategy=variant.strategy,
         devices=variant.devices,
@@ -350,7 +360,6 @@ def variant_result(
         parameter_error=facts.parameter_error,
         compression="" if variant.comm_hook == Settings.comm_hook else variant.comm_hook,
         exposed_comm_ms=exposed_comm(ranks),
-        warnings=(*facts.warnings, *(traced.warnings if traced else ()), *found),
         ranks=ranks,
         launch_ms=launch_ms(measured, differences),
         balanced=balanced(measured, step_ms, differences),
@@ -367,6 +376,24 @@ def variant_result(
         traced_steps=TracedSteps(len(traced.steps), traced.num_steps) if traced and traced.steps else None,
         **asdict(rates),
     )
+    return result, noticed
+
+
+def _noticed(measured: Measured, traced: Traced | None, found: Noticed) -> Noticed:
+    """All that was noticed: by ranks, in traces, and in the figures."""
+    status = measured.status
+    unsteady = [("unsteady", f"unsteady: {status.reason}")] if status.status == "unsteady" else []
+    by_ranks = [(_kind_of(text), text) for text in measured.facts.warnings]
+    in_traces = [
+        ("traced-differ" if text.startswith(TRACED) else "trace-warning", text)
+        for text in (traced.warnings if traced else ())
+    ]
+    return (*unsteady, *by_ranks, *in_traces, *found)
+
+
+def _kind_of(warning: str) -> str:
+    """The kind of a warning that ranks have recorded."""
+    return "gradient-not-exact" if warning.startswith(GRADIENT_DIFFERS) else "worker-warning"
 
 
 def stops_early(job: Mapping[str, Any]) -> bool:

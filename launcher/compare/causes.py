@@ -4,7 +4,8 @@ Only what traces and figures show: a loss must be a relevant part of the step, a
 the slower variant takes longer.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -13,6 +14,7 @@ from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank
 from gpurun.launcher.compare.interference import interference_of
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
+from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.explain import MENTION_FROM, TRANSFER_OR_WAIT, Kind, cause_named, in_keys
 from gpurun.launcher.units import format_ms, plural
@@ -50,6 +52,11 @@ class Loss:
     """A traced step, where `ms` and `span_ms` are those of the median timed one, which is far shorter."""
 
     @property
+    def share(self) -> float:
+        """Its share of the step."""
+        return self.ms / self.span_ms if self.span_ms else 0.0
+
+    @property
     def is_wait(self) -> bool:
         return self.kind in ("split", "straggler", "bubble")
 
@@ -60,10 +67,37 @@ class Loss:
         return self.text.format(ms=text)
 
 
-def why_slower(slower: VariantResult, faster: VariantResult) -> str | None:
+CODES: Mapping[Kind, str] = {
+    "input": "input-stall",
+    "copies": "exposed-copies",
+    "host": "host-bound",
+    "transfer": "exposed-transfer",
+    "split": "waits-for-larger-batch",
+    "straggler": "waits-for-slower-rank",
+    "bubble": "pipeline-bubble",
+    "blocked": "blocked",
+    "compute": "computes-longer",
+}
+
+
+def why_slower(slower: VariantResult, faster: VariantResult) -> Loss | None:
     """`rank 1 waits 11.2 of 60.1 ms for rank 0's larger batch`; `None` where the figures don't say."""
-    loss = main_cause(slower, faster) or grown_compute(slower, faster)
-    return None if loss is None else loss_text(loss, slower)
+    return main_cause(slower, faster) or grown_compute(slower, faster)
+
+
+def cause(loss: Loss, variant: VariantResult, weight: float | None = None) -> Finding:
+    """The loss as a finding about the variant; by default it concerns its share of the step."""
+    return finding(
+        CODES[loss.kind],
+        variant.id,
+        loss.ranks,
+        weight=loss.share if weight is None else weight,
+        where=variant_label(variant),
+        found=loss_text(loss, variant),
+        lost_ms=loss.ms,
+        span_ms=loss.span_ms,
+        more_ms=loss.more_ms,
+    )
 
 
 def cause_of(variant: VariantResult, fastest: VariantResult | None) -> str | None:
@@ -335,16 +369,32 @@ LARGE_FROM = 0.20
 """From this share of the step on, it is part of the summary."""
 
 
-def remaining_loss(fastest: VariantResult, alone: bool = False) -> str | None:
-    """`Even in ddp 32/32 every rank spends 24.1 of 60.2 ms waiting for data: …`; `None` if all are small.
+def remaining(fastest: VariantResult, alone: bool = False) -> tuple[Finding, ...]:
+    """The largest loss of the fastest variant, if it is large, and the next thing to try.
 
     `alone`: no other variant was measured.
     """
-    found = largest_loss(fastest.ranks)
-    if found is None or found.ms < LARGE_FROM * found.span_ms:
-        return None
-    where = "In" if alone else "Even in"
-    return f"{where} {variant_label(fastest)} {advised(found, fastest)}."
+    found, where = largest_loss(fastest.ranks), variant_label(fastest)
+    if found is None:
+        return (finding("record-traces"),) if alone or fastest.traced_steps is None else ()
+    if found.share < MENTION_FROM:
+        most = max(1, math.ceil(100 * found.share))
+        return (finding("nothing-left", fastest.id, where=where, most=most),)
+    causes = (cause(found, fastest),) if found.share >= LARGE_FROM else ()
+    if fastest.step_ms is not None and is_far_from_timed(found.span_ms, fastest.step_ms.estimate):
+        return causes  # timed steps may not have it
+    next_step = finding(
+        "act-on-cause",
+        fastest.id,
+        found.ranks,
+        weight=found.share,
+        advice=advice(found.kind, fastest),
+        where=where,
+        found=None if causes else str(found),
+        lost_ms=found.ms,
+        span_ms=found.span_ms,
+    )
+    return (*causes, next_step)
 
 
 def advised(loss: Loss, variant: VariantResult) -> str:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.compare.gate import changed_files, gate_of, row_of
-from gpurun.launcher.compare.interference import LESS_AT_ONCE, THROTTLED, is_hot
+from gpurun.launcher.compare.interference import LESS_AT_ONCE, THROTTLED, interference_in, is_hot
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
@@ -156,8 +156,8 @@ def _with_defaults(*jobs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _interference_marks(a: Comparison, b: Comparison) -> Iterator[str]:
     """Runs whose splits could not even be ranked: what else ran there is in their times."""
     for name, run in (("A", a), ("B", b)):
-        if run.interference:
-            yield f"run {name} ran with other load on the machine: {run.interference[0]}"
+        if reasons := interference_in(run.variants):
+            yield f"run {name} ran with other load on the machine: {reasons[0]}"
 
 
 def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:

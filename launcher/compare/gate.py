@@ -12,7 +12,7 @@ from gpurun.launcher.compare.interference import (
     LESS_AT_ONCE,
     THROTTLED,
     is_hot,
-    load_clause,
+    load_percent,
     time_to_decide,
 )
 from gpurun.launcher.compare.label import variant_label
@@ -212,10 +212,11 @@ def gate_of_run(
     pairs = [_Pair(gate, by_id[a], by_id[b], differences) for a, b in gate.pairs]
     rows = [pair.row(looks, len(pairs)) for pair in pairs]
     advice = dict.fromkeys(text for pair in pairs for text in pair.advice(plan.budget_s or 0.0, looks))
-    load = "" if WORDS[gate.metric].convert else load_clause(results)  # CPU time has no waiting in it
-    if load:
+    load = None if WORDS[gate.metric].convert else load_percent(results)  # CPU time has no waiting in it
+    before = f"at {gate.a.name}"
+    if load is not None:
         advice[LESS_AT_ONCE] = None
-    before = f"at {gate.a.name}{load}"
+        before += f" at this machine's load (waiting for cores took {load:.0f} % of a step)"
     found = gate_of(gate.threshold_percent, before, rows, tuple(advice), gate.metric)
     details = found.details
     if gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs):
@@ -324,7 +325,7 @@ class _Pair:
             scatter = format_percent(percent_from_log(estimate.error * math.sqrt(estimate.launches)))
             noise = f"Launches differ by {scatter} (standard deviation)"
             instead = (
-                f" {CPU_INSTEAD}" if self.gate.metric == "wall" and load_clause((self.a, self.b)) else ""
+                f" {CPU_INSTEAD}" if self.gate.metric == "wall" and load_percent((self.a, self.b)) else ""
             )
             return f"{noise}: even of equal versions, it would take {too_long(per_launch_s)}.{instead}"
         return f"That is too close to {threshold:g} % to be decided: it would take {too_long(per_launch_s)}."

@@ -1,20 +1,17 @@
-"""The findings of a run in words: one headline, then the sentences that go with it.
+"""The answer of a run, and the findings that go with it."""
 
-Every report shows the same: the terminal, Markdown, HParams, the tab, the HTML file and JSON.
-"""
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-from gpurun.launcher.compare.causes import remaining_loss, why_slower
+from gpurun.launcher.compare.causes import cause, remaining, why_slower
 from gpurun.launcher.compare.figures.probes import probe_summary
 from gpurun.launcher.compare.interference import (
-    COOL_DOWN,
     LESS_AT_ONCE,
+    interference_in,
     is_hot,
-    load_clause,
+    load_percent,
     named,
-    waiting_sentences,
+    waiting_findings,
 )
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import Difference, Fitting, Gate, VariantResult
@@ -27,6 +24,7 @@ from gpurun.launcher.compare.ranking import (
     time_per_sample,
 )
 from gpurun.launcher.compare.variant_difference import opposite
+from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.strategies import STRATEGIES
@@ -36,64 +34,49 @@ from gpurun.launcher.units import (
     format_gib,
     format_ms,
     format_percent,
-    format_percent_interval,
     plural,
 )
-
-
-@dataclass(frozen=True)
-class Conclusion:
-    """The answer to the question of the run."""
-
-    headline: str
-    """One sentence, with its number."""
-    details: tuple[str, ...] = ()
-    """Sentences: further differences, their causes, what even the fastest loses, what to do next."""
-
-    @property
-    def summary(self) -> str:
-        """A line for each of them, in every report."""
-        return "\n".join((self.headline, *self.details))
 
 
 def conclude(
     plan: Plan,
     results: Sequence[VariantResult],
     standings: Standings | None,
-    interference: Sequence[str] = (),
     complete: bool = True,
     within: int = 0,
     gate: Gate | None = None,
     less_load: str = LESS_AT_ONCE,
-) -> Conclusion:
+) -> tuple[Finding, ...]:
     """Which variant is fastest, by how much and how surely; or why none is. Of a gate, what it found.
+
+    The answer comes first; then further differences, their causes, and what to do next.
 
     Args:
         plan: of the run.
         results: of all variants.
         standings: leader and rivals; `None` if nothing was measured, or variants do different work.
-        interference: what else was in the times of the variants.
         complete: whether nothing is left to measure.
         within: the launches that verdicts are limited to; 0: they cover what other launches would show.
         gate: of a run that compares two versions of the code.
         less_load: what to do about other load.
     """
     if gate is not None:
-        return Conclusion(gate.headline, gate.details)
+        advice = (finding("gate-advice", found=text) for text in gate.details)
+        return (finding("gate", found=gate.headline, outcome=gate.outcome), *advice)
     if not is_one_task(plan):
-        return Conclusion(_separate_work(plan, results), waiting_sentences(results, interference, less_load))
+        return (_separate_work(plan, results), *waiting_findings(results, less_load))
     ran = [result for result in results if result.wall_s is not None]
     if standings is None and ran:
-        return Conclusion(_without_steps(plan, ran))
+        return (_without_steps(plan, ran),)
     if standings is None:
-        found = Conclusion(nothing_measured(plan, complete, results))
+        found: tuple[Finding, ...] = (nothing_measured(plan, complete, results),)
     elif is_hot(results) and standings.rivals:
-        return _not_ranked(interference)
+        reasons = named(interference_in(results))
+        return (finding("not-ranked", reasons=reasons), finding("cool-down"))
     else:
-        found = ranking_conclusion(standings, plan.baseline, _scope(within), load_clause(results))
+        found = ranking_findings(standings, plan.baseline, within, load_percent(results))
     rival = _named_rival(standings, plan.baseline) if standings else None
-    waiting = waiting_sentences(results, interference, less_load, rival)
-    return replace(found, details=(*found.details, *waiting))
+    return (*found, *waiting_findings(results, less_load, rival))
 
 
 def fitting_in(
@@ -165,14 +148,14 @@ HOW_IT_ENDED = {
 }
 
 
-def nothing_measured(plan: Plan, complete: bool, results: Sequence[VariantResult] = ()) -> str:
-    """The headline over variants without any figures, while some are still to come or at the end."""
+def nothing_measured(plan: Plan, complete: bool, results: Sequence[VariantResult] = ()) -> Finding:
+    """The answer over variants without any figures, while some are still to come or at the end."""
     if len(plan.variants) > 1:
         when = "could be measured" if complete else "has been measured yet"
-        return f"No variant {when}, so none is fastest."
+        return finding("not-measured", leader="no variant", ended=f"{when}, so none is fastest")
     when = "couldn't be measured" if complete else "hasn't been measured yet"
     ended = next((HOW_IT_ENDED.get(result.status) for result in results if complete), None)
-    return f"{_name(plan, plan.variants[0])} {ended or when}."
+    return finding("not-measured", leader=_name(plan, plan.variants[0]), ended=ended or when)
 
 
 def _named_rival(standings: Standings, baseline: str) -> Rival | None:
@@ -181,38 +164,37 @@ def _named_rival(standings: Standings, baseline: str) -> Rival | None:
     return next(compared, None) or next(iter(standings.rivals), None)
 
 
-def ranking_conclusion(standings: Standings, baseline: str, scope: str = "", load: str = "") -> Conclusion:
-    """The conclusion about variants that do the same work.
+def ranking_findings(
+    standings: Standings, baseline: str, within: int = 0, queue_percent: float | None = None
+) -> tuple[Finding, ...]:
+    """The answer about variants that do the same work, and the largest loss of the fastest.
 
     Args:
         standings: leader and rivals.
         baseline: id of the variant that the others were compared with.
-        scope: a clause that says what verdicts are limited to: ` within this launch`.
-        load: a clause about other load.
+        within: launches that verdicts are limited to; 0: none.
+        queue_percent: of a step that its worst rank waited for cores under other load.
     """
-    found = _lead(standings, baseline, scope, load)
-    remaining = remaining_loss(standings.leader, alone=not standings.rivals)
-    return Conclusion(found.headline, (*found.details, *([remaining] if remaining else [])))
+    limits = {"within": _scope(within), "queue_percent": queue_percent}
+    return (*_lead(standings, baseline, limits), *remaining(standings.leader, not standings.rivals))
 
 
-def _separate_work(plan: Plan, results: Sequence[VariantResult]) -> str:
-    """The headline over variants that are not compared with each other."""
+def _separate_work(plan: Plan, results: Sequence[VariantResult]) -> Finding:
+    """The answer over variants that are not compared with each other."""
     if not plan.variants[0].kind.is_ranked:
-        return probe_summary(plan.workload, {variant_label(result): result.probe for result in results})
+        probes = {variant_label(result): result.probe for result in results}
+        return finding("probe", found=probe_summary(plan.workload, probes))
     workloads = dict.fromkeys(variant.workload for variant in plan.variants)
-    return f"{len(workloads)} workloads, each measured by itself: they do different work, so none is fastest."
+    return finding("other-work", num_workloads=len(workloads))
 
 
-def _without_steps(plan: Plan, ran: Sequence[VariantResult]) -> str:
-    """The headline over programs that ran to their end, and of which nothing else is known."""
+def _without_steps(plan: Plan, ran: Sequence[VariantResult]) -> Finding:
+    """The answer over programs that ran to their end, and of which nothing else is known."""
     if len(ran) > 1:
-        return f"{len(ran)} variants ran to their end; no steps were timed, so none is fastest."
+        return finding("without-steps", leader=plural(len(ran), "variant"))
     one, name = ran[0], _name(plan, ran[0])
-    return (
-        f"{name}: {one.reason}"
-        if one.reason
-        else f"{name} ran for {one.wall_s:.1f} s; no steps were recorded."
-    )
+    run_s = None if one.reason else one.wall_s
+    return finding("without-steps", leader=name, run_s=run_s, reason=one.reason or None)
 
 
 def _name(plan: Plan, one: Variant | VariantResult) -> str:
@@ -220,108 +202,154 @@ def _name(plan: Plan, one: Variant | VariantResult) -> str:
     return " ".join(varied_texts(one.varied)) or f"{plan.workload} on {plural(len(one.devices), 'device')}"
 
 
-def _not_ranked(reasons: Sequence[str]) -> Conclusion:
-    """Why there is no ranking, and what to do about it."""
-    return Conclusion(f"These splits can't be ranked: {named(reasons)}.", (COOL_DOWN,))
-
-
-def _scope(within: int) -> str:
-    """` within this launch`, ` within these 3 launches`; empty where other launches are covered."""
+def _scope(within: int) -> str | None:
+    """`this launch`, `these 3 launches`; `None` where other launches are covered."""
     if not within:
-        return ""
-    return " within this launch" if within == 1 else f" within these {within} launches"
+        return None
+    return "this launch" if within == 1 else f"these {within} launches"
 
 
-def _lead(standings: Standings, baseline: str, scope: str, load: str) -> Conclusion:
+def _lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) -> tuple[Finding, ...]:
     """Which variant leads, and whether that is sure."""
     if not standings.rivals:
-        return Conclusion(_alone(standings.leader))
+        return (_alone(standings.leader),)
     undecided = [rival for rival in standings.rivals if not rival.is_slower]
     if not undecided:
-        return _clear_lead(standings, baseline, f"{scope}{load}")
+        return _clear_lead(standings, baseline, limits)
     open_ = [rival for rival in undecided if rival.behind.verdict != "same"] or undecided
     if all(rival.behind.ci is None for rival in open_):
-        return _unproven_lead(standings, open_, load)
-    return Conclusion(_close_race(standings.leader, undecided, f"{scope}{load}"))
+        return _unproven_lead(standings, open_, limits)
+    return _close_race(standings.leader, undecided, limits)
 
 
-def _alone(leader: VariantResult) -> str:
-    step = leader.step_ms
-    if leader.kind.runs_program and step is not None and not leader.varied:  # there is no other
-        return f"{named_with_error(leader)}: {format_ms(step.estimate)} ms per step."
-    time = f": {format_ms(step.estimate)} ms per step" if step else ""
-    return f"{named_with_error(leader)}{time}; no other variant was measured."
+def _alone(leader: VariantResult) -> Finding:
+    step_ms = leader.step_ms.estimate if leader.step_ms else None
+    return finding("only-variant", leader.id, leader=named_with_error(leader), step_ms=step_ms)
 
 
-def _clear_lead(standings: Standings, baseline: str, scope: str) -> Conclusion:
+def _clear_lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) -> tuple[Finding, ...]:
     """The leader against the baseline; against the runner-up where it is the baseline itself."""
     leader, runner_up = standings.leader, standings.rivals[0]
-    name = named_with_error(leader)
+    names = {"leader": named_with_error(leader), **limits}
     compared = next((rival for rival in standings.rivals if rival.result.id == baseline), None)
-    best = _best(leader)
     if compared is None:
-        return Conclusion(
-            f"{best}{scope}: {name}; {_slower(runner_up, leader)}.", _why(runner_up.result, leader)
-        )
+        behind = _behind(runner_up, leader)
+        answer = finding("baseline-fastest", leader.id, weight=1, **names, **behind)
+        return (answer, *_why(runner_up.result, leader, 1.0))
     reference, difference = compared.result, opposite(compared.behind)
-    headline = f"{best}{scope}: {name}, {_faster(leader, reference, difference)}."
-    details = _why(reference, leader)
+    percent, ci = _mirrored(difference)
+    answer = finding(
+        "fastest",
+        leader.id,
+        weight=1,
+        how=_FASTER[_measure(leader, reference)],
+        **names,
+        other=named_with_error(reference),
+        **_shown(percent, ci, difference),
+    )
+    found = (answer, *_why(reference, leader, 1.0))
     if runner_up.result.id != baseline:
-        details += (f"{_slower(runner_up, leader)}.", *_why(runner_up.result, leader))
-    return Conclusion(headline, details)
+        found = (*found, slower(runner_up, leader), *_why(runner_up.result, leader))
+    return found
 
 
-def _unproven_lead(standings: Standings, undecided: Sequence[Rival], load: str) -> Conclusion:
+_FASTER = {"step": "faster than", "sample": "less time per sample than", "program": "shorter steps than"}
+_SLOWER = {
+    "step": "is {by} slower",
+    "sample": "takes {by} more time per sample",
+    "program": "takes {by} longer per step",
+}
+
+
+def _measure(leader: VariantResult, other: VariantResult) -> str:
+    """What two variants are compared by: a step of the same samples, a sample, or a step of any work."""
+    if _may_differ_in_work(leader):
+        return "program"
+    return "step" if leader.global_batch == other.global_batch else "sample"
+
+
+def _behind(rival: Rival, leader: VariantResult) -> dict[str, Any]:
+    """How far a rival is behind, by its interval."""
+    behind = rival.behind
+    percent = behind.percent if behind.ci else None
+    by = "" if percent is None else format_percent(percent, behind.ci)
+    how = " ".join(_SLOWER[_measure(leader, rival.result)].format(by=by).split())
+    return {"other": named_with_error(rival.result), "how": how, **_shown(percent, behind.ci, behind)}
+
+
+def _shown(percent: float | None, ci: Interval | None, difference: Difference) -> dict[str, Any]:
+    return {"percent": percent, "ci": ci, "wins": difference.wins, "of": difference.of}
+
+
+def slower(rival: Rival, leader: VariantResult) -> Finding:
+    """`ddp 48/16 is 18 % slower (17 to 19)`; of other batches by the time per sample."""
+    return finding("slower", rival.result.id, **_behind(rival, leader))
+
+
+def _unproven_lead(
+    standings: Standings, undecided: Sequence[Rival], limits: Mapping[str, Any]
+) -> tuple[Finding, ...]:
     """Which rival can't be ranked for want of rounds or launches; then what is established."""
     leader, closest = standings.leader, undecided[0]
-    others = f" and {plural(len(undecided) - 1, 'other')}" if len(undecided) > 1 else ""
-    gap = _gap(leader, closest.result)
-    which = "the closest is " if others else ""
-    headline = (
-        f"{_best(leader)} on average{load}: {named_with_error(leader)}; "
-        f"{named_with_error(closest.result)}{others} "
-        f"can't be ranked ({which}{gap} on average, but {closest.behind.why})."
+    percent = 100 * (time_per_sample(closest.result) / time_per_sample(leader) - 1)
+    answer = finding(
+        "fastest-on-average",
+        leader.id,
+        weight=1,
+        leader=named_with_error(leader),
+        other=named_with_error(closest.result),
+        num_more=len(undecided) - 1 or None,
+        percent=abs(percent),
+        direction=_direction(percent, _measure(leader, closest.result)),
+        queue_percent=limits["queue_percent"],
     )
+    found = [answer]
+    if closest.behind.why:
+        found.append(finding("too-few", closest.result.id, why=closest.behind.why, weight=1))
     established = next((rival for rival in standings.rivals if rival.is_slower), None)
-    if established is None:
-        return Conclusion(headline)
-    return Conclusion(headline, (f"{_slower(established, leader)}.", *_why(established.result, leader)))
+    if established is not None:
+        found += [slower(established, leader), *_why(established.result, leader)]
+    return tuple(found)
 
 
-def _close_race(leader: VariantResult, undecided: Sequence[Rival], scope: str) -> str:
+def _direction(percent: float, measure: str) -> str:
+    """`slower`, on average; of other batches `slower per sample`."""
+    if measure == "program":
+        return "longer" if percent >= 0 else "shorter"
+    return f"{'slower' if percent >= 0 else 'faster'}{' per sample' if measure == 'sample' else ''}"
+
+
+def _close_race(
+    leader: VariantResult, undecided: Sequence[Rival], limits: Mapping[str, Any]
+) -> tuple[Finding, ...]:
     """The best of them and the closest rival that no interval separates from it."""
     open_ = [rival for rival in undecided if rival.behind.verdict != "same"]
     closest = next(rival for rival in open_ or undecided if rival.behind.ci is not None)
-    name, others = named_with_error(leader), len(open_ or undecided) - 1
-    found, more = (
-        "can't be distinguished",
-        f", and {plural(others, 'more variant')} can't be distinguished from {name} either",
-    )
-    ci = closest.behind.ci
+    ci, code = closest.behind.ci, "not-distinguished" if open_ else "equally-fast"
     if open_ and ci is not None and not ci[0] <= 0 <= ci[1]:  # by less than counts as slower
-        found = "differ by too little to be ranked"
-        more = f", and {plural(others, 'other')} can't be ranked either"
-    if not open_:
-        found, more = (
-            "have equally long steps" if _may_differ_in_work(leader) else "are equally fast",
-            f", and so {'is' if others == 1 else 'are'} {plural(others, 'other')}",
-        )
-    why = f"; {closest.behind.why}" if closest.behind.why else ""
-    is_same_batch = leader.global_batch == closest.result.global_batch
-    of = "the latter's step time" if is_same_batch else "the latter's time per sample"
-    race = f"{name} and {named_with_error(closest.result)} {found} ({of}: {_signed(closest.behind)}{why})"
-    what = _what_differs(leader, closest.result)
-    best = "has clearly the shortest step" if _may_differ_in_work(leader) else "is clearly fastest"
-    return f"No {what} {best}{scope}: {race}{more if others else ''}."
+        code = "differ-too-little"
+    answer = finding(
+        code,
+        leader.id,
+        weight=1,
+        choice=_what_differs(leader, closest.result),
+        leader=named_with_error(leader),
+        other=named_with_error(closest.result),
+        change_percent=closest.behind.percent or 0.0,
+        ci=ci,
+        num_more=len(open_ or undecided) - 1 or None,
+        **limits,
+    )
+    if closest.behind.why:
+        return (answer, finding("too-few", closest.result.id, why=closest.behind.why, weight=1))
+    if code == "not-distinguished":
+        return (answer, finding("scatter-hides-it", closest.result.id, weight=1))
+    return (answer,)
 
 
 def _may_differ_in_work(result: VariantResult) -> bool:
     """Whether steps of two variants may have other numbers of samples: a program decides that itself."""
     return result.kind.runs_program and result.global_batch is None
-
-
-def _best(leader: VariantResult) -> str:
-    return "Shortest step" if _may_differ_in_work(leader) else "Fastest"
 
 
 def _what_differs(leader: VariantResult, other: VariantResult) -> str:
@@ -330,63 +358,16 @@ def _what_differs(leader: VariantResult, other: VariantResult) -> str:
     return leader.kind.choice if is_same_strategy and other.varied == leader.varied else "variant"
 
 
-def _faster(leader: VariantResult, reference: VariantResult, difference: Difference) -> str:
-    """`12 % faster than the baseline ddp 32/32 (11 to 13)`; of other batches by the time per sample."""
-    percent, ci = _mirrored(difference)
-    interval = f" ({format_percent_interval(percent, ci)}{_pairs(difference)})" if ci else ""
-    by = format_percent(percent, ci)
-    how = "faster than" if leader.global_batch == reference.global_batch else "less time per sample than"
-    if _may_differ_in_work(leader):
-        how = "shorter than that of"
-    return f"{by} {how} the baseline {named_with_error(reference)}{interval}"
-
-
-def _slower(rival: Rival, leader: VariantResult) -> str:
-    """`ddp 48/16 is 18 % slower (17 to 19)`; of other batches by the time per sample."""
-    name, percent, ci = named_with_error(rival.result), rival.behind.percent, rival.behind.ci
-    if percent is None or ci is None:
-        return f"{name} takes longer per step" if _may_differ_in_work(leader) else f"{name} is slower"
-    by, interval = format_percent(percent, ci), format_percent_interval(percent, ci) + _pairs(rival.behind)
-    if _may_differ_in_work(leader):
-        return f"{name} takes {by} longer per step ({interval})"
-    if rival.result.global_batch == leader.global_batch:
-        return f"{name} is {by} slower ({interval})"
-    return f"{name} takes {by} more time per sample ({interval})"
-
-
-def _pairs(difference: Difference) -> str:
-    """`; 6 of 6 pairs`: how many pairs of launches, or of rounds, say the same; empty in older files."""
-    return "" if difference.wins is None else f"; {difference.wins} of {difference.of} pairs"
-
-
-def _why(slower: VariantResult, leader: VariantResult) -> tuple[str, ...]:
-    """`In ddp 48/16 rank 1 waits 11.2 of 60.1 ms for rank 0's larger batch.`, where traces show it."""
-    reason = why_slower(slower, leader)
-    return (f"In {variant_label(slower)} {reason}.",) if reason else ()
+def _why(slower: VariantResult, leader: VariantResult, weight: float | None = None) -> tuple[Finding, ...]:
+    """The cause that traces show in a slower variant."""
+    loss = why_slower(slower, leader)
+    return (cause(loss, slower, weight),) if loss else ()
 
 
 def _mirrored(difference: Difference) -> tuple[float, Interval | None]:
     """Percent of time saved instead of added: `12 % faster` is −12 % of the baseline's step time."""
     ci = difference.ci
     return -(difference.percent or 0.0), None if ci is None else (-ci[1], -ci[0])
-
-
-def _signed(difference: Difference) -> str:
-    percent, ci = difference.percent or 0.0, difference.ci
-    interval = f", {format_percent_interval(percent, ci)}" if ci else ""
-    return f"{format_percent(percent, ci, signed=True)}{interval}"
-
-
-def _gap(leader: VariantResult, other: VariantResult) -> str:
-    """`7 % slower`, by the times of the table; of other batches by the time per sample."""
-    percent = 100 * (time_per_sample(other) / time_per_sample(leader) - 1)
-    if _may_differ_in_work(leader):
-        more, less = "longer", "shorter"
-    elif leader.global_batch == other.global_batch:
-        more, less = "slower", "faster"
-    else:
-        more, less = "slower per sample", "faster per sample"
-    return f"{format_percent(abs(percent))} {more if percent >= 0 else less}"
 
 
 def named_with_error(result: VariantResult) -> str:

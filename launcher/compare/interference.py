@@ -11,13 +11,14 @@ from gpurun.launcher.compare.figures.waiting import queue_percent, sharing, wait
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult, WithoutLoad
 from gpurun.launcher.compare.ranking import Rival, is_ranked
+from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.machine.cores import less_at_once
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text
-from gpurun.launcher.units import format_percent, format_percent_interval, plural
+from gpurun.launcher.units import plural
 
 MOST_NAMED = 2
 LESS_AT_ONCE = "Stop other programs on this machine, or use fewer devices, then run again."
@@ -41,13 +42,11 @@ def is_hot(results: Sequence[VariantResult]) -> bool:
     return any(rank.throttled for result in results if is_ranked(result) for rank in result.ranks)
 
 
-def load_clause(results: Sequence[VariantResult]) -> str:
-    """` at this machine's load (waiting for cores took 20 % of a step)`; empty without other load."""
+def load_percent(results: Sequence[VariantResult]) -> float | None:
+    """The largest share of a step for which a rank waited for cores under other load; `None` without any."""
     waited = [rank.queue_percent or 0.0 for result in results if is_ranked(result) for rank in result.ranks]
     worst = max(waited, default=0.0)
-    if worst <= QUEUE_PERCENT:
-        return ""
-    return f" at this machine's load (waiting for cores took {worst:.0f} % of a step)"
+    return worst if worst > QUEUE_PERCENT else None
 
 
 def less_load(results: Sequence[VariantResult], cores: int | None) -> str:
@@ -66,40 +65,45 @@ def less_load(results: Sequence[VariantResult], cores: int | None) -> str:
     return f"{fewer} Or stop other programs on this machine." if fewer else LESS_AT_ONCE
 
 
-def waiting_sentences(
-    results: Sequence[VariantResult], reasons: Sequence[str], less: str, rival: Rival | None = None
-) -> tuple[str, ...]:
-    """Sentences about other load: whether the verdict holds without it, and the next step.
+def waiting_findings(
+    results: Sequence[VariantResult], less: str, rival: Rival | None = None
+) -> tuple[Finding, ...]:
+    """Other load: whether the verdict holds without it, and the next step; nothing where there was none.
 
     Args:
         results: of all variants.
-        reasons: `interference_in` them; without any there is nothing to say.
         less: what to do about other load.
-        rival: the variant whose difference the headline names.
+        rival: the variant whose difference the answer names.
     """
+    reasons = interference_in(results)
     if not reasons:
         return ()
+    step = finding("cool-down") if is_hot(results) else finding("less-load", advice=less)
     if is_hot(results) or rival is None:
-        step = COOL_DOWN if is_hot(results) else less
-        return (f"Interference: {named(reasons)}; these times depend on other load.", step)
+        return (finding("affected-by-load", found=named(reasons)), step)
     if rival.behind.verdict not in ("slower", "faster"):
-        return (less,)
+        return (step,)
     quiet = rival.behind.without_load or WithoutLoad()
-    return (_without_load(rival, quiet), *(() if quiet.holds == "yes" else (less,)))
+    return (_without_load(rival, quiet), *(() if quiet.holds == "yes" else (step,)))
 
 
-def _without_load(rival: Rival, quiet: WithoutLoad) -> str:
+_HOLDS = {
+    "yes": "would take longer, too",
+    "no": "would not take longer",
+    "unknown": "may or may not take longer",
+}
+
+
+def _without_load(rival: Rival, quiet: WithoutLoad) -> Finding:
     """Whether a difference would be there without other load: `+12 % (6 to 18)`, as far as it is known."""
-    name, figure = variant_label(rival.result), ""
-    if quiet.percent is not None and quiet.ci is not None:
-        signed = format_percent(quiet.percent, quiet.ci, signed=True)
-        figure = f": {signed} ({format_percent_interval(quiet.percent, quiet.ci)})"
-    how = {
-        "yes": f"Without other load {name} would take longer, too{figure}.",
-        "no": f"Without other load {name} would not take longer{figure}.",
-        "unknown": f"Whether {name} would take longer without other load isn't known{figure}.",
-    }
-    return how[quiet.holds]
+    return finding(
+        "without-load",
+        rival.result.id,
+        how=_HOLDS[quiet.holds],
+        other=variant_label(rival.result),
+        change_percent=quiet.percent if quiet.ci else None,
+        ci=quiet.ci if quiet.percent is not None else None,
+    )
 
 
 def time_to_decide(minutes: int) -> str:

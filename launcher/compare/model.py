@@ -1,6 +1,6 @@
 """`Comparison`: the one object that every report renders, and the schema of `comparison.json`.
 
-What does not apply is `None` (`null`), never 0. Schema version 2.
+What does not apply is `None` (`null`), never 0. Schema version 3.
 """
 
 import math
@@ -13,6 +13,7 @@ from gpurun.launcher.compare.figures.searched import SearchResult
 from gpurun.launcher.compare.figures.throughput import Rates
 from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
+from gpurun.launcher.findings.finding import Finding, of_level
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.plan.model import NAMES, Metric, refuse_unknown_names, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.records import CodeVersion, LossOver, Resumption, Status
@@ -134,7 +135,6 @@ class VariantResult(Rates):
     gradient_error: float | None
     gradient_reference: str | None
     exposed_comm_ms: ExposedComm
-    warnings: tuple[str, ...]
     ranks: tuple[RankFigures, ...]
     launch_ms: tuple[float, ...] = ()
     """Step of each launch, by repetition: what two runs are compared by."""
@@ -187,7 +187,6 @@ class VariantResult(Rates):
             gradient_warning=None,
             parameter_error=None,
             exposed_comm_ms=ExposedComm(),
-            warnings=(),
             ranks=(),
             launch_ms=(),
             balanced=None,
@@ -260,7 +259,7 @@ class Fitting:
     summary: str
 
 
-CONCLUSIONS = 16
+CONCLUSIONS = 17
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 
@@ -278,16 +277,14 @@ class Comparison:
     noise: Noise
     variants: tuple[VariantResult, ...]
     fastest: str | None
-    """The variant that `headline` names as the fastest; `None` where it names none."""
-    summary: str
-    """`headline`, and the sentences that go with it."""
-    notes: tuple[str, ...]
+    """The variant that the answer names as the fastest; `None` where it names none."""
     complete: bool
     """Whether all that was planned has been run."""
+    findings: tuple[Finding, ...] = ()
+    """The answer, then dangers, causes and remedies by what they concern, and details; none in files of
+    schema 2 and below."""
     batch_curves: tuple[BatchCurve, ...] = ()
     """Where at least three global batches were compared."""
-    interference: tuple[str, ...] = ()
-    """Other load during each variant: a core that its worst rank waited for, or a throttled clock."""
     restarts: int = 0
     """How often launches were started again after a failure."""
     resumed: Resumption | None = None
@@ -307,10 +304,6 @@ class Comparison:
     """The search of `gpurun tune`; `None` of other runs."""
     gate: Gate | None = None
     """The answer of `gpurun gate`; `None` of other runs."""
-    headline: str = ""
-    """The answer in one sentence, the same in every report; empty in runs that are older than this field."""
-    alerts: tuple[str, ...] = ()
-    """Warnings that every report shows first: variants whose gradient isn't that of one device."""
     conclusions: int = 0
     """`CONCLUSIONS` of the gpurun that compared; 0 in runs that are older than this field."""
 
@@ -333,12 +326,8 @@ class Comparison:
             ci_level=None,
             fastest=None,
             leader=None,
-            headline="",
-            summary="",
-            notes=(),
-            alerts=(),
+            findings=(),
             batch_curves=(),
-            interference=(),
             open=(),
             fitting=None,
             search=None,
@@ -346,16 +335,31 @@ class Comparison:
         )
 
     @property
+    def answer(self) -> Finding | None:
+        """The answer to the question of the run; `None` in files of another version."""
+        return next(iter(of_level(self.findings, "answer")), None)
+
+    @property
+    def headline(self) -> str:
+        """The answer in one sentence."""
+        return self.answer.headline if self.answer else ""
+
+    @property
+    def summary(self) -> str:
+        """The answer, its reasons and what to do next: a sentence in each line."""
+        others = of_level(self.findings, "cause", "remedy")
+        return "\n".join((self.headline, *(each.sentence for each in others)))
+
+    def about(self, variant: str) -> tuple[Finding, ...]:
+        """The findings about a variant."""
+        return tuple(x for x in self.findings if variant in (x.variant, *x.figures.get("variants", ())))
+
+    @property
     def is_unranked(self) -> bool:
         """Whether what was measured can't be ranked, since clocks were throttled."""
-        return bool(self.interference) and self.leader is None
+        return self.answer is not None and self.answer.code == "not-ranked"
 
     @property
     def first(self) -> str | None:
         """The variant that every report shows first; in files of older runs `fastest` is the leader."""
         return self.leader or self.fastest
-
-    @property
-    def details(self) -> str:
-        """The sentences of the summary after the headline."""
-        return self.summary.removeprefix(self.headline).strip()

@@ -1,4 +1,4 @@
-"""Notes for readers of the figures, as whole sentences: on the run, and on single variants."""
+"""Findings for readers of the figures: on the run, and on single variants."""
 
 import math
 from collections import Counter
@@ -11,11 +11,11 @@ from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.step_time import within_launch
 from gpurun.launcher.compare.figures.traced import TRACED_FAR
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
-from gpurun.launcher.compare.headline import peak_of_replicas, time_and_memory
-from gpurun.launcher.compare.interference import time_to_decide
+from gpurun.launcher.compare.headline import HOW_IT_ENDED, peak_of_replicas, time_and_memory
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
+from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, UNUSED_BUDGET, more_launches, scope_texts
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
@@ -40,25 +40,25 @@ def notes(
     plan: Plan,
     measured: Mapping[str, Measured],
     within: int = 0,
-    once: str | None = None,
+    once: Finding | None = None,
     has_remedy: bool = False,
-) -> tuple[str, ...]:
+) -> tuple[Finding, ...]:
     """The plan's notes that apply, and what the measurement adds.
 
     Args:
         plan: of the run.
         measured: its variants.
         within: launches that verdicts are limited to.
-        once: in place of the sentences on few launches, that of `once_note`.
+        once: in place of the findings on few launches, that of `once_note`.
         has_remedy: whether `open_notes` says how long deciding takes, or that no budget decides.
     """
     if plan.gate is not None:
-        return (*plan.notes, *_left_out(plan))
+        return (*map(_of_plan, plan.notes), *_left_out(plan))
     baseline = measured[plan.baseline]
     has_rank = baseline.variant.kind.is_ranked
     all_others = [one for one in measured.values() if one is not baseline and has_rank]
     others = [one for one in all_others if one.variant.same_task(baseline.variant)]
-    found = [*_notes_of_plan(plan, measured), *_left_out(plan)]
+    found = [*map(_of_plan, _notes_of_plan(plan, measured)), *_left_out(plan)]
     more = None if has_remedy else more_launches(plan.budget_s is not None)
     if any(one.counts for one in others) and baseline.finished and not baseline.counts:
         found.append(_lost_baseline(baseline))
@@ -71,6 +71,10 @@ def notes(
     return tuple(found)
 
 
+def _of_plan(note: str) -> Finding:
+    return finding("plan-note", note=note.removesuffix("."))
+
+
 def _notes_of_plan(plan: Plan, measured: Mapping[str, Measured]) -> list[str]:
     """Those that apply: on later launches if there are some, on the budget if anything was timed."""
     has_later = any(max(one.logs, default=0) > 0 for one in measured.values())
@@ -81,21 +85,18 @@ def _notes_of_plan(plan: Plan, measured: Mapping[str, Measured]) -> list[str]:
 
 def once_note(
     plan: Plan, measured: Mapping[str, Measured], looks: Sequence[Look], spent_s: float
-) -> str | None:
+) -> Finding | None:
     """The scope and the remedy, where the budget of a run that is over had room for one launch of each."""
     nums = [len(one.logs) for one in measured.values() if one.counts and one.variant.kind.is_ranked]
     if plan.budget_s is None or len(nums) < 2 or max(nums) > 1 or not looks or looks[-1].launches > 1:
         return None
     minutes = math.ceil(max(plan.budget_s, spent_s) * MIN_LAUNCHES / 60)
-    return (
-        "How much launches vary isn't known from one launch of each variant, so verdicts hold for this run. "
-        f"{MIN_LAUNCHES} launches of each take about {plural(minutes, 'minute')}: {_new_run(minutes)}"
-    )
+    return finding("launched-once", num_needed=MIN_LAUNCHES, num_minutes=minutes)
 
 
 def open_notes(
     plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look], spent_s: float
-) -> tuple[str, ...]:
+) -> tuple[Finding, ...]:
     """The differences that a spent budget has left open, and how long it would take to decide them.
 
     Args:
@@ -110,23 +111,14 @@ def open_notes(
     return (_time_to_decide(plan, undecided, launch_s, looks[-1].launches),) if undecided else ()
 
 
-def _still_open(plan: Plan, undecided: Sequence[OpenPair]) -> str:
-    named = first_of([variant_label(plan.variant(one.variant)) for one in undecided], MOST_OPEN)
-    return f"{named} can't be separated from the fastest variant yet"
-
-
-def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, so_far: int) -> str:
-    found = _still_open(plan, undecided)
+def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, so_far: int) -> Finding:
+    what = first_of([variant_label(plan.variant(one.variant)) for one in undecided], MOST_OPEN)
     # None of those that there were has decided it.
     launches = max(next_look(so_far), *(one.launches or math.inf for one in undecided))
     if launches > min(MOST_BUDGET_S / launch_s, MOST_REPETITIONS):
-        return f"{found}; that would take {too_long(launch_s)}."
+        return finding("cannot-be-decided", what=what, long=too_long(launch_s), weight=1)
     minutes = math.ceil(launch_s * launches / 60)
-    return f"{found}. {time_to_decide(minutes)}: {_new_run(minutes)}"
-
-
-def _new_run(minutes: int) -> str:
-    return f"start a new run with `budget: {minutes}m`."
+    return finding("measure-longer", what=what, num_minutes=minutes, weight=1)
 
 
 MUCH_LONGER = 1.1
@@ -156,7 +148,7 @@ def launches_s(run: RunDir) -> dict[str, float]:
     }
 
 
-def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
+def budget_notes(run: RunDir, plan: Plan) -> tuple[Finding, ...]:
     """The part of the budget that launches took, and for what."""
     launches = {planned_launch(name) for name, log in run.read_all_events().items() if log}
     if plan.budget_s is None or not launches:
@@ -172,10 +164,11 @@ def budget_notes(run: RunDir, plan: Plan) -> tuple[str, ...]:
     once = {launch.id for launch in plan.launches if launch.repetition == 0}
     is_over = launches <= once and total_s > MUCH_LONGER * budget_s
     why = f" Each variant was launched once, though {format_duration(budget_s)} are too short for it."
-    return (f"{of}: {', '.join(parts)}.{why if is_over else ''}" if len(parts) > 1 else f"{of}.",)
+    text = f"{of}: {', '.join(parts)}.{why if is_over else ''}" if len(parts) > 1 else f"{of}."
+    return (finding("budget-spent", found=text.removesuffix(".")),)
 
 
-def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:
+def memory_notes(results: Sequence[VariantResult]) -> tuple[Finding, ...]:
     """Which variants take less memory than all that are faster, where there is a choice."""
     front = pareto_front(results)
     if len(front) < 2:
@@ -184,50 +177,55 @@ def memory_notes(results: Sequence[VariantResult]) -> tuple[str, ...]:
     others = sum(is_ranked(one) for one in results) - len(front)
     rest = " Every other variant is slower than one of these without clearly saving memory." if others else ""
     replicas = "".join(f" {text}" for text in peak_of_replicas(results))
-    return (f"Trade-off between time and memory (estimates): {', '.join(named)}.{rest}{replicas}",)
+    text = f"Trade-off between time and memory (estimates): {', '.join(named)}.{rest}{replicas}"
+    return (finding("memory-trade-off", found=text.removesuffix(".")),)
 
 
-def few_rounds_notes(comparison: Comparison, measured: Mapping[str, Measured]) -> tuple[str, ...]:
-    """Why rows of the table are inconclusive, unless the headline says it; of launches other notes speak."""
+def few_rounds_notes(comparison: Comparison, measured: Mapping[str, Measured]) -> tuple[Finding, ...]:
+    """Why rows of the table are inconclusive, unless the answer has that cause; of launches others speak."""
+    said = {each.figures["why"] for each in comparison.findings if each.code == "too-few"}
     group = measured[comparison.baseline].group
     rows = [(one, one.vs_baseline) for one in comparison.variants if measured[one.id].group == group]
     named: dict[str, list[str]] = {}
     for one, row in rows:
-        if row is not None and row.why and row.why not in comparison.headline:
+        if row is not None and row.why and row.why not in said:
             named.setdefault(row.why, []).append(variant_label(one))
     return tuple(
-        f"{first_of(names, MOST_OPEN)} {'has' if len(names) == 1 else 'have'} no verdict against the "
-        f"baseline: {why}."
-        for why, names in named.items()
+        finding("no-verdict", who=first_of(names, MOST_OPEN), why=why) for why, names in named.items()
     )
 
 
-def restart_notes(run: RunDir) -> tuple[str, ...]:
+def restart_notes(run: RunDir) -> tuple[Finding, ...]:
     """That launches were started again, and after what."""
     reasons = [restart.reason for restart in run.read_restarts()]
     if not reasons:
         return ()
-    return (f"{plural(len(reasons), 'restart')} after a failure: {'; '.join(dict.fromkeys(reasons))}",)
+    return (
+        finding(
+            "restarted",
+            what=f"{plural(len(reasons), 'restart')} after a failure",
+            reasons="; ".join(dict.fromkeys(reasons)),
+        ),
+    )
 
 
-def quiet_notes(run: RunDir) -> tuple[str, ...]:
+def quiet_notes(run: RunDir) -> tuple[Finding, ...]:
     """How long launches waited for other programs to leave the cores, and how many did in vain."""
     waits = run.read_waits()
     if not waits:
         return ()
-    waited = format_duration(sum(wait.waited_s for wait in waits))
-    in_vain = sum(not wait.is_quiet for wait in waits)
-    found = f"{in_vain} of {plural(len(waits), 'launch')} began under other load"
-    return (f"Launches waited {waited} in all for a quiet machine; {found}.",)
+    waited_s, in_vain = sum(wait.waited_s for wait in waits), sum(not wait.is_quiet for wait in waits)
+    return (finding("waited-for-quiet", waited_s=waited_s, in_vain=in_vain, num_launches=len(waits)),)
 
 
-def stall_notes(run: RunDir) -> tuple[str, ...]:
+def stall_notes(run: RunDir) -> tuple[Finding, ...]:
     """That launches completed no step for a while, which is in their times if they went on."""
     reasons = [stall.reason for stall in run.read_stalls()]
-    return (f"{plural(len(reasons), 'stall')}: {'; '.join(dict.fromkeys(reasons))}",) if reasons else ()
+    text = "; ".join(dict.fromkeys(reasons))
+    return (finding("restarted", what=plural(len(reasons), "stall"), reasons=text),) if reasons else ()
 
 
-def software_notes(run: RunDir, measured: Iterable[Measured]) -> tuple[str, ...]:
+def software_notes(run: RunDir, measured: Iterable[Measured]) -> tuple[Finding, ...]:
     """That launches ran with different software, in order, where a run was resumed after a change of it."""
     counting = {step.launch for one in measured for steps in one.steps.values() for step in steps}
     launches = [path.parent.name for path in sorted(run.path.glob("launches/*/launch.json"))]
@@ -243,19 +241,24 @@ def software_notes(run: RunDir, measured: Iterable[Measured]) -> tuple[str, ...]
         f"{plural(num, 'launch')} with {' and '.join(' '.join(item) for item in each if item in differing)}"
         for each, num in found.items()
     ]
-    return (f"The software has changed during this run: {', '.join(parts)}.",)
+    return (
+        finding("software-changed", found=f"The software has changed during this run: {', '.join(parts)}"),
+    )
 
 
-def _left_out(plan: Plan) -> list[str]:
-    return [f"Left out: {text}: {reason}" for text, reason in left_out_texts(plan.left_out)]
+def _left_out(plan: Plan) -> list[Finding]:
+    return [
+        finding("plan-note", note=f"left out: {text}: {reason}")
+        for text, reason in left_out_texts(plan.left_out)
+    ]
 
 
-def _lost_baseline(baseline: Measured) -> str:
-    name, status = variant_label(baseline.variant), baseline.status.status
-    return f"The baseline {name} has the status {status}, so nothing is compared with it; choose another one."
+def _lost_baseline(baseline: Measured) -> Finding:
+    variant, status = baseline.variant, baseline.status.status
+    return finding("baseline-lost", variant.id, where=variant_label(variant), status=status)
 
 
-def _few_launches(baseline: Measured, name: str, others: list[Measured], more: str | None) -> list[str]:
+def _few_launches(baseline: Measured, name: str, others: list[Measured], more: str | None) -> list[Finding]:
     """Variants that run in other processes than the baseline, called `name`, need pairs of launches."""
     repetitions = set(baseline.logs)
     apart = [one for one in others if one.group != baseline.group and one.counts]
@@ -263,61 +266,80 @@ def _few_launches(baseline: Measured, name: str, others: list[Measured], more: s
     if not apart or min(pairs) >= MIN_LAUNCHES:
         return []
     few = [variant_label(one.variant) for one, num in zip(apart, pairs, strict=True) if num < MIN_LAUNCHES]
+    who = first_of(few, MOST_OPEN)
+    found = finding("few-launches", who=who, other=name, num_needed=MIN_LAUNCHES, num_pairs=min(pairs))
+    if more is None:
+        return [found]
     return [
-        f"Identical launches vary, so comparing {first_of(few, MOST_OPEN)} with {name} takes "
-        f"{MIN_LAUNCHES} pairs of launches (this run has {min(pairs)}){f': set {more}' if more else ''}."
+        finding("more-launches", num_pairs=f"{MIN_LAUNCHES} pairs of launches", setting=more, weight=1),
+        found,
     ]
 
 
-def _within(within: int, baseline: Measured, others: list[Measured], more: str | None) -> list[str]:
+def _within(within: int, baseline: Measured, others: list[Measured], more: str | None) -> list[Finding]:
     """The scope of verdicts between variants of the same launches, where these are few, and the remedy."""
     if not within or not any(one.group == baseline.group and one.counts for one in others):
         return []
     scope, remedy = scope_texts(within, more or "")
-    return [f"{scope} {remedy}" if more else scope]
+    return [finding("within-launches", found=(f"{scope} {remedy}" if more else scope).removesuffix("."))]
 
 
-def _within_launch(measured: Iterable[Measured]) -> list[str]:
+WITHIN_LAUNCH = (
+    "intervals of step times have 95 % confidence within one launch ({parts}); "
+    "other launches may differ by more"
+)
+
+
+def _within_launch(measured: Iterable[Measured]) -> list[Finding]:
     """The parts that the intervals of programs that ran once are made of."""
     once = [one for one in measured if one.variant.kind.runs_program and one.counts and len(one.logs) == 1]
     nums: dict[str, list[int]] = {}
     for within in map(within_launch, once):
         if len(within.parts_ms) > 1:
             nums.setdefault(within.name, []).append(len(within.parts_ms))
-    if not nums:
-        return []
     parts = [
         plural(found[0], name) if len(set(found)) == 1 else f"{min(found)} to {plural(max(found), name)}"
         for name, found in nums.items()
     ]
-    return [
-        f"Intervals of step times have 95 % confidence within one launch ({' or '.join(parts)}); "
-        "other launches may differ by more."
-    ]
+    return [finding("within-launches", found=WITHIN_LAUNCH.format(parts=" or ".join(parts)))] if parts else []
 
 
-def _other_batches(baseline: Measured, others: list[Measured]) -> list[str]:
+OTHER_BATCHES = "global batches differ, so variants are compared by their time per sample"
+
+
+def _other_batches(baseline: Measured, others: list[Measured]) -> list[Finding]:
     batch = baseline.variant.global_batch
     if all(one.variant.global_batch == batch for one in others):
         return []
-    return ["Global batches differ, so variants are compared by their time per sample."]
+    return [finding("plan-note", note=OTHER_BATCHES)]
 
 
-def alerts(results: Sequence[VariantResult]) -> list[str]:
-    """Warnings to read before any figure: a variant that trains another model is fast for no reason."""
-    return named_once(
-        [(one, one.gradient_warning) for one in results if one.gradient_warning is not None], len(results)
-    )
+def dangers(results: Sequence[VariantResult]) -> list[Finding]:
+    """Variants that train another model, or have no figures: to be read before any figure."""
+    wrong = [(one, "gradient-differs", one.gradient_warning) for one in results if one.gradient_warning]
+    ended = [(one, HOW_IT_ENDED[one.status]) for one in results if one.status in HOW_IT_ENDED]
+    failed = [
+        finding("variant-failed", one.id, where=variant_label(one), ended=how, reason=one.reason)
+        for one, how in ended
+        if any(is_ranked(each) for each in results)  # else the answer says it
+    ]
+    return [*named_once(wrong, len(results)), *failed]
 
 
-def named_once(said: Iterable[tuple[VariantResult, str]], num_variants: int) -> list[str]:
-    """Every text once, with the variants that it concerns unless it concerns all."""
-    concerned: dict[str, list[VariantResult]] = {}
-    for variant, text in said:
-        concerned.setdefault(text, []).append(variant)
+def named_once(said: Iterable[tuple[VariantResult, str, str]], num_variants: int) -> list[Finding]:
+    """Every text once, of a kind, with the variants that it concerns unless it concerns all."""
+    concerned: dict[tuple[str, str], list[VariantResult]] = {}
+    for variant, code, text in said:
+        concerned.setdefault((code, text), []).append(variant)
     return [
-        text if len(found) == num_variants else f"{', '.join(map(variant_label, found))}: {text}"
-        for text, found in concerned.items()
+        finding(
+            code,
+            found[0].id if len(found) == 1 else None,
+            of="" if len(found) == num_variants else f"{', '.join(map(variant_label, found))}: ",
+            found=text,
+            variants=tuple(one.id for one in found),
+        )
+        for (code, text), found in concerned.items()
     ]
 
 
@@ -325,24 +347,32 @@ FAR_FROM_MEDIAN = 1.5
 """From this multiple of a rank's median on, the report says why the step is longer."""
 
 
-def findings(measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float | None) -> tuple[str, ...]:
-    """Findings about a variant, in addition to the warnings of its launches and traces."""
+def findings(
+    measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float | None
+) -> tuple[tuple[str, str], ...]:
+    """Kinds and texts about a variant, in addition to the warnings of its launches and traces."""
     slowest = slowest_rank(ranks)
+    memory = [("memory-nearly-full", text) for text in full_memory(ranks)]
     if measured.finished and not measured.counts and measured.status.status != "ok":
-        return tuple(full_memory(ranks))  # the rest says nothing of why it failed
-    launches = fewer_steps(measured)
+        return tuple(memory)  # the rest says nothing of why it failed
+    launches = [("trace-warning", text) for text in fewer_steps(measured)]
     if slowest is None or step_ms is None:
-        return launches
+        return tuple(launches)
     longer = with_longest if measured.means else far_from_median
-    launches = (*launches, *longer(slowest.step_ms, step_ms))
+    launches += [("trace-warning", text) for text in longer(slowest.step_ms, step_ms)]
     if slowest.span_ms and is_far_from_timed(slowest.span_ms, step_ms):
-        launches = (*launches, TRACED_FAR)
+        launches.append(("traced-differ", TRACED_FAR))
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
     strategy = STRATEGIES[measured.variant.strategy]
     found = disagreement(slowest.exposed_comm_ms, interval, step_ms, strategy.has_buckets)
     has_group = NO_GROUP not in measured.facts.warnings
-    alone = [NEVER_COMMUNICATE] if has_group and never_communicate(measured, ranks) else []
-    return (*launches, *full_memory(ranks), *([found] if found else []), *alone)
+    alone = has_group and never_communicate(measured, ranks)
+    return (
+        *launches,
+        *memory,
+        *([("trace-warning", found)] if found else []),
+        *([("never-communicates", NEVER_COMMUNICATE)] if alone else []),
+    )
 
 
 NEVER_COMMUNICATE = (

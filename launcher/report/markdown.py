@@ -8,7 +8,8 @@ from gpurun.launcher.compare.gate import NOT_SLOWER, SLOWER, percent_text
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.report.footnotes import fact_lines, warning_lines
+from gpurun.launcher.findings.finding import Screen, screen_of
+from gpurun.launcher.report.footnotes import detail_lines
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.changes import bounds_note, gate_cells, gate_header
 from gpurun.launcher.report.terminal.curves import (
@@ -30,16 +31,20 @@ NEW_LINE = "  \n"
 def summary_markdown(comparison: Comparison) -> str:
     """Summary sentence, a table of all variants in the order of the terminal's, notes and warnings."""
     ranked, unranked = by_rank(comparison)
-    answer = NEW_LINE.join(
-        (f"**{escape(comparison.headline)}**", *map(escape, comparison.details.splitlines()))
-    )
-    first = [f"**! {escape(alert)}**\n" for alert in comparison.alerts]
+    screen = screen_of(comparison.findings, len(comparison.findings))
+    answer = NEW_LINE.join((f"**{escape(comparison.headline)}**", *map(escape, lines_after(screen))))
+    first = [f"**! {escape(text)}**\n" for text in screen.dangers]
     curves = [line.plain for line in curve_lines(comparison)] if is_of_curves(comparison) else []
     table = _indented(curves) if curves else _table([*ranked, *unranked])
-    lines = [*first, answer, "", *table, ""]
-    lines += [f"- {escape(line)}" for line in (*fact_lines(comparison), *warning_lines(comparison.variants))]
+    lines = [answer, "", *first, *table, ""]
+    lines += [f"- {escape(line)}" for line in detail_lines(comparison)]
     found = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]
     return "\n".join([*lines, *_indented(found)])
+
+
+def lines_after(screen: Screen) -> list[str]:
+    """`Why: …` and `Next: …`, after the answer."""
+    return [f"{title}: {text}." for title, text in screen.lines[1:]]
 
 
 def _indented(lines: Sequence[str]) -> list[str]:
@@ -92,13 +97,14 @@ def gate_markdown(comparison: Comparison, gate: Gate, versions: str) -> str:
     cells = [header, ("---",) * len(header), *map(gate_cells, gate.rows)]
     rows = ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in cells]
     rows[1] = rows[1].replace("\\", "")
-    warnings = [f"- ⚠ {escape(line)}" for line in warning_lines(comparison.variants)]
+    screen = screen_of(comparison.findings, len(comparison.findings))
+    warnings = [f"- ⚠ {escape(each.sentence)}" for each in screen.details if each.variant]
     answer = f"{MARKS.get(gate.outcome, '❔')} **{escape(gate.headline)}**"
     details = [escape(line) for line in gate.details]
     parts = [
-        *(f"⚠ **{escape(alert)}**" for alert in comparison.alerts),
         answer,
         " ".join(details),
+        *(f"⚠ **{escape(text)}**" for text in screen.dangers),
         "\n".join(warnings),
         "\n".join(rows),
         escape(versions),

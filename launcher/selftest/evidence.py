@@ -41,6 +41,8 @@ class RanJob:
     """The finding where a rank slept."""
     steps: Mapping[str, Mapping[int, tuple[StepRecord, ...]]] = field(default_factory=dict)
     """The steps that ranks of programs recorded, by variant and rank."""
+    short_traces: frozenset[str] = frozenset()
+    """Variants whose traced steps are far shorter than the timed ones."""
     logs: str = ""
     """The ends of its ranks' logs, where traces have no work in them."""
 

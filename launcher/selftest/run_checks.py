@@ -8,7 +8,6 @@ from itertools import accumulate, combinations
 from math import isfinite
 from pathlib import Path
 
-from gpurun.launcher.compare.figures.traced import TRACED
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.jobfile.load import job_text
@@ -215,7 +214,8 @@ def traces(seen: Evidence) -> Finding:
     measured = [each for each in seen.job(TRAINING).variants if each.status in MEASURED]
     if not measured:
         return skipped("no strategy could be measured")
-    wrong = [text for each in measured for text in _untraced(each)]
+    short = seen.job(TRAINING).short_traces
+    wrong = [text for each in measured for text in _untraced(each, each.id in short)]
     if wrong and any(words in seen.job(TRAINING).logs for words in PROFILER_IN_USE):
         return failed(
             f"{wrong[0]}: another profiler is in use", "end Nsight, DCGM profiling or ncu on this machine"
@@ -224,10 +224,10 @@ def traces(seen: Evidence) -> Finding:
     return judged(wrong, f"work on every rank{matched}")
 
 
-def _untraced(variant: VariantResult) -> list[str]:
-    """The parts that the traces of a variant lack."""
+def _untraced(variant: VariantResult, are_short: bool) -> list[str]:
+    """The parts that the traces of a variant lack; nothing where its traced steps are far too short."""
     name = variant_label(variant)
-    if any(text.startswith(f"{TRACED}of rank") for text in variant.warnings):
+    if are_short and not any(rank.span_ms for rank in variant.ranks):
         return []  # of far shorter steps than the timed ones, under other load: no figures, but work
     lacking = [
         f"{name}: the trace of rank {rank.rank} has no work in it"

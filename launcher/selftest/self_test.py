@@ -180,6 +180,11 @@ def ran_job(finished: Finished) -> RanJob:
         log=str(run.path / lost[0].log) if lost and lost[0].log else None,
         hangs=tuple(read_json(path, Hang).headline for path in sorted(run.path.glob("launches/*/hang.json"))),
         steps={each.id: steps_of(run, each.id) for each in finished.comparison.variants},
+        short_traces=frozenset(
+            each.variant
+            for each in finished.comparison.findings
+            if each.code == "traced-differ" and each.variant is not None
+        ),
         logs="".join(log_tail(path) for path in sorted(run.path.glob("launches/*/log/rank*.log"))),
     )
 

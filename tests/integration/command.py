@@ -70,6 +70,11 @@ def gpurun(
     return Result(done.returncode, done.stdout, done.stderr, directory)
 
 
+def answer_of(result: Result) -> str:
+    """The answer in the JSON that a command has printed."""
+    return str(result.json["findings"][0]["text"])
+
+
 def write(directory: Path, name: str, text: str) -> Path:
     """A file with `text`, dedented."""
     path = directory / name

@@ -143,7 +143,6 @@ def result(run: RunDir, case: Case, variant_id: str, on_gpu: bool) -> VariantRes
         gradient_error=None,
         gradient_reference=None,
         exposed_comm_ms=ranks[0].exposed_comm_ms,
-        warnings=traced.warnings,
         ranks=ranks,
     )
 

@@ -18,11 +18,11 @@ from gpurun.launcher.cli.output import print_comparison, say_if_large, warn
 from gpurun.launcher.errors import MachineError, Problem, SpecError, no_directory
 
 
-def print_table(comparison: Any, run: Any) -> None:
+def print_table(comparison: Any, run: Any, details: bool = False) -> None:
     """The table, and the lines that put the fastest uneven split into a training script, if there is one."""
     from gpurun.launcher.report.snippet import lines_to_paste
 
-    print_comparison(comparison, run, as_json=False)
+    print_comparison(comparison, run, as_json=False, details=details)
     if text := lines_to_paste(comparison):
         click.echo(f"\n{text}")
 
@@ -104,6 +104,7 @@ def keep_if_other(comparison: Any, run: Any) -> None:
     help=f"{', '.join(FORMATS)}: one or several, separated by commas.",
 )
 @json_option
+@click.option("--details", is_flag=True, help="Below the table, show all that was found.")
 @click.option(
     "--with-host",
     is_flag=True,
@@ -115,7 +116,9 @@ def keep_if_other(comparison: Any, run: Any) -> None:
     metavar="FILE.html",
     help="The file that html writes instead of RUN/report.html.",
 )
-def report(run: Path, formats: str, as_json: bool, with_host: bool, output: Path | None) -> None:
+def report(
+    run: Path, formats: str, as_json: bool, details: bool, with_host: bool, output: Path | None
+) -> None:
     """Show the results of a run again, without running anything. If an uneven split is ahead, also print
     the code to use it in a training script.
 
@@ -145,6 +148,7 @@ def report(run: Path, formats: str, as_json: bool, with_host: bool, output: Path
     problems: list[Problem | str] = []
     for name in names:
         keep: dict[str, Any] = {"with_host": with_host} if name in FOR_OTHERS else {}
+        keep |= {"details": details} if name == "table" else {}
         try:
             FORMATS[name](comparison, found, **keep, **({"output": output} if name == "html" else {}))
         except MachineError as error:  # the other formats are made all the same
@@ -208,3 +212,36 @@ def metrics(run: Path, port: int) -> None:
     with refreshed(run, warn), metrics_server(run, port) as server:
         click.echo(f"OpenMetrics: http://127.0.0.1:{server.port}{PATH}  (Ctrl-C ends it)")
         server.serve_forever()
+
+
+@click.command()
+@click.argument("code", required=False)
+@json_option
+def explain(code: str | None, as_json: bool) -> None:
+    """Explain a finding: what it means, how it is decided, and what to do. Without a CODE, list all.
+
+    `gpurun report RUN --json` has the code of each finding.
+
+    Example: gpurun explain waits-for-larger-batch
+    """
+    from difflib import get_close_matches
+
+    from gpurun.launcher.cli.output import line_width, show_json
+    from gpurun.launcher.findings.finding_kinds import KINDS, LABELS, explained
+    from gpurun.launcher.report.terminal.grid import wrap
+
+    if code is not None and code not in KINDS:
+        near = get_close_matches(code, KINDS, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise SpecError(f"{code} is no finding: {meant}`gpurun explain` lists all")
+    found = explained([code] if code else KINDS)
+    if as_json:
+        show_json({"schema": 1, "findings": found})
+    elif code is None:
+        longest = max(map(len, KINDS))
+        click.echo("\n".join(f"{each.code:<{longest}}  {each.level:<6}  {each.means}" for each in found))
+    else:
+        (entry,) = found
+        click.echo(f"{entry.code} ({entry.level})")
+        for name, label in LABELS.items():
+            click.echo("\n".join(["", *wrap(f"{label}: {getattr(entry, name)}", line_width())]))

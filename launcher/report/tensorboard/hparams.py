@@ -14,6 +14,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, Sessi
 
 from gpurun.launcher.compare.label import split_label, value_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.report.markdown import NEW_LINE
 from gpurun.launcher.report.metrics import METRICS, figures_of
@@ -27,7 +28,10 @@ def experiment_value(comparison: Comparison) -> Summary.Value:
     known = {metric.key for metric in figures_of(comparison.variants)}
     experiment = api_pb2.Experiment(
         description=NEW_LINE.join(
-            (*(f"! {alert}." for alert in comparison.alerts), *comparison.summary.splitlines())
+            (
+                *comparison.summary.splitlines(),
+                *(f"! {text}." for text in screen_of(comparison.findings).dangers),
+            )
         ),
         hparam_infos=[_column(name, [row[name] for row in rows if name in row]) for name in names],
         metric_infos=[

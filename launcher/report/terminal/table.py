@@ -14,8 +14,9 @@ from gpurun.launcher.compare.figures.ranks import slowest_rank
 from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
+from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.jobfile.device_values import node_bounds
-from gpurun.launcher.report.footnotes import fact_lines, warning_lines
+from gpurun.launcher.report.footnotes import detail_lines, measured_line
 from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms
 from gpurun.launcher.report.phases import timed_parts
 from gpurun.launcher.report.terminal.changes import gate_table
@@ -38,6 +39,7 @@ from gpurun.launcher.report.terminal.layout import (
     uncertainty_text,
     verdict_text,
 )
+from gpurun.launcher.units import plural
 
 
 @dataclass(frozen=True)
@@ -147,29 +149,58 @@ def render_table(
     has_colour: bool = True,
     in_progress: str | None = None,
     above: tuple[str, ...] = (),
+    details: bool = False,
 ) -> str:
     """The whole report for a terminal of `width` columns; `plain` is for a file or a pipe.
 
     `run_path` is the run directory as a person would type it, for the paths of logs and the last commands.
     `in_progress` says that a command works on the run now. `above` are messages about failures that the same
-    reader has just read.
+    reader has just read. `details` shows all that was found.
     """
     page = Page(width, plain, run_path, in_progress, has_colour, above)
-    first = [Text.assemble(("! ", "red"), Text(alert, "bold")) for alert in comparison.alerts]
-    return to_string([*first, *([Text()] if first else []), *_body(comparison, page)], page)
+    parts = [first_screen(comparison, page), _body(comparison, page), footer(comparison, page, details)]
+    lines = [line for part in parts if part for line in (*part, Text())]
+    return to_string(lines[:-1], page)
+
+
+def first_screen(comparison: Comparison, page: Page) -> list[Text]:
+    """The answer, why, and what to do next; then dangers."""
+    screen = screen_of(comparison.findings)
+    indent = max([len("Fastest"), *(len(title) for title, _ in screen.lines)]) + GAP
+    lines = []
+    for number, (title, text) in enumerate(screen.lines):
+        first, *more = _wrapped(text, indent, page)
+        lines.append(Text.assemble((title.ljust(indent), "dim"), (first, "bold" if number == 0 else "")))
+        lines += [Text(f"{'':{indent}}{line}", "bold" if number == 0 else "") for line in more]
+    dangers = list(screen.dangers)
+    if not comparison.complete:
+        dangers.append(page.in_progress or incomplete_text(comparison, page.run))
+    for text in dangers:
+        first, *more = _wrapped(text, GAP, page)
+        lines += [Text.assemble(("! ", "red"), first), *(Text(f"  {line}") for line in more)]
+    return lines
+
+
+def _wrapped(text: str, indent: int, page: Page) -> list[str]:
+    """The text in lines that fit next to an indent; one line in a pipe."""
+    room = max(page.width - indent, MIN_TEXT)
+    return [text] if page.plain else textwrap.wrap(text, room, break_on_hyphens=False) or [""]
+
+
+MIN_TEXT = 20
+"""Columns for a text, however narrow the terminal is."""
 
 
 def _body(comparison: Comparison, page: Page) -> list[Text]:
-    """The table, and what is read below it."""
+    """The table with its legend."""
     width, plain = page.width, page.plain
     if is_of_curves(comparison):
-        return [*curve_lines(comparison), Text(), *footer(comparison, page)]
+        return curve_lines(comparison)
     ranked, unranked = by_rank(comparison)
     names = _name_columns([*ranked, *unranked])
     figures = _figure_columns(ranked)
     bars = parts_of(ranked)
-    wanted = figures
-    figures = wanted if plain else _fitting(names, wanted, width, any(bars))
+    figures = figures if plain else _fitting(names, figures, width, any(bars))
     drawn = _bar_column(bars, width - total_width(names + figures), plain)
     lines = (
         [Text(line) for line in (*gate_table(comparison.gate, page.line_width), "")]
@@ -185,14 +216,9 @@ def _body(comparison: Comparison, page: Page) -> list[Text]:
             shown = replace(shown, reason=SEE_ABOVE if is_alone else shown.reason, log=None)
         lines += _unranked_lines(shown, row_line(names, row), names, figures, page)
         before = variant
-    lines.append(Text())
     if drawn:
         lines.append(Text.assemble(("Bars: ", "dim"), bar_legend(bars, plain)))
-    lines += [Text(f"{column.header}: {column.legend}", "dim") for column in figures if column.legend]
-    has_bars = any(bars) and not drawn
-    hidden = [column.header for column in wanted if column not in figures]
-    lines += _hidden_line([*hidden, *([BAR_HEADER] if has_bars else [])])
-    return [*lines, *footer(comparison, page)]
+    return lines + [Text(f"{column.header}: {column.legend}", "dim") for column in figures if column.legend]
 
 
 def _name_columns(variants: Sequence[VariantResult]) -> list[Column]:
@@ -252,12 +278,6 @@ def _bar_column(bars: Sequence[Sequence[Part]], room: int, plain: bool) -> list[
     return [Column(BAR_HEADER, tuple(draw_bar(parts, cells, full_ms, plain) for parts in bars))]
 
 
-def _hidden_line(headers: Sequence[str]) -> list[Text]:
-    """The line about what a narrow terminal hides."""
-    text = f"Columns left out: {', '.join(headers)}. A wider terminal or a pipe shows them."
-    return [Text(text, "dim")] if headers else []
-
-
 def _ranked_lines(ranked: Sequence[VariantResult], columns: list[Column], fastest: str | None) -> list[Text]:
     lines = [header_line(columns)] if ranked else []
     for row, variant in enumerate(ranked):
@@ -308,20 +328,16 @@ def _reason_lines(variant: VariantResult, indent: int, page: Page) -> list[str]:
     return textwrap.wrap(reason, room, max_lines=REASON_LINES, placeholder=" …")
 
 
-def footer(comparison: Comparison, page: Page) -> list[Text]:
-    """The lines in the order in which they are read; what doesn't apply has no line."""
-    found = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]
-    notes = [Text(note) for note in (*found, *fact_lines(comparison))]
-    warnings = [Text.assemble(("! ", "yellow"), warning) for warning in warning_lines(comparison.variants)]
-    if not comparison.complete:
-        warnings.append(
-            Text.assemble(("! ", "yellow"), page.in_progress or incomplete_text(comparison, page.run))
-        )
-    answer = [Text(comparison.headline, "bold"), *map(Text, comparison.details.splitlines())]
-    above = [*notes, *warnings]
-    lines = [*above, *([Text()] if above else []), *answer]
-    has_figures = any(one.step_ms or one.probe for one in comparison.variants)
-    return lines if page.run is None else [*lines, *_more_lines(page.run, page, has_figures)]
+def footer(comparison: Comparison, page: Page, details: bool = False) -> list[Text]:
+    """How it was measured, and what else there is, a line for each; or all of it."""
+    found = [Text(text) for text in detail_lines(comparison)]
+    tables = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]
+    if details:
+        return [*map(Text, tables), *([Text()] if tables and found else []), *found]
+    measured = measured_line(comparison)
+    lines = [Text(f"Measured: {measured}", "dim")] if measured else []
+    num = len(found) + bool(tables)
+    return lines if page.run is None else [*lines, *_more_lines(page.run, num, comparison)]
 
 
 def incomplete_text(comparison: Comparison, run: str | None) -> str:
@@ -340,16 +356,9 @@ def incomplete_text(comparison: Comparison, run: str | None) -> str:
     return f"This run is not complete: {advice}."
 
 
-def _more_lines(run: str, page: Page, has_figures: bool) -> list[Text]:
-    """The commands that show more of the same run; below each other where one line is too short.
-
-    Without figures there is nothing to view; then the logs are the place to look.
-    """
-    first = f"gpurun view {run}" if has_figures else f"gpurun logs {run}"
-    label, *commands = "More:  ", first, f"gpurun report {run} --format json"
-    line = "   ·   ".join(commands)
-    if page.plain or len(label + line) <= page.width:
-        return [Text.assemble((label, "dim"), line)]
-    return [
-        Text.assemble((label if i == 0 else " " * len(label), "dim"), part) for i, part in enumerate(commands)
-    ]
+def _more_lines(run: str, num_details: int, comparison: Comparison) -> list[Text]:
+    """The commands that show more of the same run. Without figures there is nothing to view, but logs."""
+    has_figures = any(one.step_ms or one.probe for one in comparison.variants)
+    more = [f"{plural(num_details, 'detail')}: gpurun report {run} --details"] if num_details else []
+    more.append(f"picture: gpurun view {run}" if has_figures else f"logs: gpurun logs {run}")
+    return [Text("; ".join(more), "dim")]

@@ -72,7 +72,7 @@ def _without_figures(listed: Listed, plan: Plan, now: str) -> str | None:
         return None
     if now == "running":
         return NOT_RANKED_YET
-    return nothing_measured(plan, complete=now == "done")
+    return nothing_measured(plan, complete=now == "done").headline
 
 
 LaunchEvents = Sequence[tuple[Launch, Sequence[Event]]]

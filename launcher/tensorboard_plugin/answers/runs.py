@@ -11,9 +11,11 @@ from typing import Any, Literal
 from gpurun.launcher.compare.figures.ranks import slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.machine.accelerators import recorded_gpus
 from gpurun.launcher.plan.model import Variant
-from gpurun.launcher.report.footnotes import fact_lines, warning_lines
+from gpurun.launcher.report.footnotes import detail_lines
+from gpurun.launcher.report.markdown import lines_after
 from gpurun.launcher.report.metrics import PARTS, answer_figures, described, figures_of
 from gpurun.launcher.report.phases import PHASES, timed_parts
 from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE, curve_tables
@@ -164,9 +166,8 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
         "host": {**host, "gpus": recorded_gpus(host)} if "gpus" in host else host,
         "system": system_line(host, comparison),
         **_conclusion(listed, comparison),
-        "alerts": comparison.alerts if comparison and comparison.is_current else [],
-        "facts": fact_lines(comparison) if comparison else [],
-        "warnings": warning_lines(comparison.variants) if comparison else [],
+        "alerts": dangers(comparison) if comparison and comparison.is_current else [],
+        "facts": detail_lines(comparison) if comparison else [],
         "knee": {"some": KNEE, "none": NO_KNEE},
         "compare": comparison.variants[0].kind.example if comparison and comparison.variants else None,
         "bars": {
@@ -192,7 +193,13 @@ def _conclusion(listed: Listed, comparison: Comparison | None) -> dict[str, str 
             "headline": OTHER,
             "details": f"`gpurun report {path}` compares them with this version.",
         }
-    return {"headline": comparison.headline, "details": comparison.details}
+    after = lines_after(screen_of(comparison.findings))
+    return {"headline": comparison.headline, "details": "\n".join(after)}
+
+
+def dangers(comparison: Comparison) -> tuple[str, ...]:
+    """Sentences to read before any figure."""
+    return screen_of(comparison.findings, len(comparison.findings)).dangers
 
 
 def steps_answer(run: RunDir | Listed, chosen: Sequence[str]) -> dict[str, Any]:
@@ -222,8 +229,8 @@ def variants(listed: Listed, comparison: Comparison | None) -> list[dict[str, An
                 "curve_tables": curve_tables(each, is_alone=len(comparison.variants) == 1),
                 "cost_sentences": cost_sentences(each, comparison.variants),
                 "step_sentence": step_sentence(each),
-                "far_note": far_note(each),
-                "untraced": untraced(each),
+                "far_note": far_note(each, comparison),
+                "untraced": untraced(each, comparison),
                 "slowest_rank": slowest.rank if (slowest := slowest_rank(each.ranks)) else None,
                 "timed_parts": _timed_parts(each),
             }

@@ -13,7 +13,6 @@ from gpurun.launcher.compare.causes import (
     why_slower,
 )
 from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank
-from gpurun.launcher.compare.figures.traced import TRACED
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.report.metrics import parts_ms
@@ -49,7 +48,8 @@ NAMED_FROM = 0.005
 def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
     """The sentence next to a variant's bars, in ms of its traced steps; `None` without traces."""
     best = next((each for each in comparison.variants if each.id == comparison.first), None)
-    text = why_slower(variant, best) if best is not None and best.id != variant.id else None
+    loss = why_slower(variant, best) if best is not None and best.id != variant.id else None
+    text = loss_text(loss, variant) if loss else None
     return _sentence(text or _largest_loss(variant) or _all_compute(variant))
 
 
@@ -106,10 +106,16 @@ def _traced_parts(rank: RankFigures) -> Mapping[str, float]:
     return {name: max(0.0, ms) for name, ms in parts_ms(rank).items()} if rank.span_ms else {}
 
 
-def untraced(variant: VariantResult) -> str | None:
+def untraced(variant: VariantResult, comparison: Comparison) -> str | None:
     """Why a program that was to be traced has no trace; `None` of other variants."""
-    found = next((warning for warning in variant.warnings if warning.startswith(NO_TRACE)), None)
+    found = _noticed("worker-warning", variant, comparison, NO_TRACE)
     return _sentence(found.removeprefix(NO_TRACE)) if found else None
+
+
+def _noticed(code: str, variant: VariantResult, comparison: Comparison, begins: str = "") -> str | None:
+    """The text of a kind of finding about a variant, which begins so; `None` without one."""
+    about = (str(each.figures["found"]) for each in comparison.about(variant.id) if each.code == code)
+    return next((text for text in about if text.startswith(begins)), None)
 
 
 def difference_interval(variant: VariantResult) -> str:
@@ -118,9 +124,9 @@ def difference_interval(variant: VariantResult) -> str:
     return f"± {text}" if text and " " not in text else text
 
 
-def far_note(variant: VariantResult) -> str | None:
-    """The report's warning that traced steps aren't like those that rank the variant; `None` without one."""
-    found = next((text for text in variant.warnings if text.startswith(TRACED)), None)
+def far_note(variant: VariantResult, comparison: Comparison) -> str | None:
+    """The report's finding that traced steps aren't like those that rank the variant; `None` without one."""
+    found = _noticed("traced-differ", variant, comparison)
     return f"{variant_label(variant)}: {found}." if found else None
 
 

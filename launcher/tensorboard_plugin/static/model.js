@@ -47,7 +47,7 @@ export class Run {
   /** Those with figures, fastest first; in the plan's order where they can't be ranked. */
   get ranked() {
     const ranked = this.variants.filter((variant) => variant.isRanked);
-    if (this.comparison?.interference?.length && this.comparison.leader == null) return ranked;
+    if (this.comparison?.findings[0]?.code === 'not-ranked') return ranked;
     return ranked.sort((a, b) => a.sortKey - b.sortKey || (a.stepMs ?? 0) - (b.stepMs ?? 0));
   }
 

@@ -38,7 +38,6 @@ interface RunAnswer {
   details: string | null;
   alerts: string[];
   facts: string[];
-  warnings: string[];
   knee: KneeSentences;
   /** A line of the job file that makes a second variant. */
   compare: string | null;
@@ -124,6 +123,14 @@ interface Problem {
   message: string;
 }
 
+/** One statement of a report. */
+interface Finding {
+  code: string;
+  level: 'answer' | 'danger' | 'cause' | 'remedy' | 'detail';
+  text: string;
+  variant: string | null;
+}
+
 interface Comparison {
   baseline: string;
   ci_level: number | null;
@@ -131,9 +138,8 @@ interface Comparison {
   variants: VariantResult[];
   fastest: string | null;
   leader: string | null;
-  summary: string;
   batch_curves: BatchCurve[];
-  interference: string[];
+  findings: Finding[];
   search: SearchResult | null;
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpurun.launcher.compare.figures.ranks import RankFigures
 from gpurun.launcher.compare.figures.traced import TRACED_FAR
 from gpurun.launcher.compare.size_curves import Curve, CurvePoint, ProbeResult
+from gpurun.launcher.findings.finding import finding
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.claim import Running, boot_id
 from gpurun.launcher.rundir.control import start_ticks
@@ -27,9 +28,9 @@ def write_hostile(path: Path) -> RunDir:
     first = variant(
         "ddp", (32, 32), 60.0, varied={"params": MARKUP}, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]
     )
-    first = replace(first, warnings=(TRACED_FAR,))
     second = variant("dp", (32, 32), 0.0, status="failed", reason=MARKUP)
-    run = write_comparison(path, MARKUP, [first, second], headline=MARKUP)
+    far = finding("traced-differ", first.id, of="", found=TRACED_FAR, variants=(first.id,))
+    run = write_comparison(path, MARKUP, [first, second], headline=MARKUP, findings=(far,))
     write_traces(run.variant(first.id), [40.0], num_steps=2, kernels_per_step=8)
     trace = run.trace(first.id, 0)
     text = gzip.decompress(trace.read_bytes()).decode().replace("aten::addmm", MARKUP)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
 from gpurun.launcher.compare.figures.searched import search_result
-from gpurun.launcher.compare.headline import Conclusion, ranking_conclusion
+from gpurun.launcher.compare.headline import ranking_findings
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
     Comparison,
@@ -22,6 +22,7 @@ from gpurun.launcher.compare.model import (
 )
 from gpurun.launcher.compare.ranking import standings, time_per_sample
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint, DeviceCost, SplitCost
+from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
 from gpurun.launcher.rundir.records import Effect, SearchRecord, Status, TimeChange, TrialRecord, Unmeasured
 from tests.browser.samples.sample_traces import write_traces
@@ -82,7 +83,7 @@ def variant(
         vs_baseline=None if not measured else Difference(None, None, "baseline") if percent is None
         else Difference(percent, (percent - percent_half, percent + percent_half), verdict),
         scaling_efficiency=efficiency, gradient_error=1e-7 if measured else None, gradient_reference=None,
-        exposed_comm_ms=ExposedComm(), warnings=(), ranks=tuple(ranks),
+        exposed_comm_ms=ExposedComm(), ranks=tuple(ranks),
     )  # fmt: skip
 
 
@@ -111,6 +112,7 @@ def write_comparison(
     variants: Sequence[VariantResult],
     headline: str | None = None,
     batch_curves: Sequence[BatchCurve] = (),
+    findings: Sequence[Finding] = (),
 ) -> RunDir:
     """The run directory with what the reports read."""
     run = RunDir(path)
@@ -120,13 +122,16 @@ def write_comparison(
         (one for one in variants if one.vs_baseline and one.vs_baseline.verdict == "baseline"), variants[0]
     )
     ranking = standings(variants, ByMedian(variants))
-    nothing = "No variant could be measured, so none is fastest."
-    found = ranking_conclusion(ranking, base.id) if ranking else Conclusion(nothing)
-    conclusion = Conclusion(headline) if headline else found
+    found = (
+        ranking_findings(ranking, base.id)
+        if ranking
+        else (finding("not-measured", leader="no variant", ended="could be measured"),)
+    )
+    found = (finding("probe", found=headline),) if headline else found
     comparison = Comparison(
         schema=1, name=name, job={}, host=HOST, baseline=base.id, ci_level=0.95,
         noise=Noise(0.2, (-0.5, 0.9), None), variants=tuple(variants), fastest=best.id if best else None,
-        headline=conclusion.headline, summary=conclusion.summary, notes=(), complete=True, batch_curves=tuple(batch_curves),
+        complete=True, findings=ranked((*found, *findings)), batch_curves=tuple(batch_curves),
         conclusions=CONCLUSIONS,
     )  # fmt: skip
     write_json(run.comparison, comparison)

@@ -51,7 +51,7 @@ def test_a_tracker_that_fails_keeps_no_other_format_from_being_made(
     assert isinstance(ran.exception, MachineError)
     assert [str(problem).partition(" is not")[0] for problem in ran.exception.problems] == ["mlflow", "wandb"]
     assert (tmp_path / "run/report.html").exists()
-    assert json.loads(ran.stdout)["headline"]
+    assert json.loads(ran.stdout)["findings"][0]["text"]
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_a_comparison_is_logged_with_figures_tables_and_report(tmp_path: Path) -
     whole = runs.pop(f"{tmp_path.name}/run")
     assert (found["mlflow"]["name"], whole["user"]) == ("gpt-splits", "unknown")
     assert sorted(whole["files"]) == ["report.html", "summary.md"]
-    assert shown["headline"].partition(";")[0] in whole["tags"]["mlflow.note.content"]
+    assert shown["findings"][0]["text"].partition(";")[0] in whole["tags"]["mlflow.note.content"]
     assert {name: run["metrics"] for name, run in runs.items()} == {
         name: one["figures"] for name, one in variants.items()
     }
@@ -95,7 +95,7 @@ def test_a_comparison_is_logged_with_figures_tables_and_report(tmp_path: Path) -
 
     logged = found["wandb"]
     whole = logged.pop("comparison")
-    assert whole["notes"] == shown["summary"]
+    assert shown["findings"][0]["text"] in whole["notes"]
     assert whole["summary"]["report/_type"] == "html-file"
     assert whole["summary"]["variants/nrows"] == len(variants)
     for name, run in logged.items():

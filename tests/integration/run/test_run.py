@@ -51,7 +51,7 @@ def test_the_run_itself_ends_with_the_table_its_sentence_and_how_to_look_further
 ) -> None:
     said = canonical_run("splits").out
     assert "Bars: compute =" in said
-    assert json.loads((naps / "run" / "comparison.json").read_text())["summary"] in said
+    assert json.loads((naps / "run" / "comparison.json").read_text())["findings"][0]["text"] in said
     assert "gpurun view run" in said
 
 
@@ -65,7 +65,7 @@ def test_the_figures_are_those_of_the_formula(by_formula: Result) -> None:
     even, uneven = comparison["variants"]
     assert comparison["complete"]
     assert even["id"] == "ddp-2-even"
-    assert comparison["interference"] == []
+    assert "affected-by-load" not in [each["code"] for each in comparison["findings"]]
     assert comparison["fastest"] == "ddp-2-even"
     assert [rank["local_batch"] for rank in uneven["ranks"]] == [6, 2]
     assert even["step_ms"]["estimate"] == pytest.approx(25, rel=0.01)
@@ -161,7 +161,7 @@ def test_reports_come_from_the_run_directory_alone_and_without_torch(naps: Path,
     )
     assert done.returncode == 0, done.stderr
     comparison = json.loads((naps / "run" / "comparison.json").read_text())
-    assert comparison["summary"] in done.stdout
+    assert comparison["findings"][0]["text"] in done.stdout
 
 
 def test_json_is_the_comparison_with_its_figures(naps: Path) -> None:
@@ -190,7 +190,7 @@ def test_resuming_a_finished_run_measures_nothing(naps: Path, tmp_path: Path) ->
     result = gpurun(naps, "--resume", "run")
     assert result.code == 0, result.err
     assert (naps / "run" / "variants" / "ddp-2-even" / "rank0.jsonl").read_bytes() == steps
-    assert json.loads((naps / "run" / "comparison.json").read_text())["summary"] in result.out
+    assert json.loads((naps / "run" / "comparison.json").read_text())["findings"][0]["text"] in result.out
 
 
 def test_another_job_is_not_resumed(naps: Path) -> None:

@@ -14,10 +14,11 @@ from click.testing import Result
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.cli.output import check_steps
 from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import SpecError, VariantError
 from gpurun.launcher.run.open import check_free
 from gpurun.launcher.rundir.claim import claimed
-from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import Status
 from tests.unit.cli.click_runner import runner
 
@@ -44,7 +45,7 @@ def test_the_newest_run_is_first_with_its_conclusion(call: Callable[..., Result]
     lines = call().stdout.splitlines()
     assert [line.split()[0] for line in lines[1::2]] == [NEW, OLD]
     assert lines[2::2] == [
-        f"    {json.loads(Path(path, 'comparison.json').read_text())['headline']}" for path in (NEW, OLD)
+        f"    {read_json(Path(path, 'comparison.json'), Comparison).headline}" for path in (NEW, OLD)
     ]
     assert call(OLD).stdout.splitlines()[1].split()[0] == OLD
     assert call("runs/gpt/latest", "runs").stdout.count(NEW) == 1

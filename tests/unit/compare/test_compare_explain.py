@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.compare.causes import largest_loss, main_cause, remaining_loss, why_slower
+from gpurun.launcher.compare.causes import largest_loss, loss_text, main_cause, remaining, why_slower
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, disagreement
 from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
@@ -54,8 +54,14 @@ UNEVEN = variant("ddp-48-16", (48, 16), 60.2, rank(0, 48, 60.0), rank(1, 16, 48.
 TRACED = "(in traced steps)"
 
 
+def why_text(slower: VariantResult, faster: VariantResult) -> str:
+    loss = why_slower(slower, faster)
+    assert loss is not None
+    return loss_text(loss, slower)
+
+
 def test_the_rank_with_less_to_do_waits(wording: Wording) -> None:
-    wording(why_slower(UNEVEN, EVEN))
+    wording(why_text(UNEVEN, EVEN))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,7 @@ def test_the_steps_that_show_it_are_named(
     steps: TracedSteps | None, step_ms: float, wording: Wording
 ) -> None:
     slow = replace(UNEVEN, step_ms=StepTime(step_ms), traced_steps=steps)
-    wording(why_slower(slow, replace(EVEN, step_ms=StepTime(step_ms - 9))))
+    wording(why_text(slow, replace(EVEN, step_ms=StepTime(step_ms - 9))))
 
 
 def test_the_sentence_says_why(wording: Wording) -> None:
@@ -105,7 +111,7 @@ def test_a_baseline_that_loses_says_why_too(wording: Wording) -> None:
 def test_a_gpu_waits_for_the_host_as_long_as_timed_steps_do(traced_ms: float, wording: Wording) -> None:
     """As on an H100: a trace makes the host slower, and so only the GPU's wait for it longer."""
     one = replace(rank(0, 16, traced_ms, host=traced_ms - 4.83), device="cuda:0", step_ms=8.52, cpu_ms=None)
-    wording(remaining_loss(variant("single", (16,), 8.52, one)))
+    wording(*(each.text for each in remaining(variant("single", (16,), 8.52, one))))
 
 
 @pytest.mark.parametrize("part", ["input", "host"])
@@ -136,7 +142,7 @@ def test_what_only_traced_steps_may_lose_brings_no_advice(part: str, wording: Wo
 def test_other_causes(part: str, wording: Wording) -> None:
     work_ms = 50.0 if part == "transfer" else 65.0
     slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, work_ms, **{part: 15.0}) for i in (0, 1)))
-    wording(why_slower(slow, EVEN))
+    wording(why_text(slow, EVEN))
 
 
 @pytest.mark.parametrize("part", ["transfer", "memcpy", "input", "host"])
@@ -172,7 +178,7 @@ def test_with_one_ranks_trace_waiting_is_not_called_transfer() -> None:
     slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, 50.0, transfer=15.0) for i in (0, 1)))
     alone = replace(slow.ranks[0], wait_ms=None, transfer_ms=None)
     untraced = replace(slow.ranks[1], span_ms=None, exposed_comm_ms=ExposedComm())
-    said = why_slower(replace(slow, ranks=(alone, untraced)), EVEN)
+    said = why_text(replace(slow, ranks=(alone, untraced)), EVEN)
     spent = "rank 0 spends 15.0 of 65.0 ms on communication, or waiting for it, that nothing overlaps"
     assert said == f"{spent} {TRACED}"
 
@@ -254,7 +260,7 @@ RATIO = variant("ddp-46-18", (46, 18), 73.2, asleep(0, 46, 52.0, 21.2), asleep(1
 
 
 def test_a_rank_that_waits_for_the_slowest_is_named_where_the_cpu_is_the_work(wording: Wording) -> None:
-    wording(why_slower(RATIO, FIT))
+    wording(why_text(RATIO, FIT))
 
 
 def test_what_is_said_of_every_rank_holds_of_every_rank(wording: Wording) -> None:
@@ -290,7 +296,7 @@ def test_the_figure_of_every_rank_is_that_of_the_one_that_loses_least(
 
 def test_a_cause_seen_under_other_load_says_so(wording: Wording) -> None:
     queued = tuple(replace(one, queue_percent=40.0) for one in UNEVEN.ranks)
-    wording(why_slower(replace(UNEVEN, ranks=queued), EVEN))
+    wording(why_text(replace(UNEVEN, ranks=queued), EVEN))
 
 
 def test_without_cpu_time_nothing_is_said_to_be_python() -> None:
@@ -358,7 +364,7 @@ def test_compute_that_grew_on_all_ranks_is_named_with_its_reason(
     more = {"operators_ms": dict[str, float](), **more}  # type: ignore[dict-item]
     longer = tuple(replace(one, span_ms=60.0, compute_ms=60.0, **more) for one in ranks)  # type: ignore[arg-type]
     slow = variant("ddp-slow", (32, 32), 60.0, *longer)
-    wording(why_slower(slow, fast))
+    wording(why_text(slow, fast))
     assert why_slower(fast, slow) is None
 
 

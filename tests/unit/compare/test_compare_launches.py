@@ -20,6 +20,7 @@ from gpurun.launcher.rundir.records import Command, Event, Look, RoundTime, Stat
 from gpurun.launcher.stats.estimates import percent_interval, t_interval, wilcoxon_interval
 from gpurun.launcher.stats.sequential import launches_needed, levels
 from tests.known import known
+from tests.said import notes_of
 from tests.unit.compare import hand_made
 from tests.unit.compare.hand_made import (
     DP,
@@ -128,7 +129,7 @@ def test_few_launches_that_were_shared_say_what_holds_in_them(files: Files, word
     comparison = compare_run(files.run)
     assert comparison.unit == "round"
     wording(comparison.headline)
-    wording(comparison.notes)
+    wording(notes_of(comparison))
 
 
 def test_columns_of_a_row_agree_whatever_the_scatter(files: Files) -> None:
@@ -210,8 +211,9 @@ def test_five_pairs_of_launches_are_inconclusive_and_one_note_says_what_to_do(
     files.close(EVEN, status=baseline)
     comparison = compare_run(files.run)
     wording(comparison.headline)
-    note = f"comparing dp 32/32 with {name} takes 6 pairs of launches (this run has 5): set {more}."
-    assert sum(note in each for each in comparison.notes) == 1
+    note = f"comparing dp 32/32 with {name} takes 6 pairs of launches (this run has 5)."
+    assert sum(note in each for each in notes_of(comparison)) == 1
+    assert f"6 pairs of launches may decide it: set {more}." in notes_of(comparison)
     if baseline == "ok":
         dp = known(by_id(comparison)["dp-2-even"].vs_baseline)
         assert (dp.percent, dp.ci, dp.verdict) == (pytest.approx(100), None, "inconclusive")
@@ -225,8 +227,8 @@ def test_a_budget_for_one_launch_of_each_has_one_note_with_one_remedy(files: Fil
     comparison = compare_run(files.run)
     assert comparison.complete
     wording(comparison.headline)
-    wording(comparison.notes)
-    assert "\n".join(comparison.notes).count("budget") == 1
+    wording(notes_of(comparison))
+    assert "\n".join(notes_of(comparison)).count("budget") == 1
 
 
 def test_where_all_failed_nothing_is_said_of_launches_and_budget(files: Files) -> None:
@@ -239,7 +241,7 @@ def test_where_all_failed_nothing_is_said_of_launches_and_budget(files: Files) -
     append_lines(files.run.events(whole.launches[0].id, 0), [Event(0, "start"), Event(10**9, "build")])
     files.close(EVEN, UNEVEN, DP, status="failed", reason="no data")
     comparison = compare_run(files.run)
-    assert (comparison.complete, comparison.notes) == (True, ())
+    assert (comparison.complete, notes_of(comparison)) == (True, ())
 
 
 def test_only_launches_of_the_same_repetition_are_pairs(files: Files) -> None:
@@ -285,7 +287,7 @@ def test_the_budget_that_is_proposed_is_larger_than_the_one_that_was_spent(wordi
     """By chance a difference may be open after as many launches as mostly decide one of its size."""
     pair = OpenPair(UNEVEN.id, 5.0, (-0.1, 10.4), 8)
     (note,) = open_notes(splits_plan(budget_s=300.0), [pair], [Look(12, 1.0)], 290.0)
-    wording(note)
+    wording(note.text)
 
 
 @pytest.mark.parametrize("launches", [None, 8, 130])
@@ -293,7 +295,7 @@ def test_how_long_it_takes_to_decide_what_is_open(launches: int | None, wording:
     pair = OpenPair(UNEVEN.id, 5.0, (-22.1, 34.4), launches)
     close = OpenPair(EVEN.id, 9.0, (-1.0, 19.0), 20)
     notes = open_notes(splits_plan(budget_s=300.0), [pair, close], [Look(12, 1.0)], 290.0)
-    wording("\n".join(notes))
+    wording("\n".join(each.text for each in notes))
 
 
 @pytest.mark.parametrize("percent", [5.0, 0.4, 0.9999])
@@ -310,7 +312,7 @@ def test_launches_that_decide_a_difference(files: Files, percent: float, wording
     scatter = 100 * 0.06 * math.sqrt(6 / 5)
     decided_by = percent if percent >= 1 else 100 * (1.01 / ratio - 1)
     assert open_.launches == launches_needed(decided_by, scatter)
-    wording([note for note in comparison.notes if "separated" in note])
+    wording([note for note in notes_of(comparison) if "separated" in note])
 
 
 def test_what_no_budget_decides_has_no_larger_budget_next_to_it(files: Files, wording: Wording) -> None:
@@ -320,7 +322,9 @@ def test_what_no_budget_decides_has_no_larger_budget_next_to_it(files: Files, wo
     write_json(files.run.plan, replace(read_json(files.run.plan, Plan), budget_s=30.0))
     append_lines(files.run.looks, [Look(3, 1.0)])
     hand_made.add_load(files, UNEVEN, 30.0)
-    wording("\n".join(note for note in compare_run(files.run).notes if "erdict" in note or "budget" in note))
+    wording(
+        "\n".join(note for note in notes_of(compare_run(files.run)) if "erdict" in note or "budget" in note)
+    )
 
 
 def test_figures_of_ranks_are_of_the_same_steps(files: Files) -> None:

@@ -15,6 +15,7 @@ from gpurun.launcher.plan.model import Launch, Variant
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.records import Event, StepRecord
 from tests.known import known
+from tests.said import notes_of, warnings_of
 from tests.unit.compare import hand_made
 from tests.unit.compare.hand_made import (
     Files,
@@ -77,8 +78,8 @@ def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(
     comparison = compare_run(files.run)
     (found,) = comparison.variants
     assert known(found.step_ms).ci == pytest.approx((49.9, 51.1), abs=0.05)  # of six steps of 50 or 51 ms
-    wording(found.warnings)
-    wording(comparison.notes[0])
+    wording(warnings_of(comparison, found))
+    wording(notes_of(comparison)[0])
 
 
 @pytest.mark.parametrize(("timed", "shown"), [(3, None), (8, None), (13, 4.0)])
@@ -105,8 +106,8 @@ def test_the_last_half_is_the_same_on_a_rank_that_got_steady_earlier(files: File
     write_json(files.run.plan, plan([PROGRAM], launches, PROGRAM.id))
     files.close(PROGRAM)
     comparison = compare_run(files.run)
-    assert "(6 steps)" in comparison.notes[0]
-    assert "from 6 steps of" in comparison.variants[0].warnings[0]
+    assert "(6 steps)" in notes_of(comparison)[0]
+    assert "from 6 steps of" in warnings_of(comparison, comparison.variants[0])[0]
 
 
 @pytest.mark.parametrize(("ms_per_step", "warns"), [(3, True), (-2, True), (0.1, False), (0, False)])
@@ -120,8 +121,9 @@ def test_a_program_whose_steps_grow_or_shrink_all_the_time_has_a_warning(
     append_lines(files.run.steps(program.id, 0), lines)
     write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
     files.close(program)
-    (found,) = compare_run(files.run).variants
-    assert any("during a launch" in text for text in found.warnings) == warns
+    comparison = compare_run(files.run)
+    (found,) = comparison.variants
+    assert any("during a launch" in text for text in warnings_of(comparison, found)) == warns
 
 
 def test_of_a_program_that_failed_only_the_failure_is_said(files: Files) -> None:
@@ -136,7 +138,11 @@ def test_of_a_program_that_failed_only_the_failure_is_said(files: Files) -> None
         program, status="failed", reason="rank 0 raised ValueError: no", log="launches/02/log/rank0.log"
     )
     comparison = compare_run(files.run)
-    assert (comparison.variants[0].warnings, comparison.notes, comparison.noise) == ((), (), Noise())
+    assert (warnings_of(comparison, comparison.variants[0]), notes_of(comparison), comparison.noise) == (
+        (),
+        (),
+        Noise(),
+    )
     assert comparison.headline == "gpt on 1 device failed."
 
 
@@ -168,7 +174,7 @@ def test_launches_that_were_steady_late_and_soon_both_count(files: Files, wordin
     comparison = compare_run(files.run)
     assert comparison.complete
     assert comparison.variants[0].launches == 2
-    wording(*comparison.variants[0].warnings)
+    wording(*warnings_of(comparison, comparison.variants[0]))
 
 
 @pytest.mark.parametrize(
@@ -184,9 +190,10 @@ def test_long_steps_count_and_that_most_are_shorter_is_said(
     append_lines(files.run.steps(program.id, 0), timed)
     write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
     files.close(program)
-    (found,) = compare_run(files.run).variants
+    comparison = compare_run(files.run)
+    (found,) = comparison.variants
     assert known(found.step_ms).estimate == pytest.approx(mean_ms)
-    said = [text for text in found.warnings if "raise the mean" in text]
+    said = [text for text in warnings_of(comparison, found) if "raise the mean" in text]
     assert bool(said) == is_said
     wording(*said)
 
@@ -201,9 +208,10 @@ def test_that_ranks_made_different_numbers_of_steps_is_said(
         append_lines(files.run.steps(PROGRAM.id, rank), timed)
     write_json(files.run.plan, plan([PROGRAM], [launch("01-script-2", PROGRAM.id, 0, [PROGRAM])], PROGRAM.id))
     files.close(PROGRAM)
-    (found,) = compare_run(files.run).variants
+    comparison = compare_run(files.run)
+    (found,) = comparison.variants
     assert known(found.step_ms).estimate == pytest.approx(30)
-    said = [text for text in found.warnings if " made " in text]
+    said = [text for text in warnings_of(comparison, found) if " made " in text]
     assert bool(said) == is_said
     wording(*said)
 
@@ -243,7 +251,7 @@ def test_programs_are_compared_by_their_steps_which_may_do_different_work(
     write_json(files.run.plan, plan(programs, launches, programs[0].id))
     files.close(*programs)
     comparison = compare_run(files.run)
-    wording(comparison.headline, *(note for note in comparison.notes if "other work" in note))
+    wording(comparison.headline, *(note for note in notes_of(comparison) if "other work" in note))
 
 
 @pytest.mark.parametrize(("num_launches", "is_compared"), [(1, False), (2, True)])
@@ -270,7 +278,7 @@ def test_the_first_launch_of_a_run_says_little_about_length_and_memory(
     comparison = compare_run(files.run)
     expected = [(4, 2), (4, 1)] if is_compared else [(9, 3), (4, 1)]
     assert [(one.wall_s, one.peak_gib) for one in comparison.variants] == expected
-    notes = "\n".join(comparison.notes)
+    notes = "\n".join(notes_of(comparison))
     assert ("Their whole runs took 4.0 s and 4.0 s." in notes) == is_compared
     assert ("Trade-off between time and memory" in notes) == is_compared
 
@@ -297,7 +305,7 @@ def test_the_report_says_where_the_time_outside_of_steps_went(
     launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(names)]
     write_json(files.run.plan, plan([program], launches, program.id))
     files.close(program)
-    found = [note for note in compare_run(files.run).notes if " ran for " in note]
+    found = [note for note in notes_of(compare_run(files.run)) if " ran for " in note]
     assert len(found) == said
     wording(*found)
 
@@ -322,8 +330,9 @@ def test_figures_of_a_long_program_are_those_of_a_sample(files: Files, wording: 
     append_lines(files.run.steps(program.id, 0), lines)
     write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
     files.close(program)
-    (found,) = compare_run(files.run).variants
-    wording(found.warnings)
+    comparison = compare_run(files.run)
+    (found,) = comparison.variants
+    wording(warnings_of(comparison, found))
     again = [changed(line, launch="02") for line in lines]
     assert [*step_numbers(lines), *numbers] == [*numbers, *numbers]
     assert [*step_numbers(lines + again)][21:] == [123_457 + number for number in numbers]
@@ -357,8 +366,9 @@ def test_launches_that_go_on_from_another_are_a_finding(
     launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(("01", "02"))]
     write_json(files.run.plan, plan([program], launches, program.id))
     files.close(program)
-    (found,) = compare_run(files.run).variants
-    made = [text.partition(":")[0] for text in found.warnings if "its launches made" in text]
+    comparison = compare_run(files.run)
+    (found,) = comparison.variants
+    made = [text.partition(":")[0] for text in warnings_of(comparison, found) if "its launches made" in text]
     assert made == ([said] if said else [])
 
 
@@ -381,6 +391,7 @@ def test_traced_steps_are_compared_with_timed_ones_without_what_other_load_expla
     write(files.run.trace(program.id, 0), [span("cpu_op", "aten::mm", 1e5, 1e4), *events], **rank_info(0, 1))
     write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
     files.close(program)
-    (found,) = compare_run(files.run).variants
+    comparison = compare_run(files.run)
+    (found,) = comparison.variants
     assert (found.ranks[0].span_ms is not None, found.traced_steps is not None) == (is_used, is_used)
-    assert any("where the rest goes" in text for text in found.warnings) != is_used
+    assert any("where the rest goes" in text for text in warnings_of(comparison, found)) != is_used

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.figures.ranks import ExposedComm
-from gpurun.launcher.compare.headline import Conclusion, conclude, ranking_conclusion
+from gpurun.launcher.compare.headline import conclude, ranking_findings
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import standings
 from gpurun.launcher.compare.variant_difference import opposite
+from gpurun.launcher.findings.finding import Finding
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.records import Status
 from gpurun.launcher.stats.schedule import only_warmup_text
@@ -55,7 +56,6 @@ def result(
         gradient_error=None,
         gradient_reference=None,
         exposed_comm_ms=ExposedComm(),
-        warnings=(),
         ranks=(),
     )
 
@@ -78,15 +78,20 @@ class Table:
 def sentence(
     results: Sequence[VariantResult], known: dict[tuple[str, str], Difference], baseline: str = "ddp-even"
 ) -> str:
-    return conclusion(results, known, baseline).summary
+    return said(conclusion(results, known, baseline))
+
+
+def said(findings: Sequence[Finding]) -> str:
+    first, *others = findings
+    return "\n".join((first.headline, *(each.sentence for each in others)))
 
 
 def conclusion(
     results: Sequence[VariantResult], known: dict[tuple[str, str], Difference], baseline: str = "ddp-even"
-) -> Conclusion:
+) -> tuple[Finding, ...]:
     found = standings(results, Table(known))
     assert found is not None
-    return ranking_conclusion(found, baseline)
+    return ranking_findings(found, baseline)
 
 
 SLOWER = Difference(13.78, (12.9, 14.6), "slower")
@@ -155,8 +160,7 @@ def test_every_end_of_a_run(snapshot: Callable[[str, str], None]) -> None:
     shown = []
     for name, (results, known) in ENDS.items():
         found = conclusion(results, known)
-        assert found.summary.startswith(found.headline.rstrip("."))
-        shown.append(f"{name}\n> {found.summary}\n")
+        shown.append(f"{name}\n> {said(found)}\n")
     snapshot("headlines.txt", "\n".join(shown))
 
 
@@ -196,13 +200,13 @@ def test_programs_without_steps_have_run_all_the_same(wording: Wording) -> None:
     plan: Any = SimpleNamespace(variants=(program,), baseline=program.id, workload="train.py")
     failed = result("script-1", (), None, "script", status="failed")
     one = replace(failed, id="script-2", status="ok", wall_s=3.14)
-    wording(conclude(plan, [failed, one], None).summary)
+    wording(said(conclude(plan, [failed, one], None)))
     short = replace(one, reason=only_warmup_text(19, 10))
-    wording(conclude(plan, [short], None).summary)
-    wording(conclude(plan, [one, one], None).summary)
+    wording(said(conclude(plan, [short], None)))
+    wording(said(conclude(plan, [one, one], None)))
     plan.variants = (program, program)
-    wording(conclude(plan, [failed, failed], None).summary)
+    wording(said(conclude(plan, [failed, failed], None)))
     plan.variants = (program,)
-    wording(conclude(plan, [failed], None).summary)
+    wording(said(conclude(plan, [failed], None)))
     waiting = conclude(plan, [failed], None, complete=False)
-    wording(waiting.headline)
+    wording(said(waiting))

@@ -67,7 +67,7 @@ def test_a_pipeline_whose_ranks_work_alike_loses_its_bubble() -> None:
     asleep_ = tuple(replace(one, step_ms=167.0, cpu_ms=1.1, thread_cpu_ms=1.1) for one in stages)
     assert str(largest_loss(asleep_)) == said
     text = sentence([variant("pp", (1, 1), 167.0, *asleep_)], {})
-    assert f"{said[:-1]}; {TRACED[1:]}: try more micro-batches" in text
+    assert f"{said[:-1]}; {TRACED[1:]}.\nTry more micro-batches" in text
     slow = (rank_figures(0, 1, 167.0), stages[1])
     assert "rank 1 waits 37.4 of 167 ms for rank 0, which is slower" in str(largest_loss(slow))
 

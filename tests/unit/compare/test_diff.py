@@ -47,7 +47,6 @@ def result(
         gradient_error=None,
         gradient_reference=None,
         exposed_comm_ms=ExposedComm(),
-        warnings=(),
         ranks=(),
         launch_ms=tuple(medians_ms),
     )
@@ -57,8 +56,15 @@ def run(
     *results: VariantResult, host: dict[str, Any] | None = None, job: dict[str, Any] | None = None
 ) -> Comparison:
     return Comparison(
-        1, "job", job or {}, host or {}, "v", None, Noise(None, None, None), results, None, "", (), True
+        1, "job", job or {}, host or {}, "v", None, Noise(None, None, None), results, None, True
     )
+
+
+def under_load(run: Comparison) -> Comparison:
+    """The same, whose rank waited for cores."""
+    (one,) = run.variants
+    ranks = (replace(RankFigures(0, "cpu:0", 1, None, {}, None, None), queue_percent=8.0),)
+    return replace(run, variants=(replace(one, ranks=ranks),))
 
 
 A = [100.0, 101.0, 99.0, 100.5, 99.5, 100.0]
@@ -181,7 +187,7 @@ def test_runs_with_other_load_are_refused(wording: Wording) -> None:
     """Identical code gave "21 % slower beyond doubt", though the second run had refused to rank."""
     a, b = run(result("v", A)), run(result("v", [1.3 * ms for ms in A]))
     assert gate(a, b).outcome == "slower"
-    busy = replace(b, interference=("rank 0 waited for a free core in 8 % of its step",))
+    busy = under_load(b)
     for pair in ((a, busy), (busy, a)):
         found = gate(*pair)
         assert found.outcome == "undecided"
@@ -315,7 +321,7 @@ def test_a_setting_at_its_default_is_no_difference(wording: Wording) -> None:
 
 def test_a_run_that_could_not_be_ranked_is_marked(wording: Wording) -> None:
     a = run(result("v", A))
-    b = replace(a, interference=("rank 0 of ddp 4/4 waited for a free core in 8 % of its step",))
+    b = under_load(a)
     (mark,) = diff_runs(a, b).marks
     wording(mark)
 

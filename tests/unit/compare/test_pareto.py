@@ -55,11 +55,11 @@ def test_the_sentence_is_there_where_there_is_a_choice(wording: Wording) -> None
     assert memory_notes(variants((10, 4.0), (12, 4.0))) == ()
     assert memory_notes([]) == ()
     (note,) = memory_notes(variants((10, 4.0), (12, 2.0), (13, 2.0)))
-    assert "(10.0 ms, 4.00 GiB)" in note
-    assert "(12.0 ms, 2.00 GiB)" in note
-    wording(note)
+    assert "(10.0 ms, 4.00 GiB)" in note.text
+    assert "(12.0 ms, 2.00 GiB)" in note.text
+    wording(note.text)
     (note,) = memory_notes(variants((10, 4.0), (12, 2.0)))
-    assert note.endswith("GiB).")
+    assert note.text.endswith("GiB)")
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ def test_no_other_is_both_faster_and_clearly_smaller(points: list[tuple[float, f
 def test_that_replicas_on_cpus_have_one_peak_is_said(devices: tuple[str, str]) -> None:
     results = [replace(one, devices=devices) for one in variants((10, 4.0), (12, 2.0))]
     of_replicas = [replace(results[0], strategy="dp"), results[1]]
-    said = "On CPU devices the peak of dp is that of all devices together."
+    said = "On CPU devices the peak of dp is that of all devices together"
     found = fitting_in(8 * GIB, of_replicas, SLOWER, is_on_host=True)
     assert found is not None
     on_cpus = devices[0] == "cpu:0"
-    assert (said in found.summary, said in memory_notes(of_replicas)[0]) == (on_cpus, on_cpus)
-    assert said not in memory_notes(results)[0]
+    assert (said in found.summary, said in memory_notes(of_replicas)[0].text) == (on_cpus, on_cpus)
+    assert said not in memory_notes(results)[0].text

@@ -140,7 +140,6 @@ def result_of(variant: Variant) -> VariantResult:
         gradient_error=None,
         gradient_reference=None,
         exposed_comm_ms=ExposedComm(),
-        warnings=(),
         ranks=(),
         launch_ms=(1.0, 1.0),
         workload=variant.workload,
@@ -152,9 +151,7 @@ def comparison_of(spec: JobSpec) -> Comparison:
     """A run's comparison, as it is after it was written and read back; its variant is called `v`."""
     (variant,) = build_plan(spec, MACHINE).variants
     results = (replace(result_of(variant), id="v"),)
-    found = Comparison(
-        1, "job", spec.resolved(), {}, "v", None, Noise(None, None, None), results, None, "", (), True
-    )
+    found = Comparison(1, "job", spec.resolved(), {}, "v", None, Noise(None, None, None), results, None, True)
     read: Comparison = msgspec.json.decode(msgspec.json.encode(found), type=Comparison)
     return read
 

@@ -22,6 +22,7 @@ from gpurun.launcher.compare.causes import largest_loss
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import CONCLUSIONS, Comparison
 from gpurun.launcher.compare.ranking import by_rank
+from gpurun.launcher.findings.finding import finding, ranked
 from gpurun.launcher.report import metrics
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import METRICS, PARTS, Metric, figures_of, values_of
@@ -64,16 +65,17 @@ def number(text: str) -> float:
 
 def terminal(comparison: Comparison, run: RunDir) -> Shown:
     """A pipe has all columns; figures are flush right, so a cell ends where its title does."""
-    lines = render_table(comparison, 80, plain=True).splitlines()
-    ends = {m.short: lines[0].index(m.short) + len(m.short) for m in figures_of(comparison.variants)}
-    rows = lines[1 : 1 + len(comparison.variants)]
+    screen, table, _ = render_table(comparison, 80, plain=True).split("\n\n")
+    header, *lines = table.splitlines()
+    ends = {m.short: header.index(m.short) + len(m.short) for m in figures_of(comparison.variants)}
+    rows = lines[: len(comparison.variants)]
     ranked, others = by_rank(comparison)
     found = {}
     for row, one in zip(rows, (*ranked, *others), strict=True):
         cells = {title: row[:end].split("  ")[-1].strip() for title, end in ends.items()}
         found[variant_label(one)] = {title: number(cell) for title, cell in cells.items() if cell}
-    (answer,) = (line for line in lines if line.startswith(comparison.headline))
-    return answer[: len(comparison.headline)], found
+    title, answer = screen.splitlines()[0].split("  ", 1)
+    return f"{title}: {answer.strip()}.", found
 
 
 def markdown(comparison: Comparison, run: RunDir) -> Shown:
@@ -138,7 +140,7 @@ def printed_json(comparison: Comparison, run: RunDir) -> Shown:
         label: {titles[key]: value for key, value in one["figures"].items()}
         for label, one in zip(labels, data["variants"], strict=True)
     }
-    return data["headline"], found
+    return f"Fastest: {data['findings'][0]['text']}.", found
 
 
 REPORTS = [terminal, markdown, hparams, tab, html, printed_json]
@@ -207,7 +209,7 @@ def test_trace_gives_the_diagnosis_of_the_report(recorded: RunDir) -> None:
 
 def test_report_compares_again_what_another_gpurun_compared(recorded: RunDir) -> None:
     stored = recorded.comparison.read_bytes()
-    write_json(recorded.comparison, {**msgspec.json.decode(stored), "conclusions": 0, "headline": "x"})
+    write_json(recorded.comparison, {**msgspec.json.decode(stored), "conclusions": 0, "findings": []})
     done = CliRunner().invoke(cli, ["report", str(recorded.path)])
     assert done.exit_code == 0, done.output
     assert recorded.comparison.read_bytes() == stored
@@ -246,18 +248,21 @@ def assert_same(report: Report, comparison: Comparison, run: RunDir) -> None:
 def test_a_wrong_gradient_is_read_before_any_figure_in_every_report(run: RunDir) -> None:
     """A split that trains another model must not be recommended for its speed."""
     alert = "ddp 40/24: the gradient differs from that of one device by 0.051 (relative)"
-    comparison = replace(COMPARISON, alerts=(alert,))
+    wrong = finding("gradient-differs", "ddp-2-40-24", of="ddp 40/24: ", found=alert.partition(": ")[2])
+    comparison = replace(COMPARISON, findings=ranked((*COMPARISON.findings, wrong)))
     write_json(run.comparison, comparison)
-    assert render_table(comparison, 80, plain=True).startswith(f"! {alert}\n")
-    assert summary_markdown(comparison).startswith(f"**! {alert}**\n")
+    lines = render_table(comparison, 80, plain=True).splitlines()
+    assert f"! {alert}" in lines[: lines.index("")]
+    assert f"**! {alert}**\n" in summary_markdown(comparison).partition("\n| variant")[0]
     write_tensorboard(comparison, run)
     content = EventAccumulator(str(run.path)).Reload().summary_metadata[metadata.EXPERIMENT_TAG].plugin_data
     description = HParamsPluginData.FromString(content.content).experiment.description
-    assert description.startswith(f"! {alert}.  \n{comparison.headline}")
+    assert description.startswith(comparison.headline)
+    assert f"  \n! {alert}." in description
     for answer in (run_answer(run), report_data(comparison, run)["run"]):
-        assert list(answer["alerts"]) == [alert]
+        assert alert in answer["alerts"]
     (page,) = (one.read_text() for one in (STATIC / "splits").glob("splits.js"))
-    assert page.index("run.answer.alerts") < page.index("headline(run.answer.headline")
+    assert page.index("run.answer.alerts") < page.index("view.controls()")
 
 
 @pytest.mark.parametrize("report", REPORTS)

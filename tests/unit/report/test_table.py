@@ -15,7 +15,10 @@ from rich.cells import cell_len
 
 from gpurun.launcher.cli.output import print_comparison
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, slowest_rank
+from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Noise, StepTime, VariantResult
+from gpurun.launcher.compare.notes import named_once
+from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.report.footnotes import noise_lines
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
@@ -53,10 +56,10 @@ def test_no_escape_reaches_a_terminal_without_colour(
 
 
 def test_nothing_is_to_be_viewed_where_nothing_was_measured() -> None:
-    assert "gpurun view" in shown(COMPARISON)
+    assert "gpurun view" in whole(COMPARISON)
     failed = with_variants(variant("dp-2-48-16"))
-    assert "gpurun view" not in shown(failed)
-    assert f"More:  gpurun logs {RUN}" in shown(failed)
+    assert "gpurun view" not in whole(failed)
+    assert f"logs: gpurun logs {RUN}" in whole(failed, 120)
 
 
 def test_a_failure_that_was_just_read_is_not_said_again(wording: Wording) -> None:
@@ -95,9 +98,21 @@ def with_variants(*variants: VariantResult) -> Comparison:
 
 
 def shown(comparison: Comparison, width: int = 80, plain: bool = False) -> str:
-    """The report without its colours, and with plain spaces between thousands."""
-    text = render_table(comparison, width, plain, RUN)
+    """The table and all details, without colours."""
+    return whole(comparison, width, plain, details=True).partition("\n\n")[2]
+
+
+def whole(comparison: Comparison, width: int = 80, plain: bool = False, details: bool = False) -> str:
+    """The report without its colours."""
+    text = render_table(comparison, width, plain, RUN, details=details)
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def noticed(code: str, text: str, *variants: VariantResult, others: bool = True) -> Finding:
+    """What was noticed about variants; with `others`, there are more."""
+    names = f"{', '.join(map(variant_label, variants))}: " if others else ""
+    about = variants[0].id if len(variants) == 1 else None
+    return finding(code, about, of=names, found=text, variants=tuple(one.id for one in variants))
 
 
 def lines_of(text: str) -> list[str]:
@@ -133,9 +148,11 @@ def test_a_pipe_gets_no_escapes_no_box_drawing_and_one_line_per_variant() -> Non
     assert not re.search("[\u2500-\u259f]", text)
     rows = [line for line in text.splitlines() if re.match(r"(ddp|dp|single) ", line)]
     assert len(rows) == len(COMPARISON.variants)
-    assert "peak GiB" in text.splitlines()[0]
+    first, (header, *_) = (part.splitlines() for part in text.split("\n\n")[:2])
+    assert "peak GiB" in header
+    assert [line.split("  ")[0] for line in first[:3]] == ["Fastest", "Why", "Next"]
     assert re.split(" +", rows[0])[6] == format_rate(1520) == "1,520"  # as in the sentences below
-    assert COMPARISON.summary in text
+    assert all(each.text in text for each in COMPARISON.findings if each.level in ("answer", "cause"))
 
 
 def test_a_few_samples_per_second_keep_their_digits() -> None:
@@ -211,12 +228,13 @@ def test_varied_keys_have_columns_of_their_own() -> None:
 
 
 def test_warnings_are_shown_once_and_name_their_variants(wording: Wording) -> None:
-    warned = replace(variant("ddp-2-even"), warnings=("BatchNorm sees 32 samples per rank", "dropout"))
-    other = replace(variant("ddp-2-40-24"), warnings=("dropout",))
-    text = shown(with_variants(warned, other), 120)
+    warned, other = variant("ddp-2-even"), variant("ddp-2-40-24")
+    said = [(warned, "worker-warning", "BatchNorm sees 32 samples per rank")]
+    found = named_once([*said, *((one, "worker-warning", "dropout") for one in (warned, other))], 2)
+    comparison = replace(with_variants(warned, other), findings=(*COMPARISON.findings, *found))
+    text = shown(comparison, 120)
     wording(text)
-    assert text.count("dropout") == 1
-    assert "! dropout" in text
+    assert text.lower().count("dropout") == 1
 
 
 def test_a_gradient_that_differs_is_not_said_to_agree(wording: Wording) -> None:
@@ -246,12 +264,13 @@ def test_scatter_of_launches_is_not_said_to_be_0_where_rounds_hide_it(
 def test_a_gradient_that_differs_as_the_model_is_is_not_said_to_agree() -> None:
     """Of dropout or BatchNorm, whose gradients no two ways to run the model share."""
     warning = f"{GRADIENT_DIFFERS}one device by 0.03 (relative), more than fp32 explains"
-    off = replace(variant("ddp-2-even"), gradient_error=0.03, warnings=(warning,))
-    text = shown(with_variants(off), 120)
+    off = replace(variant("ddp-2-even"), gradient_error=0.03)
+    findings = (*COMPARISON.findings, noticed("gradient-not-exact", warning, off))
+    text = shown(replace(with_variants(off), findings=findings), 120)
     assert "the gradient differs" in text
     assert "Gradients" not in text
-    alone = replace(off, id="one", strategy="single", gradient_error=0.0, warnings=())
-    both = shown(with_variants(off, alone), 120)
+    alone = replace(off, id="one", strategy="single", gradient_error=0.0)
+    both = shown(replace(with_variants(off, alone), findings=findings), 120)
     assert "Gradients of single agree with one device exactly." in both
 
 
@@ -277,7 +296,7 @@ def test_what_is_unknown_is_left_out_not_zero() -> None:
     bare = replace(
         variant("ddp-2-even"), scaling_efficiency=None, gradient_error=None, vs_baseline=None, ranks=()
     )
-    text = shown(replace(with_variants(bare), noise=Noise(None, None, None), ci_level=None, notes=()))
+    text = shown(replace(with_variants(bare), noise=Noise(None, None, None), ci_level=None, findings=()))
     for word in ("eff.", "vs baseline", "Bars", "Noise", "Gradients", "None"):
         assert word not in text
 
@@ -296,10 +315,10 @@ def test_efficiency_is_shown_and_explained_only_where_several_devices_have_one(w
 
 def test_an_interrupted_run_says_how_to_go_on() -> None:
     on_nodes = replace(one := replace(COMPARISON, complete=False), job={**one.job, "nodes": "2..4"})
-    assert f"gpurun --resume {RUN} measures" in shown(one)
-    assert f"is missing, start all nodes as before, node 0 with --resume {RUN}" in shown(on_nodes, 160)
+    assert f"gpurun --resume {RUN} measures" in whole(one)
+    assert f"is missing, start all nodes as before, node 0 with --resume {RUN}" in whole(on_nodes, 200)
     assert "use `scontrol requeue 42_1` while" in incomplete_text(on_nodes, "runs/two/slurm-42_1")
-    assert "--resume" not in shown(COMPARISON)
+    assert "--resume" not in whole(COMPARISON)
 
 
 def test_bars_show_the_trace_where_every_variant_has_one(wording: Wording) -> None:

@@ -18,6 +18,7 @@ from gpurun.launcher.run.running_attempt import RunningAttempt
 from gpurun.launcher.run.watch import Limits
 from gpurun.launcher.rundir.files import append_lines, keep_lines
 from gpurun.launcher.rundir.records import Event, StepRecord
+from tests.said import notes_of
 from tests.unit.run.fake_ranks import OfRank, Removed, Script
 from tests.unit.run.session_case import (
     CTRL_C,
@@ -283,7 +284,7 @@ def test_ranks_that_are_all_idle_are_reported_then_stopped(tmp_path: Path, wordi
     wording(case.said, case.status(SPLIT).reason)
     (stall,) = case.run.read_stalls()
     wording(stall.launch, stall.reason)
-    assert f"1 stall: {stall.reason}" in compare_run(case.run).notes
+    assert f"1 stall: {stall.reason}." in notes_of(compare_run(case.run))
 
 
 def test_a_hang_that_is_only_reported_is_reported_once_until_a_step_is_completed(

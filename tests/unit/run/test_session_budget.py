@@ -13,6 +13,7 @@ from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.attempts import has_ended
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
 from gpurun.launcher.rundir.records import LaunchConfig, Look, MemoryPeak, StepRecord
+from tests.said import notes_of
 from tests.unit.run.fake_ranks import Script
 from tests.unit.run.session_case import (
     CTRL_C,
@@ -137,8 +138,8 @@ def test_a_spent_budget_leaves_open_what_it_can_not_decide(tmp_path: Path, wordi
     assert comparison.fastest is None
     (open_,) = comparison.open
     assert {open_.variant, comparison.leader} == {EVEN, SPLIT}
-    (spent,) = (note for note in comparison.notes if "of the budget" in note)
-    wording(spent, comparison.notes[-1])
+    (spent,) = (note for note in notes_of(comparison) if "of the budget" in note)
+    wording(spent, notes_of(comparison)[-1])
     assert len(configs(case)) == 22
 
 
@@ -169,7 +170,7 @@ def test_no_launch_begins_that_does_not_fit_in_the_budget(
     comparison = read_json(case.done().run.comparison, Comparison)
     assert (len(configs(case)), case.clock.passed_s <= 45) == (launches, True)
     assert comparison.complete
-    (spent,) = (note for note in comparison.notes if "of the budget" in note)
+    (spent,) = (note for note in notes_of(comparison) if "of the budget" in note)
     assert spent.startswith(f"{launches} launches took ")
 
 
@@ -177,7 +178,7 @@ def test_a_budget_for_less_than_two_launches_measures_every_variant_once(
     tmp_path: Path, wording: Wording
 ) -> None:
     case = with_budget(tmp_path, CLOSE, budget_s=2).done()
-    wording("\n".join(read_json(case.run.comparison, Comparison).notes))
+    wording("\n".join(notes_of(read_json(case.run.comparison, Comparison))))
     assert len(configs(case)) == 2
     assert case.run.read_looks() == (Look(1, 1.0),)
     assert case.statuses() == ["ok"] * 4

@@ -21,6 +21,7 @@ from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, LaunchConfig, StepRecord
 from gpurun.launcher.rundir.store import Store, keep_at
 from gpurun.launcher.rundir.url import Url
+from tests.said import notes_of
 from tests.unit.run.fake_ranks import FakeClock, OfRank, Script
 from tests.unit.run.session_case import (
     CTRL_C,
@@ -103,7 +104,7 @@ def test_an_incomplete_pair_of_launches_is_measured_again_with_other_software(
     said = (
         "The software has changed during this run: 2 launches with torch 2.7.0, 2 launches with torch 2.8.0"
     )
-    assert f"{said}." in comparison.notes
+    assert f"{said}." in notes_of(comparison)
 
 
 def test_of_what_ran_out_of_memory_only_what_the_kernel_killed_is_tried_again(

@@ -16,6 +16,7 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import GpuLoad, StepRecord
 from gpurun.launcher.rundir.step_sample import LEAST_KEPT_ROUNDS, RoundSample, StepsInMemory
 from tests.known import known
+from tests.said import warnings_of
 from tests.whole import first
 
 RANKS, LAUNCHES, ROUNDS, OF_ROUND = (0, 1), ("01", "02"), 200, 5
@@ -135,7 +136,9 @@ def test_a_run_is_compared_as_ever_and_the_report_says_what_its_figures_are_of(
         assert found.percent == known(was.vs_baseline).percent
         # Waiting for cores, which widens it, is compared with one step of a block, not with all.
         assert found.ci == (known_ci and pytest.approx(known_ci, rel=1e-4))
-    said = [text for one in after.variants for text in one.warnings if "figures are based on" in text]
+    said = [
+        text for one in after.variants for text in warnings_of(after, one) if "figures are based on" in text
+    ]
     assert len(said) == len(after.variants)
     assert all(text.endswith("steps: one step of each block, with the mean of the block") for text in said)
 

@@ -98,7 +98,6 @@ def variant(strategy: str = "ddp", split: tuple[int, ...] = (8, 8, 8), **more: A
         "gradient_error": 2e-7,
         "gradient_reference": "one device",
         "exposed_comm_ms": ExposedComm(),
-        "warnings": (),
         "ranks": ranks,
     }
     return VariantResult(**{**values, **more})

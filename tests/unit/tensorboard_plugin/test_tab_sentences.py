@@ -12,6 +12,7 @@ from gpurun.launcher.compare.build import compare_run, diagnosis
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, slowest_rank
 from gpurun.launcher.compare.figures.traced import TRACED_FAR
 from gpurun.launcher.compare.model import Comparison, StepTime, VariantResult
+from gpurun.launcher.findings.finding import finding
 from gpurun.launcher.report.phases import timed_parts
 from gpurun.launcher.report.terminal.table import phase_parts
 from gpurun.launcher.rundir.files import RunDir
@@ -25,6 +26,7 @@ from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     untraced,
 )
 from tests.known import known
+from tests.said import warnings_of
 from tests.wording import Wording
 
 COMPARISON = msgspec.json.decode(
@@ -115,6 +117,11 @@ def operators(other: Shown | None = None, **changed: object) -> str:
     return "\n> ".join(operators_said(table | changed, OURS, other).values())
 
 
+def noticed(code: str, text: str) -> Comparison:
+    """A comparison in which this was noticed about `EVEN`."""
+    return replace(COMPARISON, findings=(finding(code, EVEN.id, of="", found=text, variants=(EVEN.id,)),))
+
+
 def test_sentences(snapshot: Callable[[str, str], None]) -> None:
     said = {
         "a slower variant": explained(EVEN, UNEVEN),
@@ -122,13 +129,13 @@ def test_sentences(snapshot: Callable[[str, str], None]) -> None:
         "the fastest, whose timed steps are others": explained(timed(EVEN, 50.0)),
         "a step": step_sentence(EVEN),
         "a step whose timed ones are others": step_sentence(timed(EVEN, 50.0)),
-        "the same, in a note": far_note(replace(EVEN, warnings=("noisy", TRACED_FAR))),
-        "a step as traced": far_note(EVEN),
+        "the same, in a note": far_note(EVEN, noticed("traced-differ", TRACED_FAR)),
+        "a step as traced": far_note(EVEN, COMPARISON),
         "a step without a trace": step_sentence(UNTRACED),
         "a step without ranks": step_sentence(replace(UNTRACED, ranks=())),
         "no step": step_sentence(replace(UNTRACED, step_ms=None)),
-        "a program that ended before its trace": untraced(replace(EVEN, warnings=("noisy", SHORT))),
-        "a variant without such a warning": untraced(EVEN),
+        "a program that ended before its trace": untraced(EVEN, noticed("worker-warning", SHORT)),
+        "a variant without such a warning": untraced(EVEN, COMPARISON),
         "operators": operators(),
         "operators, compared": operators(OTHER, against_step_ms=59.8),
         "operators side by side": operators(step_ms=9.0),
@@ -172,9 +179,10 @@ def test_the_system_line_says_what_ran_where(wording: Wording) -> None:
 
 def test_the_tab_and_the_report_warn_of_the_same_traced_steps(tmp_path: Path) -> None:
     run = RunDir(shutil.copytree(RECORDED, tmp_path / RECORDED.name))
-    variants = compare_run(run).variants
-    noted = [variant.id for variant in variants if far_note(variant)]
-    assert noted == [variant.id for variant in variants if TRACED_FAR in variant.warnings] != []
+    comparison = compare_run(run)
+    noted = [one.id for one in comparison.variants if far_note(one, comparison)]
+    said = [one.id for one in comparison.variants if TRACED_FAR in warnings_of(comparison, one)]
+    assert noted == said != []
 
 
 def test_the_traces_of_a_variant_have_the_finding_of_the_report_and_the_tab(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from gpurun.launcher.worker.training.gradient_check import check_gradients, mode
 from gpurun.launcher.worker.training.load_workload import load_workload, shown
 from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
 from gpurun.launcher.worker.training.try_out import has_batch_norm, statistics_apart
+from tests.said import notes_of
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.wording import Wording
 
@@ -125,8 +126,8 @@ def test_workloads_are_not_compared_with_each_other(tmp_path: Path, wording: Wor
     assert comparison.variants[1].vs_baseline is None
     assert comparison.variants[1].samples_per_s == pytest.approx(102_400)
     wording(comparison.headline)
-    assert "of its step; these times depend on other load." in comparison.details
-    assert comparison.headline in render_table(comparison, 100, True)
+    assert "of its step; these times depend on other load." in "".join(notes_of(comparison))
+    assert comparison.findings[0].text in render_table(comparison, 100, True)
 
 
 def config(split: tuple[int, ...], **changes: object) -> LaunchConfig:

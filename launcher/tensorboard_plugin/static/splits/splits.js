@@ -33,9 +33,8 @@ export function showSplits(host, app) {
   const view = new View(app);
   replace(
     host,
-    problemNotes([], run.answer.alerts),
     headline(run.answer.headline ?? '', subSentence(run)),
-    problemNotes([], run.answer.warnings),
+    problemNotes([], run.answer.alerts),
     view.controls(),
     ...view.parts(),
     view.second(),

@@ -1,0 +1,1 @@
+"""Findings of reports as data, and the table of their kinds."""

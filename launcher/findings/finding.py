@@ -1,0 +1,163 @@
+"""`Finding`: one statement of a report, as data; and `Screen`: the first lines of a report."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpurun.launcher.findings.finding_kinds import KINDS, Level
+from gpurun.launcher.units import (
+    format_count,
+    format_duration,
+    format_gib,
+    format_ms,
+    format_percent,
+    format_percent_interval,
+    listed,
+    plural,
+)
+
+_GROUP = re.compile(r"\[([^][]*)\]")
+"""A part of a sentence that is left out where a figure in it isn't known; groups may hold groups."""
+_SLOT = re.compile(r"\{(\w+)(?::(\w[\w ]*))?\}")
+
+
+_AS_IT_IS = ("{leader}", "{other}", "{where}", "{who}", "{what}", "{why}", "{of}", "{found}", "{note}")
+"""Names and texts that keep their first letter."""
+_OF_THE_SCREEN = ("Answer", "Step", "Gate", "")
+"""Titles that a sentence by itself doesn't need."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One statement about a run, of a kind that `KINDS` describes."""
+
+    code: str
+    level: Level
+    text: str
+    """The sentence of the kind with these figures, without a full stop."""
+    variant: str | None = None
+    """The id of the variant that it is about; `None`: it is about the run."""
+    ranks: tuple[int, ...] = ()
+    host: str | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """By name with their unit, as the sentence has them or more exactly."""
+    weight: float = 0.0
+    """The share of a step, or of the verdict, that it concerns."""
+
+    @property
+    def headline(self) -> str:
+        """`Fastest: ddp 32/32, the baseline; dp 32/32 is 46 % slower (43 to 48).`"""
+        title = KINDS[self.code].title
+        return self.sentence if title in _OF_THE_SCREEN else f"{title}: {self.text}."
+
+    @property
+    def sentence(self) -> str:
+        """The text as a sentence; a name that it begins with stays as it is."""
+        is_kept = KINDS[self.code].sentence.startswith(_AS_IT_IS)
+        text = self.text if is_kept else f"{self.text[:1].upper()}{self.text[1:]}"
+        return text if text.endswith(".") else f"{text}."
+
+
+def finding(
+    code: str,
+    variant: str | None = None,
+    ranks: Iterable[int] = (),
+    host: str | None = None,
+    weight: float = 0.0,
+    **figures: Any,
+) -> Finding:
+    """A finding of a kind, with its sentence.
+
+    Args:
+        code: of the kind.
+        figures: the names and figures that the kind's sentence has slots for; `None`: it isn't known.
+    """
+    known = {
+        name: list(value) if isinstance(value, tuple) else value  # as it is read back
+        for name, value in figures.items()
+        if value is not None
+    }
+    text = worded(KINDS[code].sentence, known).removesuffix(".")
+    return Finding(code, KINDS[code].level, text, variant, tuple(ranks), host, known, float(weight))
+
+
+def worded(template: str, figures: Mapping[str, Any]) -> str:
+    """The sentence with its figures; optional groups whose figures aren't known are left out."""
+    while match := _GROUP.search(template):
+        has_all = all(slot[1] in figures for slot in _SLOT.finditer(match[1]))
+        template = template[: match.start()] + (match[1] if has_all else "") + template[match.end() :]
+    return _SLOT.sub(lambda slot: _shown(slot[1], slot[2], figures), template)
+
+
+def _shown(name: str, noun: str | None, figures: Mapping[str, Any]) -> str:
+    """A figure with its unit, which its name ends with; a number of things with their noun."""
+    value = figures[name]
+    if isinstance(value, str):
+        return value
+    if noun is not None:
+        return plural(value, noun)
+    if name in ("percent", "change_percent"):
+        return format_percent(value, figures.get("ci"), signed=name != "percent")
+    if name == "ci":
+        return format_percent_interval(figures.get("percent", figures.get("change_percent", 0.0)), value)
+    for suffix, shown in _BY_UNIT.items():
+        if name.endswith(suffix):
+            return shown(value)
+    return format_count(value) if isinstance(value, int) else listed([str(one) for one in value])
+
+
+def _gib(value: float) -> str:
+    return format_gib(value, 2)
+
+
+_BY_UNIT: Mapping[str, Callable[[float], str]] = {
+    "_percent": format_percent,
+    "_ms": format_ms,
+    "_gib": _gib,
+    "_s": format_duration,
+}
+
+
+def of_level(findings: Sequence[Finding], *levels: Level) -> tuple[Finding, ...]:
+    """Those of these levels, in their order."""
+    return tuple(each for each in findings if each.level in levels)
+
+
+_ORDER: tuple[Level, ...] = ("answer", "danger", "cause", "remedy", "detail")
+
+
+def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings by level; causes and remedies by the share that they concern, the largest first."""
+    return tuple(sorted(findings, key=lambda each: (_ORDER.index(each.level), -each.weight)))
+
+
+MOST_DANGERS = 2
+"""That are written out; of more, their number."""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Findings by the place where they are shown. Each is in one place."""
+
+    lines: tuple[tuple[str, str], ...]
+    """Up to three: a title, and the sentence without a full stop."""
+    dangers: tuple[str, ...]
+    details: tuple[Finding, ...]
+    """What else was found, in the order of what it concerns."""
+
+
+def screen_of(findings: Sequence[Finding], most_dangers: int = MOST_DANGERS) -> Screen:
+    """The first screen of these findings, which are ranked."""
+    answer, why, then = (of_level(findings, level)[:1] for level in ("answer", "cause", "remedy"))
+    dangers = of_level(findings, "danger")
+    titles = [*((KINDS[each.code].title, each) for each in answer)]
+    titles += [*(("Why", each) for each in why), *(("Next", each) for each in then)]
+    more = len(dangers) - most_dangers
+    shown = tuple(each.text for each in dangers[:most_dangers])
+    first = {id(each) for each in (*answer, *why, *then, *dangers[:most_dangers])}
+    return Screen(
+        tuple((title, each.text) for title, each in titles),
+        (*shown, *([f"and {more} more"] if more > 0 else [])),
+        tuple(each for each in findings if id(each) not in first),
+    )

@@ -1,0 +1,513 @@
+"""The table of findings: for each kind its code, sentence, meaning, how it is decided, and what to do."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Level = Literal["answer", "danger", "cause", "remedy", "detail"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of finding.
+
+    The sentence has slots for figures and names. A group in brackets is left out where a figure in it isn't
+    known.
+    """
+
+    level: Level
+    sentence: str
+    means: str
+    """What it says about a run."""
+    decided: str
+    """From which figures, by which rule."""
+    todo: str
+    """What to do about it."""
+    title: str = ""
+    """Of an answer: the word before it."""
+
+
+_LOAD = "[ at this machine's load (waiting for cores took {queue_percent} of a step)]"
+_WITHIN = "[ within {within}]"
+_PAIRS = "[; {wins} of {of} pairs]"
+_RANGE = f"[ ({{ci}}{_PAIRS})]"
+_CHANGE = "[ ({change_percent}[, {ci}])]"
+_NONE = "no {choice} is clearly fastest: {leader} and {other}"
+_SURE = (
+    "The interval over paired launches (or over paired rounds, where variants share launches) excludes 0; "
+    "each rival is tested at 5 %, since the fastest must be faster than every one of them."
+)
+_LONGER = "Give the run more time (`budget`), or more launches (`steps: {launches: …}`)."
+_OTHER_FIGURE = "Choose by another figure, such as memory."
+_SIX = "An interval takes at least six paired launches or rounds."
+_POWER = "The number of launches that has an 80 % chance to decide a difference of this size."
+_QUEUE = "Run-queue time of the ranks, less the waiting for threads of the same run."
+_NVML = "NVML reported a reason for throttling during timed steps."
+_COOL = "Let the GPUs cool down, or lower their power limit."
+_GRADIENT = "The gradient of one batch is compared with that of one device in the same precision."
+_NUM_LAUNCHES = "The number of launches."
+_TRACED = "From the quietest half of the traced steps; a loss of less than 5 % of the step isn't named."
+_AVERAGE = "The geometric mean over launches of a robust mean over rounds."
+
+ANSWERS: Mapping[str, Kind] = {
+    "fastest": Kind(
+        "answer",
+        f"{{leader}}, {{percent}} {{how}} the baseline {{other}}{_RANGE}{_WITHIN}{_LOAD}",
+        "One variant is faster than all others, and that is sure.",
+        _SURE,
+        "Use it; `gpurun report RUN` prints the lines for a training script where the split is uneven.",
+        "Fastest",
+    ),
+    "baseline-fastest": Kind(
+        "answer",
+        f"{{leader}}, the baseline; {{other}} {{how}}{_RANGE}{_WITHIN}{_LOAD}",
+        "The baseline is faster than all others, and that is sure; the closest is named.",
+        _SURE,
+        "Keep the baseline.",
+        "Fastest",
+    ),
+    "not-distinguished": Kind(
+        "answer",
+        f"{_NONE} can't be distinguished{_CHANGE}[, nor can {{num_more:other}}]{_WITHIN}{_LOAD}",
+        "The fastest on average isn't surely faster than the next.",
+        "The interval of their difference includes 0.",
+        _LONGER,
+        "Answer",
+    ),
+    "differ-too-little": Kind(
+        "answer",
+        f"{_NONE} differ by too little to be ranked{_CHANGE}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
+        "The difference is sure, and so small that it counts for nothing.",
+        "The interval excludes 0, and the difference may be below 1 %.",
+        _OTHER_FIGURE,
+        "Answer",
+    ),
+    "equally-fast": Kind(
+        "answer",
+        f"{_NONE} are equally fast{_CHANGE}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
+        "The fastest variants differ by less than 1 %, and that is sure.",
+        "The whole interval of their difference lies within ±1 %.",
+        _OTHER_FIGURE,
+        "Answer",
+    ),
+    "fastest-on-average": Kind(
+        "answer",
+        "{leader} on average; {other}[ and {num_more:other}] can't be ranked[ ({percent} {direction})]"
+        f"{_LOAD}",
+        "There are too few launches or rounds for an interval.",
+        _SIX,
+        _LONGER,
+        "Fastest",
+    ),
+    "only-variant": Kind(
+        "answer",
+        "{leader}[: {step_ms} ms per step]",
+        "Only one variant has times, so there is nothing to compare.",
+        _AVERAGE,
+        "Name several values in the job: `compare: {split: [even, [3, 1]]}`; of a program: "
+        "`gpurun run --compare workers=0,4 train.py`.",
+        "Step",
+    ),
+    "not-measured": Kind(
+        "answer",
+        "{leader} {ended}",
+        "No variant has times yet, or all have ended without.",
+        "The status of each variant.",
+        "Read the reason next to each variant, and its log: `gpurun logs RUN`; then `gpurun --resume RUN`.",
+        "Answer",
+    ),
+    "other-work": Kind(
+        "answer",
+        "{num_workloads} workloads, each measured by itself: they do different work, so none is fastest",
+        "Variants train different models, so their times aren't compared.",
+        "Variants differ in `workload` or in what changes the model.",
+        "Compare settings of one workload.",
+        "Answer",
+    ),
+    "probe": Kind(
+        "answer",
+        "{found}",
+        "The result of a micro-benchmark, which trains no model.",
+        "Medians over rounds.",
+        "Read the curve below it.",
+        "Answer",
+    ),
+    "without-steps": Kind(
+        "answer",
+        "{leader} ran[ for {run_s}]; no steps were timed[: {reason}]",
+        "Programs ended well, and no step was seen.",
+        "No optimizer stepped at least twice, and no step was marked.",
+        "Mark each step: `with gpurun.step():`.",
+        "Answer",
+    ),
+    "not-ranked": Kind(
+        "answer",
+        "these splits can't be ranked: {reasons}",
+        "The clock of a GPU was throttled; by how much longer steps took isn't known.",
+        _NVML,
+        _COOL,
+        "Answer",
+    ),
+    "gate": Kind(
+        "answer",
+        "{found}",
+        "Whether the code is slower than before by more than the threshold.",
+        "Two one-sided bounds over paired launches, each wrong with at most 5 % over all looks.",
+        "Exit code 5: find out what made it slower. Exit code 6: give it a larger `--budget`.",
+        "Gate",
+    ),
+}
+
+DANGERS: Mapping[str, Kind] = {
+    "gradient-differs": Kind(
+        "danger",
+        "{of}{found}",
+        "The variant trains another model than one device would; its speed is no gain.",
+        _GRADIENT,
+        "Weigh the ranks' losses by their samples; see docs/gradients.md.",
+    ),
+    "variant-failed": Kind(
+        "danger",
+        "{where} {ended}",
+        "The variant has no times that count.",
+        "A rank failed, ran out of memory or was stopped.",
+        "Read its reason in the table and its log, mend it, then `gpurun --resume RUN`.",
+    ),
+    "baseline-lost": Kind(
+        "danger",
+        "the baseline {where} has the status {status}, so nothing is compared with it; choose another one",
+        "The variant that all others are compared with has no times.",
+        "The status of the baseline.",
+        "Choose another baseline (`baseline: {strategy: ddp}`), or mend what made it fail.",
+    ),
+    "never-communicates": Kind(
+        "danger",
+        "{of}{found}",
+        "Each rank trains a model of its own.",
+        "No trace of any rank has a collective.",
+        "Wrap the model in `DistributedDataParallel`.",
+    ),
+    "memory-nearly-full": Kind(
+        "danger",
+        "{of}{found}",
+        "Timed steps waited while torch released cached memory.",
+        "torch counted retries of allocations during timed steps.",
+        "Use a smaller batch, or checkpointing (`checkpointing: full`).",
+    ),
+}
+
+_CAUSES: Mapping[str, tuple[str, str, str]] = {
+    "input-stall": (
+        "The device waits for the input pipeline.",
+        "Time in which nothing computes while the loop fetches the next batch.",
+        "More loader processes (`workers`, `num_workers`), or less work per sample.",
+    ),
+    "exposed-copies": (
+        "Copies between host and device take time that nothing hides.",
+        "Copies in the trace that no kernel overlaps.",
+        "Pin the memory and copy with `non_blocking=True`; copy on a stream of its own.",
+    ),
+    "host-bound": (
+        "The device waits for Python to launch work.",
+        "Gaps before kernels whose launch had not begun; on a CPU, Python time between operators.",
+        "Larger batches, `torch.compile`, or CUDA graphs.",
+    ),
+    "exposed-transfer": (
+        "Gradients or parameters are transferred while nothing computes.",
+        "Collectives in the trace that no kernel overlaps, less the waiting for other ranks.",
+        "Larger or smaller buckets, a compressed gradient (`comm_hook`), fewer synchronised micro-batches.",
+    ),
+    "waits-for-larger-batch": (
+        "A rank waits in a collective for one that has more samples.",
+        "The wait as far as the other's samples explain it, at the time that a sample takes here.",
+        "`split: balanced`, or a split by what each device measures.",
+    ),
+    "waits-for-slower-rank": (
+        "A rank waits in a collective for one that takes longer with the same work.",
+        "The wait as far as the other's samples don't explain it.",
+        "Find out what slows that rank down, or give it less work.",
+    ),
+    "pipeline-bubble": (
+        "A stage of the pipeline waits for another.",
+        "Waiting in sends and receives between stages.",
+        "More micro-batches per step, or an interleaved schedule.",
+    ),
+    "blocked": (
+        "Ranks sleep, or wait for a lock, a file or the network.",
+        "Time in which neither the device nor the threads of the rank work.",
+        "`gpurun stacks RUN` shows what they wait for.",
+    ),
+    "computes-longer": (
+        "Compute itself takes longer than in the fastest variant.",
+        "Compute of the slowest ranks' traced steps, and which operators grew.",
+        "`gpurun diff` compares the operators of both.",
+    ),
+}
+CAUSES: Mapping[str, Kind] = {
+    **{
+        code: Kind("cause", "in {where} {found}", means, f"{decided} {_TRACED}", todo)
+        for code, (means, decided, todo) in _CAUSES.items()
+    },
+    "too-few": Kind(
+        "cause",
+        "{why}",
+        "There is no interval yet, so chance isn't ruled out.",
+        _SIX,
+        _LONGER,
+    ),
+    "scatter-hides-it": Kind(
+        "cause",
+        "that difference is within the scatter of their launches and rounds",
+        "The difference isn't larger than chance explains.",
+        "The interval over launches or rounds includes 0.",
+        _LONGER,
+    ),
+}
+
+REMEDIES: Mapping[str, Kind] = {
+    "fits-in-memory": Kind(
+        "remedy",
+        "{found}",
+        "Which variants fit in the memory that the job states.",
+        "Their peaks, against `memory`.",
+        "Nothing.",
+    ),
+    "act-on-cause": Kind(
+        "remedy",
+        "{advice}[; in {where} {found}]",
+        "What would shorten the step of the fastest variant most.",
+        "Its largest loss in traced steps, if that is at least 5 % of the step.",
+        "Try it in a new variant, and compare.",
+    ),
+    "measure-longer": Kind(
+        "remedy",
+        "{num_minutes:minute} would separate {what} from the fastest (`budget: {num_minutes}m` in a new run)",
+        "The budget ended before every difference was decided.",
+        _POWER,
+        "Start a new run with that budget.",
+    ),
+    "cannot-be-decided": Kind(
+        "remedy",
+        "deciding between {what} would take {long}; choose by another figure, such as memory",
+        "The difference is too small for what launches differ by.",
+        _POWER,
+        "Treat the variants as equally fast.",
+    ),
+    "more-launches": Kind(
+        "remedy",
+        "{num_pairs} may decide it: set {setting}",
+        "Identical launches vary; from few of them nothing follows.",
+        "An interval over launches takes at least six pairs.",
+        "Set `steps: {launches: 6}`, or a `budget`.",
+    ),
+    "less-load": Kind(
+        "remedy",
+        "{advice}",
+        "Ranks wait for cores that other programs use.",
+        _QUEUE,
+        "Use fewer threads or devices, stop other programs, or `wait_for_quiet: 30s`.",
+    ),
+    "cool-down": Kind(
+        "remedy",
+        "let the GPUs cool down, or lower their power limit, then run again",
+        "A throttled clock makes times meaningless.",
+        _NVML,
+        _COOL,
+    ),
+    "nothing-left": Kind(
+        "remedy",
+        "no loss in {where} is larger than {most} % of its step; `gpurun tune` tries other settings",
+        "Traces show nothing else that takes much time.",
+        "The largest loss in traced steps of the fastest variant.",
+        "Try other settings: `gpurun tune job.yaml`.",
+    ),
+    "record-traces": Kind(
+        "remedy",
+        "`profile: {steps: 4}` records traces, which show where the time of a step goes",
+        "Without traces nothing is known of the parts of a step.",
+        "The fastest variant has no traced steps.",
+        "Set `profile: {steps: 4}`.",
+    ),
+    "gate-advice": Kind(
+        "remedy",
+        "{found}",
+        "What would let the gate decide.",
+        "From the scatter of launches so far.",
+        "Follow it, or compare CPU time: `--metric cpu`.",
+    ),
+}
+
+_NOTED = "The plan of the run."
+_DETAILS: Mapping[str, tuple[str, str, str, str]] = {
+    "slower": (
+        f"{{other}} {{how}}[ ({{ci}}{_PAIRS})]",
+        "How far another variant is behind the fastest.",
+        "The interval of their difference.",
+        "Nothing.",
+    ),
+    "without-load": (
+        "without other load {other} {how}[: {change_percent} ({ci})]",
+        "Whether the verdict would be the same on a quiet machine.",
+        "Times less the waiting for cores that other load had, over every share of it.",
+        "Run again on a quiet machine.",
+    ),
+    "affected-by-load": (
+        "interference: {found}; these times depend on other load",
+        "Other programs used the cores of the ranks.",
+        _QUEUE,
+        "Use fewer threads or devices, or stop other programs.",
+    ),
+    "plan-note": (
+        "{note}",
+        "What gpurun decided when it planned the run.",
+        _NOTED,
+        "Nothing, or set the key that it names.",
+    ),
+    "few-launches": (
+        "identical launches vary, so comparing {who} with {other} takes {num_needed:pair} of launches "
+        "(this run has {num_pairs})[: set {setting}]",
+        "Variants that run in processes of their own need several launches.",
+        "The number of launches of both.",
+        _LONGER,
+    ),
+    "launched-once": (
+        "how much launches vary isn't known from one launch of each variant, so verdicts hold for this run; "
+        "{num_needed:launch} of each take about {num_minutes:minute}: start a new run with "
+        "`budget: {num_minutes}m`",
+        "The budget was enough for one launch of each variant.",
+        _NUM_LAUNCHES,
+        _LONGER,
+    ),
+    "within-launches": (
+        "{found}",
+        "Verdicts or intervals don't cover how other launches would differ.",
+        _NUM_LAUNCHES,
+        _LONGER,
+    ),
+    "no-verdict": (
+        "{who} against the baseline: no verdict, since {why}",
+        "A row of the table is inconclusive.",
+        "There are too few rounds or launches, or one round contradicts all others.",
+        _LONGER,
+    ),
+    "budget-spent": (
+        "{found}",
+        "The time that launches took, and for what.",
+        "The events of the run.",
+        "Nothing.",
+    ),
+    "around-steps": (
+        "{found}",
+        "A program's time outside of its steps.",
+        "The marks of its first and last step.",
+        "Shorten what comes before and after the steps, if that matters.",
+    ),
+    "steps-differ-in-work": (
+        "{found}",
+        "A step of one variant may do more than a step of another.",
+        "The numbers of steps that programs made.",
+        "Compare whole runs, or mark steps of equal work: `with gpurun.step():`.",
+    ),
+    "memory-trade-off": (
+        "{found}",
+        "Slower variants that take less memory.",
+        "Peaks and step times; every other variant is worse in both.",
+        "Choose among them by the memory that there is.",
+    ),
+    "searched": ("{found}", "How a search found its result.", "The trials of the search.", "Nothing."),
+    "restarted": (
+        "{what}: {reasons}",
+        "Launches failed and were started again, or made no progress for a while.",
+        "What the run has recorded.",
+        "Read where each rank waited: `gpurun logs RUN`.",
+    ),
+    "waited-for-quiet": (
+        "launches waited {waited_s} in all for a quiet machine; {in_vain} of {num_launches:launch} began "
+        "under other load",
+        "`wait_for_quiet` delayed launches.",
+        "The waits that the run has recorded.",
+        "Nothing.",
+    ),
+    "software-changed": (
+        "{found}",
+        "Launches ran with different versions of libraries.",
+        "The versions that each launch has recorded.",
+        "Start a new run.",
+    ),
+    "unsteady": (
+        "{of}{found}",
+        "Steps didn't settle before they were timed.",
+        "Windows of the warm-up still differed at its end.",
+        "Give it a longer warm-up: `steps: {warmup: 200}`.",
+    ),
+    "gradient-not-exact": (
+        "{of}{found}",
+        "The gradient differs by more than rounding explains, with or without a split.",
+        _GRADIENT,
+        "Look for what depends on the size of a batch: BatchNorm, losses over a batch.",
+    ),
+    "traced-differ": (
+        "{of}{found}",
+        "Traced steps are much longer or shorter than timed ones, so shares of them say less.",
+        "The traced step differs from the timed one by more than 15 %.",
+        "Record more steps: `profile: {steps: 8}`.",
+    ),
+    "worker-warning": (
+        "{of}{found}",
+        "What a rank noticed about its model or program.",
+        "In the ranks.",
+        "Follow it.",
+    ),
+    "trace-warning": ("{of}{found}", "What is odd about a trace.", "When the trace was read.", "Follow it."),
+}
+KINDS: Mapping[str, Kind] = {
+    **ANSWERS,
+    **DANGERS,
+    **CAUSES,
+    **REMEDIES,
+    **{code: Kind("detail", *parts) for code, parts in _DETAILS.items()},
+}
+"""All kinds by their code. A new one replaces one, or is a detail."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A kind of finding, as `gpurun explain --json` prints it."""
+
+    code: str
+    level: Level
+    sentence: str
+    means: str
+    decided: str
+    todo: str
+
+
+def explained(codes: Iterable[str] = KINDS) -> list[Explained]:
+    """The kinds with these codes."""
+    return [Explained(code, *_parts(code)) for code in codes]
+
+
+def _parts(code: str) -> tuple[Level, str, str, str, str]:
+    kind = asdict(KINDS[code])
+    return kind["level"], kind["sentence"], kind["means"], kind["decided"], kind["todo"]
+
+
+LABELS = {"means": "What it means", "decided": "How it is decided", "todo": "What to do"}
+
+
+def findings_page() -> str:
+    """docs/findings.md: a section for each level, an entry for each kind."""
+    lines = [
+        "# Findings",
+        "",
+        "Made by `make docs` from the table that reports use. `gpurun explain CODE` prints an entry.",
+        "",
+        "A report begins with one *answer*, a reason, a next step and *dangers*. `--details` shows all.",
+        "In `--json`, every finding has its `code`, `level`, `variant`, `ranks`, `figures` and `text`.",
+    ]
+    for level in dict.fromkeys(kind.level for kind in KINDS.values()):
+        lines += ["", f"## {level.capitalize()}"]
+        for entry in (each for each in explained() if each.level == level):
+            parts = [f"{label}: {getattr(entry, name)}" for name, label in LABELS.items()]
+            lines += ["", f"### `{entry.code}`", "", *"  \n".join(parts).splitlines()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,18 @@
+"""What a comparison says, for tests that look for it."""
+
+from gpurun.launcher.compare.model import Comparison, VariantResult
+
+OF_VARIANTS = ("variant-failed", "slower", "nothing-left", "record-traces", "act-on-cause")
+
+
+def notes_of(comparison: Comparison) -> tuple[str, ...]:
+    """Sentences about the run itself, without the answer and its causes."""
+    found = (each for each in comparison.findings if each.level not in ("answer", "cause"))
+    found = (each for each in found if each.code not in OF_VARIANTS)
+    return tuple(each.sentence for each in found if "variants" not in each.figures)
+
+
+def warnings_of(comparison: Comparison, variant: VariantResult) -> tuple[str, ...]:
+    """What was noticed about a variant."""
+    found = (each for each in comparison.findings if each.code != "gradient-differs")
+    return tuple(each.figures["found"] for each in found if variant.id in each.figures.get("variants", ()))
