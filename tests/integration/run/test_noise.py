@@ -76,6 +76,7 @@ JOB = """
 """
 
 
+@pytest.mark.slow  # other load changes how much of the waiting is owed to this one
 @needs_counts
 def test_a_program_on_one_core_affects_both_strategies_and_the_report_says_so(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
