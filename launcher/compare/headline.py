@@ -152,7 +152,7 @@ def nothing_measured(plan: Plan, complete: bool, results: Sequence[VariantResult
     """The answer over variants without any figures, while some are still to come or at the end."""
     if len(plan.variants) > 1:
         when = "could be measured" if complete else "has been measured yet"
-        return finding("not-measured", leader="no variant", ended=f"{when}, so none is fastest")
+        return finding("not-measured", leader="No variant", ended=f"{when}, so none is fastest")
     when = "couldn't be measured" if complete else "hasn't been measured yet"
     ended = next((HOW_IT_ENDED.get(result.status) for result in results if complete), None)
     return finding("not-measured", leader=_name(plan, plan.variants[0]), ended=ended or when)

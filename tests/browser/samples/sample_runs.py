@@ -125,7 +125,7 @@ def write_comparison(
     found = (
         ranking_findings(ranking, base.id)
         if ranking
-        else (finding("not-measured", leader="no variant", ended="could be measured"),)
+        else (finding("not-measured", leader="No variant", ended="could be measured"),)
     )
     found = (finding("probe", found=headline),) if headline else found
     comparison = Comparison(

@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, int, str]] = {
     "check": ("check job.yaml", 0, "1 variant"),
     "run": ("run --devices cpu:1 --out run train.py", 0, "script"),
     "report": ("report {run}", 0, "ddp 6/2"),
+    "explain": ("explain input-stall", 0, "What to do"),
     "runs": ("runs {run}", 0, "ddp 6/2"),
     "tune": ("tune job.yaml --out run --budget 1s", 2, "nothing to search"),
     "gate": ("gate job.yaml --against main --fail-slower 3%", 2, "repository"),

@@ -61,7 +61,7 @@ def test_strategies_that_share_out_the_optimizer_or_the_weights_are_balanced_ali
 
 @pytest.mark.alone
 def test_the_report_shows_how_it_was_found_and_how_to_train_with_it(run: Result) -> None:
-    said = gpurun(run.directory, "report", "run").out
+    said = gpurun(run.directory, "report", "run", "--details").out
     first, second = run.variant("ddp-2-balanced")["split"]
     assert f"ddp balanced {first}/{second}: " in said
     assert "T*/T = " in said

@@ -56,7 +56,7 @@ def test_the_run_itself_ends_with_the_table_its_sentence_and_how_to_look_further
 
 
 def test_the_table_and_the_sentence_name_the_fastest_split(by_formula: Result) -> None:
-    assert "launch: ddp 4/4" in by_formula.out
+    assert by_formula.out.startswith("Fastest  ddp 4/4, the baseline; ")
     assert "slower" in by_formula.out
 
 

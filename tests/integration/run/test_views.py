@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from gpurun.launcher.cli.main import cli
@@ -59,7 +58,7 @@ def test_the_command_and_its_reports_say_what_became_of_each_variant(
         assert measured == STATUSES[name]
     run = RunDir(shutil.copytree(made.directory / "run", tmp_path / "run"))
     comparison = compare_run(run)
-    assert msgspec.to_builtins(comparison.answer) == made.comparison["findings"][0]
+    assert comparison.findings[0].text == made.comparison["findings"][0]["text"]
     write_tensorboard(comparison, run)
     for text in (render_table(comparison, 200, plain=True), summary_markdown(comparison).replace("\\", "")):
         assert words(comparison.headline).partition(": ")[2].removesuffix(".") in words(text)
