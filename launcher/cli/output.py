@@ -1,6 +1,7 @@
 """Output that several commands share: JSON, the comparison, the outcome of a run."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -80,7 +81,8 @@ def print_comparison(
     plain, colour = not sys.stdout.isatty(), has_colour(sys.stdout, os.environ)
     name, progress = str(source_of(run.path)), progress_text(run)
     above = tuple(reported) if _is_one_place() else ()
-    click.echo(render_table(comparison, width(), plain, name, colour, progress, above, details))
+    height = None if plain else shutil.get_terminal_size().lines
+    click.echo(render_table(comparison, width(), plain, name, colour, progress, above, details, height))
 
 
 def _is_one_place() -> bool:

@@ -59,6 +59,7 @@ from gpurun.launcher.compare.notes import (
     findings,
     launches_s,
     memory_notes,
+    more_launches_note,
     named_once,
     notes,
     once_note,
@@ -130,7 +131,8 @@ def compare_run(run: RunDir) -> Comparison:
         for one, all_of_one in zip(judged.variants, noticed, strict=True)
         for code, text in all_of_one
     ]
-    return replace(found, findings=ranked((*findings, *named_once(said, len(results)))))
+    findings = (*findings, *more_launches_note(findings, recorded.plan), *named_once(said, len(results)))
+    return replace(found, findings=ranked(findings))
 
 
 def _read(run: RunDir) -> _Recorded:

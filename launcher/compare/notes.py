@@ -91,7 +91,7 @@ def once_note(
     if plan.budget_s is None or len(nums) < 2 or max(nums) > 1 or not looks or looks[-1].launches > 1:
         return None
     minutes = math.ceil(max(plan.budget_s, spent_s) * MIN_LAUNCHES / 60)
-    return finding("launched-once", num_needed=MIN_LAUNCHES, num_minutes=minutes)
+    return finding("launched-once", weight=0.9, num_needed=MIN_LAUNCHES, num_minutes=minutes)
 
 
 def open_notes(
@@ -119,6 +119,19 @@ def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, 
         return finding("cannot-be-decided", what=what, long=too_long(launch_s), weight=1)
     minutes = math.ceil(launch_s * launches / 60)
     return finding("measure-longer", what=what, num_minutes=minutes, weight=1)
+
+
+UNDECIDED_CODES = ("not-distinguished", "fastest-on-average")
+
+
+def more_launches_note(findings: Iterable[Finding], plan: Plan) -> list[Finding]:
+    """The next step where the answer isn't sure and no finding says how long deciding takes."""
+    codes = {each.code for each in findings}
+    has_step = codes & {"more-launches", "measure-longer", "cannot-be-decided", "launched-once"}
+    if has_step or not codes.intersection(UNDECIDED_CODES):
+        return []
+    setting = more_launches(plan.budget_s is not None)
+    return [finding("more-launches", weight=0.99, num_pairs="more launches", setting=setting)]
 
 
 MUCH_LONGER = 1.1

@@ -55,7 +55,7 @@ ANSWERS: Mapping[str, Kind] = {
         f"{{leader}}, {{percent}} {{how}} the baseline {{other}}{_RANGE}{_WITHIN}{_LOAD}",
         "One variant is faster than all others, and that is sure.",
         _SURE,
-        "Use it; `gpurun report RUN` prints the lines for a training script where the split is uneven.",
+        "Use it; `gpurun report RUN --details` prints the code for an uneven split.",
         "Fastest",
     ),
     "baseline-fastest": Kind(
@@ -293,6 +293,14 @@ REMEDIES: Mapping[str, Kind] = {
         _POWER,
         "Treat the variants as equally fast.",
     ),
+    "launched-once": Kind(
+        "remedy",
+        "{num_needed:launch} of each take about {num_minutes:minute} (`budget: {num_minutes}m` in a new run); "
+        "from one of each it isn't known how launches vary",
+        "The budget was enough for one launch of each variant, so verdicts hold for this run.",
+        _NUM_LAUNCHES,
+        _LONGER,
+    ),
     "more-launches": Kind(
         "remedy",
         "{num_pairs} may decide it: set {setting}",
@@ -368,14 +376,6 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "(this run has {num_pairs})[: set {setting}]",
         "Variants that run in processes of their own need several launches.",
         "The number of launches of both.",
-        _LONGER,
-    ),
-    "launched-once": (
-        "how much launches vary isn't known from one launch of each variant, so verdicts hold for this run; "
-        "{num_needed:launch} of each take about {num_minutes:minute}: start a new run with "
-        "`budget: {num_minutes}m`",
-        "The budget was enough for one launch of each variant.",
-        _NUM_LAUNCHES,
         _LONGER,
     ),
     "within-launches": (

@@ -19,11 +19,11 @@ from gpurun.launcher.errors import MachineError, Problem, SpecError, no_director
 
 
 def print_table(comparison: Any, run: Any, details: bool = False) -> None:
-    """The table, and the lines that put the fastest uneven split into a training script, if there is one."""
+    """The table; in detail with the lines that put the fastest uneven split into a training script."""
     from gpurun.launcher.report.snippet import lines_to_paste
 
     print_comparison(comparison, run, as_json=False, details=details)
-    if text := lines_to_paste(comparison):
+    if details and (text := lines_to_paste(comparison)):
         click.echo(f"\n{text}")
 
 
@@ -104,7 +104,9 @@ def keep_if_other(comparison: Any, run: Any) -> None:
     help=f"{', '.join(FORMATS)}: one or several, separated by commas.",
 )
 @json_option
-@click.option("--details", is_flag=True, help="Below the table, show all that was found.")
+@click.option(
+    "--details", is_flag=True, help="Show all that was found, and the code to train with an uneven split."
+)
 @click.option(
     "--with-host",
     is_flag=True,
@@ -119,8 +121,10 @@ def keep_if_other(comparison: Any, run: Any) -> None:
 def report(
     run: Path, formats: str, as_json: bool, details: bool, with_host: bool, output: Path | None
 ) -> None:
-    """Show the results of a run again, without running anything. If an uneven split is ahead, also print
-    the code to use it in a training script.
+    """Show the results of a run again, without running anything.
+
+    With --details, show all that was found, by variant; if an uneven split is ahead, also the code to use it
+    in a training script.
 
     The format html writes RUN/report.html, a single file that opens offline in any browser. It has no host
     names, GPU UUIDs or other users' processes unless --with-host is given.

@@ -150,17 +150,21 @@ def render_table(
     in_progress: str | None = None,
     above: tuple[str, ...] = (),
     details: bool = False,
+    height: int | None = None,
 ) -> str:
     """The whole report for a terminal of `width` columns; `plain` is for a file or a pipe.
 
     `run_path` is the run directory as a person would type it, for the paths of logs and the last commands.
     `in_progress` says that a command works on the run now. `above` are messages about failures that the same
-    reader has just read. `details` shows all that was found.
+    reader has just read. `details` shows all that was found. Of a report that is longer than `height` lines,
+    the answer comes again at the end.
     """
     page = Page(width, plain, run_path, in_progress, has_colour, above)
-    parts = [first_screen(comparison, page), _body(comparison, page), footer(comparison, page, details)]
-    lines = [line for part in parts if part for line in (*part, Text())]
-    return to_string(lines[:-1], page)
+    screen = first_screen(comparison, page)
+    parts = [screen, _body(comparison, page, details), footer(comparison, page, details)]
+    lines = [line for part in parts if part for line in (*part, Text())][:-1]
+    again = [Text(), *screen[:1]] if height is not None and len(lines) >= height else []
+    return to_string([*lines, *again], page)
 
 
 def first_screen(comparison: Comparison, page: Page) -> list[Text]:
@@ -191,23 +195,26 @@ MIN_TEXT = 20
 """Columns for a text, however narrow the terminal is."""
 
 
-def _body(comparison: Comparison, page: Page) -> list[Text]:
-    """The table with its legend."""
-    width, plain = page.width, page.plain
+def _body(comparison: Comparison, page: Page, details: bool) -> list[Text]:
+    """The table with its legend; of a gate its own, and the variants' with the details."""
     if is_of_curves(comparison):
         return curve_lines(comparison)
+    if comparison.gate is None:
+        return _variants(comparison, page)
+    gate = [Text(line) for line in gate_table(comparison.gate, page.line_width)]
+    return [*gate, Text(), *_variants(comparison, page)] if details or not gate else gate
+
+
+def _variants(comparison: Comparison, page: Page) -> list[Text]:
+    """The table of all variants with its legend."""
+    width, plain = page.width, page.plain
     ranked, unranked = by_rank(comparison)
     names = _name_columns([*ranked, *unranked])
     figures = _figure_columns(ranked)
     bars = parts_of(ranked)
     figures = figures if plain else _fitting(names, figures, width, any(bars))
     drawn = _bar_column(bars, width - total_width(names + figures), plain)
-    lines = (
-        [Text(line) for line in (*gate_table(comparison.gate, page.line_width), "")]
-        if comparison.gate
-        else []
-    )
-    lines += _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)
+    lines = _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)
     before = None
     for row, variant in enumerate(unranked, start=len(ranked)):
         shown = replace(variant, reason=AS_ABOVE, log=None) if _ended_alike(variant, before) else variant
@@ -337,7 +344,7 @@ def footer(comparison: Comparison, page: Page, details: bool = False) -> list[Te
     measured = measured_line(comparison)
     lines = [Text(f"Measured: {measured}", "dim")] if measured else []
     num = len(found) + bool(tables)
-    return lines if page.run is None else [*lines, *_more_lines(page.run, num, comparison)]
+    return lines if page.run is None else [*lines, *_more_lines(page.run, num, comparison, page)]
 
 
 def incomplete_text(comparison: Comparison, run: str | None) -> str:
@@ -356,9 +363,17 @@ def incomplete_text(comparison: Comparison, run: str | None) -> str:
     return f"This run is not complete: {advice}."
 
 
-def _more_lines(run: str, num_details: int, comparison: Comparison) -> list[Text]:
+def _more_lines(run: str, num_details: int, comparison: Comparison, page: Page) -> list[Text]:
     """The commands that show more of the same run. Without figures there is nothing to view, but logs."""
     has_figures = any(one.step_ms or one.probe for one in comparison.variants)
-    more = [f"{plural(num_details, 'detail')}: gpurun report {run} --details"] if num_details else []
+    code = " and the code to train with it" if _is_uneven(comparison) else ""
+    more = [f"{plural(num_details, 'detail')}{code}: gpurun report {run} --details"] if num_details else []
     more.append(f"picture: gpurun view {run}" if has_figures else f"logs: gpurun logs {run}")
-    return [Text("; ".join(more), "dim")]
+    line = "; ".join(more)
+    return [Text(text, "dim") for text in ([line] if page.plain or len(line) <= page.width else more)]
+
+
+def _is_uneven(comparison: Comparison) -> bool:
+    """Whether the fastest variant has a split that a training script needs lines for."""
+    fastest = next((one for one in comparison.variants if one.id == comparison.fastest), None)
+    return fastest is not None and len(set(fastest.split)) > 1

@@ -100,7 +100,7 @@ def render_trace(report: TraceReport, width: int) -> str:
         report: of the traces.
         width: in columns.
     """
-    parts: list[RenderableType] = [headline(report), "", *_ranks(report, width)]
+    parts: list[RenderableType] = [report.conclusion, "", headline(report), "", *_ranks(report, width)]
     parts += _steps(report, width)
     parts += parallelism_tables(report, width)
     parts += _collectives(report)
@@ -112,7 +112,6 @@ def render_trace(report: TraceReport, width: int) -> str:
     parts += _names("operators", [rank.ops for rank in whole_ranks(report.ranks)], time_us)
     parts += _names("modules", [rank.modules for rank in whole_ranks(report.ranks)], time_us)
     parts += warning_lines(report.warnings)
-    parts += ["", report.conclusion]
     return text_of(Group(*map(plain, parts)), width)
 
 

@@ -1,0 +1,161 @@
+"""Findings as data: their table, their sentences, and the first screen of a report."""
+
+import json
+import re
+import shutil
+import string
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.launcher.cli.main import cli
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.findings.finding import Finding, finding, ranked, screen_of, worded
+from gpurun.launcher.findings.finding_kinds import KINDS, Kind
+from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.rundir.files import RunDir
+
+ROOT = Path(__file__).resolve().parents[3]
+RUNS = sorted((ROOT / "docs" / "runs").iterdir())
+MOST_KINDS = 60
+"""More of them is a decision: a new kind replaces one, or is one of the details of a kind."""
+SLOT = re.compile(r"\{(\w+)(?::\w[\w ]*)?\}")
+
+
+def figures_for(kind: Kind) -> dict[str, object]:
+    """A figure for every slot of its sentence."""
+    numbers = {"ci": (1.0, 2.0), "wins": 3, "of": 4, "most": 5}
+    units = ("percent", "_ms", "_gib", "_s")
+    found: dict[str, object] = {}
+    for name in SLOT.findall(kind.sentence):
+        is_number = name.startswith("num_") or name.endswith(units)
+        found[name] = numbers.get(name, 2 if is_number else name.upper())
+    return found
+
+
+def test_there_are_few_kinds() -> None:
+    assert len(KINDS) <= MOST_KINDS
+
+
+def test_every_kind_is_found_somewhere() -> None:
+    table = ROOT / "launcher" / "findings" / "finding_kinds.py"
+    sources = [path.read_text() for path in (ROOT / "launcher").rglob("*.py") if path != table]
+    unused = [code for code in KINDS if not any(f'"{code}"' in source for source in sources)]
+    assert unused == []
+
+
+@pytest.mark.parametrize("code", KINDS)
+def test_a_kind_has_a_sentence_a_meaning_a_rule_and_something_to_do(code: str) -> None:
+    kind = KINDS[code]
+    assert re.fullmatch("[a-z]+(-[a-z]+)*", code)
+    assert bool(kind.title) == (kind.level == "answer")
+    assert all(
+        (kind.sentence, kind.means.endswith("."), kind.decided.endswith("."), kind.todo.endswith((".", "`")))
+    )
+    said = finding(code, **figures_for(kind))  # type: ignore[arg-type]
+    assert not re.search(r"[\[\]]|\{\w+\}", said.text.replace("{launches: …}", ""))
+    assert not said.text.endswith(".")
+    assert said.headline.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"a": "x"}, "x"),
+        ({"a": "x", "b_ms": 2.0}, "x, 2.00 ms"),
+        ({"a": "x", "num_c": 3}, "x"),
+        ({"a": "x", "b_ms": 2.0, "num_c": 1}, "x, 2.00 ms of 1 launch"),
+    ],
+)
+def test_what_is_not_known_is_left_out(figures: dict[str, object], said: str) -> None:
+    assert worded("{a}[, {b_ms} ms[ of {num_c:launch}]]", figures) == said
+
+
+@given(st.dictionaries(st.sampled_from(string.ascii_lowercase), st.text("xyz", min_size=1), min_size=1))
+def test_a_sentence_has_every_figure_that_is_known(figures: dict[str, str]) -> None:
+    template = "".join(f"[<{{{name}}}>]" for name in string.ascii_lowercase)
+    assert worded(template, figures) == "".join(f"<{figures[name]}>" for name in sorted(figures))
+
+
+@given(st.lists(st.sampled_from(sorted(KINDS)), unique=True), st.integers(0, 4))
+def test_each_finding_is_in_one_place_of_the_screen(codes: list[str], most: int) -> None:
+    found = ranked(finding(code, **figures_for(KINDS[code])) for code in codes)  # type: ignore[arg-type]
+    screen = screen_of(found, most)
+    num = {
+        level: sum(each.level == level for each in found) for level in ("answer", "danger", "cause", "remedy")
+    }
+    titles = [title for title, _ in screen.lines]
+    assert len(titles) == sum(num[level] > 0 for level in ("answer", "cause", "remedy"))
+    assert ("Why" in titles, "Next" in titles) == (num["cause"] > 0, num["remedy"] > 0)
+    more = max(0, num["danger"] - most)
+    assert len(screen.dangers) == min(most, num["danger"]) + (more > 0)
+    shown = len(screen.lines) + len(screen.dangers) - (more > 0)
+    assert shown + len(screen.details) == len(found)
+
+
+def test_findings_are_in_the_order_of_what_they_concern() -> None:
+    small, large = (finding("input-stall", where="x", found="y", weight=share) for share in (0.1, 0.4))
+    answer = finding("not-measured", leader="x", ended="y")
+    assert ranked([small, answer, large]) == (answer, large, small)
+
+
+@pytest.fixture(params=RUNS, ids=lambda path: str(path.name))
+def comparison(request: pytest.FixtureRequest, tmp_path: Path) -> Comparison:
+    return compare_run(RunDir(shutil.copytree(request.param, tmp_path / "run")))
+
+
+@pytest.mark.parametrize(("width", "most"), [(80, 12), (120, 9)])
+def test_the_answer_is_in_the_first_lines_and_little_is_below_the_table(
+    comparison: Comparison, width: int, most: int
+) -> None:
+    text = re.sub(r"\x1b\[[0-9;]*m", "", render_table(comparison, width, False, "runs/a/latest"))
+    screen, *table, last = text.strip("\n").split("\n\n")
+    assert table
+    assert screen.startswith(("Fastest  ", "Answer  "))
+    assert {line.split()[0] for line in screen.splitlines() if not line.startswith(" ")} <= {
+        "Fastest", "Answer", "Why", "Next", "!",
+    }  # fmt: skip
+    assert len(screen.splitlines()) + len(last.splitlines()) <= most
+    assert "--details" in last
+
+
+def test_details_have_every_finding_that_the_screen_lacks(comparison: Comparison) -> None:
+    text = " ".join(render_table(comparison, 200, True, "runs/a/latest", details=True).split())
+    for each in comparison.findings:
+        assert " ".join(each.text.split()) in text
+
+
+def test_of_a_report_that_is_longer_than_the_terminal_the_answer_is_at_the_end_too(
+    comparison: Comparison,
+) -> None:
+    answer = render_table(comparison, 200, False, has_colour=False, height=100).splitlines()[0]
+    assert render_table(comparison, 200, False, has_colour=False, height=5).splitlines()[-1] == answer
+
+
+def test_a_finding_is_the_same_after_it_was_written_and_read() -> None:
+    found = finding(
+        "fastest", "a", (0, 1), leader="a", other="b", percent=1.0, ci=(0.5, 1.5), how="faster than"
+    )
+    read = Finding(**json.loads(json.dumps(vars(found))))
+    assert {**vars(read), "ranks": tuple(read.ranks)} == vars(found)
+
+
+def test_a_code_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = CliRunner().invoke(cli, ["explain", "input-stall"])
+    assert said.exit_code == 0
+    assert said.output.startswith("input-stall (cause)\n")
+    assert all(part in said.output for part in ("What it means: ", "How it is decided: ", "What to do: "))
+    listed = CliRunner().invoke(cli, ["explain"]).output.splitlines()
+    assert [line.split()[0] for line in listed] == list(KINDS)
+    (entry,) = json.loads(CliRunner().invoke(cli, ["explain", "gate", "--json"]).output)["findings"]
+    assert (entry["code"], entry["level"]) == ("gate", "answer")
+
+
+def test_an_unknown_code_has_the_nearest_one() -> None:
+    said = CliRunner().invoke(cli, ["explain", "input-stal"], standalone_mode=False)
+    assert said.exception is not None
+    assert "did you mean input-stall?" in str(said.exception)
