@@ -295,8 +295,8 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "launched-once": Kind(
         "remedy",
-        "{num_needed:launch} of each take about {num_minutes:minute} (`budget: {num_minutes}m` in a new run); "
-        "from one of each it isn't known how launches vary",
+        "{num_needed:launch} of each take about {num_minutes:minute} (`budget: {num_minutes}m` in a new "
+        "run); from one of each it isn't known how launches vary",
         "The budget was enough for one launch of each variant, so verdicts hold for this run.",
         _NUM_LAUNCHES,
         _LONGER,

@@ -18,7 +18,9 @@ BAR_CELLS = 20
 REFRESH_S = 0.1
 """The terminal is updated at most this often."""
 LOG_S = 60.0
-"""A log gets a line at least this often while rounds are completed, and one for each launch."""
+"""A log gets a line at least this often while rounds are completed."""
+LOGGED_LAUNCHES = 10
+"""That have a line of a log each; later ones have one where the last is `LOG_S` ago."""
 STAGES = {
     "start": "starting",
     "build": "building the model",
@@ -55,7 +57,7 @@ class Status:
 class Progress:
     """Shows a `Status`; a context manager, which restores the cursor in any case.
 
-    On a terminal one line is redrawn in place. Elsewhere each launch gets a line, and another one a minute.
+    On a terminal one line is redrawn in place. Elsewhere early launches get a line each, then each minute.
     It has no thread: only `update` draws, so it can't affect a timing.
     """
 
@@ -68,6 +70,7 @@ class Progress:
         self._clock = clock
         self._drawn_at = float("-inf")
         self._launch = 0
+        self._share = 0.0
 
     def __enter__(self) -> "Progress":
         if self._console.is_terminal:
@@ -90,7 +93,8 @@ class Progress:
             self._log(status)
         elif self._clock() - self._drawn_at >= REFRESH_S:
             self._drawn_at = self._clock()
-            self._live.update(progress_line(status, self._console.width), refresh=True)
+            self._share = max(self._share, share_done(status))  # an estimate of the rest may grow
+            self._live.update(progress_line(status, self._console.width, self._share), refresh=True)
 
     def say(self, text: str) -> None:
         """Prints a message above the line, which stays."""
@@ -98,17 +102,23 @@ class Progress:
 
     def _log(self, status: Status) -> None:
         now_s, is_new = self._clock(), status.launch != self._launch
-        if is_new or now_s - self._drawn_at >= LOG_S:
+        if (is_new and status.launch <= LOGGED_LAUNCHES) or now_s - self._drawn_at >= LOG_S:
             self._launch, self._drawn_at = status.launch, now_s
             self._console.print(log_line(status, is_new), soft_wrap=True)
 
 
-def progress_line(status: Status, width: int) -> Text:
-    """`ddp 48/16  ████░░░░  round 13 of 28  50 s left`, on one line of `width` columns."""
+def progress_line(status: Status, width: int, share: float | None = None) -> Text:
+    """`ddp 48/16  ████░░░░  round 13 of 28  50 s left`, on one line of `width` columns.
+
+    Args:
+        status: of the run.
+        width: of the terminal.
+        share: of the run that is done; by default `share_done`.
+    """
     doing = stage_text(status.stage, status.round, status.rounds)
     launch = _launch(status) if status.launches != 1 else ""
     name = set_cell_size(status.variant or "", min(max(len(status.variant or ""), 12), 32))
-    head = Text.assemble("  ", name, "  ", _bar(status), "  ")
+    head = Text.assemble("  ", name, "  ", _bar(share_done(status) if share is None else share), "  ")
     tail = "   ".join(part for part in (doing, launch, _left(status)) if part)
     if head.cell_len + len(tail) >= width:
         tail = "   ".join(part for part in (doing, _left(status)) if part)
@@ -140,9 +150,16 @@ def _launch(status: Status) -> str:
     return f"{status.unit} {status.launch}" + (f" of {status.launches}" if status.launches else "")
 
 
-def _bar(status: Status) -> Text:
-    """How much of this launch's rounds is done."""
-    share = status.round / status.rounds if status.rounds else 0.0
+def share_done(status: Status) -> float:
+    """The share of the whole run that is done: of its time where that is known, else of its launches."""
+    if status.remaining_s is not None:
+        total_s = status.elapsed_s + status.remaining_s
+        return status.elapsed_s / total_s if total_s else 1.0
+    within = min(1.0, status.round / status.rounds) if status.rounds else 0.0
+    return min(1.0, (status.launch - 1 + within) / status.launches) if status.launches else 0.0
+
+
+def _bar(share: float) -> Text:
     done = round(BAR_CELLS * min(share, 1.0))
     return Text.assemble(("█" * done, "blue"), ("░" * (BAR_CELLS - done), "bright_black"))
 

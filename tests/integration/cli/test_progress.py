@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import pty
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -132,3 +133,32 @@ def test_a_log_gets_one_line_per_launch(wording: Wording) -> None:
             for round_ in range(28):
                 progress.update(replace(ROUND_13, launch=launch, round=round_, remaining_s=150.0))
     wording(log.getvalue().splitlines())
+
+
+def test_a_log_of_many_launches_gets_fewer_lines() -> None:
+    log, clock = io.StringIO(), FakeClock()
+    with Progress(log, clock=clock) as progress:
+        for launch in range(1, 101):
+            clock.now_s += 2
+            progress.update(replace(ROUND_13, launch=launch, launches=100))
+    assert len(log.getvalue().splitlines()) == 10 + 3  # of the 180 s that 90 launches take
+
+
+@pytest.mark.parametrize("remaining_s", [None, 90.0])
+def test_the_bar_is_that_of_the_whole_run(remaining_s: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It doesn't start again with a launch, nor go back when more time is needed than was thought."""
+    clock = FakeClock()
+    with terminal(monkeypatch) as (stream, seen), Progress(stream, width=80, clock=clock) as progress:
+        for launch in (1, 2, 3):
+            for round_ in range(28):
+                clock.now_s += 1
+                late_s = 60.0 if launch == 3 and round_ == 0 else 0.0
+                left_s = None if remaining_s is None else remaining_s - clock.now_s + late_s
+                now = replace(
+                    ROUND_13, launch=launch, round=round_, elapsed_s=clock.now_s, remaining_s=left_s
+                )
+                progress.update(now)
+    lengths = [text.count("█") for text in re.findall("[█░]*(?:\x1b[^█░]*[█░]+)*", seen[0].decode())]
+    shown = [cells for cells in lengths if cells]
+    assert shown == sorted(shown)
+    assert shown[-1] >= 18
