@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpurun.launcher.compare.causes import cause_of
+from gpurun.launcher.compare.causes import causes_of
 from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.program_steps import (
     LEAST_AROUND,
@@ -230,7 +230,7 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
         *(finding("searched", found=text) for text in (effects_note(found.search) if found.search else ())),
         *(budget_notes(run, plan) if found.complete and has_any else ()),
         *still_open,
-        *(finding("around-steps", found=text.removesuffix(".")) for text in around_notes(measured.values())),
+        *(finding("time-spent", found=text.removesuffix(".")) for text in around_notes(measured.values())),
         *(
             finding("steps-differ-in-work", found=text.removesuffix("."))
             for text in work_notes(found.variants, measured)
@@ -278,24 +278,23 @@ def _differences(recorded: _Recorded) -> Differences:
     return replace(found, references={one: a for a, b in plan.gate.pairs for one in (a, b)})
 
 
-def diagnosis(directory: Path) -> str | None:
-    """The report's finding for the variant whose traces are in a directory: where its time goes, what to do.
+def diagnosis(directory: Path) -> tuple[Finding, ...]:
+    """The report's findings for the variant whose traces are in a directory: where its time goes, what to do.
 
-    `None` where it isn't the directory of a run's variant, or nothing significant is lost. The rest of the
+    None where it isn't the directory of a run's variant, or nothing significant is lost. The rest of the
     run may be damaged, or hold links, through which nothing is read or written: its traces are shown all
     the same.
     """
     run = RunDir(directory.parent.parent)
     if directory.parent != run.path / "variants" or not run.plan.exists():
-        return None
+        return ()
     try:
         found = compare_run(checked_run(run.path))
     except (SpecError, MachineError):
-        return None
+        return ()
     variant = next((one for one in found.variants if one.id == directory.name), None)
     fastest = next((one for one in found.variants if one.id == found.first), None)
-    text = cause_of(variant, fastest) if variant else None
-    return f"{text[0].upper()}{text[1:]}." if text else None
+    return causes_of(variant, fastest) if variant else ()
 
 
 Noticed = tuple[tuple[str, str], ...]
@@ -387,7 +386,7 @@ def _noticed(measured: Measured, traced: Traced | None, found: Noticed) -> Notic
     unsteady = [("unsteady", f"unsteady: {status.reason}")] if status.status == "unsteady" else []
     by_ranks = [(_kind_of(text), text) for text in measured.facts.warnings]
     in_traces = [
-        ("traced-differ" if text.startswith(TRACED) else "trace-warning", text)
+        ("traced-differ" if text.startswith(TRACED) else "noticed", text)
         for text in (traced.warnings if traced else ())
     ]
     return (*unsteady, *by_ranks, *in_traces, *found)
@@ -395,7 +394,7 @@ def _noticed(measured: Measured, traced: Traced | None, found: Noticed) -> Notic
 
 def _kind_of(warning: str) -> str:
     """The kind of a warning that ranks have recorded."""
-    return "gradient-not-exact" if warning.startswith(GRADIENT_DIFFERS) else "worker-warning"
+    return "gradient-not-exact" if warning.startswith(GRADIENT_DIFFERS) else "noticed"
 
 
 def stops_early(job: Mapping[str, Any]) -> bool:

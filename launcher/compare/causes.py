@@ -5,7 +5,7 @@ the slower variant takes longer.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -16,7 +16,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.trace.explain import MENTION_FROM, TRANSFER_OR_WAIT, Kind, cause_named, in_keys
+from gpurun.launcher.trace.explain import CODES, MENTION_FROM, TRANSFER_OR_WAIT, Kind, cause_named, in_keys
 from gpurun.launcher.units import format_ms, plural
 
 SHOW_GROWTH_BELOW = 0.95
@@ -67,19 +67,6 @@ class Loss:
         return self.text.format(ms=text)
 
 
-CODES: Mapping[Kind, str] = {
-    "input": "input-stall",
-    "copies": "exposed-copies",
-    "host": "host-bound",
-    "transfer": "exposed-transfer",
-    "split": "waits-for-larger-batch",
-    "straggler": "waits-for-slower-rank",
-    "bubble": "pipeline-bubble",
-    "blocked": "blocked",
-    "compute": "computes-longer",
-}
-
-
 def why_slower(slower: VariantResult, faster: VariantResult) -> Loss | None:
     """`rank 1 waits 11.2 of 60.1 ms for rank 0's larger batch`; `None` where the figures don't say."""
     return main_cause(slower, faster) or grown_compute(slower, faster)
@@ -92,20 +79,30 @@ def cause(loss: Loss, variant: VariantResult, weight: float | None = None) -> Fi
         variant.id,
         loss.ranks,
         weight=loss.share if weight is None else weight,
-        where=variant_label(variant),
-        found=loss_text(loss, variant),
+        cause=f"in {variant_label(variant)} {loss_text(loss, variant)}",
         lost_ms=loss.ms,
         span_ms=loss.span_ms,
         more_ms=loss.more_ms,
     )
 
 
-def cause_of(variant: VariantResult, fastest: VariantResult | None) -> str | None:
-    """The report's sentence on a variant: why it is slower than the fastest, else what it loses most by."""
+def causes_of(variant: VariantResult, fastest: VariantResult | None) -> tuple[Finding, ...]:
+    """Why a variant is slower than the fastest, else what it loses most by; and what to do about it."""
     other = fastest if fastest is not None and fastest.id != variant.id else None
-    why = (main_cause(variant, other) or grown_compute(variant, other)) if other else None
-    loss = why or largest_loss(variant.ranks)
-    return advised(loss, variant) if loss is not None and loss.ms >= MENTION_FROM * loss.span_ms else None
+    loss = (why_slower(variant, other) if other else None) or largest_loss(variant.ranks)
+    if loss is None or loss.ms < MENTION_FROM * loss.span_ms:
+        return ()
+    return (cause(loss, variant), *_next_step(loss, variant))
+
+
+def _next_step(loss: Loss, variant: VariantResult, is_said: bool = True) -> tuple[Finding, ...]:
+    """What to do about a loss; nothing where timed steps may not have it."""
+    if variant.step_ms is not None and is_far_from_timed(loss.span_ms, variant.step_ms.estimate):
+        return ()
+    where = variant_label(variant)
+    found = None if is_said else str(loss)
+    about = {"advice": advice(loss.kind, variant), "where": where, "found": found}
+    return (finding("act-on-cause", variant.id, loss.ranks, weight=loss.share, **about),)
 
 
 def loss_text(loss: Loss, variant: VariantResult) -> str:
@@ -381,27 +378,7 @@ def remaining(fastest: VariantResult, alone: bool = False) -> tuple[Finding, ...
         most = max(1, math.ceil(100 * found.share))
         return (finding("nothing-left", fastest.id, where=where, most=most),)
     causes = (cause(found, fastest),) if found.share >= LARGE_FROM else ()
-    if fastest.step_ms is not None and is_far_from_timed(found.span_ms, fastest.step_ms.estimate):
-        return causes  # timed steps may not have it
-    next_step = finding(
-        "act-on-cause",
-        fastest.id,
-        found.ranks,
-        weight=found.share,
-        advice=advice(found.kind, fastest),
-        where=where,
-        found=None if causes else str(found),
-        lost_ms=found.ms,
-        span_ms=found.span_ms,
-    )
-    return (*causes, next_step)
-
-
-def advised(loss: Loss, variant: VariantResult) -> str:
-    """The loss and what to do about it; only the loss, where timed steps may not have it."""
-    text = loss_text(loss, variant)
-    is_far = variant.step_ms is not None and is_far_from_timed(loss.span_ms, variant.step_ms.estimate)
-    return text if is_far else f"{text}: {advice(loss.kind, variant)}"
+    return (*causes, *_next_step(found, fastest, bool(causes)))
 
 
 def advice(kind: Kind, variant: VariantResult) -> str:

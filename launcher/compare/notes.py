@@ -178,7 +178,7 @@ def budget_notes(run: RunDir, plan: Plan) -> tuple[Finding, ...]:
     is_over = launches <= once and total_s > MUCH_LONGER * budget_s
     why = f" Each variant was launched once, though {format_duration(budget_s)} are too short for it."
     text = f"{of}: {', '.join(parts)}.{why if is_over else ''}" if len(parts) > 1 else f"{of}."
-    return (finding("budget-spent", found=text.removesuffix(".")),)
+    return (finding("time-spent", found=text.removesuffix(".")),)
 
 
 def memory_notes(results: Sequence[VariantResult]) -> tuple[Finding, ...]:
@@ -368,11 +368,11 @@ def findings(
     memory = [("memory-nearly-full", text) for text in full_memory(ranks)]
     if measured.finished and not measured.counts and measured.status.status != "ok":
         return tuple(memory)  # the rest says nothing of why it failed
-    launches = [("trace-warning", text) for text in fewer_steps(measured)]
+    launches = [("noticed", text) for text in fewer_steps(measured)]
     if slowest is None or step_ms is None:
         return tuple(launches)
     longer = with_longest if measured.means else far_from_median
-    launches += [("trace-warning", text) for text in longer(slowest.step_ms, step_ms)]
+    launches += [("noticed", text) for text in longer(slowest.step_ms, step_ms)]
     if slowest.span_ms and is_far_from_timed(slowest.span_ms, step_ms):
         launches.append(("traced-differ", TRACED_FAR))
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
@@ -383,7 +383,7 @@ def findings(
     return (
         *launches,
         *memory,
-        *([("trace-warning", found)] if found else []),
+        *([("noticed", found)] if found else []),
         *([("never-communicates", NEVER_COMMUNICATE)] if alone else []),
     )
 

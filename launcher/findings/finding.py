@@ -24,7 +24,7 @@ _SLOT = re.compile(r"\{(\w+)(?::(\w[\w ]*))?\}")
 
 _AS_IT_IS = ("{leader}", "{other}", "{where}", "{who}", "{what}", "{why}", "{of}", "{found}", "{note}")
 """Names and texts that keep their first letter."""
-_OF_THE_SCREEN = ("Answer", "Step", "Gate", "")
+_OF_THE_SCREEN = ("Answer", "Step", "Gate", "Traces", "")
 """Titles that a sentence by itself doesn't need."""
 
 

@@ -148,6 +148,14 @@ ANSWERS: Mapping[str, Kind] = {
         _COOL,
         "Answer",
     ),
+    "traced": Kind(
+        "answer",
+        "{traced}[; {filled}]",
+        "What the traces hold.",
+        "A loss of less than 5 % of the time isn't named.",
+        "`gpurun trace --show operators` shows more.",
+        "Traces",
+    ),
     "gate": Kind(
         "answer",
         "{found}",
@@ -197,6 +205,11 @@ DANGERS: Mapping[str, Kind] = {
 }
 
 _CAUSES: Mapping[str, tuple[str, str, str]] = {
+    "gaps": (
+        "The device has nothing to do, or works for other steps only, for no reason that the trace names.",
+        "Gaps between work already launched, or before work whose launch the trace doesn't have.",
+        "Look at the timeline: `gpurun view`.",
+    ),
     "input-stall": (
         "The device waits for the input pipeline.",
         "Time in which nothing computes while the loop fetches the next batch.",
@@ -245,7 +258,7 @@ _CAUSES: Mapping[str, tuple[str, str, str]] = {
 }
 CAUSES: Mapping[str, Kind] = {
     **{
-        code: Kind("cause", "in {where} {found}", means, f"{decided} {_TRACED}", todo)
+        code: Kind("cause", "{cause}", means, f"{decided} {_TRACED}", todo)
         for code, (means, decided, todo) in _CAUSES.items()
     },
     "too-few": Kind(
@@ -390,17 +403,11 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "There are too few rounds or launches, or one round contradicts all others.",
         _LONGER,
     ),
-    "budget-spent": (
+    "time-spent": (
         "{found}",
-        "The time that launches took, and for what.",
-        "The events of the run.",
-        "Nothing.",
-    ),
-    "around-steps": (
-        "{found}",
-        "A program's time outside of its steps.",
-        "The marks of its first and last step.",
-        "Shorten what comes before and after the steps, if that matters.",
+        "The time that launches took, and for what; or where a program's time outside of its steps went.",
+        "The events of the run, and the marks of first and last steps.",
+        "Nothing; or shorten what comes before and after the steps.",
     ),
     "steps-differ-in-work": (
         "{found}",
@@ -452,13 +459,12 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "The traced step differs from the timed one by more than 15 %.",
         "Record more steps: `profile: {steps: 8}`.",
     ),
-    "worker-warning": (
+    "noticed": (
         "{of}{found}",
-        "What a rank noticed about its model or program.",
-        "In the ranks.",
+        "Something odd about a model, a program, its steps or a trace.",
+        "In the ranks, or when their records were read.",
         "Follow it.",
     ),
-    "trace-warning": ("{of}{found}", "What is odd about a trace.", "When the trace was read.", "Follow it."),
 }
 KINDS: Mapping[str, Kind] = {
     **ANSWERS,

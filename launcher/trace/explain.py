@@ -1,14 +1,15 @@
-"""Explains in a sentence or two where the time went that wasn't compute, and what to do about it."""
+"""Explains where the time went that wasn't compute, and what to do about it."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Any, Literal, TypeVar
 
+from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.strategies import Strategy
 from gpurun.launcher.trace.model import (
     Breakdown,
@@ -163,7 +164,7 @@ class Loss:
         return format_percent(100 * self.share)
 
 
-CUT = "No cause is named: the files are cut off, so work may be missing where a device looks idle."
+CUT = "no cause is named: the files are cut off, so work may be missing where a device looks idle"
 
 
 def losses(report: TraceReport) -> list[Loss]:
@@ -198,26 +199,53 @@ def _bubble_us(report: TraceReport) -> float:
     return in_stages / len(whole_ranks(report.ranks))
 
 
-def explain(report: TraceReport) -> str:
-    """One sentence about the largest loss, and another about the second if it is large too.
+CODES: Mapping[Kind, str] = {
+    "input": "input-stall",
+    "copies": "exposed-copies",
+    "host": "host-bound",
+    "transfer": "exposed-transfer",
+    "split": "waits-for-larger-batch",
+    "straggler": "waits-for-slower-rank",
+    "bubble": "pipeline-bubble",
+    "blocked": "blocked",
+    "compute": "computes-longer",
+    **dict.fromkeys(("other_steps", "other", "unknown"), "gaps"),
+}
+"""The kind of finding of each loss."""
+
+
+def explain(report: TraceReport) -> tuple[Finding, ...]:
+    """The largest loss, and the second if it is large too, each with what to do; before them what was traced.
 
     Where ranks wait for another stage and also for a slow rank, both are named: they need different cures.
     """
     if all(rank.is_cut for rank in report.ranks):
-        return CUT
+        return (_traced(report, CUT),)
     found = losses(report)
     if not found:
-        return "Nothing to explain: the traces hold no work."
+        return (_traced(report, "nothing to explain: the traces hold no work"),)
     if found[0].share < MENTION_FROM:
         most = (
             f": no other cause takes more than {found[0].percent} of it" if found[0].share >= 0.0005 else ""
         )
-        return f"Compute fills {_time(report)}{most}."
+        return (_traced(report, f"compute fills {_time(report)}{most}"),)
     mentioned = [found[0], *(loss for loss in found[1:2] if loss.share >= MENTION_NEXT_FROM)]
     if any(loss.kind in _WAITING for loss in mentioned):
         waits = [loss for loss in found if loss.kind in _WAITING and loss.share >= MENTION_FROM]
         mentioned = [loss for loss in found if loss in mentioned or loss in waits]
-    return " ".join(_sentence(report, loss) for loss in mentioned)
+    return ranked((_traced(report), *(each for loss in mentioned for each in _said(report, loss))))
+
+
+def _traced(report: TraceReport, filled: str | None = None) -> Finding:
+    return finding("traced", traced=capture_text(report), filled=filled)
+
+
+def capture_text(report: TraceReport) -> str:
+    """`2 ranks on CPU, 3 steps`."""
+    devices = ", ".join(sorted({rank.device for rank in report.ranks}))
+    num = max(len(rank.steps) for rank in report.ranks)
+    steps = plural(num, "step") if num else "no steps"
+    return f"{plural(len(report.ranks), 'rank')} on {devices}, {steps}"
 
 
 def _time(report: TraceReport) -> str:
@@ -228,7 +256,8 @@ def _time(report: TraceReport) -> str:
     return "the only step's time" if len(numbers) == 1 else "the steps' time"
 
 
-def _sentence(report: TraceReport, loss: Loss) -> str:
+def _said(report: TraceReport, loss: Loss) -> Iterator[Finding]:
+    """A loss, and what to do about it."""
     on_cpu = all(rank.device.startswith(CPU) for rank in report.ranks)
     cause = cause_named(loss.kind, on_cpu)
     if loss.kind == "host" and on_cpu and any(rank.device != CPU for rank in report.ranks):
@@ -243,8 +272,10 @@ def _sentence(report: TraceReport, loss: Loss) -> str:
         if kind is not None and len(report.parallelism) > 1:
             where = "between stages of the pipeline" if kind == "pipeline" else f"in {kind} parallel groups"
             spent += f", mostly {where}"
-    advice = "" if loss.kind == "straggler" and last_rank(report) is None else f": {cause.advice}"
-    return f"{loss.percent} of {_time(report)} is spent {spent}{advice}."
+    text = f"{loss.percent} of {_time(report)} is spent {spent}"
+    yield finding(CODES[loss.kind], weight=loss.share, cause=text, percent=100 * loss.share)
+    if loss.kind != "straggler" or last_rank(report) is not None:
+        yield finding("act-on-cause", weight=loss.share, advice=cause.advice)
 
 
 def _are_pinned(report: TraceReport) -> bool:

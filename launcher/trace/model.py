@@ -1,4 +1,4 @@
-"""`TraceReport`: the result of `gpurun trace`, and the schema of its JSON (version 1).
+"""`TraceReport`: the result of `gpurun trace`, and the schema of its JSON (version 2).
 
 Times are µs as floats with nanosecond precision; start times count from `base_time_ns`. Figures that don't
 apply or can't be determined are `None` (`null`), never 0.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpurun.launcher.findings.finding import Finding, of_level
 from gpurun.launcher.trace.requested_tables import (
     CollectiveTotal,
     CopyTotal,
@@ -346,5 +347,17 @@ class TraceReport:
     copies: tuple[CopyTotal, ...] | None = None
     launches: tuple[LaunchTotals, ...] | None = None
     critical_path: CriticalPath | None = None
-    conclusion: str = ""
-    """What that means, in words: of a run's own traces the finding of its report, which knows more."""
+    findings: tuple[Finding, ...] = ()
+    """What that means: of a run's own traces the findings of its report, which knows more."""
+
+    @property
+    def conclusion(self) -> str:
+        """The findings in sentences: each cause with what to do about it."""
+        causes, steps = (of_level(self.findings, level) for level in ("cause", "remedy"))
+        if not causes:
+            filled = " ".join(each.figures["filled"] for each in self.findings if "filled" in each.figures)
+            return f"{filled[:1].upper()}{filled[1:]}." if filled else ""
+        advice = {each.weight: each.figures["advice"] for each in steps}
+        said = [(each.text, advice.get(each.weight)) for each in causes]
+        texts = (f"{text}: {more}" if more else text for text, more in said)
+        return " ".join(f"{text[:1].upper()}{text[1:]}." for text in texts)

@@ -199,8 +199,8 @@ def trace(
     from gpurun.launcher.compare.build import diagnosis
 
     places = {file if file.is_dir() else file.parent for file in map(Path.resolve, found.paths)}
-    known = diagnosis(*places) if len(places) == 1 and steps is None else None
-    analysis = replace(analysis, conclusion=known or analysis.conclusion)
+    known = diagnosis(*places) if len(places) == 1 and steps is None else ()
+    analysis = replace(analysis, findings=(analysis.findings[0], *known) if known else analysis.findings)
     if as_json:
         show_json(analysis)
         return

@@ -1,6 +1,7 @@
 """Coloured text for a page: cells, and columns that fit its width by dropping some, never by wrapping."""
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpurun.launcher.compare.model import Difference
+from gpurun.launcher.findings.finding import Screen
 from gpurun.launcher.units import Interval, format_number, half_width, is_lopsided, round_up
 
 GAP = 2
@@ -74,6 +76,36 @@ def aligned(cells: Sequence[Text], columns: Sequence[Column]) -> Text:
         line.append(("" if column.right else padding) + " " * GAP)
     line.rstrip()
     return line
+
+
+MIN_TEXT = 20
+"""Columns for a text, however narrow the terminal is."""
+
+
+def screen_lines(screen: Screen, width: int | None) -> list[Text]:
+    """The first screen: a title and its sentence in each line, then dangers.
+
+    Args:
+        screen: of a report.
+        width: of the terminal; `None`: nothing is wrapped.
+    """
+    indent = max([len("Fastest"), *(len(title) for title, _ in screen.lines)]) + GAP
+    lines = []
+    for number, (title, text) in enumerate(screen.lines):
+        style = "bold" if number == 0 else ""
+        first, *more = _wrapped(text, indent, width)
+        lines.append(Text.assemble((title.ljust(indent), "dim"), (first, style)))
+        lines += [Text(f"{'':{indent}}{line}", style) for line in more]
+    for text in screen.dangers:
+        first, *more = _wrapped(text, GAP, width)
+        lines += [Text.assemble(("! ", "red"), first), *(Text(f"{'':{GAP}}{line}") for line in more)]
+    return lines
+
+
+def _wrapped(text: str, indent: int, width: int | None) -> list[str]:
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, max(width - indent, MIN_TEXT), break_on_hyphens=False) or [""]
 
 
 NEVER_WRAPPED = 1_000_000

@@ -34,6 +34,7 @@ from gpurun.launcher.report.terminal.layout import (
     fit,
     header_line,
     row_line,
+    screen_lines,
     to_string,
     total_width,
     uncertainty_text,
@@ -170,29 +171,10 @@ def render_table(
 def first_screen(comparison: Comparison, page: Page) -> list[Text]:
     """The answer, why, and what to do next; then dangers."""
     screen = screen_of(comparison.findings)
-    indent = max([len("Fastest"), *(len(title) for title, _ in screen.lines)]) + GAP
-    lines = []
-    for number, (title, text) in enumerate(screen.lines):
-        first, *more = _wrapped(text, indent, page)
-        lines.append(Text.assemble((title.ljust(indent), "dim"), (first, "bold" if number == 0 else "")))
-        lines += [Text(f"{'':{indent}}{line}", "bold" if number == 0 else "") for line in more]
-    dangers = list(screen.dangers)
     if not comparison.complete:
-        dangers.append(page.in_progress or incomplete_text(comparison, page.run))
-    for text in dangers:
-        first, *more = _wrapped(text, GAP, page)
-        lines += [Text.assemble(("! ", "red"), first), *(Text(f"  {line}") for line in more)]
-    return lines
-
-
-def _wrapped(text: str, indent: int, page: Page) -> list[str]:
-    """The text in lines that fit next to an indent; one line in a pipe."""
-    room = max(page.width - indent, MIN_TEXT)
-    return [text] if page.plain else textwrap.wrap(text, room, break_on_hyphens=False) or [""]
-
-
-MIN_TEXT = 20
-"""Columns for a text, however narrow the terminal is."""
+        said = page.in_progress or incomplete_text(comparison, page.run)
+        screen = replace(screen, dangers=(*screen.dangers, said))
+    return screen_lines(screen, None if page.plain else page.width)
 
 
 def _body(comparison: Comparison, page: Page, details: bool) -> list[Text]:

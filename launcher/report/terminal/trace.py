@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.report.tables_on_request import Shown, ShownRow, ShownTable, shown_table
 from gpurun.launcher.report.terminal.layout import (
     GAP,
@@ -19,10 +20,12 @@ from gpurun.launcher.report.terminal.layout import (
     ms_text,
     plain,
     row_line,
+    screen_lines,
     table_of,
     text_of,
 )
 from gpurun.launcher.trace.explain import (
+    capture_text,
     explained_stretches,
     mean_stretch,
     steps_add_detail,
@@ -39,7 +42,7 @@ from gpurun.launcher.trace.model import (
     TraceReport,
 )
 from gpurun.launcher.trace.requested_tables import Table
-from gpurun.launcher.units import format_count, format_number, format_percent, plural
+from gpurun.launcher.units import format_count, format_number, format_percent
 
 MAX_STEPS = 20
 MAX_NAMES = 10
@@ -100,7 +103,8 @@ def render_trace(report: TraceReport, width: int) -> str:
         report: of the traces.
         width: in columns.
     """
-    parts: list[RenderableType] = [report.conclusion, "", headline(report), "", *_ranks(report, width)]
+    screen = screen_of(report.findings)
+    parts: list[RenderableType] = [*screen_lines(screen, width), "", "Times in ms.", *_ranks(report, width)]
     parts += _steps(report, width)
     parts += parallelism_tables(report, width)
     parts += _collectives(report)
@@ -112,6 +116,7 @@ def render_trace(report: TraceReport, width: int) -> str:
     parts += _names("operators", [rank.ops for rank in whole_ranks(report.ranks)], time_us)
     parts += _names("modules", [rank.modules for rank in whole_ranks(report.ranks)], time_us)
     parts += warning_lines(report.warnings)
+    parts += ["", replace(report, findings=screen.details).conclusion] if screen.details else []
     return text_of(Group(*map(plain, parts)), width)
 
 
@@ -121,14 +126,6 @@ def _device_us(row: NameTotal) -> float:
 
 def _host_us(row: NameTotal) -> float:
     return row.host_us
-
-
-def headline(report: TraceReport) -> str:
-    """How many ranks, on what, and how many steps."""
-    devices = ", ".join(sorted({rank.device for rank in report.ranks}))
-    steps = max(len(rank.steps) for rank in report.ranks)
-    found = plural(steps, "step") if steps else "no steps"
-    return f"{plural(len(report.ranks), 'rank')} on {devices}, {found}; times in ms"
 
 
 def _ranks(report: TraceReport, width: int) -> list[RenderableType]:
@@ -332,7 +329,7 @@ INDENT = "  "
 
 def render_tables(report: TraceReport, show: Sequence[Table], width: int) -> str:
     """The tables in `show`, in that order, `width` columns wide."""
-    parts: list[RenderableType] = [headline(report)]
+    parts: list[RenderableType] = [f"{capture_text(report)}; times in ms"]
     for name in show:
         parts += _parts(shown_table(report, name))
     parts += warning_lines(report.warnings)

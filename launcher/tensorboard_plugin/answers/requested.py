@@ -21,13 +21,13 @@ from gpurun.launcher.machine.helper_process import helper_argv, yield_to_others
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.report.tables_on_request import TITLES, shown_table
 from gpurun.launcher.report.terminal.changes import shown_changes
-from gpurun.launcher.report.terminal.trace import headline
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, with_file_names
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import BUILD_LIMIT_S, MAX_BUILDS
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.trace.analysis.analyse import analyse
 from gpurun.launcher.trace.diff import diff_traces
+from gpurun.launcher.trace.explain import capture_text
 from gpurun.launcher.trace.merge import merge_traces
 from gpurun.launcher.trace.model import RankTrace, TraceReport
 from gpurun.launcher.trace.requested_tables import TABLES, Table
@@ -225,7 +225,7 @@ def tables_answer(
         label: what the variant is called.
         against: the label and report of another variant, whose tree of operators is compared.
     """
-    about = headline(report)
+    about = capture_text(report)
     if against is not None:
         other, base = against
         shown, about = shown_changes(diff_traces(base, report), other, label)

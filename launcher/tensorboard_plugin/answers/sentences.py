@@ -108,7 +108,7 @@ def _traced_parts(rank: RankFigures) -> Mapping[str, float]:
 
 def untraced(variant: VariantResult, comparison: Comparison) -> str | None:
     """Why a program that was to be traced has no trace; `None` of other variants."""
-    found = _noticed("worker-warning", variant, comparison, NO_TRACE)
+    found = _noticed("noticed", variant, comparison, NO_TRACE)
     return _sentence(found.removeprefix(NO_TRACE)) if found else None
 
 

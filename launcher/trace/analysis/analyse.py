@@ -260,7 +260,7 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
     ranks = [rank for rank, _ in ranked.digests]
     last_ranks = [last_rank(each, matched.offsets) for each in matched.collectives]
     report = TraceReport(
-        schema=1,
+        schema=2,
         base_time_ns=base_ns if abs(base_ns) < MAX_UNIX_NS else 0,
         warnings=tuple(warnings),
         clock_offsets_us={str(rank): matched.offsets[rank] / 1000 for rank in ranks},
@@ -277,7 +277,7 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
         parallelism=parallel_kinds(_whole(views), kinds),
         pipeline=pipeline(_whole(views), kinds.stages, matched.offsets),
     )
-    return replace(report, conclusion=explain(report))
+    return replace(report, findings=explain(report))
 
 
 def _in_us(bounds_ns: Shift) -> tuple[float | None, float | None]:

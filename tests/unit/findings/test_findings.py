@@ -96,7 +96,7 @@ def test_each_finding_is_in_one_place_of_the_screen(codes: list[str], most: int)
 
 
 def test_findings_are_in_the_order_of_what_they_concern() -> None:
-    small, large = (finding("input-stall", where="x", found="y", weight=share) for share in (0.1, 0.4))
+    small, large = (finding("input-stall", cause="x", weight=share) for share in (0.1, 0.4))
     answer = finding("not-measured", leader="x", ended="y")
     assert ranked([small, answer, large]) == (answer, large, small)
 

@@ -229,8 +229,8 @@ def test_varied_keys_have_columns_of_their_own() -> None:
 
 def test_warnings_are_shown_once_and_name_their_variants(wording: Wording) -> None:
     warned, other = variant("ddp-2-even"), variant("ddp-2-40-24")
-    said = [(warned, "worker-warning", "BatchNorm sees 32 samples per rank")]
-    found = named_once([*said, *((one, "worker-warning", "dropout") for one in (warned, other))], 2)
+    said = [(warned, "noticed", "BatchNorm sees 32 samples per rank")]
+    found = named_once([*said, *((one, "noticed", "dropout") for one in (warned, other))], 2)
     comparison = replace(with_variants(warned, other), findings=(*COMPARISON.findings, *found))
     text = shown(comparison, 120)
     wording(text)

@@ -245,12 +245,12 @@ def test_a_launch_without_a_whole_round_costs_no_other(tmp_path: Path) -> None:
 def test_traces_are_shown_and_nothing_is_written_through_a_link_of_their_run(tmp_path: Path) -> None:
     shutil.copytree("docs/runs/gpt-splits", tmp_path / "run")
     shown, moved = sorted(each for each in (tmp_path / "run/variants").iterdir() if [*each.glob("*.gz")])[:2]
-    assert diagnosis(shown) is not None
+    assert diagnosis(shown)
     for table in (shown / "trace.json", moved / "trace.json"):
         table.write_text("mine")
     moved.rename(tmp_path / "elsewhere")
     moved.symlink_to(tmp_path / "elsewhere")
-    assert diagnosis(shown) is None
+    assert not diagnosis(shown)
     assert (tmp_path / "elsewhere/trace.json").read_text() == "mine"
 
 

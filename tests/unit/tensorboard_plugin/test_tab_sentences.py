@@ -134,7 +134,7 @@ def test_sentences(snapshot: Callable[[str, str], None]) -> None:
         "a step without a trace": step_sentence(UNTRACED),
         "a step without ranks": step_sentence(replace(UNTRACED, ranks=())),
         "no step": step_sentence(replace(UNTRACED, step_ms=None)),
-        "a program that ended before its trace": untraced(EVEN, noticed("worker-warning", SHORT)),
+        "a program that ended before its trace": untraced(EVEN, noticed("noticed", SHORT)),
         "a variant without such a warning": untraced(EVEN, COMPARISON),
         "operators": operators(),
         "operators, compared": operators(OTHER, against_step_ms=59.8),
@@ -190,8 +190,8 @@ def test_the_traces_of_a_variant_have_the_finding_of_the_report_and_the_tab(tmp_
     run = RunDir(shutil.copytree(RECORDED, tmp_path / RECORDED.name))
     comparison = compare_run(run)
     for variant in comparison.variants:
-        said = diagnosis(run.variant(variant.id))
-        assert said is not None
-        assert said.startswith(str(explanation(variant, comparison)).removesuffix(".").removesuffix(")"))
-        is_named = variant.id != comparison.first and variant.id in comparison.summary
-        assert not is_named or said[1:] in comparison.summary
+        found, *_ = diagnosis(run.variant(variant.id))
+        said = str(explanation(variant, comparison)).removesuffix(".").removesuffix(")")
+        assert said[1:] in found.text
+        is_named = variant.id in (each.variant for each in comparison.findings if each.level == "cause")
+        assert not is_named or found.text in [each.text for each in comparison.findings]

@@ -6,7 +6,7 @@ import pytest
 
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.explain import CUT, explain, explained_stretches, mean_stretch
+from gpurun.launcher.trace.explain import CUT, explained_stretches, mean_stretch
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.several_ranks.test_trace_groups import grouped
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
@@ -28,8 +28,9 @@ def test_the_sentence_is_about_the_steps_that_the_table_shows(
     (mean,) = (line.split() for line in text.splitlines() if line.startswith("mean "))
     assert mean[:2] == ["mean", "0.100"]
     assert mean[-5:-2] == ["0.075", "0.075", "-"]  # idle, all of it the host's
-    wording(explain(report))
-    assert explain(report) in " ".join(text.split())
+    wording(report.conclusion)
+    said = " ".join(text.split())
+    assert all(each.text in said for each in report.findings)
 
 
 def test_where_ranks_wait_in_a_ring_no_rank_is_blamed(tmp_path: Path, wording: Wording) -> None:
@@ -39,7 +40,7 @@ def test_where_ranks_wait_in_a_ring_no_rank_is_blamed(tmp_path: Path, wording: W
     for rank in range(4):
         messages = [("send", (rank + 1) % 4), ("recv", (rank - 1) % 4)]
         grouped(job, rank, messages, 1_000 + 600 * rank, 3_000)
-    text = explain(job.report(tmp_path))
+    text = job.report(tmp_path).conclusion
     wording(text)
     assert "rank 0" not in text
 
@@ -53,10 +54,10 @@ def test_no_cause_is_named_for_what_a_truncated_file_lacks(
     paths = [write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2)) for rank in (0, 1)]
     text = paths[1].read_text()
     paths[1].write_text(text[: (text.rindex if lacks == "kernel" else text.index)(f'"{lacks}"')])
-    assert explain(analyse_paths(paths[1:])) == CUT
+    assert analyse_paths(paths[1:]).conclusion == f"N{CUT[1:]}."
     report = analyse_paths(paths)
     assert [rank.is_cut for rank in report.ranks] == [False, True]
-    wording(explain(report))
+    wording(report.conclusion)
     mean = mean_stretch(explained_stretches(report))
     assert mean.span_us == pytest.approx(100, abs=20)
 
@@ -65,13 +66,13 @@ def test_without_steps_the_sentence_is_about_the_total(tmp_path: Path, wording: 
     events = [kernel("a", 0, 25), launch(70, 1, 2), kernel("b", 75, 25, 2)]
     report = analyse_paths([write(tmp_path / "rank0.json", events)])
     assert "mean" not in render_trace(report, 120)
-    wording(explain(report))
+    wording(report.conclusion)
 
 
 def test_gaps_between_operators_of_a_cpu_are_not_called_python(tmp_path: Path, wording: Wording) -> None:
     """It may sleep: a trace doesn't have the time that its threads worked. Nor is there advice about GPUs."""
     on_cpu = [step(1, 0, 100), span("cpu_op", "aten::mm", 0, 20), span("cpu_op", "aten::mm", 80, 20)]
-    wording(explain(analyse_paths([write(tmp_path / "cpu.json", on_cpu)])))
+    wording(analyse_paths([write(tmp_path / "cpu.json", on_cpu)]).conclusion)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_gaps_are_of_an_unknown_cause_where_the_launch_of_what_came_next_is(
     report = analyse_paths([write(tmp_path / "t.json", [*launches, *work])])
     causes = report.ranks[0].total.idle_by_cause_us
     assert (causes.unknown, causes.other) == (605 if not launches else 600, 0)
-    wording(explain(report))
+    wording(report.conclusion)
 
 
 def test_what_the_cpu_waits_for_on_a_device_that_the_trace_lacks_is_not_called_python(
@@ -95,7 +96,7 @@ def test_what_the_cpu_waits_for_on_a_device_that_the_trace_lacks_is_not_called_p
     ops = [span("cpu_op", "aten::mm", 0, 20), span("cpu_op", "aten::mm", 80, 20)]
     mtia = span("mtia_ccp_events", "k", 10, 60)
     (tmp_path / "t").mkdir()
-    wording(explain(analyse_paths([write(tmp_path / "t" / "t.json", [*ops, mtia])])))
+    wording(analyse_paths([write(tmp_path / "t" / "t.json", [*ops, mtia])]).conclusion)
 
 
 @pytest.mark.parametrize(("memory", "advised"), [("Pageable", True), ("Pinned", False)])
@@ -103,7 +104,7 @@ def test_pinning_is_advised_only_where_copies_are_not_pinned(
     tmp_path: Path, memory: str, advised: bool, wording: Wording
 ) -> None:
     copy = kernel(f"Memcpy HtoD ({memory} -> Device)", 10, 80, 1) | {"cat": "gpu_memcpy"}
-    text = explain(analyse_paths([write(tmp_path / "t.json", [launch(9, 1, 1), copy])]))
+    text = analyse_paths([write(tmp_path / "t.json", [launch(9, 1, 1), copy])]).conclusion
     wording(text)
     assert ("pin the memory" in text) == advised
 
@@ -119,7 +120,7 @@ def test_the_sentence_names_the_stage_that_waits(tmp_path: Path, wording: Wordin
                 job.kernel(rank, "gemm", begin + start, begin + end, False)
         job.message(0, 1, (begin + 25_000, begin), (begin + 25_000, begin + 25_000))
         job.message(1, 0, (begin + 60_000, begin + 25_000), (begin + 60_000, begin + 60_000))
-    wording(explain(job.report(tmp_path)))
+    wording(job.report(tmp_path).conclusion)
 
 
 def test_a_bubble_is_nothing_but_waiting_and_a_straggler_in_a_stage_is_named_too(
@@ -137,7 +138,7 @@ def test_a_bubble_is_nothing_but_waiting_and_a_straggler_in_a_stage_is_named_too
         job.message(rank, rank + 2, (asks_us, 20_000), (20_100, 20_100))
     report = job.report(tmp_path)
     assert [(stage.ranks, stage.bubble_us) for stage in report.pipeline] == [((0, 1), 7_500), ((2, 3), 0)]
-    wording(explain(report))
+    wording(report.conclusion)
 
 
 @pytest.mark.parametrize("description", ["mesh_dp", "mesh_tp", "undefined"])
@@ -149,4 +150,4 @@ def test_advice_on_transfer_fits_the_kind_of_parallelism(
     for ranks in ([0, 1], [2, 3]):
         described: dict[str, object] = {"Process Group Description": description}
         job.all_reduce("1", ranks, [1_000, 1_000], 3_000, args=described)
-    wording(explain(job.report(tmp_path)))
+    wording(job.report(tmp_path).conclusion)

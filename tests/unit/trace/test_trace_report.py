@@ -75,9 +75,9 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
         "copies",
         "launches",
         "critical_path",
-        "conclusion",
+        "findings",
     ]
-    assert content["schema"] == 1
+    assert content["schema"] == 2
     assert content["base_time_ns"] == 1_700_000_000_000_000_000
     assert content["clock_offsets_us"] == {"0": 0.0, "1": 20_000.0}
     rank = content["ranks"][0]

@@ -12,7 +12,6 @@ from gpurun.launcher.tensorboard_plugin.answers.operators import operators_answe
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.diff import diff_traces
-from gpurun.launcher.trace.explain import explain
 from gpurun.launcher.trace.model import RankTrace, StepBreakdown, TraceReport
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
@@ -81,7 +80,7 @@ def test_work_whose_launch_is_not_recorded_does_not_move_steps(tmp_path: Path, k
 
 def test_who_is_behind_is_not_blamed_on_the_cpu(tmp_path: Path, wording: Wording) -> None:
     report = analyse_paths([write(tmp_path / "rank0.json", behind(30))])
-    wording(explain(report))
+    wording(report.conclusion)
     assert all(each.idle_by_cause_us.host == 0 for each in report.ranks[0].steps)
 
 
