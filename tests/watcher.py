@@ -18,6 +18,10 @@ VARIABLE = "GPURUN_TEST_SESSION"
 NAMESPACES = Path("/run/netns")
 """Where `ip netns add` keeps their names; those of tests begin with `gpurun-PID-`."""
 
+HOSTS = Path("/etc/hosts")
+HOSTS_MARK = "# a test of gpurun, process "
+"""Lines with it are removed when that process has ended."""
+
 EXEC_S = 1.0
 """A process is within `execve` for less, at the end of which it gets its environment."""
 
@@ -65,6 +69,17 @@ def main(session: str, cache: Path) -> None:
         owner = name.split("-")[1] if name.startswith("gpurun-") else ""
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
             subprocess.run(["ip", "netns", "del", name], check=False)
+    lines = HOSTS.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not _is_left_behind(line)]
+    if kept != lines:
+        with contextlib.suppress(PermissionError):
+            HOSTS.write_text("".join(kept))
+
+
+def _is_left_behind(line: str) -> bool:
+    """Whether a line of /etc/hosts is that of a test whose process has ended."""
+    _, mark, owner = line.strip().partition(HOSTS_MARK)
+    return bool(mark) and not Path("/proc", owner).exists()
 
 
 def _processes_of(session: str) -> tuple[list[int], list[int]]:

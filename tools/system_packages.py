@@ -24,7 +24,7 @@ PROGRAMS = {
 """Debian's package → the programs that tests start from it."""
 FOR_ROOT = {"iproute2", "slurm-wlm", "munge", "openmpi-bin", "mpich"}
 """What only root's tests need: two hosts in network namespaces, a Slurm of two nodes, `mpirun`."""
-FOR_ALL = {"slurm-wlm", "munge", "openmpi-bin", "mpich"}
+FOR_ALL = {"iproute2", "slurm-wlm", "munge", "openmpi-bin", "mpich"}
 """What only tests of `make test-all` need."""
 FONTS = "fonts-dejavu-core"
 """Chromium draws with it."""

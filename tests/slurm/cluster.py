@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from gpurun.launcher.machine.process_tree import descendants
+from tests import watcher
 
 NODES = ("ci0", "ci1")
 START_S = 30.0
@@ -46,8 +47,7 @@ NodeName=ci[0-1] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] \
 CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=1000 State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-_HOSTS = Path("/etc/hosts")
-_HOSTS_LINE = "127.0.0.1 ci0 ci1 # gpurun's tests\n"
+_HOSTS_LINE = f"127.0.0.1 ci0 ci1 {watcher.HOSTS_MARK}{os.getpid()}\n"
 
 
 class SlurmCluster:
@@ -70,7 +70,7 @@ class SlurmCluster:
             last=port + 2,
         )
         (self.directory / "slurm.conf").write_text(text)
-        with _HOSTS.open("a") as file:
+        with watcher.HOSTS.open("a") as file:
             file.write(_HOSTS_LINE)
         try:
             self._start()
@@ -89,7 +89,7 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        _HOSTS.write_text(_HOSTS.read_text().replace(_HOSTS_LINE, ""))
+        watcher.HOSTS.write_text(watcher.HOSTS.read_text().replace(_HOSTS_LINE, ""))
 
     def run(self, *argv: str) -> str:
         """What a command of Slurm prints."""

@@ -11,8 +11,8 @@ from benchmarks.__main__ import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "tests/promises.md"
-NOT_IN_MAKE_TEST = {"slow", "gpu"}
-"""Marks of tests that `make test` leaves out."""
+NOT_IN_MAKE_TEST = {"slow", "gpu", "skip", "xfail"}
+"""Marks of tests that `make test` leaves out, or that hold nothing."""
 OF_GPUS = "tests/gpu/"
 """Its conftest marks all tests there."""
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
@@ -69,6 +69,8 @@ def own_marks(part: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunct
     for node in part.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
             given += node.value.elts if isinstance(node.value, ast.List | ast.Tuple) else [node.value]
+    if any("first(0," in ast.unparse(mark) for mark in given):  # all its cases are slow
+        return {"slow"}
     names = (ast.unparse(mark.func if isinstance(mark, ast.Call) else mark) for mark in given)
     return {name.removeprefix("pytest.mark.") for name in names if name.startswith("pytest.mark.")}
 
@@ -77,6 +79,7 @@ def own_marks(part: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunct
     ("source", "found"),
     [
         ("def test_a(): ...", set()),
+        ('@pytest.mark.parametrize("a", first(0, [1]))\ndef test_a(): ...', {"slow"}),
         ("def test_b(): ...", None),
         ("@pytest.mark.slow\n@pytest.mark.parametrize('x', [])\ndef test_a(): ...", {"slow", "parametrize"}),
         ("pytestmark = pytest.mark.slow\ndef test_a(): ...", {"slow"}),
