@@ -16,7 +16,7 @@ from gpurun.launcher.compare.figures.program_steps import (
     planned_launch,
     steps_of_launches,
 )
-from gpurun.launcher.compare.figures.ranks import rank_figures
+from gpurun.launcher.compare.figures.ranks import RankFigures, rank_figures
 from gpurun.launcher.compare.figures.recorded import Measured, has_cold_peak, read_measured, typical_ms
 from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
 from gpurun.launcher.compare.figures.step_time import step_times
@@ -81,6 +81,7 @@ from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Look, TimeChange
+from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.stats.sequential import ALPHA, is_spent
 
 SCHEMA = 3
@@ -335,7 +336,7 @@ def variant_result(
     middle_ms = step_ms.estimate if step_ms else None
     traced = of_timed(of_devices(read_traced(run, variant.id), variant.devices), typical_ms(measured))
     ranks = rank_figures(run, measured, traced, nodes)
-    noticed = _noticed(measured, traced, findings(measured, ranks, middle_ms))
+    noticed = _noticed(measured, ranks, traced, findings(measured, ranks, middle_ms))
     rates = throughput(measured, middle_ms, host)
     result = VariantResult(
         id=variant.id,
@@ -380,7 +381,9 @@ def variant_result(
     return result, noticed
 
 
-def _noticed(measured: Measured, traced: Traced | None, found: Noticed) -> Noticed:
+def _noticed(
+    measured: Measured, ranks: Sequence[RankFigures], traced: Traced | None, found: Noticed
+) -> Noticed:
     """All that was noticed: by ranks, in traces, and in the figures."""
     status = measured.status
     unsteady = [("unsteady", f"unsteady: {status.reason}")] if status.status == "unsteady" else []
@@ -389,7 +392,9 @@ def _noticed(measured: Measured, traced: Traced | None, found: Noticed) -> Notic
         ("traced-differ" if text.startswith(TRACED) else "noticed", text)
         for text in (traced.warnings if traced else ())
     ]
-    return (*unsteady, *by_ranks, *in_traces, *found)
+    is_affected = any((rank.queue_percent or 0.0) > QUEUE_PERCENT for rank in ranks)
+    trends = [("noticed", text) for text in measured.trends if not is_affected]  # else load explains it
+    return (*unsteady, *by_ranks, *trends, *in_traces, *found)
 
 
 def _kind_of(warning: str) -> str:

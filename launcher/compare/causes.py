@@ -15,6 +15,7 @@ from gpurun.launcher.compare.interference import interference_of
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.explain import CODES, MENTION_FROM, TRANSFER_OR_WAIT, Kind, cause_named, in_keys
 from gpurun.launcher.units import format_ms, plural
@@ -292,6 +293,8 @@ def _wait(ranks: Sequence[RankFigures]) -> Loss:
         wait_ms = 0.0  # it waits, but not because some rank has more to do
     if any(_more_ms(kind, cause, waiting) >= MOST * wait_ms for kind in ("input", "copies", "host")):
         wait_ms = 0.0  # that rank isn't slow at computing: what it loses itself says why it is late
+    if _samples_ratio(cause, waiting) <= 1 and _queued_ms(cause) >= MOST * wait_ms:
+        wait_ms = 0.0  # it waited for cores that other programs used
     split_ms = min(wait_ms, _work_ms(waiting) * max(0.0, _samples_ratio(cause, waiting) - 1))
     kind: Kind = "split" if split_ms > wait_ms - split_ms else "straggler"
     span_ms = waiting.span_ms or 0.0
@@ -350,6 +353,12 @@ def _reason(
         if ratio == 1
         else f", although rank {cause.rank} has fewer samples"
     )
+
+
+def _queued_ms(rank: RankFigures) -> float:
+    """How long the rank waited for cores under other load, of its traced step; 0 where that is little."""
+    percent = rank.queue_percent or 0.0
+    return percent / 100 * (rank.span_ms or 0.0) if percent > QUEUE_PERCENT else 0.0
 
 
 def _samples_ratio(cause: RankFigures, waiting: RankFigures) -> float:

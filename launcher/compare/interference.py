@@ -78,13 +78,13 @@ def waiting_findings(
     reasons = interference_in(results)
     if not reasons:
         return ()
-    step = finding("cool-down") if is_hot(results) else finding("less-load", advice=less)
+    step = finding("cool-down") if is_hot(results) else finding("less-load", weight=0.96, advice=less)
     if is_hot(results) or rival is None:
         return (finding("affected-by-load", found=named(reasons)), step)
     if rival.behind.verdict not in ("slower", "faster"):
         return (step,)
     quiet = rival.behind.without_load or WithoutLoad()
-    return (_without_load(rival, quiet), *(() if quiet.holds == "yes" else (step,)))
+    return (_without_load(rival, quiet), *((step,) if quiet.holds == "no" else ()))
 
 
 _HOLDS = {

@@ -74,6 +74,8 @@ class Measured:
     """ln(mean step in ns) of a program's launches, by repetition; empty for others."""
     aa_logs: Mapping[int, Mapping[RoundKey, float]] = field(default_factory=dict)
     """The same of `aa`."""
+    trends: tuple[str, ...] = ()
+    """That steps of a program grow or shrink, which other load may explain."""
     memory: Mapping[int, MemoryPeak] = field(default_factory=dict)
     """Memory by rank."""
     balance: Balance | None = None
@@ -133,10 +135,11 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
         timed = program_times(steps, world_size)
     facts = run.read_facts(variant.id)
     of_steps: tuple[str, ...] = ()
+    trends: tuple[str, ...] = ()
     if status is None or status.status in MEASURED:  # else the failure is what there is to say
         trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
         uneven = uneven_ranks(steps) if variant.kind.runs_program and status is not None else ()
-        of_steps = (*sample_of_steps(steps, variant.kind.runs_program), *short, *uneven, *trends)
+        of_steps = (*sample_of_steps(steps, variant.kind.runs_program), *short, *uneven)
     facts = replace(facts, warnings=(*facts.warnings, *read.damage, *of_steps))
     balance = None if variant.split else run.read_balance(variant.id)
     if status is not None and status.status == "ok" and unsteady:
@@ -155,6 +158,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
         finished=status is not None,
         facts=facts,
         steps=steps,
+        trends=trends,
         timed=timed,
         aa=tuple(aa),
         logs=launch_logs(timed, repetitions),

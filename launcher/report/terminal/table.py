@@ -4,6 +4,7 @@ Columns that don't fit are dropped, never wrapped. `plain` is for pipes: no colo
 one line per variant and per sentence.
 """
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -308,13 +309,23 @@ def _unranked_lines(
 
 def _reason_lines(variant: VariantResult, indent: int, page: Page) -> list[str]:
     ran = "no figures" if variant.wall_s is None else f"no steps; ran for {variant.wall_s:.1f} s"
-    reason = " ".join((variant.reason or ran).split())
+    reason = _first_words(variant) or ran
     if variant.step_ms:
         reason = f"{reason}; before that, its steps took about {variant.step_ms.estimate:.3g} ms"
     if page.plain:
         return [reason]
     room = max(page.width - indent, 20)
     return textwrap.wrap(reason, room, max_lines=REASON_LINES, placeholder=" …")
+
+
+_OUT_OF_MEMORY = re.compile(r"^(.*?ran out of memory)\b.*?(tried to allocate [\d.]+ \w+)", re.I | re.S)
+"""The beginning of the message of an allocator, which goes on for lines; the log has it all."""
+
+
+def _first_words(variant: VariantResult) -> str:
+    """The reason on one line; of an allocator's message how much it lacked."""
+    found = _OUT_OF_MEMORY.search(variant.reason or "")
+    return " ".join((f"{found[1]}: {found[2]}" if found else variant.reason or "").split())
 
 
 def footer(comparison: Comparison, page: Page, details: bool = False) -> list[Text]:

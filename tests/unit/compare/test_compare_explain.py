@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.compare.causes import largest_loss, loss_text, main_cause, remaining, why_slower
+from gpurun.launcher.compare.causes import largest_loss, loss_text, losses, main_cause, remaining, why_slower
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, disagreement
 from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
@@ -404,3 +404,12 @@ def test_ranks_of_a_program_that_never_communicate_are_named(
     ]
     measured: Any = SimpleNamespace(variant=SimpleNamespace(kind=JOB_KINDS[kind]))
     assert never_communicate(measured, ranks) is said
+
+
+def test_a_rank_that_waits_for_cores_is_not_blamed_for_its_step() -> None:
+    """Both do the same, and other programs had the cores of one of them."""
+    slow, quick = rank(0, 32, 31.0), rank(1, 32, 24.6, 6.4)
+    late = variant("late", (32, 32), 31.5, slow, quick)
+    assert str(largest_loss(late.ranks)).startswith("rank 1 waits 6.40 of 31.0 ms for rank 0")
+    loaded = (replace(slow, queue_percent=20.0), quick)
+    assert all(not loss.is_wait or loss.ms == 0 for loss in losses(loaded))

@@ -126,6 +126,20 @@ def test_a_program_whose_steps_grow_or_shrink_all_the_time_has_a_warning(
     assert any("during a launch" in text for text in warnings_of(comparison, found)) == warns
 
 
+def test_steps_that_grow_while_other_programs_use_the_cores_have_no_warning_of_it(files: Files) -> None:
+    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    steps = [step_of(number, 60 + 3 * number) for number in range(35)]
+    lines = [changed(step, queue_ns=4 * 10**7, others_ns=4 * 10**7) for step in steps]
+    lines[10:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
+    append_lines(files.run.steps(program.id, 0), lines)
+    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
+    files.close(program)
+    comparison = compare_run(files.run)
+    (found,) = comparison.variants
+    assert known(found.ranks[0].queue_percent) > 5
+    assert not any("during a launch" in text for text in warnings_of(comparison, found))
+
+
 def test_of_a_program_that_failed_only_the_failure_is_said(files: Files) -> None:
     program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     for launch_id in ("01", "02"):

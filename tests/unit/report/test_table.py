@@ -220,6 +220,28 @@ def test_a_long_reason_is_wrapped_below_itself_on_a_terminal_only() -> None:
     assert "word " * 39 in shown(with_variants(long), plain=True)
 
 
+@pytest.mark.parametrize(
+    ("message", "shown_as"),
+    [
+        (
+            "rank 0 ran out of memory: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: "
+            "can't allocate memory: you tried to allocate 4503599627370496 bytes. Error code 12 (Cannot allocate)",
+            "rank 0 ran out of memory: tried to allocate 4503599627370496 bytes",
+        ),
+        (
+            "rank 1 ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+            "capacity of 79.1 GiB of which 1.1 GiB is free. Process 1 has 78 GiB memory in use.",
+            "rank 1 ran out of memory: Tried to allocate 2.00 GiB",
+        ),
+        ("cuda:0 had 139.8 of 140.0 GiB in use", "cuda:0 had 139.8 of 140.0 GiB in use"),
+    ],
+)
+def test_of_an_allocators_message_a_cell_has_how_much_it_lacked(message: str, shown_as: str) -> None:
+    full = replace(variant("dp-2-48-16"), reason=message)
+    lines = lines_of(shown(with_variants(full), 200))
+    assert any(line.endswith(shown_as) for line in lines)
+
+
 def test_varied_keys_have_columns_of_their_own() -> None:
     wide = replace(variant("ddp-2-even"), varied={"precision": "bf16", "params": {"width": 256}})
     header, row = lines_of(shown(with_variants(wide)))[:2]
