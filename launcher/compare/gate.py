@@ -216,7 +216,6 @@ def gate_of_run(
     before = f"at {gate.a.name}"
     if load is not None:
         advice[LESS_AT_ONCE] = None
-        before += f" at this machine's load (waiting for cores took {load:.0f} % of a step)"
     found = gate_of(gate.threshold_percent, before, rows, tuple(advice), gate.metric)
     details = found.details
     if gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs):

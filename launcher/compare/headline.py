@@ -27,6 +27,7 @@ from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Plan, Variant
+from gpurun.launcher.stats.family import Outcome
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import (
     GIB,
@@ -62,7 +63,9 @@ def conclude(
     """
     if gate is not None:
         advice = (finding("gate-advice", found=text) for text in gate.details)
-        return (finding("gate", found=gate.headline, outcome=gate.outcome), *advice)
+        load = load_percent(results) if gate.metric == "wall" else None  # CPU time has no waiting in it
+        verdict = GATE_VERDICTS.get(gate.outcome)  # else the headline says it
+        return (finding("gate", verdict=verdict, found=gate.headline, queue_percent=load), *advice)
     if not is_one_task(plan):
         return (_separate_work(plan, results), *waiting_findings(results, less_load))
     ran = [result for result in results if result.wall_s is not None]
@@ -77,6 +80,9 @@ def conclude(
         found = ranking_findings(standings, plan.baseline, within, load_percent(results))
     rival = _named_rival(standings, plan.baseline) if standings else None
     return (*found, *waiting_findings(results, less_load, rival))
+
+
+GATE_VERDICTS: Mapping[Outcome, str] = {"slower": "failed", "not slower": "passed"}
 
 
 def fitting_in(
@@ -299,8 +305,7 @@ def _unproven_lead(
         leader=named_with_error(leader),
         other=named_with_error(closest.result),
         num_more=len(undecided) - 1 or None,
-        percent=abs(percent),
-        direction=_direction(percent, _measure(leader, closest.result)),
+        percent=percent if percent > 0 else None,
         queue_percent=limits["queue_percent"],
     )
     found = [answer]
@@ -310,13 +315,6 @@ def _unproven_lead(
     if established is not None:
         found += [slower(established, leader), *_why(established.result, leader)]
     return tuple(found)
-
-
-def _direction(percent: float, measure: str) -> str:
-    """`slower`, on average; of other batches `slower per sample`."""
-    if measure == "program":
-        return "longer" if percent >= 0 else "shorter"
-    return f"{'slower' if percent >= 0 else 'faster'}{' per sample' if measure == 'sample' else ''}"
 
 
 def _close_race(

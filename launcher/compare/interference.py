@@ -79,12 +79,11 @@ def waiting_findings(
     if not reasons:
         return ()
     step = finding("cool-down") if is_hot(results) else finding("less-load", weight=0.96, advice=less)
-    if is_hot(results) or rival is None:
-        return (finding("affected-by-load", found=named(reasons)), step)
-    if rival.behind.verdict not in ("slower", "faster"):
-        return (step,)
+    load = finding("affected-by-load", found=named(reasons))
+    if is_hot(results) or rival is None or rival.behind.verdict not in ("slower", "faster"):
+        return (load, step)
     quiet = rival.behind.without_load or WithoutLoad()
-    return (_without_load(rival, quiet), *((step,) if quiet.holds == "no" else ()))
+    return (load, _without_load(rival, quiet), *((step,) if quiet.holds == "no" else ()))
 
 
 _HOLDS = {

@@ -124,14 +124,17 @@ def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, 
 UNDECIDED_CODES = ("not-distinguished", "fastest-on-average")
 
 
-def more_launches_note(findings: Iterable[Finding], plan: Plan) -> list[Finding]:
+def more_launches_note(findings: Sequence[Finding], plan: Plan) -> list[Finding]:
     """The next step where the answer isn't sure and no finding says how long deciding takes."""
     codes = {each.code for each in findings}
     has_step = codes & {"more-launches", "measure-longer", "cannot-be-decided", "launched-once"}
     if has_step or not codes.intersection(UNDECIDED_CODES):
         return []
-    setting = more_launches(plan.budget_s is not None)
-    return [finding("more-launches", weight=0.99, num_pairs="more launches", setting=setting)]
+    lacks_rounds = any(" round" in each.text for each in findings if each.code == "too-few")
+    more, setting = "more launches", more_launches(plan.budget_s is not None)
+    if lacks_rounds and plan.budget_s is None:
+        more, setting = "more rounds", "`steps: {rounds: 28}`"
+    return [finding("more-launches", weight=0.99, num_pairs=more, setting=setting)]
 
 
 MUCH_LONGER = 1.1

@@ -132,6 +132,8 @@ def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda each: (_ORDER.index(each.level), -each.weight)))
 
 
+NEXT = "Next"
+"""The title of what to do."""
 MOST_DANGERS = 2
 """That are written out; of more, their number."""
 
@@ -152,7 +154,7 @@ def screen_of(findings: Sequence[Finding], most_dangers: int = MOST_DANGERS) -> 
     answer, why, then = (of_level(findings, level)[:1] for level in ("answer", "cause", "remedy"))
     dangers = of_level(findings, "danger")
     titles = [*((KINDS[each.code].title, each) for each in answer)]
-    titles += [*(("Why", each) for each in why), *(("Next", each) for each in then)]
+    titles += [*(("Why", each) for each in why), *((NEXT, each) for each in then)]
     more = len(dangers) - most_dangers
     shown = tuple(each.text for each in dangers[:most_dangers])
     first = {id(each) for each in (*answer, *why, *then, *dangers[:most_dangers])}

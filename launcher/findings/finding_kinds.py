@@ -27,7 +27,6 @@ class Kind:
     """Of an answer: the word before it."""
 
 
-_LOAD = "[ at this machine's load (waiting for cores took {queue_percent} of a step)]"
 _WITHIN = "[ within {within}]"
 _PAIRS = "[; {wins} of {of} pairs]"
 _RANGE = f"[ ({{ci}}{_PAIRS})]"
@@ -52,7 +51,7 @@ _AVERAGE = "The geometric mean over launches of a robust mean over rounds."
 ANSWERS: Mapping[str, Kind] = {
     "fastest": Kind(
         "answer",
-        f"{{leader}}, {{percent}} {{how}} the baseline {{other}}{_RANGE}{_WITHIN}{_LOAD}",
+        f"{{leader}}, {{percent}} {{how}} the baseline {{other}}{_RANGE}{_WITHIN}",
         "One variant is faster than all others, and that is sure.",
         _SURE,
         "Use it; `gpurun report RUN --details` prints the code for an uneven split.",
@@ -60,7 +59,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "baseline-fastest": Kind(
         "answer",
-        f"{{leader}}, the baseline; {{other}} {{how}}{_RANGE}{_WITHIN}{_LOAD}",
+        f"{{leader}}, the baseline; {{other}} {{how}}{_RANGE}{_WITHIN}",
         "The baseline is faster than all others, and that is sure; the closest is named.",
         _SURE,
         "Keep the baseline.",
@@ -68,7 +67,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "not-distinguished": Kind(
         "answer",
-        f"{_NONE} can't be distinguished{_CHANGE}[, nor can {{num_more:other}}]{_WITHIN}{_LOAD}",
+        f"{_NONE} can't be distinguished{_CHANGE}[, nor can {{num_more:other}}]{_WITHIN}",
         "The fastest on average isn't surely faster than the next.",
         "The interval of their difference includes 0.",
         _LONGER,
@@ -76,7 +75,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "differ-too-little": Kind(
         "answer",
-        f"{_NONE} differ by too little to be ranked{_CHANGE}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
+        f"{_NONE} differ by too little to be ranked{_CHANGE}[, as {{num_more:other}}]{_WITHIN}",
         "The difference is sure, and so small that it counts for nothing.",
         "The interval excludes 0, and the difference may be below 1 %.",
         _OTHER_FIGURE,
@@ -84,7 +83,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "equally-fast": Kind(
         "answer",
-        f"{_NONE} are equally fast{_CHANGE}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
+        f"{_NONE} are equally fast{_CHANGE}[, as {{num_more:other}}]{_WITHIN}",
         "The fastest variants differ by less than 1 %, and that is sure.",
         "The whole interval of their difference lies within ±1 %.",
         _OTHER_FIGURE,
@@ -92,12 +91,11 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "fastest-on-average": Kind(
         "answer",
-        "{leader} on average; {other}[ and {num_more:other}] can't be ranked[ ({percent} {direction})]"
-        f"{_LOAD}",
+        "undecided: on average, {leader} leads {other}[ by {percent}][ and {num_more:other} by more]",
         "There are too few launches or rounds for an interval.",
         _SIX,
         _LONGER,
-        "Fastest",
+        "Answer",
     ),
     "only-variant": Kind(
         "answer",
@@ -158,7 +156,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "gate": Kind(
         "answer",
-        "{found}",
+        "[{verdict}: ]{found}",
         "Whether the code is slower than before by more than the threshold.",
         "Two one-sided bounds over paired launches, each wrong with at most 5 % over all looks.",
         "Exit code 5: find out what made it slower. Exit code 6: give it a larger `--budget`.",
@@ -287,7 +285,7 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "act-on-cause": Kind(
         "remedy",
-        "{advice}[; in {where} {found}]",
+        "[in {where} {found}: ]{advice}",
         "What would shorten the step of the fastest variant most.",
         "Its largest loss in traced steps, if that is at least 5 % of the step.",
         "Try it in a new variant, and compare.",

@@ -34,8 +34,11 @@ def measured_line(comparison: Comparison) -> str:
     for noun, nums in counted.items():
         if most := max(nums, default=0):
             parts.append(f"{f'{min(nums)} to ' if min(nums) < most else ''}{plural(most, noun)}")
+    queue_percent = comparison.answer.figures.get("queue_percent") if comparison.answer else None
+    if queue_percent is not None:
+        parts.append(f"at this machine's load (waiting for cores took {queue_percent:.0f} % of a step)")
     if noise.ci is not None:
-        parts.append(f"noise {interval_text(noise.ci)} %")
+        parts.append(f"noise (the baseline against itself) {interval_text(noise.ci)} %")
     agreed = [line for line in gradient_lines(comparison) if " agree " in line]
     if len(agreed) == 1:
         parts.append(f"{agreed[0][0].lower()}{agreed[0][1:].removesuffix('.')}")

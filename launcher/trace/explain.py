@@ -74,7 +74,7 @@ CAUSES: dict[Kind, Cause] = {
         "on transfers that nothing overlaps",
     ),
     "blocked": Cause(
-        "`gpurun stacks` shows what it waits for",
+        "`gpurun stacks RUN`, while it runs, shows what it waits for",
         "blocked: asleep, or waiting for a lock, a file or a network",
     ),
     "compute": Cause("compare the operators of both traces: `gpurun diff`", "computing"),

@@ -15,7 +15,7 @@ from gpurun.launcher.compare.figures.ranks import slowest_rank
 from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.findings.finding import screen_of
+from gpurun.launcher.findings.finding import NEXT, screen_of
 from gpurun.launcher.jobfile.device_values import node_bounds
 from gpurun.launcher.report.footnotes import detail_lines, measured_line
 from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms
@@ -173,8 +173,9 @@ def first_screen(comparison: Comparison, page: Page) -> list[Text]:
     """The answer, why, and what to do next; then dangers."""
     screen = screen_of(comparison.findings)
     if not comparison.complete:
-        said = page.in_progress or incomplete_text(comparison, page.run)
-        screen = replace(screen, dangers=(*screen.dangers, said))
+        said = (page.in_progress or incomplete_text(comparison, page.run)).removesuffix(".")
+        lines = (line for line in screen.lines if line[0] != NEXT)
+        screen = replace(screen, lines=(*lines, (NEXT, said)))
     return screen_lines(screen, None if page.plain else page.width)
 
 
@@ -214,6 +215,8 @@ def _variants(comparison: Comparison, page: Page) -> list[Text]:
 def _name_columns(variants: Sequence[VariantResult]) -> list[Column]:
     """Strategy and split, then a column per varied key."""
     keys = dict.fromkeys(key for variant in variants for key in variant.varied)
+    if len(variants) > 1:  # what all have says nothing about their times
+        keys = {key: None for key in keys if len({str(one.varied.get(key)) for one in variants}) > 1}
     columns = [
         Column("variant", tuple(Text(variant.strategy) for variant in variants)),
         Column("split", tuple(Text(split_label(variant)) for variant in variants)),

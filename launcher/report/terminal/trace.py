@@ -104,7 +104,12 @@ def render_trace(report: TraceReport, width: int) -> str:
         width: in columns.
     """
     screen = screen_of(report.findings)
-    parts: list[RenderableType] = [*screen_lines(screen, width), "", "Times in ms.", *_ranks(report, width)]
+    parts: list[RenderableType] = [
+        *screen_lines(screen, width),
+        "",
+        "Times in ms; of a rank, over all its steps.",
+        *_ranks(report, width),
+    ]
     parts += _steps(report, width)
     parts += parallelism_tables(report, width)
     parts += _collectives(report)
