@@ -170,7 +170,7 @@ DANGERS: Mapping[str, Kind] = {
         "{of}{found}",
         "The variant trains another model than one device would; its speed is no gain.",
         _GRADIENT,
-        "Weigh the ranks' losses by their samples; see docs/gradients.md.",
+        "Weigh the ranks' losses by their samples; see docs/your-model.md.",
     ),
     "variant-failed": Kind(
         "danger",
@@ -384,7 +384,7 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
     ),
     "few-launches": (
         "identical launches vary, so comparing {who} with {other} takes {num_needed:pair} of launches "
-        "(this run has {num_pairs})[: set {setting}]",
+        "(this run has {num_pairs})",
         "Variants that run in processes of their own need several launches.",
         "The number of launches of both.",
         _LONGER,

@@ -55,6 +55,7 @@ def test_a_kind_has_a_sentence_a_meaning_a_rule_and_something_to_do(code: str) -
     assert bool(kind.title) == (kind.level == "answer")
     assert kind.sentence
     assert all(text.endswith(".") for text in (kind.means, kind.decided, kind.todo))
+    assert all((ROOT / page).exists() for page in re.findall(r"docs/[\w-]+\.md", kind.todo))
     said = finding(code, **figures_for(kind))  # type: ignore[arg-type]
     assert not re.search(r"[\[\]]|\{\w+\}", said.text.replace("{launches: …}", ""))
     assert not said.text.endswith(".")
