@@ -122,7 +122,8 @@ def limited_rank() -> str:
         f"{balanced['step_ms']['estimate']:.1f} ms: {-vs_even['percent']:.0f} % less, verdict "
         f"*{vs_even['verdict']}*."
     )
-    return f"{text} {found['summary']}" if found["interference"] else text
+    load = next((each for each in found["findings"] if each["code"] == "affected-by-load"), None)
+    return f"{text} {load['text']}." if load else text
 
 
 GROUP = "/sys/fs/cgroup/cpu/gpurun-benchmark"

@@ -100,7 +100,9 @@ def outcome(kind: str, is_loaded: bool, found: Mapping[str, Any], wall_s: float)
     difference = other["vs_baseline"]
     ci = difference["ci"]
     half = None if ci is None else (ci[1] - ci[0]) / 2
-    return Outcome(kind, is_loaded, difference["verdict"], found["headline"], half, other["launches"], wall_s)
+    return Outcome(
+        kind, is_loaded, difference["verdict"], found["findings"][0]["text"], half, other["launches"], wall_s
+    )
 
 
 @contextmanager
