@@ -225,7 +225,7 @@ def tables_answer(
         label: what the variant is called.
         against: the label and report of another variant, whose tree of operators is compared.
     """
-    about = capture_text(report)
+    about = f"{capture_text(report)}; times in ms"
     if against is not None:
         other, base = against
         shown, about = shown_changes(diff_traces(base, report), other, label)

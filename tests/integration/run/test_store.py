@@ -28,7 +28,7 @@ def test_a_run_on_s3_is_read_and_continued(tmp_path: Path, server: S3Server) -> 
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
 
     assert gpurun(tmp_path, "report", RUN, "--json", env=env).json == local.json
-    assert f"gpurun view {RUN} " in gpurun(tmp_path, "report", RUN, env=env).out
+    assert f"gpurun view {RUN}\n" in gpurun(tmp_path, "report", RUN, env=env).out
     traced = gpurun(tmp_path, "trace", f"{RUN}/variants/ddp-2-even", "--json", env=env)
     assert [rank["rank"] for rank in traced.json["ranks"]] == [0, 1]
 

@@ -93,4 +93,4 @@ def test_skipped_text_is_said_next_to_the_figures(tmp_path: Path) -> None:
     )
     result = gpurun(tmp_path, "job.yaml", "--out", "run")
     assert result.code == 0, result.err
-    assert "b.bin (binary)" in result.out
+    assert "b.bin (binary)" in gpurun(tmp_path, "report", "run", "--details").out
