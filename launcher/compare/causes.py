@@ -80,7 +80,7 @@ def cause(loss: Loss, variant: VariantResult, weight: float | None = None) -> Fi
         variant.id,
         loss.ranks,
         weight=loss.share if weight is None else weight,
-        cause=f"in {variant_label(variant)} {loss_text(loss, variant)}",
+        cause=_cause_text(loss, variant),
         lost_ms=loss.ms,
         span_ms=loss.span_ms,
         more_ms=loss.more_ms,
@@ -100,10 +100,17 @@ def _next_step(loss: Loss, variant: VariantResult, is_said: bool = True) -> tupl
     """What to do about a loss; nothing where timed steps may not have it."""
     if variant.step_ms is not None and is_far_from_timed(loss.span_ms, variant.step_ms.estimate):
         return ()
-    where = variant_label(variant)
-    found = None if is_said else str(loss)
-    about = {"advice": advice(loss.kind, variant), "where": where, "found": found}
+    about = {
+        "advice": advice(loss.kind, variant),
+        "where": variant_label(variant),
+        "found": None if is_said else str(loss),
+        "of": _cause_text(loss, variant),
+    }
     return (finding("act-on-cause", variant.id, loss.ranks, weight=loss.share, **about),)
+
+
+def _cause_text(loss: Loss, variant: VariantResult) -> str:
+    return f"in {variant_label(variant)} {loss_text(loss, variant)}"
 
 
 def loss_text(loss: Loss, variant: VariantResult) -> str:
@@ -375,14 +382,11 @@ LARGE_FROM = 0.20
 """From this share of the step on, it is part of the summary."""
 
 
-def remaining(fastest: VariantResult, alone: bool = False) -> tuple[Finding, ...]:
-    """The largest loss of the fastest variant, if it is large, and the next thing to try.
-
-    `alone`: no other variant was measured.
-    """
+def remaining(fastest: VariantResult) -> tuple[Finding, ...]:
+    """The largest loss of the fastest variant, if it is large, and the next thing to try."""
     found, where = largest_loss(fastest.ranks), variant_label(fastest)
     if found is None:
-        return (finding("record-traces"),) if alone or fastest.traced_steps is None else ()
+        return (finding("record-traces"),) if fastest.traced_steps is None else ()
     if found.share < MENTION_FROM:
         most = max(1, math.ceil(100 * found.share))
         return (finding("nothing-left", fastest.id, where=where, most=most),)

@@ -182,7 +182,7 @@ def ranking_findings(
         queue_percent: of a step that its worst rank waited for cores under other load.
     """
     limits = {"within": _scope(within), "queue_percent": queue_percent}
-    return (*_lead(standings, baseline, limits), *remaining(standings.leader, not standings.rivals))
+    return (*_lead(standings, baseline, limits), *remaining(standings.leader))
 
 
 def _separate_work(plan: Plan, results: Sequence[VariantResult]) -> Finding:

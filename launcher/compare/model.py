@@ -352,7 +352,7 @@ class Comparison:
 
     def about(self, variant: str) -> tuple[Finding, ...]:
         """The findings about a variant."""
-        return tuple(x for x in self.findings if variant in (x.variant, *x.figures.get("variants", ())))
+        return tuple(each for each in self.findings if variant in each.about)
 
     @property
     def is_unranked(self) -> bool:

@@ -45,6 +45,18 @@ class Finding:
     weight: float = 0.0
     """The share of a step, or of the verdict, that it concerns."""
 
+    def __post_init__(self) -> None:
+        """Refuses a code that the table lacks, in a comparison that is read back too."""
+        if self.code not in KINDS:
+            raise ValueError(f"{self.code!r} is no kind of finding")
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """The ids of the variants that it is about."""
+        several = self.figures.get("variants")
+        others = [each for each in several if isinstance(each, str)] if isinstance(several, list) else []
+        return tuple(dict.fromkeys((*([self.variant] if self.variant else []), *others)))
+
     @property
     def headline(self) -> str:
         """`Fastest: ddp 32/32, the baseline; dp 32/32 is 46 % slower (43 to 48).`"""

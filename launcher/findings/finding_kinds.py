@@ -474,26 +474,9 @@ KINDS: Mapping[str, Kind] = {
 """All kinds by their code. A new one replaces one, or is a detail."""
 
 
-@dataclass(frozen=True)
-class Explained:
-    """A kind of finding, as `gpurun explain --json` prints it."""
-
-    code: str
-    level: Level
-    sentence: str
-    means: str
-    decided: str
-    todo: str
-
-
-def explained(codes: Iterable[str] = KINDS) -> list[Explained]:
-    """The kinds with these codes."""
-    return [Explained(code, *_parts(code)) for code in codes]
-
-
-def _parts(code: str) -> tuple[Level, str, str, str, str]:
-    kind = asdict(KINDS[code])
-    return kind["level"], kind["sentence"], kind["means"], kind["decided"], kind["todo"]
+def explained(codes: Iterable[str] = KINDS) -> list[dict[str, str]]:
+    """The kinds with these codes, as `gpurun explain --json` prints them."""
+    return [{"code": code, **asdict(KINDS[code])} for code in codes]
 
 
 LABELS = {"means": "What it means", "decided": "How it is decided", "todo": "What to do"}
@@ -511,7 +494,7 @@ def findings_page() -> str:
     ]
     for level in dict.fromkeys(kind.level for kind in KINDS.values()):
         lines += ["", f"## {level.capitalize()}"]
-        for entry in (each for each in explained() if each.level == level):
-            parts = [f"{label}: {getattr(entry, name)}" for name, label in LABELS.items()]
-            lines += ["", f"### `{entry.code}`", "", *"  \n".join(parts).splitlines()]
+        for entry in (each for each in explained() if each["level"] == level):
+            parts = [f"{label}: {entry[name]}" for name, label in LABELS.items()]
+            lines += ["", f"### `{entry['code']}`", "", *"  \n".join(parts).splitlines()]
     return "\n".join(lines) + "\n"

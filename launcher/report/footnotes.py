@@ -125,12 +125,8 @@ def confidence_text(together: float, each: float | None = None, over: str = OVER
 def gradient_lines(comparison: Comparison) -> list[str]:
     """One sentence per reference that gradients agree with; of those that don't there are findings."""
     variants = comparison.variants
-    wrong = {
-        variant
-        for each in comparison.findings
-        if each.code == "gradient-not-exact"
-        for variant in each.figures["variants"]
-    }
+    inexact = (each for each in comparison.findings if each.code == "gradient-not-exact")
+    wrong = {variant for each in inexact for variant in each.about}
     by_reference: dict[str, list[VariantResult]] = {}
     for variant in variants:
         is_exact = not (variant.compression or variant.gradient_warning or variant.id in wrong)

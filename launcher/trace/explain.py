@@ -275,7 +275,7 @@ def _said(report: TraceReport, loss: Loss) -> Iterator[Finding]:
     text = f"{loss.percent} of {_time(report)} is spent {spent}"
     yield finding(CODES[loss.kind], weight=loss.share, cause=text, percent=100 * loss.share)
     if loss.kind != "straggler" or last_rank(report) is not None:
-        yield finding("act-on-cause", weight=loss.share, advice=cause.advice)
+        yield finding("act-on-cause", weight=loss.share, advice=cause.advice, of=text)
 
 
 def _are_pinned(report: TraceReport) -> bool:

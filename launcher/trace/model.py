@@ -357,7 +357,7 @@ class TraceReport:
         if not causes:
             filled = " ".join(each.figures["filled"] for each in self.findings if "filled" in each.figures)
             return f"{filled[:1].upper()}{filled[1:]}." if filled else ""
-        advice = {each.weight: each.figures["advice"] for each in steps}
-        said = [(each.text, advice.get(each.weight)) for each in causes]
+        advice = {each.figures.get("of"): each.figures["advice"] for each in steps}
+        said = [(each.text, advice.get(each.text)) for each in causes]
         texts = (f"{text}: {more}" if more else text for text, more in said)
         return " ".join(f"{text[:1].upper()}{text[1:]}." for text in texts)

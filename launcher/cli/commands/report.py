@@ -243,9 +243,10 @@ def explain(code: str | None, as_json: bool) -> None:
         show_json({"schema": 1, "findings": found})
     elif code is None:
         longest = max(map(len, KINDS))
-        click.echo("\n".join(f"{each.code:<{longest}}  {each.level:<6}  {each.means}" for each in found))
+        for each in found:
+            click.echo(f"{each['code']:<{longest}}  {each['level']:<6}  {each['means']}")
     else:
         (entry,) = found
-        click.echo(f"{entry.code} ({entry.level})")
+        click.echo(f"{entry['code']} ({entry['level']})")
         for name, label in LABELS.items():
-            click.echo("\n".join(["", *wrap(f"{label}: {getattr(entry, name)}", line_width())]))
+            click.echo("\n".join(["", *wrap(f"{label}: {entry[name]}", line_width())]))

@@ -6,6 +6,7 @@ import shutil
 import string
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -158,3 +159,18 @@ def test_an_unknown_code_has_the_nearest_one() -> None:
     said = CliRunner().invoke(cli, ["explain", "input-stal"], standalone_mode=False)
     assert said.exception is not None
     assert "did you mean input-stall?" in str(said.exception)
+
+
+@pytest.mark.parametrize(
+    ("figures", "about"), [({}, ("v",)), ({"variants": 3}, ("v",)), ({"variants": [3, "a", "v"]}, ("v", "a"))]
+)
+def test_figures_of_a_stored_finding_may_be_anything(
+    figures: dict[str, object], about: tuple[str, ...]
+) -> None:
+    assert Finding("noticed", "detail", "odd", "v", (), None, figures).about == about
+
+
+def test_a_stored_finding_of_an_unknown_kind_is_refused() -> None:
+    stored = {"code": "of-the-future", "level": "answer", "text": "all is well"}
+    with pytest.raises(msgspec.ValidationError, match="no kind of finding"):
+        msgspec.convert(stored, Finding)

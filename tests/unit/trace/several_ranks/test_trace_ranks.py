@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.explain import explain
 from gpurun.launcher.trace.model import TraceReport
 from tests.unit.trace.trace_files import REAL, Event, kernel, launch, load, rank_info, span, step, write
 from tests.wording import Wording
@@ -283,7 +282,7 @@ def test_the_explanation_names_rank_and_size(tmp_path: Path, wording: Wording) -
     for rank, start in ((0, 1_000), (1, 5_000)):
         events = [kernel("gemm", 0, start), *collective(RING, start, 6_000 - start, 1, **sized(9))]
         write_rank(tmp_path, rank, events)
-    wording(explain(analyse_paths([tmp_path])))
+    wording(analyse_paths([tmp_path]).conclusion)
 
 
 def called(kernel_name: str, start_us: float, calls: Mapping[str, Mapping[str, object]]) -> list[Event]:
