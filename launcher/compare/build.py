@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpurun.launcher.compare.causes import causes_of
 from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.program_steps import (
     LEAST_AROUND,
@@ -22,7 +21,6 @@ from gpurun.launcher.compare.figures.searched import SearchResult, effects_note,
 from gpurun.launcher.compare.figures.step_time import step_times
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
 from gpurun.launcher.compare.figures.traced import (
-    TRACED,
     Traced,
     TracedSteps,
     of_devices,
@@ -71,13 +69,11 @@ from gpurun.launcher.compare.notes import (
 )
 from gpurun.launcher.compare.ranking import Standings, is_ranked, open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
-from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Plan, refuse_unknown_names_in_job
 from gpurun.launcher.plan.nodes import Node
-from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Look, TimeChange
@@ -279,25 +275,6 @@ def _differences(recorded: _Recorded) -> Differences:
     return replace(found, references={one: a for a, b in plan.gate.pairs for one in (a, b)})
 
 
-def diagnosis(directory: Path) -> tuple[Finding, ...]:
-    """The report's findings for the variant whose traces are in a directory: where its time goes, what to do.
-
-    None where it isn't the directory of a run's variant, or nothing significant is lost. The rest of the
-    run may be damaged, or hold links, through which nothing is read or written: its traces are shown all
-    the same.
-    """
-    run = RunDir(directory.parent.parent)
-    if directory.parent != run.path / "variants" or not run.plan.exists():
-        return ()
-    try:
-        found = compare_run(checked_run(run.path))
-    except (SpecError, MachineError):
-        return ()
-    variant = next((one for one in found.variants if one.id == directory.name), None)
-    fastest = next((one for one in found.variants if one.id == found.first), None)
-    return causes_of(variant, fastest) if variant else ()
-
-
 Noticed = tuple[tuple[str, str], ...]
 """Kinds of findings about a variant, with their texts."""
 
@@ -388,10 +365,7 @@ def _noticed(
     status = measured.status
     unsteady = [("unsteady", f"unsteady: {status.reason}")] if status.status == "unsteady" else []
     by_ranks = [(_kind_of(text), text) for text in measured.facts.warnings]
-    in_traces = [
-        ("traced-differ" if text.startswith(TRACED) else "noticed", text)
-        for text in (traced.warnings if traced else ())
-    ]
+    in_traces = [("noticed", text) for text in (traced.warnings if traced else ())]
     is_affected = any((rank.queue_percent or 0.0) > QUEUE_PERCENT for rank in ranks)
     trends = [("noticed", text) for text in measured.trends if not is_affected]  # else load explains it
     return (*unsteady, *by_ranks, *trends, *in_traces, *found)

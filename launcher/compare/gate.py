@@ -8,9 +8,9 @@ from statistics import fmean
 
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.interference import (
-    COOL_DOWN,
     LESS_AT_ONCE,
     THROTTLED,
+    cool_down,
     is_hot,
     load_percent,
     time_to_decide,
@@ -304,7 +304,7 @@ class _Pair:
             return [OWN_ENVIRONMENTS]
         if self.a.status == "failed":
             return [f"If {self.gate.a.name} lacks files that aren't committed, name them by --with."]
-        found = [COOL_DOWN] if self.is_hot else []
+        found = [cool_down().sentence] if self.is_hot else []
         return [*found, self.time_needed(budget_s, looks)] if is_spent(looks) and not self.lost else found
 
     def time_needed(self, budget_s: float, looks: Sequence[Look]) -> str:

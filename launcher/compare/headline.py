@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpurun.launcher.compare.causes import cause, remaining, why_slower
 from gpurun.launcher.compare.figures.probes import probe_summary
 from gpurun.launcher.compare.interference import (
     LESS_AT_ONCE,
+    cool_down,
     interference_in,
     is_hot,
     load_percent,
@@ -23,6 +23,7 @@ from gpurun.launcher.compare.ranking import (
     standings,
     time_per_sample,
 )
+from gpurun.launcher.compare.variant_causes import cause, remaining, why_slower
 from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.machine.accelerators import CPU
@@ -75,7 +76,7 @@ def conclude(
         found: tuple[Finding, ...] = (nothing_measured(plan, complete, results),)
     elif is_hot(results) and standings.rivals:
         reasons = named(interference_in(results))
-        return (finding("not-ranked", reasons=reasons), finding("cool-down"))
+        return (finding("not-ranked", reasons=reasons), cool_down())
     else:
         found = ranking_findings(standings, plan.baseline, within, load_percent(results))
     rival = _named_rival(standings, plan.baseline) if standings else None

@@ -12,6 +12,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult, WithoutLoad
 from gpurun.launcher.compare.ranking import Rival, is_ranked
 from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.machine.cores import less_at_once
 from gpurun.launcher.plan.model import Launch, Plan
@@ -26,7 +27,6 @@ BLOCKS_TO_WARN = 3
 TIME_TO_WARN_S = 2.0
 """Fewer blocks of a rank, or less time, may be a short burst."""
 THROTTLED = "the clock of a GPU was throttled"
-COOL_DOWN = "Let the GPUs cool down, or lower their power limit, then run again."
 
 
 def interference_in(results: Sequence[VariantResult]) -> tuple[str, ...]:
@@ -35,6 +35,11 @@ def interference_in(results: Sequence[VariantResult]) -> tuple[str, ...]:
     return tuple(
         reasons[0] for result in ranked if (reasons := interference_of(result, variant_label(result)))
     )
+
+
+def cool_down() -> Finding:
+    """The next step where clocks were throttled."""
+    return finding("act-on-cause", advice=ADVICE["throttled"].in_torch, what="not-ranked")
 
 
 def is_hot(results: Sequence[VariantResult]) -> bool:
@@ -78,7 +83,7 @@ def waiting_findings(
     reasons = interference_in(results)
     if not reasons:
         return ()
-    step = finding("cool-down") if is_hot(results) else finding("less-load", weight=0.96, advice=less)
+    step = cool_down() if is_hot(results) else finding("less-load", weight=0.96, advice=less)
     load = finding("affected-by-load", found=named(reasons))
     if is_hot(results) or rival is None or rival.behind.verdict not in ("slower", "faster"):
         return (load, step)

@@ -14,6 +14,7 @@ from gpurun.launcher.compare.figures.throughput import Rates
 from gpurun.launcher.compare.figures.traced import TracedSteps
 from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.findings.finding import Finding, of_level
+from gpurun.launcher.findings.finding_kinds import KINDS
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.plan.model import NAMES, Metric, refuse_unknown_names, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.records import CodeVersion, LossOver, Resumption, Status
@@ -259,7 +260,7 @@ class Fitting:
     summary: str
 
 
-CONCLUSIONS = 17
+CONCLUSIONS = 18
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 
@@ -310,6 +311,9 @@ class Comparison:
     def __post_init__(self) -> None:
         """Refuses names that no table has, in a comparison that is read back too."""
         refuse_unknown_names_in_job(self.job)
+        unknown = [each.code for each in self.findings if each.code not in KINDS]
+        if unknown and self.is_current:  # another gpurun has other kinds
+            raise ValueError(f"{unknown[0]!r} is no kind of finding")
 
     @property
     def is_current(self) -> bool:

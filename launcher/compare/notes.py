@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpurun.launcher.compare.causes import is_far_from_timed
 from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches, with_longest
 from gpurun.launcher.compare.figures.ranks import RankFigures, disagreement, slowest_rank
 from gpurun.launcher.compare.figures.recorded import Measured
@@ -15,6 +14,7 @@ from gpurun.launcher.compare.headline import HOW_IT_ENDED, peak_of_replicas, tim
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
+from gpurun.launcher.compare.variant_causes import is_far_from_timed
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, UNUSED_BUDGET, more_launches, scope_texts
 from gpurun.launcher.plan.model import Plan
@@ -63,8 +63,7 @@ def notes(
     if any(one.counts for one in others) and baseline.finished and not baseline.counts:
         found.append(_lost_baseline(baseline))
         baseline, *others = [one for one in others if one.counts] or [baseline]
-    name = "the baseline" if baseline is measured[plan.baseline] else variant_label(baseline.variant)
-    few = _few_launches(baseline, name, others, more)
+    few = _few_launches(baseline, others, more)
     found += [once] if once else [*few, *_within(within, baseline, others, None if few else more)]
     found += _other_batches(baseline, others)
     found += _within_launch(measured.values())
@@ -274,22 +273,14 @@ def _lost_baseline(baseline: Measured) -> Finding:
     return finding("baseline-lost", variant.id, where=variant_label(variant), status=status)
 
 
-def _few_launches(baseline: Measured, name: str, others: list[Measured], more: str | None) -> list[Finding]:
-    """Variants that run in other processes than the baseline, called `name`, need pairs of launches."""
+def _few_launches(baseline: Measured, others: list[Measured], more: str | None) -> list[Finding]:
+    """Variants that run in other processes than the baseline need pairs of launches."""
     repetitions = set(baseline.logs)
     apart = [one for one in others if one.group != baseline.group and one.counts]
     pairs = [len(repetitions & set(one.logs)) for one in apart]
-    if not apart or min(pairs) >= MIN_LAUNCHES:
+    if more is None or not apart or min(pairs) >= MIN_LAUNCHES:
         return []
-    few = [variant_label(one.variant) for one, num in zip(apart, pairs, strict=True) if num < MIN_LAUNCHES]
-    who = first_of(few, MOST_OPEN)
-    found = finding("few-launches", who=who, other=name, num_needed=MIN_LAUNCHES, num_pairs=min(pairs))
-    if more is None:
-        return [found]
-    return [
-        finding("more-launches", num_pairs=f"{MIN_LAUNCHES} pairs of launches", setting=more, weight=1),
-        found,
-    ]
+    return [finding("more-launches", num_pairs=f"{MIN_LAUNCHES} pairs of launches", setting=more, weight=1)]
 
 
 def _within(within: int, baseline: Measured, others: list[Measured], more: str | None) -> list[Finding]:
@@ -377,7 +368,7 @@ def findings(
     longer = with_longest if measured.means else far_from_median
     launches += [("noticed", text) for text in longer(slowest.step_ms, step_ms)]
     if slowest.span_ms and is_far_from_timed(slowest.span_ms, step_ms):
-        launches.append(("traced-differ", TRACED_FAR))
+        launches.append(("noticed", TRACED_FAR))
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
     strategy = STRATEGIES[measured.variant.strategy]
     found = disagreement(slowest.exposed_comm_ms, interval, step_ms, strategy.has_buckets)

@@ -45,11 +45,6 @@ class Finding:
     weight: float = 0.0
     """The share of a step, or of the verdict, that it concerns."""
 
-    def __post_init__(self) -> None:
-        """Refuses a code that the table lacks, in a comparison that is read back too."""
-        if self.code not in KINDS:
-            raise ValueError(f"{self.code!r} is no kind of finding")
-
     @property
     def about(self) -> tuple[str, ...]:
         """The ids of the variants that it is about."""
@@ -66,7 +61,10 @@ class Finding:
     @property
     def sentence(self) -> str:
         """The text as a sentence; a name that it begins with stays as it is."""
-        is_kept = KINDS[self.code].sentence.startswith(_AS_IT_IS)
+        template = KINDS[self.code].sentence
+        slot = _SLOT.match(template, 1)
+        first = str(self.figures.get(slot[1], "")) if slot and template[0] == "[" else ""
+        is_kept = template.startswith(_AS_IT_IS) or (first and self.text.startswith(first))
         text = self.text if is_kept else f"{self.text[:1].upper()}{self.text[1:]}"
         return text if text.endswith(".") else f"{text}."
 
@@ -109,6 +107,8 @@ def _shown(name: str, noun: str | None, figures: Mapping[str, Any]) -> str:
         return value
     if noun is not None:
         return plural(value, noun)
+    if isinstance(value, Mapping):  # of what, how many ms more
+        return listed([f"{each} (+{format_ms(ms)} ms)" for each, ms in value.items()])
     if name in ("percent", "change_percent"):
         return format_percent(value, figures.get("ci"), signed=name != "percent")
     if name == "ci":
@@ -123,11 +123,16 @@ def _gib(value: float) -> str:
     return format_gib(value, 2)
 
 
+def _mhz(value: float) -> str:
+    return f"{value:.0f} MHz"
+
+
 _BY_UNIT: Mapping[str, Callable[[float], str]] = {
     "_percent": format_percent,
     "_ms": format_ms,
     "_gib": _gib,
     "_s": format_duration,
+    "_mhz": _mhz,
 }
 
 

@@ -148,7 +148,9 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "traced": Kind(
         "answer",
-        "{traced}[; {filled}]",
+        "{num_ranks:rank} on {devices}[, {num_steps:step}]"
+        "[; compute takes {percent} of the time[, no other cause more than {most_percent}]]"
+        "[; {num_cut:file} cut off, so no cause is named]",
         "What the traces hold.",
         "A loss of less than 5 % of the time isn't named.",
         "`gpurun trace --show operators` shows more.",
@@ -202,62 +204,146 @@ DANGERS: Mapping[str, Kind] = {
     ),
 }
 
-_CAUSES: Mapping[str, tuple[str, str, str]] = {
-    "gaps": (
-        "The device has nothing to do, or works for other steps only, for no reason that the trace names.",
-        "Gaps between work already launched, or before work whose launch the trace doesn't have.",
-        "Look at the timeline: `gpurun view`.",
-    ),
+_OF_STEP = (
+    "{percent}[ to {most_percent}] of {of} ({lost_ms}[ to {most_ms}] of {span_ms} ms"
+    "[; {more_ms} ms more than in the fastest][; a traced step takes {traced_ms} ms]"
+    "[; timed steps take {timed_ms} ms])"
+)
+_SPENDS = f"[in {{where}} ]{{who}} spends {_OF_STEP}"
+_AWAITS = f"[in {{where}} ]{{who}} waits {_OF_STEP}"
+_CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     "input-stall": (
+        f"{_SPENDS} waiting for data",
         "The device waits for the input pipeline.",
         "Time in which nothing computes while the loop fetches the next batch.",
         "More loader processes (`workers`, `num_workers`), or less work per sample.",
     ),
     "exposed-copies": (
+        f"{_SPENDS} on copies that nothing overlaps",
         "Copies between host and device take time that nothing hides.",
         "Copies in the trace that no kernel overlaps.",
         "Pin the memory and copy with `non_blocking=True`; copy on a stream of its own.",
     ),
+    "exposed-pinned-copies": (
+        f"{_SPENDS} on copies of pinned memory that nothing overlaps",
+        "Copies take time that nothing hides, though their memory is pinned.",
+        "The traces name the memory of most of the copies' time as pinned, or as the device's.",
+        "Copy less, or on another stream while the device computes.",
+    ),
     "host-bound": (
+        f"{_SPENDS} waiting for the CPU to launch work",
         "The device waits for Python to launch work.",
-        "Gaps before kernels whose launch had not begun; on a CPU, Python time between operators.",
+        "Gaps before kernels whose launch had not begun.",
         "Larger batches, `torch.compile`, or CUDA graphs.",
     ),
+    "python-bound": (
+        f"{_SPENDS} in Python between operators",
+        "Python works while no operator runs; the CPU is the device.",
+        "Time between operators, as far as CPU time shows that the thread worked.",
+        "Larger batches, fewer operators, or `torch.compile`.",
+    ),
+    "not-recorded": (
+        f"{_SPENDS} {{place}}; the traces lack {{lacking}}, which would show why",
+        "Time is lost for a reason that these traces don't have.",
+        "What the traces would have to record: Python's stacks, launches, the device, other ranks.",
+        "Record that: `with_stack=True`, `ProfilerActivity.CPU`, every rank.",
+    ),
+    "gaps": (
+        f"{_SPENDS} in gaps between work already launched",
+        "The device has nothing to do, or works for other steps only, for no reason that the trace names.",
+        "Gaps after the launch of the work that ends them, and work of other steps.",
+        "Look at the timeline: `gpurun view`.",
+    ),
     "exposed-transfer": (
+        f"{_SPENDS} on transfers that nothing overlaps[, mostly in {{groups}}]",
         "Gradients or parameters are transferred while nothing computes.",
         "Collectives in the trace that no kernel overlaps, less the waiting for other ranks.",
         "Larger or smaller buckets, a compressed gradient (`comm_hook`), fewer synchronised micro-batches.",
     ),
     "waits-for-larger-batch": (
+        f"{_AWAITS} for {{other}}'s larger batch[; {{other}} is also slower per sample ({{slow_ms}} ms)]",
         "A rank waits in a collective for one that has more samples.",
         "The wait as far as the other's samples explain it, at the time that a sample takes here.",
         "`split: balanced`, or a split by what each device measures.",
     ),
     "waits-for-slower-rank": (
+        f"{_AWAITS}[ in {{groups}}] for {{other}}[, which takes {{other_work_ms}} ms"
+        "[ for {num_samples:sample}] ({who}: {work_ms} ms[ for {own_samples:sample}])]"
+        "[; it came last to {last_arrivals} of {num_collectives:collective}]",
         "A rank waits in a collective for one that takes longer with the same work.",
         "The wait as far as the other's samples don't explain it.",
         "Find out what slows that rank down, or give it less work.",
     ),
     "pipeline-bubble": (
+        f"{_AWAITS} for {{other}} (pipeline bubble)",
         "A stage of the pipeline waits for another.",
         "Waiting in sends and receives between stages.",
         "More micro-batches per step, or an interleaved schedule.",
     ),
     "blocked": (
+        f"{_SPENDS} blocked: asleep, or waiting for a lock, a file or a network",
         "Ranks sleep, or wait for a lock, a file or the network.",
         "Time in which neither the device nor the threads of the rank work.",
         "`gpurun stacks RUN` shows what they wait for.",
     ),
     "computes-longer": (
+        "[in {where} ]{who} computes for {percent} of its step ({lost_ms} of {span_ms} ms),"
+        " {more_ms} ms more than in the fastest[, mostly in {grown_ms}]"
+        "[, at {sm_clock_mhz} instead of {other_sm_clock_mhz}]"
+        "[, while torch released its cache {num_retries:time}]"
+        "[, for {num_samples:sample} instead of {other_samples}]",
         "Compute itself takes longer than in the fastest variant.",
         "Compute of the slowest ranks' traced steps, and which operators grew.",
         "`gpurun diff` compares the operators of both.",
     ),
 }
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The advice about a part of a step."""
+
+    in_torch: str
+    in_keys: str = ""
+    """The same in the keys of a job; empty: in these words."""
+    if_balanced: str = ""
+    """Where no other split can be had; empty: the same."""
+
+
+_SLOW_RANK = "find out what slows that rank down"
+ADVICE: Mapping[str, Advice] = {
+    "input": Advice(
+        "raise num_workers, or do less work per sample", "raise `workers`, or do less work per sample"
+    ),
+    "copies": Advice("pin the memory and copy with non_blocking=True"),
+    "pinned_copies": Advice("copy less, or on another stream while the device computes"),
+    "host": Advice("try larger batches, torch.compile or CUDA graphs"),
+    "python": Advice("try larger batches, fewer operators, or torch.compile"),
+    "outside": Advice("record the profiler's with_stack=True", "set `profile: {stacks: true}`"),
+    "unseen": Advice("record the device's work as well"),
+    "communication": Advice("record the traces of all ranks"),
+    "unknown": Advice("record the CPU as well (ProfilerActivity.CPU)"),
+    "gaps": Advice("look for synchronisation and dependencies in the timeline"),
+    "model_transfer": Advice("overlap it with compute, or place its ranks where links are fastest"),
+    "blocked": Advice("`gpurun stacks RUN`, while it runs, shows what it waits for"),
+    "compute": Advice("compare the operators of both traces: `gpurun diff`"),
+    "split": Advice(
+        "try split: balanced",
+        if_balanced=("find out why the ranks' times differ from those that were measured to find this split"),
+    ),
+    "straggler": Advice(
+        f"{_SLOW_RANK}, or give it less work",
+        f"{_SLOW_RANK}, or give it less work (split: balanced)",
+        _SLOW_RANK,
+    ),
+    "throttled": Advice("let the GPUs cool down, or lower their power limit, then run again"),
+    "bubble": Advice("try more micro-batches per step, or an interleaved schedule"),
+}
+"""By the part of a step; of transfers each strategy has its own."""
 CAUSES: Mapping[str, Kind] = {
     **{
-        code: Kind("cause", "{cause}", means, f"{decided} {_TRACED}", todo)
-        for code, (means, decided, todo) in _CAUSES.items()
+        code: Kind("cause", sentence, means, f"{decided} {_TRACED}", todo)
+        for code, (sentence, means, decided, todo) in _CAUSES.items()
     },
     "too-few": Kind(
         "cause",
@@ -285,7 +371,7 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "act-on-cause": Kind(
         "remedy",
-        "[in {where} {found}: ]{advice}",
+        "[{where} loses {percent} of its step ({what}): ]{advice}",
         "What would shorten the step of the fastest variant most.",
         "Its largest loss in traced steps, if that is at least 5 % of the step.",
         "Try it in a new variant, and compare.",
@@ -325,13 +411,6 @@ REMEDIES: Mapping[str, Kind] = {
         "Ranks wait for cores that other programs use.",
         _QUEUE,
         "Use fewer threads or devices, stop other programs, or `wait_for_quiet: 30s`.",
-    ),
-    "cool-down": Kind(
-        "remedy",
-        "let the GPUs cool down, or lower their power limit, then run again",
-        "A throttled clock makes times meaningless.",
-        _NVML,
-        _COOL,
     ),
     "nothing-left": Kind(
         "remedy",
@@ -381,13 +460,6 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "What gpurun decided when it planned the run.",
         _NOTED,
         "Nothing, or set the key that it names.",
-    ),
-    "few-launches": (
-        "identical launches vary, so comparing {who} with {other} takes {num_needed:pair} of launches "
-        "(this run has {num_pairs})",
-        "Variants that run in processes of their own need several launches.",
-        "The number of launches of both.",
-        _LONGER,
     ),
     "within-launches": (
         "{found}",
@@ -450,12 +522,6 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "The gradient differs by more than rounding explains, with or without a split.",
         _GRADIENT,
         "Look for what depends on the size of a batch: BatchNorm, losses over a batch.",
-    ),
-    "traced-differ": (
-        "{of}{found}",
-        "Traced steps are much longer or shorter than timed ones, so shares of them say less.",
-        "The traced step differs from the timed one by more than 15 %.",
-        "Record more steps: `profile: {steps: 8}`.",
     ),
     "noticed": (
         "{of}{found}",

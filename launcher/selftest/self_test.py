@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gpurun.launcher.compare.figures.traced import TRACED
 from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, Problem, SpecError, unwritable
 from gpurun.launcher.failures.reporter import Reporter, log_tail
 from gpurun.launcher.inspect.hang_diagnosis import Hang
@@ -183,7 +184,7 @@ def ran_job(finished: Finished) -> RanJob:
         short_traces=frozenset(
             each.variant
             for each in finished.comparison.findings
-            if each.code == "traced-differ" and each.variant is not None
+            if str(each.figures.get("found", "")).startswith(TRACED) and each.variant is not None
         ),
         logs="".join(log_tail(path) for path in sorted(run.path.glob("launches/*/log/rank*.log"))),
     )

@@ -348,16 +348,15 @@ class TraceReport:
     launches: tuple[LaunchTotals, ...] | None = None
     critical_path: CriticalPath | None = None
     findings: tuple[Finding, ...] = ()
-    """What that means: of a run's own traces the findings of its report, which knows more."""
+    """What that means."""
 
     @property
     def conclusion(self) -> str:
         """The findings in sentences: each cause with what to do about it."""
         causes, steps = (of_level(self.findings, level) for level in ("cause", "remedy"))
         if not causes:
-            filled = " ".join(each.figures["filled"] for each in self.findings if "filled" in each.figures)
-            return f"{filled[:1].upper()}{filled[1:]}." if filled else ""
-        advice = {each.figures.get("of"): each.figures["advice"] for each in steps}
-        said = [(each.text, advice.get(each.text)) for each in causes]
-        texts = (f"{text}: {more}" if more else text for text, more in said)
-        return " ".join(f"{text[:1].upper()}{text[1:]}." for text in texts)
+            known = (each for each in self.findings if {"percent", "num_cut"} & {*each.figures})
+            return " ".join(each.sentence for each in known)
+        advice = {(each.figures["what"], each.ranks): each.figures["advice"] for each in steps}
+        said = [(each.sentence, advice.get((each.code, each.ranks))) for each in causes]
+        return " ".join(f"{text.removesuffix('.')}: {more}." if more else text for text, more in said)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from gpurun.launcher.compare.causes import Loss, main_cause
 from gpurun.launcher.compare.figures.ranks import RankFigures, with_breakdown
 from gpurun.launcher.compare.figures.traced import Traced, read_traced
 from gpurun.launcher.compare.model import StepTime, VariantResult
+from gpurun.launcher.compare.variant_causes import main_cause
 from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.trace.causes import OF_HOST, Cause
 from tests.truth.on_gpu import retell
 from tests.truth.plan import FAULTS, Case, Lengths, Session, capture_id, delays_file, lengths_file
 
@@ -26,11 +27,13 @@ class Verdict:
 
     case: Case
     injected_ms: float
-    loss: Loss | None
+    loss: Cause | None
 
     @property
     def reported(self) -> str:
-        return "none" if self.loss is None else self.loss.kind
+        if self.loss is None:
+            return "none"
+        return "host" if self.loss.part in OF_HOST else self.loss.part
 
     @property
     def size_error(self) -> float:
@@ -41,8 +44,8 @@ class Verdict:
         """
         if self.loss is None or not self.injected_ms:
             return 0.0
-        reported_ms = self.loss.more_ms if self.loss.kind in ADDED else self.loss.ms
-        return (reported_ms or 0.0) / self.injected_ms - 1
+        reported_ns = self.loss.more_ns if self.reported in ADDED else self.loss.saved_ns
+        return (reported_ns or 0.0) / 1e6 / self.injected_ms - 1
 
     @property
     def right(self) -> bool:
@@ -55,7 +58,7 @@ class Verdict:
         case = self.case
         where = f"on {list(case.ranks)} of {list(case.split)}"
         injected = f"{case.id}: {case.fault} of {self.injected_ms:.1f} ms {where}"
-        return f"{injected}; reported: {self.loss or 'nothing'}"
+        return f"{injected}; reported: {self.loss.text if self.loss else 'nothing'}"
 
 
 def verdicts(session: Session) -> list[Verdict]:

@@ -4,9 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.compare.causes import largest_loss
 from gpurun.launcher.compare.figures.ranks import APART_OF_ABLATION, APART_OF_STEP, ExposedComm, disagreement
-from gpurun.launcher.trace.explain import MENTION_FROM
+from gpurun.launcher.compare.variant_causes import largest_loss
+from gpurun.launcher.trace.causes import MENTION_FROM
+from tests.known import known
 from tests.unit.compare.test_compare_explain import asleep
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -29,7 +30,7 @@ def test_what_goes_before_blocked_time_is_as_the_page_of_traces_says() -> None:
         """The loss where both ranks sleep through a step of 50 ms, but for the wait of rank 1 for rank 0."""
         ranks = asleep(0, 32, 50.0), asleep(1, 32, 50.0 - wait_ms, wait_ms)
         worked: Any = {"step_ms": 50.0, "cpu_ms": 1.1, "thread_cpu_ms": 1.1}
-        return str(largest_loss(tuple(replace(one, **worked) for one in ranks)))
+        return known(largest_loss(tuple(replace(one, **worked) for one in ranks))).text
 
-    assert "rank 1 waits 20.0 of 50.0 ms" in named(20.0)
-    assert "at least 46.9 of 50.0 ms blocked" in named(2.0)
+    assert "rank 1 waits 40 % of its step (20.0 of 50.0 ms)" in named(20.0)
+    assert "(46.9 to 48.9 of 50.0 ms) blocked" in named(2.0)

@@ -83,7 +83,6 @@ def diff_two_runs(
     a: Path, b: Path, fail_slower_percent: float | None, may_differ: tuple[str, ...], as_json: bool
 ) -> None:
     """How run B differs from run A, and whether that is too much."""
-    from dataclasses import replace
 
     from gpurun.launcher.compare.build import compare_run
     from gpurun.launcher.compare.diff import diff_runs, gated
@@ -196,11 +195,6 @@ def trace(
 
         click.echo(render_tables(analysis, show, width()), nl=False)
         return
-    from gpurun.launcher.compare.build import diagnosis
-
-    places = {file if file.is_dir() else file.parent for file in map(Path.resolve, found.paths)}
-    known = diagnosis(*places) if len(places) == 1 and steps is None else ()
-    analysis = replace(analysis, findings=(analysis.findings[0], *known) if known else analysis.findings)
     if as_json:
         show_json(analysis)
         return

@@ -6,15 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpurun.launcher.compare.causes import (
-    largest_loss,
-    loss_text,
-    traced_steps,
-    why_slower,
-)
 from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank
+from gpurun.launcher.compare.figures.traced import TRACED
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.compare.variant_causes import cause, is_far_from_timed, largest_loss, why_slower
 from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.phases import REST, timed_parts
 from gpurun.launcher.report.terminal.curves import balanced_lines
@@ -23,7 +19,7 @@ from gpurun.launcher.rundir.records import NO_TRACE
 from gpurun.launcher.tensorboard_plugin.logdir.documents import outline, read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 from gpurun.launcher.tensorboard_plugin.timeline.blocks import short_name
-from gpurun.launcher.trace.explain import MENTION_FROM
+from gpurun.launcher.trace.causes import MENTION_FROM, Cause
 from gpurun.launcher.units import format_ms, format_number, plural
 
 HIDDEN_PARTS = "Transfer, wait and copy count only where no compute hides them."
@@ -49,14 +45,13 @@ def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
     """The sentence next to a variant's bars, in ms of its traced steps; `None` without traces."""
     best = next((each for each in comparison.variants if each.id == comparison.first), None)
     loss = why_slower(variant, best) if best is not None and best.id != variant.id else None
-    text = loss_text(loss, variant) if loss else None
-    return _sentence(text or _largest_loss(variant) or _all_compute(variant))
+    loss = loss or _large_enough(variant)
+    return cause(loss, variant).sentence if loss else _sentence(_all_compute(variant))
 
 
-def _largest_loss(variant: VariantResult) -> str | None:
+def _large_enough(variant: VariantResult) -> Cause | None:
     found = largest_loss(variant.ranks)
-    worth_it = found is not None and found.ms >= MENTION_FROM * found.span_ms > 0
-    return loss_text(found, variant) if found is not None and worth_it else None
+    return found if found is not None and found.share >= MENTION_FROM else None
 
 
 def _all_compute(variant: VariantResult) -> str | None:
@@ -65,8 +60,15 @@ def _all_compute(variant: VariantResult) -> str | None:
         return None
     return (
         f"{format_ms(slowest.compute_ms)} of {format_ms(slowest.span_ms)} ms are compute;"
-        f" no other part is significant ({traced_steps(slowest.span_ms, variant)})"
+        f" no other part is significant ({_traced_steps(slowest.span_ms, variant)})"
     )
+
+
+def _traced_steps(span_ms: float, variant: VariantResult) -> str:
+    """`mean of 8 of 16 traced steps`, with the timed step where it is far from the traced one."""
+    steps, timed = variant.traced_steps, variant.step_ms.estimate if variant.step_ms else span_ms
+    of = f"mean of {steps.used} of {plural(steps.recorded, 'traced step')}" if steps else "in traced steps"
+    return f"{of}; timed ones take {format_ms(timed)} ms" if is_far_from_timed(span_ms, timed) else of
 
 
 def _sentence(text: str | None) -> str | None:
@@ -88,7 +90,7 @@ def step_sentence(variant: VariantResult) -> str | None:
     if lost_ms >= NAMED_FROM * total_ms:
         lost = f"{name.replace('_', ' ')}, {format_ms(lost_ms)} of {format_ms(total_ms)} ms"
         text += f"; the largest other part is {lost}"
-    return f"{text} ({traced_steps(rank.span_ms or total_ms, variant)})."
+    return f"{text} ({_traced_steps(rank.span_ms or total_ms, variant)})."
 
 
 def _longest_phase(rank: RankFigures | None, step_ms: float) -> str:
@@ -127,7 +129,7 @@ def difference_interval(variant: VariantResult) -> str:
 
 def far_note(variant: VariantResult, comparison: Comparison) -> str | None:
     """The report's finding that traced steps aren't like those that rank the variant; `None` without one."""
-    found = _noticed("traced-differ", variant, comparison)
+    found = _noticed("noticed", variant, comparison, TRACED)
     return f"{variant_label(variant)}: {found}." if found else None
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.compare.causes import largest_loss, losses
 from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank, with_breakdown
 from gpurun.launcher.compare.figures.traced import (
     RankBreakdown,
@@ -16,10 +15,12 @@ from gpurun.launcher.compare.figures.traced import (
     of_timed,
     read_traced,
 )
+from gpurun.launcher.compare.variant_causes import largest_loss, losses
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.trace.model import Bubble
-from tests.unit.compare.test_compare_explain import TRACED, variant
+from tests.known import known
 from tests.unit.compare.test_compare_explain import rank as rank_figures
+from tests.unit.compare.test_compare_explain import variant
 from tests.unit.compare.test_compare_summary import sentence
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
@@ -63,13 +64,13 @@ def test_a_pipeline_whose_ranks_work_alike_loses_its_bubble() -> None:
         replace(rank_figures(number, 1, 130.0, bubble.ms, host=128.0), bubble=bubble)
         for number, bubble in enumerate(bubbles)
     )
-    said = "stage 1 waits 37.4 of 167 ms for stages 0 and 2 (pipeline bubble)"
+    said = "stage 1 waits 22 % of its step (37.4 of 167 ms) for stages 0 and 2 (pipeline bubble)"
     asleep_ = tuple(replace(one, step_ms=167.0, cpu_ms=1.1, thread_cpu_ms=1.1) for one in stages)
-    assert str(largest_loss(asleep_)) == said
+    assert known(largest_loss(asleep_)).text == said
     text = sentence([variant("pp", (1, 1), 167.0, *asleep_)], {})
-    assert f"{said[:-1]}; {TRACED[1:]}.\nTry more micro-batches" in text
+    assert f"{said}.\nTry more micro-batches" in text
     slow = (rank_figures(0, 1, 167.0), stages[1])
-    assert "rank 1 waits 37.4 of 167 ms for rank 0, which is slower" in str(largest_loss(slow))
+    assert "(37.4 of 167 ms) for rank 0, which takes 167 ms" in known(largest_loss(slow)).text
 
 
 def test_a_stages_bubble_is_of_the_steps_that_its_other_figures_are_of(tmp_path: Path) -> None:
@@ -251,18 +252,17 @@ def test_only_the_thread_that_steps_can_be_in_python(
 ) -> None:
     """It computes for 4 of 14 ms; threads of OpenMP spin on all cores meanwhile."""
     one = replace(rank_figures(0, 8, 14.0, host=10.0), step_ms=14.0, cpu_ms=28.0, thread_cpu_ms=thread_cpu_ms)
-    found = {loss.kind: loss for loss in losses((one,))}
-    assert (found["host"].ms, found["blocked"].ms) == (python, blocked)
+    found = {loss.part: loss for loss in losses((one,))}
     is_known = thread_cpu_ms not in (None, 0.5)
-    assert ("in Python between operators" in found["host"].text) == is_known
-    assert ("in Python, asleep, or waiting" in found["host"].text) != is_known
+    between = found["python" if is_known else "outside"]
+    assert (between.saved_ns, found["blocked"].saved_ns) == (1e6 * python, 1e6 * blocked)
 
 
 def test_neither_python_nor_blocked_is_more_than_is_certain() -> None:
     """Of 4 ms of operators the thread waited up to 1.4 for a core: 3 to 4.4 of its 7 ms are Python's."""
     one = replace(rank_figures(0, 8, 14.0, host=10.0), step_ms=14.0, thread_cpu_ms=7.0, queue_percent=10.0)
-    found = {loss.kind: loss.ms for loss in losses((one,))}
-    assert found["host"] == pytest.approx(3.0)
+    found = {loss.part: loss.saved_ns / 1e6 for loss in losses((one,))}
+    assert found["python"] == pytest.approx(3.0)
     assert found["blocked"] == pytest.approx(10.0 - 4.4)
 
 

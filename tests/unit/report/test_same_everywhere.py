@@ -18,7 +18,6 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.cli.output import print_comparison
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.causes import largest_loss
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import CONCLUSIONS, Comparison
 from gpurun.launcher.compare.ranking import by_rank
@@ -33,8 +32,6 @@ from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
 from gpurun.launcher.tensorboard_plugin.html import STATIC, report_data
 from gpurun.launcher.tensorboard_plugin.logdir.documents import read_comparison
-from gpurun.launcher.trace.explain import MENTION_FROM
-from tests.known import known
 from tests.wording import Wording
 
 RECORDED = msgspec.json.decode(
@@ -193,18 +190,6 @@ def test_every_report_of_a_recorded_run_shows_the_same(recorded: RunDir) -> None
     assert read_comparison(own(recorded)) == msgspec.convert(msgspec.to_builtins(comparison), Comparison)
     for report in REPORTS:
         assert_same(report, comparison, recorded)
-
-
-def test_trace_gives_the_diagnosis_of_the_report(recorded: RunDir) -> None:
-    comparison = compare_run(recorded)
-    traced = [one for one in comparison.variants if any(rank.trace for rank in one.ranks)]
-    for variant in traced:
-        done = CliRunner().invoke(cli, ["trace", str(recorded.variant(variant.id))], terminal_width=200)
-        assert done.exit_code == 0, done.output
-        found = known(largest_loss(variant.ranks))
-        said = " ".join(done.output.split())
-        significant = found.ms >= MENTION_FROM * found.span_ms
-        assert (str(found)[1:] in said) == significant
 
 
 def test_report_compares_again_what_another_gpurun_compared(recorded: RunDir) -> None:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
-from gpurun.launcher.compare.build import MAX_MAPPING_BYTES, compare_run, diagnosis
+from gpurun.launcher.compare.build import MAX_MAPPING_BYTES, compare_run
 from gpurun.launcher.compare.figures.traced import read_traced
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.logs.relay import all_lines, not_shown
@@ -240,18 +240,6 @@ def test_a_launch_without_a_whole_round_costs_no_other(tmp_path: Path) -> None:
     for number in range(0, len(lines), 1 if IS_WHOLE else 9):
         steps.write_text("".join(lines[:number] + lines[number + 1 :]))
         compare_run(find_run(tmp_path / "run"))
-
-
-def test_traces_are_shown_and_nothing_is_written_through_a_link_of_their_run(tmp_path: Path) -> None:
-    shutil.copytree("docs/runs/gpt-splits", tmp_path / "run")
-    shown, moved = sorted(each for each in (tmp_path / "run/variants").iterdir() if [*each.glob("*.gz")])[:2]
-    assert diagnosis(shown)
-    for table in (shown / "trace.json", moved / "trace.json"):
-        table.write_text("mine")
-    moved.rename(tmp_path / "elsewhere")
-    moved.symlink_to(tmp_path / "elsewhere")
-    assert not diagnosis(shown)
-    assert (tmp_path / "elsewhere/trace.json").read_text() == "mine"
 
 
 def test_the_traces_of_all_variants_are_bounded_together(

@@ -170,8 +170,7 @@ def test_nothing_is_read_through_a_link_that_was_put_there_after_the_check(
         if left:
             swapped(victim := left.pop(), outside / victim.relative_to(traced_run.path))
 
-    for module in ("run.open", "compare.build"):
-        monkeypatch.setattr(f"gpurun.launcher.{module}.checked_run", check_and_swap)
+    monkeypatch.setattr("gpurun.launcher.run.open.checked_run", check_and_swap)
     monkeypatch.setattr("gpurun.launcher.trace.analysis.analyse.find_traces", find_and_swap)
     assert "OUTSIDE" not in shown(command, traced_run.path)
     assert not left

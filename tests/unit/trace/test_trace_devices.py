@@ -7,7 +7,7 @@ import pytest
 from gpurun.launcher.compare.figures.traced import quiet_steps
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.explain import losses
+from gpurun.launcher.trace.explain import trace_causes
 from gpurun.launcher.trace.model import TraceReport
 from tests.unit.trace.trace_files import Event, kernel, launch, step, write
 from tests.wording import Wording
@@ -40,12 +40,12 @@ def test_each_device_has_a_breakdown_of_its_own_over_the_same_steps(replicas: Tr
     assert any("several devices (0, 1)" in text for text in replicas.warnings)
 
 
-def test_the_tables_and_the_sentence_have_both(replicas: TraceReport) -> None:
+def test_the_table_has_both_and_the_sentence_is_about_the_busiest(replicas: TraceReport) -> None:
     text = render_trace(replicas, 100)
     rows = [line.split()[:4] for line in text.splitlines() if line.lstrip().startswith(("0:", "1  0:"))]
     assert ["0:0", "0.180", "0.160", "-"] in rows
     assert ["0:1", "0.180", "0.060", "-"] in rows
-    assert sum(loss.share for loss in losses(replicas)) == pytest.approx((20 + 70) / 200)
+    assert trace_causes(replicas)[0].share == pytest.approx(20 / 100)
 
 
 def test_the_replicas_of_a_run_have_their_own_figures(replicas: TraceReport) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.explain import how_often_last, last_rank
+from gpurun.launcher.trace.explain import last_rank
 from tests.unit.trace.several_ranks.generated_job import SENDS, Job
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, write
 from tests.wording import Wording
@@ -115,7 +115,7 @@ def test_a_rank_is_last_of_the_collectives_that_it_takes_part_in(tmp_path: Path)
         job.all_reduce("b", [2, 3], [1e4 * number, 1e4 * number + late_us], 1e4 * number + 1000)
     found = last_rank(job.report(tmp_path))
     assert found is not None
-    assert (found.rank, how_often_last(found)) == (3, "4 of 6 times")
+    assert (found.rank, found.last_arrivals, found.collectives) == (3, 4, 6)
 
 
 def test_messages_in_one_direction_bound_the_clock(tmp_path: Path, wording: Wording) -> None:

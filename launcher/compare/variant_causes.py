@@ -1,0 +1,220 @@
+"""Which rank others wait for, why a variant is slower than another, and what even the fastest loses.
+
+Only what traces and figures show: a loss must be a relevant part of the step, and have grown by most of what
+the slower variant takes longer.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gpurun.launcher.compare.figures.host_time import blocked_ms, is_python_known, on_cpu, python_ms
+from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import VariantResult
+from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.stats.busy import QUEUE_PERCENT
+from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.trace.causes import (
+    MENTION_FROM,
+    MOST,
+    Cause,
+    Measured,
+    Part,
+    RankTime,
+    StageWait,
+    advice_finding,
+    advice_for,
+    cause_finding,
+    causes,
+    grown,
+    most_lost,
+)
+
+TRACED_AS_TIMED = 0.15
+"""From this difference on, it is mentioned: recording makes short steps longer."""
+LARGE_FROM = 0.20
+"""From this share of the step on, a loss of the fastest is named as a cause."""
+
+
+def losses(ranks: Sequence[RankFigures]) -> list[Cause]:
+    """Everything but compute that the traces of ranks show, the largest first; empty without figures."""
+    slowest = slowest_rank(ranks)
+    if slowest is None or slowest.span_ms is None:
+        return []
+    traced = [rank for rank in ranks if rank.span_ms is not None]
+    is_whole = len(traced) == len(ranks)
+    bubble = _bubble(traced) if is_whole else None
+    return causes(Measured(tuple(map(_rank_time, traced)), slowest.rank, is_whole, bubble=bubble))
+
+
+def _rank_time(rank: RankFigures) -> RankTime:
+    span_ms = rank.span_ms or 0.0
+    lost_ms: dict[Part, float] = {
+        "input": rank.input_ms or 0.0,
+        "copies": rank.exposed_memcpy_ms or 0.0,
+        _host_part(rank): python_ms(rank),
+        "communication" if rank.wait_ms is None else "transfer": rank.exposed_transfer_ms or 0.0,
+        "blocked": blocked_ms(rank),
+    }
+    queued = rank.queue_percent or 0.0
+    return RankTime(
+        rank.rank,
+        1e6 * span_ms,
+        {part: 1e6 * ms for part, ms in lost_ms.items()},
+        comm_ns=1e6 * (rank.exposed_comm_ms.trace or 0.0),
+        wait_ns=1e6 * (rank.exposed_wait_ms or 0.0),
+        samples=rank.local_batch,
+        queued_ns=1e6 * span_ms * queued / 100 if queued > QUEUE_PERCENT else 0.0,
+        added_ns=1e6 * _added_ms(rank),
+    )
+
+
+def _host_part(rank: RankFigures) -> Part:
+    if not on_cpu((rank,)):
+        return "host"
+    return "python" if is_python_known(rank) else "outside"
+
+
+def _added_ms(rank: RankFigures) -> float:
+    """What recording adds to a GPU's wait for its host, where that is much: kernels take no longer."""
+    if on_cpu((rank,)) or rank.step_ms is None or rank.span_ms is None:
+        return 0.0
+    return max(0.0, rank.span_ms - rank.step_ms) if is_far_from_timed(rank.span_ms, rank.step_ms) else 0.0
+
+
+def _bubble(ranks: Sequence[RankFigures]) -> StageWait | None:
+    """The wait of the stage with the largest bubble; `None` without a pipeline."""
+    found = [rank.bubble for rank in ranks if rank.bubble is not None]
+    if not found:
+        return None
+    most = max(found, key=lambda bubble: bubble.ms)
+    own = [rank for rank in ranks if rank.bubble is not None and rank.bubble.stage == most.stage]
+    span_ms = sum(rank.span_ms or 0.0 for rank in own) / len(own)
+    return StageWait(most.stage, most.awaited, tuple(rank.rank for rank in own), 1e6 * most.ms, 1e6 * span_ms)
+
+
+def is_far_from_timed(span_ms: float, step_ms: float) -> bool:
+    """Whether the steps of the trace are much longer or shorter than the timed ones."""
+    return abs(span_ms / step_ms - 1) > TRACED_AS_TIMED
+
+
+def largest_loss(ranks: Sequence[RankFigures]) -> Cause | None:
+    """The loss that takes most of the step, apart from compute; `None` without traces."""
+    return most_lost(losses(ranks))
+
+
+def why_slower(slower: VariantResult, faster: VariantResult) -> Cause | None:
+    """`rank 1 waits 19 % of its step (11.2 of 60.1 ms) for rank 0's larger batch`; `None`: it isn't known."""
+    return main_cause(slower, faster) or grown_compute(slower, faster)
+
+
+def main_cause(slower: VariantResult, faster: VariantResult) -> Cause | None:
+    """The loss that grew most, if it explains most of the difference; `None` where the figures don't say."""
+    longer_ms = _longer_ms(slower, faster)
+    return None if longer_ms is None else grown(losses(slower.ranks), losses(faster.ranks), 1e6 * longer_ms)
+
+
+def _longer_ms(slower: VariantResult, faster: VariantResult) -> float | None:
+    """The difference of their steps, as timed; `None` where they do different work or have no times."""
+    if slower.step_ms is None or faster.step_ms is None or slower.global_batch != faster.global_batch:
+        return None
+    return slower.step_ms.estimate - faster.step_ms.estimate
+
+
+def grown_compute(slower: VariantResult, faster: VariantResult) -> Cause | None:
+    """Compute itself, if it grew by most of the difference, with what the GPU shows of the reason."""
+    longer_ms = _longer_ms(slower, faster)
+    one, other = slowest_rank(slower.ranks), slowest_rank(faster.ranks)
+    if longer_ms is None or one is None or other is None:
+        return None
+    if one.compute_ms is None or other.compute_ms is None:
+        return None
+    if any(rank.span_ms is None for rank in (*slower.ranks, *faster.ranks)):
+        return None  # another rank may be the one that computes for longer
+    more_ms, span_ms = one.compute_ms - other.compute_ms, one.span_ms or 0.0
+    if longer_ms <= 0 or more_ms < max(MOST * longer_ms, MENTION_FROM * span_ms):
+        return None
+    # Operators of replicas in one process aren't compared with those of ranks: on a CPU their time includes
+    # waits for the interpreter's lock and for cores that replicas share, and `dp` has operators of its own
+    # (scatter, replicate, gather). What grew would be the strategy, under the name of an operator.
+    is_alike = STRATEGIES[slower.strategy].has_replicas == STRATEGIES[faster.strategy].has_replicas
+    figures: dict[str, Any] = {"who": f"rank {one.rank}", **_why_compute_grew(one, other)}
+    if is_alike:
+        figures["grown_ms"] = grown_operators(one, other, more_ms) or None
+    return Cause("compute", (one.rank,), 1e6 * one.compute_ms, 1e6 * span_ms, figures, 1e6 * more_ms)
+
+
+NAMED_OPERATORS = 2
+"""That are named at the most, those that grew most."""
+NAMED_FROM = 0.2
+"""Share of the growth of compute from which on an operator is named."""
+
+
+def grown_operators(one: RankFigures, other: RankFigures, more_ms: float) -> dict[str, float]:
+    """The operators that grew by a relevant part of `more_ms`, with their growth in ms.
+
+    Only the longest operators are known. One that the other rank's list lacks took at most as long there as
+    the last of it.
+    """
+    before = other.operators_ms
+    least_ms = min(before.values(), default=0.0)
+    more = {name: ms - before.get(name, least_ms) for name, ms in one.operators_ms.items() if before}
+    most = sorted(more, key=lambda name: -more[name])[:NAMED_OPERATORS]
+    return {name: more[name] for name in most if more[name] >= NAMED_FROM * more_ms}
+
+
+LOWER_CLOCK = 0.95
+"""Below this share of the other's clock, it is mentioned."""
+
+
+def _why_compute_grew(one: RankFigures, other: RankFigures) -> dict[str, Any]:
+    """Figures that differ between the ranks and may be the reason."""
+    found: dict[str, Any] = {}
+    if one.sm_clock_mhz and other.sm_clock_mhz and one.sm_clock_mhz < LOWER_CLOCK * other.sm_clock_mhz:
+        found |= {"sm_clock_mhz": one.sm_clock_mhz, "other_sm_clock_mhz": other.sm_clock_mhz}
+    if one.alloc_retries > other.alloc_retries:
+        found["num_retries"] = one.alloc_retries
+    if (one.local_batch or 0) > (other.local_batch or 0):
+        found |= {"num_samples": one.local_batch, "other_samples": other.local_batch}
+    return found
+
+
+def cause(found: Cause, variant: VariantResult, weight: float | None = None) -> Finding:
+    """The cause as a finding about the variant, with the timed step where it is far from the traced one."""
+    return cause_finding(
+        found, variant.id, weight, where=variant_label(variant), timed_ms=_other_timed_ms(found, variant)
+    )
+
+
+def _other_timed_ms(found: Cause, variant: VariantResult) -> float | None:
+    step_ms = variant.step_ms.estimate if variant.step_ms else None
+    is_far = step_ms is not None and is_far_from_timed(found.span_ns / 1e6, step_ms)
+    return step_ms if is_far and found.part != "compute" else None
+
+
+def remaining(fastest: VariantResult) -> tuple[Finding, ...]:
+    """The largest loss of the fastest variant, if it is large, and the next thing to try."""
+    found, where = largest_loss(fastest.ranks), variant_label(fastest)
+    if found is None:
+        return (finding("record-traces"),) if fastest.traced_steps is None else ()
+    if found.share < MENTION_FROM:
+        most = max(1, math.ceil(100 * found.share))
+        return (finding("nothing-left", fastest.id, where=where, most=most),)
+    is_large = found.share >= LARGE_FROM
+    return (*([cause(found, fastest)] if is_large else []), *_next_step(found, fastest, is_large))
+
+
+def _next_step(found: Cause, variant: VariantResult, is_named: bool) -> tuple[Finding, ...]:
+    """What to do about a loss; nothing where timed steps may not have it."""
+    if _other_timed_ms(found, variant) is not None:
+        return ()
+    where = None if is_named else variant_label(variant)
+    return (advice_finding(found, advice(found.part, variant), variant.id, where),)
+
+
+def advice(part: Part, variant: VariantResult) -> str:
+    """The advice about a loss, other than what the variant does already."""
+    of_program = variant.kind.runs_program
+    has_no_other_split = variant.split_name == "balanced" or of_program
+    return advice_for(part, not of_program, has_no_other_split, STRATEGIES[variant.strategy].transfer_advice)

@@ -1,0 +1,410 @@
+"""Where a step's time goes that isn't compute: one engine, for runs and for anybody's traces."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding_kinds import ADVICE
+from gpurun.launcher.strategies import Strategy
+from gpurun.launcher.units import format_ms, listed
+
+MENTION_FROM = 0.05
+"""A loss of a smaller share of the time, or one that grew by less, is not mentioned: it may be chance."""
+MOST = 0.5
+"""Share of a difference that a cause must cover to be named as the cause."""
+EVERY = 0.9
+"""Share of the slowest rank's loss that each must have for the sentence to say "every rank"."""
+ALL_HOST = 0.9
+"""Share of a rank's work from which on the CPU's own time is the work: there are hardly any operators."""
+
+Part = Literal[
+    "input",
+    "copies",
+    "pinned_copies",
+    "host",
+    "python",
+    "outside",
+    "unseen",
+    "transfer",
+    "model_transfer",
+    "communication",
+    "gaps",
+    "unknown",
+    "blocked",
+    "split",
+    "straggler",
+    "bubble",
+    "compute",
+]
+PARTS: Mapping[Part, str] = {
+    "input": "input-stall",
+    "copies": "exposed-copies",
+    "pinned_copies": "exposed-pinned-copies",
+    "host": "host-bound",
+    "python": "python-bound",
+    "outside": "not-recorded",
+    "unseen": "not-recorded",
+    "transfer": "exposed-transfer",
+    "model_transfer": "exposed-transfer",
+    "communication": "not-recorded",
+    "gaps": "gaps",
+    "unknown": "not-recorded",
+    "blocked": "blocked",
+    "split": "waits-for-larger-batch",
+    "straggler": "waits-for-slower-rank",
+    "bubble": "pipeline-bubble",
+    "compute": "computes-longer",
+}
+"""The kind of finding of each part of a step."""
+LACKING: Mapping[Part, Mapping[str, str]] = {
+    "outside": {"place": "outside of operators", "lacking": "Python's stacks"},
+    "unseen": {"place": "outside of operators", "lacking": "the device's work"},
+    "communication": {"place": "in communication or waiting for it", "lacking": "other ranks"},
+    "unknown": {"place": "in gaps", "lacking": "launches"},
+}
+"""Of the parts that the traces don't explain: where they are, and what would explain them."""
+OF_HOST: tuple[Part, ...] = ("host", "python", "outside", "unseen")
+_WAITS: tuple[Part, ...] = ("split", "straggler", "bubble")
+EVERY_RANK = "every rank"
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """One rank's mean step in ns; all of its time where its trace has no steps."""
+
+    rank: int
+    span_ns: float
+    lost_ns: Mapping[Part, float]
+    """What the rank loses by itself."""
+    comm_ns: float = 0.0
+    """Communication that nothing overlaps, waiting included."""
+    wait_ns: float = 0.0
+    """The part of it until another rank came."""
+    samples: int | None = None
+    queued_ns: float = 0.0
+    """In which it waited for cores that other programs used."""
+    added_ns: float = 0.0
+    """What recording added to the step, and to the wait of its GPU for the host."""
+
+    @property
+    def work_ns(self) -> float:
+        """The step without what communication adds to it."""
+        return self.span_ns - self.comm_ns
+
+
+@dataclass(frozen=True)
+class LastRank:
+    """The rank that came last to most collectives, as their traces show."""
+
+    rank: int | None
+    """`None` where no rank is to blame."""
+    last_arrivals: int = 0
+    num_collectives: int = 0
+    """That it took part in."""
+
+
+@dataclass(frozen=True)
+class StageWait:
+    """How long a stage of a pipeline does nothing but wait for others in a step: the mean of its ranks."""
+
+    stage: int
+    awaited: tuple[int, ...]
+    """The stages that it waits for."""
+    ranks: tuple[int, ...]
+    """Of the stage."""
+    wait_ns: float
+    span_ns: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The time of ranks."""
+
+    ranks: tuple[RankTime, ...]
+    """Those whose time is known."""
+    slowest: int
+    """The rank among them that works longest."""
+    is_whole: bool = True
+    """Whether they are all ranks of the job."""
+    last: LastRank | None = None
+    """`None` where single collectives aren't known: the rank with most work is the one waited for."""
+    bubble: StageWait | None = None
+    """Of the stage with the largest one."""
+    of: str = "its step"
+    """What the time is the whole of."""
+    transfer_groups: str | None = None
+    """Where most of the transfer is, among several kinds of parallelism."""
+    wait_groups: str | None = None
+    """Likewise of waiting."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Time in which a rank doesn't compute, and why."""
+
+    part: Part
+    ranks: tuple[int, ...]
+    """Those that lose it; of a wait for a rank, the one that the others wait for."""
+    saved_ns: float
+    """What the step would be shorter by at most, without it."""
+    span_ns: float
+    figures: Mapping[str, Any]
+    """For the sentence, by name with units."""
+    more_ns: float | None = None
+    """The growth over the variant compared with: healthy steps lose some of it, too."""
+
+    @property
+    def code(self) -> str:
+        return PARTS[self.part]
+
+    @property
+    def share(self) -> float:
+        """Its share of the step."""
+        return self.saved_ns / self.span_ns if self.span_ns else 0.0
+
+    @property
+    def is_wait(self) -> bool:
+        return self.part in _WAITS
+
+    @property
+    def text(self) -> str:
+        """`rank 1 waits 19 % of its step (11.2 of 60.1 ms) for rank 0's larger batch`."""
+        return cause_finding(self).text
+
+
+SHOW_GROWTH_BELOW = 0.95
+"""Up to this share of a loss its growth is shown too; above, the two are about the same."""
+
+
+def cause_finding(
+    cause: Cause, variant: str | None = None, weight: float | None = None, **figures: Any
+) -> Finding:
+    """The cause as a finding; by default it concerns its share of the step."""
+    is_part = cause.more_ns is not None and cause.more_ns < SHOW_GROWTH_BELOW * cause.saved_ns
+    return finding(
+        cause.code,
+        variant,
+        cause.ranks,
+        weight=cause.share if weight is None else weight,
+        percent=100 * cause.share,
+        lost_ms=cause.saved_ns / 1e6,
+        span_ms=cause.span_ns / 1e6,
+        **{
+            **cause.figures,
+            **({"more_ms": (cause.more_ns or 0.0) / 1e6} if is_part or cause.part == "compute" else {}),
+            **figures,
+        },
+    )
+
+
+def causes(measured: Measured) -> list[Cause]:
+    """Everything but compute, the largest first."""
+    slowest = next(each for each in measured.ranks if each.rank == measured.slowest)
+    parts = dict.fromkeys(part for each in measured.ranks for part in each.lost_ns if part != "blocked")
+    found = [_own(part, slowest, measured) for part in parts]
+    if measured.is_whole:
+        wait, bubble = _wait(measured), _bubble(measured)
+        waits = (bubble, wait) if measured.last is not None else (bubble if not wait.saved_ns else None, wait)
+        found += [each for each in waits if each is not None]
+        if any("blocked" in each.lost_ns for each in measured.ranks):
+            found.append(_own("blocked", slowest, measured))
+    return sorted(found, key=lambda cause: -cause.saved_ns)
+
+
+def most_lost(found: Sequence[Cause]) -> Cause | None:
+    """The cause that takes most of the step.
+
+    That ranks are blocked says least about why: it counts where nothing else is significant, and where what
+    else they lose by themselves is far less.
+    """
+    blocked_ns = sum(cause.saved_ns for cause in found if cause.part == "blocked")
+    known = (
+        cause
+        for cause in found
+        if cause.part != "blocked"
+        and cause.saved_ns >= max(MENTION_FROM * cause.span_ns, 0.0 if cause.is_wait else MOST * blocked_ns)
+    )
+    return next(known, next(iter(found), None))
+
+
+def grown(found: Iterable[Cause], before: Sequence[Cause], longer_ns: float) -> Cause | None:
+    """The cause that grew most, if that explains most of what a step takes longer.
+
+    Args:
+        found: causes of the slower steps.
+        before: of the faster ones.
+        longer_ns: the difference.
+    """
+    if not before or longer_ns <= 0:
+        return None
+    more = [(cause.saved_ns - _as_much(cause, before), cause) for cause in found]
+    more_ns, most = max(more, key=lambda item: item[0], default=(0.0, None))
+    if most is None or more_ns < max(MOST * longer_ns, MENTION_FROM * most.span_ns):
+        return None
+    return replace(most, more_ns=more_ns)
+
+
+def _as_much(cause: Cause, before: Iterable[Cause]) -> float:
+    """How much of the like was lost before; to wait is to wait, for whatever reason."""
+    return sum(
+        other.saved_ns for other in before if other.part == cause.part or (other.is_wait and cause.is_wait)
+    )
+
+
+def _own(part: Part, slowest: RankTime, measured: Measured) -> Cause:
+    """The loss of the rank that works longest: what it loses, the step loses.
+
+    Where all lose about as much, what each loses at least; always so where they are blocked: if one is
+    blocked for longer, the others wait for it.
+    """
+    lost_ns = _lost_ns(slowest, part)
+    alike = tuple(each.rank for each in measured.ranks if _lost_ns(each, part) >= MOST * lost_ns)
+    least = min(measured.ranks, key=lambda each: _lost_ns(each, part))
+    most = max(measured.ranks, key=lambda each: _lost_ns(each, part))
+    is_alike = part == "blocked" or _lost_ns(least, part) >= EVERY * lost_ns
+    is_every = measured.is_whole and len(measured.ranks) > 1 and is_alike
+    shown = least if is_every else slowest
+    added_ns = shown.added_ns if part in OF_HOST else 0.0
+    figures: dict[str, Any] = {
+        "who": EVERY_RANK if is_every else f"rank {slowest.rank}",
+        "of": measured.of,
+        **LACKING.get(part, {}),
+    }
+    if part in ("transfer", "model_transfer"):
+        figures["groups"] = measured.transfer_groups
+    if added_ns:
+        figures["traced_ms"] = shown.span_ns / 1e6
+    ms = [format_ms(_lost_ns(each, part) / 1e6) for each in (least, most)]
+    cause = Cause(part, alike, _lost_ns(shown, part), shown.span_ns - added_ns, figures)
+    if is_every and ms[0] != ms[1]:
+        percent = 100 * _lost_ns(most, part) / (most.span_ns - (most.added_ns if added_ns else 0.0))
+        figures["most_ms"] = _lost_ns(most, part) / 1e6
+        figures["most_percent"] = percent if round(percent) > round(100 * cause.share) else None
+    return cause
+
+
+def _lost_ns(rank: RankTime, part: Part) -> float:
+    """The loss in a step as it is timed."""
+    return max(0.0, rank.lost_ns.get(part, 0.0) - (rank.added_ns if part in OF_HOST else 0.0))
+
+
+def _wait(measured: Measured) -> Cause:
+    """The longest wait of a rank for another.
+
+    By their work: as far as another one's longer computing explains it. One without samples only ever waits,
+    and is meant to.
+    """
+    busy = [each for each in measured.ranks if each.samples != 0] or measured.ranks
+    waiting = max(busy, key=lambda each: each.wait_ns)
+    figures: dict[str, Any] = {"of": measured.of, "groups": measured.wait_groups}
+    last = measured.last
+    by_number = {each.rank: each for each in measured.ranks}
+    if last is not None and last.rank == waiting.rank:  # it caused most waiting, and waits longest itself
+        others = [each for each in busy if each.rank != last.rank]
+        waiting = max(others, key=lambda each: each.wait_ns, default=waiting)
+    figures["who"] = f"rank {waiting.rank}"
+    if last is not None and (last.rank is None or last.rank not in by_number):
+        figures["other"] = "other ranks"
+        return Cause("straggler", (), waiting.wait_ns, waiting.span_ns, figures)
+    cause = max(measured.ranks, key=lambda each: each.work_ns) if last is None else by_number[last.rank or 0]
+    wait_ns = waiting.wait_ns if last is not None else _explained_ns(waiting, cause)
+    split_ns = min(wait_ns, max(0.0, waiting.work_ns) * max(0.0, _samples_ratio(cause, waiting) - 1))
+    slow_ns = wait_ns - split_ns
+    figures["other"] = f"rank {cause.rank}"
+    if split_ns > slow_ns:
+        if slow_ns >= MENTION_FROM * waiting.span_ns:
+            figures["slow_ms"] = slow_ns / 1e6
+        return Cause("split", (cause.rank,), wait_ns, waiting.span_ns, figures)
+    if cause.work_ns > waiting.work_ns:
+        figures |= {"other_work_ms": cause.work_ns / 1e6, "work_ms": waiting.work_ns / 1e6}
+        if cause.samples is not None:
+            figures |= {"num_samples": cause.samples, "own_samples": waiting.samples}
+    if last is not None:
+        figures |= {"last_arrivals": last.last_arrivals, "num_collectives": last.num_collectives}
+    return Cause("straggler", (cause.rank,), wait_ns, waiting.span_ns, figures)
+
+
+def _explained_ns(waiting: RankTime, cause: RankTime) -> float:
+    """The wait, if that rank has more to do; 0 if it is late for a loss of its own, or for load."""
+    enough_ns = MOST * waiting.wait_ns
+    if cause.work_ns - waiting.work_ns < enough_ns:
+        return 0.0
+    own: tuple[Part, ...] = ("input", "copies", "pinned_copies", *OF_HOST)
+    if any(_more_ns(part, cause, waiting) >= enough_ns for part in own):
+        return 0.0
+    if _samples_ratio(cause, waiting) <= 1 and cause.queued_ns >= enough_ns:
+        return 0.0
+    return waiting.wait_ns
+
+
+def _more_ns(part: Part, cause: RankTime, waiting: RankTime) -> float:
+    """The cause's loss beyond what its samples explain; nothing where that is all that ranks do."""
+    lost_ns = [rank.lost_ns.get(part, 0.0) for rank in (cause, waiting)]
+    ranks = (cause, waiting)
+    if part in OF_HOST and all(
+        ns >= ALL_HOST * rank.work_ns for ns, rank in zip(lost_ns, ranks, strict=True)
+    ):
+        return 0.0
+    return lost_ns[0] - max(1.0, _samples_ratio(cause, waiting)) * lost_ns[1]
+
+
+def _samples_ratio(cause: RankTime, waiting: RankTime) -> float:
+    """1 where the samples of ranks aren't known."""
+    return (cause.samples or 1) / (waiting.samples or 1)
+
+
+def _bubble(measured: Measured) -> Cause | None:
+    """The wait of the stage with the largest bubble; `None` without a pipeline."""
+    if measured.bubble is None:
+        return None
+    bubble = measured.bubble
+    awaited = f"stage{'s' if len(bubble.awaited) > 1 else ''} {listed([*map(str, bubble.awaited)])}"
+    figures = {
+        "who": f"stage {bubble.stage}",
+        "other": awaited,
+        "of": measured.of,
+    }
+    return Cause("bubble", bubble.ranks, bubble.wait_ns, bubble.span_ns, figures)
+
+
+def advice_finding(
+    cause: Cause,
+    advice: str,
+    variant: str | None = None,
+    where: str | None = None,
+) -> Finding:
+    """The advice about a cause; with its share where the cause itself isn't shown.
+
+    Args:
+        cause: the cause.
+        advice: of `advice_for`, or of a strategy.
+        variant: the id of the variant that it is about.
+        where: the label of that variant, to name the cause by its code and share.
+    """
+    return finding(
+        "act-on-cause",
+        variant,
+        cause.ranks,
+        weight=cause.share,
+        advice=advice,
+        where=where,
+        percent=100 * cause.share if where else None,
+        what=cause.code,
+    )
+
+
+def advice_for(part: Part, of_job: bool = False, is_balanced: bool = False, of_transfer: str = "") -> str:
+    """The advice about a part of a step: in the keys of a job, or in torch's terms for anything else.
+
+    Args:
+        part: what takes the time.
+        of_job: whether a job of ours can set its keys.
+        is_balanced: whether no other split can be chosen.
+        of_transfer: the advice about transfers; by default that of data parallel training.
+    """
+    if part == "transfer":
+        return of_transfer or Strategy.transfer_advice
+    advice = ADVICE[part]
+    words = advice.in_keys if of_job and advice.in_keys else advice.in_torch
+    return advice.if_balanced if is_balanced and advice.if_balanced else words
