@@ -22,6 +22,7 @@ from gpurun.launcher.trace.causes import (
     advice_for,
     cause_finding,
     causes,
+    most_lost,
 )
 from gpurun.launcher.trace.model import (
     Breakdown,
@@ -34,6 +35,8 @@ from gpurun.launcher.trace.model import (
 from gpurun.launcher.units import listed
 
 MENTION_NEXT_FROM = 0.20
+OWN_OPERATORS = 0.5
+"""Share of the operators' time that the CPU time of the thread must reach: else others run most of them."""
 CPU = "CPU"
 """How the device of a rank begins whose trace has no GPU work."""
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
@@ -50,8 +53,10 @@ def explain(report: TraceReport) -> tuple[Finding, ...]:
     if len(cut) == len(report.ranks):  # what they lack would look like waiting
         return (_traced(report, num_cut=len(cut)),)
     found = trace_causes(report)
-    if not found:
+    first = most_lost(found)
+    if first is None:
         return (_traced(report),)
+    found = [first, *(cause for cause in found if cause is not first)]
     if found[0].share < MENTION_FROM:
         others = 100 * found[0].share
         return (_traced(report, percent=_compute_percent(report), most_percent=others or None),)
@@ -123,10 +128,11 @@ def _means(report: TraceReport) -> list[tuple[RankTrace, Breakdown]]:
 def _rank_time(rank: RankTrace, mean: Breakdown, report: TraceReport) -> RankTime:
     idle = mean.idle_by_cause_us
     wait_us = _wait_us(rank.rank, mean, report) + idle.comm_wait
+    on_host = _host_us(rank, mean, report)
     lost_us: dict[Part, float] = {
+        **on_host,
         "input": idle.data,
         "pinned_copies" if _are_pinned(report) else "copies": mean.exposed_memcpy_us,
-        _host_part(report): idle.host,
         _transfer_part(report): mean.exposed_transfer_us,
         "gaps": mean.other_steps_us + idle.other,
         "unknown": idle.unknown,
@@ -137,6 +143,7 @@ def _rank_time(rank: RankTrace, mean: Breakdown, report: TraceReport) -> RankTim
         {part: 1000 * us for part, us in lost_us.items()},
         comm_ns=1000 * (mean.exposed_comm_us + idle.comm_wait),
         wait_ns=1000 * wait_us,
+        samples=rank.facts.samples if rank.facts else None,
     )
 
 
@@ -149,11 +156,22 @@ def _wait_us(rank: int, mean: Breakdown, report: TraceReport) -> float:
     return min(mean.exposed_wait_us, sum(waits))
 
 
-def _host_part(report: TraceReport) -> Part:
-    """Of a CPU alone, a trace doesn't have the time that its threads worked."""
-    if not all(rank.device.startswith(CPU) for rank in report.ranks):
-        return "host"
-    return "unseen" if any(rank.device != CPU for rank in report.ranks) else "outside"
+def _host_us(rank: RankTrace, mean: Breakdown, report: TraceReport) -> dict[Part, float]:
+    """The time between the device's work for want of launches.
+
+    On a CPU, a trace of ours has the time that the thread worked: what is more than its operators take is
+    Python's, and it was blocked for what is more than all of it.
+    """
+    host_us = mean.idle_by_cause_us.host
+    if not all(each.device.startswith(CPU) for each in report.ranks):
+        return {"host": host_us}
+    if any(each.device != CPU for each in report.ranks):
+        return {"unseen": host_us}
+    worked_us = rank.facts.thread_cpu_ns / 1000 if rank.facts and rank.steps else 0.0
+    if worked_us < OWN_OPERATORS * mean.compute_us or not worked_us:
+        return {"outside": host_us}
+    python_us = min(host_us, max(0.0, worked_us - mean.compute_us))
+    return {"python": python_us, "blocked": max(0.0, host_us - worked_us)}
 
 
 def _transfer_part(report: TraceReport) -> Part:

@@ -157,6 +157,20 @@ class NameTotals:
     groups: tuple[GroupTotal, ...]
 
 
+RANK_KEY = "gpurunRank"
+"""In the header of a trace of ours."""
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """Facts about the rank that a trace of ours adds, to explain its steps."""
+
+    samples: int
+    """In a step."""
+    thread_cpu_ns: int
+    """CPU time of the thread that steps: the mean over the recorded steps."""
+
+
 @dataclass(frozen=True)
 class RankTrace:
     """One rank. With several GPUs, `total` and `steps` are those of the busiest one."""
@@ -178,6 +192,8 @@ class RankTrace:
     """The work that the steps launched, if the trace has steps and also work outside of them."""
     is_cut: bool = False
     """Whether the file ends early, so that any of these figures may lack something."""
+    facts: RankFacts | None = None
+    """`None` in traces of others, and of `dp`, whose replicas share a process."""
 
     @property
     def per_step(self) -> NameTotals:

@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from gpurun.launcher.errors import TraceError
@@ -55,9 +56,12 @@ from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.foreign import devices_not_read, kind_of_events, notes_on_categories
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.kineto.trace_file import Room
+from gpurun.launcher.trace.model import RANK_KEY, RankFacts
 from gpurun.launcher.trace.requested_tables import Table
 
 MAX_RANKS = 1 << 31
+MAX_SAMPLES = 1 << 31
+MAX_NS = 1 << 53
 """Larger numbers are damage."""
 _DATA_PARALLEL = re.compile(r"DistributedDataParallel\.forward|FSDP::|torch\.distributed\.ddp\.reducer")
 """Names of ranges and operators that torch's DDP and FSDP leave."""
@@ -129,6 +133,7 @@ class Digest:
     """Equal for CPU traces whose times come from one clock; `None`: unknown, or those of GPUs."""
     window: tuple[int, int] | None = None
     """If steps were selected: from the start of the first on the CPU to the end of the last one's work."""
+    facts: RankFacts | None = None
     show: Set[Table] = frozenset()
     """The tables that `tables` is for."""
     tables: RankTables | None = None
@@ -192,6 +197,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         is_cut=bool(trace.cut),
         clock=None if on_gpu else clock_id(trace.header),
         window=None if chosen is None else _window(host, all_steps, kept),
+        facts=_facts(trace),
         show=show,
         tables=rank_tables(trace, work, host, kept, shown, in_steps, device, show),
     )
@@ -350,6 +356,15 @@ def _info(trace: Trace, key: str) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     return value if 0 <= value < MAX_RANKS else None
+
+
+def _facts(trace: Trace) -> RankFacts | None:
+    """What the header adds about the rank; `None` in traces of others, or where that is damaged."""
+    try:
+        found = msgspec.convert(trace.header[RANK_KEY], RankFacts)
+    except (KeyError, msgspec.ValidationError):
+        return None
+    return found if 0 <= found.samples < MAX_SAMPLES and 0 <= found.thread_cpu_ns < MAX_NS else None
 
 
 def _device(trace: Trace, on_gpu: bool) -> str:

@@ -63,6 +63,7 @@ def rank_trace(rank: int, view: RankView) -> RankTrace:
         devices=devices,
         in_steps=_in_steps(view),
         is_cut=digest.is_cut,
+        facts=digest.facts,
     )
 
 

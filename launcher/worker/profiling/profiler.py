@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.claim import boot_id
 from gpurun.launcher.rundir.records import ProfileConfig
 from gpurun.launcher.trace.analysis.collectives.calls import CALLS_KEY, CLOCK_KEY, CallRecord
+from gpurun.launcher.trace.model import RANK_KEY, RankFacts
 from gpurun.launcher.worker.accelerators.runtime import used_runtime
 
 EARLIER_NS = 1_000_000_000
@@ -40,6 +42,7 @@ def capture(
     align: Callable[[], None] = lambda: None,
     all_threads: bool = False,
     snapshot: Path | None = None,
+    samples: int | None = None,
 ) -> None:
     """Writes a gzipped Kineto trace of `config.steps` steps to `path`, each marked as `ProfilerStep#N`.
 
@@ -52,6 +55,7 @@ def capture(
         align: called before the first step that is recorded. The profiler takes longer to start on some ranks
             than on others: without a barrier the first step would show that as waiting.
         all_threads: also what Python threads do, as `dp` on the CPU needs it: else only those of autograd.
+        samples: of this rank in a step, for the trace's header; `None`: a step isn't one rank's.
         snapshot: where to keep each allocation of the recorded steps, on CUDA.
 
     Raises:
@@ -64,11 +68,15 @@ def capture(
     profiler.start_trace()
     align()
     # By hand rather than by the profiler's schedule: its first step begins before the ranks are aligned.
+    begun_ns = time.thread_time_ns()
     with memory_history(snapshot):
         for number in range(1, config.steps + 1):
             with record_function(f"ProfilerStep#{number}"):
                 run_one_step()
         synchronize()  # not after each step: the host runs ahead of the GPU here as it does in timed steps
+        if samples is not None:
+            facts = RankFacts(samples, (time.thread_time_ns() - begun_ns) // config.steps)
+            profiler.add_metadata_json(RANK_KEY, json.dumps(asdict(facts)))
     stop(profiler.stop_trace)
     export(profiler.export_chrome_trace, path)
 

@@ -39,7 +39,15 @@ def trace_steps(
         trainer.step(next(inputs), NoClock())
 
     if wanted.ranks is None or rank in wanted.ranks:
-        capture(run_one_step, wanted, path, align=peers.barrier, all_threads=all_threads, snapshot=snapshot)
+        capture(
+            run_one_step,
+            wanted,
+            path,
+            align=peers.barrier,
+            all_threads=all_threads,
+            snapshot=snapshot,
+            samples=None if all_threads else variant.split[rank],
+        )
     else:
         run_unrecorded(run_one_step, wanted.steps, align=peers.barrier)
 

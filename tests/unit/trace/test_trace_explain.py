@@ -76,6 +76,34 @@ def test_gaps_between_operators_of_a_cpu_are_not_called_python(tmp_path: Path, w
 
 
 @pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"samples": 8, "thread_cpu_ns": 90_000}, "in Python between operators"),
+        ({"samples": 8, "thread_cpu_ns": 42_000}, "blocked"),
+        ({"samples": 8, "thread_cpu_ns": 1_000}, "outside of operators"),  # other threads run them
+        ({"samples": 8}, "outside of operators"),
+        ({"samples": "8", "thread_cpu_ns": 90_000}, "outside of operators"),
+        ({"samples": 8, "thread_cpu_ns": -1}, "outside of operators"),
+        ({"samples": 1 << 70, "thread_cpu_ns": 90_000}, "outside of operators"),
+        ("odd", "outside of operators"),
+    ],
+)
+def test_a_trace_of_ours_knows_whether_its_thread_worked(tmp_path: Path, facts: object, said: str) -> None:
+    """Its operators take 40 of 100 µs."""
+    events = [step(1, 0, 100), span("cpu_op", "aten::mm", 0, 20), span("cpu_op", "aten::mm", 80, 20)]
+    assert said in analyse_paths([write(tmp_path / "cpu.json", events, gpurunRank=facts)]).conclusion
+
+
+def test_a_trace_of_ours_knows_whose_batch_is_larger(tmp_path: Path) -> None:
+    job = Job(2)
+    for rank, samples in enumerate((24, 8)):
+        job.headers[rank]["gpurunRank"] = {"samples": samples, "thread_cpu_ns": 0}
+        job.kernel(rank, "gemm", 0, 1_000 * samples, False)
+    job.all_reduce("0", [0, 1], [24_000, 8_000], 24_100)
+    assert "for rank 0's larger batch: try split: balanced." in job.report(tmp_path).conclusion
+
+
+@pytest.mark.parametrize(
     "launches",
     [[], [launch(0, 1, 1), launch(900, 1, 3)]],
     ids=["no launch is recorded", "that of the next work is lost"],

@@ -23,6 +23,7 @@ class Job:
         self.num_ranks = num_ranks
         self.skews_us = skews_us or [0.0] * num_ranks
         self.drifts = drifts or [0.0] * num_ranks
+        self.headers: dict[int, dict[str, Any]] = defaultdict(dict)
         self.starts_us: dict[int, list[float]] = defaultdict(list)
         """Of all communication by rank, on the clock without skew."""
 
@@ -90,5 +91,5 @@ class Job:
     def report(self, directory: Path, **info: Any) -> TraceReport:
         for rank in range(self.num_ranks):
             header = {"distributedInfo": rank_info(rank, self.num_ranks)["distributedInfo"] | info}
-            write(directory / f"rank{rank}.json", self.events[rank], **header)
+            write(directory / f"rank{rank}.json", self.events[rank], **header, **self.headers[rank])
         return analyse_paths([directory])
