@@ -2,7 +2,7 @@
 
 from gpurun.launcher.compare.model import Comparison, VariantResult
 
-OF_VARIANTS = ("variant-failed", "slower", "nothing-left", "record-traces", "act-on-cause")
+OF_VARIANTS = ("variant-failed", "slower", "nothing-left", "act-on-cause")
 
 
 def notes_of(comparison: Comparison) -> tuple[str, ...]:

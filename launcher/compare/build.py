@@ -164,7 +164,7 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
     fitting = _fitting(recorded, results, differences) if named else None
     search = _searched(run, judged)
     found = [finding("fits-in-memory", found=fitting.summary, weight=0.95)] if fitting else []
-    found += [finding("searched", found=search.summary)] if search else []
+    found += [finding("plan-note", note=search.summary)] if search else []
     return Comparison(
         schema=SCHEMA,
         name=plan.name,
@@ -224,12 +224,12 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
     return (
         *notes(plan, measured, within, once, has_remedy=bool(still_open)),
         *(few_rounds_notes(found, measured) if found.gate is None and once is None else ()),
-        *(finding("searched", found=text) for text in (effects_note(found.search) if found.search else ())),
+        *(finding("plan-note", note=text) for text in (effects_note(found.search) if found.search else ())),
         *(budget_notes(run, plan) if found.complete and has_any else ()),
         *still_open,
         *(finding("time-spent", found=text.removesuffix(".")) for text in around_notes(measured.values())),
         *(
-            finding("steps-differ-in-work", found=text.removesuffix("."))
+            finding("noticed", of="", found=text.removesuffix("."))
             for text in work_notes(found.variants, measured)
         ),
         *(memory_notes(found.variants) if found.gate is None and not has_cold_peak(measured) else ()),

@@ -1,16 +1,20 @@
 """Two runs against each other: how much slower or faster each variant became, and whether that is sure."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.compare.gate import changed_files, gate_of, row_of
+from gpurun.launcher.compare.headline import gate_findings
 from gpurun.launcher.compare.interference import LESS_AT_ONCE, THROTTLED, interference_in, is_hot
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.compare.variant_causes import cause, why_slower
+from gpurun.launcher.findings.finding import Finding, finding, ranked
+from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import resolved_setting
@@ -20,15 +24,11 @@ from gpurun.launcher.stats.busy import waiting_bias
 from gpurun.launcher.stats.estimates import percent_from_log, percent_interval, verdict_of
 from gpurun.launcher.stats.family import UNKNOWN, Estimate, bounded, unpaired
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
+from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import plural
 
 SHORT = 10
 """Characters of a commit."""
-
-PAST_RUNS = (
-    "Two past runs can't show whether the code or the machine changed: "
-    "`gpurun gate JOB.yaml --against REF` launches both versions in turns."
-)
 
 PASSING_FACTS = {
     "memory_available_gib",
@@ -92,6 +92,8 @@ class Diff:
     """Where host, versions or job differ: reasons to doubt that the code alone made the difference."""
     gate: Gate | None = None
     """`None` where no gate was asked for."""
+    findings: tuple[Finding, ...] = ()
+    """The answer, its cause and the next step; then what differs."""
 
 
 def diff_runs(
@@ -113,11 +115,12 @@ def diff_runs(
     }
     alike = [one for one in common if not reasons[one]]
     share = alpha / max(1, len(alike))
+    variants = tuple(_variant_diff(one, (a, b), share) for one in alike)
     return Diff(
         name_a=a.name,
         name_b=b.name,
         ci_level=1 - share if alike else None,
-        variants=tuple(_variant_diff(one, (a, b), share) for one in alike),
+        variants=variants,
         not_comparable=tuple(
             NotComparable(one, _label_of_both(in_a[one], in_b[one]), reason)
             for one, reason in reasons.items()
@@ -131,7 +134,44 @@ def diff_runs(
             *_marks("job", *_with_defaults(a.job, b.job)),
             *_interference_marks(a, b),
         ),
+        findings=ranked(_findings(variants, a, b)),
     )
+
+
+def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> Iterator[Finding]:
+    """What has changed most, and why; or that nothing surely has."""
+    if not variants:
+        yield finding("not-measured", leader="No variant", ended="does the same work in both runs")
+        yield to_do("not-measured", ADVICE["unlike"].in_torch)
+        return
+    changed = [one for one in variants if one.difference.verdict in ("slower", "faster")]
+    known = [one for one in changed or variants if one.difference.percent is not None]
+    if not known:
+        yield finding("unchanged")
+        yield from (finding("too-few", one.id, why=one.note) for one in variants[:1] if one.note)
+        return
+    most = max(known, key=lambda one: abs(one.difference.percent or 0.0))
+    percent, ci = most.difference.percent or 0.0, most.difference.ci
+    if not changed:
+        yield finding("unchanged", most.id, where=most.label, change_percent=percent, ci=ci)
+        is_few = most.note is not None
+        yield finding("too-few", most.id, why=most.note) if is_few else finding("scatter-hides-it", most.id)
+        return
+    is_longer = percent > 0
+    yield finding(
+        "changed",
+        most.id,
+        where=most.label,
+        percent=abs(percent),
+        how="longer" if is_longer else "less time",
+        ci=ci if is_longer or ci is None else (-ci[1], -ci[0]),
+        num_more=len(changed) - 1 or None,
+    )
+    results = _variant(b, most.id), _variant(a, most.id)
+    slower, faster = results if is_longer else results[::-1]
+    if loss := why_slower(slower, faster):
+        yield cause(loss, slower, weight=1, than="A" if is_longer else "B")
+    yield to_do("changed", ADVICE["past_runs"].in_torch)
 
 
 def _label_of_both(a: VariantResult, b: VariantResult) -> str:
@@ -174,7 +214,8 @@ def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:
         for one in diff.not_comparable
     ]
     gate = gate_of(percent, "in run A", rows, (LESS_AT_ONCE,) if refused else ())
-    return replace(diff, gate=replace(gate, details=(*gate.details, PAST_RUNS)))
+    past = to_do("gate", ADVICE["past_runs"].in_torch)
+    return replace(diff, gate=gate, findings=ranked((*gate_findings(gate), past)))
 
 
 def _gate_row(

@@ -30,6 +30,7 @@ from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.stats.family import Outcome
 from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (
     GIB,
     Interval,
@@ -63,10 +64,7 @@ def conclude(
         less_load: what to do about other load.
     """
     if gate is not None:
-        advice = (finding("gate-advice", found=text) for text in gate.details)
-        load = load_percent(results) if gate.metric == "wall" else None  # CPU time has no waiting in it
-        verdict = GATE_VERDICTS.get(gate.outcome)  # else the headline says it
-        return (finding("gate", verdict=verdict, found=gate.headline, queue_percent=load), *advice)
+        return gate_findings(gate, load_percent(results))
     if not is_one_task(plan):
         return (_separate_work(plan, results), *waiting_findings(results, less_load))
     ran = [result for result in results if result.wall_s is not None]
@@ -81,6 +79,19 @@ def conclude(
         found = ranking_findings(standings, plan.baseline, within, load_percent(results))
     rival = _named_rival(standings, plan.baseline) if standings else None
     return (*found, *waiting_findings(results, less_load, rival))
+
+
+def gate_findings(gate: Gate, queue_percent: float | None = None) -> tuple[Finding, ...]:
+    """The outcome of a gate, and its advice.
+
+    Args:
+        gate: over all variants.
+        queue_percent: of a step that its worst rank waited for cores under other load.
+    """
+    load = queue_percent if gate.metric == "wall" else None  # CPU time has no waiting in it
+    verdict = GATE_VERDICTS.get(gate.outcome)  # else the headline says it
+    answer = finding("gate", verdict=verdict, found=gate.headline, queue_percent=load)
+    return (answer, *(to_do("gate", text) for text in gate.details))
 
 
 GATE_VERDICTS: Mapping[Outcome, str] = {"slower": "failed", "not slower": "passed"}

@@ -19,6 +19,7 @@ from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text
+from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import plural
 
 MOST_NAMED = 2
@@ -39,7 +40,7 @@ def interference_in(results: Sequence[VariantResult]) -> tuple[str, ...]:
 
 def cool_down() -> Finding:
     """The next step where clocks were throttled."""
-    return finding("act-on-cause", advice=ADVICE["throttled"].in_torch, what="not-ranked")
+    return to_do("not-ranked", ADVICE["throttled"].in_torch)
 
 
 def is_hot(results: Sequence[VariantResult]) -> bool:
@@ -83,7 +84,7 @@ def waiting_findings(
     reasons = interference_in(results)
     if not reasons:
         return ()
-    step = cool_down() if is_hot(results) else finding("less-load", weight=0.96, advice=less)
+    step = cool_down() if is_hot(results) else to_do("affected-by-load", less, 0.96)
     load = finding("affected-by-load", found=named(reasons))
     if is_hot(results) or rival is None or rival.behind.verdict not in ("slower", "faster"):
         return (load, step)

@@ -256,9 +256,7 @@ def software_notes(run: RunDir, measured: Iterable[Measured]) -> tuple[Finding, 
         f"{plural(num, 'launch')} with {' and '.join(' '.join(item) for item in each if item in differing)}"
         for each, num in found.items()
     ]
-    return (
-        finding("software-changed", found=f"The software has changed during this run: {', '.join(parts)}"),
-    )
+    return (finding("noticed", of="", found=f"The software has changed during this run: {', '.join(parts)}"),)
 
 
 def _left_out(plan: Plan) -> list[Finding]:

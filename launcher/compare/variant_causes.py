@@ -12,6 +12,7 @@ from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.strategies import STRATEGIES
@@ -29,6 +30,7 @@ from gpurun.launcher.trace.causes import (
     causes,
     grown,
     most_lost,
+    to_do,
 )
 from gpurun.launcher.trace.explain import OWN_OPERATORS
 
@@ -235,11 +237,12 @@ def _why_compute_grew(one: RankFigures, other: RankFigures) -> dict[str, Any]:
     return found
 
 
-def cause(found: Cause, variant: VariantResult, weight: float | None = None) -> Finding:
+def cause(
+    found: Cause, variant: VariantResult, weight: float | None = None, than: str = "the fastest"
+) -> Finding:
     """The cause as a finding about the variant, with the timed step where it is far from the traced one."""
-    return cause_finding(
-        found, variant.id, weight, where=variant_label(variant), timed_ms=_other_timed_ms(found, variant)
-    )
+    timed_ms = _other_timed_ms(found, variant)
+    return cause_finding(found, variant.id, weight, than, where=variant_label(variant), timed_ms=timed_ms)
 
 
 def _other_timed_ms(found: Cause, variant: VariantResult) -> float | None:
@@ -252,7 +255,7 @@ def remaining(fastest: VariantResult) -> tuple[Finding, ...]:
     """The largest loss of the fastest variant, if it is large, and the next thing to try."""
     found, where = largest_loss(fastest.ranks), variant_label(fastest)
     if found is None:
-        return (finding("record-traces"),) if fastest.traced_steps is None else ()
+        return (to_do("not-recorded", ADVICE["untraced"].in_torch),) if fastest.traced_steps is None else ()
     if found.share < MENTION_FROM:
         most = max(1, math.ceil(100 * found.share))
         return (finding("nothing-left", fastest.id, where=where, most=most),)

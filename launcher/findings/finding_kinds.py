@@ -156,6 +156,32 @@ ANSWERS: Mapping[str, Kind] = {
         "`gpurun trace --show operators` shows more.",
         "Traces",
     ),
+    "changed": Kind(
+        "answer",
+        "{where} takes {percent} {how} in B than in A[ ({ci})][ ({a_ms} and {b_ms} ms)]"
+        "[, and {num_more:other} changed]",
+        "Something takes longer, or less time, in the second of two runs or captures.",
+        "Of runs, the interval over their launches excludes 0; of captures, the mean of their traced steps.",
+        "`gpurun gate` shows whether the code is the reason: it launches both versions in turns.",
+        "Answer",
+    ),
+    "unchanged": Kind(
+        "answer",
+        "nothing has surely changed from A to B[; the largest difference is in {where}: {change_percent}"
+        "[ ({ci})]]",
+        "No variant of two runs differs by more than its launches do.",
+        "The interval of every variant's difference over launches includes 0, or there is none.",
+        _LONGER,
+        "Answer",
+    ),
+    "checked": Kind(
+        "answer",
+        "[{num_failed:check} failed, ]{num_ok:check} ok[, {num_skipped} skipped]",
+        "How the checks of a self-test ended.",
+        "Each check by itself; `selftest.json` has what each found.",
+        "Mend what failed, then run it again.",
+        "Answer",
+    ),
     "gate": Kind(
         "answer",
         "[{verdict}: ]{found}",
@@ -180,6 +206,13 @@ DANGERS: Mapping[str, Kind] = {
         "The variant has no times that count.",
         "A rank failed, ran out of memory or was stopped.",
         "Read its reason in the table and its log, mend it, then `gpurun --resume RUN`.",
+    ),
+    "check-failed": Kind(
+        "danger",
+        "[on {where} ]{check}: {found}",
+        "A check of a self-test failed, so figures of this machine may be wrong.",
+        "By the rule of that check; see docs/selftest.md.",
+        "Follow the advice next to it.",
     ),
     "baseline-lost": Kind(
         "danger",
@@ -206,7 +239,7 @@ DANGERS: Mapping[str, Kind] = {
 
 _OF_STEP = (
     "{percent}[ to {most_percent}] of {of} ({lost_ms}[ to {most_ms}] of {span_ms} ms"
-    "[; {more_ms} ms more than in the fastest][; a traced step takes {traced_ms} ms]"
+    "[; {more_ms} ms more than in {than}][; a traced step takes {traced_ms} ms]"
     "[; timed steps take {timed_ms} ms])"
 )
 _SPENDS = f"[in {{where}} ]{{who}} spends {_OF_STEP}"
@@ -288,7 +321,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     ),
     "computes-longer": (
         "[in {where} ]{who} computes for {percent} of its step ({lost_ms} of {span_ms} ms),"
-        " {more_ms} ms more than in the fastest[, mostly in {grown_ms}]"
+        " {more_ms} ms more than in {than}[, mostly in {grown_ms}]"
         "[, at {sm_clock_mhz} instead of {other_sm_clock_mhz}]"
         "[, while torch released its cache {num_retries:time}]"
         "[, for {num_samples:sample} instead of {other_samples}]",
@@ -336,6 +369,16 @@ ADVICE: Mapping[str, Advice] = {
         f"{_SLOW_RANK}, or give it less work (split: balanced)",
         _SLOW_RANK,
     ),
+    "untraced": Advice("`profile: {steps: 4}` records traces, which show where the time of a step goes"),
+    "unlike": Advice(
+        "for two versions of the code, run one job file with each; for two settings, list both under "
+        "`compare` of one job; `--allow params` compares variants that differ in `params` alone"
+    ),
+    "parts": Advice("`gpurun diff A B --show operators` shows the modules and operators that grew"),
+    "past_runs": Advice(
+        "two past runs can't show whether the code or the machine changed; `gpurun gate JOB.yaml --against "
+        "REF` launches both versions in turns"
+    ),
     "throttled": Advice("let the GPUs cool down, or lower their power limit, then run again"),
     "bubble": Advice("try more micro-batches per step, or an interleaved schedule"),
 }
@@ -345,6 +388,13 @@ CAUSES: Mapping[str, Kind] = {
         code: Kind("cause", sentence, means, f"{decided} {_TRACED}", todo)
         for code, (sentence, means, decided, todo) in _CAUSES.items()
     },
+    "part-grew": Kind(
+        "cause",
+        "{part} takes {b_ms} instead of {a_ms} ms of it",
+        "The part of a traced step that changed most from one capture to another.",
+        "The mean of all traced steps and ranks of each capture.",
+        "`gpurun diff --show operators` shows the modules and operators that grew.",
+    ),
     "too-few": Kind(
         "cause",
         "{why}",
@@ -405,33 +455,12 @@ REMEDIES: Mapping[str, Kind] = {
         "An interval over launches takes at least six pairs.",
         "Set `steps: {launches: 6}`, or a `budget`.",
     ),
-    "less-load": Kind(
-        "remedy",
-        "{advice}",
-        "Ranks wait for cores that other programs use.",
-        _QUEUE,
-        "Use fewer threads or devices, stop other programs, or `wait_for_quiet: 30s`.",
-    ),
     "nothing-left": Kind(
         "remedy",
         "no loss in {where} is larger than {most} % of its step; `gpurun tune` tries other settings",
         "Traces show nothing else that takes much time.",
         "The largest loss in traced steps of the fastest variant.",
         "Try other settings: `gpurun tune job.yaml`.",
-    ),
-    "record-traces": Kind(
-        "remedy",
-        "`profile: {steps: 4}` records traces, which show where the time of a step goes",
-        "Without traces nothing is known of the parts of a step.",
-        "The fastest variant has no traced steps.",
-        "Set `profile: {steps: 4}`.",
-    ),
-    "gate-advice": Kind(
-        "remedy",
-        "{found}",
-        "What would let the gate decide.",
-        "From the scatter of launches so far.",
-        "Follow it, or compare CPU time: `--metric cpu`.",
     ),
 }
 
@@ -479,19 +508,12 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "The events of the run, and the marks of first and last steps.",
         "Nothing; or shorten what comes before and after the steps.",
     ),
-    "steps-differ-in-work": (
-        "{found}",
-        "A step of one variant may do more than a step of another.",
-        "The numbers of steps that programs made.",
-        "Compare whole runs, or mark steps of equal work: `with gpurun.step():`.",
-    ),
     "memory-trade-off": (
         "{found}",
         "Slower variants that take less memory.",
         "Peaks and step times; every other variant is worse in both.",
         "Choose among them by the memory that there is.",
     ),
-    "searched": ("{found}", "How a search found its result.", "The trials of the search.", "Nothing."),
     "restarted": (
         "{what}: {reasons}",
         "Launches failed and were started again, or made no progress for a while.",
@@ -504,12 +526,6 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "`wait_for_quiet` delayed launches.",
         "The waits that the run has recorded.",
         "Nothing.",
-    ),
-    "software-changed": (
-        "{found}",
-        "Launches ran with different versions of libraries.",
-        "The versions that each launch has recorded.",
-        "Start a new run.",
     ),
     "unsteady": (
         "{of}{found}",

@@ -23,8 +23,8 @@ from gpurun.launcher.selftest.evidence import (
     REPORT,
     TITLES,
     TRAINING,
+    CheckResult,
     Evidence,
-    Finding,
     failed,
     skipped,
 )
@@ -40,7 +40,7 @@ class Check:
     name: str
     part: str
     """The part of a self-test that finds the evidence; a key of `PARTS`."""
-    judge: Callable[[Evidence], Finding]
+    judge: Callable[[Evidence], CheckResult]
     remedy: str
     """The advice where it fails, unless the judge knows better."""
     tools: Mapping[str, str] = field(default_factory=dict)
@@ -217,13 +217,13 @@ NODE_CHECKS = (
 """The checks of several nodes, after those of each."""
 
 
-def findings(seen: Evidence, parts: Iterable[str]) -> Iterator[Finding]:
+def findings(seen: Evidence, parts: Iterable[str]) -> Iterator[CheckResult]:
     """The results of the checks of these parts, which have been run."""
     for part in parts:
         yield from (finding(check, seen) for check in (*CHECKS, *NODE_CHECKS) if check.part == part)
 
 
-def finding(check: Check, seen: Evidence) -> Finding:
+def finding(check: Check, seen: Evidence) -> CheckResult:
     """The result of one check."""
     found = judge(check, seen)
     tool = check.tools.get(seen.kind.noun)
@@ -231,7 +231,7 @@ def finding(check: Check, seen: Evidence) -> Finding:
     return replace(found, remedy=_of_cause(check, found, seen) or found.remedy).named(check.name, usual)
 
 
-def _of_cause(check: Check, found: Finding, seen: Evidence) -> str | None:
+def _of_cause(check: Check, found: CheckResult, seen: Evidence) -> str | None:
     """The advice about a cause that any job may end by; it is that of the cause, whatever the check.
 
     It is given also where the words of the check don't name the cause.
@@ -244,7 +244,7 @@ def _of_cause(check: Check, found: Finding, seen: Evidence) -> str | None:
     return of_words or next(iter(causes.values()), None)
 
 
-def judge(check: Check, seen: Evidence) -> Finding:
+def judge(check: Check, seen: Evidence) -> CheckResult:
     """The judge's verdict, where it has what it needs."""
     if check.only_gpus and seen.kind.is_host:
         return skipped("needs a GPU")
@@ -262,7 +262,7 @@ def judge(check: Check, seen: Evidence) -> Finding:
     return check.judge(seen) if seen.has(check.part) else _without(check, seen)
 
 
-def _without(check: Check, seen: Evidence) -> Finding:
+def _without(check: Check, seen: Evidence) -> CheckResult:
     """The reason why a part found nothing: its first check says it."""
     first = _first(check.part, seen)
     if check is not first:
@@ -279,7 +279,7 @@ def _without(check: Check, seen: Evidence) -> Finding:
     return failed(f"“{TITLES[check.part]}” ended early: {why}", f"read {log}" if log else None)
 
 
-def _not_run(failures: Sequence[str]) -> Finding:
+def _not_run(failures: Sequence[str]) -> CheckResult:
     return skipped(f"{NOT_RUN}{', '.join(failures)}")
 
 
@@ -319,6 +319,6 @@ def blocking(seen: Evidence) -> list[str]:
     return _blocking(seen) or _ended(seen)
 
 
-def without_links(failures: Sequence[str]) -> Iterator[Finding]:
+def without_links(failures: Sequence[str]) -> Iterator[CheckResult]:
     """The finding about the links between nodes, because of these failures on some of them."""
     yield from (_not_run(failures).named(check.name, "") for check in NODE_CHECKS)

@@ -129,7 +129,7 @@ NOT_REPORTED = "not reported by this driver"
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check, as `selftest.json` keeps it."""
 
     name: str
@@ -142,21 +142,21 @@ class Finding:
     host: str | None = None
     """The host of that node."""
 
-    def named(self, name: str, remedy: str) -> "Finding":
+    def named(self, name: str, remedy: str) -> "CheckResult":
         """The finding of this check, with its remedy where it failed and has none of its own."""
         return replace(self, name=name, remedy=(self.remedy or remedy) if self.status == "failed" else None)
 
 
-def ok(found: str) -> Finding:
-    return Finding("", "ok", found)
+def ok(found: str) -> CheckResult:
+    return CheckResult("", "ok", found)
 
 
-def failed(found: str, remedy: str | None = None) -> Finding:
-    return Finding("", "failed", found, remedy)
+def failed(found: str, remedy: str | None = None) -> CheckResult:
+    return CheckResult("", "failed", found, remedy)
 
 
-def skipped(why: str) -> Finding:
-    return Finding("", "skipped", why)
+def skipped(why: str) -> CheckResult:
+    return CheckResult("", "skipped", why)
 
 
 REPORT = "please report it, with the directory of this self-test"
@@ -172,12 +172,12 @@ def is_possible(figure: float | None) -> bool:
     return figure is not None and 0 < figure < MOST_POSSIBLE  # also neither infinite nor NaN
 
 
-def impossible(figures: Mapping[str, float]) -> Finding | None:
+def impossible(figures: Mapping[str, float]) -> CheckResult | None:
     """Failed with the figures, by what is said of them, that can't be; `None` where all can."""
     wrong = [text for text, figure in figures.items() if not is_possible(figure)]
     return failed(f"{'; '.join(wrong)}, which can't be", IMPOSSIBLE) if wrong else None
 
 
-def judged(wrong: list[str], right: str) -> Finding:
+def judged(wrong: list[str], right: str) -> CheckResult:
     """Failed with all that is wrong; ok with `right` where nothing is."""
     return failed("; ".join(wrong)) if wrong else ok(right)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from gpurun.launcher.rundir.records import PairRate
 from gpurun.launcher.selftest.evidence import (
     NOT_REPORTED,
+    CheckResult,
     Evidence,
-    Finding,
     failed,
     impossible,
     judged,
@@ -31,7 +31,7 @@ _NVLINKS = re.compile(r"NVLink (\d+)x")
 LOOPBACK, NETWORK = "loopback (gloo)", "the network"
 
 
-def sums(seen: Evidence) -> Finding:
+def sums(seen: Evidence) -> CheckResult:
     """All-reduces of known results."""
     wrong = [f"{text}, {seen.devices[facts.rank]}" for facts in seen.facts for text in facts.wrong_sums]
     most = max((each.num_bytes for facts in seen.facts for each in facts.reduces), default=0)
@@ -81,7 +81,7 @@ def least_reduced(way: str, seen: Evidence) -> float:
     return LEAST_OVER_NETWORK[seen.kind.is_host] if way == NETWORK else LEAST_REDUCED[is_nvlink(way)]
 
 
-def peer_pairs(seen: Evidence) -> Finding:
+def peer_pairs(seen: Evidence) -> CheckResult:
     """The pair that is slow, or the device or the node whose pairs all are."""
     pairs = [pair for facts in seen.facts for pair in facts.pairs]
     rates = {f"{_ends(pair, seen)}: {_gb(pair.gb_per_s)} GB/s": pair.gb_per_s for pair in pairs}
@@ -108,7 +108,7 @@ def _can_judge(pairs: list[PairRate], seen: Evidence) -> bool:
     return len(pairs) > 1 or seen.kind.is_host or link_gb_per_s(seen, pairs[0].low, pairs[0].high) is not None
 
 
-def pcie_links(seen: Evidence) -> Finding:
+def pcie_links(seen: Evidence) -> CheckResult:
     """Links that have fewer lanes or an older generation at work than card and slot have in common."""
     wrong, found = [], []
     for facts, health in zip(seen.facts, seen.health, strict=False):
@@ -169,7 +169,7 @@ def _gb(gb_per_s: float) -> str:
     return format_rate(gb_per_s) if gb_per_s >= 0.01 else format_number(gb_per_s, 4)
 
 
-def reduce_bandwidth(seen: Evidence) -> Finding:
+def reduce_bandwidth(seen: Evidence) -> CheckResult:
     """All-reduce by size; the largest against what the slowest link carries."""
     reduces, pairs = seen.facts[0].reduces, [pair for facts in seen.facts for pair in facts.pairs]
     rates = {

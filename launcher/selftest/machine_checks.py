@@ -9,9 +9,9 @@ from gpurun.launcher.plan.devices import shared_gpus
 from gpurun.launcher.rundir.records import DeviceFacts
 from gpurun.launcher.selftest.evidence import (
     NOT_REPORTED,
+    CheckResult,
     DeviceRate,
     Evidence,
-    Finding,
     failed,
     impossible,
     is_possible,
@@ -48,7 +48,7 @@ LEAST_FREE_GIB = 1.0
 """Traces of a long job take more; a self-test needs a few MiB."""
 
 
-def driver(seen: Evidence) -> Finding:
+def driver(seen: Evidence) -> CheckResult:
     """torch's build against the driver."""
     machine = seen.machine
     if seen.kind.is_host:
@@ -63,7 +63,7 @@ def driver(seen: Evidence) -> Finding:
     return ok(f"{seen.kind.driver_text(machine.driver, machine.cuda_driver_version)}; torch {seen.torch}")
 
 
-def visible_devices(seen: Evidence) -> Finding:
+def visible_devices(seen: Evidence) -> CheckResult:
     """GPUs that are there, but not for this process."""
     if seen.kind.is_host:
         found = f"{plural(len(seen.devices), 'CPU device')} on {plural(seen.machine.cpu_cores, 'core')}"
@@ -87,7 +87,7 @@ def visible_devices(seen: Evidence) -> Finding:
     )
 
 
-def whole_gpus(seen: Evidence) -> Finding:
+def whole_gpus(seen: Evidence) -> CheckResult:
     """Devices that their backend can't connect."""
     shared = shared_gpus(seen.devices, seen.machine)
     parts = [gpu for gpu in seen.gpus if _is_part(gpu, seen)]
@@ -98,7 +98,7 @@ def whole_gpus(seen: Evidence) -> Finding:
     return ok(plural(len(parts), "MIG instance") if parts else "no GPU is divided")
 
 
-def free_gpus(seen: Evidence) -> Finding:
+def free_gpus(seen: Evidence) -> CheckResult:
     """GPUs that other processes use: they affect the figures, and might run out of memory."""
     named = zip(seen.devices, seen.gpus, strict=False)
     wrong = [
@@ -112,7 +112,7 @@ def _is_part(gpu: Gpu, seen: Evidence) -> bool:
     return prefix is not None and gpu.uuid.startswith(prefix)
 
 
-def identities(seen: Evidence) -> Finding:
+def identities(seen: Evidence) -> CheckResult:
     """Whether a forked rank sees the GPU that the driver shows under its name."""
     wrong = [
         f"rank {facts.rank} uses {facts.uuid}, but {device} is {gpu.uuid}"
@@ -135,7 +135,7 @@ def _bare(uuid: str) -> str:
     return bare
 
 
-def clocks_agree(seen: Evidence) -> Finding:
+def clocks_agree(seen: Evidence) -> CheckResult:
     """Events of the device against the host's clock."""
     off = {seen.devices[facts.rank]: abs(facts.clock_off) for facts in seen.facts}
     wrong = [
@@ -149,7 +149,7 @@ def clocks_agree(seen: Evidence) -> Finding:
     return ok(f"within {format_number(most_percent, 1)} % of the host's over half a second")
 
 
-def device_speed(seen: Evidence) -> Finding:
+def device_speed(seen: Evidence) -> CheckResult:
     """A device that is slower than its like."""
     if busy := _busy(seen):
         return skipped(busy)
@@ -203,7 +203,7 @@ def _share_cores(one: DeviceFacts, other: DeviceFacts, seen: Evidence) -> bool:
     return not is_elsewhere and not set(one.cores).isdisjoint(other.cores)
 
 
-def earlier_speed(seen: Evidence) -> Finding:
+def earlier_speed(seen: Evidence) -> CheckResult:
     """A device that was faster in an earlier self-test."""
     if busy := _busy(seen):
         return skipped(busy)
@@ -256,7 +256,7 @@ def _cpu_identity(facts: DeviceFacts, seen: Evidence) -> str:
     return f"{machine}: {seen.machine.cpu_model}, {cores}, {facts.rank} of {len(seen.devices)}"
 
 
-def clock_rates(seen: Evidence) -> Finding:
+def clock_rates(seen: Evidence) -> CheckResult:
     """A clock that is kept down."""
     wrong, clocks, capped = [], [], list[str]()
     for facts, gpu in zip(seen.facts, seen.gpus, strict=False):
@@ -281,7 +281,7 @@ def _is_capped(power_w: float | None, limit_w: float | None) -> bool:
     return power_w is None or limit_w is None or power_w >= AT_POWER_LIMIT * limit_w
 
 
-def memory_errors(seen: Evidence) -> Finding:
+def memory_errors(seen: Evidence) -> CheckResult:
     """Errors that ECC could not correct, and rows that wait to be replaced, or can't be."""
     wrong, unknown = [], []
     for device, health in zip(seen.devices, seen.health, strict=False):
@@ -298,7 +298,7 @@ def memory_errors(seen: Evidence) -> Finding:
     return judged(wrong, f"no uncorrected memory error{of_others}")
 
 
-def energy(seen: Evidence) -> Finding:
+def energy(seen: Evidence) -> CheckResult:
     """Whether there are figures for energy."""
     without = [seen.devices[facts.rank] for facts in seen.facts if facts.energy_mj is None]
     if without:
@@ -313,7 +313,7 @@ def energy(seen: Evidence) -> Finding:
     return ok(f"{format_count(max(powers))} W at work" if powers else "counted; power is " + NOT_REPORTED)
 
 
-def numa(seen: Evidence) -> Finding:
+def numa(seen: Evidence) -> CheckResult:
     """Whether it is known which cores a GPU is nearest to."""
     nodes = {device: gpu.numa_node for device, gpu in zip(seen.devices, seen.gpus, strict=False)}
     if len(seen.machine.topology.nodes) < 2:
@@ -324,7 +324,7 @@ def numa(seen: Evidence) -> Finding:
     return ok(", ".join(f"{device} on node {node}" for device, node in nodes.items()))
 
 
-def disk(seen: Evidence) -> Finding:
+def disk(seen: Evidence) -> CheckResult:
     """Whether the run directory has room."""
     free = format_gib(seen.free_gib)
     if not seen.free_gib >= LEAST_FREE_GIB:  # also NaN

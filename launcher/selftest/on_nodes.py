@@ -19,7 +19,7 @@ from gpurun.launcher.run.open import new_directory
 from gpurun.launcher.rundir.files import read_json
 from gpurun.launcher.rundir.records import DeviceFacts
 from gpurun.launcher.selftest.check_table import blocking, findings, without_links
-from gpurun.launcher.selftest.evidence import LINKS, PARTS, TITLES, Evidence, Finding
+from gpurun.launcher.selftest.evidence import LINKS, PARTS, TITLES, CheckResult, Evidence
 from gpurun.launcher.selftest.result import RUNS, Result
 from gpurun.launcher.selftest.run_checks import joining_job, links_job
 from gpurun.launcher.selftest.self_test import (
@@ -42,7 +42,7 @@ def selftest_on_nodes(
     num_nodes: int,
     out: Path | None,
     flags: NodeFlags,
-    show: Callable[[Finding], None],
+    show: Callable[[CheckResult], None],
     begin: Callable[[str, int, int], None],
 ) -> tuple[Result, Path, str | None] | None:
     """Returns the result of `run_selftest` for all nodes; `None` on all but the first, which has the results.
@@ -114,7 +114,7 @@ def add_the_others(test: SelfTest, pools: WorkerPools, here: Joined) -> None:
     nodes = all_tested(test, here)
     for each in nodes[1:]:
         for check in each.checks:
-            test.add(at_node(Finding(*check), each.node, here.hosts[each.node]))
+            test.add(at_node(CheckResult(*check), each.node, here.hosts[each.node]))
     failures = [
         f"{name} on node {each.node} ({here.hosts[each.node]})" for each in nodes for name in each.blocked
     ]

@@ -2,18 +2,20 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.files import read_json, write_bytes, write_json
 from gpurun.launcher.rundir.paths import SELFTEST
-from gpurun.launcher.selftest.evidence import DeviceRate, EarlierRate, Finding, Status, is_possible
+from gpurun.launcher.selftest.evidence import CheckResult, DeviceRate, EarlierRate, is_possible
 from gpurun.launcher.selftest.machine_checks import comparable
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
+from gpurun.launcher.trace.causes import to_do
 
 RUNS = Path("runs/selftest")
 DAY = "%Y-%m-%d"
@@ -25,15 +27,13 @@ MOST_EARLIER = 20
 class Result:
     """`selftest.json`."""
 
-    checks: tuple[Finding, ...]
+    checks: tuple[CheckResult, ...]
     schema: int = 1
     hostname: str = ""
     day: str = ""
     rates: tuple[DeviceRate, ...] = ()
-
-    @property
-    def by_status(self) -> Counter[str]:
-        return Counter(check.status for check in self.checks)
+    findings: tuple[Finding, ...] = ()
+    """The answer, the checks that failed, and the advice about the first of them."""
 
     @property
     def failures(self) -> str:
@@ -43,11 +43,18 @@ class Result:
         where = f", on {', '.join(places)}" if places else ""
         return f"{len(failed)} of {len(self.checks)} checks failed{where}" if failed else ""
 
-    @property
-    def summary(self) -> str:
-        """`17 ok, 12 skipped`."""
-        counts = ((self.by_status[status], status) for status in get_args(Status))
-        return ", ".join(f"{count} {status}" for count, status in counts if count)
+
+def findings_of(checks: Sequence[CheckResult]) -> tuple[Finding, ...]:
+    """The answer of these checks, those that failed, and the advice about each."""
+    num = Counter(check.status for check in checks)
+    lost = [check for check in checks if check.status == "failed"]
+    num_failed, num_skipped = num["failed"] or None, num["skipped"] or None
+    answer = finding("checked", num_failed=num_failed, num_ok=num["ok"], num_skipped=num_skipped)
+    failed = (
+        finding("check-failed", host=each.host, where=each.host, check=each.name, found=each.found)
+        for each in lost
+    )
+    return ranked((answer, *failed, *(to_do("check-failed", each.remedy) for each in lost if each.remedy)))
 
 
 def earlier_rates(

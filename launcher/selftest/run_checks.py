@@ -23,8 +23,8 @@ from gpurun.launcher.selftest.evidence import (
     NOT_REPORTED,
     PROGRAMS,
     TRAINING,
+    CheckResult,
     Evidence,
-    Finding,
     RanJob,
     failed,
     judged,
@@ -172,12 +172,12 @@ PROFILER_IN_USE = ("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED", "CUPTI_ERRO
 """The text that Kineto writes into a rank's log. Source: `CUptiResult` of the CUPTI API reference."""
 
 
-def measuring(seen: Evidence) -> Finding:
+def measuring(seen: Evidence) -> CheckResult:
     """Whether all ranks could measure."""
     return ok(f"every device and link, by {plural(len(seen.facts), 'rank')}")
 
 
-def strategies(seen: Evidence) -> Finding:
+def strategies(seen: Evidence) -> CheckResult:
     """Whether every strategy and split could be measured."""
     return judged(_unmeasured(seen.job(TRAINING)), ", ".join(map(variant_label, seen.job(TRAINING).variants)))
 
@@ -190,7 +190,7 @@ def _unmeasured(job: RanJob) -> list[str]:
     ]
 
 
-def gradients(seen: Evidence) -> Finding:
+def gradients(seen: Evidence) -> CheckResult:
     """Each variant's gradient against that of the whole batch on one device."""
     variants = [*seen.job(TRAINING).variants, *seen.job(GRADIENTS).variants]
     wrong = _unmeasured(seen.job(GRADIENTS)) + [
@@ -209,7 +209,7 @@ def gradients(seen: Evidence) -> Finding:
     return judged(wrong, f"those of one device: {found}") if errors or wrong else failed("none was compared")
 
 
-def traces(seen: Evidence) -> Finding:
+def traces(seen: Evidence) -> CheckResult:
     """Whether traces have work in them, and collectives that were matched over all ranks."""
     measured = [each for each in seen.job(TRAINING).variants if each.status in MEASURED]
     if not measured:
@@ -241,7 +241,7 @@ def _untraced(variant: VariantResult, are_short: bool) -> list[str]:
     return lacking or ([f"{name}: no collective was matched over the ranks"] if unmatched else [])
 
 
-def late_rank(seen: Evidence) -> Finding:
+def late_rank(seen: Evidence) -> CheckResult:
     """A rank that is late on purpose: the others' wait, and only theirs."""
     variant = _with_fault(seen, "late")
     if variant.status not in MEASURED:
@@ -278,7 +278,7 @@ def causes(part: str, seen: Evidence) -> dict[str, str]:
     return {found: what for found, what in job.remedies.items() if found not in meant or OOM_KILLER in found}
 
 
-def out_of_memory(seen: Evidence) -> Finding:
+def out_of_memory(seen: Evidence) -> CheckResult:
     """A rank that runs out of memory is named, its memory is free afterwards, and the next launch works."""
     variant = _with_fault(seen, "oom")
     is_meant = variant.status == "oom" and OOM_KILLER not in (variant.reason or "")
@@ -311,7 +311,7 @@ def _not_named(variant: VariantResult, rank: int) -> list[str]:
     return [] if f"rank {rank} " in reason else [f"rank {rank} is not named: {reason}"]
 
 
-def killed_rank(seen: Evidence) -> Finding:
+def killed_rank(seen: Evidence) -> CheckResult:
     """A rank that is killed by SIGKILL is named, and the next launch works."""
     variant, rank = _with_fault(seen, "killed"), len(seen.devices) - 1
     wrong = _not_named(variant, rank)
@@ -322,7 +322,7 @@ def killed_rank(seen: Evidence) -> Finding:
     return judged(wrong, f"rank {rank} and SIGKILL named, the next launch worked")
 
 
-def sleeping_rank(seen: Evidence) -> Finding:
+def sleeping_rank(seen: Evidence) -> CheckResult:
     """A rank that sleeps while the others wait for it in a collective, as `gpurun stacks` sees it."""
     rank = len(seen.devices) - 1
     (headline, *_) = seen.job(FAULTS).hangs or ("no hang was noticed",)
@@ -333,7 +333,7 @@ def sleeping_rank(seen: Evidence) -> Finding:
     return ok(headline)
 
 
-def program(name: str, seen: Evidence) -> Finding:
+def program(name: str, seen: Evidence) -> CheckResult:
     """A program of which every rank should record so many steps on its own device."""
     job = seen.job(PROGRAMS)
     variant = next((each for each in job.variants if name in each.varied.get("args", ())), None)

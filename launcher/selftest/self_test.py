@@ -39,12 +39,12 @@ from gpurun.launcher.selftest.evidence import (
     MEASURING,
     PARTS,
     TRAINING,
+    CheckResult,
     Evidence,
-    Finding,
     RanJob,
 )
 from gpurun.launcher.selftest.machine_checks import rates_of
-from gpurun.launcher.selftest.result import DAY, RUNS, Result, earlier_rates, keep
+from gpurun.launcher.selftest.result import DAY, RUNS, Result, earlier_rates, findings_of, keep
 from gpurun.launcher.selftest.run_checks import job_of
 from gpurun.launcher.units import GIB
 
@@ -55,13 +55,13 @@ class SelfTest:
 
     pools: WorkerPools
     directory: Path
-    show: Callable[[Finding], None]
+    show: Callable[[CheckResult], None]
     """Called with each result as soon as it is known."""
     begin: Callable[[str, int, int], None]
     """Called with what is done next, its number, and how many parts there are."""
     node: int | None = None
     """Which of several nodes this is."""
-    found: list[Finding] = field(default_factory=list)
+    found: list[CheckResult] = field(default_factory=list)
     seen: Evidence = field(init=False)
 
     def execute(self, seen: Evidence) -> Result:
@@ -80,7 +80,7 @@ class SelfTest:
                 self.add(each if self.node is None else at_node(each, self.node, seen.machine.hostname))
         return self.result()
 
-    def add(self, found: Finding) -> None:
+    def add(self, found: CheckResult) -> None:
         """One more result."""
         self.found.append(found)
         self.show(found)
@@ -88,7 +88,9 @@ class SelfTest:
     def result(self) -> Result:
         """The result so far."""
         day = time.strftime(DAY)
-        return Result(tuple(self.found), 1, self.seen.machine.hostname, day, rates_of(self.seen))
+        checks = tuple(self.found)
+        host = self.seen.machine.hostname
+        return Result(checks, 1, host, day, rates_of(self.seen), findings_of(checks))
 
     def run_part(self, part: str, seen: Evidence) -> Evidence:
         """The evidence with what the job of this part shows."""
@@ -147,7 +149,7 @@ def not_run(error: GpurunError) -> RanJob:
     return RanJob(problem=problem, remedies={problem: what_to_do} if what_to_do else {})
 
 
-def at_node(found: Finding, node: int, host: str) -> Finding:
+def at_node(found: CheckResult, node: int, host: str) -> CheckResult:
     return replace(found, node=node, host=host)
 
 
@@ -273,7 +275,7 @@ def run_selftest(
     pools: WorkerPools,
     wish: str,
     out: Path | None,
-    show: Callable[[Finding], None],
+    show: Callable[[CheckResult], None],
     begin: Callable[[str, int, int], None],
     node: int | None = None,
     finish_on_nodes: Callable[[SelfTest], None] = lambda test: None,

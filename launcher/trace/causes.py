@@ -178,10 +178,18 @@ SHOW_GROWTH_BELOW = 0.95
 
 
 def cause_finding(
-    cause: Cause, variant: str | None = None, weight: float | None = None, **figures: Any
+    cause: Cause,
+    variant: str | None = None,
+    weight: float | None = None,
+    than: str = "the fastest",
+    **figures: Any,
 ) -> Finding:
-    """The cause as a finding; by default it concerns its share of the step."""
+    """The cause as a finding; by default it concerns its share of the step.
+
+    `than`: the name of what its growth is over.
+    """
     is_part = cause.more_ns is not None and cause.more_ns < SHOW_GROWTH_BELOW * cause.saved_ns
+    more = {"more_ms": (cause.more_ns or 0.0) / 1e6, "than": than}
     return finding(
         cause.code,
         variant,
@@ -190,11 +198,7 @@ def cause_finding(
         percent=100 * cause.share,
         lost_ms=cause.saved_ns / 1e6,
         span_ms=cause.span_ns / 1e6,
-        **{
-            **cause.figures,
-            **({"more_ms": (cause.more_ns or 0.0) / 1e6} if is_part or cause.part == "compute" else {}),
-            **figures,
-        },
+        **{**cause.figures, **(more if is_part or cause.part == "compute" else {}), **figures},
     )
 
 
@@ -366,6 +370,11 @@ def _bubble(measured: Measured) -> Cause | None:
         "of": measured.of,
     }
     return Cause("bubble", bubble.ranks, bubble.wait_ns, bubble.span_ns, figures)
+
+
+def to_do(about: str, advice: str, weight: float = 0.0) -> Finding:
+    """Advice about a kind of finding, by its code."""
+    return finding("act-on-cause", weight=weight, advice=advice, what=about)
 
 
 def advice_finding(

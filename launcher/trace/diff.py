@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.trace.analysis.on_request.call_tree import MAX_ROWS, Path, in_order
+from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, TraceReport
 from gpurun.launcher.trace.requested_tables import RowKind
+from gpurun.launcher.units import listed
 
 Per = Literal["step", "second"]
 State = Literal["new", "gone", "slower", "faster", "same"]
 SECOND_US = 1e6
+LEAST_PERCENT = 1.0
+"""Below this, a step takes as long in both captures."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ class TraceDiff:
     operators: tuple[OperatorChange, ...] | None = None
     """The tree of what calls what: rows that changed, and those around them; by growth within each.
     `None` unless asked for."""
+    findings: tuple[Finding, ...] = ()
+    """The answer, the part that changed most, and the next step."""
 
 
 _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
@@ -87,8 +95,8 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
     on_gpu = any(row.device_us for report in (a, b) for rank in report.ranks for row in rank.ops)
     per: Per = "step" if all(rank.steps for report in (a, b) for rank in report.ranks) else "second"
     classes = _CLASSES if per == "step" else _CLASSES[1:]
-    return TraceDiff(
-        schema=1,
+    found = TraceDiff(
+        schema=2,
         num_ranks=(len(a.ranks), len(b.ranks)),
         num_steps=(_num_steps(a), _num_steps(b)),
         per=per,
@@ -103,6 +111,39 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
         ),
         operators=operator_changes(a, b, per),
     )
+    return replace(found, findings=tuple(_findings(found)))
+
+
+def _findings(diff: TraceDiff) -> Iterator[Finding]:
+    """How much longer a step takes, and the part of it that changed most in that direction."""
+    if diff.per == "second":
+        yield finding("not-measured", leader="a step", ended=f"can't be compared: {lack_of_steps(diff)}")
+        return
+    span, *parts = diff.classes
+    sign = 1 if span.change_us >= 0 else -1
+    if abs(span.percent or 0.0) < LEAST_PERCENT:
+        yield finding("unchanged", where="a step", change_percent=span.percent or 0.0)
+        return
+    yield finding(
+        "changed",
+        where="a step",
+        percent=abs(span.percent or 0.0),
+        how="longer" if sign > 0 else "less time",
+        a_ms=span.a_us / 1000,
+        b_ms=span.b_us / 1000,
+    )
+    most = max(parts, key=lambda part: sign * part.change_us)
+    name = most.name.replace("_", " ")
+    yield finding("part-grew", part=name, a_ms=most.a_us / 1000, b_ms=most.b_us / 1000)
+    yield to_do("part-grew", ADVICE["parts"].in_torch)
+
+
+def lack_of_steps(diff: TraceDiff, a: str = "A", b: str = "B") -> str:
+    """Which side marks no steps; `a` and `b` are names of the sides."""
+    which = [name for name, steps in zip((a, b), diff.num_steps, strict=True) if not steps]
+    if not which:
+        return "a rank has no steps"
+    return f"{listed(which)} mark{'' if len(which) > 1 else 's'} no steps"
 
 
 def _num_steps(report: TraceReport) -> int:

@@ -60,8 +60,15 @@ def selftest(devices: str, out: Path | None, nodes: int, as_json: bool, **place:
     result, directory, not_kept = ended
     if as_json:
         show_json(result)
-    elif not not_kept:
-        click.echo(f"{result.summary}; kept in {directory}")
+    else:
+        from gpurun.launcher.findings.finding import screen_of
+        from gpurun.launcher.report.terminal.layout import screen_lines
+
+        click.echo("")
+        for shown in screen_lines(screen_of(result.findings), width()):
+            click.echo(shown.plain)
+        if not not_kept:
+            click.echo(f"Kept in {directory}")
     if problems := [each for each in (result.failures, not_kept) if each]:
         raise MachineError("; ".join(problems))
 

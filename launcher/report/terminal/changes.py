@@ -8,6 +8,7 @@ from rich.table import Table
 
 from gpurun.launcher.compare.diff import Diff, Unpaired, VariantDiff
 from gpurun.launcher.compare.model import Gate, GateRow
+from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.plan.model import Metric
 from gpurun.launcher.report.footnotes import confidence_text
 from gpurun.launcher.report.tables_on_request import Cell, Shown, ShownRow, ShownTable
@@ -16,6 +17,7 @@ from gpurun.launcher.report.terminal.layout import (
     clean,
     ms_text,
     plain,
+    screen_lines,
     table_of,
     text_of,
     uncertainty_text,
@@ -23,7 +25,7 @@ from gpurun.launcher.report.terminal.layout import (
 )
 from gpurun.launcher.report.terminal.trace import INDENT, MAX_NAMES, MAX_ROWS, warning_lines
 from gpurun.launcher.stats.sequential import ALPHA
-from gpurun.launcher.trace.diff import Change, OperatorChange, TraceDiff
+from gpurun.launcher.trace.diff import Change, OperatorChange, TraceDiff, lack_of_steps
 from gpurun.launcher.units import format_count, format_ms, format_number, plural
 
 CHANGE = ("change", "%")
@@ -33,24 +35,20 @@ MAX_PERCENT = 1000
 """From here on a growth reads better as a factor."""
 
 
-NOTHING_ALIKE = (
-    "No variant does the same work in both runs, so nothing can be compared. For two versions of the code, "
-    "run one job file with each; for two settings, list both under `compare` of one job. Variants that "
-    "differ in `params` alone are compared with `--allow params`."
-)
-
-
 def render_diff(diff: Diff, width: int) -> str:
-    """Plain text at most `width` wide: a gate's answer, a table, then reasons to doubt it."""
+    """Plain text at most `width` wide: the answer, a table, then reasons to doubt it."""
     header = ("variant", "A: step ms", "B: step ms", "B against A", "±")
     rows = [_row(one) for one in diff.variants]
-    lines = [] if diff.gate is None else [*_item(diff.gate.summary, width), ""]
+    screen = screen_of(diff.findings)
+    lines = [*(line.plain for line in screen_lines(screen, width)), ""]
     lines += [f"A: {diff.name_a}   B: {diff.name_b}"]
     if diff.gate is not None and diff.gate.rows:
         lines += ["", *gate_table(diff.gate, width), ""]
     elif rows:
         lines += ["", *(cut(line, width) for line in grid(header, rows, right=(1, 2, 4))), ""]
-        lines += [line for note in _notes(diff.variants) for line in _item(note, width)]
+        said = [text for _, text in screen.lines]
+        notes = [note for note in _notes(diff.variants) if note not in said]
+        lines += [line for note in notes for line in _item(note, width)]
     for unlike in diff.not_comparable:
         lines += _item(f"{unlike.label}: not comparable, since the work differs: {unlike.reason}", width)
     lines += _only(diff.only_in_a, "A", width) + _only(diff.only_in_b, "B", width)
@@ -58,8 +56,8 @@ def render_diff(diff: Diff, width: int) -> str:
         lines += ["Differs between the runs:"] + [cut(f"  {mark}", width) for mark in diff.marks]
     if diff.ci_level is not None and diff.gate is None and any(one.difference.ci for one in diff.variants):
         lines += _item(confidence_text(1 - ALPHA, diff.ci_level), width)
-    if not rows:
-        lines += _item(NOTHING_ALIKE, width)
+    for each in screen.details:
+        lines += _item(each.sentence, width)
     return "\n".join(lines)
 
 
@@ -142,7 +140,7 @@ def render_operator_changes(diff: TraceDiff, width: int) -> str:
     """The tree of operators that changed, as text, `width` columns wide."""
     rows = _most_changed(diff.operators or ())
     more = len(diff.operators or ()) - len(rows)
-    parts: list[RenderableType] = [_of_what(diff), ""]
+    parts: list[RenderableType] = [*screen_lines(screen_of(diff.findings), width), "", _of_what(diff), ""]
     parts.append(_changes(OPERATOR_TREE, rows) if rows else NO_OPERATOR_CHANGED)
     parts += [f"… and {more} more; --json has all"] if more else []
     parts += warning_lines(diff.warnings)
@@ -170,7 +168,7 @@ def _of_what(diff: TraceDiff) -> str:
 
 def render_trace_diff(diff: TraceDiff, width: int) -> str:
     """The changes as text, `width` columns wide."""
-    parts: list[RenderableType] = [_of_what(diff), ""]
+    parts: list[RenderableType] = [*screen_lines(screen_of(diff.findings), width), "", _of_what(diff), ""]
     parts.append(_changes("", [each for each in diff.classes if each.a_us or each.b_us]))
     for title, changes in (
         ("kernels", diff.kernels),
@@ -187,13 +185,7 @@ def render_trace_diff(diff: TraceDiff, width: int) -> str:
 def _per(diff: TraceDiff, a: str = "A", b: str = "B") -> str:
     if diff.per == "step":
         return "ms per step and rank"
-    which = [name for name, steps in zip((a, b), diff.num_steps, strict=True) if not steps]
-    who = (
-        f"{' and '.join(which)} mark{'' if len(which) > 1 else 's'} no steps"
-        if which
-        else "a rank has no steps"
-    )
-    return f"{who} (profiler.step() does), so ms per second of each rank's trace"
+    return f"{lack_of_steps(diff, a, b)} (profiler.step() does), so ms per second of each rank's trace"
 
 
 def _changes(title: str, changes: Sequence[Change]) -> Table:

@@ -61,7 +61,8 @@ def test_the_tables_name_the_straggler_and_fit_a_pipe(directory: Path) -> None:
     result = traced(directory, "run/variants/ddp-2-6-2", "--steps", "2:3")
     assert result.code == 0, result.err
     assert "2 ranks on CPU" in result.out
-    assert "rank 0, which came" in result.out
+    assert "rank 1 waits" in result.out
+    assert "for rank 0's larger batch" in " ".join(result.out.split())
     assert max(map(len, result.out.splitlines())) <= 80
     names = next(line.split() for line in result.out.splitlines() if line.startswith("rank "))
     if_room = {"comm", "host", "data", "kernels"}

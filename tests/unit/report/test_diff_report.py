@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from gpurun.launcher.compare.diff import Diff, NotComparable, Unpaired, VariantDiff
 from gpurun.launcher.compare.model import Difference
+from gpurun.launcher.findings.finding import finding
 from gpurun.launcher.report.terminal.changes import render_diff
 from tests.wording import Wording
 
@@ -21,6 +22,7 @@ DIFF = Diff(
     (),
     (Unpaired("ddp-2-40-24", "ddp 40/24"),),
     ("host versions.torch: 2.12.1 → 2.13.0",),
+    findings=(finding("changed", where="ddp 32/32", percent=13.8, how="longer", ci=(12.9, 14.6)),),
 )
 
 
@@ -33,6 +35,7 @@ def test_runs_with_nothing_in_common_say_so(wording: Wording) -> None:
 def test_a_note_on_all_variants_is_printed_once_and_no_level_of_intervals_that_are_not_there() -> None:
     note = "both runs have only one launch"
     unsure = replace(SLOWER, difference=Difference(13.8, None, "inconclusive"), note=note)
-    text = render_diff(replace(DIFF, variants=(unsure, replace(LOST, note=note))), 80)
+    findings = (finding("unchanged"), finding("too-few", why=note))
+    text = render_diff(replace(DIFF, variants=(unsure, replace(LOST, note=note)), findings=findings), 80)
     assert text.count(note) == 1
     assert "confidence" not in text

@@ -145,13 +145,14 @@ def test_no_clock_is_off_by_what_a_busy_machine_takes(monkeypatch: Patch) -> Non
     assert (off, host_ns) == (0, clock.now_ns)
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_device_whose_clock_is_fast_is_named(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(CpuRuntime, "clock", lambda self, device: FastClock())
+    clock = FakeTime(monkeypatch, device_program)
+    monkeypatch.setattr(torch, "mm", lambda *args, out: clock.taking(5_000_000)())
+    _, off, _ = device_program.blocks(torch.ones(2, 2), FastClock(lambda: clock.now_ns), lambda: None)
     seen = evidence()
-    found = machine_checks.clocks_agree(replace(seen, facts=(measured(), *seen.facts[1:])))
-    assert found.status == "failed"
-    assert found.found.startswith("cuda:0 is off by ")
+    facts = (replace(seen.facts[0], clock_off=off), *seen.facts[1:])
+    found = machine_checks.clocks_agree(replace(seen, facts=facts))
+    assert (found.status, found.found) == ("failed", "cuda:0 is off by 10 %")
 
 
 @pytest.mark.usefixtures("alone")

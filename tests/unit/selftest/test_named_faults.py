@@ -27,10 +27,10 @@ from gpurun.launcher.selftest.evidence import (
     PARTS,
     PROGRAMS,
     TRAINING,
+    CheckResult,
     DeviceRate,
     EarlierRate,
     Evidence,
-    Finding,
     RanJob,
 )
 from gpurun.launcher.selftest.run_checks import FAULTY
@@ -41,11 +41,11 @@ from tests.wording import Wording
 Change = Callable[[Evidence], Evidence]
 
 
-def judged(seen: Evidence, parts: Iterable[str] = PARTS) -> dict[str, Finding]:
+def judged(seen: Evidence, parts: Iterable[str] = PARTS) -> dict[str, CheckResult]:
     return {finding.name: finding for finding in findings(seen, parts)}
 
 
-def not_ok(seen: Evidence) -> dict[str, Finding]:
+def not_ok(seen: Evidence) -> dict[str, CheckResult]:
     """Without those that only needed what failed."""
     found = judged(seen)
     return {

@@ -26,15 +26,15 @@ from gpurun.launcher.selftest.evidence import (
     FAULTS,
     PARTS,
     TRAINING,
+    CheckResult,
     DeviceRate,
     Evidence,
-    Finding,
     failed,
     ok,
     skipped,
 )
 from gpurun.launcher.selftest.machine_checks import driver, earlier_speed, rates_of, visible_devices
-from gpurun.launcher.selftest.result import MOST_EARLIER, Result, earlier_rates
+from gpurun.launcher.selftest.result import MOST_EARLIER, Result, earlier_rates, findings_of
 from gpurun.launcher.selftest.result import keep as keep_result
 from gpurun.launcher.selftest.run_checks import out_of_memory, traces
 from gpurun.launcher.selftest.self_test import run_selftest, wished_devices
@@ -68,7 +68,7 @@ def test_the_newest_are_looked_at_whatever_their_directories_are_called(tmp_path
     assert found.rate.gflop_per_s == 50_000.0 + MOST_EARLIER - 1
 
 
-def since(directory: Path, seen: Evidence | None = None) -> Finding:
+def since(directory: Path, seen: Evidence | None = None) -> CheckResult:
     """The speed of a machine next to what earlier self-tests have kept."""
     rates, busy, notes = earlier_rates((directory,))
     found = replace(seen or evidence(), earlier=rates, earlier_busy=busy, earlier_notes=notes)
@@ -194,8 +194,8 @@ def test_a_file_of_another_version_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("found", [(ok("a"), ok("b"), skipped("c")), (ok("a"), failed("b"), skipped("c"))])
-def test_the_last_line_counts_the_checks(found: tuple[Finding, ...], wording: Wording) -> None:
-    wording(Result(found).summary)
+def test_the_answer_counts_the_checks(found: tuple[CheckResult, ...], wording: Wording) -> None:
+    wording(*(each.text for each in findings_of(found)))
 
 
 def test_devices_without_counters_of_memory_errors_are_named(wording: Wording) -> None:
@@ -332,7 +332,7 @@ def test_on_a_full_disk_no_rank_is_started_and_the_result_is_returned(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     monkeypatch.setattr(result_module, "write_json", full)
     no_pools: Any = None
-    shown: list[Finding] = []
+    shown: list[CheckResult] = []
     result, directory, not_kept = run_selftest(
         no_pools, "cpu:1", tmp_path / "run", shown.append, lambda *part: pytest.fail("a job has begun")
     )
