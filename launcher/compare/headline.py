@@ -26,6 +26,7 @@ from gpurun.launcher.compare.ranking import (
 from gpurun.launcher.compare.variant_causes import cause, remaining, why_slower
 from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.stats.family import Outcome
@@ -36,8 +37,10 @@ from gpurun.launcher.units import (
     Interval,
     format_gib,
     format_ms,
+    format_number,
     format_percent,
     plural,
+    supported_decimals,
 )
 
 
@@ -72,6 +75,8 @@ def conclude(
         return (_without_steps(plan, ran),)
     if standings is None:
         found: tuple[Finding, ...] = (nothing_measured(plan, complete, results),)
+        if complete and results:
+            found = (*found, to_do("not-measured", ADVICE["ended"].in_torch))
     elif is_hot(results) and standings.rivals:
         reasons = named(interference_in(results))
         return (finding("not-ranked", reasons=reasons), cool_down())
@@ -279,6 +284,15 @@ _SLOWER = {
 }
 
 
+_TIMES = {
+    "step": "takes {by} as long",
+    "sample": "takes {by} as long per sample",
+    "program": "takes {by} as long per step",
+}
+TWICE = 100.0
+"""From this percentage on, a difference reads better as a factor."""
+
+
 def _measure(leader: VariantResult, other: VariantResult) -> str:
     """What two variants are compared by: a step of the same samples, a sample, or a step of any work."""
     if _may_differ_in_work(leader):
@@ -290,9 +304,15 @@ def _behind(rival: Rival, leader: VariantResult) -> dict[str, Any]:
     """How far a rival is behind, by its interval."""
     behind = rival.behind
     percent = behind.percent if behind.ci else None
+    measure, name = _measure(leader, rival.result), named_with_error(rival.result)
+    if percent is not None and behind.ci and percent >= TWICE:
+        ratio, ratio_ci = 1 + percent / 100, tuple(1 + end / 100 for end in behind.ci)
+        decimals = supported_decimals((ratio_ci[1] - ratio_ci[0]) / 2, most=2)
+        how = _TIMES[measure].format(by=f"{format_number(ratio, decimals)}×")
+        return {"other": name, "how": how, "ratio_ci": ratio_ci, **_shown(percent, None, behind)}
     by = "" if percent is None else format_percent(percent, behind.ci)
-    how = " ".join(_SLOWER[_measure(leader, rival.result)].format(by=by).split())
-    return {"other": named_with_error(rival.result), "how": how, **_shown(percent, behind.ci, behind)}
+    how = " ".join(_SLOWER[measure].format(by=by).split())
+    return {"other": name, "how": how, **_shown(percent, behind.ci, behind)}
 
 
 def _shown(percent: float | None, ci: Interval | None, difference: Difference) -> dict[str, Any]:
@@ -354,7 +374,7 @@ def _close_race(
         return (answer, finding("too-few", closest.result.id, why=closest.behind.why, weight=1))
     if code == "not-distinguished":
         return (answer, finding("scatter-hides-it", closest.result.id, weight=1))
-    return (answer,)
+    return (answer, to_do(code, KINDS[code].todo.removesuffix("."), 0.5))
 
 
 def _may_differ_in_work(result: VariantResult) -> bool:

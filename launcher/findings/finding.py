@@ -11,10 +11,12 @@ from gpurun.launcher.units import (
     format_duration,
     format_gib,
     format_ms,
+    format_number,
     format_percent,
     format_percent_interval,
     listed,
     plural,
+    supported_decimals,
 )
 
 _GROUP = re.compile(r"\[([^][]*)\]")
@@ -111,6 +113,10 @@ def _shown(name: str, noun: str | None, figures: Mapping[str, Any]) -> str:
         return listed([f"{each} (+{format_ms(ms)} ms)" for each, ms in value.items()])
     if name in ("percent", "change_percent"):
         return format_percent(value, figures.get("ci"), signed=name != "percent")
+    if name == "ratio_ci":
+        low, high = value
+        decimals = supported_decimals((high - low) / 2, most=2)
+        return f"{format_number(low, decimals)} to {format_number(high, decimals)}×"
     if name == "ci":
         return format_percent_interval(figures.get("percent", figures.get("change_percent", 0.0)), value)
     for suffix, shown in _BY_UNIT.items():

@@ -29,7 +29,7 @@ class Kind:
 
 _WITHIN = "[ within {within}]"
 _PAIRS = "[; {wins} of {of} pairs]"
-_RANGE = f"[ ({{ci}}{_PAIRS})]"
+_RANGE = f"[ ({{ci}}{_PAIRS})][ ({{ratio_ci}}{_PAIRS})]"
 _CHANGE = "[ ({change_percent}[, {ci}])]"
 _NONE = "no {choice} is clearly fastest: {leader} and {other}"
 _SURE = (
@@ -379,6 +379,9 @@ ADVICE: Mapping[str, Advice] = {
         "two past runs can't show whether the code or the machine changed; `gpurun gate JOB.yaml --against "
         "REF` launches both versions in turns"
     ),
+    "ended": Advice(
+        "mend what the reason in the table names (`gpurun logs RUN` has more), then `gpurun --resume RUN`"
+    ),
     "throttled": Advice("let the GPUs cool down, or lower their power limit, then run again"),
     "bubble": Advice("try more micro-batches per step, or an interleaved schedule"),
 }
@@ -467,7 +470,7 @@ REMEDIES: Mapping[str, Kind] = {
 _NOTED = "The plan of the run."
 _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
     "slower": (
-        f"{{other}} {{how}}[ ({{ci}}{_PAIRS})]",
+        f"{{other}} {{how}}{_RANGE}",
         "How far another variant is behind the fastest.",
         "The interval of their difference.",
         "Nothing.",
