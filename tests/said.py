@@ -15,4 +15,5 @@ def notes_of(comparison: Comparison) -> tuple[str, ...]:
 def warnings_of(comparison: Comparison, variant: VariantResult) -> tuple[str, ...]:
     """What was noticed about a variant."""
     found = (each for each in comparison.findings if each.code != "gradient-differs")
-    return tuple(each.figures["found"] for each in found if variant.id in each.figures.get("variants", ()))
+    found = (each for each in found if variant.id in each.figures.get("variants", ()))
+    return tuple(each.text.removeprefix(each.figures["of"]) for each in found)

@@ -60,6 +60,7 @@ from gpurun.launcher.compare.notes import (
     more_launches_note,
     named_once,
     notes,
+    noticed,
     once_note,
     open_notes,
     quiet_notes,
@@ -119,15 +120,11 @@ def compare_run(run: RunDir) -> Comparison:
     """
     recorded = _read(run)
     differences = _differences(recorded)
-    results, noticed = variant_results(run, differences, recorded.host, recorded.plan.nodes)
+    results, of_variants = variant_results(run, differences, recorded.host, recorded.plan.nodes)
     judged = _judge(recorded, differences, results)
     found = _compared(run, recorded, differences, judged)
     findings = (*found.findings, *_notes(found, run, recorded, differences.within))
-    said = [
-        (one, code, text)
-        for one, all_of_one in zip(judged.variants, noticed, strict=True)
-        for code, text in all_of_one
-    ]
+    said = [(one, each) for one, its in zip(judged.variants, of_variants, strict=True) for each in its]
     findings = (*findings, *more_launches_note(findings, recorded.plan), *named_once(said, len(results)))
     return replace(found, findings=ranked(findings))
 
@@ -228,10 +225,7 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
         *(budget_notes(run, plan) if found.complete and has_any else ()),
         *still_open,
         *(finding("time-spent", found=text.removesuffix(".")) for text in around_notes(measured.values())),
-        *(
-            finding("noticed", of="", found=text.removesuffix("."))
-            for text in work_notes(found.variants, measured)
-        ),
+        *(noticed(text.removesuffix(".")) for text in work_notes(found.variants, measured)),
         *(memory_notes(found.variants) if found.gate is None and not has_cold_peak(measured) else ()),
         *restart_notes(run),
         *stall_notes(run),
@@ -275,8 +269,8 @@ def _differences(recorded: _Recorded) -> Differences:
     return replace(found, references={one: a for a, b in plan.gate.pairs for one in (a, b)})
 
 
-Noticed = tuple[tuple[str, str], ...]
-"""Kinds of findings about a variant, with their texts."""
+Noticed = tuple[Finding, ...]
+"""Findings about a variant."""
 
 
 def variant_results(
@@ -288,7 +282,7 @@ def variant_results(
         variant_result(run, one, differences, times, rows[one.variant.id], host, nodes)
         for one in differences.measured.values()
     ]
-    return tuple(result for result, _ in found), tuple(noticed for _, noticed in found)
+    return tuple(result for result, _ in found), tuple(its for _, its in found)
 
 
 def with_verdicts(
@@ -313,7 +307,7 @@ def variant_result(
     middle_ms = step_ms.estimate if step_ms else None
     traced = of_timed(of_devices(read_traced(run, variant.id), variant.devices), typical_ms(measured))
     ranks = rank_figures(run, measured, traced, nodes)
-    noticed = _noticed(measured, ranks, traced, findings(measured, ranks, middle_ms))
+    about = _noticed(measured, ranks, traced, findings(measured, ranks, middle_ms))
     rates = throughput(measured, middle_ms, host)
     result = VariantResult(
         id=variant.id,
@@ -355,7 +349,7 @@ def variant_result(
         traced_steps=TracedSteps(len(traced.steps), traced.num_steps) if traced and traced.steps else None,
         **asdict(rates),
     )
-    return result, noticed
+    return result, about
 
 
 def _noticed(
@@ -363,17 +357,18 @@ def _noticed(
 ) -> Noticed:
     """All that was noticed: by ranks, in traces, and in the figures."""
     status = measured.status
-    unsteady = [("unsteady", f"unsteady: {status.reason}")] if status.status == "unsteady" else []
-    by_ranks = [(_kind_of(text), text) for text in measured.facts.warnings]
-    in_traces = [("noticed", text) for text in (traced.warnings if traced else ())]
+    unsteady = [finding("unsteady", of="", reason=status.reason)] if status.status == "unsteady" else []
     is_affected = any((rank.queue_percent or 0.0) > QUEUE_PERCENT for rank in ranks)
-    trends = [("noticed", text) for text in measured.trends if not is_affected]  # else load explains it
-    return (*unsteady, *by_ranks, *trends, *in_traces, *found)
+    trends = () if is_affected else measured.trends  # else load explains it
+    in_traces = traced.warnings if traced else ()
+    by_ranks = map(_of_rank, measured.facts.warnings)
+    return (*unsteady, *by_ranks, *map(noticed, (*trends, *in_traces)), *found)
 
 
-def _kind_of(warning: str) -> str:
-    """The kind of a warning that ranks have recorded."""
-    return "gradient-not-exact" if warning.startswith(GRADIENT_DIFFERS) else "noticed"
+def _of_rank(warning: str) -> Finding:
+    """A warning that ranks have recorded."""
+    code = "gradient-not-exact" if warning.startswith(GRADIENT_DIFFERS) else "noticed"
+    return finding(code, of="", found=warning)
 
 
 def stops_early(job: Mapping[str, Any]) -> bool:

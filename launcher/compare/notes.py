@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches, with_longest
 from gpurun.launcher.compare.figures.ranks import RankFigures, disagreement, slowest_rank
@@ -256,7 +256,7 @@ def software_notes(run: RunDir, measured: Iterable[Measured]) -> tuple[Finding, 
         f"{plural(num, 'launch')} with {' and '.join(' '.join(item) for item in each if item in differing)}"
         for each, num in found.items()
     ]
-    return (finding("noticed", of="", found=f"The software has changed during this run: {', '.join(parts)}"),)
+    return (noticed(f"The software has changed during this run: {', '.join(parts)}"),)
 
 
 def _left_out(plan: Plan) -> list[Finding]:
@@ -321,7 +321,11 @@ def _other_batches(baseline: Measured, others: list[Measured]) -> list[Finding]:
 
 def dangers(results: Sequence[VariantResult]) -> list[Finding]:
     """Variants that train another model, or have no figures: to be read before any figure."""
-    wrong = [(one, "gradient-differs", one.gradient_warning) for one in results if one.gradient_warning]
+    wrong = [
+        (one, finding("gradient-differs", of="", found=one.gradient_warning))
+        for one in results
+        if one.gradient_warning
+    ]
     ended = [(one, HOW_IT_ENDED[one.status]) for one in results if one.status in HOW_IT_ENDED]
     failed = [
         finding("variant-failed", one.id, where=variant_label(one), ended=how, reason=one.reason)
@@ -331,21 +335,25 @@ def dangers(results: Sequence[VariantResult]) -> list[Finding]:
     return [*named_once(wrong, len(results)), *failed]
 
 
-def named_once(said: Iterable[tuple[VariantResult, str, str]], num_variants: int) -> list[Finding]:
-    """Every text once, of a kind, with the variants that it concerns unless it concerns all."""
-    concerned: dict[tuple[str, str], list[VariantResult]] = {}
-    for variant, code, text in said:
-        concerned.setdefault((code, text), []).append(variant)
+def noticed(text: str) -> Finding:
+    """Something odd."""
+    return finding("noticed", of="", found=text)
+
+
+def named_once(said: Iterable[tuple[VariantResult, Finding]], num_variants: int) -> list[Finding]:
+    """Every finding once, with the variants that it concerns unless it concerns all."""
+    concerned: dict[tuple[str, str], list[tuple[VariantResult, Finding]]] = {}
+    for variant, each in said:
+        concerned.setdefault((each.code, each.text), []).append((variant, each))
     return [
-        finding(
-            code,
-            found[0].id if len(found) == 1 else None,
-            of="" if len(found) == num_variants else f"{', '.join(map(variant_label, found))}: ",
-            found=text,
-            variants=tuple(one.id for one in found),
-        )
-        for (code, text), found in concerned.items()
+        _of_variants([one for one, _ in found], found[0][1], num_variants) for found in concerned.values()
     ]
+
+
+def _of_variants(variants: Sequence[VariantResult], each: Finding, num_variants: int) -> Finding:
+    names = "" if len(variants) == num_variants else f"{', '.join(map(variant_label, variants))}: "
+    figures = {**each.figures, "of": names, "variants": tuple(one.id for one in variants)}
+    return finding(each.code, variants[0].id if len(variants) == 1 else None, **figures)
 
 
 FAR_FROM_MEDIAN = 1.5
@@ -354,36 +362,29 @@ FAR_FROM_MEDIAN = 1.5
 
 def findings(
     measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float | None
-) -> tuple[tuple[str, str], ...]:
-    """Kinds and texts about a variant, in addition to the warnings of its launches and traces."""
-    slowest = slowest_rank(ranks)
-    memory = [("memory-nearly-full", text) for text in full_memory(ranks)]
+) -> tuple[Finding, ...]:
+    """Findings about a variant, in addition to the warnings of its launches and traces."""
+    slowest, memory = slowest_rank(ranks), full_memory(ranks)
     if measured.finished and not measured.counts and measured.status.status != "ok":
-        return tuple(memory)  # the rest says nothing of why it failed
-    launches = [("noticed", text) for text in fewer_steps(measured)]
+        return memory  # the rest says nothing of why it failed
+    launches = [*fewer_steps(measured)]
     if slowest is None or step_ms is None:
-        return tuple(launches)
+        return tuple(map(noticed, launches))
     longer = with_longest if measured.means else far_from_median
-    launches += [("noticed", text) for text in longer(slowest.step_ms, step_ms)]
+    launches += longer(slowest.step_ms, step_ms)
     if slowest.span_ms and is_far_from_timed(slowest.span_ms, step_ms):
-        launches.append(("noticed", TRACED_FAR))
+        launches.append(TRACED_FAR)
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
     strategy = STRATEGIES[measured.variant.strategy]
     found = disagreement(slowest.exposed_comm_ms, interval, step_ms, strategy.has_buckets)
     has_group = NO_GROUP not in measured.facts.warnings
     alone = has_group and never_communicate(measured, ranks)
     return (
-        *launches,
+        *map(noticed, launches),
         *memory,
-        *([("noticed", found)] if found else []),
-        *([("never-communicates", NEVER_COMMUNICATE)] if alone else []),
+        *([noticed(found)] if found else []),
+        *([finding("never-communicates", of="")] if alone else []),
     )
-
-
-NEVER_COMMUNICATE = (
-    "its ranks don't communicate in the traced steps: to train one model together, wrap it in "
-    "DistributedDataParallel"
-)
 
 
 def never_communicate(measured: Measured, ranks: Sequence[RankFigures]) -> bool:
@@ -415,12 +416,10 @@ def far_from_median(median_ms: float | None, step_ms: float) -> Iterable[str]:
         )
 
 
-def full_memory(ranks: Sequence[RankFigures]) -> Iterator[str]:
+def full_memory(ranks: Sequence[RankFigures]) -> tuple[Finding, ...]:
     """GPUs on which timed steps waited for memory."""
-    for rank in ranks:
-        if rank.alloc_retries:
-            yield (
-                f"the memory of {rank.device} is nearly full: timed steps waited "
-                f"{plural(rank.alloc_retries, 'time')} while torch released cached memory; "
-                "try a smaller batch"
-            )
+    return tuple(
+        finding("memory-nearly-full", of="", device=rank.device, num_retries=rank.alloc_retries)
+        for rank in ranks
+        if rank.alloc_retries
+    )

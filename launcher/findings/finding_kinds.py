@@ -223,14 +223,15 @@ DANGERS: Mapping[str, Kind] = {
     ),
     "never-communicates": Kind(
         "danger",
-        "{of}{found}",
+        "{of}ranks don't communicate in the traced steps; wrap the model in DistributedDataParallel",
         "Each rank trains a model of its own.",
         "No trace of any rank has a collective.",
         "Wrap the model in `DistributedDataParallel`.",
     ),
     "memory-nearly-full": Kind(
         "danger",
-        "{of}{found}",
+        "{of}the memory of {device} is nearly full: timed steps waited {num_retries:time} while torch "
+        "released cached memory; try a smaller batch",
         "Timed steps waited while torch released cached memory.",
         "torch counted retries of allocations during timed steps.",
         "Use a smaller batch, or checkpointing (`checkpointing: full`).",
@@ -531,7 +532,7 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "Nothing.",
     ),
     "unsteady": (
-        "{of}{found}",
+        "{of}unsteady: {reason}",
         "Steps didn't settle before they were timed.",
         "Windows of the warm-up still differed at its end.",
         "Give it a longer warm-up: `steps: {warmup: 200}`.",

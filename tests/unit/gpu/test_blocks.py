@@ -180,8 +180,8 @@ def test_each_gpu_of_dp_has_its_own_figures(tmp_path: Path, wording: Wording) ->
     assert [rank.peak_gib for rank in ranks] == [3.0, 1.0]
     assert [rank.throttled for rank in ranks] == [None, "too hot"]
     assert [(rank.sm_clock_mhz, rank.power_w) for rank in ranks] == [(1700.0, 400.0), (1500.0, 300.0)]
-    (finding,) = full_memory(ranks)
-    wording(finding)
+    (found,) = full_memory(ranks)
+    wording(found.text)
 
 
 def test_a_rank_of_ddp_has_the_figures_of_its_gpu(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, slow
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Noise, StepTime, VariantResult
 from gpurun.launcher.compare.notes import named_once
+from gpurun.launcher.compare.notes import noticed as noticed_of
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.report.footnotes import noise_lines
 from gpurun.launcher.report.markdown import summary_markdown
@@ -251,8 +252,8 @@ def test_varied_keys_have_columns_of_their_own() -> None:
 
 def test_warnings_are_shown_once_and_name_their_variants(wording: Wording) -> None:
     warned, other = variant("ddp-2-even"), variant("ddp-2-40-24")
-    said = [(warned, "noticed", "BatchNorm sees 32 samples per rank")]
-    found = named_once([*said, *((one, "noticed", "dropout") for one in (warned, other))], 2)
+    said = [(warned, noticed_of("BatchNorm sees 32 samples per rank"))]
+    found = named_once([*said, *((one, noticed_of("dropout")) for one in (warned, other))], 2)
     comparison = replace(with_variants(warned, other), findings=(*COMPARISON.findings, *found))
     text = shown(comparison, 120)
     wording(text)
