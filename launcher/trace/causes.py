@@ -312,7 +312,9 @@ def _wait(measured: Measured) -> Cause:
         figures["other"] = "other ranks"
         return Cause("straggler", (), waiting.wait_ns, waiting.span_ns, figures)
     cause = max(measured.ranks, key=lambda each: each.work_ns) if last is None else by_number[last.rank or 0]
-    wait_ns = waiting.wait_ns if last is not None else _explained_ns(waiting, cause)
+    wait_ns = 0.0 if _is_late_for_own_loss(cause, waiting) else waiting.wait_ns
+    if last is None:
+        wait_ns = min(wait_ns, _explained_ns(waiting, cause))
     split_ns = min(wait_ns, max(0.0, waiting.work_ns) * max(0.0, _samples_ratio(cause, waiting) - 1))
     slow_ns = wait_ns - split_ns
     figures["other"] = f"rank {cause.rank}"
@@ -330,16 +332,19 @@ def _wait(measured: Measured) -> Cause:
 
 
 def _explained_ns(waiting: RankTime, cause: RankTime) -> float:
-    """The wait, if that rank has more to do; 0 if it is late for a loss of its own, or for load."""
+    """The wait, if that rank has more to do, and other load isn't the reason; else 0."""
     enough_ns = MOST * waiting.wait_ns
     if cause.work_ns - waiting.work_ns < enough_ns:
-        return 0.0
-    own: tuple[Part, ...] = ("input", "copies", "pinned_copies", *OF_HOST)
-    if any(_more_ns(part, cause, waiting) >= enough_ns for part in own):
         return 0.0
     if _samples_ratio(cause, waiting) <= 1 and cause.queued_ns >= enough_ns:
         return 0.0
     return waiting.wait_ns
+
+
+def _is_late_for_own_loss(cause: RankTime, waiting: RankTime) -> bool:
+    """Whether what the other rank loses by itself explains most of the wait: it isn't slow at computing."""
+    own: tuple[Part, ...] = ("input", "copies", "pinned_copies", *OF_HOST)
+    return any(_more_ns(part, cause, waiting) >= MOST * waiting.wait_ns > 0 for part in own)
 
 
 def _more_ns(part: Part, cause: RankTime, waiting: RankTime) -> float:

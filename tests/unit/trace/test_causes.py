@@ -1,0 +1,69 @@
+"""The engine that finds causes, by itself."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
+from gpurun.launcher.trace.causes import (
+    PARTS,
+    LastRank,
+    Measured,
+    Part,
+    RankTime,
+    advice_for,
+    cause_finding,
+    causes,
+    grown,
+    most_lost,
+)
+
+TIMES = st.integers(0, 10**9)
+OWN: tuple[Part, ...] = ("input", "copies", "host", "transfer", "gaps", "blocked")
+
+
+@st.composite
+def ranks(draw: st.DrawFn) -> tuple[RankTime, ...]:
+    """Ranks whose parts don't take longer than their step."""
+    found = []
+    for number in range(draw(st.integers(1, 4))):
+        parts = {part: float(draw(TIMES)) for part in OWN}
+        wait_ns = float(draw(TIMES))
+        comm_ns = wait_ns + parts["transfer"]
+        span_ns = wait_ns + sum(parts.values()) + draw(TIMES) + 1
+        samples = draw(st.none() | st.integers(0, 64))
+        found.append(RankTime(number, span_ns, parts, comm_ns, wait_ns, samples))
+    return tuple(found)
+
+
+@given(ranks(), st.booleans())
+def test_no_cause_is_larger_than_its_step(found: tuple[RankTime, ...], has_last: bool) -> None:
+    slowest = max(found, key=lambda rank: rank.work_ns).rank
+    last = LastRank(slowest, 1, 1) if has_last else None
+    sizes = causes(Measured(found, slowest, last=last))
+    assert all(0 <= cause.share <= 1 for cause in sizes)
+    assert [cause.saved_ns for cause in sizes] == sorted((cause.saved_ns for cause in sizes), reverse=True)
+    assert grown(sizes, sizes, 1.0) is None
+    first = most_lost(sizes)
+    assert first is not None
+    assert cause_finding(first, where="ddp 4/4").text.startswith("in ddp 4/4 ")
+
+
+@pytest.mark.parametrize("last", [None, LastRank(0, 3, 3)], ids=["by work", "by collectives"])
+def test_a_rank_that_is_late_for_want_of_data_is_not_called_slow(last: LastRank | None) -> None:
+    late = RankTime(0, 50.0, {"input": 30.0})
+    waiting = RankTime(1, 50.0, {"input": 0.0}, comm_ns=30.0, wait_ns=30.0)
+    found = [cause for cause in causes(Measured((late, waiting), 0, last=last)) if cause.saved_ns]
+    assert [(cause.part, cause.ranks, cause.saved_ns) for cause in found] == [("input", (0,), 30.0)]
+    slow = replace(late, lost_ns={"input": 0.0})
+    (cause,) = [each for each in causes(Measured((slow, waiting), 0, last=last)) if each.saved_ns]
+    assert (cause.part, cause.ranks, cause.saved_ns) == ("straggler", (0,), 30.0)
+
+
+def test_every_part_of_a_step_is_a_kind_with_advice() -> None:
+    assert set(PARTS.values()) <= KINDS.keys()
+    assert {code for code, kind in KINDS.items() if kind.level == "cause"} > set(PARTS.values())
+    assert PARTS.keys() - {"transfer"} <= ADVICE.keys()
+    assert all(advice_for(part) and advice_for(part, True) and advice_for(part, True, True) for part in PARTS)
