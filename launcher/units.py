@@ -9,6 +9,8 @@ GIB = 1 << 30
 """Bytes."""
 MINUS = "\u2212"
 _BYTES = ("B", "KiB", "MiB", "GiB")
+TWICE = 100.0
+"""Percent from which on a difference reads better as a factor."""
 LOPSIDED = 1.5
 """From this ratio of its sides on, an interval is written out: one ± for both would claim too much of one."""
 

@@ -25,7 +25,8 @@ from gpurun.launcher.stats.estimates import percent_from_log, percent_interval, 
 from gpurun.launcher.stats.family import UNKNOWN, Estimate, bounded, unpaired
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
 from gpurun.launcher.trace.causes import to_do
-from gpurun.launcher.units import plural
+from gpurun.launcher.trace.diff import change_words
+from gpurun.launcher.units import TWICE, plural
 
 SHORT = 10
 """Characters of a commit."""
@@ -147,7 +148,7 @@ def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> 
     changed = [one for one in variants if one.difference.verdict in ("slower", "faster")]
     known = [one for one in changed or variants if one.difference.percent is not None]
     if not known:
-        yield finding("unchanged")
+        yield finding("not-measured", leader="no variant", ended="has times in both runs")
         yield from (finding("too-few", one.id, why=one.note) for one in variants[:1] if one.note)
         return
     most = max(known, key=lambda one: abs(one.difference.percent or 0.0))
@@ -162,9 +163,8 @@ def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> 
         "changed",
         most.id,
         where=most.label,
-        percent=abs(percent),
-        how="longer" if is_longer else "less time",
-        ci=ci if is_longer or ci is None else (-ci[1], -ci[0]),
+        **change_words(percent),
+        ci=None if ci is None or percent >= TWICE else ci if is_longer else (-ci[1], -ci[0]),
         num_more=len(changed) - 1 or None,
     )
     results = _variant(b, most.id), _variant(a, most.id)

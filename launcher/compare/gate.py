@@ -75,7 +75,7 @@ def gate_of(
     outcomes = {row.outcome for row in rows}
     outcome = SLOWER if SLOWER in outcomes else NOT_SLOWER if outcomes == {NOT_SLOWER} else UNDECIDED
     gate = Gate(threshold_percent, outcome, before, tuple(rows), "", metric=metric)
-    details = (*_visible(gate), *advice) if outcome == UNDECIDED else ()
+    details = (*visible(gate), *advice) if outcome == UNDECIDED else ()
     details += WORDS[metric].notes
     return replace(gate, headline=HEADLINES[outcome](gate), details=details)
 
@@ -148,7 +148,7 @@ def _undecided_headline(gate: Gate) -> str:
 HEADLINES = {SLOWER: _slower_headline, NOT_SLOWER: _passing_headline, UNDECIDED: _undecided_headline}
 
 
-def _visible(gate: Gate) -> tuple[str, ...]:
+def visible(gate: Gate) -> tuple[str, ...]:
     """The smallest change that it could have seen, of the variant for which that is least; if that is any."""
     seen = [row.seen_percent for row in gate.of(UNDECIDED) if row.seen_percent is not None]
     if not seen or max(seen) > MOST_SHOWN:

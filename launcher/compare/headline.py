@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpurun.launcher.compare.figures.probes import probe_summary
+from gpurun.launcher.compare.gate import WORDS, visible
 from gpurun.launcher.compare.interference import (
     LESS_AT_ONCE,
     cool_down,
@@ -34,6 +35,7 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (
     GIB,
+    TWICE,
     Interval,
     format_gib,
     format_ms,
@@ -96,7 +98,12 @@ def gate_findings(gate: Gate, queue_percent: float | None = None) -> tuple[Findi
     load = queue_percent if gate.metric == "wall" else None  # CPU time has no waiting in it
     verdict = GATE_VERDICTS.get(gate.outcome)  # else the headline says it
     answer = finding("gate", verdict=verdict, found=gate.headline, queue_percent=load)
-    return (answer, *(to_do("gate", text) for text in gate.details))
+    said = {text: text in (*visible(gate), *WORDS[gate.metric].notes) for text in gate.details}
+    return (
+        answer,
+        *(to_do("gate", text) for text, is_note in said.items() if not is_note),
+        *(finding("plan-note", note=text) for text, is_note in said.items() if is_note),
+    )
 
 
 GATE_VERDICTS: Mapping[Outcome, str] = {"slower": "failed", "not slower": "passed"}
@@ -199,7 +206,16 @@ def ranking_findings(
         queue_percent: of a step that its worst rank waited for cores under other load.
     """
     limits = {"within": _scope(within), "queue_percent": queue_percent}
-    return (*_lead(standings, baseline, limits), *remaining(standings.leader))
+    found = (*_lead(standings, baseline, limits), *remaining(standings.leader))
+    named = {each.variant for each in found if each.level == "cause"}
+    others = [one.result for one in standings.rivals[:MOST_EXPLAINED] if one.result.id not in named]
+    return (*found, *(each for one in others for each in _why(one, standings.leader, AFTER_ALL)))
+
+
+MOST_EXPLAINED = 8
+"""Variants whose causes are looked for, those closest to the fastest."""
+AFTER_ALL = 1e-3
+"""The weight of causes in variants that the answer doesn't name."""
 
 
 def _separate_work(plan: Plan, results: Sequence[VariantResult]) -> Finding:
@@ -246,8 +262,11 @@ def _lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) -> tup
 
 
 def _alone(leader: VariantResult) -> Finding:
-    step_ms = leader.step_ms.estimate if leader.step_ms else None
-    return finding("only-variant", leader.id, leader=named_with_error(leader), step_ms=step_ms)
+    step_ms = leader.step_ms
+    estimate, ci = (step_ms.estimate, step_ms.ci) if step_ms else (None, None)
+    ci = None if ci is None or format_ms(ci[0]) == format_ms(ci[1]) else ci
+    name = named_with_error(leader)
+    return finding("only-variant", leader.id, leader=name, step_ms=estimate, range_ms=ci)
 
 
 def _clear_lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -289,8 +308,6 @@ _TIMES = {
     "sample": "takes {by} as long per sample",
     "program": "takes {by} as long per step",
 }
-TWICE = 100.0
-"""From this percentage on, a difference reads better as a factor."""
 
 
 def _measure(leader: VariantResult, other: VariantResult) -> str:

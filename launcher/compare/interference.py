@@ -66,6 +66,8 @@ def less_load(results: Sequence[VariantResult], cores: int | None) -> str:
     others = [rank.other_cores for one in ranked for rank in one.ranks if rank.other_cores is not None]
     if not others or cores is None:
         return LESS_AT_ONCE
+    if any(len(set(one.split or ())) > 1 for one in ranked) and all(one.threads <= 1 for one in ranked):
+        return LESS_AT_ONCE  # fewer devices don't have these splits
     widest = max(ranked, key=lambda one: len(one.devices) * max(1, one.threads))
     fewer = less_at_once(len(widest.devices), widest.threads, max(1, round(cores - max(others))))
     return f"{fewer} Or stop other programs on this machine." if fewer else LESS_AT_ONCE
@@ -84,7 +86,7 @@ def waiting_findings(
     reasons = interference_in(results)
     if not reasons:
         return ()
-    step = cool_down() if is_hot(results) else to_do("affected-by-load", less, 0.96)
+    step = cool_down() if is_hot(results) else to_do("affected-by-load", less, 0.8)
     load = finding("affected-by-load", found=named(reasons))
     if is_hot(results) or rival is None or rival.behind.verdict not in ("slower", "faster"):
         return (load, step)

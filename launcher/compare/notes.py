@@ -328,11 +328,23 @@ def dangers(results: Sequence[VariantResult]) -> list[Finding]:
     ]
     ended = [(one, HOW_IT_ENDED[one.status]) for one in results if one.status in HOW_IT_ENDED]
     failed = [
-        finding("variant-failed", one.id, where=variant_label(one), ended=how, reason=one.reason)
+        finding("variant-failed", one.id, where=variant_label(one), ended=how, reason=_short(one))
         for one, how in ended
         if any(is_ranked(each) for each in results)  # else the answer says it
     ]
     return [*named_once(wrong, len(results)), *failed]
+
+
+MOST_OF_REASON = 100
+"""Characters; the table and the log have it all."""
+
+
+def _short(one: VariantResult) -> str | None:
+    """Why a rank failed; an allocator's message says no more than that memory ran out."""
+    if one.status != "failed" or not one.reason:
+        return None
+    first = one.reason.splitlines()[0]
+    return first if len(first) <= MOST_OF_REASON else f"{first[:MOST_OF_REASON]}…"
 
 
 def noticed(text: str) -> Finding:

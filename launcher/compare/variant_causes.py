@@ -275,4 +275,17 @@ def advice(part: Part, variant: VariantResult) -> str:
     """The advice about a loss, other than what the variant does already."""
     of_program = variant.kind.runs_program
     has_no_other_split = variant.split_name == "balanced" or of_program
-    return advice_for(part, not of_program, has_no_other_split, STRATEGIES[variant.strategy].transfer_advice)
+    strategy = STRATEGIES[variant.strategy]
+    of_transfer = ADVICE["buckets"].in_torch if _fills_buckets(variant) else strategy.transfer_advice
+    return advice_for(part, not of_program, has_no_other_split, of_transfer)
+
+
+SMALLEST_BUCKET_GIB = 1 / 1024
+"""Of those that are worth a try: other sizes change nothing for smaller gradients."""
+
+
+def _fills_buckets(variant: VariantResult) -> bool:
+    gradients_gib = max((rank.memory_gib.get("gradients") or 0.0 for rank in variant.ranks), default=0.0)
+    strategy = STRATEGIES[variant.strategy]
+    has_buckets = strategy.has_buckets and not strategy.transfer_advice
+    return has_buckets and gradients_gib > SMALLEST_BUCKET_GIB

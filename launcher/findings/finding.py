@@ -121,7 +121,7 @@ def _shown(name: str, noun: str | None, figures: Mapping[str, Any]) -> str:
         return format_percent_interval(figures.get("percent", figures.get("change_percent", 0.0)), value)
     for suffix, shown in _BY_UNIT.items():
         if name.endswith(suffix):
-            return shown(value)
+            return " to ".join(map(shown, value)) if isinstance(value, list) else shown(value)
     return format_count(value) if isinstance(value, int) else listed([str(one) for one in value])
 
 

@@ -45,7 +45,7 @@ _NVML = "NVML reported a reason for throttling during timed steps."
 _COOL = "Let the GPUs cool down, or lower their power limit."
 _GRADIENT = "The gradient of one batch is compared with that of one device in the same precision."
 _NUM_LAUNCHES = "The number of launches."
-_TRACED = "From the quietest half of the traced steps; a loss of less than 5 % of the step isn't named."
+_TRACED = "From traced steps, of a run the quietest half; a loss of less than 5 % of the step isn't named."
 _AVERAGE = "The geometric mean over launches of a robust mean over rounds."
 
 ANSWERS: Mapping[str, Kind] = {
@@ -99,7 +99,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "only-variant": Kind(
         "answer",
-        "{leader}[: {step_ms} ms per step]",
+        "{leader}[: {step_ms} ms per step[ ({range_ms})]]",
         "Only one variant has times, so there is nothing to compare.",
         _AVERAGE,
         "Name several values in the job: `compare: {split: [even, [3, 1]]}`; of a program: "
@@ -158,8 +158,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "changed": Kind(
         "answer",
-        "{where} takes {percent} {how} in B than in A[ ({ci})][ ({a_ms} and {b_ms} ms)]"
-        "[, and {num_more:other} changed]",
+        "{where} takes {by} {how}[ ({ci})][ ({a_ms} and {b_ms} ms)][, and {num_more:other} changed]",
         "Something takes longer, or less time, in the second of two runs or captures.",
         "Of runs, the interval over their launches excludes 0; of captures, the mean of their traced steps.",
         "`gpurun gate` shows whether the code is the reason: it launches both versions in turns.",
@@ -202,7 +201,7 @@ DANGERS: Mapping[str, Kind] = {
     ),
     "variant-failed": Kind(
         "danger",
-        "{where} {ended}",
+        "{where} {ended}[: {reason}]",
         "The variant has no times that count.",
         "A rank failed, ran out of memory or was stopped.",
         "Read its reason in the table and its log, mend it, then `gpurun --resume RUN`.",
@@ -303,7 +302,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     "waits-for-slower-rank": (
         f"{_AWAITS}[ in {{groups}}] for {{other}}[, which takes {{other_work_ms}} ms"
         "[ for {num_samples:sample}] ({who}: {work_ms} ms[ for {own_samples:sample}])]"
-        "[; it came last to {last_arrivals} of {num_collectives:collective}]",
+        "[; {last} came last to {last_arrivals} of {num_collectives:collective}]",
         "A rank waits in a collective for one that takes longer with the same work.",
         "The wait as far as the other's samples don't explain it.",
         "Find out what slows that rank down, or give it less work.",
@@ -338,6 +337,8 @@ class Advice:
     """The advice about a part of a step."""
 
     in_torch: str
+    spent: str = ""
+    """How the time is spent, where only its share is named."""
     in_keys: str = ""
     """The same in the keys of a job; empty: in these words."""
     if_balanced: str = ""
@@ -347,26 +348,38 @@ class Advice:
 _SLOW_RANK = "find out what slows that rank down"
 ADVICE: Mapping[str, Advice] = {
     "input": Advice(
-        "raise num_workers, or do less work per sample", "raise `workers`, or do less work per sample"
+        "raise num_workers, or do less work per sample",
+        "waiting for data",
+        "raise `workers`, or do less work per sample",
     ),
-    "copies": Advice("pin the memory and copy with non_blocking=True"),
-    "pinned_copies": Advice("copy less, or on another stream while the device computes"),
-    "host": Advice("try larger batches, torch.compile or CUDA graphs"),
-    "python": Advice("try larger batches, fewer operators, or torch.compile"),
-    "outside": Advice("record the profiler's with_stack=True", "set `profile: {stacks: true}`"),
-    "unseen": Advice("record the device's work as well"),
-    "communication": Advice("record the traces of all ranks"),
-    "unknown": Advice("record the CPU as well (ProfilerActivity.CPU)"),
-    "gaps": Advice("look for synchronisation and dependencies in the timeline"),
-    "model_transfer": Advice("overlap it with compute, or place its ranks where links are fastest"),
-    "blocked": Advice("`gpurun stacks RUN`, while it runs, shows what it waits for"),
-    "compute": Advice("compare the operators of both traces: `gpurun diff`"),
+    "copies": Advice("pin the memory and copy with non_blocking=True", "on copies"),
+    "pinned_copies": Advice("copy less, or on another stream while the device computes", "on copies"),
+    "host": Advice("try larger batches, torch.compile or CUDA graphs", "waiting for the CPU"),
+    "python": Advice("try larger batches, fewer operators, or torch.compile", "in Python"),
+    "outside": Advice(
+        "record the profiler's with_stack=True",
+        "outside of operators",
+        "`profile: {stacks: true}` shows what runs there",
+    ),
+    "unseen": Advice("record the device's work as well", "outside of operators"),
+    "communication": Advice("record the traces of all ranks", "in communication"),
+    "unknown": Advice("record the CPU as well (ProfilerActivity.CPU)", "in gaps"),
+    "gaps": Advice("look for synchronisation and dependencies in the timeline", "in gaps"),
+    "transfer": Advice("try larger batches or gradient accumulation", "on transfers"),
+    "buckets": Advice("try larger batches, gradient accumulation or another bucket size"),
+    "model_transfer": Advice(
+        "overlap it with compute, or place its ranks where links are fastest", "on transfers"
+    ),
+    "blocked": Advice("`gpurun stacks RUN`, while it runs, shows what it waits for", "blocked"),
+    "compute": Advice("compare the operators of both traces: `gpurun diff`", "on compute"),
     "split": Advice(
-        "try split: balanced",
+        "try split: even or balanced",
+        "waiting for a larger batch",
         if_balanced=("find out why the ranks' times differ from those that were measured to find this split"),
     ),
     "straggler": Advice(
         f"{_SLOW_RANK}, or give it less work",
+        "waiting for a slower rank",
         f"{_SLOW_RANK}, or give it less work (split: balanced)",
         _SLOW_RANK,
     ),
@@ -384,9 +397,11 @@ ADVICE: Mapping[str, Advice] = {
         "mend what the reason in the table names (`gpurun logs RUN` has more), then `gpurun --resume RUN`"
     ),
     "throttled": Advice("let the GPUs cool down, or lower their power limit, then run again"),
-    "bubble": Advice("try more micro-batches per step, or an interleaved schedule"),
+    "bubble": Advice(
+        "try more micro-batches per step, or an interleaved schedule", "waiting for other stages"
+    ),
 }
-"""By the part of a step; of transfers each strategy has its own."""
+"""By the part of a step; of transfers a strategy may have its own."""
 CAUSES: Mapping[str, Kind] = {
     **{
         code: Kind("cause", sentence, means, f"{decided} {_TRACED}", todo)
@@ -425,9 +440,9 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "act-on-cause": Kind(
         "remedy",
-        "[{where} loses {percent} of its step ({what}): ]{advice}",
+        "[{where} spends {percent} of its step {spent}: ]{advice}",
         "What would shorten the step of the fastest variant most.",
-        "Its largest loss in traced steps, if that is at least 5 % of the step.",
+        "Its largest loss in traced steps, if that is at least 5 % of the step; or what the answer lacks.",
         "Try it in a new variant, and compare.",
     ),
     "measure-longer": Kind(

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
-from gpurun.launcher.strategies import Strategy
 from gpurun.launcher.units import format_ms, listed
 
 MENTION_FROM = 0.05
@@ -15,6 +14,8 @@ MOST = 0.5
 """Share of a difference that a cause must cover to be named as the cause."""
 EVERY = 0.9
 """Share of the slowest rank's loss that each must have for the sentence to say "every rank"."""
+MOSTLY = 0.9
+"""A rank that comes last to fewer of its collectives isn't the only one that others wait for."""
 ALL_HOST = 0.9
 """Share of a rank's work from which on the CPU's own time is the work: there are hardly any operators."""
 
@@ -318,16 +319,19 @@ def _wait(measured: Measured) -> Cause:
     split_ns = min(wait_ns, max(0.0, waiting.work_ns) * max(0.0, _samples_ratio(cause, waiting) - 1))
     slow_ns = wait_ns - split_ns
     figures["other"] = f"rank {cause.rank}"
+    if last is not None and last.last_arrivals < MOSTLY * last.num_collectives:
+        figures["other"] = f"other ranks, mostly rank {cause.rank}"
     if split_ns > slow_ns:
         if slow_ns >= MENTION_FROM * waiting.span_ns:
             figures["slow_ms"] = slow_ns / 1e6
         return Cause("split", (cause.rank,), wait_ns, waiting.span_ns, figures)
-    if cause.work_ns > waiting.work_ns:
+    if cause.work_ns - waiting.work_ns >= MOST * wait_ns:  # else it doesn't explain the wait
         figures |= {"other_work_ms": cause.work_ns / 1e6, "work_ms": waiting.work_ns / 1e6}
         if cause.samples is not None:
             figures |= {"num_samples": cause.samples, "own_samples": waiting.samples}
     if last is not None:
         figures |= {"last_arrivals": last.last_arrivals, "num_collectives": last.num_collectives}
+        figures["last"] = f"rank {cause.rank}"
     return Cause("straggler", (cause.rank,), wait_ns, waiting.span_ns, figures)
 
 
@@ -404,6 +408,7 @@ def advice_finding(
         advice=advice,
         where=where,
         percent=100 * cause.share if where else None,
+        spent=ADVICE[cause.part].spent,
         what=cause.code,
     )
 
@@ -417,8 +422,8 @@ def advice_for(part: Part, of_job: bool = False, is_balanced: bool = False, of_t
         is_balanced: whether no other split can be chosen.
         of_transfer: the advice about transfers; by default that of data parallel training.
     """
-    if part == "transfer":
-        return of_transfer or Strategy.transfer_advice
+    if part == "transfer" and of_transfer:
+        return of_transfer
     advice = ADVICE[part]
     words = advice.in_keys if of_job and advice.in_keys else advice.in_torch
     return advice.if_balanced if is_balanced and advice.if_balanced else words

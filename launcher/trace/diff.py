@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
@@ -12,7 +12,7 @@ from gpurun.launcher.trace.analysis.on_request.call_tree import MAX_ROWS, Path, 
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, TraceReport
 from gpurun.launcher.trace.requested_tables import RowKind
-from gpurun.launcher.units import listed
+from gpurun.launcher.units import TWICE, format_number, format_percent, listed
 
 Per = Literal["step", "second"]
 State = Literal["new", "gone", "slower", "faster", "same"]
@@ -127,15 +127,27 @@ def _findings(diff: TraceDiff) -> Iterator[Finding]:
     yield finding(
         "changed",
         where="a step",
-        percent=abs(span.percent or 0.0),
-        how="longer" if sign > 0 else "less time",
+        **change_words(span.percent or 0.0),
         a_ms=span.a_us / 1000,
         b_ms=span.b_us / 1000,
     )
     most = max(parts, key=lambda part: sign * part.change_us)
-    name = most.name.replace("_", " ")
+    name = PART_NAMES.get(most.name) or most.name.replace("_", " ")
     yield finding("part-grew", part=name, a_ms=most.a_us / 1000, b_ms=most.b_us / 1000)
-    yield to_do("part-grew", ADVICE["parts"].in_torch)
+    if most.name == "compute" and diff.operators is None:
+        yield to_do("part-grew", ADVICE["parts"].in_torch)
+
+
+PART_NAMES = {"idle_data": ADVICE["input"].spent, "idle_host": ADVICE["host"].spent}
+
+
+def change_words(percent: float) -> dict[str, Any]:
+    """How much longer something takes in B: by so many percent, or as a factor."""
+    if percent >= TWICE:
+        ratio = f"{format_number(1 + percent / 100, 1)}×"
+        return {"percent": percent, "by": ratio, "how": "as long in B as in A"}
+    how = "longer in B than in A" if percent > 0 else "less time in B than in A"
+    return {"percent": abs(percent), "by": format_percent(abs(percent)), "how": how}
 
 
 def lack_of_steps(diff: TraceDiff, a: str = "A", b: str = "B") -> str:

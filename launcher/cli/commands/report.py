@@ -232,6 +232,8 @@ def explain(code: str | None, as_json: bool) -> None:
 
     from gpurun.launcher.cli.output import line_width, show_json
     from gpurun.launcher.findings.finding_kinds import KINDS, LABELS, explained
+
+    code = code.lower() if code else None
     from gpurun.launcher.report.terminal.grid import wrap
 
     if code is not None and code not in KINDS:

@@ -107,7 +107,7 @@ def render_trace(report: TraceReport, width: int) -> str:
     parts: list[RenderableType] = [
         *screen_lines(screen, width),
         "",
-        "Times in ms; of a rank, over all its steps.",
+        "Times in ms; of a rank over its whole trace, or the steps that --steps names.",
         *_ranks(report, width),
     ]
     parts += _steps(report, width)

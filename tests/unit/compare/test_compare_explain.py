@@ -359,7 +359,7 @@ def test_a_rank_without_samples_waits_for_no_ones_larger_batch(wording: Wording)
 def test_no_advice_to_balance_a_balanced_split(slow: RankFigures, wording: Wording) -> None:
     quick = rank(1, 64 - (slow.local_batch or 0), 30.0, 30.0)
     uneven = variant("ddp-a", (slow.local_batch or 0, quick.local_batch or 0), 60.0, slow, quick)
-    assert "split: balanced" in sentence([uneven], {})
+    assert "balanced" in sentence([uneven], {})
     said = sentence([replace(uneven, split_name="balanced")], {})
     wording(said)
     assert "split: balanced" not in said
