@@ -388,7 +388,7 @@ ADVICE: Mapping[str, Advice] = {
         "for two versions of the code, run one job file with each; for two settings, list both under "
         "`compare` of one job; `--allow params` compares variants that differ in `params` alone"
     ),
-    "parts": Advice("`gpurun diff A B --show operators` shows the modules and operators that grew"),
+    "parts": Advice("add `--show operators`, which shows the modules and operators that grew"),
     "past_runs": Advice(
         "two past runs can't show whether the code or the machine changed; `gpurun gate JOB.yaml --against "
         "REF` launches both versions in turns"
@@ -562,7 +562,7 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "{of}{found}",
         "Something odd about a model, a program, its steps or a trace.",
         "In the ranks, or when their records were read.",
-        "Follow it.",
+        "Change the key or the line that it names, if it names any.",
     ),
 }
 KINDS: Mapping[str, Kind] = {

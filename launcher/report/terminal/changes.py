@@ -12,7 +12,7 @@ from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.plan.model import Metric
 from gpurun.launcher.report.footnotes import confidence_text
 from gpurun.launcher.report.tables_on_request import Cell, Shown, ShownRow, ShownTable
-from gpurun.launcher.report.terminal.grid import cut, grid
+from gpurun.launcher.report.terminal.grid import cut, fitted
 from gpurun.launcher.report.terminal.layout import (
     clean,
     ms_text,
@@ -45,7 +45,7 @@ def render_diff(diff: Diff, width: int) -> str:
     if diff.gate is not None and diff.gate.rows:
         lines += ["", *gate_table(diff.gate, width), ""]
     elif rows:
-        lines += ["", *(cut(line, width) for line in grid(header, rows, right=(1, 2, 4))), ""]
+        lines += ["", *fitted(header, rows, (1, 2, 4), width), ""]
         said = [text for _, text in screen.lines]
         notes = [note for note in _notes(diff.variants) if note not in said]
         lines += [line for note in notes for line in _item(note, width)]
@@ -73,9 +73,9 @@ def gate_header(gate: Gate) -> tuple[str, ...]:
 def gate_table(gate: Gate, width: int) -> list[str]:
     """Lines of a table of all variants, with what the differences are at the least and at the most."""
     rows = [gate_cells(row) for row in gate.rows]
-    lines = grid(gate_header(gate), rows, right=(1, 2, 3, 4, 5))
     note = bounds_note(gate)
-    return [cut(line, width) for line in (*lines, *([""] if note else []), *note)]
+    lines = fitted(gate_header(gate), rows, (1, 2, 3, 4, 5), width)
+    return [*lines, *([""] if note else []), *(cut(line, width) for line in note)]
 
 
 def bounds_note(gate: Gate) -> list[str]:

@@ -24,6 +24,18 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection
     ]
 
 
+def fitted(
+    header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int], width: int
+) -> list[str]:
+    """The same within `width`; where names in the first column are too long, each has a line of its own."""
+    lines = grid(header, rows, right)
+    if max(map(len, lines)) <= width:
+        return lines
+    first, *figures = grid(header[1:], [row[1:] for row in rows], [column - 1 for column in right])
+    pairs = ((cut(row[0], width), cut(GAP + line, width)) for row, line in zip(rows, figures, strict=True))
+    return [cut(GAP + first, width), *(line for pair in pairs for line in pair)]
+
+
 def cut(line: str, width: int) -> str:
     """The line, with an ellipsis where it is longer than `width`; its columns stay where they are."""
     return line if len(line) <= width else line[: max(width - 1, 0)] + "…"

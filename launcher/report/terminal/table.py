@@ -15,7 +15,7 @@ from gpurun.launcher.compare.figures.ranks import slowest_rank
 from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.findings.finding import NEXT, screen_of
+from gpurun.launcher.findings.finding import NEXT, Screen, screen_of
 from gpurun.launcher.jobfile.device_values import node_bounds
 from gpurun.launcher.report.footnotes import detail_lines, measured_line
 from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms
@@ -171,12 +171,24 @@ def render_table(
 
 def first_screen(comparison: Comparison, page: Page) -> list[Text]:
     """The answer, why, and what to do next; then dangers."""
-    screen = screen_of(comparison.findings)
-    if not comparison.complete:
-        said = (page.in_progress or incomplete_text(comparison, page.run)).removesuffix(".")
-        lines = (line for line in screen.lines if line[0] != NEXT)
-        screen = replace(screen, lines=(*lines, (NEXT, said)))
+    screen = report_screen(comparison, page.run, page.in_progress)
     return screen_lines(screen, None if page.plain else page.width)
+
+
+def report_screen(comparison: Comparison, run: str | None, in_progress: str | None = None) -> Screen:
+    """The first screen; of a run that isn't complete the next step is to go on with it.
+
+    Args:
+        comparison: of the run.
+        run: its directory as a person would type it.
+        in_progress: what a command that works on the run now does.
+    """
+    screen = screen_of(comparison.findings)
+    if comparison.complete:
+        return screen
+    said = (in_progress or incomplete_text(comparison, run)).removesuffix(".")
+    lines = (line for line in screen.lines if line[0] != NEXT)
+    return replace(screen, lines=(*lines, (NEXT, said)))
 
 
 def _body(comparison: Comparison, page: Page, details: bool) -> list[Text]:
@@ -346,7 +358,7 @@ def footer(comparison: Comparison, page: Page, details: bool = False) -> list[Te
 def incomplete_text(comparison: Comparison, run: str | None) -> str:
     """The advice for a run that was stopped; the versions of a gate are gone with it."""
     if comparison.gate is not None:
-        return "This gate is not complete: start it again."
+        return "this gate is not complete: start it again."
     command = "gpurun tune" if comparison.search else "gpurun"
     resume = f"--resume {run or 'RUN'}"
     advice = f"{command} {resume} measures what is missing"
@@ -356,7 +368,7 @@ def incomplete_text(comparison: Comparison, run: str | None) -> str:
         requeued = how_to_requeue((run or "").rstrip("/").rpartition("/")[2])
         ways = [*([requeued] if requeued else []), f"start all nodes as before, node 0 with {resume}"]
         advice = f"to measure what is missing, {', or '.join(ways)}"
-    return f"This run is not complete: {advice}."
+    return f"this run is not complete: {advice}."
 
 
 def _more_lines(run: str, num_details: int, comparison: Comparison, page: Page) -> list[Text]:

@@ -19,6 +19,7 @@ from gpurun.launcher.report.markdown import lines_after
 from gpurun.launcher.report.metrics import PARTS, answer_figures, described, figures_of
 from gpurun.launcher.report.phases import PHASES, timed_parts
 from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE, curve_tables
+from gpurun.launcher.report.terminal.table import report_screen
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import SELFTEST, bytes_below, is_name
 from gpurun.launcher.rundir.records import MEASURED
@@ -188,12 +189,14 @@ def _conclusion(listed: Listed, comparison: Comparison | None) -> dict[str, str 
     if comparison is None:
         return {"headline": None, "details": None}
     if not comparison.is_current:
-        path = shlex.quote(str(listed.path))
         return {
             "headline": OTHER,
-            "details": f"`gpurun report {path}` compares them with this version.",
+            "details": f"`gpurun report {shlex.quote(str(listed.path))}` compares them with this version.",
         }
-    after = lines_after(screen_of(comparison.findings))
+    is_stopped = status(listed) == "stopped"
+    path = shlex.quote(str(listed.path))
+    screen = report_screen(comparison, path) if is_stopped else screen_of(comparison.findings)
+    after = lines_after(screen)
     return {"headline": comparison.headline, "details": "\n".join(after)}
 
 

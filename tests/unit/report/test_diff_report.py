@@ -40,3 +40,11 @@ def test_a_note_on_all_variants_is_printed_once_and_no_level_of_intervals_that_a
     text = render_diff(replace(DIFF, variants=(unsure, replace(LOST, note=note)), findings=findings), 80)
     assert text.count(note) == 1
     assert "confidence" not in text
+
+
+def test_long_names_cost_no_figure() -> None:
+    label = "ddp 32/32 precision=bf16 accumulate=1 bucket_mb=25 gradient_as_bucket_view=false"
+    text = render_diff(replace(DIFF, variants=(replace(SLOWER, label=label), LOST)), 80)
+    place = text.splitlines().index(label)
+    assert text.splitlines()[place + 1].split() == ["42.1", "47.9", "13.8", "%", "slower", "0.9"]
+    assert max(map(len, text.splitlines())) <= 80
