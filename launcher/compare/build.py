@@ -17,7 +17,12 @@ from gpurun.launcher.compare.figures.program_steps import (
 )
 from gpurun.launcher.compare.figures.ranks import RankFigures, rank_figures
 from gpurun.launcher.compare.figures.recorded import Measured, has_cold_peak, read_measured, typical_ms
-from gpurun.launcher.compare.figures.searched import SearchResult, effects_note, search_result
+from gpurun.launcher.compare.figures.searched import (
+    SearchResult,
+    effects_note,
+    search_result,
+    winner_findings,
+)
 from gpurun.launcher.compare.figures.step_time import step_times
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
 from gpurun.launcher.compare.figures.traced import (
@@ -161,7 +166,7 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
     fitting = _fitting(recorded, results, differences) if named else None
     search = _searched(run, judged)
     found = [finding("fits-in-memory", found=fitting.summary, weight=0.95)] if fitting else []
-    found += [finding("plan-note", note=search.summary)] if search else []
+    found += [finding("plan-note", note=search.summary), *winner_findings(search)] if search else []
     return Comparison(
         schema=SCHEMA,
         name=plan.name,

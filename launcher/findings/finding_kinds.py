@@ -414,6 +414,13 @@ CAUSES: Mapping[str, Kind] = {
         "The mean of all traced steps and ranks of each capture.",
         "`gpurun diff --show operators` shows the modules and operators that grew.",
     ),
+    "value-costs": Kind(
+        "cause",
+        "{key}={value} instead of {against} takes {percent} longer[ ({ci})]",
+        "The value of the job's own setting that costs most, with the other values of the best combination.",
+        "By the comparison at the end of a search where it has both, else by the trials.",
+        "Use the best combination.",
+    ),
     "too-few": Kind(
         "cause",
         "{why}",

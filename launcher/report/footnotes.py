@@ -38,7 +38,8 @@ def measured_line(comparison: Comparison) -> str:
     if queue_percent is not None:
         parts.append(f"at this machine's load (waiting for cores took {queue_percent:.0f} % of a step)")
     if noise.ci is not None:
-        parts.append(f"noise (the baseline against itself) {interval_text(noise.ci)} %")
+        who = "baseline" if len(comparison.variants) > 1 else "step"
+        parts.append(f"noise (the {who} against itself) {interval_text(noise.ci)} %")
     agreed = [line for line in gradient_lines(comparison) if " agree " in line]
     if len(agreed) == 1:
         parts.append(f"{agreed[0][0].lower()}{agreed[0][1:].removesuffix('.')}")

@@ -125,7 +125,7 @@ def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
 @pytest.mark.slow
 def test_one_variant_has_its_figures_but_no_ranking(open_tab: OpenTab) -> None:
     tab = open_tab("one")
-    assert tab.title() == "ddp 32/32: 50.7 ms per step."
+    assert tab.title() == "ddp 32/32: 50.7 ms per step (50.5 to 50.9)."
     heads = ["variant", "step ms", "", "samples/s", "peak GiB", "slowest rank, 0 to 51 ms"]
     assert [plain(text) for text in tab.find(".splits th").all_inner_texts()] == heads
     cells = tab.find(".splits tbody tr").locator("td:visible").all_inner_texts()

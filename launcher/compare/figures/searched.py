@@ -7,9 +7,11 @@ from statistics import geometric_mean
 from typing import Any, Literal
 
 from gpurun.launcher.compare.label import value_text
+from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Effect, SearchRecord, TimeChange, TrialRecord, Unmeasured
-from gpurun.launcher.units import format_count, format_number, format_percent, format_percent_interval
+from gpurun.launcher.trace.causes import to_do
+from gpurun.launcher.units import format_count, format_number, format_percent, format_percent_interval, listed
 
 LEAST_SAVING = 0.01
 """Share of the memory from which one variant is called smaller than another."""
@@ -137,6 +139,36 @@ def _compared(effect: Effect, behind: Mapping[str, TimeChange]) -> Effect:
 
 
 MOST_EFFECTS = 5
+
+
+def winner_findings(search: SearchResult) -> tuple[Finding, ...]:
+    """Why the best combination is faster than the job's own setting, and how to have it."""
+    settings = {one.variant: one.settings for one in search.combinations}
+    own, best = (settings.get(name or "", {}) for name in (search.own, search.best))
+    keys = dict.fromkeys(one.key for one in search.effects)
+    other = [f"`{key}: {best[key]}`" for key in keys if key in best and best[key] != own.get(key)]
+    use_it = (to_do("fastest", f"set {listed(other)} in the job", 0.5),) if other and own else ()
+    return (*costly_value(search), *use_it)
+
+
+def costly_value(search: SearchResult) -> tuple[Finding, ...]:
+    """The value of the job's own setting that costs most at the best combination; none if none does."""
+    own = next((one.settings for one in search.combinations if one.variant == search.own), {})
+    costs = [one for one in search.effects if str(own.get(one.key)).lower() == one.value]
+    known = [(one, one.at_best) for one in costs if one.at_best]
+    slower = [(one, change) for one, change in known if change.ci and change.ci[0] > 0]
+    return tuple(
+        finding(
+            "value-costs",
+            weight=0.5,
+            key=one.key,
+            value=str(one.value),
+            against=str(one.against),
+            percent=change.percent,
+            ci=change.ci,
+        )
+        for one, change in _largest(slower)[:1]
+    )
 
 
 def effects_note(search: SearchResult) -> tuple[str, ...]:
