@@ -16,6 +16,7 @@ from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.compare.variant_causes import is_far_from_timed
 from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, UNUSED_BUDGET, more_launches, scope_texts
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
@@ -23,6 +24,7 @@ from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, betw
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (
     first_of,
     format_count,
@@ -320,7 +322,7 @@ def _other_batches(baseline: Measured, others: list[Measured]) -> list[Finding]:
 
 
 def dangers(results: Sequence[VariantResult]) -> list[Finding]:
-    """Variants that train another model, or have no figures: to be read before any figure."""
+    """Variants that train another model, or have no figures, and what to do about those that failed."""
     wrong = [
         (one, finding("gradient-differs", of="", found=one.gradient_warning))
         for one in results
@@ -332,7 +334,9 @@ def dangers(results: Sequence[VariantResult]) -> list[Finding]:
         for one, how in ended
         if any(is_ranked(each) for each in results)  # else the answer says it
     ]
-    return [*named_once(wrong, len(results)), *failed]
+    is_to_mend = failed and any(one.status in ("failed", "hung") for one in results)
+    mend = [to_do("variant-failed", ADVICE["ended"].in_torch, 0.85)] if is_to_mend else []
+    return [*named_once(wrong, len(results)), *failed, *mend]
 
 
 MOST_OF_REASON = 100
