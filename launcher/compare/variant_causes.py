@@ -48,15 +48,17 @@ def losses(ranks: Sequence[RankFigures]) -> list[Cause]:
     traced = [rank for rank in ranks if rank.span_ms is not None]
     is_whole = len(traced) == len(ranks)
     bubble = _bubble(traced) if is_whole else None
-    return causes(Measured(tuple(map(_rank_time, traced)), slowest.rank, is_whole, bubble=bubble))
+    on_host = _host_part(slowest)  # of all ranks the same, so that they can be compared
+    times = tuple(_rank_time(rank, on_host) for rank in traced)
+    return causes(Measured(times, slowest.rank, is_whole, bubble=bubble))
 
 
-def _rank_time(rank: RankFigures) -> RankTime:
+def _rank_time(rank: RankFigures, on_host: Part) -> RankTime:
     span_ms = rank.span_ms or 0.0
     lost_ms: dict[Part, float] = {
         "input": rank.input_ms or 0.0,
         "copies": rank.exposed_memcpy_ms or 0.0,
-        _host_part(rank): python_ms(rank),
+        on_host: python_ms(rank),
         "communication" if rank.wait_ms is None else "transfer": rank.exposed_transfer_ms or 0.0,
         "blocked": blocked_ms(rank),
     }

@@ -167,11 +167,18 @@ def _host_us(rank: RankTrace, mean: Breakdown, report: TraceReport) -> dict[Part
         return {"host": host_us}
     if any(each.device != CPU for each in report.ranks):
         return {"unseen": host_us}
-    worked_us = rank.facts.thread_cpu_ns / 1000 if rank.facts and rank.steps else 0.0
-    if worked_us < OWN_OPERATORS * mean.compute_us or not worked_us:
-        return {"outside": host_us}
+    if not all(_is_python_known(each) for each in whole_ranks(report.ranks)):
+        return {"outside": host_us}  # of all ranks the same, so that they can be compared
+    worked_us = rank.facts.thread_cpu_ns / 1000 if rank.facts else 0.0
     python_us = min(host_us, max(0.0, worked_us - mean.compute_us))
     return {"python": python_us, "blocked": max(0.0, host_us - worked_us)}
+
+
+def _is_python_known(rank: RankTrace) -> bool:
+    """Whether the CPU time of the rank's thread separates Python from waiting: it runs operators itself."""
+    worked_us = rank.facts.thread_cpu_ns / 1000 if rank.facts and rank.steps else 0.0
+    compute_us = fmean(step.compute_us for step in rank.steps) if rank.steps else 0.0
+    return worked_us > 0 and worked_us >= OWN_OPERATORS * compute_us
 
 
 def _transfer_part(report: TraceReport) -> Part:

@@ -396,3 +396,11 @@ def test_a_rank_that_waits_for_cores_is_not_blamed_for_its_step() -> None:
     )
     loaded = (replace(slow, queue_percent=20.0), quick)
     assert all(not loss.is_wait or loss.saved_ns == 0 for loss in losses(loaded))
+
+
+def test_where_python_is_known_of_one_rank_only_the_other_is_not_late_for_it() -> None:
+    """Both sleep between their operators, rank 0 for three times the samples."""
+    late = replace(rank(0, 6, 184.0, host=150.0), cpu_ms=None, thread_cpu_ms=None)
+    waiting = rank(1, 2, 62.0, 122.0, host=50.0)
+    (wait,) = (loss for loss in losses((late, waiting)) if loss.is_wait)
+    assert (wait.part, wait.ranks, wait.saved_ns) == ("split", (0,), 122e6)
