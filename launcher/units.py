@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 Interval = tuple[float, float]
 
@@ -31,6 +32,20 @@ def format_percent(percent: float, ci: Interval | None = None, signed: bool = Fa
     """`13.8 %`, as precise as `ci` (in percent) supports; without one whole, below 1 in tenths."""
     decimals = percent_decimals(percent, ci)
     return f"{format_number(percent, decimals, signed)} %"
+
+
+def change_text(percent: float) -> str:
+    """How much longer something takes: `14 % longer`, `9 % less time`, from twice on `2.3× as long`."""
+    if percent >= TWICE:
+        return f"{format_number(1 + percent / 100, 1)}× as long"
+    return f"{format_percent(abs(percent))} {'longer' if percent > 0 else 'less time'}"
+
+
+def interval_figures(percent: float, ci: Interval | None) -> dict[str, Any]:
+    """The interval next to `change_text`: `ci` in percent, or `ratio_ci` where that is a factor."""
+    if ci is None or percent < TWICE:
+        return {"ci": ci}
+    return {"ratio_ci": (1 + ci[0] / 100, 1 + ci[1] / 100)}
 
 
 def format_percent_interval(percent: float, ci: Interval) -> str:

@@ -166,7 +166,9 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
     fitting = _fitting(recorded, results, differences) if named else None
     search = _searched(run, judged)
     found = [finding("fits-in-memory", found=fitting.summary, weight=0.95)] if fitting else []
-    found += [finding("plan-note", note=search.summary), *winner_findings(search)] if search else []
+    is_settled = ranking is not None and ranking.is_settled
+    if search:
+        found += [finding("plan-note", note=search.summary), *winner_findings(search, is_settled)]
     return Comparison(
         schema=SCHEMA,
         name=plan.name,
@@ -274,13 +276,9 @@ def _differences(recorded: _Recorded) -> Differences:
     return replace(found, references={one: a for a, b in plan.gate.pairs for one in (a, b)})
 
 
-Noticed = tuple[Finding, ...]
-"""Findings about a variant."""
-
-
 def variant_results(
     run: RunDir, differences: Differences, host: Mapping[str, Any], nodes: Sequence[Node] = ()
-) -> tuple[tuple[VariantResult, ...], tuple[Noticed, ...]]:
+) -> tuple[tuple[VariantResult, ...], tuple[tuple[Finding, ...], ...]]:
     """One entry per variant, in the order of the plan; and what was noticed about each."""
     times, rows = step_times(differences), differences.vs_baseline()
     found = [
@@ -305,7 +303,7 @@ def variant_result(
     vs_baseline: Difference | None,
     host: Mapping[str, Any],
     nodes: Sequence[Node],
-) -> tuple[VariantResult, Noticed]:
+) -> tuple[VariantResult, tuple[Finding, ...]]:
     """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
     variant, status, facts = measured.variant, measured.status, measured.facts
     step_ms = times[variant.id]
@@ -358,8 +356,8 @@ def variant_result(
 
 
 def _noticed(
-    measured: Measured, ranks: Sequence[RankFigures], traced: Traced | None, found: Noticed
-) -> Noticed:
+    measured: Measured, ranks: Sequence[RankFigures], traced: Traced | None, found: tuple[Finding, ...]
+) -> tuple[Finding, ...]:
     """All that was noticed: by ranks, in traces, and in the figures."""
     status = measured.status
     unsteady = [finding("unsteady", of="", reason=status.reason)] if status.status == "unsteady" else []

@@ -25,8 +25,7 @@ from gpurun.launcher.stats.estimates import percent_from_log, percent_interval, 
 from gpurun.launcher.stats.family import UNKNOWN, Estimate, bounded, unpaired
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
 from gpurun.launcher.trace.causes import to_do
-from gpurun.launcher.trace.diff import change_words
-from gpurun.launcher.units import TWICE, plural
+from gpurun.launcher.units import change_text, interval_figures, plural
 
 SHORT = 10
 """Characters of a commit."""
@@ -163,8 +162,9 @@ def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> 
         "changed",
         most.id,
         where=most.label,
-        **change_words(percent),
-        ci=None if ci is None or percent >= TWICE else ci if is_longer else (-ci[1], -ci[0]),
+        percent=abs(percent),
+        change=change_text(percent),
+        **interval_figures(percent, ci if is_longer or ci is None else (-ci[1], -ci[0])),
         num_more=len(changed) - 1 or None,
     )
     results = _variant(b, most.id), _variant(a, most.id)

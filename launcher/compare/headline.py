@@ -41,6 +41,7 @@ from gpurun.launcher.units import (
     format_ms,
     format_number,
     format_percent,
+    interval_figures,
     plural,
     supported_decimals,
 )
@@ -323,10 +324,11 @@ def _behind(rival: Rival, leader: VariantResult) -> dict[str, Any]:
     percent = behind.percent if behind.ci else None
     measure, name = _measure(leader, rival.result), named_with_error(rival.result)
     if percent is not None and behind.ci and percent >= TWICE:
-        ratio, ratio_ci = 1 + percent / 100, tuple(1 + end / 100 for end in behind.ci)
-        decimals = supported_decimals((ratio_ci[1] - ratio_ci[0]) / 2, most=2)
-        how = _TIMES[measure].format(by=f"{format_number(ratio, decimals)}×")
-        return {"other": name, "how": how, "ratio_ci": ratio_ci, **_shown(percent, None, behind)}
+        figures = interval_figures(percent, behind.ci)
+        low, high = figures["ratio_ci"]
+        decimals = supported_decimals((high - low) / 2, most=2)
+        how = _TIMES[measure].format(by=f"{format_number(1 + percent / 100, decimals)}×")
+        return {"other": name, "how": how, **figures, **_shown(percent, None, behind)}
     by = "" if percent is None else format_percent(percent, behind.ci)
     how = " ".join(_SLOWER[measure].format(by=by).split())
     return {"other": name, "how": how, **_shown(percent, behind.ci, behind)}

@@ -158,7 +158,8 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "changed": Kind(
         "answer",
-        "{where} takes {by} {how}[ ({ci})][ ({a_ms} and {b_ms} ms)][, and {num_more:other} changed]",
+        "in B {where} takes {change}[ ({ci})][ ({ratio_ci})][ ({b_ms} instead of {a_ms} ms)]"
+        "[, and {num_more:other} changed]",
         "Something takes longer, or less time, in the second of two runs or captures.",
         "Of runs, the interval over their launches excludes 0; of captures, the mean of their traced steps.",
         "`gpurun gate` shows whether the code is the reason: it launches both versions in turns.",
@@ -416,7 +417,7 @@ CAUSES: Mapping[str, Kind] = {
     ),
     "value-costs": Kind(
         "cause",
-        "{key}={value} instead of {against} takes {percent} longer[ ({ci})]",
+        "{key}={value} instead of {against} takes {change}[ ({ci})][ ({ratio_ci})]",
         "The value of the job's own setting that costs most, with the other values of the best combination.",
         "By the comparison at the end of a search where it has both, else by the trials.",
         "Use the best combination.",

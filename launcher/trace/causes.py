@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
+from gpurun.launcher.trace.model import StragglerReport
 from gpurun.launcher.units import format_ms, listed
 
 MENTION_FROM = 0.05
@@ -95,17 +96,6 @@ class RankTime:
 
 
 @dataclass(frozen=True)
-class LastRank:
-    """The rank that came last to most collectives, as their traces show."""
-
-    rank: int | None
-    """`None` where no rank is to blame."""
-    last_arrivals: int = 0
-    num_collectives: int = 0
-    """That it took part in."""
-
-
-@dataclass(frozen=True)
 class StageWait:
     """How long a stage of a pipeline does nothing but wait for others in a step: the mean of its ranks."""
 
@@ -128,8 +118,10 @@ class Measured:
     """The rank among them that works longest."""
     is_whole: bool = True
     """Whether they are all ranks of the job."""
-    last: LastRank | None = None
-    """`None` where single collectives aren't known: the rank with most work is the one waited for."""
+    by_collectives: bool = False
+    """Whether single collectives are known; else the rank with most work is the one waited for."""
+    last: StragglerReport | None = None
+    """The rank that came last to most collectives; `None` where none is to blame."""
     bubble: StageWait | None = None
     """Of the stage with the largest one."""
     of: str = "its step"
@@ -210,7 +202,7 @@ def causes(measured: Measured) -> list[Cause]:
     found = [_own(part, slowest, measured) for part in parts]
     if measured.is_whole:
         wait, bubble = _wait(measured), _bubble(measured)
-        waits = (bubble, wait) if measured.last is not None else (bubble if not wait.saved_ns else None, wait)
+        waits = (bubble, wait) if measured.by_collectives else (bubble if not wait.saved_ns else None, wait)
         found += [each for each in waits if each is not None]
         if any("blocked" in each.lost_ns for each in measured.ranks):
             found.append(_own("blocked", slowest, measured))
@@ -303,36 +295,38 @@ def _wait(measured: Measured) -> Cause:
     busy = [each for each in measured.ranks if each.samples != 0] or measured.ranks
     waiting = max(busy, key=lambda each: each.wait_ns)
     figures: dict[str, Any] = {"of": measured.of, "groups": measured.wait_groups}
-    last = measured.last
-    by_number = {each.rank: each for each in measured.ranks}
+    last, by_number = measured.last, {each.rank: each for each in measured.ranks}
     if last is not None and last.rank == waiting.rank:  # it caused most waiting, and waits longest itself
         others = [each for each in busy if each.rank != last.rank]
         waiting = max(others, key=lambda each: each.wait_ns, default=waiting)
     figures["who"] = f"rank {waiting.rank}"
-    if last is not None and (last.rank is None or last.rank not in by_number):
+    if measured.by_collectives:
+        awaited = by_number.get(last.rank) if last is not None else None
+    else:
+        awaited = max(measured.ranks, key=lambda each: each.work_ns)
+    if awaited is None:
         figures["other"] = "other ranks"
         return Cause("straggler", (), waiting.wait_ns, waiting.span_ns, figures)
-    cause = max(measured.ranks, key=lambda each: each.work_ns) if last is None else by_number[last.rank or 0]
-    wait_ns = 0.0 if _is_late_for_own_loss(cause, waiting) else waiting.wait_ns
-    if last is None:
-        wait_ns = min(wait_ns, _explained_ns(waiting, cause))
-    split_ns = min(wait_ns, max(0.0, waiting.work_ns) * max(0.0, _samples_ratio(cause, waiting) - 1))
+    wait_ns = 0.0 if _is_late_for_own_loss(awaited, waiting) else waiting.wait_ns
+    if not measured.by_collectives:
+        wait_ns = min(wait_ns, _explained_ns(waiting, awaited))
+    split_ns = min(wait_ns, max(0.0, waiting.work_ns) * max(0.0, _samples_ratio(awaited, waiting) - 1))
     slow_ns = wait_ns - split_ns
-    figures["other"] = f"rank {cause.rank}"
-    if last is not None and last.last_arrivals < MOSTLY * last.num_collectives:
-        figures["other"] = f"other ranks, mostly rank {cause.rank}"
+    figures["other"] = f"rank {awaited.rank}"
     if split_ns > slow_ns:
         if slow_ns >= MENTION_FROM * waiting.span_ns:
             figures["slow_ms"] = slow_ns / 1e6
-        return Cause("split", (cause.rank,), wait_ns, waiting.span_ns, figures)
-    if cause.work_ns - waiting.work_ns >= MOST * wait_ns:  # else it doesn't explain the wait
-        figures |= {"other_work_ms": cause.work_ns / 1e6, "work_ms": waiting.work_ns / 1e6}
-        if cause.samples is not None:
-            figures |= {"num_samples": cause.samples, "own_samples": waiting.samples}
+        return Cause("split", (awaited.rank,), wait_ns, waiting.span_ns, figures)
+    if awaited.work_ns - waiting.work_ns >= MOST * wait_ns:  # else it doesn't explain the wait
+        figures |= {"other_work_ms": awaited.work_ns / 1e6, "work_ms": waiting.work_ns / 1e6}
+        if awaited.samples is not None:
+            figures |= {"num_samples": awaited.samples, "own_samples": waiting.samples}
     if last is not None:
-        figures |= {"last_arrivals": last.last_arrivals, "num_collectives": last.num_collectives}
-        figures["last"] = f"rank {cause.rank}"
-    return Cause("straggler", (cause.rank,), wait_ns, waiting.span_ns, figures)
+        if last.last_arrivals < MOSTLY * last.collectives:
+            figures["other"] = f"other ranks, mostly rank {awaited.rank}"
+        figures |= {"last_arrivals": last.last_arrivals, "num_collectives": last.collectives}
+        figures["last"] = f"rank {awaited.rank}"
+    return Cause("straggler", (awaited.rank,), wait_ns, waiting.span_ns, figures)
 
 
 def _explained_ns(waiting: RankTime, cause: RankTime) -> float:

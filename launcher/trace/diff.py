@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
@@ -12,7 +12,7 @@ from gpurun.launcher.trace.analysis.on_request.call_tree import MAX_ROWS, Path, 
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, TraceReport
 from gpurun.launcher.trace.requested_tables import RowKind
-from gpurun.launcher.units import TWICE, format_number, format_percent, listed
+from gpurun.launcher.units import change_text, listed
 
 Per = Literal["step", "second"]
 State = Literal["new", "gone", "slower", "faster", "same"]
@@ -127,7 +127,8 @@ def _findings(diff: TraceDiff) -> Iterator[Finding]:
     yield finding(
         "changed",
         where="a step",
-        **change_words(span.percent or 0.0),
+        percent=span.percent,
+        change=change_text(span.percent or 0.0),
         a_ms=span.a_us / 1000,
         b_ms=span.b_us / 1000,
     )
@@ -139,15 +140,6 @@ def _findings(diff: TraceDiff) -> Iterator[Finding]:
 
 
 PART_NAMES = {"idle_data": ADVICE["input"].spent, "idle_host": ADVICE["host"].spent}
-
-
-def change_words(percent: float) -> dict[str, Any]:
-    """How much longer something takes in B: by so many percent, or as a factor."""
-    if percent >= TWICE:
-        ratio = f"{format_number(1 + percent / 100, 1)}×"
-        return {"percent": percent, "by": ratio, "how": "as long in B as in A"}
-    how = "longer in B than in A" if percent > 0 else "less time in B than in A"
-    return {"percent": abs(percent), "by": format_percent(abs(percent)), "how": how}
 
 
 def lack_of_steps(diff: TraceDiff, a: str = "A", b: str = "B") -> str:

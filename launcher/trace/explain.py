@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -13,7 +13,6 @@ from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.trace.causes import (
     MENTION_FROM,
     Cause,
-    LastRank,
     Measured,
     Part,
     RankTime,
@@ -98,16 +97,22 @@ def _compute_percent(report: TraceReport) -> float:
 
 def trace_causes(report: TraceReport) -> list[Cause]:
     """Everything but compute, the largest first; none where the traces hold no time."""
-    means = _means(report)
-    ranks = [_rank_time(rank, mean, report) for rank, mean in means if mean.span_us > 0]
+    parts = _Parts(
+        "pinned_copies" if _are_pinned(report) else "copies", _host_part(report), _transfer_part(report)
+    )
+    waits_us = _waits_us(report)
+    ranks = [
+        _rank_time(rank, mean, parts, waits_us.get(rank.rank, mean.exposed_wait_us))
+        for rank, mean in _means(report)
+        if mean.span_us > 0
+    ]
     if not ranks:
         return []
-    late = last_rank(report)
-    last = LastRank(late.rank, late.last_arrivals, late.collectives) if late else LastRank(None)
     measured = Measured(
         tuple(ranks),
         max(ranks, key=lambda each: each.work_ns).rank,
-        last=last,
+        by_collectives=True,
+        last=last_rank(report),
         bubble=_bubble(report),
         of="its step" if steps_add_detail(report) else "its time",
         transfer_groups=_groups(report, _most_transfer(report)),
@@ -125,53 +130,57 @@ def _means(report: TraceReport) -> list[tuple[RankTrace, Breakdown]]:
     return [(rank, rank.total) for rank in whole]
 
 
-def _rank_time(rank: RankTrace, mean: Breakdown, report: TraceReport) -> RankTime:
+@dataclass(frozen=True)
+class _Parts:
+    """The parts that copies, the host and transfers are in these traces, for all ranks alike."""
+
+    copies: Part
+    host: Part
+    transfer: Part
+
+
+def _rank_time(rank: RankTrace, mean: Breakdown, parts: _Parts, wait_us: float) -> RankTime:
     idle = mean.idle_by_cause_us
-    wait_us = _wait_us(rank.rank, mean, report) + idle.comm_wait
-    on_host = _host_us(rank, mean, report)
+    worked_us = rank.facts.thread_cpu_ns / 1000 if rank.facts else 0.0
     lost_us: dict[Part, float] = {
-        **on_host,
         "input": idle.data,
-        "pinned_copies" if _are_pinned(report) else "copies": mean.exposed_memcpy_us,
-        _transfer_part(report): mean.exposed_transfer_us,
+        parts.copies: mean.exposed_memcpy_us,
+        parts.host: idle.host,
+        parts.transfer: mean.exposed_transfer_us,
         "gaps": mean.other_steps_us + idle.other,
         "unknown": idle.unknown,
     }
+    if parts.host == "python":  # what is more than its operators take; it was blocked for more than all of it
+        lost_us["python"] = min(idle.host, max(0.0, worked_us - mean.compute_us))
+        lost_us["blocked"] = max(0.0, idle.host - worked_us)
     return RankTime(
         rank.rank,
         1000 * mean.span_us,
         {part: 1000 * us for part, us in lost_us.items()},
         comm_ns=1000 * (mean.exposed_comm_us + idle.comm_wait),
-        wait_ns=1000 * wait_us,
+        wait_ns=1000 * (min(mean.exposed_wait_us, wait_us) + idle.comm_wait),
         samples=rank.facts.samples if rank.facts else None,
     )
 
 
-def _wait_us(rank: int, mean: Breakdown, report: TraceReport) -> float:
-    """The exposed wait for other ranks, apart from the bubble of a pipeline."""
-    if not report.pipeline:
-        return mean.exposed_wait_us
-    others = (kind for kind in report.parallelism if kind.kind != "pipeline")
-    waits = (each.exposed_wait_us or 0.0 for kind in others for each in kind.ranks if each.rank == rank)
-    return min(mean.exposed_wait_us, sum(waits))
+def _waits_us(report: TraceReport) -> dict[int, float]:
+    """Each rank's exposed wait apart from the bubble of a pipeline; empty where there is none."""
+    found: dict[int, float] = {}
+    if report.pipeline:
+        for kind in (kind for kind in report.parallelism if kind.kind != "pipeline"):
+            for each in kind.ranks:
+                found[each.rank] = found.get(each.rank, 0.0) + (each.exposed_wait_us or 0.0)
+        found = {rank.rank: found.get(rank.rank, 0.0) for rank in report.ranks}
+    return found
 
 
-def _host_us(rank: RankTrace, mean: Breakdown, report: TraceReport) -> dict[Part, float]:
-    """The time between the device's work for want of launches.
-
-    On a CPU, a trace of ours has the time that the thread worked: what is more than its operators take is
-    Python's, and it was blocked for what is more than all of it.
-    """
-    host_us = mean.idle_by_cause_us.host
-    if not all(each.device.startswith(CPU) for each in report.ranks):
-        return {"host": host_us}
-    if any(each.device != CPU for each in report.ranks):
-        return {"unseen": host_us}
-    if not all(_is_python_known(each) for each in whole_ranks(report.ranks)):
-        return {"outside": host_us}  # of all ranks the same, so that they can be compared
-    worked_us = rank.facts.thread_cpu_ns / 1000 if rank.facts else 0.0
-    python_us = min(host_us, max(0.0, worked_us - mean.compute_us))
-    return {"python": python_us, "blocked": max(0.0, host_us - worked_us)}
+def _host_part(report: TraceReport) -> Part:
+    """The wait of a device without work; of a CPU, traces of ours say whether its thread worked."""
+    if not all(rank.device.startswith(CPU) for rank in report.ranks):
+        return "host"
+    if any(rank.device != CPU for rank in report.ranks):
+        return "unseen"
+    return "python" if all(map(_is_python_known, whole_ranks(report.ranks))) else "outside"
 
 
 def _is_python_known(rank: RankTrace) -> bool:

@@ -11,7 +11,15 @@ from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Effect, SearchRecord, TimeChange, TrialRecord, Unmeasured
 from gpurun.launcher.trace.causes import to_do
-from gpurun.launcher.units import format_count, format_number, format_percent, format_percent_interval, listed
+from gpurun.launcher.units import (
+    change_text,
+    format_count,
+    format_number,
+    format_percent,
+    format_percent_interval,
+    interval_figures,
+    listed,
+)
 
 LEAST_SAVING = 0.01
 """Share of the memory from which one variant is called smaller than another."""
@@ -141,13 +149,14 @@ def _compared(effect: Effect, behind: Mapping[str, TimeChange]) -> Effect:
 MOST_EFFECTS = 5
 
 
-def winner_findings(search: SearchResult) -> tuple[Finding, ...]:
-    """Why the best combination is faster than the job's own setting, and how to have it."""
+def winner_findings(search: SearchResult, is_settled: bool) -> tuple[Finding, ...]:
+    """Why the best combination is faster than the job's own; where that is settled, how to have it."""
     settings = {one.variant: one.settings for one in search.combinations}
     own, best = (settings.get(name or "", {}) for name in (search.own, search.best))
     keys = dict.fromkeys(one.key for one in search.effects)
     other = [f"`{key}: {best[key]}`" for key in keys if key in best and best[key] != own.get(key)]
-    use_it = (to_do("fastest", f"set {listed(other)} in the job", 0.5),) if other and own else ()
+    has_step = is_settled and other and own
+    use_it = (to_do("fastest", f"set {listed(other)} in the job", 0.5),) if has_step else ()
     return (*costly_value(search), *use_it)
 
 
@@ -165,7 +174,8 @@ def costly_value(search: SearchResult) -> tuple[Finding, ...]:
             value=str(one.value),
             against=str(one.against),
             percent=change.percent,
-            ci=change.ci,
+            change=change_text(change.percent),
+            **interval_figures(change.percent, change.ci),
         )
         for one, change in _largest(slower)[:1]
     )

@@ -194,8 +194,8 @@ def _conclusion(listed: Listed, comparison: Comparison | None) -> dict[str, str 
             "details": f"`gpurun report {shlex.quote(str(listed.path))}` compares them with this version.",
         }
     is_stopped = status(listed) == "stopped"
-    path = shlex.quote(str(listed.path))
-    screen = report_screen(comparison, path) if is_stopped else screen_of(comparison.findings)
+    # Without its path: the HTML file has the same sentences, and may be given to others.
+    screen = report_screen(comparison, None) if is_stopped else screen_of(comparison.findings)
     after = lines_after(screen)
     return {"headline": comparison.headline, "details": "\n".join(after)}
 

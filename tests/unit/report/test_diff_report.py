@@ -6,7 +6,7 @@ from gpurun.launcher.compare.diff import Diff, NotComparable, Unpaired, VariantD
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.findings.finding import finding
 from gpurun.launcher.report.terminal.changes import render_diff
-from gpurun.launcher.trace.diff import change_words
+from gpurun.launcher.units import change_text
 from tests.wording import Wording
 
 SLOWER = VariantDiff("ddp-2-even", "ddp 32/32", 42.1, 47.9, Difference(13.8, (12.9, 14.6), "slower"), None)
@@ -23,7 +23,9 @@ DIFF = Diff(
     (),
     (Unpaired("ddp-2-40-24", "ddp 40/24"),),
     ("host versions.torch: 2.12.1 → 2.13.0",),
-    findings=(finding("changed", where="ddp 32/32", **change_words(13.8), ci=(12.9, 14.6)),),
+    findings=(
+        finding("changed", where="ddp 32/32", change=change_text(13.8), percent=13.8, ci=(12.9, 14.6)),
+    ),
 )
 
 

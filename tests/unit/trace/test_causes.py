@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
 from gpurun.launcher.trace.causes import (
     PARTS,
-    LastRank,
     Measured,
     Part,
     RankTime,
@@ -19,6 +18,7 @@ from gpurun.launcher.trace.causes import (
     grown,
     most_lost,
 )
+from gpurun.launcher.trace.model import StragglerReport
 
 TIMES = st.integers(0, 10**9)
 OWN: tuple[Part, ...] = ("input", "copies", "host", "transfer", "gaps", "blocked")
@@ -41,8 +41,8 @@ def ranks(draw: st.DrawFn) -> tuple[RankTime, ...]:
 @given(ranks(), st.booleans())
 def test_no_cause_is_larger_than_its_step(found: tuple[RankTime, ...], has_last: bool) -> None:
     slowest = max(found, key=lambda rank: rank.work_ns).rank
-    last = LastRank(slowest, 1, 1) if has_last else None
-    sizes = causes(Measured(found, slowest, last=last))
+    last = StragglerReport(slowest, 1, 1, 1.0) if has_last else None
+    sizes = causes(Measured(found, slowest, by_collectives=has_last, last=last))
     assert all(0 <= cause.share <= 1 for cause in sizes)
     assert [cause.saved_ns for cause in sizes] == sorted((cause.saved_ns for cause in sizes), reverse=True)
     assert grown(sizes, sizes, 1.0) is None
@@ -51,15 +51,17 @@ def test_no_cause_is_larger_than_its_step(found: tuple[RankTime, ...], has_last:
     assert cause_finding(first, where="ddp 4/4").text.startswith("in ddp 4/4 ")
 
 
-@pytest.mark.parametrize("last", [None, LastRank(0, 3, 3)], ids=["by work", "by collectives"])
-def test_a_rank_that_is_late_for_want_of_data_is_not_called_slow(last: LastRank | None) -> None:
+@pytest.mark.parametrize("last", [None, StragglerReport(0, 3, 3, 1.0)], ids=["by work", "by collectives"])
+def test_a_rank_that_is_late_for_want_of_data_is_not_called_slow(last: StragglerReport | None) -> None:
     late = RankTime(0, 50.0, {"input": 30.0})
     waiting = RankTime(1, 50.0, {"input": 0.0}, comm_ns=30.0, wait_ns=30.0)
-    found = [cause for cause in causes(Measured((late, waiting), 0, last=last)) if cause.saved_ns]
-    assert [(cause.part, cause.ranks, cause.saved_ns) for cause in found] == [("input", (0,), 30.0)]
-    slow = replace(late, lost_ns={"input": 0.0})
-    (cause,) = [each for each in causes(Measured((slow, waiting), 0, last=last)) if each.saved_ns]
-    assert (cause.part, cause.ranks, cause.saved_ns) == ("straggler", (0,), 30.0)
+
+    def found(*ranks: RankTime) -> list[tuple[Part, tuple[int, ...], float]]:
+        sizes = causes(Measured(ranks, 0, by_collectives=last is not None, last=last))
+        return [(cause.part, cause.ranks, cause.saved_ns) for cause in sizes if cause.saved_ns]
+
+    assert found(late, waiting) == [("input", (0,), 30.0)]
+    assert found(replace(late, lost_ns={"input": 0.0}), waiting) == [("straggler", (0,), 30.0)]
 
 
 def test_every_part_of_a_step_is_a_kind_with_advice() -> None:
