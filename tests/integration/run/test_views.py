@@ -76,6 +76,7 @@ def test_the_command_and_its_reports_say_what_became_of_each_variant(
     for answer in (run_answer(run), report_data(comparison, run)["run"]):
         assert answer["headline"] == comparison.headline
         assert all(text in answer["details"] for _, text in screen.lines[1:])
+        assert str(tmp_path) not in answer["details"]  # the file may be given to others
         assert [ending(one) for one in answer["variants"]] == measured
 
 
