@@ -7,7 +7,7 @@ from sys import float_info
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
 from gpurun.launcher.findings.finding import screen_of
-from gpurun.launcher.report.terminal.layout import interval_text
+from gpurun.launcher.report.differences import interval_text
 from gpurun.launcher.units import format_number, least_decimals, listed, plural
 
 DISAGREEMENT = 0.05

@@ -9,6 +9,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.findings.finding import Screen, screen_of
+from gpurun.launcher.report.differences import uncertainty_text, verdict_text
 from gpurun.launcher.report.footnotes import detail_lines
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.changes import bounds_note, gate_cells, gate_header
@@ -18,7 +19,6 @@ from gpurun.launcher.report.terminal.curves import (
     curve_lines,
     is_of_curves,
 )
-from gpurun.launcher.report.terminal.layout import uncertainty_text, verdict_text
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 """TensorBoard's Markdown knows no escape of these."""

@@ -141,7 +141,7 @@ class _Parts:
 
 def _rank_time(rank: RankTrace, mean: Breakdown, parts: _Parts, wait_us: float) -> RankTime:
     idle = mean.idle_by_cause_us
-    worked_us = rank.facts.thread_cpu_ns / 1000 if rank.facts else 0.0
+    worked_us, queue_us = _thread_us(rank)
     lost_us: dict[Part, float] = {
         "input": idle.data,
         parts.copies: mean.exposed_memcpy_us,
@@ -152,7 +152,7 @@ def _rank_time(rank: RankTrace, mean: Breakdown, parts: _Parts, wait_us: float) 
     }
     if parts.host == "python":  # what is more than its operators take; it was blocked for more than all of it
         lost_us["python"] = min(idle.host, max(0.0, worked_us - mean.compute_us))
-        lost_us["blocked"] = max(0.0, idle.host - worked_us)
+        lost_us["blocked"] = max(0.0, idle.host - worked_us - queue_us)
     return RankTime(
         rank.rank,
         1000 * mean.span_us,
@@ -185,9 +185,14 @@ def _host_part(report: TraceReport) -> Part:
 
 def _is_python_known(rank: RankTrace) -> bool:
     """Whether the CPU time of the rank's thread separates Python from waiting: it runs operators itself."""
-    worked_us = rank.facts.thread_cpu_ns / 1000 if rank.facts and rank.steps else 0.0
+    worked_us, queue_us = _thread_us(rank)
     compute_us = fmean(step.compute_us for step in rank.steps) if rank.steps else 0.0
-    return worked_us > 0 and worked_us >= OWN_OPERATORS * compute_us
+    return bool(rank.steps) and worked_us > 0 and worked_us + queue_us >= OWN_OPERATORS * compute_us
+
+
+def _thread_us(rank: RankTrace) -> tuple[float, float]:
+    """What the thread that steps works, and waits for a core, per step; 0 in traces of others."""
+    return (rank.facts.thread_cpu_ns / 1000, rank.facts.queue_ns / 1000) if rank.facts else (0.0, 0.0)
 
 
 def _transfer_part(report: TraceReport) -> Part:

@@ -169,6 +169,8 @@ class RankFacts:
     """In a step."""
     thread_cpu_ns: int
     """CPU time of the thread that steps: the mean over the recorded steps."""
+    queue_ns: int = 0
+    """For how long that thread waited for a core, likewise: a part of its operators' time, too."""
 
 
 @dataclass(frozen=True)

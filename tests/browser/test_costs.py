@@ -10,6 +10,8 @@ from tests.browser.pages import Tab
 from tests.browser.samples.sample_runs import MARKUP
 from tests.whole import first
 
+pytestmark = pytest.mark.slow
+
 LOOKS = first(1, [(1280, False), (1280, True), (800, False), (800, True)])
 CLIPPED = """all => all.filter((one) => one.scrollWidth > one.clientWidth ||
     one.scrollHeight > one.clientHeight).map((one) => one.textContent)"""
@@ -33,7 +35,6 @@ def drawn(tab: Tab) -> Tab:
     return tab
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
 def test_a_balanced_split_shows_what_its_devices_cost(open_tab: OpenTab, width: int, dark: bool) -> None:
     tab = drawn(open_tab("balanced", width=width, height=1400, dark=dark))
@@ -71,7 +72,6 @@ def test_a_balanced_split_shows_what_its_devices_cost(open_tab: OpenTab, width: 
     tab.watched.shoot(f"balanced-{width}-{'dark' if dark else 'light'}")
 
 
-@pytest.mark.slow
 def test_curves_end_where_they_meet_the_line_of_the_best(open_tab: OpenTab) -> None:
     chart = drawn(open_tab("balanced")).find("[data-balanced=ddp-2-52-12] svg.line-chart")
     best = float(chart.locator(".best-line").get_attribute("y1") or 0)
@@ -79,7 +79,6 @@ def test_curves_end_where_they_meet_the_line_of_the_best(open_tab: OpenTab) -> N
         assert float(ring.get_attribute("cy") or 0) == pytest.approx(best, abs=1.5)
 
 
-@pytest.mark.slow
 def test_what_was_not_measured_says_so_and_a_full_device_too(open_tab: OpenTab) -> None:
     panel = drawn(open_tab("balanced")).find("[data-balanced=ddp-2-53-11]")
     expect(panel).to_contain_text("overhead). Not measured.")
@@ -89,7 +88,6 @@ def test_what_was_not_measured_says_so_and_a_full_device_too(open_tab: OpenTab) 
     expect(panel.locator("svg path").nth(1)).to_have_attribute("d", re.compile("^M[^L]+(L[^L]+){2}$"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), LOOKS)
 def test_throughput_over_the_batch_has_its_knee_marked(open_tab: OpenTab, width: int, dark: bool) -> None:
     tab = drawn(open_tab("batches", width=width, height=1400, dark=dark))
@@ -110,7 +108,6 @@ def test_throughput_over_the_batch_has_its_knee_marked(open_tab: OpenTab, width:
     tab.watched.shoot(f"batches-{width}-{'dark' if dark else 'light'}")
 
 
-@pytest.mark.slow
 def test_variants_of_several_batches_are_compared_by_the_sample(open_tab: OpenTab) -> None:
     tab = open_tab("batches")
     assert "baseline ddp 4/4 precision=fp32 global_batch=8" in tab.title()
@@ -123,7 +120,6 @@ def test_variants_of_several_batches_are_compared_by_the_sample(open_tab: OpenTa
 RIGHT = "element => element.getBoundingClientRect().right"
 
 
-@pytest.mark.slow
 def test_narrow_pages_show_whole_verdicts_and_names(open_tab: OpenTab) -> None:
     tab = open_tab("batches", width=800)
     assert tab.widths() == (800, 800)
@@ -145,7 +141,6 @@ OVERLAPPING = """all => all.filter((one, index) => all.slice(index + 1).some((ot
 """Which of these are above another one of them."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [420, 640, 800, 1400])
 @pytest.mark.parametrize("run", ["gpt", "batches", "one", "live"])
 def test_nothing_overlaps_or_is_cut_at_any_width(open_tab: OpenTab, run: str, width: int) -> None:
@@ -162,7 +157,6 @@ def test_nothing_overlaps_or_is_cut_at_any_width(open_tab: OpenTab, run: str, wi
     tab.watched.shoot(f"{run}-{width}")
 
 
-@pytest.mark.slow
 def test_the_axis_reaches_every_difference_that_most_have(open_tab: OpenTab) -> None:
     """Also the only one, however large it is; a few that are far away are arrows."""
     ends = """async () => {
@@ -177,7 +171,6 @@ def test_the_axis_reaches_every_difference_that_most_have(open_tab: OpenTab) -> 
     assert open_tab("batches").page.evaluate(ends) == [[True, True], [False, True], [False, True]]
 
 
-@pytest.mark.slow
 def test_an_option_is_not_broken_at_its_hyphens(open_tab: OpenTab) -> None:
     """In the head of a narrow column there is room for a word or two."""
     broken = """async () => {
@@ -193,7 +186,6 @@ def test_an_option_is_not_broken_at_its_hyphens(open_tab: OpenTab) -> None:
     assert open_tab("batches").page.evaluate(broken) == [2, 2, 2, 2]
 
 
-@pytest.mark.slow
 def test_an_arrow_is_inside_of_the_plot(open_tab: OpenTab) -> None:
     """Next to it there are names and figures."""
     plot = """async () => {
@@ -212,7 +204,6 @@ def test_an_arrow_is_inside_of_the_plot(open_tab: OpenTab) -> None:
     assert open_tab("batches").page.evaluate(plot) == [True, True]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "named"), [(1280, ""), (1000, "peak GiB, "), (420, "samples/s, eff., peak GiB, ")]
 )
@@ -221,7 +212,6 @@ def test_figures_without_a_column_are_where_the_note_says(open_tab: OpenTab, wid
     assert note.endswith(f"Hover over a row for {named}exposed %.")
 
 
-@pytest.mark.slow
 def test_names_that_differ_at_their_end_are_whole_on_a_narrow_page(open_tab: OpenTab) -> None:
     names = open_tab("batches", width=420).find(".splits tr[data-variant] .label")
     assert names.evaluate_all(CLIPPED) == []
@@ -230,7 +220,6 @@ def test_names_that_differ_at_their_end_are_whole_on_a_narrow_page(open_tab: Ope
     )
 
 
-@pytest.mark.slow
 def test_an_inconclusive_difference_says_the_comparisons_reason(open_tab: OpenTab) -> None:
     spoken = """async () => {
         const { spokenDifference } = await import(
@@ -252,7 +241,6 @@ def test_a_run_without_either_shows_nothing_of_it(open_tab: OpenTab) -> None:
     expect(tab.find("th.c-forest")).to_have_text("step time against ddp 32/32, %")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (800, True)])
 def test_a_search_shows_time_over_memory_and_effects(open_tab: OpenTab, width: int, dark: bool) -> None:
     tab = open_tab("search", tab="search", width=width, height=1400 if dark else 800, dark=dark)
@@ -299,7 +287,6 @@ COVERED = """() => {
 """Names that are on a point or on another name, or end outside of the chart."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [420, 800, 1280])
 def test_names_of_points_are_on_no_point_and_those_of_combinations_are_whole(
     open_tab: OpenTab, width: int
@@ -313,7 +300,6 @@ def test_names_of_points_are_on_no_point_and_those_of_combinations_are_whole(
     tab.watched.shoot(f"tuned-{width}")
 
 
-@pytest.mark.slow
 def test_points_are_where_their_figures_say_and_rows_and_keys_find_them(open_tab: OpenTab) -> None:
     tab = open_tab("search", tab="search")
 
@@ -345,7 +331,6 @@ def test_points_are_where_their_figures_say_and_rows_and_keys_find_them(open_tab
     )
 
 
-@pytest.mark.slow
 def test_a_search_that_goes_on_says_so_and_another_run_is_none(open_tab: OpenTab) -> None:
     tab = open_tab("searching", tab="search")
     expect(tab.find("h1")).to_contain_text("The search is not over: 8 of 10 different combinations")

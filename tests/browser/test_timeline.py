@@ -75,6 +75,7 @@ def test_window_survives_a_reload(open_tab: OpenTab) -> None:
     tab.await_state("from", "100000000")
 
 
+@pytest.mark.slow
 def test_only_what_the_window_shows_is_asked_for(open_tab: OpenTab) -> None:
     tab = timeline(open_tab)
     asked: list[str] = []

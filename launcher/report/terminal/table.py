@@ -17,6 +17,7 @@ from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.findings.finding import NEXT, Screen, screen_of
 from gpurun.launcher.jobfile.device_values import node_bounds
+from gpurun.launcher.report.differences import factor_text, uncertainty_text, verdict_text
 from gpurun.launcher.report.footnotes import detail_lines, measured_line
 from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms
 from gpurun.launcher.report.phases import timed_parts
@@ -31,15 +32,12 @@ from gpurun.launcher.report.terminal.layout import (
     GAP,
     Column,
     Page,
-    factor_text,
     fit,
     header_line,
     row_line,
     screen_lines,
     to_string,
     total_width,
-    uncertainty_text,
-    verdict_text,
 )
 from gpurun.launcher.units import plural
 

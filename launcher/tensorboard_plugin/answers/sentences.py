@@ -11,10 +11,10 @@ from gpurun.launcher.compare.figures.traced import TRACED
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.variant_causes import cause, is_far_from_timed, largest_loss, why_slower
+from gpurun.launcher.report.differences import uncertainty_text
 from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.phases import REST, timed_parts
 from gpurun.launcher.report.terminal.curves import balanced_lines
-from gpurun.launcher.report.terminal.layout import uncertainty_text
 from gpurun.launcher.rundir.records import NO_TRACE
 from gpurun.launcher.tensorboard_plugin.logdir.documents import outline, read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed

@@ -364,7 +364,8 @@ def _facts(trace: Trace) -> RankFacts | None:
         found = msgspec.convert(trace.header[RANK_KEY], RankFacts)
     except (KeyError, msgspec.ValidationError):
         return None
-    return found if 0 <= found.samples < MAX_SAMPLES and 0 <= found.thread_cpu_ns < MAX_NS else None
+    are_times = all(0 <= time_ns < MAX_NS for time_ns in (found.thread_cpu_ns, found.queue_ns))
+    return found if 0 <= found.samples < MAX_SAMPLES and are_times else None
 
 
 def _device(trace: Trace, on_gpu: bool) -> str:

@@ -48,12 +48,17 @@ def waited_ns() -> dict[str, int] | None:
 
 def note_end() -> None:
     """Keeps the waiting time of the calling thread, which is about to end."""
-    try:
-        waited = _waited_ns("/proc/thread-self")
-    except (OSError, ValueError, IndexError):
-        return
+    waited = thread_waited_ns()
     with _lock:
         _ended_ns[threading.current_thread().name] += waited
+
+
+def thread_waited_ns() -> int:
+    """Nanoseconds of the calling thread in the run queue since its start; 0 if not counted."""
+    try:
+        return _waited_ns("/proc/thread-self")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _computing() -> list[str]:

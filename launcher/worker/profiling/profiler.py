@@ -23,6 +23,7 @@ from gpurun.launcher.rundir.records import ProfileConfig
 from gpurun.launcher.trace.analysis.collectives.calls import CALLS_KEY, CLOCK_KEY, CallRecord
 from gpurun.launcher.trace.model import RANK_KEY, RankFacts
 from gpurun.launcher.worker.accelerators.runtime import used_runtime
+from gpurun.launcher.worker.meters.cpu_time import thread_waited_ns
 
 EARLIER_NS = 1_000_000_000
 """Collectives that were called this long before a trace may still be waiting when it begins."""
@@ -68,14 +69,15 @@ def capture(
     profiler.start_trace()
     align()
     # By hand rather than by the profiler's schedule: its first step begins before the ranks are aligned.
-    begun_ns = time.thread_time_ns()
+    begun_ns, waited_ns = time.thread_time_ns(), thread_waited_ns()
     with memory_history(snapshot):
         for number in range(1, config.steps + 1):
             with record_function(f"ProfilerStep#{number}"):
                 run_one_step()
         synchronize()  # not after each step: the host runs ahead of the GPU here as it does in timed steps
         if samples is not None:
-            facts = RankFacts(samples, (time.thread_time_ns() - begun_ns) // config.steps)
+            taken_ns = (time.thread_time_ns() - begun_ns, thread_waited_ns() - waited_ns)
+            facts = RankFacts(samples, *(total_ns // config.steps for total_ns in taken_ns))
             profiler.add_metadata_json(RANK_KEY, json.dumps(asdict(facts)))
     stop(profiler.stop_trace)
     export(profiler.export_chrome_trace, path)

@@ -81,6 +81,8 @@ def test_gaps_between_operators_of_a_cpu_are_not_called_python(tmp_path: Path, w
         ({"samples": 8, "thread_cpu_ns": 90_000}, "in Python between operators"),
         ({"samples": 8, "thread_cpu_ns": 42_000}, "blocked"),
         ({"samples": 8, "thread_cpu_ns": 1_000}, "outside of operators"),  # other threads run them
+        ({"samples": 8, "thread_cpu_ns": 1_000, "queue_ns": 25_000}, "blocked"),  # they wait for a core
+        ({"samples": 8, "thread_cpu_ns": 90_000, "queue_ns": -1}, "outside of operators"),
         ({"samples": 8}, "outside of operators"),
         ({"samples": "8", "thread_cpu_ns": 90_000}, "outside of operators"),
         ({"samples": 8, "thread_cpu_ns": -1}, "outside of operators"),
