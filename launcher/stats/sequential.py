@@ -6,7 +6,7 @@ as what the differences are doesn't decide when they are taken.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -38,6 +38,9 @@ variants each, one of them scattering by 10 %: 4.8 % with fixed rounds, 6.4 % wi
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
 _WIDEST = 8.0
 """Standard deviations beyond which there is no probability worth integrating."""
+_PRECISION = 1e-12
+_MOST_STEPS = 60
+"""As many as halving would take; Newton's method takes about five."""
 
 
 def next_look(launches: int) -> int:
@@ -102,8 +105,7 @@ def _stage(looks: tuple[Look, ...], alpha: float) -> _Stage:
     launches = max(looks[-1].launches, before.launches + 1)
     spent = max(before.spent, alpha * min(1.0, looks[-1].fraction) ** SPENDING_POWER)
     step = math.sqrt(launches - before.launches)
-    widest = _WIDEST * math.sqrt(launches)
-    bound = _bisected(lambda sum_: _beyond(before, sum_, step), spent - before.spent, widest)
+    bound = _bound(before, spent - before.spent, step, launches)
     sums = _NODES * bound
     kernel = np.exp(-0.5 * ((sums[:, None] - before.sums[None, :]) / step) ** 2)
     masses = _WEIGHTS * bound * (kernel @ before.masses) / (step * math.sqrt(2 * math.pi))
@@ -113,21 +115,33 @@ def _stage(looks: tuple[Look, ...], alpha: float) -> _Stage:
 _BEGINNING = _Stage(math.inf, np.zeros(1), np.ones(1), 0, 0.0)
 
 
-def _beyond(before: _Stage, bound: float, step: float) -> float:
-    """Probability that the sum, undecided so far, lies beyond ±`bound` at the next look."""
-    scale = step * math.sqrt(2)
-    tails = [math.erfc((bound - sum_) / scale) for sum_ in before.sums]
+def _bound(before: _Stage, wanted: float, step: float, launches: int) -> float:
+    """The sum beyond which, on either side, there is the `wanted` probability; at most the widest.
+
+    Newton's method, within an interval that is halved where a step would leave it.
+    """
+    low, high = 0.0, _WIDEST * math.sqrt(launches)
+    if wanted <= _beyond(before, high, step)[0]:
+        return high
+    bound = min(high, -NormalDist(sigma=math.sqrt(launches)).inv_cdf(wanted / 2))  # of a single look
+    for _ in range(_MOST_STEPS):
+        probability, density = _beyond(before, bound, step)
+        low, high = (bound, high) if probability > wanted else (low, bound)
+        following = bound + (probability - wanted) / density if density else high
+        following = following if low < following < high else (low + high) / 2
+        if abs(following - bound) < _PRECISION:
+            break
+        bound = following
+    return bound
+
+
+def _beyond(before: _Stage, bound: float, step: float) -> tuple[float, float]:
+    """Probability that the sum, undecided so far, lies beyond ±`bound` at the next look, and its slope."""
+    ahead = (bound - before.sums) / (step * math.sqrt(2))
     # Symmetric: as much lies below −bound as above bound.
-    return float(np.dot(before.masses, tails))
-
-
-def _bisected(probability_beyond: Callable[[float], float], wanted: float, widest: float) -> float:
-    """The bound beyond which there is the `wanted` probability; `widest` if that is next to none."""
-    low, high = 0.0, widest
-    for _ in range(48):
-        middle = (low + high) / 2
-        low, high = (middle, high) if probability_beyond(middle) > wanted else (low, middle)
-    return high
+    probability = np.dot(before.masses, [math.erfc(each) for each in ahead.tolist()])
+    density = np.dot(before.masses, np.exp(-(ahead**2))) * math.sqrt(2 / math.pi) / step
+    return float(probability), float(density)
 
 
 POWER = 0.8

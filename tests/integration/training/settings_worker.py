@@ -31,17 +31,20 @@ LAYERED = IN_PROCESSES if IS_WHOLE else ("ddp", "fsdp")
 """Strategies whose layers and optimizers are looked at."""
 IN_WORLD = [name for name in IN_PROCESSES if not STRATEGIES[name].has_shard_groups]
 """Strategies that communicate in the group of all ranks, which counts how often."""
-DDP_OPTIONS: tuple[dict[str, Any], ...] = (
+DDP_OPTIONS: list[dict[str, Any]] = [
     {},
-    {"bucket_mb": 2},
     {"bucket_mb": 4, "first_bucket_mb": 2},
-    {"bucket_mb": 25, "first_bucket_mb": 25},
     {"static_graph": True},
-    {"gradient_as_bucket_view": True},
     {"comm_hook": "fp16"},
-    {"comm_hook": "bf16"},
     {"comm_hook": "powersgd", "bucket_mb": 100},  # of several buckets, gloo's threads wait for each other
-)
+]
+if IS_WHOLE:
+    DDP_OPTIONS += [
+        {"bucket_mb": 2},
+        {"bucket_mb": 25, "first_bucket_mb": 25},
+        {"gradient_as_bucket_view": True},
+        {"comm_hook": "bf16"},
+    ]
 
 
 CHANGES: tuple[dict[str, Any], ...] = (

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import scipy
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -12,7 +12,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-import scipy
+import scipy.signal
 from numpy.typing import NDArray
 
 from gpurun.launcher.compare.figures.step_time import step_times

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import scipy
+import scipy.stats
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

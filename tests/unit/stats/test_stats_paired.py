@@ -5,7 +5,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-import scipy
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from gpurun.launcher.stats.estimates import (
     wilcoxon_interval,
 )
 from tests.known import known
+from tests.whole import first
 
 ALPHAS = (0.05, 0.016, 0.016 / 3)
 differences = st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=1, max_size=30)
@@ -48,7 +49,7 @@ def test_seven_values_just_allow_an_interval_at_two_in_two_to_the_seventh() -> N
     assert wilcoxon_interval([1, 2, 3, 4, 5, 6, 7], 2 / 2**7) == (1, 7)
 
 
-@pytest.mark.parametrize("num_values", range(7, 31))
+@pytest.mark.parametrize("num_values", first(6, [7, 8, 12, 17, 23, 30, *{*range(9, 30)} - {12, 17, 23}]))
 def test_interval_holds_exactly_the_centres_that_scipy_would_not_reject(num_values: int) -> None:
     rng = np.random.default_rng(num_values)
     values = rng.normal(0.02, 0.05, num_values)

@@ -4,7 +4,7 @@ import random
 from statistics import fmean
 
 import pytest
-import scipy
+import scipy.stats
 
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.family import Estimate, bounded, launches_to_decide, paired, unpaired
