@@ -80,6 +80,7 @@ def test_columns_sort(open_tab: OpenTab) -> None:
     assert tab.find(".splits tr[data-variant]").first.get_attribute("data-variant") == "ddp-2-48-16"
 
 
+@pytest.mark.slow
 def test_keys_walk_the_rows_and_open_one(open_tab: OpenTab) -> None:
     tab = open_tab("gpt")
     tab.find(".splits tr[data-variant]").first.focus()
@@ -90,6 +91,7 @@ def test_keys_walk_the_rows_and_open_one(open_tab: OpenTab) -> None:
     expect(tab.find(".block.chosen .title")).to_have_text("ddp 33/31")
 
 
+@pytest.mark.slow
 def test_parts_of_a_bar_add_up_to_its_step(open_tab: OpenTab) -> None:
     tab = open_tab("gpt", tab="where")
     block = tab.find("section[data-variant=ddp-2-48-16]")
@@ -280,6 +282,7 @@ def test_empty_log_directory_says_what_to_do(browser: Browser, empty_board: str)
         watched.shoot("empty")
 
 
+@pytest.mark.slow
 def test_devices_of_a_live_run_follow_it(open_tab: OpenTab, samples: Path) -> None:
     tab = open_tab("live", tab="splits")
     assert tab.title() == "Nothing can be ranked yet."
