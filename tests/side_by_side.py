@@ -22,7 +22,9 @@ from gpurun.launcher.machine.process_tree import become_subreaper, die_with
 from tests import forkserver
 from tests.leaks import have_own_shared_memory
 
-_GROUPED = ("tests/browser/", "tests/unit/house/")
+_FIRST = "tests/integration/processes/"
+"""These split their process, which must have no thread yet; others leave some, as fsspec's for requests."""
+_GROUPED = (_FIRST, "tests/browser/", "tests/unit/house/")
 """Tests of these files run in one process: one browser and one TensorBoard for all; all code parsed once."""
 _COMPUTING = "tests/unit/"
 _ALONE = "alone"
@@ -52,7 +54,8 @@ def _run(session: pytest.Session, items: list[pytest.Item], num_workers: int) ->
     alone = files.pop(_ALONE, [])
     # Tests with processes wait much of their time: those without use the cores meanwhile.
     numbers = [number for number, name in enumerate(files) if name.startswith(_COMPUTING)]
-    queues = [_queue(number for number in range(len(files)) if number not in numbers), _queue(numbers)]
+    others = sorted(set(range(len(files))) - set(numbers), key=lambda number: list(files)[number] != _FIRST)
+    queues = [_queue(others), _queue(numbers)]
     last = _Last(alone, *Pipe(duplex=False), _queue(range(num_workers - 1)))
     workers: dict[Connection, int] = {}
     parent = os.getpid()

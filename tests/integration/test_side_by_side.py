@@ -72,6 +72,35 @@ def test_what_is_marked_alone_comes_last(tmp_path: Path) -> None:
     assert (code, "9 passed" in said) == (0, True), said
 
 
+THREADED = """
+    import threading
+
+    import pytest
+
+    @pytest.fixture(scope="module")
+    def thread():
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    def test_leaves_a_thread(thread):
+        assert threading.active_count() > 1
+"""
+SPLITTING = """
+    import threading
+
+    def test_has_no_thread():
+        assert threading.active_count() == 1
+"""
+
+
+def test_what_splits_its_process_comes_before_all_that_may_leave_a_thread(tmp_path: Path) -> None:
+    for letter in "abcdef":  # a process has the next file before it is done with one
+        write(tmp_path, f"test_{letter}.py", THREADED)
+    (tmp_path / "tests/integration/processes").mkdir(parents=True)
+    write(tmp_path, "tests/integration/processes/test_g.py", SPLITTING)
+    code, said = pytest_in(tmp_path, "--workers", "2", "--ignore", "test_nested.py")
+    assert (code, "7 passed" in said) == (0, True), said
+
+
 def test_all_is_reported_once_and_a_process_that_breaks_off_fails_its_test(tmp_path: Path) -> None:
     write(tmp_path, "test_other.py", OTHER)
     write(tmp_path, "test_third.py", "def test_is_run():\n    pass\n")
