@@ -53,9 +53,11 @@ def _run(session: pytest.Session, items: list[pytest.Item], num_workers: int) ->
         files.setdefault(_ALONE if item.get_closest_marker(_ALONE) else group, []).append(item)
     alone = files.pop(_ALONE, [])
     # Tests with processes wait much of their time: those without use the cores meanwhile.
-    numbers = [number for number, name in enumerate(files) if name.startswith(_COMPUTING)]
-    others = sorted(set(range(len(files))) - set(numbers), key=lambda number: list(files)[number] != _FIRST)
-    queues = [_queue(others), _queue(numbers)]
+    names = list(enumerate(files))
+    computing = [number for number, name in names if name.startswith(_COMPUTING)]
+    others = [number for number, name in names if not name.startswith((_COMPUTING, _FIRST))]
+    first = [number for number, name in names if name == _FIRST]
+    queues = [_queue([*first, *others]), _queue(computing)]
     last = _Last(alone, *Pipe(duplex=False), _queue(range(num_workers - 1)))
     workers: dict[Connection, int] = {}
     parent = os.getpid()

@@ -1,6 +1,5 @@
 """Runs `main(rank, directory)` of a module in processes that share one import of torch."""
 
-import gc
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -36,8 +35,7 @@ def main(module: str, num_ranks: int, directory: Path) -> int:
     importlib.import_module("torch._dynamo")  # which every optimizer imports
     importlib.import_module("torch").set_num_threads(1)
     body = importlib.import_module(module).main
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 50)  # a fifth of the ranks' CPU time
+    forkserver.collect_seldom()
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=body, args=(rank, directory)) for rank in range(num_ranks)]
     for rank in ranks:

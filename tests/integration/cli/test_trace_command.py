@@ -55,6 +55,9 @@ def test_a_gloo_run_shows_who_waits_for_whom(directory: Path) -> None:
         assert mine["exposed_wait_us"] > 60_000
         assert other["exposed_wait_us"] < mine["exposed_wait_us"] / 4
     assert result.json["stragglers"][0]["rank"] == 0
+    with gzip.open(directory / "run/variants/ddp-2-6-2/rank0.pt.trace.json.gz", "rt") as file:
+        facts = json.load(file)["gpurunRank"]
+    assert (facts.keys(), facts["samples"]) == ({"samples", "thread_cpu_ns", "queue_ns"}, 6)
 
 
 def test_the_tables_name_the_straggler_and_fit_a_pipe(directory: Path) -> None:
