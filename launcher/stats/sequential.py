@@ -136,8 +136,7 @@ def _bound(before: _Stage, wanted: float, step: float, launches: int) -> float:
 
 
 def _beyond(before: _Stage, bound: float, step: float) -> tuple[float, float]:
-    """Probability that the sum, undecided so far, lies beyond ±`bound` at the next look; and how fast that falls
-    as `bound` grows."""
+    """Probability that the sum, undecided so far, is beyond ±`bound` at the next look, and its density."""
     ahead = (bound - before.sums) / (step * math.sqrt(2))
     # Symmetric: as much lies below −bound as above bound.
     probability = np.dot(before.masses, [math.erfc(each) for each in ahead.tolist()])

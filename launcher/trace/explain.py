@@ -35,7 +35,7 @@ from gpurun.launcher.units import listed
 
 MENTION_NEXT_FROM = 0.20
 OWN_OPERATORS = 0.5
-"""Share of the operators' time that the thread must work, or wait for a core: else others run most of them."""
+"""Share of the operators' time that a thread works, or waits for a core, if it runs most of them."""
 CPU = "CPU"
 """How the device of a rank begins whose trace has no GPU work."""
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
