@@ -15,7 +15,6 @@ MODULES = (
     "cost.memory",
     "verdicts.accuracy",
     "verdicts.statistics",
-    "verdicts.alike",
     "verdicts.sharing",
     "verdicts.truth",
     "verdicts.tuning",

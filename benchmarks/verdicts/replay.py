@@ -45,7 +45,7 @@ LOADS = {"none": 0, "50 %": 50, "bursts": -60, "100 %": 100, "25 %": 25}
 LOAD = """
 import random, sys, time
 percent, is_bursty = abs(float(sys.argv[1])), float(sys.argv[1]) < 0
-chance = random.Random(7)
+chance = random.Random(int(sys.argv[2]))
 while True:
     busy_s = chance.uniform(0.2, 5.0) if is_bursty else 0.05
     until = time.monotonic() + busy_s
@@ -187,11 +187,12 @@ def record_all(directory: Path, minutes: float) -> None:
 
 
 @contextmanager
-def other_load(percent: float) -> Iterator[None]:
+def other_load(percent: float, seed: int = 7) -> Iterator[None]:
+    """A process that keeps a core busy for so many percent of the time; negative: in bursts."""
     if not percent:
         yield
         return
-    process = subprocess.Popen([sys.executable, "-c", LOAD, str(percent)])
+    process = subprocess.Popen([sys.executable, "-c", LOAD, str(percent), str(seed)])
     try:
         yield
     finally:
@@ -213,7 +214,8 @@ def launched(name: str, num: int) -> Recorded:
         (directory / "computing.py").write_text(COMPUTING)
         rounds = f", rounds: {num * ROUNDS}" if "workload" in JOBS[name] else ""  # a program has none
         (directory / "job.yaml").write_text(f"{JOBS[name]}{COMMON}steps: {{launches: {num}{rounds}}}\n")
-        argv = [sys.executable, "-m", "benchmarks.verdicts.alike", "--job", str(directory)]
+        argv = [sys.executable, "-m", "benchmarks.verdicts.live", "--job", str(directory / "job.yaml")]
+        argv += ["--out", str(directory / "run"), "--quiet"]
         subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return read_run(RunDir(directory / "run"))
 
