@@ -109,6 +109,8 @@ class _Judged:
     variants: tuple[VariantResult, ...]
     ranking: Standings | None
     gate: Gate | None
+    of_gate: tuple[Finding, ...]
+    """What the gate says."""
     open: tuple[OpenPair, ...]
     is_measured: bool
 
@@ -144,7 +146,7 @@ def _read(run: RunDir) -> _Recorded:
 def _judge(recorded: _Recorded, differences: Differences, results: tuple[VariantResult, ...]) -> _Judged:
     """Ranks the variants, or applies the gate, and finds what no launch has decided yet."""
     plan, looks = recorded.plan, recorded.looks
-    gate = gate_of_run(plan, differences, results, looks)
+    gate, of_gate = gate_of_run(plan, differences, results, looks) or (None, ())
     if gate is not None:
         results = with_verdicts(results, rows_of_gate(gate, results))
     ranking = standings(results, differences) if is_one_task(plan) and gate is None else None
@@ -154,14 +156,15 @@ def _judge(recorded: _Recorded, differences: Differences, results: tuple[Variant
     has_nothing = not any(one.counts for one in recorded.measured.values())
     ended = has_ended(plan, looks, left) or is_void or has_nothing
     is_measured = ended and all(is_complete(one, plan) for one in recorded.measured.values())
-    return _Judged(with_lead(results, ranking), ranking, gate, undecided, is_measured)
+    return _Judged(with_lead(results, ranking), ranking, gate, of_gate, undecided, is_measured)
 
 
 def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged: _Judged) -> Comparison:
     """The comparison without its notes."""
     plan, results, ranking, gate = recorded.plan, judged.variants, judged.ranking, judged.gate
     less = less_load(results, recorded.host.get("cpu_cores"))
-    answer = conclude(plan, results, ranking, judged.is_measured, differences.within, gate, less)
+    ranked_by = (plan, results, ranking, judged.is_measured, differences.within, less)
+    answer = judged.of_gate if gate else conclude(*ranked_by)
     named = judged.leader.id if judged.leader and not differences.is_throttled else None
     fitting = _fitting(recorded, results, differences) if named else None
     search = _searched(run, judged)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.compare.gate import changed_files, gate_of, row_of
-from gpurun.launcher.compare.headline import gate_findings
+from gpurun.launcher.compare.gate import changed_files, gate_findings, gate_of, row_of
 from gpurun.launcher.compare.interference import LESS_AT_ONCE, THROTTLED, interference_in, is_hot
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Gate, GateRow, VariantResult
@@ -155,7 +154,11 @@ def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> 
     if not changed:
         yield finding("unchanged", most.id, where=most.label, change_percent=percent, ci=ci)
         is_few = most.note is not None
-        yield finding("too-few", most.id, why=most.note) if is_few else finding("scatter-hides-it", most.id)
+        yield (
+            finding("too-few", most.id, why=most.note)
+            if is_few
+            else finding("scatter-hides-it", most.id, units="launches and rounds")
+        )
         return
     is_longer = percent > 0
     yield finding(
@@ -213,9 +216,10 @@ def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:
         row_of(one.label, (one.id, one.id), (None, None), UNKNOWN, 0, f"other work ({one.reason})")
         for one in diff.not_comparable
     ]
-    gate = gate_of(percent, "in run A", rows, (LESS_AT_ONCE,) if refused else ())
+    gate = gate_of(percent, "in run A", rows)
+    less = (to_do("affected-by-load", LESS_AT_ONCE),) if refused else ()
     past = to_do("gate", ADVICE["past_runs"].in_torch)
-    return replace(diff, gate=gate, findings=ranked((*gate_findings(gate), past)))
+    return replace(diff, gate=gate, findings=ranked((*gate_findings(gate, less), past)))
 
 
 def _gate_row(

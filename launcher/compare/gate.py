@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.interference import (
@@ -13,12 +14,13 @@ from gpurun.launcher.compare.interference import (
     cool_down,
     is_hot,
     load_percent,
-    time_to_decide,
 )
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_difference import Differences, differences_of, in_cpu_time
+from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.plan.model import GatePlan, Metric, Plan, Side
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.estimates import percent_from_log, verdict_of
@@ -33,7 +35,8 @@ from gpurun.launcher.stats.family import (
 )
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, POWER, is_spent, next_look
-from gpurun.launcher.units import format_number, format_percent, format_percent_interval, plural, round_up
+from gpurun.launcher.trace.causes import to_do
+from gpurun.launcher.units import format_number, format_percent, plural, round_up
 
 SLOWER: Outcome = "slower"
 NOT_SLOWER: Outcome = "not slower"
@@ -51,33 +54,45 @@ def row_of(
     """A variant's row; with a reason why nothing can be said, it is undecided."""
     outcome = UNDECIDED if why else found.outcome
     if why is None and found.ci is None:
-        why = f"{plural(launches, 'launch')} of each version: a verdict takes {MIN_LAUNCHES}"
+        why = f"{plural(launches, 'launch')} of each version, and a verdict takes {MIN_LAUNCHES}"
     seen = None if why else found.seen_percent
     return GateRow(label, *ids, *times_ms, found.percent, found.ci, outcome, seen, launches, why)
 
 
-def gate_of(
-    threshold_percent: float,
-    before: str,
-    rows: Sequence[GateRow],
-    advice: Sequence[str] = (),
-    metric: Metric = "wall",
-) -> Gate:
-    """The outcome of a gate, from its rows.
+def gate_of(threshold_percent: float, before: str, rows: Sequence[GateRow], metric: Metric = "wall") -> Gate:
+    """The outcome of a gate, from its rows; a gate over nothing is undecided.
 
     Args:
         threshold_percent: the largest difference that is allowed.
         before: where A is from.
-        rows: of all variants; a gate over nothing is undecided.
-        advice: what to do where it is undecided.
+        rows: of all variants.
         metric: what is compared.
     """
     outcomes = {row.outcome for row in rows}
     outcome = SLOWER if SLOWER in outcomes else NOT_SLOWER if outcomes == {NOT_SLOWER} else UNDECIDED
-    gate = Gate(threshold_percent, outcome, before, tuple(rows), "", metric=metric)
-    details = (*visible(gate), *advice) if outcome == UNDECIDED else ()
-    details += WORDS[metric].notes
-    return replace(gate, headline=HEADLINES[outcome](gate), details=details)
+    return Gate(threshold_percent, outcome, before, tuple(rows), metric)
+
+
+def gate_findings(
+    gate: Gate, undecided: Sequence[Finding] = (), queue_percent: float | None = None
+) -> tuple[Finding, ...]:
+    """The outcome of a gate, and of an undecided one what it lacks.
+
+    Args:
+        gate: over all variants.
+        undecided: why it is undecided, and what to do about that.
+        queue_percent: of a step that its worst rank waited for cores under other load.
+    """
+    found = FIGURES[gate.outcome](gate)
+    answer = finding(
+        "gate",
+        before=gate.before,
+        threshold_percent=gate.threshold_percent,
+        queue_percent=queue_percent if gate.metric == "wall" else None,  # CPU time has no waiting in it
+        **found,
+    )
+    more = (*undecided, *_visible(gate)) if gate.outcome == UNDECIDED else ()
+    return (answer, *more, *(finding("plan-note", note=note) for note in WORDS[gate.metric].notes))
 
 
 @dataclass(frozen=True)
@@ -86,91 +101,87 @@ class _Words:
 
     more: str
     no_more: str
-    one: str
-    several: str
+    is_more: str
     notes: tuple[str, ...] = ()
     convert: Callable[[Measured], Measured] | None = None
     """What is compared, where it isn't the time of a step."""
 
 
 WORDS: Mapping[Metric, _Words] = {
-    "wall": _Words("is {} slower", "is not slower", "is slower", "are slower"),
+    "wall": _Words("is {} slower", "is not slower", "is slower"),
     "cpu": _Words(
         "takes {} more CPU time per step",
         "doesn't take more CPU time per step",
         "takes more CPU time per step",
-        "take more CPU time per step",
-        ("CPU time isn't the time of a step: what ranks wait for, as for each other, isn't in it.",),
+        ("CPU time isn't the time of a step: what ranks wait for, as for each other, isn't in it",),
         in_cpu_time,
     ),
 }
-CPU_INSTEAD = "Compare the CPU time, which has no waiting for cores in it: `--metric cpu`."
 
 
-def _slower_headline(gate: Gate) -> str:
-    """`ddp 32/32 is 13.8 % slower than at main (12.9 to 14.6): more than 3 %.`"""
-    rows = [(row, format_percent(row.percent or 0.0, row.ci)) for row in gate.of(SLOWER)]
-    more = WORDS[gate.metric].more
-    texts = [f"{row.label} {more.format(by)} than {gate.before}{_range(row)}" for row, by in rows]
-    return f"{'; '.join(texts)}: more than {percent_text(gate)}."
+def _of_slower(gate: Gate) -> dict[str, Any]:
+    """The slowest variant, by how much, and how many others are slower."""
+    first, *others = sorted(gate.of(SLOWER), key=lambda row: -(row.percent or 0.0))
+    more = WORDS[gate.metric].more.format(format_percent(first.percent or 0.0, first.ci))
+    return {
+        "who": first.label,
+        "more": more,
+        "percent": first.percent,
+        "ci": first.ci,
+        "num_more": len(others) or None,
+    }
 
 
-def _passing_headline(gate: Gate) -> str:
-    """`ddp 32/32 is not slower than at main by more than 3 %: +0.4 % (−0.6 to 1.4).`"""
-    if len(gate.rows) > 1:
-        worst = max(gate.rows, key=lambda row: row.ci[1] if row.ci else 0.0)
-        most = format_number(round_up(worst.ci[1], 1), 1, signed=True) if worst.ci else "?"
-        return (
-            f"None of {len(gate.rows)} variants {WORDS[gate.metric].one} than {gate.before} by more than "
-            f"{percent_text(gate)}; {worst.label} by {most} % at the most."
-        )
-    (row,) = gate.rows
-    no_more = WORDS[gate.metric].no_more
-    return f"{row.label} {no_more} than {gate.before} by more than {percent_text(gate)}: {_figure(row)}."
+def _of_passing(gate: Gate) -> dict[str, Any]:
+    """The variant that is closest to being slower."""
+    worst = max(gate.rows, key=lambda row: row.ci[1] if row.ci else 0.0)
+    is_one = len(gate.rows) == 1
+    return {
+        "who": worst.label if is_one else f"none of {len(gate.rows)} variants",
+        "no_more": WORDS[gate.metric].no_more if is_one else WORDS[gate.metric].is_more,
+        "where": None if is_one else worst.label,
+        "change_percent": worst.percent,
+        "ci": worst.ci,
+    }
 
 
-def _undecided_headline(gate: Gate) -> str:
-    """`Whether ddp 32/32 is slower than at main by more than 3 % is undecided: +2 % (−1 to 5).`"""
+def _of_undecided(gate: Gate) -> dict[str, Any]:
+    """The first undecided variant, with the reason if there is another one than chance."""
+    is_more = WORDS[gate.metric].is_more
     if not gate.rows:
-        return "Undecided: no variant does the same work in both."
-    open_ = gate.of(UNDECIDED)
-    names = ", ".join(row.label for row in open_)
-    each = [row.why or _figure(row) for row in open_]
-    figures = "; ".join(each if len(set(each)) > 1 else each[:1])
-    words = WORDS[gate.metric]
-    verb = words.one if len(open_) == 1 else words.several
-    return (
-        f"Whether {names} {verb} than {gate.before} by more than {percent_text(gate)} is undecided: "
-        f"{figures}."
-    )
+        return {"who": "any variant", "is_more": is_more, "why": "none does the same work in both"}
+    first, *others = gate.of(UNDECIDED)
+    is_wide = first.ci is not None and first.ci[1] - first.ci[0] > MOST_SHOWN
+    has_figures = first.why is None and not is_wide
+    return {
+        "who": first.label,
+        "is_more": is_more,
+        "num_more": len(others) or None,
+        "why": "its launches differ too much from each other" if is_wide and not first.why else first.why,
+        "change_percent": first.percent if has_figures else None,
+        "ci": first.ci if has_figures else None,
+    }
 
 
-HEADLINES = {SLOWER: _slower_headline, NOT_SLOWER: _passing_headline, UNDECIDED: _undecided_headline}
+FIGURES: Mapping[Outcome, Callable[[Gate], dict[str, Any]]] = {
+    SLOWER: _of_slower,
+    NOT_SLOWER: _of_passing,
+    UNDECIDED: _of_undecided,
+}
 
 
-def visible(gate: Gate) -> tuple[str, ...]:
+def _visible(gate: Gate) -> tuple[Finding, ...]:
     """The smallest change that it could have seen, of the variant for which that is least; if that is any."""
     seen = [row.seen_percent for row in gate.of(UNDECIDED) if row.seen_percent is not None]
     if not seen or max(seen) > MOST_SHOWN:
         return ()
     least = format_number(round_up(max(seen), 1), 1)
-    return (f"The smallest difference it would have seen, with {100 * POWER:.0f} % chance, is {least} %.",)
+    note = f"The smallest difference it would have seen, with {100 * POWER:.0f} % chance, is {least} %"
+    return (finding("plan-note", note=note),)
 
 
 MOST_SHOWN = 100.0
 """Percent; bounds that are farther apart say only that launches differ too much."""
-
-
-def _figure(row: GateRow) -> str:
-    if row.ci is not None and row.ci[1] - row.ci[0] > MOST_SHOWN:
-        return "its launches differ too much from each other"
-    return f"{format_percent(row.percent or 0.0, row.ci, signed=True)}{_range(row)}"
-
-
-def _range(row: GateRow) -> str:
-    return (
-        "" if row.percent is None or row.ci is None else f" ({format_percent_interval(row.percent, row.ci)})"
-    )
 
 
 def percent_text(gate: Gate) -> str:
@@ -185,20 +196,14 @@ def changed_files(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
 
 # --- Of a run that launched two versions of the code in turns -----------------------------------------------
 
-OWN_ENVIRONMENTS = (
-    "A package is installed from the working copy (editable): give each version an environment that has its "
-    "own, with --python-a and --python-b."
-)
-SAME_CODE = "Both versions loaded the same code: none of its files differs."
-
 
 def gate_of_run(
     plan: Plan,
     differences: Differences,
     results: Sequence[VariantResult],
     looks: Sequence[Look],
-) -> Gate | None:
-    """The result of a gate's run so far; `None` for another run.
+) -> tuple[Gate, tuple[Finding, ...]] | None:
+    """The result of a gate's run so far, and what it says; `None` for another run.
 
     Neighbouring launches of both versions are pairs: what the machine does to one, it does to the other.
     """
@@ -210,17 +215,23 @@ def gate_of_run(
         measured = {one.variant.id: convert(one) for one in differences.measured.values()}
         differences = differences_of(measured, differences.baseline, differences.family.looks)
     pairs = [_Pair(gate, by_id[a], by_id[b], differences) for a, b in gate.pairs]
-    rows = [pair.row(looks, len(pairs)) for pair in pairs]
-    advice = dict.fromkeys(text for pair in pairs for text in pair.advice(plan.budget_s or 0.0, looks))
+    found = gate_of(
+        gate.threshold_percent,
+        f"at {gate.a.name}",
+        [each.row(looks, len(pairs)) for each in pairs],
+        gate.metric,
+    )
+    lacks = {each.text: each for pair in pairs for each in pair.lacks(plan.budget_s or 0.0, looks)}
     load = None if WORDS[gate.metric].convert else load_percent(results)  # CPU time has no waiting in it
-    before = f"at {gate.a.name}"
-    if load is not None:
-        advice[LESS_AT_ONCE] = None
-    found = gate_of(gate.threshold_percent, before, rows, tuple(advice), gate.metric)
-    details = found.details
+    less = () if load is None else (to_do("affected-by-load", LESS_AT_ONCE),)
+    said = gate_findings(found, (*lacks.values(), *less), load)
     if gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs):
-        details = (*details, SAME_CODE)
-    return replace(found, details=details)
+        said = (*said, _advice("same_code", weight=1.0))
+    return found, said
+
+
+def _advice(name: str, weight: float = 0.0) -> Finding:
+    return to_do("gate", ADVICE[name].in_torch, weight)
 
 
 @dataclass(frozen=True)
@@ -298,36 +309,35 @@ class _Pair:
     def hot(self) -> str | None:
         return THROTTLED if self.is_hot else None
 
-    def advice(self, budget_s: float, looks: Sequence[Look]) -> list[str]:
-        """The advice where the gate is undecided."""
+    def lacks(self, budget_s: float, looks: Sequence[Look]) -> tuple[Finding, ...]:
+        """Why it is undecided, and what to do."""
         if self.strays:
-            return [OWN_ENVIRONMENTS]
+            return (_advice("environments"),)
         if self.a.status == "failed":
-            return [f"If {self.gate.a.name} lacks files that aren't committed, name them by --with."]
-        found = [cool_down().sentence] if self.is_hot else []
-        return [*found, self.time_needed(budget_s, looks)] if is_spent(looks) and not self.lost else found
+            return (_advice("committed"),)
+        found = (cool_down(),) if self.is_hot else ()
+        return (*found, *self.time_needed(budget_s, looks)) if is_spent(looks) and not self.lost else found
 
-    def time_needed(self, budget_s: float, looks: Sequence[Look]) -> str:
+    def time_needed(self, budget_s: float, looks: Sequence[Look]) -> tuple[Finding, ...]:
         """How long it would take to decide."""
         estimate, threshold = self.estimate, self.gate.threshold_percent
         if estimate is None or estimate.error is None:
             minutes = math.ceil(MIN_LAUNCHES * budget_s / max(looks[-1].launches, 1) / 60)
-            return f"Use a larger --budget (about {minutes}m), or a job whose launches are shorter."
+            return (finding("measure-longer", decides_minutes=minutes),)
         least = next_look(estimate.launches)  # those that there were haven't decided it
         per_launch_s = budget_s / estimate.launches
         launches = launches_to_decide(estimate, threshold, looks, len(self.gate.pairs))
         most = min(MOST_BUDGET_S / per_launch_s, MOST_REPETITIONS)
         num = max(launches, least) if launches else math.inf
         if num <= most:
-            return f"{time_to_decide(math.ceil(per_launch_s * num / 60))}: use a larger --budget."
+            return (finding("measure-longer", decides_minutes=math.ceil(per_launch_s * num / 60)),)
+        long = too_long(per_launch_s)
         if (equal := self.launches_if_equal(looks)) is None or equal > most:
-            scatter = format_percent(percent_from_log(estimate.error * math.sqrt(estimate.launches)))
-            noise = f"Launches differ by {scatter} (standard deviation)"
-            instead = (
-                f" {CPU_INSTEAD}" if self.gate.metric == "wall" and load_percent((self.a, self.b)) else ""
-            )
-            return f"{noise}: even of equal versions, it would take {too_long(per_launch_s)}.{instead}"
-        return f"That is too close to {threshold:g} % to be decided: it would take {too_long(per_launch_s)}."
+            scatter_percent = percent_from_log(estimate.error * math.sqrt(estimate.launches))
+            noise = finding("scatter-hides-it", scatter_percent=scatter_percent, long=long)
+            has_load = self.gate.metric == "wall" and load_percent((self.a, self.b))
+            return (noise, _advice("cpu_time", weight=0.5) if has_load else _advice("scatter"))
+        return (finding("near-threshold", threshold_percent=threshold, long=long), _advice("threshold"))
 
     def launches_if_equal(self, looks: Sequence[Look]) -> int | None:
         """How many launches would decide it if nothing had changed, with what these scatter by."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpurun.launcher.compare.figures.probes import probe_summary
-from gpurun.launcher.compare.gate import WORDS, visible
 from gpurun.launcher.compare.interference import (
     LESS_AT_ONCE,
     cool_down,
@@ -15,7 +14,7 @@ from gpurun.launcher.compare.interference import (
     waiting_findings,
 )
 from gpurun.launcher.compare.label import variant_label, varied_texts
-from gpurun.launcher.compare.model import Difference, Fitting, Gate, VariantResult
+from gpurun.launcher.compare.model import Difference, Fitting, VariantResult
 from gpurun.launcher.compare.ranking import (
     Pairwise,
     Rival,
@@ -30,7 +29,6 @@ from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Plan, Variant
-from gpurun.launcher.stats.family import Outcome
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (
@@ -53,10 +51,9 @@ def conclude(
     standings: Standings | None,
     complete: bool = True,
     within: int = 0,
-    gate: Gate | None = None,
     less_load: str = LESS_AT_ONCE,
 ) -> tuple[Finding, ...]:
-    """Which variant is fastest, by how much and how surely; or why none is. Of a gate, what it found.
+    """Which variant is fastest, by how much and how surely; or why none is.
 
     The answer comes first; then further differences, their causes, and what to do next.
 
@@ -66,11 +63,8 @@ def conclude(
         standings: leader and rivals; `None` if nothing was measured, or variants do different work.
         complete: whether nothing is left to measure.
         within: the launches that verdicts are limited to; 0: they cover what other launches would show.
-        gate: of a run that compares two versions of the code.
         less_load: what to do about other load.
     """
-    if gate is not None:
-        return gate_findings(gate, load_percent(results))
     if not is_one_task(plan):
         return (_separate_work(plan, results), *waiting_findings(results, less_load))
     ran = [result for result in results if result.wall_s is not None]
@@ -87,27 +81,6 @@ def conclude(
         found = ranking_findings(standings, plan.baseline, within, load_percent(results))
     rival = _named_rival(standings, plan.baseline) if standings else None
     return (*found, *waiting_findings(results, less_load, rival))
-
-
-def gate_findings(gate: Gate, queue_percent: float | None = None) -> tuple[Finding, ...]:
-    """The outcome of a gate, and its advice.
-
-    Args:
-        gate: over all variants.
-        queue_percent: of a step that its worst rank waited for cores under other load.
-    """
-    load = queue_percent if gate.metric == "wall" else None  # CPU time has no waiting in it
-    verdict = GATE_VERDICTS.get(gate.outcome)  # else the headline says it
-    answer = finding("gate", verdict=verdict, found=gate.headline, queue_percent=load)
-    said = {text: text in (*visible(gate), *WORDS[gate.metric].notes) for text in gate.details}
-    return (
-        answer,
-        *(to_do("gate", text) for text, is_note in said.items() if not is_note),
-        *(finding("plan-note", note=text) for text, is_note in said.items() if is_note),
-    )
-
-
-GATE_VERDICTS: Mapping[Outcome, str] = {"slower": "failed", "not slower": "passed"}
 
 
 def fitting_in(
@@ -392,7 +365,7 @@ def _close_race(
     if closest.behind.why:
         return (answer, finding("too-few", closest.result.id, why=closest.behind.why, weight=1))
     if code == "not-distinguished":
-        return (answer, finding("scatter-hides-it", closest.result.id, weight=1))
+        return (answer, finding("scatter-hides-it", closest.result.id, units="launches and rounds", weight=1))
     return (answer, to_do(code, KINDS[code].todo.removesuffix("."), 0.5))
 
 

@@ -20,7 +20,6 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text
 from gpurun.launcher.trace.causes import to_do
-from gpurun.launcher.units import plural
 
 MOST_NAMED = 2
 LESS_AT_ONCE = "Stop other programs on this machine, or use fewer devices, then run again."
@@ -111,11 +110,6 @@ def _without_load(rival: Rival, quiet: WithoutLoad) -> Finding:
         change_percent=quiet.percent if quiet.ci else None,
         ci=quiet.ci if quiet.percent is not None else None,
     )
-
-
-def time_to_decide(minutes: int) -> str:
-    """How long a run takes to decide what is undecided so far."""
-    return f"Deciding this takes about {plural(minutes, 'minute')}"
 
 
 def named(reasons: Sequence[str]) -> str:

@@ -233,19 +233,11 @@ class Gate:
     before: str
     """Where A is from, as a sentence says it: `at main`, `in run A`."""
     rows: tuple[GateRow, ...]
-    headline: str
-    details: tuple[str, ...] = ()
-    """The smallest difference that it could have seen, and what to do."""
     metric: Metric = "wall"
 
     def of(self, outcome: Outcome) -> list[GateRow]:
         """The variants with this outcome."""
         return [row for row in self.rows if row.outcome == outcome]
-
-    @property
-    def summary(self) -> str:
-        """The headline and the details, in one line."""
-        return " ".join((self.headline, *self.details))
 
 
 @dataclass(frozen=True)
@@ -260,7 +252,7 @@ class Fitting:
     summary: str
 
 
-CONCLUSIONS = 18
+CONCLUSIONS = 19
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

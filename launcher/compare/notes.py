@@ -92,7 +92,7 @@ def once_note(
     if plan.budget_s is None or len(nums) < 2 or max(nums) > 1 or not looks or looks[-1].launches > 1:
         return None
     minutes = math.ceil(max(plan.budget_s, spent_s) * MIN_LAUNCHES / 60)
-    return finding("launched-once", weight=0.9, num_needed=MIN_LAUNCHES, num_minutes=minutes)
+    return finding("more-launches", weight=0.9, num_needed=MIN_LAUNCHES, num_minutes=minutes)
 
 
 def open_notes(
@@ -128,7 +128,7 @@ UNDECIDED_CODES = ("not-distinguished", "fastest-on-average")
 def more_launches_note(findings: Sequence[Finding], plan: Plan) -> list[Finding]:
     """The next step where the answer isn't sure and no finding says how long deciding takes."""
     codes = {each.code for each in findings}
-    has_step = codes & {"more-launches", "measure-longer", "cannot-be-decided", "launched-once"}
+    has_step = codes & {"more-launches", "measure-longer", "cannot-be-decided"}
     if has_step or not codes.intersection(UNDECIDED_CODES):
         return []
     lacks_rounds = any(" round" in each.text for each in findings if each.code == "too-few")

@@ -113,6 +113,8 @@ def _shown(name: str, noun: str | None, figures: Mapping[str, Any]) -> str:
         return listed([f"{each} (+{format_ms(ms)} ms)" for each, ms in value.items()])
     if name in ("percent", "change_percent"):
         return format_percent(value, figures.get("ci"), signed=name != "percent")
+    if name == "threshold_percent":
+        return f"{value:g} %"
     if name == "ratio_ci":
         low, high = value
         decimals = supported_decimals((high - low) / 2, most=2)

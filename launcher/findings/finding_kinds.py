@@ -184,7 +184,12 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "gate": Kind(
         "answer",
-        "[{verdict}: ]{found}",
+        "[failed: {who} {more} than {before}[ ({ci})], more than {threshold_percent}"
+        "[; {num_more:other} as well]]"
+        "[passed: {who} {no_more} than {before} by more than {threshold_percent}[; closest is {where}]"
+        f"{_CHANGE}]"
+        "[undecided whether {who} {is_more} than {before} by more than {threshold_percent}"
+        f"[, as of {{num_more:other}}][: {{why}}]{_CHANGE}]",
         "Whether the code is slower than before by more than the threshold.",
         "Two one-sided bounds over paired launches, each wrong with at most 5 % over all looks.",
         "Exit code 5: find out what made it slower. Exit code 6: give it a larger `--budget`.",
@@ -398,6 +403,15 @@ ADVICE: Mapping[str, Advice] = {
         "mend what the reason in the table names (`gpurun logs RUN` has more), then `gpurun --resume RUN`"
     ),
     "throttled": Advice("let the GPUs cool down, or lower their power limit, then run again"),
+    "environments": Advice(
+        "give each version an environment of its own (`--python-a`, `--python-b`): a package is installed "
+        "from the working copy (editable)"
+    ),
+    "committed": Advice("if the version before lacks files that aren't committed, name them by `--with`"),
+    "same_code": Advice("both versions loaded the same code, file by file: see what `--against` names"),
+    "cpu_time": Advice("compare the CPU time, which has no waiting for cores in it: `--metric cpu`"),
+    "scatter": Advice("use a machine that does nothing else, or a job whose launches are shorter"),
+    "threshold": Advice("choose another threshold (`--fail-slower`)"),
     "bubble": Advice(
         "try more micro-batches per step, or an interleaved schedule", "waiting for other stages"
     ),
@@ -431,10 +445,18 @@ CAUSES: Mapping[str, Kind] = {
     ),
     "scatter-hides-it": Kind(
         "cause",
-        "that difference is within the scatter of their launches and rounds",
+        "[that difference is within the scatter of their {units}]"
+        "[launches differ by {scatter_percent} (standard deviation): even equal versions would take {long}]",
         "The difference isn't larger than chance explains.",
-        "The interval over launches or rounds includes 0.",
+        "The interval over launches or rounds includes 0, or what a gate allows.",
         _LONGER,
+    ),
+    "near-threshold": Kind(
+        "cause",
+        "the difference is too close to {threshold_percent}: deciding it would take {long}",
+        "A gate's difference is about as large as what it allows.",
+        _POWER,
+        "Choose another threshold.",
     ),
 }
 
@@ -455,7 +477,9 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "measure-longer": Kind(
         "remedy",
-        "{num_minutes:minute} would separate {what} from the fastest (`budget: {num_minutes}m` in a new run)",
+        "[{num_minutes:minute} would separate {what} from the fastest (`budget: {num_minutes}m` in a new "
+        "run)]"
+        "[a `--budget` of about {decides_minutes:minute} would decide it]",
         "The budget ended before every difference was decided.",
         _POWER,
         "Start a new run with that budget.",
@@ -467,17 +491,11 @@ REMEDIES: Mapping[str, Kind] = {
         _POWER,
         "Treat the variants as equally fast.",
     ),
-    "launched-once": Kind(
-        "remedy",
-        "{num_needed:launch} of each take about {num_minutes:minute} (`budget: {num_minutes}m` in a new "
-        "run); from one of each it isn't known how launches vary",
-        "The budget was enough for one launch of each variant, so verdicts hold for this run.",
-        _NUM_LAUNCHES,
-        _LONGER,
-    ),
     "more-launches": Kind(
         "remedy",
-        "{num_pairs} may decide it: set {setting}",
+        "[{num_pairs} may decide it: set {setting}]"
+        "[{num_needed:launch} of each take about {num_minutes:minute} (`budget: {num_minutes}m` in a new "
+        "run); from one of each it isn't known how launches vary]",
         "Identical launches vary; from few of them nothing follows.",
         "An interval over launches takes at least six pairs.",
         "Set `steps: {launches: 6}`, or a `budget`.",

@@ -8,7 +8,7 @@ from gpurun.launcher.compare.gate import NOT_SLOWER, SLOWER, percent_text
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.findings.finding import Screen, screen_of
+from gpurun.launcher.findings.finding import Screen, of_level, screen_of
 from gpurun.launcher.report.differences import uncertainty_text, verdict_text
 from gpurun.launcher.report.footnotes import detail_lines
 from gpurun.launcher.report.metrics import figures_of
@@ -97,14 +97,13 @@ def gate_markdown(comparison: Comparison, gate: Gate, versions: str) -> str:
     cells = [header, ("---",) * len(header), *map(gate_cells, gate.rows)]
     rows = ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in cells]
     rows[1] = rows[1].replace("\\", "")
-    screen = screen_of(comparison.findings, len(comparison.findings))
-    warnings = [f"- ⚠ {escape(each.sentence)}" for each in screen.details if each.variant]
-    answer = f"{MARKS.get(gate.outcome, '❔')} **{escape(gate.headline)}**"
-    details = [escape(line) for line in gate.details]
+    answer, *others = (each for each in comparison.findings if each.level != "danger")
+    said = [each.sentence for each in others if not each.variant]
+    warnings = [f"- ⚠ {escape(each.sentence)}" for each in others if each.variant]
     parts = [
-        answer,
-        " ".join(details),
-        *(f"⚠ **{escape(text)}**" for text in screen.dangers),
+        f"{MARKS.get(gate.outcome, '❔')} **{escape(answer.sentence)}**",
+        escape(" ".join(said)),
+        *(f"⚠ **{escape(each.text)}**" for each in of_level(comparison.findings, "danger")),
         "\n".join(warnings),
         "\n".join(rows),
         escape(versions),
@@ -117,6 +116,7 @@ def junit_xml(comparison: Comparison, gate: Gate, versions: str) -> str:
     """A test case per variant: a failure if it is slower, an error if that is undecided."""
     failures = len(gate.of(SLOWER))
     errors = len(gate.rows) - failures - len(gate.of(NOT_SLOWER))
+    said = " ".join(each.sentence for each in comparison.findings if not each.variant)
     cases = "\n".join(_test_case(comparison.name, gate, row) for row in gate.rows)
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -124,7 +124,7 @@ def junit_xml(comparison: Comparison, gate: Gate, versions: str) -> str:
         f'<testsuite name={quoteattr(comparison.name)} tests="{len(gate.rows)}" failures="{failures}" '
         f'errors="{errors}">\n'
         f"{cases}\n"
-        f"<system-out>{xml_escape(f'{versions}; {gate.summary}')}</system-out>\n"
+        f"<system-out>{xml_escape(f'{versions}; {said}')}</system-out>\n"
         "</testsuite>\n</testsuites>\n"
     )
 

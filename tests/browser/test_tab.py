@@ -173,6 +173,20 @@ def test_five_hundred_variants_keep_the_page_small(open_tab: OpenTab) -> None:
     tab.watched.shoot("many-brushed")
 
 
+TRACED_PARTS = """async (rank) => {
+    const phases = await import(new URL('plugin/gpurun/static/shared/phases.js', location.href));
+    return Object.fromEntries(phases.tracedParts(rank).map(({ name, ms }) => [name, ms]));
+}"""
+
+
+def test_the_parts_of_a_step_add_up_to_it(open_tab: OpenTab) -> None:
+    """Waiting for data is a part of the idle time, and isn't drawn twice."""
+    figures = {"compute_ms": 20.0, "exposed_wait_ms": 4.0, "idle_ms": 12.0, "input_ms": 9.0}
+    tab = open_tab("gpt")
+    parts = tab.page.evaluate(TRACED_PARTS, {"span_ms": 36.0, **figures})
+    assert (parts["input"], parts["idle"], sum(parts.values())) == (9.0, 3.0, 36.0)
+
+
 SHADE_BOUNDS = """async (waits) => {
     const heat = await import(new URL('plugin/gpurun/static/where/heat.js', location.href));
     return heat.shadeBounds(waits).map((bound) => Number(bound.toFixed(6)));

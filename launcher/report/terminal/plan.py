@@ -125,7 +125,7 @@ def _power(plan: Plan, found: Detectable) -> str | None:
         fit = f"{launches} of each fit{'s' * (found.launches == 1)} into {budget_text(plan.budget_s)}"
         if once_s > plan.budget_s:
             fit = f"1 launch of each takes {budget_text(once_s)}"
-        return f"No verdict is likely: {fit}, {LAUNCHES_TO_COMPARE} are needed ({budget_text(enough)})."
+        return f"No verdict is likely: {fit}, {LAUNCHES_TO_COMPARE} take {budget_text(enough)} or more."
     if found.is_too_little and not found.is_shared:
         return f"No verdict is possible with {launches}: it takes {LAUNCHES_TO_COMPARE} ({more})."
     if found.is_too_little:
