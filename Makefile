@@ -33,7 +33,7 @@ test: setup ## Run the tests, with what they need of the system where it may be 
 	$(TOOL) tools/system_packages.py
 	$(PYTEST) -m "not slow"
 
-test-all: export GPURUN_TEST_ALL := 1
+test-all: export GPURUN_SLOW_TESTS := 1
 test-all: trainer engines ## Run all tests, with engines, frameworks and every case in a browser
 	$(TOOL) tools/system_packages.py all
 	$(PYTEST)

@@ -1,7 +1,7 @@
 """Ends what a session of tests has started, should the session itself be killed.
 
-All processes of a session have a variable with its name in their environment, in whatever namespace, session
-or group they are.
+All processes of a session have its name in their environment, in whatever namespace, session or group they
+are: as a variable, or in the path of a Slurm of its own, whose steps overwrite the first variables.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -26,6 +27,15 @@ EXEC_S = 1.0
 """A process is within `execve` for less, at the end of which it gets its environment."""
 
 _watching: list[subprocess.Popen[bytes]] = []
+
+
+def own_directory() -> Path:
+    """A new directory with a short path, which is removed with the session at the latest."""
+    return Path(tempfile.mkdtemp(prefix=_prefix(os.environ[VARIABLE]), dir="/tmp"))
+
+
+def _prefix(session: str) -> str:
+    return f"gpurun-{session}-"
 
 
 def watch(cache: Path) -> None:
@@ -64,7 +74,8 @@ def main(session: str, cache: Path) -> None:
         if not left and (not unknown or time.monotonic() > until):
             break
         time.sleep(0.01)
-    shutil.rmtree(cache, ignore_errors=True)
+    for directory in (cache, *Path("/tmp").glob(f"{_prefix(session)}*")):
+        shutil.rmtree(directory, ignore_errors=True)
     for name in os.listdir(NAMESPACES) if NAMESPACES.is_dir() else ():
         owner = name.split("-")[1] if name.startswith("gpurun-") else ""
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
@@ -84,7 +95,6 @@ def _is_left_behind(line: str) -> bool:
 
 def _processes_of(session: str) -> tuple[list[int], list[int]]:
     """The session's processes, and those that have no environment, be it for good or yet."""
-    mark = f"{VARIABLE}={session}".encode()
     found, unknown = [], []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -94,7 +104,7 @@ def _processes_of(session: str) -> tuple[list[int], list[int]]:
                 unknown.append(int(entry))
         except OSError:
             continue  # it has ended, or is another user's
-        if mark in environ.split(b"\0"):
+        if session.encode() in environ:
             found.append(int(entry))
     return found, unknown
 

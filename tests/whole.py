@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-IS_WHOLE = "GPURUN_TEST_ALL" in os.environ
+IS_WHOLE = "GPURUN_SLOW_TESTS" in os.environ
 """Whether all is run that there is."""
 
 

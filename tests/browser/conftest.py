@@ -1,5 +1,6 @@
 """One TensorBoard over all sample runs and one Chromium, for all tests of this directory."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -86,7 +87,9 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def browser() -> Iterator[Browser]:
     if reason := without("chromium"):
         pytest.skip(reason)
-    with sync_playwright() as playwright:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setenv("TMPDIR", os.environ["XDG_CACHE_HOME"])  # which a killed session removes, too
+        playwright = stack.enter_context(sync_playwright())
         # Without its sandbox: CI runs as root in a container. It only sees pages of our own.
         chromium = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", *LIGHT]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.rundir.records import MEASURED
+from tests import watcher
 from tests.integration.command import gpurun, write
 from tests.slurm.cluster import SlurmCluster
 from tools.system_packages import without
@@ -48,8 +49,8 @@ JOB_S = 240.0
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with SlurmCluster(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
+def slurm() -> Iterator[SlurmCluster]:
+    with SlurmCluster(watcher.own_directory() / "cluster") as cluster:
         yield cluster
 
 

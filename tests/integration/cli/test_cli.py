@@ -110,7 +110,7 @@ def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
 
 def in_shell(directory: Path, words: str) -> subprocess.CompletedProcess[str]:
     """A command line of shell, with `gpurun` and `python` in it."""
-    commands = {"python": sys.executable, "gpurun": f"{sys.executable} -m gpurun"}
+    commands = {"python": shlex.quote(sys.executable), "gpurun": f"{shlex.quote(sys.executable)} -m gpurun"}
     script = re.sub(r"\b(python|gpurun)\b(?!\.)", lambda word: commands[word[1]], words)
     return subprocess.run(["sh", "-c", script], cwd=directory, capture_output=True, text=True, check=False)
 
@@ -133,7 +133,7 @@ def test_bash_completes(words: list[str], found: list[str], tmp_path: Path) -> N
     for name in ("job.yaml", "more/other.yaml", "runs/sleep/latest", "runs/s$(id)/latest", "gpurun"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    (tmp_path / "gpurun").write_text(f'#!/bin/sh\nexec {sys.executable} -m gpurun "$@"\n')
+    (tmp_path / "gpurun").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m gpurun "$@"\n')
     (tmp_path / "gpurun").chmod(0o755)
     script = (
         f'PATH="$PWD:$PATH"; compopt() {{ :; }}; eval "$(gpurun completion bash)"; '
@@ -147,7 +147,7 @@ def test_bash_completes(words: list[str], found: list[str], tmp_path: Path) -> N
 @pytest.mark.parametrize("words", ["job.yaml --set steps.rou", "check job.yaml --set compare.spl"])
 def test_a_value_follows_its_completed_key_without_a_space(words: str, tmp_path: Path) -> None:
     """Typed into a real bash: the value goes on where the key ends."""
-    real = f"exec {sys.executable} -m gpurun"
+    real = f"exec {shlex.quote(sys.executable)} -m gpurun"
     either = f'[ "$1" = completion ] && {real} "$@"\n[ "$_GPURUN_COMPLETE" ] && {real}'
     (tmp_path / "gpurun").write_text(f'#!/bin/sh\n{either}\necho "$@" > typed\n')
     (tmp_path / "gpurun").chmod(0o755)
@@ -255,7 +255,7 @@ def on_small_disk(directory: Path, size: str, script: str) -> subprocess.Complet
         pytest.skip("mounting a small disk needs root")
     write(directory, "job.yaml", SLEEP_JOB)
     mount = f"mkdir disk && mount -t tmpfs -o size={size} tmpfs disk || exit 77\n"
-    run = f"{sys.executable} -m gpurun"
+    run = f"{shlex.quote(sys.executable)} -m gpurun"
     script = mount + textwrap.dedent(script).replace("gpurun", run)
     argv = ["unshare", "--mount", "sh", "-c", script]
     done = subprocess.run(argv, cwd=directory, capture_output=True, text=True, check=False)

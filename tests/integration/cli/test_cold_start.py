@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,8 +52,35 @@ CASES: dict[str, tuple[str, int, str]] = {
     "submit": ("submit job.yaml --to slurm --dry-run --set nodes=2", 0, "#SBATCH"),
 }
 """What is typed, the exit code, and some of what is printed."""
+IMPORTS_ALL = """
+import importlib, os, pkgutil, sys
+import gpurun
+
+if sys.argv[1] == "alone":
+    import torch  # some seconds, which each would take
+
+names = [each.name for each in pkgutil.walk_packages(gpurun.__path__, "gpurun.")]
+names = [name for name in names if not name.endswith("__main__")]
+for name in reversed(names):
+    if sys.argv[1] == "alone" and os.fork():
+        assert os.waitpid(-1, 0)[1] == 0, name
+        continue
+    importlib.import_module(name)
+    if sys.argv[1] == "alone":
+        os._exit(0)
+print(len(names))
+"""
+"""Imports all modules, one after the other, or each in a process that has imported none of them."""
 SERVERS = {"view": "http://", "metrics": "http://"}
 """Commands that serve until Ctrl-C, and what they print first."""
+
+
+@pytest.mark.parametrize("how", ["together", pytest.param("alone", marks=pytest.mark.slow)])
+def test_every_module_can_be_imported(how: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-P", "-c", IMPORTS_ALL, how]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 350
 
 
 def test_there_is_a_case_of_each_command() -> None:

@@ -51,7 +51,7 @@ def no_destroy(args: argparse.Namespace) -> None:
 
 
 def loader(args: argparse.Namespace) -> None:
-    other = "spawn" if "GPURUN_TEST_ALL" in os.environ else "fork"  # seconds of imports
+    other = "spawn" if "GPURUN_SLOW_TESTS" in os.environ else "fork"  # seconds of imports
     for context in ("fork", other):
         data = torch.utils.data.DataLoader(
             Squares(), batch_size=8, num_workers=1, multiprocessing_context=context

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> No
 
 def follow_one_line(directory: Path, job: subprocess.Popen[str]) -> None:
     """A reader takes a single line of what the ranks write at SIGUSR1; the command ends with the reader."""
-    command = f"{sys.executable} -m gpurun logs run --follow | head -1"
+    command = f"{shlex.quote(sys.executable)} -m gpurun logs run --follow | head -1"
     with subprocess.Popen(["sh", "-c", command], cwd=directory, stdout=subprocess.PIPE, text=True) as reader:
 
         def is_read() -> bool:

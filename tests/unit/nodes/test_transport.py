@@ -77,7 +77,9 @@ def linked(loop: LinkLoop, *chosen: LinkOptions) -> Iterator[list[NodeLink]]:
 def collect(link: NodeLink, count: int) -> list[Message]:
     found: list[Message] = []
     while len(found) < count:
-        found += link.poll(WAIT_S)
+        more = link.poll(WAIT_S)
+        assert more, f"nothing came in {WAIT_S} s after {found}"
+        found += more
     return found
 
 
