@@ -30,7 +30,6 @@ def test_no_damage_brings_a_traceback(job_file: Path, seed: int) -> None:
         check(job_file, (), chance.choice(MACHINES))
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.binary(max_size=300), st.text(max_size=100), st.sampled_from(MACHINES))
 def test_noise_as_a_file_and_as_an_override(
     job_file: Path, content: bytes, override: str, machine: FakeMachine
@@ -76,7 +75,7 @@ SHAPED_JOBS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(SHAPED_JOBS, st.sampled_from(MACHINES))
 def test_jobs_of_the_right_shape_are_planned_soundly_or_refused(
     job_file: Path, job: dict[str, Any], machine: FakeMachine

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.compare.build import compare_run
@@ -58,7 +58,6 @@ SMALLER = WHOLE.num_bytes // 2
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
 @given(st.lists(st.integers(1, 500), max_size=8))
 def test_of_too_many_steps_every_round_keeps_its_time(portions: list[int]) -> None:
     memory = in_memory(SMALLER, portions)

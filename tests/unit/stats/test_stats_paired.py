@@ -6,7 +6,7 @@ from statistics import median
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.stats import estimates
@@ -113,7 +113,6 @@ def test_nothing_measured_has_no_estimate() -> None:
     assert wilcoxon_interval([], 0.05) is None
 
 
-@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1))
 def test_many_values_are_counted_instead_of_listed(seed: int) -> None:
     values = np.random.default_rng(seed).normal(0, 1, estimates.EXACT_UP_TO + 1).round(2)

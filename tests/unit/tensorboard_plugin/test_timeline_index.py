@@ -276,7 +276,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events, st.integers(0, 3000), st.integers(1, 3000), st.integers(16, 400))
 def test_a_window_shows_what_the_trace_holds(
     tmp_path_factory: pytest.TempPathFactory,

@@ -133,7 +133,7 @@ def parents(rows: Sequence[OperatorTotal]) -> list[int | None]:
     return found
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(a=nested(), b=nested())
 def test_rows_add_up_and_differences_turn_around(tmp_path: Path, a: list[Event], b: list[Event]) -> None:
     one, other = (analysed(tmp_path / f"{name}.json", events) for name, events in (("a", a), ("b", b)))
