@@ -227,7 +227,8 @@ def write(directory: Path, job: str, ms: float) -> None:
 
 def outcome(name: str, number: int, found: Mapping[str, Any], wall_s: float, verdict: str) -> Outcome:
     """Of a job with two variants; of more, the one whose difference is the least clear."""
-    others = [one for one in found["variants"] if one["vs_baseline"]]
+    compared = [one for one in found["variants"] if one["vs_baseline"]]
+    others = [one for one in compared if one["vs_baseline"]["verdict"] != "baseline"]
     by_decided = {"inconclusive": 0, "same": 1}
     other = min(others, key=lambda one: by_decided.get(one["vs_baseline"]["verdict"], 2))
     difference = other["vs_baseline"]
