@@ -2,7 +2,7 @@
 
 `python -m benchmarks.verdicts.live DIRECTORY [--only CELL …] [--minutes M]` runs the jobs that DIRECTORY
 lacks, at most for M minutes, and writes the section "Jobs next to other load". It can be interrupted and
-repeated. The machine should have no other load.
+repeated; `benchmarks/verdicts` has what was run so far. The machine should have no other load.
 """
 
 import argparse
@@ -267,9 +267,9 @@ def run_alike(argv: Sequence[str]) -> None:
 def text(found: Sequence[Outcome]) -> str:
     """The table, what `holds` said, and each wrong answer."""
     header = [
-        "jobs of",
-        "other load",
         "jobs",
+        "other load",
+        "runs",
         "right",
         "undecided",
         "wrong",
