@@ -22,32 +22,10 @@ from typing import Any
 import msgspec
 
 from benchmarks.timing import BIN, machine_facts, record, table
-from benchmarks.verdicts.replay import other_load
+from benchmarks.verdicts.replay import COMPUTES, LOADS, other_load
 
 SEED = 1128
 """Of all jobs and loads, by their numbers. Nothing was chosen by runs with it."""
-COMPUTES = """
-import sys
-import time
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)))
-optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-for _ in range(100):
-    end = time.thread_time() + MS / 1e3
-    while time.thread_time() < end:
-        torch.ones(64, 64).mm(torch.ones(64, 64))
-    model(torch.randn(32, 256)).mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-dist.destroy_process_group()
-"""
-"""Computes so many ms of CPU time a step, and a little more for its model."""
 IMAGES = """
 import torch
 from torch import nn
@@ -120,8 +98,8 @@ class Cell:
 
     @property
     def load(self) -> str:
-        names = {0: "none", -60: "bursts"}
-        return ", then ".join(names.get(one) or f"{one} %" for one in self.loads)
+        names = {percent: name for name, percent in LOADS.items()}
+        return ", then ".join(names[one] for one in self.loads)
 
 
 CELLS = {
@@ -293,7 +271,7 @@ def text(found: Sequence[Outcome]) -> str:
 
 
 def share(one: Outcome) -> str:
-    """ "right", "undecided" or "wrong"; pairs with and without load are neither."""
+    """How an answer is counted: `right`, `undecided` or `wrong`; of pairs, nothing is wrong."""
     cell = CELLS[one.cell]
     if len(cell.loads) > 1:
         return "right"

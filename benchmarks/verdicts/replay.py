@@ -53,18 +53,20 @@ while True:
         pass
     time.sleep(busy_s * (100 - percent) / percent)
 """
-COMPUTING = """
+COMPUTES = """
+import sys
 import time
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(256, 256))
+model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)))
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in range(100):
-    end = time.thread_time() + 0.02
+    end = time.thread_time() + MS / 1e3
     while time.thread_time() < end:
         torch.ones(64, 64).mm(torch.ones(64, 64))
     model(torch.randn(32, 256)).mean().backward()
@@ -72,6 +74,7 @@ for _ in range(100):
     optimizer.zero_grad()
 dist.destroy_process_group()
 """
+"""Computes so many ms of CPU time a step, and a little more for its model."""
 JOBS = {
     "mlp": "workload: mlp\ndevices: cpu:2\nglobal_batch: 64\ncompare: {split: [even, [33, 31]]}\n",
     "gpt": "workload: gpt\nparams: {layers: 1, width: 64, context: 32}\ndevices: cpu:2\nglobal_batch: 16\n"
@@ -211,7 +214,7 @@ def launched(name: str, num: int) -> Recorded:
     """A run with so many launches."""
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
-        (directory / "computing.py").write_text(COMPUTING)
+        (directory / "computing.py").write_text(COMPUTES.replace("MS", "20"))
         rounds = f", rounds: {num * ROUNDS}" if "workload" in JOBS[name] else ""  # a program has none
         (directory / "job.yaml").write_text(f"{JOBS[name]}{COMMON}steps: {{launches: {num}{rounds}}}\n")
         argv = [sys.executable, "-m", "benchmarks.verdicts.live", "--job", str(directory / "job.yaml")]

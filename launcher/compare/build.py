@@ -163,8 +163,7 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
     """The comparison without its notes."""
     plan, results, ranking, gate = recorded.plan, judged.variants, judged.ranking, judged.gate
     less = less_load(results, recorded.host.get("cpu_cores"))
-    ranked_by = (plan, results, ranking, judged.is_measured, differences.within, less)
-    answer = judged.of_gate if gate else conclude(*ranked_by)
+    answer = judged.of_gate or conclude(plan, results, ranking, judged.is_measured, differences.within, less)
     named = judged.leader.id if judged.leader and not differences.is_throttled else None
     fitting = _fitting(recorded, results, differences) if named else None
     search = _searched(run, judged)

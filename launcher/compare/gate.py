@@ -83,13 +83,12 @@ def gate_findings(
         undecided: why it is undecided, and what to do about that.
         queue_percent: of a step that its worst rank waited for cores under other load.
     """
-    found = FIGURES[gate.outcome](gate)
     answer = finding(
         "gate",
         before=gate.before,
         threshold_percent=gate.threshold_percent,
         queue_percent=queue_percent if gate.metric == "wall" else None,  # CPU time has no waiting in it
-        **found,
+        **FIGURES[gate.outcome](gate),
     )
     more = (*undecided, *_visible(gate)) if gate.outcome == UNDECIDED else ()
     return (answer, *more, *(finding("plan-note", note=note) for note in WORDS[gate.metric].notes))

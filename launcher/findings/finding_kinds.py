@@ -188,8 +188,8 @@ ANSWERS: Mapping[str, Kind] = {
         "[; {num_more:other} as well]]"
         "[passed: {who} {no_more} than {before} by more than {threshold_percent}[; closest is {where}]"
         f"{_CHANGE}]"
-        "[undecided whether {who} {is_more} than {before} by more than {threshold_percent}"
-        f"[, as of {{num_more:other}}][: {{why}}]{_CHANGE}]",
+        "[undecided whether {who}[ (and {num_more:other})] {is_more} than {before} by more than "
+        f"{{threshold_percent}}[: {{why}}]{_CHANGE}]",
         "Whether the code is slower than before by more than the threshold.",
         "Two one-sided bounds over paired launches, each wrong with at most 5 % over all looks.",
         "Exit code 5: find out what made it slower. Exit code 6: give it a larger `--budget`.",
