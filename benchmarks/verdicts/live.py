@@ -2,7 +2,7 @@
 
 `python -m benchmarks.verdicts.live DIRECTORY [--only CELL …] [--minutes M]` runs the jobs that DIRECTORY
 lacks, at most for M minutes, and writes the section "Jobs next to other load". It can be interrupted and
-repeated; `benchmarks/verdicts` has what was run so far. The machine should have no other load.
+repeated. The machine should have no other load.
 """
 
 import argparse
