@@ -63,7 +63,7 @@ class Finding:
     @property
     def sentence(self) -> str:
         """The text as a sentence; a name that it begins with stays as it is."""
-        template = KINDS[self.code].sentence
+        template = KINDS[self.code].sentence_of(self.figures)
         slot = _SLOT.match(template, 1)
         first = str(self.figures.get(slot[1], "")) if slot and template[0] == "[" else ""
         is_kept = template.startswith(_AS_IT_IS) or (first and self.text.startswith(first))
@@ -90,7 +90,7 @@ def finding(
         for name, value in figures.items()
         if value is not None
     }
-    text = worded(KINDS[code].sentence, known).removesuffix(".")
+    text = worded(KINDS[code].sentence_of(known), known).removesuffix(".")
     return Finding(code, KINDS[code].level, text, variant, tuple(ranks), host, known, float(weight))
 
 

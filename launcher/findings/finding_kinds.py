@@ -1,8 +1,8 @@
 """The table of findings: for each kind its code, sentence, meaning, how it is decided, and what to do."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 Level = Literal["answer", "danger", "cause", "remedy", "detail"]
 
@@ -25,6 +25,13 @@ class Kind:
     """What to do about it."""
     title: str = ""
     """Of an answer: the word before it."""
+    cases: Mapping[str, str] = field(default_factory=dict)
+    """The sentences that its slot `{case}` stands for, by the figure `case`; with slots of their own."""
+
+    def sentence_of(self, figures: Mapping[str, Any]) -> str:
+        """The sentence with its slots, of the case that the figures name."""
+        case = figures.get("case")
+        return self.sentence if case is None else self.sentence.replace("{case}", self.cases[case])
 
 
 _WITHIN = "[ within {within}]"
@@ -601,12 +608,18 @@ KINDS: Mapping[str, Kind] = {
 """All kinds by their code. A new one replaces one, or is a detail."""
 
 
-def explained(codes: Iterable[str] = KINDS) -> list[dict[str, str]]:
+def explained(codes: Iterable[str] = KINDS) -> list[dict[str, Any]]:
     """The kinds with these codes, as `gpurun explain --json` prints them."""
     return [{"code": code, **asdict(KINDS[code])} for code in codes]
 
 
 LABELS = {"means": "What it means", "decided": "How it is decided", "todo": "What to do"}
+
+
+def cases_of(entry: Mapping[str, Any]) -> list[str]:
+    """A list of the sentences of its cases, after an empty line; nothing where it has none."""
+    cases: Mapping[str, str] = entry["cases"]
+    return ["", *(f"- {name}: {sentence}" for name, sentence in cases.items())] if cases else []
 
 
 def findings_page() -> str:
@@ -624,4 +637,5 @@ def findings_page() -> str:
         for entry in (each for each in explained() if each["level"] == level):
             parts = [f"{label}: {entry[name]}" for name, label in LABELS.items()]
             lines += ["", f"### `{entry['code']}`", "", *"  \n".join(parts).splitlines()]
+            lines += cases_of(entry)
     return "\n".join(lines) + "\n"

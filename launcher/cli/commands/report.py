@@ -231,7 +231,7 @@ def explain(code: str | None, as_json: bool) -> None:
     from difflib import get_close_matches
 
     from gpurun.launcher.cli.output import line_width, show_json
-    from gpurun.launcher.findings.finding_kinds import KINDS, LABELS, explained
+    from gpurun.launcher.findings.finding_kinds import KINDS, LABELS, cases_of, explained
 
     code = code.lower() if code else None
     from gpurun.launcher.report.terminal.grid import wrap
@@ -252,3 +252,4 @@ def explain(code: str | None, as_json: bool) -> None:
         click.echo(f"{entry['code']} ({entry['level']})")
         for name, label in LABELS.items():
             click.echo("\n".join(["", *wrap(f"{label}: {entry[name]}", line_width())]))
+        click.echo("\n".join(line for case in cases_of(entry) for line in wrap(case, line_width())))
