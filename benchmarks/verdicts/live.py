@@ -95,6 +95,8 @@ class Cell:
     """Options of `gpurun gate` at 5 %, against a version that computes 20 ms."""
     ms: float = 20.0
     """Of the gate's working copy."""
+    strategy: str = ""
+    """Of the variants that are asked about; empty: all but the baseline."""
 
     @property
     def load(self) -> str:
@@ -111,7 +113,7 @@ CELLS = {
     "+20 %": Cell([computes(20, 24.3)], [50], 20, "90s", "at most 3 wrong or undecided", "slower"),
     "+40 %": Cell([computes(20, 28.6)], [50], 20, "90s", "at most 3 wrong or undecided", "slower"),
     "a program, 20 or 26 ms": Cell([computes(20, 26)], [100], 3, "90s", "decided", "slower"),
-    "DP or DDP, a small CNN": Cell([DP], [100], 3, "90s", "decided", "slower"),
+    "DP or DDP, a small CNN": Cell([DP], [100], 3, "90s", "decided", "slower", strategy="dp"),
     "one all-reduce or two": Cell([BUCKETS], [0], 3, "30s", "decided", DECIDED),
     "gate, equal": Cell([GATE], [50], 6, "3m", "at most 1 undecided, none wrong", "same", gate=()),
     "gate, +15 %": Cell([GATE], [50], 6, "3m", "at most 1 undecided, none wrong", "slower", gate=(), ms=23.2),
@@ -205,7 +207,8 @@ def write(directory: Path, job: str, ms: float) -> None:
 
 def outcome(name: str, number: int, found: Mapping[str, Any], wall_s: float, verdict: str) -> Outcome:
     """Of a job with two variants; of more, the one whose difference is the least clear."""
-    compared = [one for one in found["variants"] if one["vs_baseline"]]
+    asked = CELLS[name].strategy
+    compared = [one for one in found["variants"] if one["vs_baseline"] and asked in ("", one["strategy"])]
     others = [one for one in compared if one["vs_baseline"]["verdict"] != "baseline"]
     by_decided = {"inconclusive": 0, "same": 1}
     other = min(others, key=lambda one: by_decided.get(one["vs_baseline"]["verdict"], 2))

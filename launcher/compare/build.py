@@ -9,7 +9,7 @@ from typing import Any
 from gpurun.launcher.compare.figures.probes import probe_result
 from gpurun.launcher.compare.figures.program_steps import (
     LEAST_AROUND,
-    around_text,
+    around_note,
     median_attempt,
     other_work,
     planned_launch,
@@ -65,7 +65,6 @@ from gpurun.launcher.compare.notes import (
     more_launches_note,
     named_once,
     notes,
-    noticed,
     once_note,
     open_notes,
     quiet_notes,
@@ -75,9 +74,8 @@ from gpurun.launcher.compare.notes import (
 )
 from gpurun.launcher.compare.ranking import Standings, is_ranked, open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
-from gpurun.launcher.findings.finding import Finding, finding, ranked
+from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked
 from gpurun.launcher.jobfile.settings import Settings
-from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Plan, refuse_unknown_names_in_job
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
@@ -165,12 +163,15 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
     less = less_load(results, recorded.host.get("cpu_cores"))
     answer = judged.of_gate or conclude(plan, results, ranking, judged.is_measured, differences.within, less)
     named = judged.leader.id if judged.leader and not differences.is_throttled else None
-    fitting = _fitting(recorded, results, differences) if named else None
+    fits = _fitting(recorded, results, differences) if named else None
     search = _searched(run, judged)
-    found = [finding("fits-in-memory", found=fitting.summary, weight=0.95)] if fitting else []
+    found = [fits[1]] if fits else []
     is_settled = ranking is not None and ranking.is_settled
     if search:
-        found += [finding("plan-note", note=search.summary), *winner_findings(search, is_settled)]
+        found += [
+            finding("plan-note", case="planned", note=search.summary.removesuffix(".")),
+            *winner_findings(search, is_settled),
+        ]
     return Comparison(
         schema=SCHEMA,
         name=plan.name,
@@ -191,7 +192,7 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
         open=judged.open,
         scatter=scatter(differences),
         code=run.read_code(),
-        fitting=fitting,
+        fitting=fits[0] if fits else None,
         search=search,
         gate=gate,
         conclusions=CONCLUSIONS,
@@ -200,11 +201,10 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
 
 def _fitting(
     recorded: _Recorded, results: Sequence[VariantResult], differences: Differences
-) -> Fitting | None:
+) -> tuple[Fitting, Finding] | None:
     """The fastest variant within the job's `memory`; `None` where the job states none."""
     limit = recorded.job.get("memory")
-    is_host = accelerator_of(recorded.plan.variants[0].devices[0]).is_host
-    return fitting_in(limit, results, differences, is_host) if limit else None
+    return fitting_in(limit, results, differences) if limit else None
 
 
 def _searched(run: RunDir, judged: _Judged) -> SearchResult | None:
@@ -230,11 +230,11 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
     return (
         *notes(plan, measured, within, once, has_remedy=bool(still_open)),
         *(few_rounds_notes(found, measured) if found.gate is None and once is None else ()),
-        *(finding("plan-note", note=text) for text in (effects_note(found.search) if found.search else ())),
+        *(effects_note(found.search) if found.search else ()),
         *(budget_notes(run, plan) if found.complete and has_any else ()),
         *still_open,
-        *(finding("time-spent", found=text.removesuffix(".")) for text in around_notes(measured.values())),
-        *(noticed(text.removesuffix(".")) for text in work_notes(found.variants, measured)),
+        *around_notes(measured.values()),
+        *work_notes(found.variants, measured),
         *(memory_notes(found.variants) if found.gate is None and not has_cold_peak(measured) else ()),
         *restart_notes(run),
         *stall_notes(run),
@@ -243,7 +243,7 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
     )
 
 
-def work_notes(results: Sequence[VariantResult], measured: Mapping[str, Measured]) -> tuple[str, ...]:
+def work_notes(results: Sequence[VariantResult], measured: Mapping[str, Measured]) -> tuple[Finding, ...]:
     """That steps of programs may do different work, where their samples aren't known but numbers differ."""
     ranked = [one for one in results if is_ranked(one) and one.kind.runs_program and one.global_batch is None]
     made = {variant_label(one): most_steps(measured[one.id]) for one in ranked}
@@ -258,14 +258,13 @@ def most_steps(measured: Measured) -> int:
     return max((nums.get(name, 0) for name in measured.ended_s), default=0)
 
 
-def around_notes(measured: Iterable[Measured]) -> list[str]:
+def around_notes(measured: Iterable[Measured]) -> list[Finding]:
     """Where a program's time went, of the one longest outside of steps; nothing if that is little."""
     medians = [(one, found) for one in measured if (found := median_attempt(one.around_s))]
     one, found = max(medians, key=lambda each: each[1].outside, default=(None, None))
     if one is None or found is None or found.outside < LEAST_AROUND * found.total:
         return []
-    most = "The most time outside of steps: " if len(medians) > 1 else ""
-    return [f"{most}{around_text(variant_label(one.variant), found, len(one.around_s))}"]
+    return [around_note(variant_label(one.variant), found, len(one.around_s), len(medians))]
 
 
 def _differences(recorded: _Recorded) -> Differences:
@@ -367,13 +366,13 @@ def _noticed(
     trends = () if is_affected else measured.trends  # else load explains it
     in_traces = traced.warnings if traced else ()
     by_ranks = map(_of_rank, measured.facts.warnings)
-    return (*unsteady, *by_ranks, *map(noticed, (*trends, *in_traces)), *found)
+    return (*unsteady, *by_ranks, *trends, *(noticed("recorded", found=text) for text in in_traces), *found)
 
 
 def _of_rank(warning: str) -> Finding:
     """A warning that ranks have recorded."""
     code = "gradient-not-exact" if warning.startswith(GRADIENT_DIFFERS) else "noticed"
-    return finding(code, of="", found=warning)
+    return finding(code, of="", case="recorded" if code == "noticed" else None, found=warning)
 
 
 def stops_early(job: Mapping[str, Any]) -> bool:

@@ -7,12 +7,12 @@ from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.compare.gate import changed_files, gate_findings, gate_of, row_of
-from gpurun.launcher.compare.interference import LESS_AT_ONCE, THROTTLED, interference_in, is_hot
+from gpurun.launcher.compare.interference import LESS_AT_ONCE, interference_in, is_hot
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_causes import cause, why_slower
-from gpurun.launcher.findings.finding import Finding, finding, ranked
+from gpurun.launcher.findings.finding import Finding, finding, ranked, reason
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.estimate import more_launches
@@ -24,7 +24,7 @@ from gpurun.launcher.stats.estimates import percent_from_log, percent_interval, 
 from gpurun.launcher.stats.family import UNKNOWN, Estimate, bounded, unpaired
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
 from gpurun.launcher.trace.causes import to_do
-from gpurun.launcher.units import change_text, interval_figures, plural
+from gpurun.launcher.units import change_text, interval_figures
 
 SHORT = 10
 """Characters of a commit."""
@@ -140,13 +140,13 @@ def diff_runs(
 def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> Iterator[Finding]:
     """What has changed most, and why; or that nothing surely has."""
     if not variants:
-        yield finding("not-measured", leader="No variant", ended="does the same work in both runs")
+        yield finding("not-measured", case="other-work")
         yield to_do("not-measured", ADVICE["unlike"].in_torch)
         return
     changed = [one for one in variants if one.difference.verdict in ("slower", "faster")]
     known = [one for one in changed or variants if one.difference.percent is not None]
     if not known:
-        yield finding("not-measured", leader="no variant", ended="has times in both runs")
+        yield finding("not-measured", case="no-times")
         yield from (finding("too-few", one.id, why=one.note) for one in variants[:1] if one.note)
         return
     most = max(known, key=lambda one: abs(one.difference.percent or 0.0))
@@ -157,7 +157,7 @@ def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> 
         yield (
             finding("too-few", most.id, why=most.note)
             if is_few
-            else finding("scatter-hides-it", most.id, units="launches and rounds")
+            else finding("scatter-hides-it", most.id, case="rounds")
         )
         return
     is_longer = percent > 0
@@ -200,7 +200,7 @@ def _interference_marks(a: Comparison, b: Comparison) -> Iterator[str]:
     """Runs whose splits could not even be ranked: what else ran there is in their times."""
     for name, run in (("A", a), ("B", b)):
         if reasons := interference_in(run.variants):
-            yield f"run {name} ran with other load on the machine: {reasons[0]}"
+            yield reason("loaded", run=name, reason=reasons[0])
 
 
 def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:
@@ -267,7 +267,7 @@ def _variant_diff(variant: str, runs: tuple[Comparison, Comparison], alpha: floa
     lost = [f"{one.status} in run {name}" for name, one in (("A", a), ("B", b)) if not is_ranked(one)]
     difference = Difference(None, None, "inconclusive") if lost else _difference(a, b, alpha)
     if is_hot((a, b)):
-        difference, lost = replace(difference, verdict="inconclusive"), [*lost, THROTTLED]
+        difference, lost = replace(difference, verdict="inconclusive"), [*lost, reason("throttled")]
     return VariantDiff(
         id=a.id,
         label=variant_label(b),
@@ -310,14 +310,10 @@ def _few_launches(variant: str, a: Comparison, b: Comparison) -> str | None:
     few = [name for name, num in nums.items() if num < MIN_LAUNCHES]
     if not few:
         return None
-    have = (
-        f"both runs have {plural(nums['A'], 'launch')}"
-        if len(few) == 2 and nums["A"] == nums["B"]
-        else " and ".join(f"run {name} has {plural(nums[name], 'launch')}" for name in few)
-    )
+    have = " and ".join(reason("run-has", run=name, num_launches=nums[name]) for name in few)
     jobs = {"A": a.job, "B": b.job}
     more = dict.fromkeys(more_launches(jobs[name].get("until") == "decided") for name in few)
-    return f"{have}, and a verdict takes {MIN_LAUNCHES} of each run: set {' and '.join(more)}"
+    return reason("few-launches", have=have, least=MIN_LAUNCHES, setting=" and ".join(more))
 
 
 def _variant(run: Comparison, variant_id: str) -> VariantResult:

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.interference import (
     LESS_AT_ONCE,
-    THROTTLED,
     cool_down,
     is_hot,
     load_percent,
@@ -19,8 +17,9 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_difference import Differences, differences_of, in_cpu_time
-from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding import Finding, finding, reason
 from gpurun.launcher.findings.finding_kinds import ADVICE
+from gpurun.launcher.findings.run_cases import GATED
 from gpurun.launcher.plan.model import GatePlan, Metric, Plan, Side
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.estimates import percent_from_log, verdict_of
@@ -36,7 +35,7 @@ from gpurun.launcher.stats.family import (
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, POWER, is_spent, next_look
 from gpurun.launcher.trace.causes import to_do
-from gpurun.launcher.units import format_number, format_percent, plural, round_up
+from gpurun.launcher.units import format_number, format_percent, round_up
 
 SLOWER: Outcome = "slower"
 NOT_SLOWER: Outcome = "not slower"
@@ -54,7 +53,7 @@ def row_of(
     """A variant's row; with a reason why nothing can be said, it is undecided."""
     outcome = UNDECIDED if why else found.outcome
     if why is None and found.ci is None:
-        why = f"{plural(launches, 'launch')} of each version, and a verdict takes {MIN_LAUNCHES}"
+        why = reason("few-of-each", num_launches=launches, least=MIN_LAUNCHES)
     seen = None if why else found.seen_percent
     return GateRow(label, *ids, *times_ms, found.percent, found.ci, outcome, seen, launches, why)
 
@@ -91,37 +90,13 @@ def gate_findings(
         **FIGURES[gate.outcome](gate),
     )
     more = (*undecided, *_visible(gate)) if gate.outcome == UNDECIDED else ()
-    return (answer, *more, *(finding("plan-note", note=note) for note in WORDS[gate.metric].notes))
-
-
-@dataclass(frozen=True)
-class _Words:
-    """How a sentence says that a version takes more."""
-
-    more: str
-    no_more: str
-    is_more: str
-    notes: tuple[str, ...] = ()
-    convert: Callable[[Measured], Measured] | None = None
-    """What is compared, where it isn't the time of a step."""
-
-
-WORDS: Mapping[Metric, _Words] = {
-    "wall": _Words("is {} slower", "is not slower", "is slower"),
-    "cpu": _Words(
-        "takes {} more CPU time per step",
-        "doesn't take more CPU time per step",
-        "takes more CPU time per step",
-        ("CPU time isn't the time of a step: what ranks wait for, as for each other, isn't in it",),
-        in_cpu_time,
-    ),
-}
+    return (answer, *more, *([finding("plan-note", case="cpu-time")] if gate.metric != "wall" else []))
 
 
 def _of_slower(gate: Gate) -> dict[str, Any]:
     """The slowest variant, by how much, and how many others are slower."""
     first, *others = sorted(gate.of(SLOWER), key=lambda row: -(row.percent or 0.0))
-    more = WORDS[gate.metric].more.format(format_percent(first.percent or 0.0, first.ci))
+    more = GATED[gate.metric][0].format(by=format_percent(first.percent or 0.0, first.ci))
     return {
         "who": first.label,
         "more": more,
@@ -137,7 +112,7 @@ def _of_passing(gate: Gate) -> dict[str, Any]:
     is_one = len(gate.rows) == 1
     return {
         "who": worst.label if is_one else f"none of {len(gate.rows)} variants",
-        "no_more": WORDS[gate.metric].no_more if is_one else WORDS[gate.metric].is_more,
+        "no_more": GATED[gate.metric][1 if is_one else 2],
         "where": None if is_one else worst.label,
         "change_percent": worst.percent,
         "ci": worst.ci,
@@ -146,9 +121,9 @@ def _of_passing(gate: Gate) -> dict[str, Any]:
 
 def _of_undecided(gate: Gate) -> dict[str, Any]:
     """The first undecided variant, with the reason if there is another one than chance."""
-    is_more = WORDS[gate.metric].is_more
+    is_more = GATED[gate.metric][2]
     if not gate.rows:
-        return {"who": "any variant", "is_more": is_more, "why": "none does the same work in both"}
+        return {"who": "any variant", "is_more": is_more, "why": reason("other-work")}
     first, *others = gate.of(UNDECIDED)
     is_wide = first.ci is not None and first.ci[1] - first.ci[0] > MOST_SHOWN
     has_figures = first.why is None and not is_wide
@@ -156,7 +131,7 @@ def _of_undecided(gate: Gate) -> dict[str, Any]:
         "who": first.label,
         "is_more": is_more,
         "num_more": len(others) or None,
-        "why": "its launches differ too much from each other" if is_wide and not first.why else first.why,
+        "why": reason("scattered") if is_wide and not first.why else first.why,
         "change_percent": first.percent if has_figures else None,
         "ci": first.ci if has_figures else None,
     }
@@ -174,9 +149,8 @@ def _visible(gate: Gate) -> tuple[Finding, ...]:
     seen = [row.seen_percent for row in gate.of(UNDECIDED) if row.seen_percent is not None]
     if not seen or max(seen) > MOST_SHOWN:
         return ()
-    least = format_number(round_up(max(seen), 1), 1)
-    note = f"The smallest difference it would have seen, with {100 * POWER:.0f} % chance, is {least} %"
-    return (finding("plan-note", note=note),)
+    least = f"{format_number(round_up(max(seen), 1), 1)} %"
+    return (finding("plan-note", case="smallest-seen", chance_percent=100 * POWER, seen=least),)
 
 
 MOST_SHOWN = 100.0
@@ -210,8 +184,8 @@ def gate_of_run(
     if gate is None:
         return None
     by_id = {result.id: result for result in results}
-    if convert := WORDS[gate.metric].convert:
-        measured = {one.variant.id: convert(one) for one in differences.measured.values()}
+    if gate.metric != "wall":
+        measured = {one.variant.id: in_cpu_time(one) for one in differences.measured.values()}
         differences = differences_of(measured, differences.baseline, differences.family.looks)
     pairs = [_Pair(gate, by_id[a], by_id[b], differences) for a, b in gate.pairs]
     found = gate_of(
@@ -221,7 +195,7 @@ def gate_of_run(
         gate.metric,
     )
     lacks = {each.text: each for pair in pairs for each in pair.lacks(plan.budget_s or 0.0, looks)}
-    load = None if WORDS[gate.metric].convert else load_percent(results)  # CPU time has no waiting in it
+    load = load_percent(results) if gate.metric == "wall" else None  # CPU time has no waiting in it
     less = () if load is None else (to_do("affected-by-load", LESS_AT_ONCE),)
     said = gate_findings(found, (*lacks.values(), *less), load)
     if gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs):
@@ -289,8 +263,12 @@ class _Pair:
             if is_ranked(result):
                 continue
             if not self.differences.measured[result.id].finished:
-                return f"not measured yet at {side.name}"
-            return f"no steps at {side.name}" if result.status == "ok" else f"{result.status} at {side.name}"
+                return reason("not-yet", where=side.name)
+            return (
+                reason("no-steps", where=side.name)
+                if result.status == "ok"
+                else f"{result.status} at {side.name}"
+            )
         return None
 
     @property
@@ -300,13 +278,13 @@ class _Pair:
         for side, other, result in ((a, b, self.a), (b, a, self.b)):
             found = strays(result.code, side, other, self.gate.shared)
             if found:
-                more = f" and {plural(len(found) - 1, 'other file')}" if len(found) > 1 else ""
-                return f"at {side.name} it loaded {found[0]}{more} of {other.name}"
+                more = len(found) - 1 or None
+                return reason("strayed", where=side.name, file=found[0], num_more=more, other=other.name)
         return None
 
     @property
     def hot(self) -> str | None:
-        return THROTTLED if self.is_hot else None
+        return reason("throttled") if self.is_hot else None
 
     def lacks(self, budget_s: float, looks: Sequence[Look]) -> tuple[Finding, ...]:
         """Why it is undecided, and what to do."""
@@ -333,7 +311,7 @@ class _Pair:
         long = too_long(per_launch_s)
         if (equal := self.launches_if_equal(looks)) is None or equal > most:
             scatter_percent = percent_from_log(estimate.error * math.sqrt(estimate.launches))
-            noise = finding("scatter-hides-it", scatter_percent=scatter_percent, long=long)
+            noise = finding("scatter-hides-it", case="gate", scatter_percent=scatter_percent, long=long)
             has_load = self.gate.metric == "wall" and load_percent((self.a, self.b))
             return (noise, _advice("cpu_time", weight=0.5) if has_load else _advice("scatter"))
         return (finding("near-threshold", threshold_percent=threshold, long=long), _advice("threshold"))

@@ -6,11 +6,11 @@ from typing import Any
 from gpurun.launcher.compare.figures.probes import probe_summary
 from gpurun.launcher.compare.interference import (
     LESS_AT_ONCE,
+    MOST_NAMED,
     cool_down,
     interference_in,
     is_hot,
     load_percent,
-    named,
     waiting_findings,
 )
 from gpurun.launcher.compare.label import variant_label, varied_texts
@@ -25,8 +25,9 @@ from gpurun.launcher.compare.ranking import (
 )
 from gpurun.launcher.compare.variant_causes import cause, remaining, why_slower
 from gpurun.launcher.compare.variant_difference import opposite
-from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding import Finding, finding, worded
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
+from gpurun.launcher.findings.run_cases import ENDED, FASTER, SLOWER, TIMES
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.strategies import STRATEGIES
@@ -35,7 +36,6 @@ from gpurun.launcher.units import (
     GIB,
     TWICE,
     Interval,
-    format_gib,
     format_ms,
     format_number,
     format_percent,
@@ -75,8 +75,7 @@ def conclude(
         if complete and results:
             found = (*found, to_do("not-measured", ADVICE["ended"].in_torch))
     elif is_hot(results) and standings.rivals:
-        reasons = named(interference_in(results))
-        return (finding("not-ranked", reasons=reasons), cool_down())
+        return (finding("not-ranked", reasons=interference_in(results)[:MOST_NAMED]), cool_down())
     else:
         found = ranking_findings(standings, plan.baseline, within, load_percent(results))
     rival = _named_rival(standings, plan.baseline) if standings else None
@@ -84,15 +83,14 @@ def conclude(
 
 
 def fitting_in(
-    memory_bytes: int, results: Sequence[VariantResult], pairwise: Pairwise, is_on_host: bool
-) -> Fitting | None:
+    memory_bytes: int, results: Sequence[VariantResult], pairwise: Pairwise
+) -> tuple[Fitting, Finding] | None:
     """Which variants fit in so much memory; `None` where no peak is known.
 
     Args:
         memory_bytes: of a device.
         results: of all variants.
         pairwise: says whether the lead of the fastest is sure.
-        is_on_host: whether the devices are CPUs.
     """
     memory_gib = memory_bytes / GIB
     ranked = fastest_first(results)
@@ -101,41 +99,27 @@ def fitting_in(
         return None
     fit = [result for result, peak_gib in known if peak_gib <= memory_gib]
     found = standings(fit, pairwise)
-    smallest = min(known, key=lambda one: one[1])[0]
-    parts = [_fastest_that_fits(found, memory_gib) if found else _none_fits(smallest, memory_gib)]
-    if len(known) < len(ranked):
-        parts.append(f"The peak of {plural(len(ranked) - len(known), 'other')} isn't known.")
-    if is_on_host and not smallest.kind.runs_program:
-        parts.append("On CPU devices that is the peak of live tensors.")
-    parts += peak_of_replicas([one for one, _ in known])
+    named = found.leader if found else min(known, key=lambda one: one[1])[0]
     order = (found.leader, *(rival.result for rival in found.rivals)) if found else ()
-    return Fitting(
-        memory_gib, found.leader.id if found else None, tuple(x.id for x in order), " ".join(parts)
+    what = finding(
+        "fits-in-memory",
+        weight=0.95,
+        case="fastest" if found else "none",
+        on_average=None if found and found.is_settled else "on average",
+        memory_gib=memory_gib,
+        leader=named_with_error(named),
+        step_ms=named.step_ms.estimate if named.step_ms else None,
+        peak_gib=named.peak_gib,
+        num_unknown=len(ranked) - len(known) or None,
+        replicas=replicas_on_host([one for one, _ in known]),
     )
+    return Fitting(memory_gib, order[0].id if order else None, tuple(one.id for one in order)), what
 
 
-def peak_of_replicas(results: Sequence[VariantResult]) -> list[str]:
-    """That a process with several CPU devices has one peak; none where no variant is such a process."""
+def replicas_on_host(results: Sequence[VariantResult]) -> tuple[str, ...] | None:
+    """Strategies whose one process has several CPU devices, and so one peak; `None` without any."""
     strategies = {one.strategy for one in results if one.devices[0].startswith(CPU.name)}
-    alike = sorted(name for name in strategies if STRATEGIES[name].has_replicas)
-    return [f"On CPU devices the peak of {name} is that of all devices together." for name in alike]
-
-
-def _fastest_that_fits(found: Standings, memory_gib: float) -> str:
-    how = "Fastest" if found.is_settled else "Fastest on average"
-    named = f"{named_with_error(found.leader)} ({time_and_memory(found.leader)})"
-    return f"{how} that fits in {format_gib(memory_gib, 2)}: {named}."
-
-
-def _none_fits(smallest: VariantResult, memory_gib: float) -> str:
-    name, peak = variant_label(smallest), format_gib(smallest.peak_gib or 0.0, 2)
-    return f"No variant fits in {format_gib(memory_gib, 2)}: even {name} takes {peak}."
-
-
-def time_and_memory(result: VariantResult) -> str:
-    """`12.1 ms, 3.45 GiB`."""
-    step_ms = result.step_ms.estimate if result.step_ms else 0.0
-    return f"{format_ms(step_ms)} ms, {format_gib(result.peak_gib or 0.0, 2)}"
+    return tuple(sorted(name for name in strategies if STRATEGIES[name].has_replicas)) or None
 
 
 def is_one_task(plan: Plan) -> bool:
@@ -144,22 +128,13 @@ def is_one_task(plan: Plan) -> bool:
     return all(one.kind.is_ranked and one.same_task(first) for one in plan.variants)
 
 
-HOW_IT_ENDED = {
-    "failed": "failed",
-    "oom": "didn't fit in memory",
-    "timeout": "took too long",
-    "hung": "hung",
-}
-
-
 def nothing_measured(plan: Plan, complete: bool, results: Sequence[VariantResult] = ()) -> Finding:
     """The answer over variants without any figures, while some are still to come or at the end."""
     if len(plan.variants) > 1:
-        when = "could be measured" if complete else "has been measured yet"
-        return finding("not-measured", leader="No variant", ended=f"{when}, so none is fastest")
-    when = "couldn't be measured" if complete else "hasn't been measured yet"
-    ended = next((HOW_IT_ENDED.get(result.status) for result in results if complete), None)
-    return finding("not-measured", leader=_name(plan, plan.variants[0]), ended=ended or when)
+        return finding("not-measured", case="none" if complete else "none-yet")
+    ended = next((ENDED.get(result.status) for result in results if complete), None)
+    case = "ended" if ended else "one" if complete else "one-yet"
+    return finding("not-measured", case=case, leader=_name(plan, plan.variants[0]), ended=ended)
 
 
 def _named_rival(standings: Standings, baseline: str) -> Rival | None:
@@ -258,7 +233,7 @@ def _clear_lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) 
         "fastest",
         leader.id,
         weight=1,
-        how=_FASTER[_measure(leader, reference)],
+        how=FASTER[_measure(leader, reference)],
         **names,
         other=named_with_error(reference),
         **_shown(percent, ci, difference),
@@ -267,21 +242,6 @@ def _clear_lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) 
     if runner_up.result.id != baseline:
         found = (*found, slower(runner_up, leader), *_why(runner_up.result, leader))
     return found
-
-
-_FASTER = {"step": "faster than", "sample": "less time per sample than", "program": "shorter steps than"}
-_SLOWER = {
-    "step": "is {by} slower",
-    "sample": "takes {by} more time per sample",
-    "program": "takes {by} longer per step",
-}
-
-
-_TIMES = {
-    "step": "takes {by} as long",
-    "sample": "takes {by} as long per sample",
-    "program": "takes {by} as long per step",
-}
 
 
 def _measure(leader: VariantResult, other: VariantResult) -> str:
@@ -300,10 +260,9 @@ def _behind(rival: Rival, leader: VariantResult) -> dict[str, Any]:
         figures = interval_figures(percent, behind.ci)
         low, high = figures["ratio_ci"]
         decimals = supported_decimals((high - low) / 2, most=2)
-        how = _TIMES[measure].format(by=f"{format_number(1 + percent / 100, decimals)}×")
+        how = TIMES[measure].format(by=f"{format_number(1 + percent / 100, decimals)}×")
         return {"other": name, "how": how, **figures, **_shown(percent, None, behind)}
-    by = "" if percent is None else format_percent(percent, behind.ci)
-    how = " ".join(_SLOWER[measure].format(by=by).split())
+    how = worded(SLOWER[measure], {} if percent is None else {"by": format_percent(percent, behind.ci)})
     return {"other": name, "how": how, **_shown(percent, behind.ci, behind)}
 
 
@@ -365,7 +324,7 @@ def _close_race(
     if closest.behind.why:
         return (answer, finding("too-few", closest.result.id, why=closest.behind.why, weight=1))
     if code == "not-distinguished":
-        return (answer, finding("scatter-hides-it", closest.result.id, units="launches and rounds", weight=1))
+        return (answer, finding("scatter-hides-it", closest.result.id, case="rounds", weight=1))
     return (answer, to_do(code, KINDS[code].todo.removesuffix("."), 0.5))
 
 

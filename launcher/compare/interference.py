@@ -11,7 +11,7 @@ from gpurun.launcher.compare.figures.waiting import queue_percent, sharing, wait
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult, WithoutLoad
 from gpurun.launcher.compare.ranking import Rival, is_ranked
-from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding import Finding, finding, reason
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.machine.cores import less_at_once
@@ -22,11 +22,10 @@ from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text
 from gpurun.launcher.trace.causes import to_do
 
 MOST_NAMED = 2
-LESS_AT_ONCE = "Stop other programs on this machine, or use fewer devices, then run again."
+LESS_AT_ONCE = ADVICE["stop_others"].in_torch
 BLOCKS_TO_WARN = 3
 TIME_TO_WARN_S = 2.0
 """Fewer blocks of a rank, or less time, may be a short burst."""
-THROTTLED = "the clock of a GPU was throttled"
 
 
 def interference_in(results: Sequence[VariantResult]) -> tuple[str, ...]:
@@ -69,7 +68,7 @@ def less_load(results: Sequence[VariantResult], cores: int | None) -> str:
         return LESS_AT_ONCE  # fewer devices don't have these splits
     widest = max(ranked, key=lambda one: len(one.devices) * max(1, one.threads))
     fewer = less_at_once(len(widest.devices), widest.threads, max(1, round(cores - max(others))))
-    return f"{fewer} Or stop other programs on this machine." if fewer else LESS_AT_ONCE
+    return fewer or LESS_AT_ONCE
 
 
 def waiting_findings(
@@ -86,18 +85,13 @@ def waiting_findings(
     if not reasons:
         return ()
     step = cool_down() if is_hot(results) else to_do("affected-by-load", less, 0.8)
-    load = finding("affected-by-load", found=named(reasons))
+    load = finding(
+        "affected-by-load", found=reasons[:MOST_NAMED], num_more=max(0, len(reasons) - MOST_NAMED) or None
+    )
     if is_hot(results) or rival is None or rival.behind.verdict not in ("slower", "faster"):
         return (load, step)
     quiet = rival.behind.without_load or WithoutLoad()
     return (load, _without_load(rival, quiet), *((step,) if quiet.holds == "no" else ()))
-
-
-_HOLDS = {
-    "yes": "would take longer, too",
-    "no": "would not take longer",
-    "unknown": "may or may not take longer",
-}
 
 
 def _without_load(rival: Rival, quiet: WithoutLoad) -> Finding:
@@ -105,29 +99,24 @@ def _without_load(rival: Rival, quiet: WithoutLoad) -> Finding:
     return finding(
         "without-load",
         rival.result.id,
-        how=_HOLDS[quiet.holds],
+        case=quiet.holds,
         other=variant_label(rival.result),
         change_percent=quiet.percent if quiet.ci else None,
         ci=quiet.ci if quiet.percent is not None else None,
     )
 
 
-def named(reasons: Sequence[str]) -> str:
-    """The first reasons, and how many others there are."""
-    more = len(reasons) - MOST_NAMED
-    others = f"; {more} more like {'that' if more == 1 else 'those'}" if more > 0 else ""
-    return f"{'; '.join(reasons[:MOST_NAMED])}{others}"
-
-
-def interference_of(result: VariantResult, label: str = "") -> tuple[str, ...]:
+def interference_of(result: VariantResult, label: str | None = None) -> tuple[str, ...]:
     """Other load during one variant, the worst first; with its label if one is given."""
-    of, where = (f" of {label}", f" in {label}") if label else ("", "")
     queued = [rank for rank in result.ranks if (rank.queue_percent or 0) > QUEUE_PERCENT]
     worst_first = sorted(queued, key=lambda rank: -(rank.queue_percent or 0))
     return (
-        *(f"rank {r.rank}{of} {queued_text(r.queue_percent or 0.0)} of its step" for r in worst_first),
         *(
-            f"the clock of {rank.device} was throttled{where}: {rank.throttled}"
+            reason("queued", rank=rank.rank, where=label, queued=queued_text(rank.queue_percent or 0.0))
+            for rank in worst_first
+        ),
+        *(
+            reason("throttled-of", device=rank.device, where=label, reason=rank.throttled)
             for rank in result.ranks
             if rank.throttled
         ),
@@ -143,7 +132,7 @@ def load_so_far(run: RunDir, plan: Plan, launch: Launch) -> str | None:
             percent = queue_percent(waited) or 0.0
             if percent > QUEUE_PERCENT and is_long_enough(timed[rank]):
                 label = variant_label(plan.variant(variant_id))
-                found = f"rank {rank} of {label} {queued_text(percent)} of its step"
+                found = reason("queued", rank=rank, where=label, queued=queued_text(percent))
                 return f"So far {found}; other programs can still be stopped."
     return None
 

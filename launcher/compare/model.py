@@ -249,10 +249,9 @@ class Fitting:
     """The fastest of those that fit, however sure its lead is; `None`: none fits."""
     variants: tuple[str, ...]
     """All that fit, fastest first."""
-    summary: str
 
 
-CONCLUSIONS = 19
+CONCLUSIONS = 20
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

@@ -8,27 +8,25 @@ from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_
 from gpurun.launcher.compare.figures.ranks import RankFigures, disagreement, slowest_rank
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.step_time import within_launch
-from gpurun.launcher.compare.figures.traced import TRACED_FAR
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
-from gpurun.launcher.compare.headline import HOW_IT_ENDED, peak_of_replicas, time_and_memory
+from gpurun.launcher.compare.headline import replicas_on_host
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.compare.variant_causes import is_far_from_timed
-from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding import Finding, finding, noticed
 from gpurun.launcher.findings.finding_kinds import ADVICE
-from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, UNUSED_BUDGET, more_launches, scope_texts
+from gpurun.launcher.findings.run_cases import ENDED
+from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, UNUSED_BUDGET, more_launches
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
-from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (
     first_of,
-    format_count,
-    format_duration,
+    format_gib,
     format_ms,
     plural,
     whole_parts,
@@ -73,7 +71,7 @@ def notes(
 
 
 def _of_plan(note: str) -> Finding:
-    return finding("plan-note", note=note.removesuffix("."))
+    return finding("plan-note", case="planned", note=note.removesuffix("."))
 
 
 def _notes_of_plan(plan: Plan, measured: Mapping[str, Measured]) -> list[str]:
@@ -174,15 +172,25 @@ def budget_notes(run: RunDir, plan: Plan) -> tuple[Finding, ...]:
     budget_s = search.budget_s if search else plan.budget_s  # a search's plan has what trials leave
     spent_s = {"trials": sum(trial.seconds for trial in trials), **launches_s(run)}
     percents = whole_parts([100 * seconds / budget_s for seconds in spent_s.values()])
-    parts = [f"{name} {percent} %" for name, percent in zip(spent_s, percents, strict=True) if percent]
-    total_s, total = sum(spent_s.values()), sum(percents)
-    who = " and ".join((*([plural(len(trials), "trial")] if search else ()), plural(len(launches), "launch")))
-    of = f"{who} took {format_count(total)} % of the budget"
+    parts = {name: percent for name, percent in zip(spent_s, percents, strict=True) if percent}
     once = {launch.id for launch in plan.launches if launch.repetition == 0}
-    is_over = launches <= once and total_s > MUCH_LONGER * budget_s
-    why = f" Each variant was launched once, though {format_duration(budget_s)} are too short for it."
-    text = f"{of}: {', '.join(parts)}.{why if is_over else ''}" if len(parts) > 1 else f"{of}."
-    return (finding("time-spent", found=text.removesuffix(".")),)
+    is_over = launches <= once and sum(spent_s.values()) > MUCH_LONGER * budget_s
+    found = finding(
+        "time-spent",
+        case="budget",
+        num_trials=len(trials) if search else None,
+        num_launches=len(launches),
+        spent_percent=sum(percents),
+        parts_percent=parts if len(parts) > 1 else None,
+        budget_s=budget_s if is_over else None,
+    )
+    return (found,)
+
+
+def time_and_memory(result: VariantResult) -> str:
+    """`12.1 ms, 3.45 GiB`."""
+    step_ms = result.step_ms.estimate if result.step_ms else 0.0
+    return f"{format_ms(step_ms)} ms, {format_gib(result.peak_gib or 0.0, 2)}"
 
 
 def memory_notes(results: Sequence[VariantResult]) -> tuple[Finding, ...]:
@@ -190,12 +198,8 @@ def memory_notes(results: Sequence[VariantResult]) -> tuple[Finding, ...]:
     front = pareto_front(results)
     if len(front) < 2:
         return ()
-    named = [f"{variant_label(one)} ({time_and_memory(one)})" for one in front]
-    others = sum(is_ranked(one) for one in results) - len(front)
-    rest = " Every other variant is slower than one of these without clearly saving memory." if others else ""
-    replicas = "".join(f" {text}" for text in peak_of_replicas(results))
-    text = f"Trade-off between time and memory (estimates): {', '.join(named)}.{rest}{replicas}"
-    return (finding("memory-trade-off", found=text.removesuffix(".")),)
+    choices = tuple(f"{variant_label(one)} ({time_and_memory(one)})" for one in front)
+    return (finding("memory-trade-off", choices=choices, replicas=replicas_on_host(results)),)
 
 
 def few_rounds_notes(comparison: Comparison, measured: Mapping[str, Measured]) -> tuple[Finding, ...]:
@@ -258,12 +262,12 @@ def software_notes(run: RunDir, measured: Iterable[Measured]) -> tuple[Finding, 
         f"{plural(num, 'launch')} with {' and '.join(' '.join(item) for item in each if item in differing)}"
         for each, num in found.items()
     ]
-    return (noticed(f"The software has changed during this run: {', '.join(parts)}"),)
+    return (noticed("software", parts=parts),)
 
 
 def _left_out(plan: Plan) -> list[Finding]:
     return [
-        finding("plan-note", note=f"left out: {text}: {reason}")
+        finding("plan-note", case="left-out", what=text, reason=reason)
         for text, reason in left_out_texts(plan.left_out)
     ]
 
@@ -287,14 +291,7 @@ def _within(within: int, baseline: Measured, others: list[Measured], more: str |
     """The scope of verdicts between variants of the same launches, where these are few, and the remedy."""
     if not within or not any(one.group == baseline.group and one.counts for one in others):
         return []
-    scope, remedy = scope_texts(within, more or "")
-    return [finding("within-launches", found=(f"{scope} {remedy}" if more else scope).removesuffix("."))]
-
-
-WITHIN_LAUNCH = (
-    "intervals of step times have 95 % confidence within one launch ({parts}); "
-    "other launches may differ by more"
-)
+    return [finding("within-launches", case="verdicts", num_launches=within, setting=more)]
 
 
 def _within_launch(measured: Iterable[Measured]) -> list[Finding]:
@@ -308,17 +305,14 @@ def _within_launch(measured: Iterable[Measured]) -> list[Finding]:
         plural(found[0], name) if len(set(found)) == 1 else f"{min(found)} to {plural(max(found), name)}"
         for name, found in nums.items()
     ]
-    return [finding("within-launches", found=WITHIN_LAUNCH.format(parts=" or ".join(parts)))] if parts else []
-
-
-OTHER_BATCHES = "global batches differ, so variants are compared by their time per sample"
+    return [finding("within-launches", case="intervals", parts=parts)] if parts else []
 
 
 def _other_batches(baseline: Measured, others: list[Measured]) -> list[Finding]:
     batch = baseline.variant.global_batch
     if all(one.variant.global_batch == batch for one in others):
         return []
-    return [finding("plan-note", note=OTHER_BATCHES)]
+    return [finding("plan-note", case="other-batches")]
 
 
 def dangers(results: Sequence[VariantResult]) -> list[Finding]:
@@ -328,7 +322,7 @@ def dangers(results: Sequence[VariantResult]) -> list[Finding]:
         for one in results
         if one.gradient_warning
     ]
-    ended = [(one, HOW_IT_ENDED[one.status]) for one in results if one.status in HOW_IT_ENDED]
+    ended = [(one, ENDED[one.status]) for one in results if one.status in ENDED]
     failed = [
         finding("variant-failed", one.id, where=variant_label(one), ended=how, reason=_short(one))
         for one, how in ended
@@ -349,11 +343,6 @@ def _short(one: VariantResult) -> str | None:
         return None
     first = one.reason.splitlines()[0]
     return first if len(first) <= MOST_OF_REASON else f"{first[:MOST_OF_REASON]}…"
-
-
-def noticed(text: str) -> Finding:
-    """Something odd."""
-    return finding("noticed", of="", found=text)
 
 
 def named_once(said: Iterable[tuple[VariantResult, Finding]], num_variants: int) -> list[Finding]:
@@ -385,20 +374,19 @@ def findings(
         return memory  # the rest says nothing of why it failed
     launches = [*fewer_steps(measured)]
     if slowest is None or step_ms is None:
-        return tuple(map(noticed, launches))
+        return tuple(launches)
     longer = with_longest if measured.means else far_from_median
     launches += longer(slowest.step_ms, step_ms)
     if slowest.span_ms and is_far_from_timed(slowest.span_ms, step_ms):
-        launches.append(TRACED_FAR)
+        launches.append(noticed("traced-far"))
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
-    strategy = STRATEGIES[measured.variant.strategy]
-    found = disagreement(slowest.exposed_comm_ms, interval, step_ms, strategy.has_buckets)
+    found = disagreement(slowest.exposed_comm_ms, interval, step_ms)
     has_group = NO_GROUP not in measured.facts.warnings
     alone = has_group and never_communicate(measured, ranks)
     return (
-        *map(noticed, launches),
+        *launches,
         *memory,
-        *([noticed(found)] if found else []),
+        *found,
         *([finding("never-communicates", of="")] if alone else []),
     )
 
@@ -409,7 +397,7 @@ def never_communicate(measured: Measured, ranks: Sequence[RankFigures]) -> bool:
     return measured.variant.kind.runs_program and len(ranks) > 1 and all(each == (0, 0, 0) for each in shown)
 
 
-def fewer_steps(measured: Measured) -> tuple[str, ...]:
+def fewer_steps(measured: Measured) -> tuple[Finding, ...]:
     """A finding where some launches of a program made less than half of the steps that others made."""
     made = steps_of_launches(measured.steps)
     attempts = Counter(map(planned_launch, made.keys() | measured.ended_s.keys()))
@@ -417,19 +405,13 @@ def fewer_steps(measured: Measured) -> tuple[str, ...]:
     nums = [made.get(name, 0) for name in measured.ended_s if attempts[planned_launch(name)] == 1]
     if not measured.variant.kind.runs_program or 2 * min(nums, default=0) >= max(nums, default=0):
         return ()
-    return (
-        f"its launches made {min(nums)} to {max(nums)} steps: if a later one goes on from what the first has "
-        "saved, give each its own directory: `{launch_dir}` in `args`, or $GPURUN_LAUNCH_DIR in the program",
-    )
+    return (noticed("fewer-steps", least=min(nums), most=max(nums), placeholder="{launch_dir}"),)
 
 
-def far_from_median(median_ms: float | None, step_ms: float) -> Iterable[str]:
+def far_from_median(median_ms: float | None, step_ms: float) -> Iterable[Finding]:
     """A finding where the step, a mean, seems to contradict the median of the slowest rank."""
     if median_ms and step_ms > FAR_FROM_MEDIAN * median_ms:
-        yield (
-            f"the step is a mean, {format_ms(step_ms)} ms; the median of the slowest rank is only "
-            f"{format_ms(median_ms)} ms: a few steps take much longer than most"
-        )
+        yield noticed("far-from-median", step_ms=step_ms, median_ms=median_ms)
 
 
 def full_memory(ranks: Sequence[RankFigures]) -> tuple[Finding, ...]:

@@ -10,6 +10,7 @@ from gpurun.launcher.compare.figures.recorded import Measured, is_throttled, tim
 from gpurun.launcher.compare.figures.waiting import BOUNDS, Bound, cpu_ns_of_rounds, shares_of_rounds
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Holds, Unit, Verdict, WithoutLoad
+from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.nodes import node_of_device
 from gpurun.launcher.rundir.records import Look, RoundTime
@@ -305,9 +306,8 @@ def _launch_values(
 
 def _too_few(seen: str, enough: int, num: int = 1) -> str:
     """`6 rounds are too few to rule out chance in 2 comparisons; that takes at least 7`."""
-    together = f" in {num} comparisons" if num > 1 else ""
     are = "is" if seen.startswith("1 ") else "are"
-    return f"{seen} {are} too few to rule out chance{together}; that takes at least {enough}"
+    return reason("few", seen=seen, are=are, num=num if num > 1 else None, enough=enough)
 
 
 def _outlying_round(measured: Measured, outlying: RoundTime) -> tuple[float, str] | None:
@@ -319,8 +319,9 @@ def _outlying_round(measured: Measured, outlying: RoundTime) -> tuple[float, str
     if 2 * low - high <= ns <= 2 * high - low:
         return None
     others_ms = f"{format_ms(low / 1e6)} to {format_ms(high / 1e6)}"
-    one = f"one of {plural(len(others) + 1, 'round')} of {variant_label(measured.variant)}"
-    return max(ns / high, low / ns), f"{one} took {format_ms(ns / 1e6)} ms per step, the others {others_ms}"
+    where = variant_label(measured.variant)
+    said = reason("outlying", num_rounds=len(others) + 1, where=where, step_ms=ns / 1e6, others=others_ms)
+    return max(ns / high, low / ns), said
 
 
 def opposite(difference: Difference) -> Difference:

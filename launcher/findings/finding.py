@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpurun.launcher.findings.finding_kinds import KINDS, Level
+from gpurun.launcher.findings.run_cases import REASONS
 from gpurun.launcher.units import (
     format_count,
     format_duration,
@@ -64,6 +65,7 @@ class Finding:
     def sentence(self) -> str:
         """The text as a sentence; a name that it begins with stays as it is."""
         template = KINDS[self.code].sentence_of(self.figures)
+        template = template if self.figures.get("of") else template.removeprefix("{of}")
         slot = _SLOT.match(template, 1)
         first = str(self.figures.get(slot[1], "")) if slot and template[0] == "[" else ""
         is_kept = template.startswith(_AS_IT_IS) or (first and self.text.startswith(first))
@@ -94,6 +96,16 @@ def finding(
     return Finding(code, KINDS[code].level, text, variant, tuple(ranks), host, known, float(weight))
 
 
+def noticed(case: str, **figures: Any) -> Finding:
+    """Something odd."""
+    return finding("noticed", of="", case=case, **figures)
+
+
+def reason(case: str, **figures: Any) -> str:
+    """A reason that a row or a file holds, with its figures; those that are `None` aren't known."""
+    return worded(REASONS[case], {name: value for name, value in figures.items() if value is not None})
+
+
 def worded(template: str, figures: Mapping[str, Any]) -> str:
     """The sentence with its figures; optional groups whose figures aren't known are left out."""
     while match := _GROUP.search(template):
@@ -109,8 +121,9 @@ def _shown(name: str, noun: str | None, figures: Mapping[str, Any]) -> str:
         return value
     if noun is not None:
         return plural(value, noun)
-    if isinstance(value, Mapping):  # of what, how many ms more
-        return listed([f"{each} (+{format_ms(ms)} ms)" for each, ms in value.items()])
+    if isinstance(value, Mapping):  # of what, how many ms more; or its share
+        of = (lambda ms: f"(+{format_ms(ms)} ms)") if name.endswith("_ms") else format_percent
+        return listed([f"{each} {of(figure)}" for each, figure in value.items()])
     if name in ("percent", "change_percent"):
         return format_percent(value, figures.get("ci"), signed=name != "percent")
     if name == "threshold_percent":

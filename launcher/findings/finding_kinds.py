@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from gpurun.launcher.findings import run_cases
+
 Level = Literal["answer", "danger", "cause", "remedy", "detail"]
 
 
@@ -26,7 +28,7 @@ class Kind:
     title: str = ""
     """Of an answer: the word before it."""
     cases: Mapping[str, str] = field(default_factory=dict)
-    """The sentences that its slot `{case}` stands for, by the figure `case`; with slots of their own."""
+    """The sentences that replace its slot `{case}`, by the figure `case`; with slots of their own."""
 
     def sentence_of(self, figures: Mapping[str, Any]) -> str:
         """The sentence with its slots, of the case that the figures name."""
@@ -115,11 +117,12 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "not-measured": Kind(
         "answer",
-        "{leader} {ended}",
+        "{case}",
         "No variant has times yet, or all have ended without.",
         "The status of each variant.",
         "Read the reason next to each variant, and its log: `gpurun logs RUN`; then `gpurun --resume RUN`.",
         "Answer",
+        run_cases.NOT_MEASURED,
     ),
     "other-work": Kind(
         "answer",
@@ -416,6 +419,7 @@ ADVICE: Mapping[str, Advice] = {
     ),
     "committed": Advice("if the version before lacks files that aren't committed, name them by `--with`"),
     "same_code": Advice("both versions loaded the same code, file by file: see what `--against` names"),
+    "stop_others": Advice("stop other programs on this machine, or use fewer devices, then run again"),
     "cpu_time": Advice("compare the CPU time, which has no waiting for cores in it: `--metric cpu`"),
     "scatter": Advice("use a machine that does nothing else, or a job whose launches are shorter"),
     "threshold": Advice("choose another threshold (`--fail-slower`)"),
@@ -452,11 +456,11 @@ CAUSES: Mapping[str, Kind] = {
     ),
     "scatter-hides-it": Kind(
         "cause",
-        "[that difference is within the scatter of their {units}]"
-        "[launches differ by {scatter_percent} (standard deviation): even equal versions would take {long}]",
+        "{case}",
         "The difference isn't larger than chance explains.",
         "The interval over launches or rounds includes 0, or what a gate allows.",
         _LONGER,
+        cases=run_cases.SCATTER,
     ),
     "near-threshold": Kind(
         "cause",
@@ -470,10 +474,11 @@ CAUSES: Mapping[str, Kind] = {
 REMEDIES: Mapping[str, Kind] = {
     "fits-in-memory": Kind(
         "remedy",
-        "{found}",
+        "{case}",
         "Which variants fit in the memory that the job states.",
-        "Their peaks, against `memory`.",
+        "Their peaks, against `memory`; on CPU devices a peak is that of live tensors.",
         "Nothing.",
+        cases=run_cases.FITS,
     ),
     "act-on-cause": Kind(
         "remedy",
@@ -525,25 +530,25 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "Nothing.",
     ),
     "without-load": (
-        "without other load {other} {how}[: {change_percent} ({ci})]",
+        "{case}",
         "Whether the verdict would be the same on a quiet machine.",
         "Times less the waiting for cores that other load had, over every share of it.",
         "Run again on a quiet machine.",
     ),
     "affected-by-load": (
-        "interference: {found}; these times depend on other load",
+        "interference: {found}[; {num_more} more like that]; these times depend on other load",
         "Other programs used the cores of the ranks.",
         _QUEUE,
         "Use fewer threads or devices, or stop other programs.",
     ),
     "plan-note": (
-        "{note}",
+        "{case}",
         "What gpurun decided when it planned the run.",
         _NOTED,
         "Nothing, or set the key that it names.",
     ),
     "within-launches": (
-        "{found}",
+        "{case}",
         "Verdicts or intervals don't cover how other launches would differ.",
         _NUM_LAUNCHES,
         _LONGER,
@@ -555,15 +560,15 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         _LONGER,
     ),
     "time-spent": (
-        "{found}",
+        "{case}",
         "The time that launches took, and for what; or where a program's time outside of its steps went.",
         "The events of the run, and the marks of first and last steps.",
         "Nothing; or shorten what comes before and after the steps.",
     ),
     "memory-trade-off": (
-        "{found}",
+        f"by time and memory (estimates) choose among {{choices}}{run_cases.OF_REPLICAS}",
         "Slower variants that take less memory.",
-        "Peaks and step times; every other variant is worse in both.",
+        "Peaks and step times; every other is slower than one of these without clearly saving memory.",
         "Choose among them by the memory that there is.",
     ),
     "restarted": (
@@ -592,18 +597,25 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "Look for what depends on the size of a batch: BatchNorm, losses over a batch.",
     ),
     "noticed": (
-        "{of}{found}",
+        "{of}{case}",
         "Something odd about a model, a program, its steps or a trace.",
         "In the ranks, or when their records were read.",
         "Change the key or the line that it names, if it names any.",
     ),
+}
+_CASES: Mapping[str, run_cases.Cases] = {
+    "without-load": run_cases.WITHOUT_LOAD,
+    "plan-note": run_cases.PLAN,
+    "within-launches": run_cases.WITHIN,
+    "time-spent": run_cases.TIME_SPENT,
+    "noticed": run_cases.NOTICED,
 }
 KINDS: Mapping[str, Kind] = {
     **ANSWERS,
     **DANGERS,
     **CAUSES,
     **REMEDIES,
-    **{code: Kind("detail", *parts) for code, parts in _DETAILS.items()},
+    **{code: Kind("detail", *parts, cases=_CASES.get(code) or {}) for code, parts in _DETAILS.items()},
 }
 """All kinds by their code. A new one replaces one, or is a detail."""
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Launch, Plan
-from gpurun.launcher.units import plural
 
 FIRST_LAUNCHES = "After their first launches, which don't count,"
 """The beginning of the note that strategies share processes in later launches."""
@@ -28,15 +27,6 @@ _STEADY_STEPS = 10
 def more_launches(has_budget: bool) -> str:
     """The advice on keys of a job file that give enough launches."""
     return "a larger `budget`" if has_budget else f"`steps: {{launches: {LAUNCHES_TO_COMPARE}}}`"
-
-
-def scope_texts(launches: int, more: str) -> tuple[str, str]:
-    """The runs that verdicts hold for where launches are few, and what to do about it."""
-    few = "one launch" if launches == 1 else plural(launches, "launch")
-    return (
-        f"Verdicts rest on {few}; another run may differ by more.",
-        f"For verdicts that hold in any run, set {more}.",
-    )
 
 
 def unused_budget(spec: JobSpec, budget_s: float | None) -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpurun.launcher.compare.figures.rounds import round_times
-from gpurun.launcher.compare.headline import HOW_IT_ENDED
+from gpurun.launcher.findings.run_cases import ENDED
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.effects import Ended, Remaining, Settle
@@ -307,7 +307,7 @@ def resumption(
 
 
 def _how_it_ended(status: VariantStatus) -> str:
-    how = HOW_IT_ENDED.get(status.status, status.status)
+    how = ENDED.get(status.status, status.status)
     return f"{how} ({status.reason})" if status.reason else how
 
 

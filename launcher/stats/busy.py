@@ -71,5 +71,5 @@ def waiting_bias(queue_percents: Iterable[float | None]) -> float:
 
 
 def queued_text(percent: float) -> str:
-    """`waited for a free core in 5.1 %`: rounded up, so that a value above the bound is shown above it."""
-    return f"waited for a free core in {format_number(round_up(percent, 1), 1)} %"
+    """`5.1 %`: rounded up, so that a value above the bound is shown above it."""
+    return f"{format_number(round_up(percent, 1), 1)} %"

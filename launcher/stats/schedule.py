@@ -5,11 +5,10 @@ A plan needs its numbers only, so what ranks compute with is imported by the fun
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
+from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.rundir.paths import MAX_KEPT_ROUNDS
-from gpurun.launcher.units import format_count, format_ms
 
 T = TypeVar("T")
 
@@ -43,9 +42,9 @@ def too_long(launch_s: float) -> str:
     Args:
         launch_s: a launch of each group.
     """
-    if MOST_REPETITIONS * launch_s > MOST_BUDGET_S:
-        return "more than an hour"
-    return f"more than {MOST_REPETITIONS} launches of each, the most that a run makes"
+    return reason(
+        "hour" if MOST_REPETITIONS * launch_s > MOST_BUDGET_S else "launches", most=MOST_REPETITIONS
+    )
 
 
 MAX_KEPT_STEPS = MAX_KEPT_ROUNDS * WINDOW_STEPS
@@ -87,62 +86,16 @@ def ablation_steps(block_steps: int) -> int:
 
 def unsteady_text(num_steps: int) -> str:
     """The message for a variant whose warm-up ended before it was steady."""
-    return f"the step time did not settle within {num_steps} warm-up steps"
-
-
-@dataclass(frozen=True)
-class KeptOf:
-    """A sample of a launch's steps: its size, and how it was drawn."""
-
-    num_kept: int
-    num_steps: int
-    of_program: bool
-    has_all_rounds: bool
-    has_whole_rounds: bool
-    """Some are recorded step by step; the others by one step and their mean."""
-
-    def __str__(self) -> str:
-        """What to say of figures that are those of the sample."""
-        one = "round" if self.of_program else "block"
-        chosen = f"random {one}s" + (f" of {WINDOW_STEPS} steps" if self.of_program else "")
-        if self.has_whole_rounds:
-            first = (
-                f"all of the first {format_count(MAX_KEPT_STEPS)} steps" if self.has_all_rounds else chosen
-            )
-            which = f"{first}; later {one}s are stored as one step with their mean"
-        else:
-            which = f"one step of each {one}" if self.has_all_rounds else f"one step of each of {chosen}"
-            which += f", with the mean of the {one}"
-        of_all = f"{format_count(self.num_kept)} of {format_count(self.num_steps)}"
-        return f"figures are based on {of_all} steps: {which}"
+    return reason("unsteady", num_steps=num_steps)
 
 
 def only_warmup_text(num_steps: int, warmup: int) -> str:
     """The message for a program that ended before a step was timed."""
-    many = "1 step" if num_steps == 1 else f"{num_steps} steps"
-    return f"{many}, all warm-up; nothing was timed. Run more than {warmup_maximum(warmup)} steps."
+    return reason("only-warmup", num_steps=num_steps, least=warmup_maximum(warmup))
 
 
 USUALLY_ENOUGH = 30
 """Steps of a program: a warm-up of 10 to 20, and as many timed ones as an interval takes, or more."""
-
-
-def short_text(num_steps: int, shown: int, has_settled: bool) -> str:
-    """The message for a program that ended before or soon after its steps were steady: some are shown."""
-    how = "" if has_settled else "; their times did not settle"
-    half = f"times are from {shown} steps of the second half"
-    recorded = f"only {num_steps} steps were recorded, each from one optimizer step to the next"
-    more = f"usually {USUALLY_ENOUGH} are enough" if num_steps < USUALLY_ENOUGH else "run more steps"
-    return f"{recorded}{how}; {half}; {more}"
-
-
-def trend_text(first_ms: float, last_ms: float) -> str:
-    """The message for a program whose steps take longer and longer, or ever less time."""
-    how = "longer and longer" if last_ms > first_ms else "less and less time"
-    return (
-        f"steps take {how} during a launch, on average {format_ms(first_ms)} ms in its first third and "
-        f"{format_ms(last_ms)} ms in its last: the step time depends on how many steps are made"
-    )
 
 
 def warmup_minimum(warmup: int, window: int = WINDOW_STEPS) -> int:

@@ -117,7 +117,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
 def _findings(diff: TraceDiff) -> Iterator[Finding]:
     """How much longer a step takes, and the part of it that changed most in that direction."""
     if diff.per == "second":
-        yield finding("not-measured", leader="a step", ended=f"can't be compared: {lack_of_steps(diff)}")
+        yield finding("not-measured", case="unmarked", reason=lack_of_steps(diff))
         return
     span, *parts = diff.classes
     sign = 1 if span.change_us >= 0 else -1

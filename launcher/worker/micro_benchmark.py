@@ -78,7 +78,7 @@ class ProbeRounds:
         waited = self.waiting(noise, max(lasted_ns, 1))
         for rank, percent in enumerate(self.peers.gather(100 * waited.most)):
             if percent > QUEUE_PERCENT:
-                yield f"rank {rank} {queued_text(percent)} of the time: {BUSY}"
+                yield f"rank {rank} waited for a free core in {queued_text(percent)} of the time: {BUSY}"
         loads = self.load.loads() if self.load else ()
         for name, gpu in zip(self.site.names, loads, strict=False):
             said = f"the clock of {name} was throttled: {gpu.throttled}" if gpu.throttled else ""

@@ -5,10 +5,11 @@ from dataclasses import replace
 from statistics import median
 
 from gpurun.launcher.compare.size_curves import Curve, CurvePoint, ProbeResult
+from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.machine.accelerators import total_peak_flop_per_s
 from gpurun.launcher.rundir.records import PointRecord
 from gpurun.launcher.stats.estimates import median_interval
-from gpurun.launcher.units import format_count, format_ms, format_number, format_rate, size_text
+from gpurun.launcher.units import format_ms, format_number, format_rate, size_text
 
 MIN_FIT_POINTS = 3
 FITS_WITHIN = 1.25
@@ -128,33 +129,30 @@ def probe_summary(workload: str, results: Mapping[str, ProbeResult | None]) -> s
         if result
         for sentence in _sentences(workload, result)
     ]
-    return "; ".join(sentences) + "." if sentences else f"{workload} has measured nothing."
+    return "; ".join(sentences) + "." if sentences else reason("probe-nothing", workload=workload)
 
 
 def _sentences(workload: str, result: ProbeResult) -> list[str]:
     if workload == "crossover" and len(result.curves) == 2:
-        if result.crossover_size is None:
-            largest = result.curves[0].points[-1].size
-            return [f"The GPU is slower at every size up to {format_count(largest)} rows, transfer included"]
-        return [f"The GPU is faster from {format_count(result.crossover_size)} rows on, transfer included"]
-    return [text for curve_ in result.curves for text in _curve_sentence(curve_)]
+        first = result.crossover_size
+        num_rows = result.curves[0].points[-1].size if first is None else first
+        return [reason("gpu-slower" if first is None else "gpu-faster", num_rows=num_rows)]
+    return [_curve_sentence(curve_) for curve_ in result.curves]
 
 
-def _curve_sentence(found: Curve) -> list[str]:
+def _curve_sentence(found: Curve) -> str:
     best = max((p.gflop_per_s for p in found.points if p.gflop_per_s), default=None)
     if best is not None:
-        return [f"{found.series}: at most {format_rate(best)} GFLOP/s"]
+        return reason("probe-rate", series=found.series, rate=format_rate(best))
+    first, last = (_point_text(found, found.points[at]) for at in (0, -1))
     if found.latency_us is None or found.fitted_gb_per_s is None:
-        return [f"{found.series}: {_point_text(found, found.points[-1])}"]
+        return reason("probe-point", series=found.series, last=last)
     off = found.fit_off_by or 1.0
-    if off <= FITS_WITHIN:
-        line = f"{_time_text(found.latency_us)} + size / {format_rate(found.fitted_gb_per_s)} GB/s"
-        return [f"{found.series}: {line}"]
-    ends = " and ".join(_point_text(found, point) for point in (found.points[0], found.points[-1]))
-    return [
-        f"{found.series}: {ends}; no straight line fits all sizes"
-        f" (the best one is off by up to {format_number(off, 1)}×)"
-    ]
+    if off > FITS_WITHIN:
+        ratio = format_number(off, 1)
+        return reason("probe-bent", series=found.series, first=first, last=last, ratio=ratio)
+    latency, rate = _time_text(found.latency_us), format_rate(found.fitted_gb_per_s)
+    return reason("probe-line", series=found.series, latency=latency, rate=rate)
 
 
 def _point_text(found: Curve, point_: CurvePoint) -> str:

@@ -8,10 +8,10 @@ from statistics import fmean
 
 import msgspec
 
+from gpurun.launcher.findings.finding import Finding, finding, noticed, reason
 from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.stats.estimates import trend
-from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, WINDOW_STEPS, KeptOf, short_text, trend_text
-from gpurun.launcher.units import format_count, format_duration, format_ms, format_number, plural
+from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, USUALLY_ENOUGH, WINDOW_STEPS
 
 LEAST_AROUND = 0.1
 """The share of a program's time outside of its steps from which the report says where it went."""
@@ -48,10 +48,16 @@ def last_half(
     shown = set.intersection(*timed) if timed else set()
     if not shown:
         return steps, None
-    has_settled = any(fewest[launch] for launch in halves)
     num = max(step.step + 1 for of_rank in of_short for step in of_rank)
-    where = f"in {len(short)} of {plural(len(short) + len(enough), 'launch')} " if enough else ""
-    return found, f"{where}{short_text(num, len(shown), has_settled)}"
+    said = reason(
+        "short",
+        num_short=len(short) if enough else None,
+        num_launches=len(short) + len(enough),
+        num_steps=num,
+        num_shown=len(shown),
+        enough=USUALLY_ENOUGH if num < USUALLY_ENOUGH else None,
+    )
+    return found, said
 
 
 def num_timed(steps: Iterable[StepRecord], launch: str) -> int:
@@ -68,23 +74,13 @@ def whole_rounds(steps: Iterable[StepRecord]) -> set[tuple[str, int]]:
     return {key for key, num in nums.items() if num >= WINDOW_STEPS}
 
 
-def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]], of_program: bool) -> tuple[str, ...]:
+def sample_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
     """The warning for a variant of which only a sample of steps was kept; nothing where all were."""
     of_rank = next(iter(steps.values()), ())
     total = sum({step.launch: step.step + 1 for step in of_rank}.values())
     if not _may_be_sample(of_rank) or len(of_rank) >= total:
         return ()
-    timed = [step for step in of_rank if step.kind == "timed"]
-    has_whole_rounds = any(step.block_ns is None for step in timed[:1])
-    return (str(KeptOf(len(of_rank), total, of_program, _has_all_rounds(timed), has_whole_rounds)),)
-
-
-def _has_all_rounds(timed: Sequence[StepRecord]) -> bool:
-    """Whether no round is missing between the first and the last of a launch."""
-    rounds: dict[str, set[int]] = {}
-    for step in timed:
-        rounds.setdefault(step.launch, set()).add(step.round)
-    return all(len(found) > max(found) - min(found) for found in rounds.values())
+    return (reason("sample", num_kept=len(of_rank), num_steps=total),)
 
 
 def uneven_ranks(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
@@ -98,14 +94,12 @@ def uneven_ranks(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
     if not nums or max(nums.values()) < (1 + LEAST_OTHER_WORK) * min(nums.values()):
         return ()
     most, fewest = max(nums, key=nums.__getitem__), min(nums, key=nums.__getitem__)
-    return (
-        f"rank {most} made {plural(nums[most], 'step')} and rank {fewest} {format_count(nums[fewest])}: only "
-        "those that all ranks made count",
-    )
+    said = reason("uneven-ranks", rank=most, num_steps=nums[most], other=fewest, other_steps=nums[fewest])
+    return (said,)
 
 
-def trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
-    """The warning for a program whose steps grow or shrink by a tenth or more in most of its launches.
+def trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[Finding, ...]:
+    """The finding about a program whose steps grow or shrink by a tenth or more in most of its launches.
 
     Short windows of the warm-up can't show that. The first steps don't count, nor those that were skipped.
     """
@@ -117,7 +111,9 @@ def trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]
     large = [one for one in found if one and abs(one[1] - one[0]) >= LEAST_TREND * min(one)]
     if 2 * len(large) <= len(found):
         return ()
-    return (trend_text(*large[-1]),)
+    first_ms, last_ms = large[-1]
+    how = "longer and longer" if last_ms > first_ms else "less and less time"
+    return (noticed("trend", how=how, first_ms=first_ms, last_ms=last_ms),)
 
 
 def _thinned(values: Sequence[float]) -> list[float]:
@@ -189,27 +185,30 @@ def median_attempt(attempts: Sequence[Around]) -> Around | None:
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
-def around_text(name: str, found: Around, num_attempts: int) -> str:
-    """Where the time of a program went."""
-    which = "" if num_attempts == 1 else " in the launch of median length"
-    return (
-        f"{name} ran for {format_duration(found.total)}{which}: {format_duration(found.before)} before its "
-        f"first step, {format_duration(found.steps)} in and between its {plural(found.num_steps, 'step')}, "
-        f"{format_duration(found.after)} after the last one."
+def around_note(name: str, found: Around, num_attempts: int, num_programs: int) -> Finding:
+    """Where the time of a program went, which of several has the most outside of its steps."""
+    return finding(
+        "time-spent",
+        case="program",
+        where=name,
+        num_programs=num_programs if num_programs > 1 else None,
+        num_attempts=num_attempts if num_attempts > 1 else None,
+        run_s=found.total,
+        before_s=found.before,
+        steps_s=found.steps,
+        num_steps=found.num_steps,
+        after_s=found.after,
     )
 
 
-def with_longest(median_ms: float | None, step_ms: float) -> tuple[str, ...]:
+def with_longest(median_ms: float | None, step_ms: float) -> tuple[Finding, ...]:
     """The finding about a program whose mean step is longer than most steps of its slowest rank."""
     if not median_ms or step_ms < (1 + LEAST_LONGER) * median_ms:
         return ()
-    return (
-        f"half of the slowest rank's steps take {format_ms(median_ms)} ms or less; longer ones (validation, "
-        f"checkpoints or waiting for data may be in them) raise the mean to {format_ms(step_ms)} ms",
-    )
+    return (noticed("longest-steps", median_ms=median_ms, step_ms=step_ms),)
 
 
-def other_work(made: Mapping[str, int], run_s: Mapping[str, float]) -> tuple[str, ...]:
+def other_work(made: Mapping[str, int], run_s: Mapping[str, float]) -> tuple[Finding, ...]:
     """The note that a step of one variant may do more than one of another, since it makes fewer of them.
 
     Args:
@@ -219,12 +218,16 @@ def other_work(made: Mapping[str, int], run_s: Mapping[str, float]) -> tuple[str
     most, fewest = max(made, key=made.__getitem__, default=""), min(made, key=made.__getitem__, default="")
     if not made or made[most] < (1 + LEAST_OTHER_WORK) * made[fewest]:
         return ()
-    ran = [f"{format_number(run_s[name], 1)} s" for name in (most, fewest) if name in run_s]
-    whole = f" Their whole runs took {' and '.join(ran)}." if len(ran) == 2 else ""
-    return (
-        f"{most} made {plural(made[most], 'step')} and {fewest} {format_count(made[fewest])}: a step of the "
-        f"one may do other work than a step of the other, and only steps are compared.{whole}",
+    found = noticed(
+        "other-work",
+        one=most,
+        num_steps=made[most],
+        other=fewest,
+        other_steps=made[fewest],
+        run_s=run_s.get(most),
+        other_s=run_s.get(fewest),
     )
+    return (found,)
 
 
 def _timed_from(step: StepRecord, halves: Mapping[str, range]) -> StepRecord:

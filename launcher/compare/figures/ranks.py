@@ -14,13 +14,14 @@ from gpurun.launcher.compare.figures.recorded import (
 )
 from gpurun.launcher.compare.figures.traced import Traced
 from gpurun.launcher.compare.figures.waiting import other_cores, queue_percent
+from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.plan.nodes import Node, node_of_device
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import MemoryPart, StepRecord
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.model import Bubble
-from gpurun.launcher.units import GIB, Interval, format_ms
+from gpurun.launcher.units import GIB, Interval
 
 LEAST_SHARE = -5.0
 """In percent: what noise makes of nothing."""
@@ -214,9 +215,7 @@ APART_OF_ABLATION = 0.3
 APART_OF_STEP = 0.02
 
 
-def disagreement(
-    exposed: ExposedComm, interval: Interval | None, step_ms: float, has_buckets: bool = True
-) -> str | None:
+def disagreement(exposed: ExposedComm, interval: Interval | None, step_ms: float) -> tuple[Finding, ...]:
     """A finding where trace and ablation differ by more than 30 % of the ablation and 2 % of the step.
 
     The ablation also holds what communication costs while compute goes on: contention, and copies to buckets.
@@ -225,24 +224,17 @@ def disagreement(
         exposed: communication that nothing overlaps, in ms.
         interval: of the ablation; what lies within it is chance.
         step_ms: the variant's step.
-        has_buckets: whether gradients are averaged in buckets.
     """
     if exposed.trace is None or exposed.ablation is None:
-        return None
+        return ()
     apart_ms = abs(exposed.trace - exposed.ablation)
     if apart_ms <= APART_OF_ABLATION * abs(exposed.ablation) or apart_ms <= APART_OF_STEP * step_ms:
-        return None
+        return ()
     if interval and interval[0] <= exposed.trace <= interval[1]:
-        return None
-    by_ablation = f"{format_ms(exposed.ablation)} ms when measured by disabling it"
-    likely = (
-        f"communication may also slow down compute (contention{', bucket copies' if has_buckets else ''})"
-    )
-    if exposed.ablation > step_ms:
-        likely = "that is more than a step, whose length varies too much to measure it so"
-    elif exposed.ablation < exposed.trace:
-        likely = "ranks that don't communicate may compete for the hardware instead"
-    return f"exposed communication is {format_ms(exposed.trace)} ms in the trace, but {by_ablation}; {likely}"
+        return ()
+    is_longer = exposed.ablation > step_ms
+    case = "varies" if is_longer else "hardware" if exposed.ablation < exposed.trace else "contention"
+    return (noticed(f"ablation-{case}", traced_ms=exposed.trace, ablation_ms=exposed.ablation),)
 
 
 BEFORE_COMMUNICATION = ("data", "h2d", "forward")

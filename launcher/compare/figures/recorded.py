@@ -32,6 +32,7 @@ from gpurun.launcher.compare.figures.waiting import (
     sharing,
     waiting_of_ranks,
 )
+from gpurun.launcher.findings.finding import Finding, reason
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.files import RunDir
@@ -74,7 +75,7 @@ class Measured:
     """ln(mean step in ns) of a program's launches, by repetition; empty for others."""
     aa_logs: Mapping[int, Mapping[RoundKey, float]] = field(default_factory=dict)
     """The same of `aa`."""
-    trends: tuple[str, ...] = ()
+    trends: tuple[Finding, ...] = ()
     """That steps of a program grow or shrink, which other load may explain."""
     memory: Mapping[int, MemoryPeak] = field(default_factory=dict)
     """Memory by rank."""
@@ -135,11 +136,11 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
         timed = program_times(steps, world_size)
     facts = run.read_facts(variant.id)
     of_steps: tuple[str, ...] = ()
-    trends: tuple[str, ...] = ()
+    trends: tuple[Finding, ...] = ()
     if status is None or status.status in MEASURED:  # else the failure is what there is to say
         trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
         uneven = uneven_ranks(steps) if variant.kind.runs_program and status is not None else ()
-        of_steps = (*sample_of_steps(steps, variant.kind.runs_program), *short, *uneven)
+        of_steps = (*sample_of_steps(steps), *short, *uneven)
     facts = replace(facts, warnings=(*facts.warnings, *read.damage, *of_steps))
     balance = None if variant.split else run.read_balance(variant.id)
     if status is not None and status.status == "ok" and unsteady:
@@ -207,7 +208,7 @@ def _ended(run: RunDir, variant: Variant) -> dict[str, list[Event]]:
 def _effective_status(status: VariantStatus | None, facts: VariantFacts, has_rounds: bool) -> VariantStatus:
     """The status that the command wrote; before it did, what the rounds so far allow to say."""
     if status is None and not has_rounds:
-        return VariantStatus("skipped", "not measured yet")
+        return VariantStatus("skipped", reason("not-yet"))
     if status is None or status.status == "ok":
         untimed = None if has_rounds else facts.untimed
         return VariantStatus("unsteady", facts.unsteady) if facts.unsteady else VariantStatus("ok", untimed)

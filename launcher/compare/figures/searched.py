@@ -7,14 +7,12 @@ from statistics import geometric_mean
 from typing import Any, Literal
 
 from gpurun.launcher.compare.label import value_text
-from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding import Finding, finding, reason
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Effect, SearchRecord, TimeChange, TrialRecord, Unmeasured
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (
     change_text,
-    format_count,
-    format_number,
     format_percent,
     format_percent_interval,
     interval_figures,
@@ -181,7 +179,7 @@ def costly_value(search: SearchResult) -> tuple[Finding, ...]:
     )
 
 
-def effects_note(search: SearchResult) -> tuple[str, ...]:
+def effects_note(search: SearchResult) -> tuple[Finding, ...]:
     """The largest effects at the best combination, each with its average; then averages of which the interval
     excludes 0. Empty where there are none."""
     measured = [(one, one.at_best) for one in search.effects if one.at_best]
@@ -193,10 +191,9 @@ def effects_note(search: SearchResult) -> tuple[str, ...]:
     if not shown:
         return ()
     has_batches = any(one.ms_per_sample is not None for one in search.combinations)
-    what = "the time of a sample" if has_batches else "step time"
-    how = "with one value of the best combination changed"
-    average = "on average: over all combinations, by the model of the search"
-    return (f"Effects on {what}, {how} ({average}): {'; '.join(map(_effect_text, shown))}.",)
+    quantity = "the time of a sample" if has_batches else "step time"
+    effects = "; ".join(map(_effect_text, shown))
+    return (finding("plan-note", case="effects", quantity=quantity, effects=effects),)
 
 
 def _largest(effects: Sequence[tuple[Effect, TimeChange]]) -> list[tuple[Effect, TimeChange]]:
@@ -253,27 +250,24 @@ def _together(trials: Sequence[TrialRecord], memory_gib: float | None, has_batch
     )
 
 
-def _compared_text(record: SearchRecord, tried: Sequence[Tried]) -> str:
-    """Which combinations are compared at the end."""
-    usable = [one.variant for one in tried if one.status == "ok"]
-    if {*usable} - {*record.finalists}:
-        return f"{len(record.finalists)} of them, chosen by their trials"
-    return "all of them" if len(usable) == len(tried) else f"the {len(usable)} that could be measured"
+LEAST_MISSED = 0.1
+"""Percent; less isn't worth a figure."""
 
 
 def _summary(record: SearchRecord, tried: Sequence[Tried]) -> str:
     """How many combinations were tried, and how much better others may be."""
-    failed = f", of which {len(record.failed)} failed" if record.failed else ""
-    counts = f"{len(tried)} of {format_count(record.distinct)} different combinations"
+    counts = reason(
+        "tried", num_tried=len(tried), num_distinct=record.distinct, num_failed=len(record.failed) or None
+    )
     if not record.finalists:
-        best = next((one for one in tried if one.variant == record.best), None)
-        fastest = f"; the fastest is {best.label}" if best else ""
-        return f"The search is not over: {counts} have been tried{failed}{fastest}."
-    said = f"The search tried {counts}{failed}, and compared {_compared_text(record, tried)}"
+        best = next((one.label for one in tried if one.variant == record.best), None)
+        return f"{reason('searching', tried=counts, leader=best)}."
     missed = record.at_most_missed_percent
-    if len(tried) == record.distinct:
-        return f"{said}."
-    if missed is None:
-        return f"{said}, too few to say how much faster others may be: give it a larger budget."
-    most = "faster" if missed < 0.05 else f"more than {format_number(missed, 1)} % faster"
-    return f"{said}; by a model of their times no other is {most} than the best of these (95 % confidence)."
+    has_all = len(tried) == record.distinct
+    said = reason(
+        "searched-few" if missed is None and not has_all else "searched",
+        tried=counts,
+        num_compared=len(record.finalists),
+        missed_percent=None if has_all or missed is None else max(missed, LEAST_MISSED),
+    )
+    return f"{said}."

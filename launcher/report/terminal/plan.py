@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpurun.launcher.compare.label import left_out_texts, split_label, value_text
+from gpurun.launcher.findings.finding import finding
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.estimate import (
@@ -16,7 +17,6 @@ from gpurun.launcher.plan.estimate import (
     detectable,
     estimate_s,
     more_launches,
-    scope_texts,
 )
 from gpurun.launcher.plan.model import GatePlan, Plan, Variant
 from gpurun.launcher.report.terminal.grid import GAP, cut, grid, wrap
@@ -129,7 +129,8 @@ def _power(plan: Plan, found: Detectable) -> str | None:
     if found.is_too_little and not found.is_shared:
         return f"No verdict is possible with {launches}: it takes {LAUNCHES_TO_COMPARE} ({more})."
     if found.is_too_little:
-        return "\n".join(scope_texts(found.launches, more))
+        scope = finding("within-launches", case="verdicts", num_launches=found.launches, setting=more)
+        return "\n".join(wrap(scope.sentence, 80))
     if found.percent is None or found.scatter_percent is None:
         return None
     difference, scatter = _two_digits(found.percent), _two_digits(found.scatter_percent)

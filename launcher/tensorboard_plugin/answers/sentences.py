@@ -117,7 +117,7 @@ def untraced(variant: VariantResult, comparison: Comparison) -> str | None:
 def _noticed(code: str, variant: VariantResult, comparison: Comparison, begins: str = "") -> str | None:
     """The text of a kind of finding about a variant, which begins so; `None` without one."""
     found = (each for each in comparison.about(variant.id) if each.code == code)
-    texts = (str(each.figures.get("found", each.text)) for each in found)
+    texts = (each.text.removeprefix(each.figures.get("of", "")) for each in found)
     return next((text for text in texts if text.startswith(begins)), None)
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpurun.launcher.compare.figures.ranks import RankFigures
-from gpurun.launcher.compare.figures.traced import TRACED_FAR
 from gpurun.launcher.compare.size_curves import Curve, CurvePoint, ProbeResult
 from gpurun.launcher.findings.finding import finding
 from gpurun.launcher.plan.model import Launch, Plan
@@ -29,7 +28,7 @@ def write_hostile(path: Path) -> RunDir:
         "ddp", (32, 32), 60.0, varied={"params": MARKUP}, ranks=[rank_figures(0, 32, (40, 5, 1, 1, 1, 2))]
     )
     second = variant("dp", (32, 32), 0.0, status="failed", reason=MARKUP)
-    far = finding("noticed", first.id, of="", found=TRACED_FAR, variants=(first.id,))
+    far = finding("noticed", first.id, of="", case="traced-far", variants=(first.id,))
     run = write_comparison(path, MARKUP, [first, second], headline=MARKUP, findings=(far,))
     write_traces(run.variant(first.id), [40.0], num_steps=2, kernels_per_step=8)
     trace = run.trace(first.id, 0)

@@ -122,11 +122,7 @@ def write_comparison(
         (one for one in variants if one.vs_baseline and one.vs_baseline.verdict == "baseline"), variants[0]
     )
     ranking = standings(variants, ByMedian(variants))
-    found = (
-        ranking_findings(ranking, base.id)
-        if ranking
-        else (finding("not-measured", leader="No variant", ended="could be measured"),)
-    )
+    found = ranking_findings(ranking, base.id) if ranking else (finding("not-measured", case="none"),)
     found = (finding("probe", found=headline),) if headline else found
     comparison = Comparison(
         schema=1, name=name, job={}, host=HOST, baseline=base.id, ci_level=0.95,

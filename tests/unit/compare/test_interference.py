@@ -19,7 +19,7 @@ from gpurun.launcher.compare.figures.waiting import (
     sharing,
     waiting_of_ranks,
 )
-from gpurun.launcher.compare.interference import interference_in, is_long_enough, named
+from gpurun.launcher.compare.interference import interference_in, is_long_enough
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.machine.cores import cores_ns
 from gpurun.launcher.machine.process_tree import TICK_NS
@@ -314,10 +314,6 @@ def test_variants_that_have_no_interval_have_no_verdict(files: Any, wording: Wor
     comparison = compare_run(files.run)
     assert known(comparison.variants[1].vs_baseline).ci is None
     wording(comparison.summary)
-
-
-def test_many_reasons_are_counted(wording: Wording) -> None:
-    wording(named(["a"] * 5))
 
 
 def test_a_short_burst_is_no_reason_to_warn_of_load() -> None:

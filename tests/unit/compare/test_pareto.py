@@ -15,6 +15,7 @@ from gpurun.launcher.compare.notes import memory_notes
 from gpurun.launcher.compare.ranking import pareto_front
 from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.units import GIB
+from tests.known import known
 from tests.wording import Wording
 
 ONE = msgspec.json.decode(
@@ -87,19 +88,18 @@ def test_the_fastest_that_fits(
     gib: float, pairwise: Everywhere, fastest: str | None, wording: Wording
 ) -> None:
     results = variants((10, 4.0), (12, 2.0), (20, 1.0))
-    found = fitting_in(int(gib * GIB), results, pairwise, is_on_host=False)
-    assert found is not None
-    wording(found.summary)
-    assert found.fastest == fastest
-    assert found.variants == tuple(f"v{i}" for i in range(3) if (4.0, 2.0, 1.0)[i] <= gib)
+    found = fitting_in(int(gib * GIB), results, pairwise)
+    fits, what = known(found)
+    wording(what.text)
+    assert fits.fastest == fastest
+    assert fits.variants == tuple(f"v{i}" for i in range(3) if (4.0, 2.0, 1.0)[i] <= gib)
 
 
 def test_what_a_peak_is_and_whose_is_not_known(wording: Wording) -> None:
     results = variants((10, 4.0), (12, None))
-    found = fitting_in(8 * GIB, results, SLOWER, is_on_host=True)
-    assert found is not None
-    wording(found.summary)
-    assert fitting_in(8 * GIB, variants((10, None)), SLOWER, is_on_host=True) is None
+    found = fitting_in(8 * GIB, results, SLOWER)
+    wording(known(found)[1].text)
+    assert fitting_in(8 * GIB, variants((10, None)), SLOWER) is None
 
 
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(0.1, 80)), min_size=1, max_size=8))
@@ -117,9 +117,8 @@ def test_no_other_is_both_faster_and_clearly_smaller(points: list[tuple[float, f
 def test_that_replicas_on_cpus_have_one_peak_is_said(devices: tuple[str, str]) -> None:
     results = [replace(one, devices=devices) for one in variants((10, 4.0), (12, 2.0))]
     of_replicas = [replace(results[0], strategy="dp"), results[1]]
-    said = "On CPU devices the peak of dp is that of all devices together"
-    found = fitting_in(8 * GIB, of_replicas, SLOWER, is_on_host=True)
-    assert found is not None
+    said = "on CPU devices, the peak of dp is that of all devices together"
+    found = fitting_in(8 * GIB, of_replicas, SLOWER)
     on_cpus = devices[0] == "cpu:0"
-    assert (said in found.summary, said in memory_notes(of_replicas)[0].text) == (on_cpus, on_cpus)
+    assert (said in known(found)[1].text, said in memory_notes(of_replicas)[0].text) == (on_cpus, on_cpus)
     assert said not in memory_notes(results)[0].text

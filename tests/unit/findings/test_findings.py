@@ -27,12 +27,13 @@ MOST_KINDS = 60
 SLOT = re.compile(r"\{(\w+)(?::\w[\w ]*)?\}")
 
 
-def figures_for(kind: Kind) -> dict[str, object]:
+def figures_for(kind: Kind, case: str | None = None) -> dict[str, object]:
     """A figure for every slot of its sentence."""
+    case = case or next(iter(kind.cases), None)
     numbers = {"ci": (1.0, 2.0), "wins": 3, "of": 4, "most": 5}
     units = ("percent", "_ms", "_gib", "_s")
-    found: dict[str, object] = {}
-    for name in SLOT.findall(kind.sentence):
+    found: dict[str, object] = {"case": case} if case else {}
+    for name in SLOT.findall(kind.sentence_of(found)):
         is_number = name.startswith("num_") or name.endswith(units)
         found[name] = numbers.get(name, 2 if is_number else name.upper())
     return found
@@ -57,10 +58,12 @@ def test_a_kind_has_a_sentence_a_meaning_a_rule_and_something_to_do(code: str) -
     assert kind.sentence
     assert all(text.endswith(".") for text in (kind.means, kind.decided, kind.todo))
     assert all((ROOT / page).exists() for page in re.findall(r"docs/[\w-]+\.md", kind.todo))
-    said = finding(code, **figures_for(kind))  # type: ignore[arg-type]
-    assert not re.search(r"[\[\]]|\{\w+\}", said.text.replace("{launches: …}", ""))
-    assert not said.text.endswith(".")
-    assert said.headline.endswith(".")
+    assert ("{case}" in kind.sentence) == bool(kind.cases)
+    for case in kind.cases or [None]:
+        said = finding(code, **figures_for(kind, case))  # type: ignore[arg-type]
+        assert not re.search(r"[\[\]]|\{\w+\}", said.text.replace("{launches: …}", ""))
+        assert not said.text.endswith(".")
+        assert said.headline.endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_each_finding_is_in_one_place_of_the_screen(codes: list[str], most: int)
 def test_findings_are_in_the_order_of_what_they_concern() -> None:
     figures = figures_for(KINDS["input-stall"])
     small, large = (finding("input-stall", weight=share, **figures) for share in (0.1, 0.4))  # type: ignore[arg-type]
-    answer = finding("not-measured", leader="x", ended="y")
+    answer = finding("not-measured", case="none")
     assert ranked([small, answer, large]) == (answer, large, small)
 
 

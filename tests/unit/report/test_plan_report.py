@@ -171,7 +171,7 @@ SCATTER = Earlier(Path("runs/gpt-splits/1"), shared_percent=2.0, apart_percent=4
 @pytest.mark.parametrize(
     ("plan", "earlier", "said"),
     [
-        (SHARED, None, "For verdicts that hold in any run, set `steps: {launches: 6}`."),
+        (SHARED, None, "set `steps: {launches: 6}`."),
         (ACROSS, None, "No verdict is possible with 2 launches: it takes 6 (`steps: {launches: 6}`)."),
         (ENOUGH, None, None),
         (ENOUGH, SCATTER, " % or more can be detected: 6 launches that scatter by 4 %."),

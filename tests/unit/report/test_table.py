@@ -18,7 +18,6 @@ from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, slow
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Noise, StepTime, VariantResult
 from gpurun.launcher.compare.notes import named_once
-from gpurun.launcher.compare.notes import noticed as noticed_of
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.report.footnotes import noise_lines
 from gpurun.launcher.report.markdown import summary_markdown
@@ -113,7 +112,8 @@ def noticed(code: str, text: str, *variants: VariantResult, others: bool = True)
     """What was noticed about variants; with `others`, there are more."""
     names = f"{', '.join(map(variant_label, variants))}: " if others else ""
     about = variants[0].id if len(variants) == 1 else None
-    return finding(code, about, of=names, found=text, variants=tuple(one.id for one in variants))
+    case = "recorded" if code == "noticed" else None
+    return finding(code, about, of=names, case=case, found=text, variants=tuple(one.id for one in variants))
 
 
 def lines_of(text: str) -> list[str]:
@@ -252,8 +252,10 @@ def test_varied_keys_have_columns_of_their_own() -> None:
 
 def test_warnings_are_shown_once_and_name_their_variants(wording: Wording) -> None:
     warned, other = variant("ddp-2-even"), variant("ddp-2-40-24")
-    said = [(warned, noticed_of("BatchNorm sees 32 samples per rank"))]
-    found = named_once([*said, *((one, noticed_of("dropout")) for one in (warned, other))], 2)
+    said = [(warned, noticed("noticed", "BatchNorm sees 32 samples per rank", others=False))]
+    found = named_once(
+        [*said, *((one, noticed("noticed", "dropout", others=False)) for one in (warned, other))], 2
+    )
     comparison = replace(with_variants(warned, other), findings=(*COMPARISON.findings, *found))
     text = shown(comparison, 120)
     wording(text)

@@ -192,7 +192,7 @@ def test_a_search_says_what_each_value_does_to_the_time(tmp_path: Path, wording:
         assert one.percent == pytest.approx(100 * (tried[known(one.variant)] / tried[best.id] - 1))
         assert known(one.ci)[0] < one.percent < known(one.ci)[1]
     (note,) = effects_note(search)
-    wording(note, hide=r"[+−]\d.*?\)")
+    wording(note.text, hide=r"[+−]\d.*?\)")
 
 
 def test_an_effect_at_the_best_may_be_the_opposite_of_the_average(tmp_path: Path, wording: Wording) -> None:
@@ -209,7 +209,7 @@ def test_an_effect_at_the_best_may_be_the_opposite_of_the_average(tmp_path: Path
     one = next(one for one in search.effects if one.value == "dp")
     assert known(one.at_best).percent == pytest.approx(40.0)
     assert known(one.average).percent < -20
-    wording(*effects_note(search), hide=r"[+−]\d.*?\)")
+    wording(*(each.text for each in effects_note(search)), hide=r"[+−]\d.*?\)")
 
 
 def test_where_the_best_was_compared_the_effect_is_that_of_the_comparison(tmp_path: Path) -> None:

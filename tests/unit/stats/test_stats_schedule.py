@@ -21,7 +21,6 @@ from gpurun.launcher.stats.schedule import (
     WINDOW_STEPS,
     block_steps,
     is_steady,
-    short_text,
     shuffled,
 )
 
@@ -118,12 +117,3 @@ def test_a_block_lasts_at_least_as_long_as_wanted() -> None:
     assert block_steps([50_000_000], 200) == 4
     assert block_steps([500_000_000], 200) == 1
     assert block_steps([0] * 5, 1e-6) == 1
-
-
-@pytest.mark.parametrize(("num_steps", "advice"), [(14, "usually 30 are enough"), (34, "run more steps")])
-def test_a_short_program_learns_how_many_steps_are_enough(num_steps: int, advice: str) -> None:
-    text = short_text(num_steps, num_steps // 2, has_settled=False)
-    assert text.startswith(
-        f"only {num_steps} steps were recorded, each from one optimizer step to the next; "
-    )
-    assert text.endswith(advice)

@@ -10,9 +10,9 @@ import pytest
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, slowest_rank
-from gpurun.launcher.compare.figures.traced import TRACED_FAR
 from gpurun.launcher.compare.model import Comparison, StepTime, VariantResult
 from gpurun.launcher.findings.finding import finding
+from gpurun.launcher.findings.run_cases import NOTICED
 from gpurun.launcher.report.phases import timed_parts
 from gpurun.launcher.report.terminal.table import phase_parts
 from gpurun.launcher.rundir.files import RunDir
@@ -117,9 +117,10 @@ def operators(other: Shown | None = None, **changed: object) -> str:
     return "\n> ".join(operators_said(table | changed, OURS, other).values())
 
 
-def noticed(code: str, text: str) -> Comparison:
+def noticed(case: str, text: str = "") -> Comparison:
     """A comparison in which this was noticed about `EVEN`."""
-    return replace(COMPARISON, findings=(finding(code, EVEN.id, of="", found=text, variants=(EVEN.id,)),))
+    found = finding("noticed", EVEN.id, of="", case=case, found=text, variants=(EVEN.id,))
+    return replace(COMPARISON, findings=(found,))
 
 
 def test_sentences(snapshot: Callable[[str, str], None]) -> None:
@@ -129,12 +130,12 @@ def test_sentences(snapshot: Callable[[str, str], None]) -> None:
         "the fastest, whose timed steps are others": explained(timed(EVEN, 50.0)),
         "a step": step_sentence(EVEN),
         "a step whose timed ones are others": step_sentence(timed(EVEN, 50.0)),
-        "the same, in a note": far_note(EVEN, noticed("noticed", TRACED_FAR)),
+        "the same, in a note": far_note(EVEN, noticed("traced-far")),
         "a step as traced": far_note(EVEN, COMPARISON),
         "a step without a trace": step_sentence(UNTRACED),
         "a step without ranks": step_sentence(replace(UNTRACED, ranks=())),
         "no step": step_sentence(replace(UNTRACED, step_ms=None)),
-        "a program that ended before its trace": untraced(EVEN, noticed("noticed", SHORT)),
+        "a program that ended before its trace": untraced(EVEN, noticed("recorded", SHORT)),
         "a variant without such a warning": untraced(EVEN, COMPARISON),
         "operators": operators(),
         "operators, compared": operators(OTHER, against_step_ms=59.8),
@@ -181,7 +182,7 @@ def test_the_tab_and_the_report_warn_of_the_same_traced_steps(tmp_path: Path) ->
     run = RunDir(shutil.copytree(RECORDED, tmp_path / RECORDED.name))
     comparison = compare_run(run)
     noted = [one.id for one in comparison.variants if far_note(one, comparison)]
-    said = [one.id for one in comparison.variants if TRACED_FAR in warnings_of(comparison, one)]
+    said = [one.id for one in comparison.variants if NOTICED["traced-far"] in warnings_of(comparison, one)]
     assert noted == said != []
 
 
