@@ -16,8 +16,8 @@ from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.compare.variant_causes import is_far_from_timed
 from gpurun.launcher.findings.finding import Finding, finding, noticed
 from gpurun.launcher.findings.finding_kinds import ADVICE
-from gpurun.launcher.findings.run_cases import ENDED
-from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, UNUSED_BUDGET, more_launches
+from gpurun.launcher.findings.run_cases import ENDED, UNUSED_BUDGET
+from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
@@ -75,11 +75,9 @@ def _of_plan(note: str) -> Finding:
 
 
 def _notes_of_plan(plan: Plan, measured: Mapping[str, Measured]) -> list[str]:
-    """Those that apply: on later launches if there are some, on the budget if anything was timed."""
-    has_later = any(max(one.logs, default=0) > 0 for one in measured.values())
+    """Those that apply: on the budget if anything was timed."""
     has_failed = all(one.finished and not one.counts for one in measured.values())
-    unsaid = (*(() if has_later else (FIRST_LAUNCHES,)), *((UNUSED_BUDGET,) if has_failed else ()))
-    return [text for text in plan.notes if not text.startswith(unsaid)]
+    return [text for text in plan.notes if not (has_failed and text.startswith(UNUSED_BUDGET))]
 
 
 def once_note(
@@ -130,10 +128,10 @@ def more_launches_note(findings: Sequence[Finding], plan: Plan) -> list[Finding]
     if has_step or not codes.intersection(UNDECIDED_CODES):
         return []
     lacks_rounds = any(" round" in each.text for each in findings if each.code == "too-few")
-    more, setting = "more launches", more_launches(plan.budget_s is not None)
+    units, setting = "launches", more_launches(plan.budget_s is not None)
     if lacks_rounds and plan.budget_s is None:
-        more, setting = "more rounds", "`steps: {rounds: 28}`"
-    return [finding("more-launches", weight=0.99, num_pairs=more, setting=setting)]
+        units, setting = "rounds", "`steps: {rounds: 28}`"
+    return [finding("more-launches", weight=0.99, units=units, setting=setting)]
 
 
 MUCH_LONGER = 1.1
@@ -284,7 +282,7 @@ def _few_launches(baseline: Measured, others: list[Measured], more: str | None) 
     pairs = [len(repetitions & set(one.logs)) for one in apart]
     if more is None or not apart or min(pairs) >= MIN_LAUNCHES:
         return []
-    return [finding("more-launches", num_pairs=f"{MIN_LAUNCHES} pairs of launches", setting=more, weight=1)]
+    return [finding("more-launches", num_pairs=MIN_LAUNCHES, setting=more, weight=1)]
 
 
 def _within(within: int, baseline: Measured, others: list[Measured], more: str | None) -> list[Finding]:

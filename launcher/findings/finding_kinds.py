@@ -361,6 +361,13 @@ class Advice:
     """Where no other split can be had; empty: the same."""
 
 
+LACKING: Mapping[str, Mapping[str, str]] = {
+    "outside": {"place": "outside of operators", "lacking": "Python's stacks"},
+    "unseen": {"place": "outside of operators", "lacking": "the device's work"},
+    "communication": {"place": "in communication or waiting for it", "lacking": "other ranks"},
+    "unknown": {"place": "in gaps", "lacking": "launches"},
+}
+"""Of the parts that the traces don't explain: where they are, and what would explain them."""
 _SLOW_RANK = "find out what slows that rank down"
 ADVICE: Mapping[str, Advice] = {
     "input": Advice(
@@ -482,7 +489,7 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "act-on-cause": Kind(
         "remedy",
-        "[{where} spends {percent} of its step {spent}: ]{advice}",
+        "[{where} spends {percent} of its step {spent}: ][{advice}][set {settings} in the job]",
         "What would shorten the step of the fastest variant most.",
         "Its largest loss in traced steps, if that is at least 5 % of the step; or what the answer lacks.",
         "Try it in a new variant, and compare.",
@@ -505,7 +512,8 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "more-launches": Kind(
         "remedy",
-        "[{num_pairs} may decide it: set {setting}]"
+        "[{num_pairs} pairs of launches may decide it: set {setting}]"
+        "[more {units} may decide it: set {setting}]"
         "[{num_needed:launch} of each take about {num_minutes:minute} (`budget: {num_minutes}m` in a new "
         "run); from one of each it isn't known how launches vary]",
         "Identical launches vary; from few of them nothing follows.",

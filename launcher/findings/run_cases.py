@@ -108,7 +108,11 @@ NOTICED: Cases = {
     "ablation-hardware": f"{_ABLATION}; ranks that don't communicate may compete for the hardware instead",
     "traced-far": "traced steps differ a lot from the timed steps",
 }
+UNUSED_BUDGET = "`budget` is not used"
+"""How the note begins."""
 REASONS: Cases = {
+    "unused-budget": f"{UNUSED_BUDGET}, since no variant is compared with another; {{setting}} says how much "
+    "is measured",
     "few": "{seen} {are} too few to rule out chance[ in {num} comparisons]; that takes at least {enough}",
     "outlying": "one of {num_rounds:round} of {where} took {step_ms} ms per step, the others {others}",
     "few-of-each": "{num_launches:launch} of each version, and a verdict takes {least}",

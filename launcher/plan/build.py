@@ -21,7 +21,7 @@ from gpurun.launcher.plan.devices import (
     interface_env,
     visible_gpus,
 )
-from gpurun.launcher.plan.estimate import FIRST_LAUNCHES, LAUNCHES_TO_COMPARE, unused_budget
+from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE, unused_budget
 from gpurun.launcher.plan.expand import (
     Expansion,
     assume_batch,
@@ -45,7 +45,6 @@ from gpurun.launcher.plan.program_processes import program_processes
 from gpurun.launcher.rundir.paths import RunPaths
 from gpurun.launcher.stats.schedule import MOST_REPETITIONS, ROUNDS, shuffled
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.units import listed
 
 SHORTEST_LAUNCH_S = 1.0
 """With its warm-up no launch is shorter: a budget can't be enough for more."""
@@ -110,7 +109,6 @@ def build_plan(
         notes=(
             *notes,
             *expansion.notes,
-            *_notes_of_turns(groups, later, size),
             *unused_budget(spec, size.budget_s),
             *(gate.notes if gate else ()),
         ),
@@ -257,16 +255,6 @@ def _fits_into(variant: Variant, largest: Variant, spec: JobSpec) -> bool:
         return variant.devices == largest.devices
     is_bound = strategy.has_replicas and spec.bind != "none"
     return variant.devices[0] == largest.devices[0] and not is_bound and not strategy.has_backend
-
-
-def _notes_of_turns(groups: tuple[Group, ...], later: tuple[Group, ...], size: Size) -> tuple[str, ...]:
-    """That strategies share processes, where later launches do."""
-    if size.repetitions == 1 or len(later) == len(groups):
-        return ()
-    shared = [group for group in later if group.name.startswith(TOGETHER)]
-    strategies = ([*dict.fromkeys(one.strategy for one in group.variants)] for group in shared)
-    names = (listed(each) if len(each) > 1 else f"variants of {each[0]}" for each in strategies)
-    return (f"{FIRST_LAUNCHES} {'; '.join(dict.fromkeys(names))} share processes.",)
 
 
 def _launches(

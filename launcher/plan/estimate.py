@@ -4,13 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Launch, Plan
 
-FIRST_LAUNCHES = "After their first launches, which don't count,"
-"""The beginning of the note that strategies share processes in later launches."""
-UNUSED_BUDGET = "`budget` is not used"
 LAUNCHES_TO_COMPARE = 6
 """With fewer launches of each there is no verdict on what other launches would show."""
 ABLATION_ROUNDS = 6
@@ -32,9 +30,8 @@ def more_launches(has_budget: bool) -> str:
 def unused_budget(spec: JobSpec, budget_s: float | None) -> Iterator[str]:
     """A note of a budget that the job states and that its plan doesn't have."""
     if "budget" in spec.stated and budget_s is None:
-        says = "`steps: {rounds: 28}` says how much is measured"
-        size = says if spec.kind.has_rounds else "`steps: {launches: 6}` says how often the program runs"
-        yield f"{UNUSED_BUDGET}, since no variant is compared with another; {size}"
+        steps = "{rounds: 28}" if spec.kind.has_rounds else f"{{launches: {LAUNCHES_TO_COMPARE}}}"
+        yield reason("unused-budget", setting=f"`steps: {steps}`")
 
 
 def ablation_rounds(spec: JobSpec, launch: Launch) -> int:

@@ -13,6 +13,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, ParamsError, SpecError, VariantError
 from gpurun.launcher.failures.reporter import Reporter
+from gpurun.launcher.findings.run_cases import UNUSED_BUDGET
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.lines import has_colour
 from gpurun.launcher.logs.relay import Relay
@@ -21,7 +22,7 @@ from gpurun.launcher.machine.network import check_loopback
 from gpurun.launcher.machine.resource_limits import check_limits
 from gpurun.launcher.masking import hidden
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.estimate import UNUSED_BUDGET, estimate_s
+from gpurun.launcher.plan.estimate import estimate_s
 from gpurun.launcher.plan.model import GatePlan, Launch, Plan
 from gpurun.launcher.plan.nodes import Node, ranks_there
 from gpurun.launcher.processes.incoming_signals import forwarded

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
-from gpurun.launcher.findings.finding_kinds import ADVICE
+from gpurun.launcher.findings.finding_kinds import ADVICE, LACKING
 from gpurun.launcher.trace.model import StragglerReport
 from gpurun.launcher.units import format_ms, listed
 
@@ -59,13 +59,6 @@ PARTS: Mapping[Part, str] = {
     "compute": "computes-longer",
 }
 """The kind of finding of each part of a step."""
-LACKING: Mapping[Part, Mapping[str, str]] = {
-    "outside": {"place": "outside of operators", "lacking": "Python's stacks"},
-    "unseen": {"place": "outside of operators", "lacking": "the device's work"},
-    "communication": {"place": "in communication or waiting for it", "lacking": "other ranks"},
-    "unknown": {"place": "in gaps", "lacking": "launches"},
-}
-"""Of the parts that the traces don't explain: where they are, and what would explain them."""
 OF_HOST: tuple[Part, ...] = ("host", "python", "outside", "unseen")
 _WAITS: tuple[Part, ...] = ("split", "straggler", "bubble")
 EVERY_RANK = "every rank"

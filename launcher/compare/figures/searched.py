@@ -10,13 +10,11 @@ from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.findings.finding import Finding, finding, reason
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Effect, SearchRecord, TimeChange, TrialRecord, Unmeasured
-from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (
     change_text,
     format_percent,
     format_percent_interval,
     interval_figures,
-    listed,
 )
 
 LEAST_SAVING = 0.01
@@ -154,7 +152,7 @@ def winner_findings(search: SearchResult, is_settled: bool) -> tuple[Finding, ..
     keys = dict.fromkeys(one.key for one in search.effects)
     other = [f"`{key}: {best[key]}`" for key in keys if key in best and best[key] != own.get(key)]
     has_step = is_settled and other and own
-    use_it = (to_do("fastest", f"set {listed(other)} in the job", 0.5),) if has_step else ()
+    use_it = (finding("act-on-cause", weight=0.5, settings=other, what="fastest"),) if has_step else ()
     return (*costly_value(search), *use_it)
 
 

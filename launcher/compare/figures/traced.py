@@ -35,7 +35,6 @@ NO_GPU_WORK = (
 
 TRACED = "traced steps "
 """How the findings begin that compare these with the timed ones."""
-TRACED_FAR = f"{TRACED}differ a lot from the timed steps"
 TRACED_SHORT = (
     TRACED
     + "of rank {rank} take {traced} ms, timed ones usually {timed} ms: the traces don't show where the "

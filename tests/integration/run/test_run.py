@@ -180,7 +180,8 @@ def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> Non
     found = result.json["gate"]
     assert found["outcome"] == "undecided"
     assert {row["why"] for row in found["rows"]} == {
-        "run A has 1 launch and run B has 1 launch, and a verdict takes 6 of each run: set `steps: {launches: 6}`"
+        "run A has 1 launch and run B has 1 launch, and a verdict takes 6 of each run: "
+        "set `steps: {launches: 6}`"
     }
 
 
