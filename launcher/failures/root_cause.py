@@ -357,3 +357,51 @@ def _without(log: str, traceback: str, message: str) -> str:
 
 def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
+
+
+PERMANENT_ERRORS = frozenset(
+    {
+        "SyntaxError",
+        "IndentationError",
+        "TabError",
+        "ImportError",
+        "ModuleNotFoundError",
+        "NameError",
+        "UnboundLocalError",
+        "AttributeError",
+        "TypeError",
+        "NotImplementedError",
+        "FileNotFoundError",
+        "IsADirectoryError",
+        "NotADirectoryError",
+        "PermissionError",
+        "RecursionError",
+    }
+)
+"""Exceptions about the program or its installation: the next attempt would raise them too."""
+
+PERMANENT_CODES = frozenset({2, 126, 127})
+"""Exit codes for a wrong command: usage, not executable, not found."""
+
+
+def is_transient(failure: Failure) -> bool:
+    """Whether another attempt may succeed: a rule of thumb that errs on the side of trying.
+
+    Yes: signals (SIGKILL, SIGSEGV, …), the kernel's OOM killer, lost connections, other exit codes and
+    exceptions. No: mistakes in the job or the program, and a rank that itself ran out of memory.
+    """
+    if failure.kind == "user" or failure.error in PERMANENT_ERRORS:
+        return False
+    if failure.kind == "oom":
+        return failure.error is None  # the kernel's OOM killer: another process may have taken the memory
+    if failure.kind == "exit":
+        return failure.code not in PERMANENT_CODES
+    return True
+
+
+def fails_everywhere(failure: Failure) -> bool:
+    """Whether the mistake is in the program or the job, so that every rank and strategy fails alike.
+
+    Other exceptions of a user's code may depend on where it runs, for example on the number of ranks.
+    """
+    return failure.error in PERMANENT_ERRORS or failure.error in ("UserError", ParamsError.__name__)

@@ -5,14 +5,16 @@ What `--resume` keeps and measures again is decided here, and put into a sentenc
 
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gpurun.launcher.compare.figures.rounds import round_times
+from gpurun.launcher.errors import ParamsError
+from gpurun.launcher.failures.root_cause import Failure, fails_everywhere
 from gpurun.launcher.findings.run_cases import ENDED
+from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.model import Launch, Plan, Variant
-from gpurun.launcher.run.effects import Ended, Remaining, Settle
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import (
     MEASURED,
@@ -30,6 +32,55 @@ from gpurun.launcher.stats.sequential import is_spent
 from gpurun.launcher.units import first_of, plural
 
 _MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an attempt of a launch ended; without failure and `late`, well."""
+
+    failure: Failure | None = None
+    late: str | None = None
+    """Why the ranks were stopped: `took longer than 5 s`, `no step completed for 30 s`."""
+    is_hung: bool = False
+    """Whether that was a hang, not the time limit of a variant."""
+    hang: Hang | None = None
+    """The activity of the ranks then."""
+    variant: str | None = None
+    """The variant that was running when it failed; `None`: none had begun."""
+
+    @property
+    def is_well(self) -> bool:
+        return self.failure is None and self.late is None
+
+    @property
+    def is_same_everywhere(self) -> bool:
+        """Whether every launch that builds the same model would fail likewise."""
+        found = self.failure
+        is_built = self.variant is None and found is not None and found.stage == "build"
+        return is_built and found is not None and fails_everywhere(found)
+
+    @property
+    def mistake(self) -> ParamsError | None:
+        """The mistake in the job itself, where only building its workload could show it."""
+        found = self.failure if self.is_same_everywhere else None
+        is_mistake = found is not None and found.error == ParamsError.__name__
+        return ParamsError(found.message) if found is not None and is_mistake else None
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """How far a launch is, from the run directory."""
+
+    missing: tuple[str, ...]
+    """Variants that are still to be measured."""
+    rounds: Mapping[str, int] = field(default_factory=dict)
+    """To run next, by variant: the missing ones, and the baseline with them."""
+    attempts: int = 0
+    """Started so far, of this launch."""
+    restarts: int = 0
+    """So far."""
+    done: int = 0
+    """Rounds that all of the missing variants have completed."""
 
 
 def attempt_id(launch: Launch, attempt: int) -> str:
@@ -153,15 +204,21 @@ def spent_s(run: RunDir) -> float:
     return sum(map(elapsed_s, logs)) + before_s(logs, commands) + sum(between_s(logs, commands))
 
 
-def record_outcomes(run: RunDir, plan: Plan, launch: Launch, attempt: str, settle: Settle) -> tuple[str, ...]:
-    """Writes how the variants of an attempt ended; variants of other launches that are skipped therefore."""
+def record_outcomes(
+    run: RunDir, plan: Plan, launch: Launch, attempt: str, ended: Ended, missing: Sequence[str]
+) -> tuple[str, ...]:
+    """Writes how the variants of an attempt ended; variants of other launches that are skipped therefore.
+
+    A failure costs the variant that caused it; if none had begun, all that were missing of the launch.
+    """
+    lost = () if ended.is_well else (ended.variant,) if ended.variant is not None else tuple(missing)
     for variant in finished_variants(run, launch):
         facts = merged_facts(run, plan, variant)
         write_json(run.facts(variant), facts)
         write_json(run.status(variant), status_of(facts))
-    skipped = untried_with_same_model(run, plan, settle.lost) if settle.skips_same_failure else ()
-    for variant in (*settle.lost, *skipped):
-        write_json(run.status(variant), lost_status(run, attempt, settle.ended))
+    skipped = untried_with_same_model(run, plan, lost) if ended.is_same_everywhere else ()
+    for variant in (*lost, *skipped):
+        write_json(run.status(variant), lost_status(run, attempt, ended))
     return skipped
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -23,8 +23,7 @@ from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.processes.pool import OPTIMIZING
 from gpurun.launcher.processes.pool_per_env import Ranks
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, SERVICE_RANK, WORKER_ENTRY, Exit, StartRequest
-from gpurun.launcher.run import effects as do
-from gpurun.launcher.run.attempts import attempt_id, finished_variants, num_restarts
+from gpurun.launcher.run.attempts import attempt_id, num_restarts
 from gpurun.launcher.run.watch import Due, Tick
 from gpurun.launcher.rundir.claim import entered
 from gpurun.launcher.rundir.control import leave, read_states
@@ -216,16 +215,22 @@ class RunningAttempt:
         self.run = self.starter.run
         self.name = attempt_id(self.launch, self.number)
 
-    def start(self, action: do.Start) -> None:
-        """Starts the ranks."""
-        requests = self.starter.prepare(self.launch, self.name, action.rounds)
+    def start(self, rounds: Mapping[str, int], preloads: Literal["before", "after"] | None) -> None:
+        """Starts the ranks.
+
+        Args:
+            rounds: of each variant.
+            preloads: when what only later ranks need is imported for them; that takes as long as the first
+                ones build.
+        """
+        requests = self.starter.prepare(self.launch, self.name, rounds)
         self.record_program("start")
         entered(self.run, self.name)
         self.relay.follow(self.own_logs())
-        if action.preloads == "before":
+        if preloads == "before":
             self.ranks.preload(OPTIMIZING)
         self.ranks.start(requests)
-        if action.preloads == "after":
+        if preloads == "after":
             self.ranks.preload(OPTIMIZING)
 
     def wait(self, shows_output: bool) -> tuple[tuple[Exit, ...], tuple[Event, ...]]:
@@ -274,28 +279,23 @@ class RunningAttempt:
         """Finds what the ranks are doing."""
         return diagnose(self.ranks.observe(self.run.control(self.name)))
 
-    def stop(self, action: do.Stop, stopped_ns: int) -> do.Stopped:
-        """Ends the ranks, and reads their results."""
+    def stop(self, shows_output: bool = False) -> None:
+        """Ends the ranks that are still running."""
         try:
             self.ranks.stop(self.starter.spec.grace_s)
-            if action.shows_output:
+            if shows_output:
                 self.relay.finish()
         finally:
             leave(self.run.control(self.name))
             entered(self.run, None)
-        return do.Stopped((), stopped_ns) if action.why == "error" else self.read_results(action, stopped_ns)
 
-    def read_results(self, action: do.Stop, stopped_ns: int) -> do.Stopped:
-        """Reads what the ranks measured, and how they ended."""
+    def last_exits(self, before: Sequence[Exit], is_late: bool) -> tuple[Exit, ...]:
+        """The exits that came with the stop; a program whose ranks have all ended well is done."""
         exits = tuple(self.ranks.poll(0))
-        ended_well = sum(exit_.returncode == 0 for exit_ in (*action.exits, *exits))
-        if action.why == "ended" and ended_well == len(self.launch.processes):
+        ended_well = sum(exit_.returncode == 0 for exit_ in (*before, *exits))
+        if not is_late and ended_well == len(self.launch.processes):
             self.record_program("done")
-        finished = frozenset(finished_variants(self.run, self.launch))
-        if finished >= set(action.variants):
-            self.relay.finish()
-        failures = tuple(self.run.read_failures(self.name))
-        return do.Stopped(exits, stopped_ns, failures, finished, self.last_events())
+        return exits
 
     def record_program(self, stage: Stage) -> None:
         """Writes an event of a program's attempt: its ranks write none, since each knows only of itself."""

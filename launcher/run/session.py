@@ -1,27 +1,36 @@
-"""Executes a plan: asks `decisions.py` what to do, does it, and returns the result to it."""
+"""Executes a plan: one launch after the other, each attempted until nothing of it is missing."""
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from itertools import zip_longest
+from typing import Literal
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.interference import load_so_far
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison
-from gpurun.launcher.errors import ParamsError
+from gpurun.launcher.errors import Interrupted, ParamsError
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
-from gpurun.launcher.failures.root_cause import Failure
+from gpurun.launcher.failures.root_cause import Failure, is_transient, root_cause
+from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.cores import becomes_quiet
 from gpurun.launcher.plan.model import Launch
 from gpurun.launcher.processes.pool_per_env import Pools, Ranks
-from gpurun.launcher.run import decisions
-from gpurun.launcher.run import effects as do
-from gpurun.launcher.run.attempts import record_outcomes, remaining
+from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.run.attempts import (
+    Ended,
+    Remaining,
+    attempts,
+    finished_variants,
+    record_outcomes,
+    remaining,
+)
 from gpurun.launcher.run.budget import Budget
 from gpurun.launcher.run.running_attempt import Clock, RunningAttempt, Starter
-from gpurun.launcher.run.watch import Tick, limits_of
+from gpurun.launcher.run.watch import Late, Limits, Tick, Watch, limits_of, located
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.records import Command, Event, QuietWait, Restart, Resumption
 from gpurun.launcher.units import format_duration, plural
@@ -33,6 +42,8 @@ OnEvent = Callable[[Launch, Event | None], None]
 NOT_COUNTED = "`wait_for_quiet` has no effect: the kernel doesn't say how busy the cores are"
 LOAD_EVERY_S = 2.0
 """How often other load is looked for, at the most."""
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
 
 
 @dataclass
@@ -54,6 +65,10 @@ class Session:
     ranks: Ranks = field(init=False)
     """The ranks of the launch that runs now."""
     attempt: RunningAttempt | None = None
+    watch: Watch | None = None
+    """Of the newest attempt."""
+    may_run: bool = False
+    """Whether ranks may be running."""
     used: list[Ranks] = field(default_factory=list)
     """The starters of ranks so far."""
     load_due_s: float | None = 0.0
@@ -63,6 +78,7 @@ class Session:
         self.plan, self.run = self.starter.plan, self.starter.run
         self.ranks = self.pools.get(*self.plan.environment(self.plan.variants[0].id))
         self.budget = Budget(self.plan, self.run, self.clock.monotonic)
+        self.limits = limits_of(self.starter.spec)
 
     def execute(self) -> Comparison:
         """Runs what is missing; the comparison is written after every launch, whatever comes later.
@@ -72,56 +88,97 @@ class Session:
             Interrupted: by Ctrl-C or SIGTERM, after the processes are gone.
         """
         append_lines(self.run.commands, [Command(self.clock.time_ns(), self.resumed)])
-        repetitions = [launch.repetition for launch in self.plan.launches]
-        has_budget = self.plan.budget_s is not None
-        state, action = decisions.begin(repetitions, limits_of(self.starter.spec), has_budget)
-        while not isinstance(action, do.Finish):
-            try:
-                state, action = decisions.step(state, self.perform(action))
-            except BaseException as error:  # whatever it is, the ranks are stopped first
-                state, action = decisions.fail(state, error)
-        if action.error is not None:
-            raise action.error
+        try:
+            self.measure()
+        except BaseException as error:  # whatever it is, the ranks are stopped first
+            if self.may_run:
+                self.stop_after(error)
+            raise
         return self.compare()
 
-    def perform(self, action: do.Effect) -> do.Happened:
-        """Executes an action; its result."""
-        match action:
-            case do.ReadRemaining():
-                launch = self.plan.launches[action.position]
-                rounds = action.rounds if self.budget.fits(launch, action.rounds) else {}
-                return remaining(self.run, self.plan, launch, rounds)
-            case do.Review():
-                return do.Reviewed(self.budget.review(action.repetitions, self.compare))
-            case do.Start():
-                return self.start(action)
-            case do.Wait():
-                return self.wait(action)
-            case do.Diagnose():
-                hang = self.current.diagnose()
-                what = action.text(hang, self.current.launch.id)
-                self.reporter.report_hang(hang, self.current.name, what, goes_on=not action.late.stops)
-                return do.Diagnosed(action.late, hang)
-            case do.Stop():
-                return self.stop(action)
-            case do.Explain(failure):
-                self.refuse_arguments(failure)
-                place = self.current.host_of(failure.rank), self.current.place_of(failure.rank)
-                return do.Explained(self.reporter.report_failure(failure, self.current.name, *place))
-            case do.Restart():
-                record = Restart(self.clock.time_ns(), self.current.name, action.number, action.reason)
-                self.reporter.report_restart(record, action.text(self.current.launch.id))
-                self.clock.sleep(action.pause_s)
-            case do.Settle():
-                self.settle(action)
-            case do.Compare():
+    def measure(self) -> None:
+        """Measures what is missing; with a budget, what the review after each repetition chooses."""
+        rounds: Mapping[str, int] | None = None
+        has_budget, reviewed = self.plan.budget_s is not None, 0
+        for launch, following in zip_longest(self.plan.launches, self.plan.launches[1:]):
+            if has_budget and launch.repetition != reviewed and not attempts(self.run, launch):
+                reviewed = launch.repetition
+                if not (rounds := self.budget.review(reviewed, self.compare)):
+                    return
+            was_missing = self.complete(launch, rounds)
+            is_last = following is None or following.repetition != launch.repetition
+            if was_missing and not (has_budget and is_last):  # a review compares, too
                 self.compare()
-            case do.ReportFullDisk(rank):
-                where = self.current.host_of(rank) if self.plan.nodes else None
-                raise full_disk(self.run, self.current.name, rank, where)
-            case _:
-                assert_never(action)
-        return None
+        if has_budget:
+            self.budget.review(self.plan.launches[-1].repetition + 1, self.compare)
+
+    def complete(self, launch: Launch, rounds: Mapping[str, int] | None) -> bool:
+        """Attempts a launch until nothing of it is missing; whether something was.
+
+        Args:
+            launch: of the plan.
+            rounds: of each variant that is measured; `None`: as planned.
+        """
+        was_missing = False
+        while (left := self.remaining(launch, rounds)).missing:
+            was_missing = True
+            ended, number = self.attempted(launch, left), left.restarts + 1
+            if should_restart(ended, number, self.limits):
+                self.restart(ended, number)
+            else:
+                self.settle(ended, left.missing)
+        return was_missing
+
+    def remaining(self, launch: Launch, rounds: Mapping[str, int] | None) -> Remaining:
+        """The part of a launch that is missing; nothing where the time that is left doesn't suffice."""
+        return remaining(self.run, self.plan, launch, rounds if self.budget.fits(launch, rounds) else {})
+
+    def attempted(self, launch: Launch, left: Remaining) -> Ended:
+        """Starts the ranks of a launch, and watches them until they have ended; how they did.
+
+        Raises:
+            MachineError: a rank could not write its results.
+        """
+        attempt = self.start(launch, left)
+        watch = Watch.begin(len(launch.processes), self.clock.monotonic(), self.watch)
+        late = None
+        while not watch.is_over and not (late and late.stops):
+            self.watch = watch = watch.after(self.wait(attempt, watch), self.limits)
+            late = None if watch.is_over else watch.late(self.limits)
+            if late is not None:
+                self.watch = watch = replace(watch, hang_reported=watch.hang_reported or late.is_hang)
+                hang = self.diagnose(late, watch.variant)
+        stopped_ns = self.clock.time_ns()
+        attempt.stop(shows_output=late is not None)
+        self.may_run = False
+        exits = (*watch.exits, *attempt.last_exits(watch.exits, late is not None))
+        finished = finished_variants(self.run, launch)
+        if finished >= left.rounds.keys():
+            self.relay.finish()
+        if late is not None:
+            return Ended(late=late.text(hang), is_hung=late.is_hang, hang=hang, variant=watch.variant)
+        return Ended() if finished >= left.rounds.keys() else self.failed(watch, exits, stopped_ns)
+
+    def failed(self, watch: Watch, exits: tuple[Exit, ...], stopped_ns: int) -> Ended:
+        """Why an attempt ended early: a full disk, or a rank's failure, which is reported.
+
+        A rank's own record of its variant counts more than the events. Rank 0, which writes those, may have
+        reached a variant while another rank was still building.
+
+        Raises:
+            MachineError: a rank could not write its results.
+        """
+        attempt = self.current
+        full = [exit_.rank for exit_ in exits if exit_.returncode == os.EX_IOERR]
+        if full:
+            where = attempt.host_of(full[0]) if self.plan.nodes else None
+            raise full_disk(self.run, attempt.name, full[0], where)
+        cause = root_cause(exits, tuple(self.run.read_failures(attempt.name)), stopped_ns)
+        cause = located(cause, attempt.last_events().get(cause.rank), watch)
+        self.refuse_arguments(cause)
+        place = attempt.host_of(cause.rank), attempt.place_of(cause.rank)
+        failure = self.reporter.report_failure(cause, attempt.name, *place)
+        return Ended(failure=failure, variant=failure.variant if failure.stage else watch.variant)
 
     @property
     def current(self) -> RunningAttempt:
@@ -130,17 +187,42 @@ class Session:
             raise RuntimeError("no attempt has been started")
         return self.attempt
 
-    def start(self, action: do.Start) -> do.Started:
+    def start(self, launch: Launch, left: Remaining) -> RunningAttempt:
         """Starts the ranks of a launch."""
-        launch = self.plan.launches[action.position]
+        self.may_run = True
         self.ranks = self.pools.get(*self.plan.environment(launch.variants[0]))
         self.attempt = RunningAttempt(
-            self.starter, launch, action.attempt, self.ranks, self.relay, self.clock
+            self.starter, launch, left.attempts + 1, self.ranks, self.relay, self.clock
         )
         self.wait_for_quiet(self.attempt.name)
-        self.attempt.start(self.preloading(action))
+        self.attempt.start(left.rounds, self.preloads(launch, left))
         self.on_event(launch, None)
-        return do.Started(len(launch.processes), self.clock.monotonic())
+        return self.attempt
+
+    def preloads(self, launch: Launch, left: Remaining) -> Literal["before", "after"] | None:
+        """When to import what launches after the first in an environment, and further attempts, find."""
+        is_new = not any(self.ranks is ranks for ranks in self.used)
+        if is_new:
+            self.used.append(self.ranks)
+        if left.attempts:
+            return "before"
+        has_later = len(self.plan.launches) > 1
+        return "after" if has_later and (is_new or launch == self.plan.launches[0]) else None
+
+    def diagnose(self, late: Late, variant: str | None) -> Hang:
+        """Finds out what late ranks are doing, and reports it."""
+        hang = self.current.diagnose()
+        what = f"{variant or self.current.launch.id}: {late.text(hang)}"
+        self.reporter.report_hang(hang, self.current.name, what, goes_on=not late.stops)
+        return hang
+
+    def restart(self, ended: Ended, number: int) -> None:
+        """Reports that the launch starts again as it was, and waits before."""
+        reason = ended.failure.reason if ended.failure else str(ended.late)
+        record = Restart(self.clock.time_ns(), self.current.name, number, reason)
+        which = f"{number} of {self.limits.restarts} of {self.current.launch.id}"
+        self.reporter.report_restart(record, f"restart {which} in {pause_s(number):g} s")
+        self.clock.sleep(pause_s(number))
 
     def wait_for_quiet(self, attempt: str) -> None:
         """Waits for other programs to leave the cores, if the job says so."""
@@ -157,23 +239,13 @@ class Session:
         waited_s = self.clock.monotonic() - began_s
         append_lines(self.run.waits, [QuietWait(self.clock.time_ns(), attempt, waited_s, is_quiet)])
 
-    def preloading(self, action: do.Start) -> do.Start:
-        """The action, which preloads modules too where ranks start in an environment for the first time."""
-        is_new = not any(self.ranks is ranks for ranks in self.used)
-        if is_new:
-            self.used.append(self.ranks)
-        if action.preloads is not None or not is_new or len(self.plan.launches) == 1:
-            return action
-        return replace(action, preloads="after")
-
-    def wait(self, action: do.Wait) -> Tick:
-        """Waits for a moment, and shows what is new."""
-        attempt = self.current
-        exits, events = attempt.wait(shows_output=not action.has_failed)
+    def wait(self, attempt: RunningAttempt, watch: Watch) -> Tick:
+        """Waits for a moment, and shows what is new; after a failure, other ranks only lost their peer."""
+        exits, events = attempt.wait(shows_output=not watch.has_failed)
         for event in events:
             self.on_event(attempt.launch, event)
         self.warn_of_load(self.clock.monotonic())
-        return attempt.tick(exits, events, action.due)
+        return attempt.tick(exits, events, watch.due(self.limits))
 
     def warn_of_load(self, now_s: float) -> None:
         """Reports once that ranks wait for other programs, as long as something can be done about it.
@@ -189,12 +261,13 @@ class Session:
             self.load_due_s = None
             self.reporter.report(found)
 
-    def stop(self, action: do.Stop) -> do.Stopped:
-        """Ends the ranks, and reads their results."""
-        if action.interruption is not None:
-            self.reporter.say(stopping_text(action.interruption, self.starter.spec.grace_s))
-        stopped_ns = self.clock.time_ns()
-        return self.attempt.stop(action, stopped_ns) if self.attempt else do.Stopped((), stopped_ns)
+    def stop_after(self, error: BaseException) -> None:
+        """Ends the ranks after an error; if that fails, the new error ends the run."""
+        is_interrupted = isinstance(error, Interrupted)
+        if isinstance(error, Interrupted):
+            self.reporter.say(stopping_text(error, self.starter.spec.grace_s))
+        if self.attempt is not None:
+            self.attempt.stop(shows_output=is_interrupted)
 
     def refuse_arguments(self, failure: Failure) -> None:
         """Ends the run if a program refuses the arguments of a variant, none of whose steps is measured.
@@ -209,10 +282,11 @@ class Session:
         if refused := self.reporter.refused_arguments(failure, self.current.name, variant_label(first)):
             raise refused
 
-    def settle(self, action: do.Settle) -> None:
+    def settle(self, ended: Ended, missing: Sequence[str]) -> None:
         """Writes down how the variants of an attempt ended."""
-        self.mistake = action.mistake or self.mistake
-        skipped = record_outcomes(self.run, self.plan, self.current.launch, self.current.name, action)
+        self.mistake = ended.mistake or self.mistake
+        attempt = self.current
+        skipped = record_outcomes(self.run, self.plan, attempt.launch, attempt.name, ended, missing)
         if skipped:
             others = plural(len(skipped), "other variant")
             self.reporter.report(f"{others} would build the same model and fail in the same way: not started")
@@ -222,3 +296,15 @@ class Session:
         comparison = compare_run(self.run)
         write_json(self.run.comparison, comparison)
         return comparison
+
+
+def should_restart(ended: Ended, number: int, limits: Limits) -> bool:
+    """Whether restart `number` is allowed, and may help."""
+    if ended.is_well or number > limits.restarts:
+        return False
+    return ended.failure is None or is_transient(ended.failure)
+
+
+def pause_s(restart: int) -> float:
+    """Seconds to wait before restart number `restart`, from 1: doubled each time, up to a limit."""
+    return float(min(FIRST_PAUSE_S * 2 ** min(restart - 1, 20), LONGEST_PAUSE_S))

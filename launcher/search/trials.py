@@ -19,7 +19,6 @@ from gpurun.launcher.plan.model import Launch
 from gpurun.launcher.processes.pool import OPTIMIZING
 from gpurun.launcher.processes.pool_per_env import Pools, Ranks
 from gpurun.launcher.processes.protocol import TRIAL_ENTRY, Exit, StartRequest
-from gpurun.launcher.run import effects as do
 from gpurun.launcher.run.attempts import attempt_id
 from gpurun.launcher.run.running_attempt import RunningAttempt, Starter
 from gpurun.launcher.run.watch import Watch, limits_of, located
@@ -158,7 +157,7 @@ class Trials:
         attempt, self.attempt = self.attempt, None
         if attempt is None:
             return ()
-        attempt.stop(do.Stop("error"), time.time_ns())
+        attempt.stop()
         return tuple(attempt.ranks.poll(0))
 
     def wait(

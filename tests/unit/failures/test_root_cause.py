@@ -17,6 +17,8 @@ from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.failures.root_cause import (
     explain,
+    fails_everywhere,
+    is_transient,
     root_cause,
     users_traceback,
     what_to_do,
@@ -24,7 +26,6 @@ from gpurun.launcher.failures.root_cause import (
 )
 from gpurun.launcher.inspect.stacks import OURS
 from gpurun.launcher.processes.protocol import Exit
-from gpurun.launcher.run.decisions import fails_everywhere, is_transient
 from gpurun.launcher.run.job import outcome_error
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import FailureRecord

@@ -12,10 +12,10 @@ import pytest
 
 from gpurun.launcher.errors import Interrupted, MachineError, SpecError
 from gpurun.launcher.failures.reporter import Reporter, log_tail, stopping_text
-from gpurun.launcher.failures.root_cause import Failure
+from gpurun.launcher.failures.root_cause import Failure, fails_everywhere, is_transient
 from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, REMOVED, Relay, log_lines
 from gpurun.launcher.machine.resource_limits import check_open_files, remedy, start_problem
-from gpurun.launcher.run.decisions import fails_everywhere, is_transient, pause_s
+from gpurun.launcher.run.session import pause_s
 from gpurun.launcher.rundir.claim import (
     Running,
     boot_id,

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.run.attempts import Begun, is_tried_again, resumption, resumption_text
-from gpurun.launcher.run.effects import Remaining
+from gpurun.launcher.run.attempts import Begun, Remaining, is_tried_again, resumption, resumption_text
 from gpurun.launcher.rundir.records import RootCause, VariantStatus
 from tests.unit.run.session_case import EVEN, SPLIT, FakeMachine
 from tests.wording import Wording

@@ -11,17 +11,14 @@ from gpurun.launcher.compare.notes import quiet_notes
 from gpurun.launcher.errors import MachineError, ParamsError
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.processes.protocol import Exit
-from gpurun.launcher.run import decisions, session
-from gpurun.launcher.run import effects as do
+from gpurun.launcher.run import session
 from gpurun.launcher.run.job import finish
 from gpurun.launcher.run.running_attempt import RunningAttempt
-from gpurun.launcher.run.watch import Limits
 from gpurun.launcher.rundir.files import append_lines, keep_lines
 from gpurun.launcher.rundir.records import Event, StepRecord
 from tests.said import notes_of
 from tests.unit.run.fake_ranks import OfRank, Removed, Script
 from tests.unit.run.session_case import (
-    CTRL_C,
     EVEN,
     KILLED,
     SPLIT,
@@ -204,12 +201,6 @@ def test_what_only_later_ranks_need_is_imported_for_them(tmp_path: Path) -> None
     assert Case(tmp_path / "one", SPLITS, [WELL]).done().ranks.preloads == []
     assert Case(tmp_path / "two", STRATEGIES, [WELL, WELL[:-1]]).done().ranks.preloads == ["after 01-ddp-2"]
     assert Case(tmp_path / "again", SPLITS, [KILLED, WELL]).done().ranks.preloads == ["after 01-ddp-2"]
-
-
-def test_an_error_before_the_first_launch_has_nothing_to_stop() -> None:
-    state, action = decisions.begin((0,), Limits(60.0, None, False, 0, False))
-    assert action == do.ReadRemaining(0)
-    assert decisions.fail(state, CTRL_C)[1] == do.Finish(CTRL_C)
 
 
 def test_a_failure_costs_only_the_variant_that_caused_it(tmp_path: Path, wording: Wording) -> None:
