@@ -15,6 +15,7 @@ from gpurun.launcher.units import (
     format_number,
     format_percent,
     format_percent_interval,
+    format_rate,
     listed,
     plural,
     supported_decimals,
@@ -145,13 +146,14 @@ def _gib(value: float) -> str:
 
 
 def _mhz(value: float) -> str:
-    return f"{value:.0f} MHz"
+    return f"{format_count(value)} MHz"
 
 
 _BY_UNIT: Mapping[str, Callable[[float], str]] = {
     "_percent": format_percent,
     "_ms": format_ms,
     "_gib": _gib,
+    "_per_s": format_rate,
     "_s": format_duration,
     "_mhz": _mhz,
 }
