@@ -73,8 +73,10 @@ class Tested(msgspec.Struct, frozen=True, tag=True):
     """The results of a node's self-test."""
 
     node: int
-    checks: tuple[tuple[str, Literal["ok", "failed", "skipped"], str, str | None], ...]
-    """Name, status, what was found, what to do."""
+    checks: tuple[
+        tuple[str, Literal["ok", "failed", "skipped"], str, str | None, tuple[Mapping[str, Any], ...]], ...
+    ]
+    """Name, status, what was found, what to do, the figures."""
     devices: tuple[str, ...]
     blocked: tuple[str, ...]
     """The checks because of which no rank can be started on the node."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gpurun.launcher.failures.reporter import CANT_WRITE
+from gpurun.launcher.findings.check_cases import REMEDIES
 from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM
 from gpurun.launcher.machine.resource_limits import of_hang
 from gpurun.launcher.selftest import link_checks, machine_checks, run_checks
@@ -17,10 +18,8 @@ from gpurun.launcher.selftest.evidence import (
     LINKS,
     MACHINE,
     MEASURING,
-    NOT_RUN,
     PARTS,
     PROGRAMS,
-    REPORT,
     TITLES,
     TRAINING,
     CheckResult,
@@ -51,81 +50,57 @@ class Check:
 
 _FORKED = re.compile(r"re-initialize \w+ in forked subprocess")
 """Words of torch/cuda/__init__.py, `_lazy_init`."""
-_MAKE_SPACE = "free some space, or name another one: --out"
 _NO_SPACE = os.strerror(errno.ENOSPC)
 _HANG = "no step completed for"
-_OF_HANGS = {
-    CPU.backend: "see all ranks' stacks in that launch's hang.json; gloo speaks through the interface lo",
-    CUDA.backend: "if NCCL hangs: turn ACS off, or the IOMMU (iommu=pt); try NCCL_P2P_DISABLE=1",
-}
+_OF_HANGS = {CPU.backend: REMEDIES["hang-of-gloo"], CUDA.backend: REMEDIES["hang-of-nccl"]}
 """The advice about hangs, by backend."""
 _OF_CPU, _OF_NVIDIA, _OF_AMD = CPU.noun, CUDA.noun, ROCM.noun
-_BUG = f"gpurun is wrong here: {REPORT}"
-_CLOCK = "don't believe step times of this device; `gpurun run` on another one"
-_REPORT = "report it with that rank's log"
 
 CHECKS = (
     Check(
         "torch and driver",
         MACHINE,
         machine_checks.driver,
-        "install or restart the driver",
+        REMEDIES["mend-driver"],
         tools={_OF_NVIDIA: "nvidia-smi", _OF_AMD: "amd-smi"},
     ),
-    Check("visible devices", MACHINE, machine_checks.visible_devices, "see `gpurun devices`"),
+    Check("visible devices", MACHINE, machine_checks.visible_devices, REMEDIES["see-devices"]),
     Check(
         "whole GPUs",
         MACHINE,
         machine_checks.whole_gpus,
-        "name one part of each GPU in --devices, or undo the division",
+        REMEDIES["whole-gpus"],
         tools={_OF_NVIDIA: "nvidia-smi -mig 0", _OF_AMD: "amd-smi set -C SPX"},
         only_gpus=True,
     ),
-    Check(
-        "free GPUs",
-        MACHINE,
-        machine_checks.free_gpus,
-        "end them, or name other GPUs: --devices",
-        only_gpus=True,
-    ),
-    Check("run directory", MACHINE, machine_checks.disk, _MAKE_SPACE),
+    Check("free GPUs", MACHINE, machine_checks.free_gpus, REMEDIES["free-gpus"], only_gpus=True),
+    Check("run directory", MACHINE, machine_checks.disk, REMEDIES["free-disk"]),
     Check(
         "memory errors",
         MACHINE,
         machine_checks.memory_errors,
-        "replace the GPU unless a restart or a reset helps",
+        REMEDIES["replace-gpu"],
         tools={_OF_NVIDIA: "nvidia-smi -r", _OF_AMD: "amd-smi reset -G"},
         only_gpus=True,
     ),
     Check("NUMA nodes", MACHINE, machine_checks.numa, "", only_gpus=True),
-    Check("measuring", MEASURING, run_checks.measuring, _REPORT),
-    Check(
-        "device names",
-        MEASURING,
-        machine_checks.identities,
-        "figures would be shown for another GPU: unset CUDA_DEVICE_ORDER, and report it",
-        only_gpus=True,
-    ),
-    Check("device clocks", MEASURING, machine_checks.clocks_agree, _CLOCK, only_gpus=True),
+    Check("measuring", MEASURING, run_checks.measuring, REMEDIES["report-log"]),
+    Check("device names", MEASURING, machine_checks.identities, REMEDIES["report-names"], only_gpus=True),
+    Check("device clocks", MEASURING, machine_checks.clocks_agree, REMEDIES["other-device"], only_gpus=True),
     Check(
         "device speed",
         MEASURING,
         machine_checks.device_speed,
-        "look for other processes, heat and power limits",
+        REMEDIES["cool-device"],
         tools={_OF_NVIDIA: "nvidia-smi -q -d PERFORMANCE", _OF_AMD: "amd-smi metric"},
         least_devices=2,
     ),
-    Check(
-        "speed as before",
-        MEASURING,
-        machine_checks.earlier_speed,
-        "look for heat, power limits and new drivers; earlier results no longer compare with new ones",
-    ),
+    Check("speed as before", MEASURING, machine_checks.earlier_speed, REMEDIES["what-changed"]),
     Check(
         "clock rates",
         MEASURING,
         machine_checks.clock_rates,
-        "improve the cooling, or end limits of the clock",
+        REMEDIES["raise-clock"],
         tools={
             _OF_NVIDIA: "nvidia-smi -rgc; see nvidia-smi -q -d PERFORMANCE",
             _OF_AMD: "amd-smi reset -d; see amd-smi metric",
@@ -137,7 +112,7 @@ CHECKS = (
         "all-reduce sums",
         MEASURING,
         link_checks.sums,
-        "don't train here: test each link, then replace what fails",
+        REMEDIES["test-links"],
         tools={_OF_CPU: "memtest86+", _OF_NVIDIA: "nccl-tests", _OF_AMD: "rccl-tests"},
         least_devices=2,
     ),
@@ -145,7 +120,7 @@ CHECKS = (
         "all-reduce rate",
         MEASURING,
         link_checks.reduce_bandwidth,
-        "see which way collectives take",
+        REMEDIES["see-ways"],
         tools=dict.fromkeys((_OF_NVIDIA, _OF_AMD), "NCCL_DEBUG=INFO"),
         least_devices=2,
     ),
@@ -153,64 +128,49 @@ CHECKS = (
         "pairs of devices",
         MEASURING,
         link_checks.peer_pairs,
-        "turn ACS off, and reseat the card or bridge",
+        REMEDIES["mend-links"],
         tools={
             _OF_NVIDIA: "nvidia-smi topo -m, nvidia-smi nvlink -e",
             _OF_AMD: "amd-smi topology, amd-smi xgmi",
         },
         least_devices=2,
     ),
+    Check("PCIe links", MEASURING, link_checks.pcie_links, REMEDIES["reseat-card"], only_gpus=True),
+    Check("strategies", TRAINING, run_checks.strategies, REMEDIES["read-logs"]),
+    Check("traces", TRAINING, run_checks.traces, REMEDIES["report-log"]),
+    Check("gradients", GRADIENTS, run_checks.gradients, REMEDIES["other-precision"]),
+    Check("a late rank", FAULTS, run_checks.late_rank, REMEDIES["report-bug"], least_devices=2),
+    Check("out of memory", FAULTS, run_checks.out_of_memory, REMEDIES["see-memory"]),
+    Check("a killed rank", FAULTS, run_checks.killed_rank, REMEDIES["report-bug"]),
+    Check("a sleeping rank", FAULTS, run_checks.sleeping_rank, REMEDIES["read-stacks"]),
+    Check("no set_device", PROGRAMS, partial(run_checks.program, "no-set-device"), REMEDIES["report-bug"]),
+    Check("loader workers", PROGRAMS, partial(run_checks.program, "loader-workers"), REMEDIES["report-bug"]),
+    Check("a skipped step", PROGRAMS, partial(run_checks.program, "skipped-step"), REMEDIES["report-bug"]),
     Check(
-        "PCIe links",
-        MEASURING,
-        link_checks.pcie_links,
-        "reseat the card, look at riser and slot, and at its speed in the firmware's setup",
+        "a captured graph",
+        PROGRAMS,
+        partial(run_checks.program, "graph"),
+        REMEDIES["report-bug"],
         only_gpus=True,
     ),
-    Check("strategies", TRAINING, run_checks.strategies, "read the logs of that launch"),
-    Check("traces", TRAINING, run_checks.traces, _REPORT),
-    Check("gradients", GRADIENTS, run_checks.gradients, "don't trust training with this precision here"),
-    Check("a late rank", FAULTS, run_checks.late_rank, _BUG, least_devices=2),
-    Check("out of memory", FAULTS, run_checks.out_of_memory, "see who holds the memory: `gpurun devices`"),
-    Check("a killed rank", FAULTS, run_checks.killed_rank, _BUG),
-    Check(
-        "a sleeping rank",
-        FAULTS,
-        run_checks.sleeping_rank,
-        "a hang may be blamed on another rank here: read the stacks of all of them",
-    ),
-    Check("no set_device", PROGRAMS, partial(run_checks.program, "no-set-device"), _BUG),
-    Check("loader workers", PROGRAMS, partial(run_checks.program, "loader-workers"), _BUG),
-    Check("a skipped step", PROGRAMS, partial(run_checks.program, "skipped-step"), _BUG),
-    Check("a captured graph", PROGRAMS, partial(run_checks.program, "graph"), _BUG, only_gpus=True),
 )
 """In the order in which they are shown."""
 NODE_CHECKS = (
-    Check(
-        "nodes together",
-        LINKS,
-        run_checks.measuring,
-        "look for a firewall between the nodes, and read the logs in the directory of this self-test",
-    ),
-    Check(
-        "speed of nodes",
-        LINKS,
-        machine_checks.device_speed,
-        "look for other processes, heat and power limits on that node",
-    ),
-    Check("sums over nodes", LINKS, link_checks.sums, "don't train here: test each of the nodes' links"),
+    Check("nodes together", LINKS, run_checks.measuring, REMEDIES["open-firewall"]),
+    Check("speed of nodes", LINKS, machine_checks.device_speed, REMEDIES["cool-node"]),
+    Check("sums over nodes", LINKS, link_checks.sums, REMEDIES["test-network"]),
     Check(
         "rate over nodes",
         LINKS,
         link_checks.reduce_bandwidth,
-        "choose another interface (--interface), or see which way collectives take",
+        REMEDIES["other-way"],
         tools=dict.fromkeys((_OF_NVIDIA, _OF_AMD), "NCCL_DEBUG=INFO"),
     ),
     Check(
         "pairs of nodes",
         LINKS,
         link_checks.peer_pairs,
-        "choose another interface (--interface), or look at cables, ports and switches",
+        REMEDIES["mend-network"],
         tools={_OF_CPU: "ethtool", _OF_NVIDIA: "ethtool, ibstat", _OF_AMD: "ethtool, ibstat"},
     ),
 )
@@ -237,7 +197,8 @@ def _of_cause(check: Check, found: CheckResult, seen: Evidence) -> str | None:
     It is given also where the words of the check don't name the cause.
     """
     causes = run_checks.causes(check.part, seen)
-    remedies = {CANT_WRITE: _MAKE_SPACE, **causes, _NO_SPACE: _MAKE_SPACE}
+    space = REMEDIES["free-disk"]
+    remedies = {CANT_WRITE: space, **causes, _NO_SPACE: space}
     if check.part not in (FAULTS, LINKS) and seen.kind.backend in _OF_HANGS:
         remedies[_HANG] = of_hang() or _OF_HANGS[seen.kind.backend]
     of_words = next((remedy for words, remedy in remedies.items() if words in found.found), None)
@@ -247,7 +208,7 @@ def _of_cause(check: Check, found: CheckResult, seen: Evidence) -> str | None:
 def judge(check: Check, seen: Evidence) -> CheckResult:
     """The judge's verdict, where it has what it needs."""
     if check.only_gpus and seen.kind.is_host:
-        return skipped("needs a GPU")
+        return skipped("needs-gpu")
     if check.part == MACHINE:
         is_without = check.only_gpus and not seen.devices
         return _not_run(["visible devices"]) if is_without else check.judge(seen)
@@ -258,7 +219,7 @@ def judge(check: Check, seen: Evidence) -> CheckResult:
     if ended := _ended(seen, before=check.part):
         return _not_run(ended)
     if len(seen.devices) < check.least_devices:
-        return skipped(f"needs {check.least_devices} devices")
+        return skipped("needs-devices", num_devices=check.least_devices)
     return check.judge(seen) if seen.has(check.part) else _without(check, seen)
 
 
@@ -267,20 +228,17 @@ def _without(check: Check, seen: Evidence) -> CheckResult:
     first = _first(check.part, seen)
     if check is not first:
         return _not_run([first.name])
-    job = seen.job(check.part)
-    problem = job.problem or "its job has found nothing"
-    if _FORKED.search(problem):
-        return failed(
-            "ranks can't use their GPUs: something has used CUDA before they were forked",
-            "don't use CUDA when a module is imported: move it into a function",
-        )
-    why = problem.partition("\n")[0]
+    job, part = seen.job(check.part), TITLES[check.part]
+    if not job.problem:
+        return failed("nothing-found", part=part)
+    if _FORKED.search(job.problem):
+        return failed("forked")
     log = None if check.part == LINKS else job.log
-    return failed(f"“{TITLES[check.part]}” ended early: {why}", f"read {log}" if log else None)
+    return failed("ended-early", part=part, reason=job.problem.partition("\n")[0], log=log)
 
 
 def _not_run(failures: Sequence[str]) -> CheckResult:
-    return skipped(f"{NOT_RUN}{', '.join(failures)}")
+    return skipped("not-run", checks=", ".join(failures))
 
 
 def _applies(check: Check, seen: Evidence) -> bool:

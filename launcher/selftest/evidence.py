@@ -1,10 +1,12 @@
 """Findings of a self-test about a machine, and how each check ended; plain data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from gpurun.launcher.compare.model import VariantResult
+from gpurun.launcher.findings.check_cases import FAILED, OK, SKIPPED, Case
+from gpurun.launcher.findings.finding import worded
 from gpurun.launcher.machine.accelerators import Accelerator
 from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.machine.gpus.health import GpuHealth
@@ -68,6 +70,56 @@ class EarlierRate:
     day: str
 
 
+Status = Literal["ok", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of one check, as `selftest.json` keeps it."""
+
+    name: str
+    status: Status
+    found: str
+    remedy: str | None = None
+    """The advice about it; of a check that failed."""
+    figures: tuple[Mapping[str, Any], ...] = ()
+    """The `case` of each thing that it found (`findings.check_cases`), and the figures in its sentence."""
+    node: int | None = None
+    """On which of several nodes; `None`: on the only one, or on all of them together."""
+    host: str | None = None
+    """The host of that node."""
+
+    def named(self, name: str, remedy: str) -> "CheckResult":
+        """The finding of this check, with its remedy where it failed and has none of its own."""
+        return replace(self, name=name, remedy=(self.remedy or remedy) if self.status == "failed" else None)
+
+
+def ok(case: str, **figures: Any) -> CheckResult:
+    return _result("ok", Case(OK[case]), {"case": case, **figures})
+
+
+def failed(case: str, **figures: Any) -> CheckResult:
+    return _result("failed", FAILED[case], {"case": case, **figures})
+
+
+def skipped(case: str, **figures: Any) -> CheckResult:
+    return _result("skipped", Case(SKIPPED[case]), {"case": case, **figures})
+
+
+def _result(status: Status, case: Case, figures: Mapping[str, Any]) -> CheckResult:
+    """With the sentence of the case; `None` among the figures: it isn't known."""
+    known = {name: value for name, value in figures.items() if value is not None}
+    remedy = worded(case.remedy, known) or None
+    return CheckResult("", status, worded(case.sentence, known), remedy, (known,))
+
+
+def judged(wrong: Sequence[CheckResult], *right: CheckResult) -> CheckResult:
+    """All that is wrong, as one result; what is right where nothing is wrong."""
+    all_found = wrong or right
+    figures = tuple(one for each in all_found for one in each.figures)
+    return replace(all_found[0], found="; ".join(each.found for each in all_found), figures=figures)
+
+
 @dataclass(frozen=True)
 class Evidence:
     """All that is judged. What has not been run yet is empty."""
@@ -90,7 +142,7 @@ class Evidence:
     """The fastest that devices were in earlier self-tests, by identity and size of their matrices."""
     earlier_busy: frozenset[str] = frozenset()
     """Identities with earlier rates that don't count, because ranks waited for a core."""
-    earlier_notes: tuple[str, ...] = ()
+    earlier_notes: tuple[CheckResult, ...] = ()
     """Which earlier results are not used, and why."""
     facts: tuple[DeviceFacts, ...] = ()
     """The facts by rank."""
@@ -122,47 +174,6 @@ class Evidence:
         return tuple(by_name[name] for name in self.devices if name in by_name)
 
 
-Status = Literal["ok", "failed", "skipped"]
-NOT_RUN = "not run, because of: "
-"""How the result of a check that needs another one begins."""
-NOT_REPORTED = "not reported by this driver"
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """The result of one check, as `selftest.json` keeps it."""
-
-    name: str
-    status: Status
-    found: str
-    remedy: str | None = None
-    """The advice about it; of a check that failed."""
-    node: int | None = None
-    """On which of several nodes; `None`: on the only one, or on all of them together."""
-    host: str | None = None
-    """The host of that node."""
-
-    def named(self, name: str, remedy: str) -> "CheckResult":
-        """The finding of this check, with its remedy where it failed and has none of its own."""
-        return replace(self, name=name, remedy=(self.remedy or remedy) if self.status == "failed" else None)
-
-
-def ok(found: str) -> CheckResult:
-    return CheckResult("", "ok", found)
-
-
-def failed(found: str, remedy: str | None = None) -> CheckResult:
-    return CheckResult("", "failed", found, remedy)
-
-
-def skipped(why: str) -> CheckResult:
-    return CheckResult("", "skipped", why)
-
-
-REPORT = "please report it, with the directory of this self-test"
-IMPOSSIBLE = f"believe no figure of this device: {REPORT}"
-
-
 MOST_POSSIBLE = 1e12
 """GFLOP/s, GB/s, MHz, W or mJ in half a second: far more than any device does."""
 
@@ -170,14 +181,3 @@ MOST_POSSIBLE = 1e12
 def is_possible(figure: float | None) -> bool:
     """Whether what was measured, and is more than nothing, can have this figure."""
     return figure is not None and 0 < figure < MOST_POSSIBLE  # also neither infinite nor NaN
-
-
-def impossible(figures: Mapping[str, float]) -> CheckResult | None:
-    """Failed with the figures, by what is said of them, that can't be; `None` where all can."""
-    wrong = [text for text, figure in figures.items() if not is_possible(figure)]
-    return failed(f"{'; '.join(wrong)}, which can't be", IMPOSSIBLE) if wrong else None
-
-
-def judged(wrong: list[str], right: str) -> CheckResult:
-    """Failed with all that is wrong; ok with `right` where nothing is."""
-    return failed("; ".join(wrong)) if wrong else ok(right)

@@ -1,20 +1,20 @@
 """Finds faults of the links between devices. Pure."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from gpurun.launcher.rundir.records import PairRate
 from gpurun.launcher.selftest.evidence import (
-    NOT_REPORTED,
     CheckResult,
     Evidence,
     failed,
-    impossible,
+    is_possible,
     judged,
     ok,
     skipped,
 )
-from gpurun.launcher.units import format_number, format_rate, plural, size_text
+from gpurun.launcher.units import format_rate, size_text
 
 LEAST_SENT = {True: 0.3, False: 0.2}
 """The share of a link's specified rate, in a message; by whether it is NVLink. Messages that can't go
@@ -33,9 +33,13 @@ LOOPBACK, NETWORK = "loopback (gloo)", "the network"
 
 def sums(seen: Evidence) -> CheckResult:
     """All-reduces of known results."""
-    wrong = [f"{text}, {seen.devices[facts.rank]}" for facts in seen.facts for text in facts.wrong_sums]
+    wrong = [
+        failed("wrong-sum", wrong=text, device=seen.devices[facts.rank])
+        for facts in seen.facts
+        for text in facts.wrong_sums
+    ]
     most = max((each.num_bytes for facts in seen.facts for each in facts.reduces), default=0)
-    return judged(wrong, f"right in three types, and up to {size_text(most, 'bytes')}")
+    return judged(wrong, ok("sums", size=size_text(most, "bytes")))
 
 
 def transport(seen: Evidence, low: int, high: int) -> str:
@@ -84,19 +88,21 @@ def least_reduced(way: str, seen: Evidence) -> float:
 def peer_pairs(seen: Evidence) -> CheckResult:
     """The pair that is slow, or the device or the node whose pairs all are."""
     pairs = [pair for facts in seen.facts for pair in facts.pairs]
-    rates = {f"{_ends(pair, seen)}: {_gb(pair.gb_per_s)} GB/s": pair.gb_per_s for pair in pairs}
-    if wrong := impossible(rates):
-        return wrong
-    slow = [pair for pair in pairs if why_slow(pair, pairs, seen)]
+    impossible = [
+        failed("impossible-rate", link=_ends(pair, seen), gb_per_s=pair.gb_per_s)
+        for pair in pairs
+        if not is_possible(pair.gb_per_s)
+    ]
+    if impossible:
+        return judged(impossible)
+    slow = {pair: why for pair in pairs if (why := why_slow(pair, pairs, seen))}
     if not slow:
-        lowest = ", ".join(_by_transport(pairs, seen))
-        alone = "" if _can_judge(pairs, seen) else "; what this link should carry is unknown"
-        return ok(f"{plural(len(pairs), 'pair')}: {lowest}{alone}")
-    remedy = "look for other processes" if seen.kind.is_host and not seen.nodes else None
-    if (name := common_place(slow, pairs, lambda rank: _place(rank, seen))) is not None:
-        slowest = min(slow, key=_rate)
-        return failed(f"all links of {name} are slow: {why_slow(slowest, pairs, seen)}", remedy)
-    return failed("; ".join(f"{_ends(pair, seen)}: {why_slow(pair, pairs, seen)}" for pair in slow), remedy)
+        case = "pairs" if _can_judge(pairs, seen) else "one-pair"
+        return judged((), *(ok(case, **figures) for figures in _by_transport(pairs, seen)))
+    case = "slow-link-of-cpu" if seen.kind.is_host and not seen.nodes else "slow-link"
+    if (place := common_place(list(slow), pairs, lambda rank: _place(rank, seen))) is not None:
+        return failed(case, place=place, **slow[min(slow, key=_rate)])
+    return judged([failed(case, link=_ends(pair, seen), **why) for pair, why in slow.items()])
 
 
 def _rate(pair: PairRate) -> float:
@@ -115,25 +121,25 @@ def pcie_links(seen: Evidence) -> CheckResult:
         if not facts.pcie_link or not (health.pcie_generation and health.max_pcie_lanes):
             continue
         most = (health.pcie_generation, health.max_pcie_lanes)
-        text = f"generation {facts.pcie_link[0]} x{facts.pcie_link[1]}"
-        found.append(text)
+        link, expected = (f"generation {each[0]} x{each[1]}" for each in (facts.pcie_link, most))
+        found.append(link)
         if any(now < least for now, least in zip(facts.pcie_link, most, strict=True)):
-            wrong.append(
-                f"{seen.devices[facts.rank]} has {text} at work, not generation {most[0]} x{most[1]}"
-            )
+            device = seen.devices[facts.rank]
+            wrong.append(failed("slow-pcie", device=device, link=link, expected_link=expected))
     if len(found) < len(seen.devices) and not wrong:
-        return skipped(NOT_REPORTED)
-    return judged(wrong, ", ".join(sorted(set(found))))
+        return skipped("not-reported")
+    return judged(wrong, ok("pcie", links=", ".join(sorted(set(found)))))
 
 
-def why_slow(pair: PairRate, pairs: list[PairRate], seen: Evidence) -> str | None:
-    """Against what its link carries, and against other pairs; `None` where it is as fast as it should be."""
+def why_slow(pair: PairRate, pairs: list[PairRate], seen: Evidence) -> Mapping[str, Any] | None:
+    """Its figures next to its link's or another pair's; `None` where it is as fast as it should be."""
     way, carries = transport(seen, pair.low, pair.high), link_gb_per_s(seen, pair.low, pair.high)
     if carries and pair.gb_per_s < least_sent(way, seen) * carries:
-        return f"{_gb(pair.gb_per_s)} GB/s, but {way} carries {_gb(carries)}"
+        return {"gb_per_s": pair.gb_per_s, "way": way, "carried_gb_per_s": carries}
     best = max((each for each in pairs if transport(seen, each.low, each.high) == way), key=_rate)
     if pair.gb_per_s < LEAST_OF_PAIRS[seen.kind.is_host] * best.gb_per_s:
-        return f"{_gb(pair.gb_per_s)} GB/s, but {_ends(best, seen)} over {way} have {_gb(best.gb_per_s)}"
+        other = {"other": _ends(best, seen), "other_way": way, "best_gb_per_s": best.gb_per_s}
+        return {"gb_per_s": pair.gb_per_s, **other}
     return None
 
 
@@ -154,36 +160,35 @@ def common_place(
     return next(alike, None) if len(places) > 2 else None
 
 
-def _by_transport(pairs: list[PairRate], seen: Evidence) -> list[str]:
+def _by_transport(pairs: list[PairRate], seen: Evidence) -> list[Mapping[str, Any]]:
+    """How many pairs each way links, and the rate of the slowest."""
     rates: dict[str, list[float]] = {}
     for pair in pairs:
         rates.setdefault(transport(seen, pair.low, pair.high), []).append(pair.gb_per_s)
-    return [f"{_gb(min(found))} GB/s or more over {way}" for way, found in rates.items()]
+    return [
+        {"num_pairs": len(found), "least_gb_per_s": min(found), "way": way} for way, found in rates.items()
+    ]
 
 
 def _ends(pair: PairRate, seen: Evidence) -> str:
     return f"{seen.devices[pair.low]} and {seen.devices[pair.high]}"
 
 
-def _gb(gb_per_s: float) -> str:
-    return format_rate(gb_per_s) if gb_per_s >= 0.01 else format_number(gb_per_s, 4)
-
-
 def reduce_bandwidth(seen: Evidence) -> CheckResult:
     """All-reduce by size; the largest against what the slowest link carries."""
     reduces, pairs = seen.facts[0].reduces, [pair for facts in seen.facts for pair in facts.pairs]
-    rates = {
-        f"{_gb(each.bus_gb_per_s)} GB/s at {size_text(each.num_bytes, 'bytes')}": each.bus_gb_per_s
-        for each in reduces
-    }
-    if wrong := impossible(rates):
-        return wrong
-    found, best = ", ".join(rates), max(rates.values())
+    rates = [(each.bus_gb_per_s, size_text(each.num_bytes, "bytes")) for each in reduces]
+    impossible = [
+        failed("impossible-rate", gb_per_s=rate, size=size) for rate, size in rates if not is_possible(rate)
+    ]
+    if impossible:
+        return judged(impossible)
+    found = ", ".join(f"{format_rate(rate)} GB/s at {size}" for rate, size in rates)
     ways = sorted({transport(seen, pair.low, pair.high) for pair in pairs})
     links = [(rate, pair) for pair in pairs if (rate := link_gb_per_s(seen, pair.low, pair.high))]
     if links:
         carried, pair = min(links, key=lambda link: link[0])
         way = transport(seen, pair.low, pair.high)
-        if best < least_reduced(way, seen) * carried:
-            return failed(f"bus bandwidth {found}, but {way} carries {_gb(carried)} GB/s")
-    return ok(f"bus bandwidth {found}, over {', '.join(ways)}")
+        if max(rates)[0] < least_reduced(way, seen) * carried:
+            return failed("slow-all-reduce", rates=found, way=way, carried_gb_per_s=carried)
+    return ok("all-reduce", rates=found, ways=", ".join(ways))

@@ -100,7 +100,7 @@ def follow(pools: WorkerPools, job: Job, here: Joined, wish: str, out: Path | No
 
 def tested(test: SelfTest) -> Tested:
     """Tests this node, and returns its findings."""
-    checks = tuple((each.name, each.status, each.found, each.remedy) for each in test.found)
+    checks = tuple((each.name, each.status, each.found, each.remedy, each.figures) for each in test.found)
     return Tested(test.node or 0, checks, test.seen.devices, tuple(blocking(test.seen)))
 
 

@@ -12,7 +12,7 @@ from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.files import read_json, write_bytes, write_json
 from gpurun.launcher.rundir.paths import SELFTEST
-from gpurun.launcher.selftest.evidence import CheckResult, DeviceRate, EarlierRate, is_possible
+from gpurun.launcher.selftest.evidence import CheckResult, DeviceRate, EarlierRate, is_possible, ok
 from gpurun.launcher.selftest.machine_checks import comparable
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.trace.causes import to_do
@@ -59,7 +59,7 @@ def findings_of(checks: Sequence[CheckResult]) -> tuple[Finding, ...]:
 
 def earlier_rates(
     directories: tuple[Path, ...],
-) -> tuple[tuple[EarlierRate, ...], frozenset[str], tuple[str, ...]]:
+) -> tuple[tuple[EarlierRate, ...], frozenset[str], tuple[CheckResult, ...]]:
     """The fastest that each device was in earlier self-tests, also of other machines.
 
     A rate of a CPU where a rank waited for a core doesn't count; the identities of such are returned too,
@@ -67,21 +67,21 @@ def earlier_rates(
     """
     files = {path.resolve() for directory in directories for path in directory.glob(f"*/{SELFTEST}")}
     found: dict[tuple[str, int], list[EarlierRate]] = {}
-    busy, notes = set(), dict[str, None]()
+    busy, notes = set(), dict[str, CheckResult]()
     for path in sorted(files, key=_written_ns, reverse=True):
         try:
             result = read_json(path, Result)
         except MachineError:
             continue  # of another version
         for rate in result.rates:
-            if wrong := damage(rate, result.day):
-                notes[f"{path} is ignored: {wrong}"] = None
+            if wrong := damage(str(path), rate, result.day):
+                notes[wrong.found] = wrong
             elif is_of_host(rate.device) and 100 * rate.queue_share > QUEUE_PERCENT:
                 busy.add(rate.identity)
             else:
                 found.setdefault(comparable(rate), []).append(EarlierRate(rate, result.day))
     best = (max(newest[:MOST_EARLIER], key=lambda was: was.rate.gflop_per_s) for newest in found.values())
-    return tuple(best), frozenset(busy), tuple(notes)
+    return tuple(best), frozenset(busy), tuple(notes.values())
 
 
 def _written_ns(path: Path) -> int:
@@ -92,14 +92,14 @@ def _written_ns(path: Path) -> int:
         return 0
 
 
-def damage(rate: DeviceRate, day: str) -> str | None:
+def damage(path: str, rate: DeviceRate, day: str) -> CheckResult | None:
     """Why a rate can't have been written by a self-test; a damaged file may hold anything."""
     if is_of_host(rate.device) is None:
-        return f"it has an unknown device, {rate.device[:20]!r}"
+        return ok("unknown-device", path=path, device=repr(rate.device[:20]))
     if not is_day(day):
-        return f"{day[:20]!r} is no day"
+        return ok("no-day", path=path, day=repr(day[:20]))
     if not is_possible(rate.gflop_per_s):
-        return f"{rate.gflop_per_s:g} GFLOP/s can't be"
+        return ok("no-rate", path=path, rate=f"{rate.gflop_per_s:g}")
     return None
 
 

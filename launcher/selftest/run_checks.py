@@ -20,7 +20,6 @@ from gpurun.launcher.selftest.evidence import (
     FAULTS,
     GRADIENTS,
     MEASURING,
-    NOT_REPORTED,
     PROGRAMS,
     TRAINING,
     CheckResult,
@@ -32,7 +31,7 @@ from gpurun.launcher.selftest.evidence import (
     skipped,
 )
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.units import format_gib, format_ms, plural
+from gpurun.launcher.units import format_gib
 
 DEVICE_PROGRAM = "gpurun.launcher.worker.selftest.device_program"
 MISBEHAVING_MODEL = "gpurun.launcher.worker.selftest.misbehaving_model"
@@ -174,92 +173,96 @@ PROFILER_IN_USE = ("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED", "CUPTI_ERRO
 
 def measuring(seen: Evidence) -> CheckResult:
     """Whether all ranks could measure."""
-    return ok(f"every device and link, by {plural(len(seen.facts), 'rank')}")
+    return ok("measured", num_ranks=len(seen.facts))
 
 
 def strategies(seen: Evidence) -> CheckResult:
     """Whether every strategy and split could be measured."""
-    return judged(_unmeasured(seen.job(TRAINING)), ", ".join(map(variant_label, seen.job(TRAINING).variants)))
+    job = seen.job(TRAINING)
+    return judged(_unmeasured(job), ok("strategies", labels=", ".join(map(variant_label, job.variants))))
 
 
-def _unmeasured(job: RanJob) -> list[str]:
+def _unmeasured(job: RanJob) -> list[CheckResult]:
     return [
-        f"{variant_label(each)}: {each.reason or each.status}"
+        failed("unmeasured", label=variant_label(each), reason=_reason(each))
         for each in job.variants
         if each.status not in (*MEASURED, "skipped")
     ]
+
+
+def _reason(variant: VariantResult) -> str:
+    return variant.reason or variant.status
 
 
 def gradients(seen: Evidence) -> CheckResult:
     """Each variant's gradient against that of the whole batch on one device."""
     variants = [*seen.job(TRAINING).variants, *seen.job(GRADIENTS).variants]
     wrong = _unmeasured(seen.job(GRADIENTS)) + [
-        f"{variant_label(each)}: {each.gradient_warning}" for each in variants if each.gradient_warning
+        failed("gradient-differs", label=variant_label(each), warning=each.gradient_warning)
+        for each in variants
+        if each.gradient_warning
     ]
     errors: dict[str, float] = {}
     for each in variants:
         if each.precision and each.gradient_error is not None:
             errors[each.precision] = max(errors.get(each.precision, 0.0), each.gradient_error)
     wrong += [
-        f"{variant_label(each)}: its gradient was not compared"
+        failed("gradient-not-compared", label=variant_label(each))
         for each in variants
         if each.status in MEASURED and (each.gradient_error is None or not isfinite(each.gradient_error))
     ]
     found = ", ".join(f"{name} to {error:.1g}" for name, error in sorted(errors.items()))
-    return judged(wrong, f"those of one device: {found}") if errors or wrong else failed("none was compared")
+    return judged(wrong, ok("gradients", errors=found)) if errors or wrong else failed("no-gradient")
 
 
 def traces(seen: Evidence) -> CheckResult:
     """Whether traces have work in them, and collectives that were matched over all ranks."""
     measured = [each for each in seen.job(TRAINING).variants if each.status in MEASURED]
     if not measured:
-        return skipped("no strategy could be measured")
+        return skipped("nothing-traced")
     short = seen.job(TRAINING).short_traces
-    wrong = [text for each in measured for text in _untraced(each, each.id in short)]
+    wrong = [found for each in measured for found in _untraced(each, each.id in short)]
     if wrong and any(words in seen.job(TRAINING).logs for words in PROFILER_IN_USE):
-        return failed(
-            f"{wrong[0]}: another profiler is in use", "end Nsight, DCGM profiling or ncu on this machine"
-        )
-    matched = ", and collectives matched over all ranks" if len(seen.devices) > 1 else ""
-    return judged(wrong, f"work on every rank{matched}")
+        return failed("profiler-in-use", label=wrong[0].figures[0]["label"])
+    return judged(wrong, ok("matched-traces" if len(seen.devices) > 1 else "traces"))
 
 
-def _untraced(variant: VariantResult, are_short: bool) -> list[str]:
+def _untraced(variant: VariantResult, are_short: bool) -> list[CheckResult]:
     """The parts that the traces of a variant lack; nothing where its traced steps are far too short."""
-    name = variant_label(variant)
+    label = variant_label(variant)
     if are_short and not any(rank.span_ms for rank in variant.ranks):
         return []  # of far shorter steps than the timed ones, under other load: no figures, but work
     lacking = [
-        f"{name}: the trace of rank {rank.rank} has no work in it"
+        failed("empty-trace", label=label, rank=rank.rank)
         for rank in variant.ranks
         if rank.trace and not rank.compute_ms
     ]
     if not any(rank.trace for rank in variant.ranks):
-        return [f"{name}: no trace was written"]
+        return [failed("no-trace", label=label)]
     several = STRATEGIES[variant.strategy].process_per_device and len(variant.ranks) > 1
     unmatched = several and any(rank.wait_ms is None for rank in variant.ranks)
-    return lacking or ([f"{name}: no collective was matched over the ranks"] if unmatched else [])
+    return lacking or ([failed("unmatched", label=label)] if unmatched else [])
 
 
 def late_rank(seen: Evidence) -> CheckResult:
     """A rank that is late on purpose: the others' wait, and only theirs."""
     variant = _with_fault(seen, "late")
     if variant.status not in MEASURED:
-        return failed(f"could not be measured: {variant.reason or variant.status}")
+        return failed("unmeasured", reason=_reason(variant))
     waits_ms = {
         rank.rank: rank.wait_ms if rank.wait_ms is not None and isfinite(rank.wait_ms) else None
         for rank in variant.ranks
     }
     last = len(seen.devices) - 1
     wrong = [
-        f"rank {rank} waits {'unknown' if wait_ms is None else format_ms(wait_ms)} ms"
+        failed("unknown-wait", rank=rank)
+        if wait_ms is None
+        else failed("wrong-wait", last=last, late_ms=LATE_MS, rank=rank, wait_ms=wait_ms)
         for rank, wait_ms in waits_ms.items()
         if wait_ms is None or (wait_ms >= LEAST_SEEN * LATE_MS) != (rank != last)
     ]
-    if wrong:
-        return failed(f"rank {last} is {format_ms(LATE_MS)} ms late, but {', '.join(wrong)}")
     least_ms = min(wait_ms or 0.0 for rank, wait_ms in waits_ms.items() if rank != last)
-    return ok(f"{format_ms(LATE_MS)} ms late, and the others wait {format_ms(least_ms)} ms")
+    return judged(wrong, ok("late", late_ms=LATE_MS, wait_ms=least_ms))
 
 
 def _with_fault(seen: Evidence, fault: str) -> VariantResult:
@@ -281,56 +284,52 @@ def causes(part: str, seen: Evidence) -> dict[str, str]:
 def out_of_memory(seen: Evidence) -> CheckResult:
     """A rank that runs out of memory is named, its memory is free afterwards, and the next launch works."""
     variant = _with_fault(seen, "oom")
+    last = len(seen.devices) - 1
     is_meant = variant.status == "oom" and OOM_KILLER not in (variant.reason or "")
-    wrong = [] if is_meant else [f"it ended as {variant.status}: {variant.reason}"]
-    wrong += _not_named(variant, len(seen.devices) - 1)
+    wrong = [] if is_meant else [failed("not-out-of-memory", status=variant.status, reason=variant.reason)]
+    wrong += _not_named(variant, last)
     wrong += [
-        f"{device} still has {format_gib(gib)} more in use"
+        failed("memory-kept", device=device, kept=format_gib(gib))
         for device, gib in seen.used_gib.items()
         if not gib <= LEFT_GIB  # also NaN
     ]
     wrong += _next_launch(seen)
-    return judged(wrong, f"rank {len(seen.devices) - 1} named{_freed(seen)}, the next launch worked")
+    if seen.kind.is_host:  # of CPU devices the host's memory isn't looked at
+        return judged(wrong, ok("out-of-memory", rank=last))
+    is_known = len(seen.used_gib) == len(seen.devices)
+    return judged(wrong, ok("memory-freed" if is_known else "memory-unknown", rank=last))
 
 
-def _next_launch(seen: Evidence) -> list[str]:
+def _next_launch(seen: Evidence) -> list[CheckResult]:
     """Why no launch has worked after those in which ranks failed, of which each was followed by the next."""
     sound = _with_fault(seen, "sound")
-    return [] if sound.status in MEASURED else [f"the next launch failed: {sound.reason or sound.status}"]
+    return [] if sound.status in MEASURED else [failed("next-launch-failed", reason=_reason(sound))]
 
 
-def _freed(seen: Evidence) -> str:
-    """The words about freed memory; for CPU devices the host's memory isn't looked at."""
-    if seen.kind.is_host:
-        return ""
-    return ", memory free" if len(seen.used_gib) == len(seen.devices) else f" (memory: {NOT_REPORTED})"
-
-
-def _not_named(variant: VariantResult, rank: int) -> list[str]:
-    reason = variant.reason or variant.status
-    return [] if f"rank {rank} " in reason else [f"rank {rank} is not named: {reason}"]
+def _not_named(variant: VariantResult, rank: int) -> list[CheckResult]:
+    reason = _reason(variant)
+    return [] if f"rank {rank} " in reason else [failed("rank-not-named", rank=rank, reason=reason)]
 
 
 def killed_rank(seen: Evidence) -> CheckResult:
     """A rank that is killed by SIGKILL is named, and the next launch works."""
     variant, rank = _with_fault(seen, "killed"), len(seen.devices) - 1
-    wrong = _not_named(variant, rank)
-    reason = variant.reason or variant.status
-    wrong += [] if "SIGKILL" in reason else [f"SIGKILL is not named: {reason}"]
-    wrong += [f"that was not meant: {reason}"] if OOM_KILLER in reason else []
-    wrong = [*wrong[:1], *_next_launch(seen)]
-    return judged(wrong, f"rank {rank} and SIGKILL named, the next launch worked")
+    wrong, reason = _not_named(variant, rank), _reason(variant)
+    wrong += [] if "SIGKILL" in reason else [failed("signal-not-named", reason=reason)]
+    wrong += [failed("killed-for-memory", reason=reason)] if OOM_KILLER in reason else []
+    return judged([*wrong[:1], *_next_launch(seen)], ok("killed", rank=rank))
 
 
 def sleeping_rank(seen: Evidence) -> CheckResult:
     """A rank that sleeps while the others wait for it in a collective, as `gpurun stacks` sees it."""
     rank = len(seen.devices) - 1
-    (headline, *_) = seen.job(FAULTS).hangs or ("no hang was noticed",)
-    if f"rank {rank} is in" not in headline:
-        return failed(f"another rank is blamed: {headline}")
-    if len(seen.devices) > 1 and " in all_reduce" not in headline:
-        return failed(f"the collective is not named: {headline}")
-    return ok(headline)
+    if not (hangs := seen.job(FAULTS).hangs):
+        return failed("no-hang")
+    if f"rank {rank} is in" not in hangs[0]:
+        return failed("other-rank-blamed", hang=hangs[0])
+    if len(seen.devices) > 1 and " in all_reduce" not in hangs[0]:
+        return failed("collective-not-named", hang=hangs[0])
+    return ok("asleep", hang=hangs[0])
 
 
 def program(name: str, seen: Evidence) -> CheckResult:
@@ -338,23 +337,24 @@ def program(name: str, seen: Evidence) -> CheckResult:
     job = seen.job(PROGRAMS)
     variant = next((each for each in job.variants if name in each.varied.get("args", ())), None)
     if variant is None:
-        return skipped("CPU devices capture no graphs")
+        return skipped("no-graphs")
     if variant.status not in MEASURED:
-        return failed(variant.reason or variant.status)
+        return failed("unmeasured", reason=_reason(variant))
     recorded = job.steps.get(variant.id, {})
-    wrong = [text for rank in range(len(seen.devices)) for text in _recorded(name, rank, recorded)]
-    skips = ", one of them skipped" if name == "skipped-step" else ""
-    return judged(wrong, f"{plural(NUM_STEPS[name], 'step')} of each rank recorded{skips}")
+    wrong = [found for rank in range(len(seen.devices)) if (found := _recorded(name, rank, recorded))]
+    return judged(
+        wrong, ok("steps-and-skip" if name == "skipped-step" else "steps", num_steps=NUM_STEPS[name])
+    )
 
 
-def _recorded(name: str, rank: int, recorded: Mapping[int, tuple[StepRecord, ...]]) -> list[str]:
-    """The mistakes in the steps of a rank."""
+def _recorded(name: str, rank: int, recorded: Mapping[int, tuple[StepRecord, ...]]) -> CheckResult | None:
+    """The mistake in the steps of a rank."""
     steps = recorded.get(rank, ())
     if len(steps) != NUM_STEPS[name]:
-        return [f"{plural(len(steps), 'step')} of rank {rank} recorded, not {NUM_STEPS[name]}"]
+        return failed("steps-missed", num_steps=len(steps), rank=rank, num_expected=NUM_STEPS[name])
     if not all(step.peak_bytes for step in steps):
-        return [f"rank {rank} was not seen to use memory of its own device"]
+        return failed("no-memory-seen", rank=rank)
     skips = sum(step.kind == "skipped" for step in steps)
     if skips != (name == "skipped-step"):
-        return [f"{plural(skips, 'skipped step')} of rank {rank} seen"]
-    return []
+        return failed("skips-missed", num_skips=skips, rank=rank)
+    return None

@@ -27,6 +27,7 @@ from gpurun.launcher.compare.figures.traced import read_traced
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.failures.root_cause import root_cause
+from gpurun.launcher.findings.check_cases import NOT_REPORTED
 from gpurun.launcher.machine import accelerators
 from gpurun.launcher.machine.accelerators import CUDA
 from gpurun.launcher.machine.gpus import nvml
@@ -34,7 +35,7 @@ from gpurun.launcher.machine.gpus.torch_build import read_build
 from gpurun.launcher.processes import guard, pool_per_env
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.selftest.evidence import FAULTS, MEASURING, NOT_REPORTED, PROGRAMS, RanJob
+from gpurun.launcher.selftest.evidence import FAULTS, MEASURING, PROGRAMS, RanJob
 from gpurun.launcher.selftest.self_test import SelfTest
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base.failure import record_failure

@@ -113,12 +113,10 @@ class Lines:
 
     def show(self, finding: Any) -> None:
         """Prints a result; of a check that was not run when the others of that reason are known."""
-        from gpurun.launcher.selftest.evidence import NOT_RUN
-
         if self.alike and not is_alike(self.alike[0], finding):
             self.end()
         self.alike.append(finding)
-        if not finding.found.startswith(NOT_RUN):
+        if finding.figures[0]["case"] != "not-run":
             self.end()
 
     def end(self) -> None:

@@ -17,7 +17,8 @@ def test_every_check_of_cpu_devices_is_ok(canonical_run: Callable[[str], Result]
     checks = {check["name"]: check for check in result.json["checks"]}
     assert list(checks) == [check.name for check in CHECKS]
     assert all(
-        set(check) == {"name", "status", "found", "remedy", "node", "host"} for check in checks.values()
+        set(check) == {"name", "status", "found", "remedy", "figures", "node", "host"}
+        for check in checks.values()
     )
     skipped = {name for name, check in checks.items() if check["status"] != "ok"}
     of_gpus = {check.name for check in CHECKS if check.only_gpus}

@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gpurun.launcher.findings.check_cases import FAILED, NOT_REPORTED
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import DeviceFacts
-from gpurun.launcher.selftest.evidence import FAULTS, IMPOSSIBLE, NOT_REPORTED, Evidence
+from gpurun.launcher.selftest.evidence import FAULTS, Evidence
 from gpurun.launcher.selftest.machine_checks import device_speed, rates_of
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
 from gpurun.launcher.worker.meters.gpu_load import GpuMeter
@@ -49,7 +50,7 @@ MEASURED = {"pairs of devices": of_links, "all-reduce rate": of_reduces, "device
 def test_a_rate_that_cannot_be_fails(check: str, figure: float, links: str) -> None:
     seen = MEASURED[check](evidence(), figure)
     found = judged(replace(seen, health=()) if links == "unknown" else seen)[check]
-    assert (found.status, found.remedy) == ("failed", IMPOSSIBLE)
+    assert (found.status, found.remedy) == ("failed", FAILED["impossible-rate"].remedy)
     assert "which can't be" in found.found
 
 
@@ -125,7 +126,7 @@ def test_a_time_that_cannot_be_is_kept_as_no_rate(
     write_json(tmp_path / "rank0.json", facts)
     kept = read_json(tmp_path / "rank0.json", DeviceFacts)
     found = judged(replace(evidence(), facts=(kept, *evidence().facts[1:])))["all-reduce rate"]
-    assert (found.status, found.found) == ("failed", "0.0000 GB/s at 1 KiB, which can't be")
+    assert (found.status, found.found) == ("failed", "0 GB/s at 1 KiB, which can't be")
 
 
 # Cores

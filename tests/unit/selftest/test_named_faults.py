@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
+from gpurun.launcher.findings.check_cases import NOT_REPORTED
 from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM
 from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.machine.gpus.health import GpuHealth
@@ -23,7 +24,6 @@ from gpurun.launcher.selftest.evidence import (
     FAULTS,
     GRADIENTS,
     MEASURING,
-    NOT_REPORTED,
     PARTS,
     PROGRAMS,
     TRAINING,

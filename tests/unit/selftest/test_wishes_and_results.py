@@ -105,7 +105,12 @@ def test_a_damaged_result_is_ignored_and_named(tmp_path: Path, name: str, rate: 
 
 def test_no_escape_sequence_reaches_the_terminal() -> None:
     """A path, or the name of a device in a damaged file, may have one."""
-    text = line(failed("\x1b[31mred\x1b[0m \x07bell", "\x1b]0;title\x07do this").named("a", ""), 80)
+    text = line(
+        failed("gpu-unusable", problem="\x1b[31mred\x1b[0m \x07bell", advice="\x1b]0;title\x07do this").named(
+            "a", ""
+        ),
+        80,
+    )
     assert "red bell" in text
     assert "do this" in text
     assert "\x1b" not in text
@@ -193,7 +198,13 @@ def test_a_file_of_another_version_is_left_out(tmp_path: Path) -> None:
 # What is said where all is well
 
 
-@pytest.mark.parametrize("found", [(ok("a"), ok("b"), skipped("c")), (ok("a"), failed("b"), skipped("c"))])
+@pytest.mark.parametrize(
+    "found",
+    [
+        (ok("gpus-free"), ok("one-node"), skipped("needs-gpu")),
+        (ok("gpus-free"), failed("no-gpu"), skipped("needs-gpu")),
+    ],
+)
 def test_the_answer_counts_the_checks(found: tuple[CheckResult, ...], wording: Wording) -> None:
     wording(*(each.text for each in findings_of(found)))
 
