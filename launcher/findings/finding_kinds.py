@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from gpurun.launcher.findings import run_cases
+from gpurun.launcher.findings import check_cases, run_cases
 
 Level = Literal["answer", "danger", "cause", "remedy", "detail"]
 
@@ -224,10 +224,11 @@ DANGERS: Mapping[str, Kind] = {
     ),
     "check-failed": Kind(
         "danger",
-        "[on {where} ]{check}: {found}",
+        "[on {where} ]{check}: {case}",
         "A check of a self-test failed, so figures of this machine may be wrong.",
         "By the rule of that check; see docs/selftest.md.",
         "Follow the advice next to it.",
+        cases={name: case.sentence for name, case in check_cases.FAILED.items()},
     ),
     "baseline-lost": Kind(
         "danger",

@@ -45,14 +45,22 @@ class Result:
 
 
 def findings_of(checks: Sequence[CheckResult]) -> tuple[Finding, ...]:
-    """The answer of these checks, those that failed, and the advice about each."""
+    """The answer of these checks, what each that failed has found wrong, and the advice about each."""
     num = Counter(check.status for check in checks)
     lost = [check for check in checks if check.status == "failed"]
     num_failed, num_skipped = num["failed"] or None, num["skipped"] or None
     answer = finding("checked", num_failed=num_failed, num_ok=num["ok"], num_skipped=num_skipped)
     failed = (
-        finding("check-failed", host=each.host, where=each.host, check=each.name, found=each.found)
+        finding(
+            "check-failed",
+            host=each.host,
+            weight=float(figures is each.figures[0]),  # of every check the first, then the others
+            where=each.host,
+            check=each.name,
+            **figures,
+        )
         for each in lost
+        for figures in each.figures
     )
     return ranked((answer, *failed, *(to_do("check-failed", each.remedy) for each in lost if each.remedy)))
 
