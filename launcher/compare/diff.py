@@ -14,7 +14,7 @@ from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_causes import cause, why_slower
 from gpurun.launcher.findings.finding import Finding, finding, ranked, reason
 from gpurun.launcher.findings.finding_kinds import ADVICE
-from gpurun.launcher.jobfile.settings import SETTINGS
+from gpurun.launcher.jobfile.settings import SETTINGS, settings_for
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import resolved_setting
 from gpurun.launcher.rundir.records import CodeVersion
@@ -234,10 +234,11 @@ def _gate_row(
 
 def _work(run: Comparison, variant: VariantResult, without: Collection[str]) -> dict[str, Any]:
     """The work of a variant's step, and how it is done: times are compared only if all of it is the same."""
+    held = settings_for(variant.kind, variant.strategy)
     return {
         name: _value(name, run, variant)
         for name, setting in SETTINGS.items()
-        if not setting.same_work and name not in without and setting.holds(variant.kind, variant.strategy)
+        if not setting.same_work and name not in without and name in held
     }
 
 

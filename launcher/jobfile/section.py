@@ -11,7 +11,7 @@ from gpurun.launcher.jobfile.field_types import TRUTH, Kind, ListOf, one_of
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, WORKLOADS, JobKind
 from gpurun.launcher.jobfile.yaml.source import Source
 from gpurun.launcher.jobfile.yaml.tree import Path
-from gpurun.launcher.strategies import Strategy, strategy_named
+from gpurun.launcher.strategies import Strategy
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,6 @@ class Setting:
     """Finds what is wrong with a list under `compare` as a whole; raises `InvalidValue`."""
     named: Kind | None = None
     """The rule of `baseline`, where that is not the same as at the top."""
-
-    def holds(self, kind: JobKind, strategy: str) -> bool:
-        """Whether variants of that kind and strategy have it."""
-        return kind in self.kinds and self.strategies(strategy_named(strategy))
 
 
 def setting(default: Any, **says: Any) -> Any:

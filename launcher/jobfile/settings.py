@@ -10,14 +10,15 @@ here, and the code that uses its value.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from gpurun.launcher.jobfile import program_values, values
 from gpurun.launcher.jobfile.field_types import MAPPING, Kind, by_other_names, one_of, whole
-from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS
+from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS, JobKind
 from gpurun.launcher.jobfile.section import ITEMS, WORDS, Setting, setting
-from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
+from gpurun.launcher.strategies import IN_JOBS, STRATEGIES, strategy_named
 from gpurun.workloads.limits import RANGES
 
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
@@ -389,6 +390,13 @@ ADDED_TO_THE_TOP = frozenset({"args", "options", "env", "params"})
 """Settings whose values under `compare` are added to the one at the top, which all variants have, too."""
 
 TASK_SETTINGS = tuple(name for name, one in SETTINGS.items() if one.is_task)
+
+
+@cache
+def settings_for(kind: JobKind, strategy: str) -> frozenset[str]:
+    """The settings that variants of that kind and strategy have."""
+    named = strategy_named(strategy)
+    return frozenset(name for name, one in SETTINGS.items() if kind in one.kinds and one.strategies(named))
 
 
 def settings_of(settings: Settings) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, Problem, SpecError
 from gpurun.launcher.jobfile.device_values import node_bounds
@@ -42,14 +41,12 @@ from gpurun.launcher.plan.nodes import (
     ranks_there,
 )
 from gpurun.launcher.plan.program_processes import program_processes
-from gpurun.launcher.rundir.paths import RunPaths
 from gpurun.launcher.stats.schedule import MOST_REPETITIONS, ROUNDS, shuffled
 from gpurun.launcher.strategies import STRATEGIES
 
 SHORTEST_LAUNCH_S = 1.0
 """With its warm-up no launch is shorter: a budget can't be enough for more."""
 
-_HERE = RunPaths(Path())  # file names relative to the run directory
 TOGETHER = "together"
 """Name of a group of several strategies."""
 
@@ -279,11 +276,11 @@ def _launches(
         for repetition in range(size.repetitions)
         for group in (_drawn(later, f"{spec.name}/{repetition}") if repetition else groups)
     ]
-    launches = (
-        _launch(spec, f"{position:02d}-{group.name}", group, repetition, size.rounds, machines)
+    processes = {group.name: _processes(spec, group, machines) for group in (*groups, *later)}
+    return tuple(
+        _launch(f"{position:02d}-{group.name}", group, repetition, size.rounds, processes[group.name])
         for position, (repetition, group) in enumerate(order, start=1)
     )
-    return tuple(_bound(launch, spec.bind, machines) for launch in launches)
 
 
 def _drawn(groups: Sequence[Group], seed: str) -> Iterator[Group]:
@@ -298,65 +295,44 @@ def _drawn(groups: Sequence[Group], seed: str) -> Iterator[Group]:
 
 def build_launch(spec: JobSpec, group: Group, machine: MachineLike) -> Launch:
     """One launch of these variants on this machine, by the group's name."""
-    return _bound(_launch(spec, group.name, group, 0, 1, (machine,)), spec.bind, (machine,))
+    return _launch(group.name, group, 0, 1, _processes(spec, group, (machine,)))
 
 
 def _launch(
-    spec: JobSpec,
-    launch_id: str,
-    group: Group,
-    repetition: int,
-    rounds: int,
-    machines: Sequence[MachineLike],
+    launch_id: str, group: Group, repetition: int, rounds: int, processes: tuple[Process, ...]
 ) -> Launch:
+    variants = tuple(variant.id for variant in group.variants)
+    return Launch(launch_id, group.name, repetition, variants, rounds, processes)
+
+
+def _processes(spec: JobSpec, group: Group, machines: Sequence[MachineLike]) -> tuple[Process, ...]:
+    """Those of each launch of a group, with their cores."""
     first = group.variants[0]
-    if first.kind.runs_program:
-        processes = program_processes(spec, launch_id, first, machines)
-    else:
-        processes = _processes(launch_id, group, machines)
-    return Launch(
-        id=launch_id,
-        group=group.name,
-        repetition=repetition,
-        variants=tuple(variant.id for variant in group.variants),
-        rounds=rounds,
-        processes=processes,
-    )
+    is_program = first.kind.runs_program
+    found = program_processes(spec, first, machines) if is_program else _of_workload(group, machines)
+    return _bound(found, spec.bind, machines)
 
 
-def _processes(launch_id: str, group: Group, machines: Sequence[MachineLike]) -> tuple[Process, ...]:
+def _of_workload(group: Group, machines: Sequence[MachineLike]) -> tuple[Process, ...]:
     """Each with its own devices; the first one also with those of variants that run in it alone."""
     largest = group.largest
-    first, *others = STRATEGIES[largest.strategy].devices_by_process(largest.devices)
+    strategy = STRATEGIES[largest.strategy]
+    first, *others = strategy.devices_by_process(largest.devices)
     alone = (device for one in group.variants if one.world_size == 1 for device in one.devices)
     owned = [tuple(dict.fromkeys((*first, *alone))), *others]
     found = places([node_of_device(devices[0]) for devices in owned])
     return tuple(
-        _process(launch_id, place, devices, largest, machines)
+        Process(
+            rank=place.rank,
+            env={
+                **place.env,
+                **(interface_env(machines[place.node]) if strategy.has_backend else {}),
+                **visible_gpus(tuple(map(device_of_node, devices)), machines[place.node]),
+            },
+            devices=devices,
+            node=place.node,
+        )
         for place, devices in zip(found, owned, strict=True)
-    )
-
-
-def _process(
-    launch_id: str,
-    place: RankPlace,
-    devices: tuple[str, ...],
-    variant: Variant,
-    machines: Sequence[MachineLike],
-) -> Process:
-    config = _HERE.launch_config(launch_id).as_posix()
-    machine = machines[place.node]
-    return Process(
-        rank=place.rank,
-        argv=("python", "-m", "gpurun.launcher.worker", config, str(place.rank)),
-        env={
-            **place.env,
-            **(interface_env(machine) if STRATEGIES[variant.strategy].has_backend else {}),
-            **visible_gpus(tuple(map(device_of_node, devices)), machine),
-        },
-        devices=devices,
-        log=_HERE.log(launch_id, place.rank).as_posix(),
-        node=place.node,
     )
 
 
@@ -366,18 +342,16 @@ def device_env(devices: tuple[str, ...], rank: int, machine: MachineLike) -> Map
     return {**alone.env, **visible_gpus(devices, machine)}
 
 
-def _bound(launch: Launch, bind: str, machines: Sequence[MachineLike]) -> Launch:
-    """The launch with the cores of its ranks, of each on its own node."""
+def _bound(processes: tuple[Process, ...], bind: str, machines: Sequence[MachineLike]) -> tuple[Process, ...]:
+    """The processes with their cores, of each on its own node."""
     if bind == "none":
-        return launch
+        return processes
     cpus: dict[int, tuple[int, ...]] = {}
     for node, machine in enumerate(machines):
-        its = [process for process in launch.processes if process.node == node]
+        its = [process for process in processes if process.node == node]
         numa = [_numa_node(process.devices[0], machine) for process in its]
         cpus |= zip((process.rank for process in its), bind_ranks(bind, numa, machine.topology), strict=True)
-    return replace(
-        launch, processes=tuple(replace(process, cpus=cpus[process.rank]) for process in launch.processes)
-    )
+    return tuple(replace(process, cpus=cpus[process.rank]) for process in processes)
 
 
 def _numa_node(device: str, machine: MachineLike) -> int | None:

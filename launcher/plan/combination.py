@@ -11,7 +11,7 @@ from typing import Any
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.kinds import JobKind, default_batch, variant_kind
 from gpurun.launcher.jobfile.model import Baseline, JobSpec
-from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP, SETTINGS, Settings
+from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP, SETTINGS, Settings, settings_for
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Variant, allowed, num_devices
 from gpurun.launcher.splits import BALANCED, comes_to
@@ -49,7 +49,7 @@ class Combination(Settings):
 
     def has(self, name: str) -> bool:
         """Whether the setting means anything for it."""
-        return SETTINGS[name].holds(self.kind, self.strategy) and SETTINGS[name].matters(self)
+        return name in settings_for(self.kind, self.strategy) and SETTINGS[name].matters(self)
 
     @property
     def samples(self) -> int:
@@ -124,7 +124,11 @@ def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int, num_lo
     strategy = PROGRAM if spec.kind.runs_program else stated.get("strategy", spec.strategy)
     workload = stated.get("workload", spec.workload) or ""
     kind = variant_kind(strategy, workload)
-    values = {name: _value(spec, name, stated, kind, strategy) for name in SETTINGS}
+    held = settings_for(kind, strategy)
+    values = {
+        name: _value(spec, name, stated, kind) if name in held else one.absent
+        for name, one in SETTINGS.items()
+    }
     values |= {
         "strategy": strategy,
         "workload": workload,
@@ -134,15 +138,15 @@ def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int, num_lo
         "global_batch": values["global_batch"] or (default_batch(workload) or 1 if kind.has_batch else None),
     }
     found = Combination(stated=stated, **values)
-    held = {name: one for name, one in SETTINGS.items() if one.holds(kind, strategy)}
-    return replace(found, **{name: one.absent for name, one in held.items() if not one.matters(found)})
+    absent = {name: SETTINGS[name].absent for name in held if not SETTINGS[name].matters(found)}
+    return replace(found, **absent) if absent else found
 
 
-def _value(spec: JobSpec, name: str, stated: Mapping[str, Any], kind: JobKind, strategy: str) -> Any:
+def _value(spec: JobSpec, name: str, stated: Mapping[str, Any], kind: JobKind) -> Any:
     """A combination's value of a setting, with what varies merged into the job's own."""
     setting = SETTINGS[name]
     is_stated = name in stated or name in spec.stated
-    if not setting.holds(kind, strategy) or (kind in setting.optional_for and not is_stated):
+    if kind in setting.optional_for and not is_stated:
         return setting.absent
     own = getattr(spec, name)
     return setting.shape.merge(own, stated[name]) if name in stated else own

@@ -10,7 +10,7 @@ from gpurun.launcher.jobfile.checks.device_checks import find_misfits
 from gpurun.launcher.jobfile.load import in_order
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
-from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP, SETTINGS, Settings, settings_of
+from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP, SETTINGS, Settings, settings_for, settings_of
 from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.plan.combination import (
@@ -331,7 +331,7 @@ def _overridden(spec: JobSpec) -> list[str]:
 
 def _why_unused(key: str, names: str, built: list[tuple[Combination, Variant]]) -> str:
     setting = SETTINGS[key]
-    is_held = any(setting.holds(wanted.kind, wanted.strategy) for wanted, _ in built)
+    is_held = any(key in settings_for(wanted.kind, wanted.strategy) for wanted, _ in built)
     return f"`{key}` needs {setting.needs}" if is_held else f"{names} has no `{key}`"
 
 

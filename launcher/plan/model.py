@@ -5,6 +5,7 @@ It is read back from the files of a run: names that no table has, and numbers wi
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from gpurun.launcher.jobfile.field_types import Kind
 from gpurun.launcher.jobfile.kinds import JobKind, is_workload, no_such_builtin, variant_kind
 from gpurun.launcher.jobfile.program_line import with_options
 from gpurun.launcher.jobfile.section import key_of
-from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings, settings_of
+from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings, settings_for, settings_of
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.nodes import Node
@@ -160,7 +161,7 @@ class Variant(Settings):
 
     def has(self, name: str) -> bool:
         """Whether the setting means anything for it."""
-        return SETTINGS[name].holds(self.kind, self.strategy) and SETTINGS[name].matters(self)
+        return name in settings_for(self.kind, self.strategy) and SETTINGS[name].matters(self)
 
     def same_task(self, other: "Variant") -> bool:
         """Whether both do the same task, so that one can be faster than the other."""
@@ -174,7 +175,7 @@ class Variant(Settings):
             if not one.names_variant and self.has(name) and other.has(name)
         )
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         """Processes that train together."""
         return STRATEGIES[self.strategy].num_processes(len(self.devices))
@@ -195,16 +196,13 @@ class SkippedCombination:
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a launch, completely: nothing is decided later."""
+    """One process of a launch."""
 
     rank: int
-    argv: tuple[str, ...]
     env: Mapping[str, str]
     """The variables that are added to the command's own environment."""
     devices: tuple[str, ...]
     """Global names of the devices that it owns: one for `single` and `ddp`, all for `dp`."""
-    log: str
-    """Path of its stdout and stderr, relative to the run directory."""
     cpus: tuple[int, ...] = ()
     """Hardware threads that it may run on; empty: all that the command may."""
     node: int = 0

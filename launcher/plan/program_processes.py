@@ -1,7 +1,6 @@
 """Programs that run unchanged: their processes, with the environment of `torchrun`."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine import LOOPBACK
@@ -9,27 +8,22 @@ from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.devices import MachineLike, interface_env, is_part, share_of_cores, visible_gpus
 from gpurun.launcher.plan.model import Process, Variant
 from gpurun.launcher.plan.nodes import Node, RankPlace, device_of_node, node_of_device, places
-from gpurun.launcher.rundir.paths import RunPaths
-
-_HERE = RunPaths(Path())
-"""File names relative to the run directory."""
 
 
 def program_processes(
-    spec: JobSpec, launch_id: str, variant: Variant, machines: Sequence[MachineLike]
+    spec: JobSpec, variant: Variant, machines: Sequence[MachineLike]
 ) -> tuple[Process, ...]:
     """One process per device; each sees the launch's GPUs on its node, of which its LOCAL_RANK names one.
 
     Of parts of GPUs each sees its own, as the first GPU: CUDA shows a process one part only.
     """
-    head = ("-m", variant.module) if variant.module else (str(variant.script),)
     found = places([node_of_device(device) for device in variant.devices])
     shared = {
         place.node: {
             **_interface_env(machines[place.node]),
             **variant.env,
             **_node_env(variant, place, machines[place.node]),
-            **_shared_env(f"{spec.name}-{launch_id}", place, found[-1].node + 1, store_address(machines[0])),
+            **_shared_env(place, found[-1].node + 1, store_address(machines[0])),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.restarts),
         }
         for place in found
@@ -37,10 +31,8 @@ def program_processes(
     return tuple(
         Process(
             rank=place.rank,
-            argv=("python", *head, *variant.line),
             env={**shared[place.node], **_rank_env(place), **_part_env(device, variant, machines)},
             devices=(device,),
-            log=_HERE.log(launch_id, place.rank).as_posix(),
             node=place.node,
         )
         for place, device in zip(found, variant.devices, strict=True)
@@ -87,7 +79,7 @@ def part_notes(devices: Sequence[str], machines: Sequence[MachineLike]) -> tuple
     return (f"each rank sees its own MIG instance alone, as {first}: a program that takes {own_rank} fails",)
 
 
-def _shared_env(run_id: str, place: RankPlace, num_nodes: int, address: str) -> Mapping[str, str]:
+def _shared_env(place: RankPlace, num_nodes: int, address: str) -> Mapping[str, str]:
     """Variables that `torchrun` gives every rank of one node. MASTER_PORT is known once the store has one."""
     return {
         "WORLD_SIZE": str(place.world_size),
@@ -97,7 +89,6 @@ def _shared_env(run_id: str, place: RankPlace, num_nodes: int, address: str) -> 
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": str(place.world_size),
         "MASTER_ADDR": address,
-        "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_RESTART_COUNT": "0",  # of the first attempt
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",

@@ -9,7 +9,7 @@ from typing import Any
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.jobfile.settings import SETTINGS, Settings
+from gpurun.launcher.jobfile.settings import SETTINGS, Settings, settings_for
 from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import resolved_setting
@@ -128,7 +128,7 @@ def settings_of_loop(variant: VariantResult, job: Mapping[str, Any]) -> dict[str
     values = {
         name: getattr(variant, name) if one.is_resolved else resolved_setting(name, job, variant.varied)
         for name, one in SETTINGS.items()
-        if name not in NOT_OF_LOOP and one.holds(variant.kind, variant.strategy)
+        if name not in NOT_OF_LOOP and name in settings_for(variant.kind, variant.strategy)
     }
     return {name: value for name, value in values.items() if value not in (None, getattr(Settings(), name))}
 

@@ -159,8 +159,11 @@ class Starter:
         """The variables that are added to the environment of a rank."""
         if program is None:
             return dict(process.env)
-        restarts = {"TORCHELASTIC_RESTART_COUNT": str(num_restarts(self.run, launch))}
-        return program_env({**process.env, **restarts}, program.env)
+        own = {
+            "TORCHELASTIC_RUN_ID": f"{self.plan.name}-{launch.id}",
+            "TORCHELASTIC_RESTART_COUNT": str(num_restarts(self.run, launch)),
+        }
+        return program_env({**process.env, **own}, program.env)
 
 
 def program_of(plan: Plan, launch: Launch) -> Variant | None:

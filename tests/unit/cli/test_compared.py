@@ -46,7 +46,7 @@ def test_every_combination_is_a_variant_that_is_called_by_what_differs(tmp_path:
         f"workers={workers} amp={amp} A={a}" for workers in "02" for amp in ("on", "off") for a in "12"
     ]
     assert plan.variants[0].id == "script-2-workers-0-amp-on-A-1"
-    lines = [plan.launches_of(variant.id)[0].processes[0].argv[2:] for variant in plan.variants]
+    lines = [variant.line for variant in plan.variants]
     assert lines[0] == ("--epochs", "1", "--workers=0", "data", "--amp")
     assert lines[-1] == ("--epochs", "1", "--workers=2", "data")
     assert plan.launches[0].processes[0].env["A"] == "1"

@@ -41,7 +41,7 @@ SINGLE = variant("single-1", (64,), "single")
 def launch(
     launch_id: str, group: str, repetition: int, variants: Sequence[Variant], rounds: int = 28
 ) -> Launch:
-    process = Process(0, ("python",), {}, ("cpu:0",), f"launches/{launch_id}/log/rank0.log")
+    process = Process(0, {}, ("cpu:0",))
     return Launch(launch_id, group, repetition, tuple(v.id for v in variants), rounds, (process,))
 
 

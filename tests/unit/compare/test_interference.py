@@ -91,7 +91,7 @@ def test_ranks_that_wait_for_each_other_are_no_other_load(load_ms: float, least:
     ("cpus", "shares"), [(((), ()), True), (((0,), (1,)), False), (((0, 1), (1,)), True)]
 )
 def test_ranks_share_cores_unless_they_are_bound_or_on_other_nodes(cpus: Any, shares: bool) -> None:
-    one, two = (Process(rank, (), {}, (), "", cpus[rank]) for rank in range(2))
+    one, two = (Process(rank, {}, (), cpus[rank]) for rank in range(2))
     assert sharing([one, two])[0] == ({1} if shares else set())
     assert not sharing([one, replace(two, node=1)])[0]
 

@@ -19,7 +19,7 @@ from gpurun.launcher.jobfile.docs.schema import job_reference, job_schema
 from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM, TRAINING, JobKind
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.settings import SETTINGS, Settings
+from gpurun.launcher.jobfile.settings import SETTINGS, Settings, settings_for
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.expand import processes_in_turns
 from gpurun.launcher.plan.launch_config import launch_config_for, program_config
@@ -279,13 +279,13 @@ def test_a_strategy_takes_the_options_that_it_has(strategy: str) -> None:
         for parameter in inspect.signature(each.__init__).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    has = {name for name, one in SETTINGS.items() if one.option and one.holds(TRAINING, strategy)}
+    has = {name for name, one in SETTINGS.items() if one.option and name in settings_for(TRAINING, strategy)}
     assert taken & SETTINGS.keys() == has
 
 
 def test_every_option_is_of_a_strategy() -> None:
     options = {name for name, one in SETTINGS.items() if one.option}
-    of = {name for name in options for strategy in IN_JOBS if SETTINGS[name].holds(TRAINING, strategy)}
+    of = {name for name in options for strategy in IN_JOBS if name in settings_for(TRAINING, strategy)}
     assert of == options
 
 

@@ -175,7 +175,6 @@ def test_what_needs_processes_of_its_own_is_a_group() -> None:
 def test_a_process_per_ddp_rank() -> None:
     (launch,) = build_plan(spec_of(), CPU).launches
     first, second = launch.processes
-    assert second.argv == ("python", "-m", "gpurun.launcher.worker", "launches/01-ddp-2/launch.json", "1")
     assert second.env == {
         "RANK": "1",
         "LOCAL_RANK": "1",
@@ -186,7 +185,6 @@ def test_a_process_per_ddp_rank() -> None:
         "CUDA_VISIBLE_DEVICES": "",
     }
     assert (first.devices, second.devices) == (("cpu:0",), ("cpu:1",))
-    assert second.log == "launches/01-ddp-2/log/rank1.log"
 
 
 def test_one_process_for_dp_and_single() -> None:

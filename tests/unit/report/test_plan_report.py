@@ -44,7 +44,7 @@ def variant(strategy: str, *split: int) -> Variant:
 
 
 def launch(number: int, *variants: Variant) -> Launch:
-    processes = tuple(Process(rank, (), {}, (f"cpu:{rank}",), "") for rank in range(len(variants[0].devices)))
+    processes = tuple(Process(rank, {}, (f"cpu:{rank}",)) for rank in range(len(variants[0].devices)))
     name = f"{number:02}-{variants[0].strategy}-2"
     return Launch(name, name[3:], number, tuple(v.id for v in variants), 5, processes)
 
