@@ -364,9 +364,9 @@ def _noticed(
     unsteady = [finding("unsteady", of="", reason=status.reason)] if status.status == "unsteady" else []
     is_affected = any((rank.queue_percent or 0.0) > QUEUE_PERCENT for rank in ranks)
     trends = () if is_affected else measured.trends  # else load explains it
-    in_traces = traced.warnings if traced else ()
+    in_traces = traced.notes if traced else ()
     by_ranks = map(_of_rank, measured.facts.warnings)
-    return (*unsteady, *by_ranks, *trends, *(noticed("recorded", found=text) for text in in_traces), *found)
+    return (*unsteady, *by_ranks, *trends, *in_traces, *found)
 
 
 def _of_rank(warning: str) -> Finding:

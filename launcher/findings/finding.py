@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.findings.finding_kinds import KINDS, Level
@@ -107,6 +108,18 @@ def reason(case: str, **figures: Any) -> str:
     return worded(REASONS[case], {name: value for name, value in figures.items() if value is not None})
 
 
+def with_figures(found: Finding, **figures: Any) -> Finding:
+    """The finding with these figures too, or instead of its own, and the sentence that they give."""
+    both = {**found.figures, **figures}
+    return finding(found.code, found.variant, found.ranks, found.host, found.weight, **both)
+
+
+def relative_to(directory: Path, found: Finding) -> Finding:
+    """The finding with the paths in its figures from the directory on."""
+    texts = {name: text for name, text in found.figures.items() if isinstance(text, str)}
+    return with_figures(found, **{name: text.replace(f"{directory}/", "") for name, text in texts.items()})
+
+
 def worded(template: str, figures: Mapping[str, Any]) -> str:
     """The sentence with its figures; optional groups whose figures aren't known are left out."""
     while match := _GROUP.search(template):
@@ -156,6 +169,8 @@ _BY_UNIT: Mapping[str, Callable[[float], str]] = {
     "_per_s": format_rate,
     "_s": format_duration,
     "_mhz": _mhz,
+    "_step": str,
+    "_byte": str,
 }
 
 

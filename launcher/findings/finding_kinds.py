@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from gpurun.launcher.findings import check_cases, run_cases
+from gpurun.launcher.findings import check_cases, run_cases, trace_cases
 
 Level = Literal["answer", "danger", "cause", "remedy", "detail"]
 
@@ -617,7 +617,7 @@ _CASES: Mapping[str, run_cases.Cases] = {
     "plan-note": run_cases.PLAN,
     "within-launches": run_cases.WITHIN,
     "time-spent": run_cases.TIME_SPENT,
-    "noticed": run_cases.NOTICED,
+    "noticed": {**run_cases.NOTICED, **trace_cases.NOTICED},
 }
 KINDS: Mapping[str, Kind] = {
     **ANSWERS,

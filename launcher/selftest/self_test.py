@@ -186,7 +186,7 @@ def ran_job(finished: Finished) -> RanJob:
         short_traces=frozenset(
             each.variant
             for each in finished.comparison.findings
-            if each.code == "noticed" and TRACED in each.text and each.variant is not None
+            if each.figures.get("case") in TRACED and each.variant is not None
         ),
         logs="".join(log_tail(path) for path in sorted(run.path.glob("launches/*/log/rank*.log"))),
     )

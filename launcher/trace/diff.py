@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding import Finding, finding, noticed, of_level, with_figures
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.trace.analysis.on_request.call_tree import MAX_ROWS, Path, in_order
 from gpurun.launcher.trace.causes import to_do
@@ -66,13 +66,11 @@ class TraceDiff:
     """The operators by time on the GPU; by time on the CPU where no GPU worked."""
     shapes: tuple[Change, ...]
     """Operators with the shapes and types of their tensors; empty without shapes in the traces of A or B."""
-    warnings: tuple[str, ...]
-    """The warnings of both captures."""
     operators: tuple[OperatorChange, ...] | None = None
     """The tree of what calls what: rows that changed, and those around them; by growth within each.
     `None` unless asked for."""
     findings: tuple[Finding, ...] = ()
-    """The answer, the part that changed most, and the next step."""
+    """The answer, the part that changed most, the next step, and what was noticed about both captures."""
 
 
 _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
@@ -96,7 +94,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
     per: Per = "step" if all(rank.steps for report in (a, b) for rank in report.ranks) else "second"
     classes = _CLASSES if per == "step" else _CLASSES[1:]
     found = TraceDiff(
-        schema=2,
+        schema=3,
         num_ranks=(len(a.ranks), len(b.ranks)),
         num_steps=(_num_steps(a), _num_steps(b)),
         per=per,
@@ -104,14 +102,9 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
         kernels=_changes(a, b, lambda rank: _rows(rank, per, "kernels"), True, per),
         ops=_changes(a, b, lambda rank: _rows(rank, per, "ops"), on_gpu, per),
         shapes=_shape_changes(a, b, per),
-        warnings=(
-            *_shapes_on_one_side(a, b),
-            *(f"A: {text}" for text in a.warnings),
-            *(f"B: {text}" for text in b.warnings),
-        ),
         operators=operator_changes(a, b, per),
     )
-    return replace(found, findings=tuple(_findings(found)))
+    return replace(found, findings=(*_findings(found), *_notes(a, b)))
 
 
 def _findings(diff: TraceDiff) -> Iterator[Finding]:
@@ -195,12 +188,12 @@ def _shape_changes(a: TraceReport, b: TraceReport, per: Per) -> tuple[Change, ..
     return tuple(sorted(changes, key=lambda change: (-change.change_us, change.name)))
 
 
-def _shapes_on_one_side(a: TraceReport, b: TraceReport) -> list[str]:
-    """A note, where what only one capture recorded would look new or gone."""
-    side = "A" if _has_shapes(a) else "B"
-    if _has_shapes(a) == _has_shapes(b):
-        return []
-    return [f"only {side} has shapes (record_shapes=True): operators aren't compared by shape"]
+def _notes(a: TraceReport, b: TraceReport) -> Iterator[Finding]:
+    """Notes on both captures; what only one has recorded would look new or gone."""
+    if _has_shapes(a) != _has_shapes(b):
+        yield noticed("shapes-on-one-side", side="A" if _has_shapes(a) else "B")
+    for side, report in (("A", a), ("B", b)):
+        yield from (with_figures(each, of=f"{side}: ") for each in of_level(report.findings, "detail"))
 
 
 def _has_shapes(report: TraceReport) -> bool:

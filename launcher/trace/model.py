@@ -1,4 +1,4 @@
-"""`TraceReport`: the result of `gpurun trace`, and the schema of its JSON (version 2).
+"""`TraceReport`: the result of `gpurun trace`, and the schema of its JSON (version 3).
 
 Times are µs as floats with nanosecond precision; start times count from `base_time_ns`. Figures that don't
 apply or can't be determined are `None` (`null`), never 0.
@@ -324,7 +324,6 @@ class TraceReport:
     schema: int
     base_time_ns: int
     """Unix time, if the traces have it; 0 if their times can't be Unix times."""
-    warnings: tuple[str, ...]
     clock_offsets_us: Mapping[str, float]
     """How far each rank's clock is ahead of the lowest rank's; start times are already corrected for it."""
     clock_offset_bounds_us: Mapping[str, tuple[float | None, float | None]]
@@ -366,7 +365,7 @@ class TraceReport:
     launches: tuple[LaunchTotals, ...] | None = None
     critical_path: CriticalPath | None = None
     findings: tuple[Finding, ...] = ()
-    """What that means."""
+    """What that means, and what was noticed."""
 
     @property
     def conclusion(self) -> str:

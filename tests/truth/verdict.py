@@ -95,7 +95,7 @@ def traced_of(run: RunDir, variant_id: str) -> Traced:
     """What the report says of its traces."""
     traced = read_traced(run, variant_id)
     assert traced is not None
-    assert traced.steps, traced.warnings
+    assert traced.steps, traced.notes
     return traced
 
 
@@ -118,7 +118,7 @@ def injected_ms(run: RunDir, case: Case, variant_id: str) -> float:
 def result(run: RunDir, case: Case, variant_id: str, on_gpu: bool) -> VariantResult:
     """A capture of the case as the comparison holds it, with figures from its traces alone."""
     traced = traced_of(run, on_gpu_id(run, case, variant_id) if on_gpu else variant_id)
-    assert len(traced.ranks) == len(case.split), traced.warnings
+    assert len(traced.ranks) == len(case.split), traced.notes
     ranks = tuple(
         with_breakdown(RankFigures(rank, f"cpu:{rank}", samples, None, {}, None, None), traced)
         for rank, samples in enumerate(case.split)

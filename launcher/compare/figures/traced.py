@@ -14,32 +14,23 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.findings.finding import Finding, noticed, of_level, relative_to, with_figures
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.rundir.control import write_in
 from gpurun.launcher.rundir.files import RunDir, as_json
 from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.trace.model import Bubble
-from gpurun.launcher.units import format_ms, ranks_text
+from gpurun.launcher.units import ranks_text
 
 if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
-SCHEMA = 9
+SCHEMA = 10
 MOST_OPERATORS = 20
 """That are kept of each rank, the longest ones."""
 
-NO_GPU_WORK = (
-    "no GPU work is in the traces of {ranks}, so it isn't known where their time goes: another profiler "
-    "(Nsight, DCGM) may be in use, or the program uses no GPU"
-)
-
-TRACED = "traced steps "
-"""How the findings begin that compare these with the timed ones."""
-TRACED_SHORT = (
-    TRACED
-    + "of rank {rank} take {traced} ms, timed ones usually {timed} ms: the traces don't show where the "
-    "rest goes; record more steps (`profile: {{steps: …}}`)"
-)
+TRACED = ("traced-far", "traced-short")
+"""The cases of what is noticed where traced steps differ from the timed ones."""
 LEAST_OF_TIMED = 0.5
 """A smaller share of the timed step is another kind of step."""
 LONG_STEP = 1.3
@@ -107,7 +98,7 @@ class Traced:
     """How many steps all traces have."""
     ranks: Mapping[int, RankBreakdown]
     """Ranks whose trace could be read."""
-    warnings: tuple[str, ...]
+    notes: tuple[Finding, ...]
     operators_ns: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """Compute in a step by operator, on a GPU by kernel: the mean of all steps, by rank. Of a process with
     several GPUs it isn't known which of them computed what."""
@@ -117,19 +108,24 @@ class Traced:
     """Ranks in whose traces no GPU works; older files don't say."""
 
     def __post_init__(self) -> None:
-        """Refuses times that no trace has: the file may be anyone's, and figures are made of them.
+        """Refuses times and notes that no trace has: the file may be anyone's, and reports are made of them.
 
         Raises:
-            ValueError: a time is longer than 64 bits of nanoseconds.
+            ValueError: a time is longer than 64 bits of nanoseconds, or a note is of no kind.
         """
         of_ranks = (ns for rank in self.ranks.values() for ns in astuple(rank))
         of_operators = (ns for operators in self.operators_ns.values() for ns in operators.values())
         if any(ns is not None and abs(ns) >= _MOST_NS for ns in chain(of_ranks, of_operators)):
             raise ValueError("it has times that no trace has")
+        try:
+            for note in self.notes:
+                with_figures(note)
+        except (LookupError, TypeError, ArithmeticError) as error:
+            raise ValueError("it has notes that no trace has") from error
 
 
 def read_traced(run: RunDir, variant_id: str) -> Traced | None:
-    """The figures of the variant's traces; `None` if it has none. Traces that can't be read are warnings."""
+    """The figures of the variant's traces; `None` if it has none. Notes say which can't be read."""
     traces = [*rank_files(run.variant(variant_id), ".pt.trace.json.gz").values()]
     if not traces:
         return None
@@ -168,12 +164,13 @@ def _analysed(
     try:
         analysis = analyse(traces, among=of_all, within=run.within)
     except TraceError as error:
-        return Traced(SCHEMA, stamps, (), 0, {}, (_relative(str(error), run.path),))
-    named = set(analysis.ranked.warnings)  # ranks that aren't in the trace are in the names of our own files
-    warnings = tuple(
-        _relative(text, run.path)
-        for text in analysis.report.warnings
-        if text not in named and SEVERAL not in text  # each replica has its own figures
+        note = relative_to(run.path, noticed("not-read", why=str(error)))
+        return Traced(SCHEMA, stamps, (), 0, {}, (note,))
+    named = analysis.ranked.notes  # ranks that aren't in the trace are in the names of our own files
+    notes = tuple(
+        relative_to(run.path, note)  # as everywhere in a comparison: the run may be moved
+        for note in of_level(analysis.report.findings, "detail")
+        if note not in named and note.figures["case"] != SEVERAL  # each replica has its own figures
     )
     ranks = analysis.report.ranks
     steps, means = quiet_steps(ranks)
@@ -181,9 +178,7 @@ def _analysed(
     of_host = tuple(rank.rank for rank in ranks if not rank.kernels)
     stages = analysis.stages_in(set(steps))
     bubbles = {rank: each.bubble for each in stages for rank in each.ranks if each.bubble is not None}
-    return Traced(
-        SCHEMA, stamps, steps, len(common_steps(ranks)), means, warnings, operators, bubbles, of_host
-    )
+    return Traced(SCHEMA, stamps, steps, len(common_steps(ranks)), means, notes, operators, bubbles, of_host)
 
 
 def of_devices(traced: Traced | None, devices: Sequence[str]) -> Traced | None:
@@ -193,8 +188,8 @@ def of_devices(traced: Traced | None, devices: Sequence[str]) -> Traced | None:
     """
     if traced is None or not traced.of_host or devices[0].startswith(CPU.name):
         return traced
-    warning = NO_GPU_WORK.format(ranks=ranks_text(traced.of_host))
-    return _without(traced, traced.of_host, warning)
+    note = noticed("no-gpu-work", ranks=traced.of_host, who=ranks_text(traced.of_host))
+    return _without(traced, traced.of_host, note)
 
 
 def of_timed(traced: Traced | None, timed_ms: Mapping[int, float]) -> Traced | None:
@@ -212,12 +207,11 @@ def of_timed(traced: Traced | None, timed_ms: Mapping[int, float]) -> Traced | N
     if traced is None or not short:
         return traced
     rank = min(short, key=lambda rank: traced_ms[rank] / timed_ms[rank])
-    times = {"traced": format_ms(traced_ms[rank]), "timed": format_ms(timed_ms[rank])}
-    warning = TRACED_SHORT.format(rank=rank, **times)
-    return _without(traced, traced.ranks, warning)
+    times = {"traced_ms": traced_ms[rank], "timed_ms": timed_ms[rank]}
+    return _without(traced, traced.ranks, noticed("traced-short", who=ranks_text([rank]), **times))
 
 
-def _without(traced: Traced, ranks: Collection[int], warning: str) -> Traced:
+def _without(traced: Traced, ranks: Collection[int], note: Finding) -> Traced:
     """Without the figures of `ranks`, with the reason."""
     known = {rank: found for rank, found in traced.ranks.items() if rank not in ranks}
     return replace(
@@ -225,13 +219,8 @@ def _without(traced: Traced, ranks: Collection[int], warning: str) -> Traced:
         ranks=known,
         steps=traced.steps if known else (),
         operators_ns={rank: ns for rank, ns in traced.operators_ns.items() if rank in known},
-        warnings=(*traced.warnings, warning),
+        notes=(*traced.notes, note),
     )
-
-
-def _relative(text: str, root: Path) -> str:
-    """Paths as everywhere in a comparison, from the run directory on; the run may be moved."""
-    return text.replace(f"{root}/", "")
 
 
 def operators_ns(rank: "RankTrace") -> dict[str, int]:

@@ -15,7 +15,7 @@ from gpurun.launcher.report.footnotes import confidence_text
 from gpurun.launcher.report.tables_on_request import Cell, Shown, ShownRow, ShownTable
 from gpurun.launcher.report.terminal.grid import cut, fitted
 from gpurun.launcher.report.terminal.layout import clean, ms_text, plain, screen_lines, table_of, text_of
-from gpurun.launcher.report.terminal.trace import INDENT, MAX_NAMES, MAX_ROWS, warning_lines
+from gpurun.launcher.report.terminal.trace import INDENT, MAX_NAMES, MAX_ROWS, note_lines
 from gpurun.launcher.stats.sequential import ALPHA
 from gpurun.launcher.trace.diff import Change, OperatorChange, TraceDiff, lack_of_steps
 from gpurun.launcher.units import format_count, format_ms, format_number, plural
@@ -135,7 +135,7 @@ def render_operator_changes(diff: TraceDiff, width: int) -> str:
     parts: list[RenderableType] = [*screen_lines(screen_of(diff.findings), width), "", _of_what(diff), ""]
     parts.append(_changes(OPERATOR_TREE, rows) if rows else NO_OPERATOR_CHANGED)
     parts += [f"… and {more} more; --json has all"] if more else []
-    parts += warning_lines(diff.warnings)
+    parts += note_lines(diff.findings)
     return text_of(Group(*map(plain, parts)), width)
 
 
@@ -170,7 +170,7 @@ def render_trace_diff(diff: TraceDiff, width: int) -> str:
         if changes:
             moved = sorted(changes, key=lambda change: -abs(change.change_us))[:MAX_NAMES]
             parts += ["", _changes(title, sorted(moved, key=lambda change: -change.change_us))]
-    parts += warning_lines(diff.warnings)
+    parts += note_lines(diff.findings)
     return text_of(Group(*map(plain, parts)), width)
 
 

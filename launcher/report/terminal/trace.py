@@ -9,7 +9,7 @@ from itertools import pairwise
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpurun.launcher.findings.finding import screen_of
+from gpurun.launcher.findings.finding import Finding, of_level, screen_of
 from gpurun.launcher.report.tables_on_request import Shown, ShownRow, ShownTable, shown_table
 from gpurun.launcher.report.terminal.layout import (
     GAP,
@@ -46,7 +46,7 @@ from gpurun.launcher.units import format_count, format_number, format_percent
 
 MAX_STEPS = 20
 MAX_NAMES = 10
-MAX_WARNINGS = 20
+MAX_NOTES = 20
 BAR_WIDTH = 20
 _BAR: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("▇", lambda each: each.compute_us),
@@ -120,8 +120,9 @@ def render_trace(report: TraceReport, width: int) -> str:
     time_us = _device_us if on_gpu else _host_us
     parts += _names("operators", [rank.ops for rank in whole_ranks(report.ranks)], time_us)
     parts += _names("modules", [rank.modules for rank in whole_ranks(report.ranks)], time_us)
-    parts += warning_lines(report.warnings)
-    parts += ["", replace(report, findings=screen.details).conclusion] if screen.details else []
+    parts += note_lines(report.findings)
+    more = replace(report, findings=screen.details).conclusion
+    parts += ["", more] if more else []
     return text_of(Group(*map(plain, parts)), width)
 
 
@@ -253,10 +254,11 @@ def _names(
     return ["", table]
 
 
-def warning_lines(warnings: Sequence[str]) -> list[RenderableType]:
+def note_lines(findings: Sequence[Finding]) -> list[RenderableType]:
     """The notes of a report; the first of them, where there are many."""
-    shown: list[RenderableType] = [f"note: {clean(text)}" for text in warnings[:MAX_WARNINGS]]
-    more = len(warnings) - MAX_WARNINGS
+    notes = of_level(findings, "detail")
+    shown: list[RenderableType] = [f"note: {clean(each.text)}" for each in notes[:MAX_NOTES]]
+    more = len(notes) - MAX_NOTES
     return ["", *shown, *([f"… and {more} more notes"] if more > 0 else [])] if shown else []
 
 
@@ -337,7 +339,7 @@ def render_tables(report: TraceReport, show: Sequence[Table], width: int) -> str
     parts: list[RenderableType] = [f"{capture_text(report)}; times in ms"]
     for name in show:
         parts += _parts(shown_table(report, name))
-    parts += warning_lines(report.warnings)
+    parts += note_lines(report.findings)
     return text_of(Group(*map(plain, parts)), width)
 
 

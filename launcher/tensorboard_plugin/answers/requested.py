@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from gpurun.launcher.findings.finding import of_level
 from gpurun.launcher.machine.helper_process import helper_argv, yield_to_others
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.report.tables_on_request import TITLES, shown_table
@@ -171,7 +172,7 @@ class RequestedTables:
             return found
         path = found if wanted.rank is None or wanted.table == PATH else of_rank(found, wanted.rank)
         report = msgspec.json.decode(path.read_bytes(), type=TraceReport)
-        return replace(report, warnings=with_file_names(report.warnings, traces.files))
+        return replace(report, findings=with_file_names(report.findings, traces.files))
 
 
 def of_rank(path: Path, rank: int) -> Path:
@@ -237,7 +238,7 @@ def tables_answer(
         "sentence": f"{label}: {about}",
         "ranks": [rank.rank for rank in header.ranks],
         "steps": sorted({step.step for rank in header.ranks for step in rank.steps}),
-        "warnings": report.warnings,
+        "warnings": [each.text for each in of_level(report.findings, "detail")],
         "tables": shown.tables,
         "notes": shown.notes,
     }

@@ -11,6 +11,7 @@ from gpurun.launcher.compare.figures.traced import TRACED
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.variant_causes import cause, is_far_from_timed, largest_loss, why_slower
+from gpurun.launcher.findings.finding import with_figures
 from gpurun.launcher.report.differences import uncertainty_text
 from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.phases import REST, timed_parts
@@ -110,15 +111,9 @@ def _traced_parts(rank: RankFigures) -> Mapping[str, float]:
 
 def untraced(variant: VariantResult, comparison: Comparison) -> str | None:
     """Why a program that was to be traced has no trace; `None` of other variants."""
-    found = _noticed("noticed", variant, comparison, NO_TRACE)
+    texts = (str(each.figures.get("found")) for each in comparison.about(variant.id))
+    found = next((text for text in texts if text.startswith(NO_TRACE)), None)
     return _sentence(found.removeprefix(NO_TRACE)) if found else None
-
-
-def _noticed(code: str, variant: VariantResult, comparison: Comparison, begins: str = "") -> str | None:
-    """The text of a kind of finding about a variant, which begins so; `None` without one."""
-    found = (each for each in comparison.about(variant.id) if each.code == code)
-    texts = (each.text.removeprefix(each.figures.get("of", "")) for each in found)
-    return next((text for text in texts if text.startswith(begins)), None)
 
 
 def difference_interval(variant: VariantResult) -> str:
@@ -129,8 +124,8 @@ def difference_interval(variant: VariantResult) -> str:
 
 def far_note(variant: VariantResult, comparison: Comparison) -> str | None:
     """The report's finding that traced steps aren't like those that rank the variant; `None` without one."""
-    found = _noticed("noticed", variant, comparison, TRACED)
-    return f"{variant_label(variant)}: {found}." if found else None
+    found = (each for each in comparison.about(variant.id) if each.figures.get("case") in TRACED)
+    return next((with_figures(each, of=f"{variant_label(variant)}: ").sentence for each in found), None)
 
 
 def system_line(host: Mapping[str, Any], comparison: Comparison | None) -> str:

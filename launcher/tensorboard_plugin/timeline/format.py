@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from gpurun.launcher.trace.model import ParallelKind, PipelineStage, RankTrace, StragglerReport
 
-FORMAT = 13
+FORMAT = 14
 """Increase it with every change here or in the meaning of entries; older indexes are then rebuilt."""
 INDEX_FILE = "index.json"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpurun.launcher.findings.finding import Finding, relative_to
 from gpurun.launcher.machine.cache import cache_directory
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE
 
@@ -68,11 +69,11 @@ def find(traces: Traces, key: str) -> Path | None:
     return index.parent
 
 
-def with_file_names(texts: Iterable[str], files: Iterable[Path]) -> tuple[str, ...]:
-    """The texts with the names of these files instead of their paths."""
-    found = tuple(texts)
-    for file in files:
-        found = tuple(text.replace(f"{file.parent}{os.sep}", "") for text in found)
+def with_file_names(findings: Iterable[Finding], files: Iterable[Path]) -> tuple[Finding, ...]:
+    """The findings with the names of these files instead of their paths."""
+    found = tuple(findings)
+    for directory in dict.fromkeys(file.parent for file in files):
+        found = tuple(relative_to(directory, each) for each in found)
     return found
 
 

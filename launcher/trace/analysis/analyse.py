@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gpurun.launcher.errors import SpecError, TraceError
+from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, Shift
 from gpurun.launcher.trace.analysis.collectives.collective import (
     Collective,
@@ -44,12 +46,11 @@ from gpurun.launcher.trace.model import (
 )
 from gpurun.launcher.trace.parallel import Read, read_all
 from gpurun.launcher.trace.requested_tables import Table
-from gpurun.launcher.units import first_of, format_count, plural
+from gpurun.launcher.units import first_of
 
 MENTION_SLACK_NS = 10_000
 """From here on it is said how well a clock is known."""
 MAX_RANKS_SHOWN = 8
-_AS_TRANSFER = "their waiting is counted as transfer"
 MAX_UNIX_NS = 1 << 63
 """Later times, after the year 2262, aren't Unix times; then only differences count."""
 
@@ -115,10 +116,10 @@ def analyse(
     """
     found = find_traces(paths, within)
     reads = read_all(found.files, steps, show, among, found.within)
-    return combine(reads, found.warnings, found.searched)
+    return combine(reads, found.notes, found.searched)
 
 
-def combine(reads: Iterable[Read], notes: Sequence[str] = (), searched: Sequence[Path] = ()) -> Analysis:
+def combine(reads: Sequence[Read], notes: Sequence[Finding] = (), searched: Sequence[Path] = ()) -> Analysis:
     """Like `analyse`, from files that have been read, each by `digest_file`.
 
     Args:
@@ -130,35 +131,22 @@ def combine(reads: Iterable[Read], notes: Sequence[str] = (), searched: Sequence
         TraceError: none could be read, or they are of several jobs; the message lists all with the reason.
         SpecError: steps were chosen that none of them has.
     """
-    digests, problems = _split(reads)
-    warnings = [*notes, *problems]
-    if not digests:
-        raise TraceError("\n".join(["none of the traces can be read:", *warnings, HOW_TO_TRACE]))
-    job = of_one_job(digests, searched)
-    digests = list(job.digests)
-    warnings += job.warnings
+    read = [each for each in reads if isinstance(each, Digest)]
+    notes = (*notes, *(noticed("not-read", why=each) for each in reads if isinstance(each, str)))
+    if not read:
+        texts = (each.text for each in notes)
+        raise TraceError("\n".join(["none of the traces can be read:", *texts, HOW_TO_TRACE]))
+    job = of_one_job(read, searched)
+    digests = job.digests
     if digests[0].window is not None and not any(digest.steps for digest in digests):
-        found = [f"{digest.path}: {digest.recorded}" for digest in digests]
+        found = (digest.recorded.text for digest in digests)
         raise SpecError("\n".join(["no trace has the steps that --steps asks for:", *found]))
     ranked = assign_ranks(digests)
     matched = match([_collectives_of(rank, digest) for rank, digest in ranked.digests])
-    warnings += [*ranked.warnings, *(text for digest in digests for text in digest.warnings)]
-    warnings += _doubts(ranked, matched)
-    if matched.collectives:
-        warnings += _clock_notes(matched.clocks)
-    report = with_tables(_report(ranked, matched, warnings), ranked.digests, matched)
+    notes = (*notes, *job.notes, *ranked.notes, *(note for digest in digests for note in digest.notes))
+    notes = (*notes, *_doubts(ranked, matched), *_clock_notes(matched))
+    report = with_tables(_report(ranked, matched, notes), ranked.digests, matched)
     return Analysis(report, ranked, matched)
-
-
-def _split(results: Iterable[Read]) -> tuple[list[Digest], list[str]]:
-    digests: list[Digest] = []
-    problems: list[str] = []
-    for result in results:
-        if isinstance(result, Digest):
-            digests.append(result)
-        else:
-            problems.append(result)
-    return digests, problems
 
 
 def _collectives_of(rank: int, digest: Digest) -> RankCollectives:
@@ -167,66 +155,47 @@ def _collectives_of(rank: int, digest: Digest) -> RankCollectives:
     return RankCollectives(rank, digest.base_ns, digest.collectives, steps, digest.world_size, digest.clock)
 
 
-def _doubts(ranked: Ranked, matched: Matched) -> list[str]:
+def _doubts(ranked: Ranked, matched: Matched) -> Iterator[Finding]:
     """Notes that a reader needs to interpret the figures."""
     ranks = [rank for rank, _ in ranked.digests]
-    sizes = {digest.world_size for _, digest in ranked.digests if digest.world_size is not None}
-    found = []
-    if len(sizes) == 1 and max(sizes) > len(ranks):
-        bounds = ", so bandwidths are at least those shown" if len(ranks) > 1 else ""
-        present = f"{len(ranks)} of {max(sizes)} ranks are present"
-        found.append(f"{present}: waiting for the others counts as transfer{bounds}")
+    sizes = sorted({digest.world_size for _, digest in ranked.digests if digest.world_size is not None})
+    if len(sizes) == 1 and sizes[0] > len(ranks):
+        case = "ranks-missing" if len(ranks) > 1 else "one-rank-present"
+        yield noticed(case, num_present=len(ranks), num_ranks=sizes[0])
     cut = [rank for rank, digest in ranked.digests if digest.is_cut]
     if cut and len(cut) < len(ranks):
-        found.append(f"means, bubbles and causes are without {_ranks_text(cut)}: what is cut off isn't known")
+        yield _noticed_of("ranks-cut-off", cut)
     if len(sizes) > 1:
-        found.append(f"the traces disagree about the number of ranks: {', '.join(map(str, sorted(sizes)))}")
-    ranges = {_step_range(digest) for _, digest in ranked.digests}
-    if len(ranges) > 1:
-        named = "; ".join(f"rank {rank}: {_step_range(digest)}" for rank, digest in ranked.digests)
-        found.append(f"the ranks recorded different steps ({named})")
+        yield noticed("world-sizes", sizes=sizes)
+    by_range: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, digest in ranked.digests:
+        by_range[_step_range(digest)].append(rank)
+    if len(by_range) > 1:
+        recorded = [f"{steps} on {_ranks_text(of)}" for steps, of in by_range.items()]
+        yield noticed("different-steps", recorded=recorded)
     unknown = matched.unknown_groups + matched.unknown_peers
     open_waits = [each for each in matched.collectives if not each.matched]
     alone = sum(len(each.parts) == 1 for each in open_waits) - unknown
     loose = sum(len(each.parts) > 1 for each in open_waits)
     if matched.unknown_groups and len(ranks) > 1:
-        found.append(
-            f"between which ranks {plural(matched.unknown_groups, 'collective')} ran isn't recorded: "
-            "their waiting is unknown and counts as transfer, and they don't align clocks"
-        )
+        yield noticed("unknown-groups", num_collectives=matched.unknown_groups)
     if matched.unknown_peers and len(ranks) > 1:
-        found.append(
-            f"{matched.unknown_peers} sends and receives don't name the other rank: "
-            "their waiting is unknown and counts as transfer"
-        )
+        yield noticed("unknown-peers", num_messages=matched.unknown_peers)
     if alone and len(ranks) > 1:
-        found.append(
-            f"{alone} of {len(matched.collectives)} collectives are seen on one rank only: {_AS_TRANSFER}"
-        )
+        yield noticed("on-one-rank", num_alone=alone, num_collectives=len(matched.collectives))
     if loose:
-        found.append(
-            f"who waited in {plural(loose, 'exchange')} of several ranks isn't known, as their clocks aren't "
-            f"known well enough: {_AS_TRANSFER}"
-        )
-    return found
+        yield noticed("unknown-waits", num_exchanges=loose)
 
 
-def _clock_notes(clocks: Clocks) -> list[str]:
+def _clock_notes(matched: Matched) -> Iterator[Finding]:
     """How well the clocks are known of ranks that share no collective with the lowest one."""
-    found = []
-    unlinked = [rank for part in clocks.unlinked for rank in part]
-    if unlinked:
-        found.append(
-            f"no collective or message links {_ranks_text(unlinked)} to the lowest rank: their clocks "
-            "can't be aligned, and their times are as recorded"
-        )
-    one_way = [rank for rank, slack_ns in clocks.slack.items() if slack_ns is None]
-    if one_way:
-        found.append(
-            f"messages run only one way between {_ranks_text(one_way)} and the lowest rank: "
-            "the clocks are aligned as if the fastest of them took no time, "
-            "and how far they are off to one side is unknown"
-        )
+    clocks = matched.clocks
+    if not matched.collectives:
+        return
+    if unlinked := [rank for part in clocks.unlinked for rank in part]:
+        yield _noticed_of("clocks-not-linked", unlinked)
+    if one_way := [rank for rank, slack_ns in clocks.slack.items() if slack_ns is None]:
+        yield _noticed_of("clocks-linked-one-way", one_way)
     widths = {
         rank: most - least
         for rank, (least, most) in clocks.between.items()
@@ -236,11 +205,12 @@ def _clock_notes(clocks: Clocks) -> list[str]:
         and most - least >= 2 * MENTION_SLACK_NS
     }
     if widths:
-        found.append(
-            f"only messages link the clocks of {_ranks_text(list(widths))} with that of the lowest rank: "
-            f"known to ±{format_count(max(widths.values()) / 2000)} µs"
-        )
-    return found
+        slack = round(max(widths.values()) / 2000)
+        yield _noticed_of("clocks-linked-by-messages", list(widths), slack_us=slack)
+
+
+def _noticed_of(case: str, ranks: Sequence[int], **figures: Any) -> Finding:
+    return noticed(case, ranks=ranks, who=_ranks_text(ranks), **figures)
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
@@ -250,19 +220,18 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 
 def _step_range(digest: Digest) -> str:
     numbers = [scope.step for scope in digest.steps if scope.step is not None]
-    return f"{min(numbers)} to {max(numbers)}" if numbers else "no step"
+    return f"{min(numbers)} to {max(numbers)}" if numbers else "none"
 
 
-def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceReport:
+def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> TraceReport:
     base_ns = min(_first_ns(rank, digest, matched.clocks) for rank, digest in ranked.digests) // 1000 * 1000
     views = tuple(_views(ranked, matched, base_ns))
     kinds = _kinds(ranked, matched)
     ranks = [rank for rank, _ in ranked.digests]
     last_ranks = [last_rank(each, matched.offsets) for each in matched.collectives]
     report = TraceReport(
-        schema=2,
+        schema=3,
         base_time_ns=base_ns if abs(base_ns) < MAX_UNIX_NS else 0,
-        warnings=tuple(warnings),
         clock_offsets_us={str(rank): matched.offsets[rank] / 1000 for rank in ranks},
         clock_offset_bounds_us={str(rank): _in_us(matched.clocks.between[rank]) for rank in ranks},
         clock_drift_ppm={str(rank): _ppm(matched.clocks.rates.get(rank)) for rank in ranks},
@@ -277,7 +246,7 @@ def _report(ranked: Ranked, matched: Matched, warnings: Sequence[str]) -> TraceR
         parallelism=parallel_kinds(_whole(views), kinds),
         pipeline=pipeline(_whole(views), kinds.stages, matched.offsets),
     )
-    return replace(report, findings=explain(report))
+    return replace(report, findings=(*explain(report), *notes))
 
 
 def _in_us(bounds_ns: Shift) -> tuple[float | None, float | None]:

@@ -8,12 +8,13 @@ isn't counted as the rank's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind
 from gpurun.launcher.trace.kineto.columns import Trace
@@ -225,8 +226,8 @@ def _host_activity(idle: Intervals, waits: Waits) -> HostActivity:
     )
 
 
-SEVERAL = "GPU work of several devices"
-"""The beginning of a note about them."""
+SEVERAL = "several-devices"
+"""The case of a note about them."""
 STRAY_BELOW = 0.01
 """Devices with less than this share of the busiest device's work don't count."""
 
@@ -262,16 +263,9 @@ class Devices:
         mine: Int64 = chosen[self.owner[chosen] == number]
         return mine
 
-    def notes(self) -> list[str]:
+    def notes(self) -> Iterator[Finding]:
         """Notes for the reader."""
-        found = []
         if len(self.names) > 1:
-            listed = ", ".join(sorted(self.names))
-            found.append(
-                f"{SEVERAL} ({listed}), each reported separately; "
-                f"the rank's own figures are those of the busiest, device {self.names[0]}"
-            )
+            yield noticed(SEVERAL, devices=sorted(self.names), busiest=self.names[0])
         if self.strays:
-            listed = ", ".join(sorted(self.strays))
-            found.append(f"a little work on another device ({listed}) left out of the breakdown")
-        return found
+            yield noticed("stray-work", devices=sorted(self.strays))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from gpurun.launcher.errors import TraceError
+from gpurun.launcher.findings.finding import Finding, noticed, with_figures
 from gpurun.launcher.trace.analysis.breakdown import (
     LOST,
     Activity,
@@ -35,10 +36,10 @@ from gpurun.launcher.trace.analysis.steps import (
     last_step_notes,
     launch_notes,
     launched,
-    overlap_notes,
-    recorded_text,
+    recorded_note,
     replay_notes,
     step_at,
+    step_notes,
     windows,
 )
 from gpurun.launcher.trace.analysis.tables import (
@@ -122,9 +123,9 @@ class Digest:
     """The names of all of the file; of the chosen steps, where steps were chosen."""
     step_names: NameTimes
     """The names of the work that steps launched."""
-    warnings: tuple[str, ...]
-    recorded: str
-    """The steps that the file has, in words."""
+    notes: tuple[Finding, ...]
+    recorded: Finding
+    """The steps that the file has, for who asked for others."""
     wraps_data_parallel: bool
     """Whether torch's DDP or FSDP is at work."""
     is_cut: bool = False
@@ -179,6 +180,8 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     total = picture.total(shown.gpu, [all_steps[i] for i in kept], whole)
     scopes = tuple(picture.step(all_steps[i], i) for i in kept)
     collectives = local_collectives(trace, work, host)
+    recorded = with_figures(recorded_note(host), file=str(path))
+    notes = [with_figures(each, file=str(path)) for each in _notes(trace, host, work, whole)]
     return Digest(
         path=path,
         base_ns=trace.base_ns,
@@ -191,10 +194,10 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         collectives=tuple(each for each in collectives if whole or each.step in kept),
         names=names[0],
         step_names=names[-1],
-        warnings=_warnings(trace, path, (host, work), chosen, kept),
-        recorded=recorded_text(host),
+        notes=(*notes, *(() if whole or kept else (recorded,))),
+        recorded=recorded,
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
-        is_cut=bool(trace.cut),
+        is_cut=trace.cut is not None,
         clock=None if on_gpu else clock_id(trace.header),
         window=None if chosen is None else _window(host, all_steps, kept),
         facts=_facts(trace),
@@ -211,7 +214,8 @@ def _window(host: list[HostStep], steps: list[Step], kept: list[int]) -> tuple[i
 def _refuse_empty(trace: Trace, path: Path) -> None:
     if len(trace.gpu) or len(trace.ops) or trace.ranges:
         return
-    reasons = [text for text in (trace.cut, trace.skipped) if text]
+    reasons = [] if trace.cut is None else [f"cut off at byte {trace.cut}: what was to follow is missing"]
+    reasons += [each.text for each in trace.skipped]
     if trace.other_categories or "traceEvents" not in trace.header:
         reasons.append(kind_of_events(trace.header, trace.other_categories))
     reasons.append("no GPU work and no operators: nothing to analyse; left out")
@@ -372,7 +376,7 @@ def _device(trace: Trace, on_gpu: bool) -> str:
     """The name of the device that the work ran on, from the trace."""
     if not on_gpu:
         others = devices_not_read(trace.other_categories)
-        if trace.cut:
+        if trace.cut is not None:
             return "CPU (the rest is cut off)"
         if len(trace.launches):
             return "CPU (GPU not recorded)"
@@ -384,33 +388,16 @@ def _device(trace: Trace, on_gpu: bool) -> str:
     return "GPU"
 
 
-def _warnings(
-    trace: Trace,
-    path: Path,
-    steps_and_work: tuple[list[HostStep], Launched],
-    chosen: slice | None,
-    kept: list[int],
-) -> tuple[str, ...]:
-    steps, work = steps_and_work
-    found = []
-    if trace.cut:
-        found.append(f"{path}: {trace.cut}, so times are too short")
-    if trace.skipped:
-        found.append(f"{path}: {trace.skipped}")
-    found += [f"{path}: {text}" for text in notes_on_categories(trace.other_categories)]
-    if chosen is not None and not kept:
-        found.append(f"{path}: none of the steps asked for; it has {recorded_text(steps)}")
-    found.extend(f"{path}: {text}" for text in overlap_notes(steps))
-    if len({step.number for step in steps}) < len(steps):
-        found.append(f"{path}: several steps have the same number; each is listed separately")
+def _notes(trace: Trace, steps: list[HostStep], work: Launched, whole: bool) -> Iterator[Finding]:
+    if trace.cut is not None:
+        yield noticed("cut-off", cut_byte=trace.cut)
+    yield from trace.skipped
+    yield from notes_on_categories(trace.other_categories)
+    yield from step_notes(steps)
     if len(trace.launches) and not len(trace.gpu):
-        found.append(
-            f"{path}: calls of a device's API but no work on it: the figures are those of the CPU alone"
-        )
+        yield noticed("cpu-alone")
     if len(trace.gpu):
-        found += [f"{path}: {text}" for text in Devices.of(trace).notes()]
-        found += [f"{path}: {text}" for text in launch_notes(trace, steps, work)]
-        if chosen is None:
-            found += [f"{path}: {text}" for text in last_step_notes(steps, work)]
-        found += [f"{path}: {text}" for text in replay_notes(work)]
-    return tuple(found)
+        yield from Devices.of(trace).notes()
+        yield from launch_notes(trace, work) if steps else ()
+        yield from last_step_notes(steps, work) if whole else ()
+        yield from replay_notes(work)

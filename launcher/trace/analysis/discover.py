@@ -14,11 +14,12 @@ from pathlib import Path
 import msgspec
 
 from gpurun.launcher.errors import SpecError, TraceError, no_directory
+from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.rundir.opening import places_of, real_path
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.kineto.trace_file import Room, open_source
-from gpurun.launcher.units import first_of, plural, ranks_text
+from gpurun.launcher.units import first_of, ranks_text
 
 HOW_TO_TRACE = """\
     torch.profiler writes them: prof.export_chrome_trace("trace.json"); gpurun does in a run"""
@@ -50,7 +51,7 @@ class Found:
     """Files to read, in order, and notes on skipped ones."""
 
     files: tuple[Path, ...]
-    warnings: tuple[str, ...]
+    notes: tuple[Finding, ...]
     searched: tuple[Path, ...]
     """The directories that were searched."""
     within: tuple[Path, ...]
@@ -71,31 +72,31 @@ def find_traces(paths: Sequence[Path], within: Sequence[Path] = ()) -> Found:
         TraceError: a path doesn't exist, or no file is found at all.
     """
     files: list[Path] = []
-    warnings: list[str] = []
+    notes: list[Finding] = []
     within = tuple(within) or places_of(paths)
     for path in paths:
         if path.is_dir():
-            _look_into(path, within, files, warnings)
+            _look_into(path, within, files, notes)
         else:
             files.append(path)
     unique = {file.resolve(): file for file in reversed(files)}
     if not unique:
         named = ", ".join(map(str, paths)) or "nothing"
         missing = f"{named}: no traces here (looked for *.json and *.json.gz)"
-        raise TraceError("\n".join([missing, *warnings, HOW_TO_TRACE]))
+        raise TraceError("\n".join([missing, *(each.text for each in notes), HOW_TO_TRACE]))
     searched = tuple(path for path in paths if path.is_dir())
     kept = tuple(file for file in files if unique.get(file.resolve()) is file)
-    return Found(kept, tuple(warnings), searched, within)
+    return Found(kept, tuple(notes), searched, within)
 
 
-def _look_into(directory: Path, within: Sequence[Path], files: list[Path], warnings: list[str]) -> None:
+def _look_into(directory: Path, within: Sequence[Path], files: list[Path], notes: list[Finding]) -> None:
     for path in sorted(_everything_in(directory)):
         if not path.name.endswith(SUFFIXES) or path.name.startswith(".") or _is_own(path, within):
             continue
         if _leads_out(path, within):
-            warnings.append(f"{path}: symbolic link out of the directory, not followed")
+            notes.append(noticed("link-not-followed", file=str(path)))
         elif path.is_file() and is_merged(path, within):
-            warnings.append(f"{path}: a merged trace of all ranks, written by gpurun; left out")
+            notes.append(noticed("merged", file=str(path)))
         elif path.is_file():
             files.append(path)
 
@@ -139,7 +140,7 @@ class OneJob:
     """The traces of one job, and notes on those of others."""
 
     digests: tuple[Digest, ...]
-    warnings: tuple[str, ...]
+    notes: tuple[Finding, ...]
 
 
 def of_one_job(digests: Sequence[Digest], searched: Sequence[Path]) -> OneJob:
@@ -151,7 +152,7 @@ def of_one_job(digests: Sequence[Digest], searched: Sequence[Path]) -> OneJob:
     Raises:
         TraceError: none do; the message lists the directories to choose from.
     """
-    kept, warnings = list(digests), []
+    kept, notes = list(digests), []
     for root in searched:
         inside = [digest for digest in kept if digest.path.is_relative_to(root)]
         directories = _by_directory(inside)
@@ -163,8 +164,9 @@ def of_one_job(digests: Sequence[Digest], searched: Sequence[Path]) -> OneJob:
             raise TraceError(f"{source_of(root)} holds the traces of several jobs; choose one:{listed}")
         left_out = [digest for found in others.values() for digest in found]
         kept = [digest for digest in kept if digest not in left_out]
-        warnings.append(f"traces of other jobs left out: {_named(list(others))}")
-    return OneJob(tuple(kept), tuple(warnings))
+        named = [str(source_of(path)) for path in others]
+        notes.append(noticed("other-jobs", directories=first_of(named, MAX_LISTED)))
+    return OneJob(tuple(kept), tuple(notes))
 
 
 def _commands(directories: Sequence[Path]) -> str:
@@ -172,10 +174,6 @@ def _commands(directories: Sequence[Path]) -> str:
     more = len(directories) - MAX_LISTED
     lines = [f"\n    gpurun trace {source_of(path)}" for path in directories[:MAX_LISTED]]
     return "".join([*lines, *([f"\n    … and {more} more"] if more > 0 else [])])
-
-
-def _named(directories: Sequence[Path]) -> str:
-    return first_of([str(source_of(path)) for path in directories], MAX_LISTED)
 
 
 def _by_directory(digests: Sequence[Digest]) -> dict[Path, list[Digest]]:
@@ -206,7 +204,7 @@ class Ranked:
     """Digests with their ranks, sorted by rank, and notes on what was assumed."""
 
     digests: tuple[tuple[int, Digest], ...]
-    warnings: tuple[str, ...]
+    notes: tuple[Finding, ...]
 
 
 def assign_ranks(digests: Sequence[Digest]) -> Ranked:
@@ -214,7 +212,7 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
 
     If several traces have one rank, the latest is used.
     """
-    warnings: list[str] = []
+    notes: list[Finding] = []
     taken: dict[int, Digest] = {}
     by_name: dict[int, Digest] = {}
     nameless: list[Digest] = []
@@ -225,32 +223,28 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
             continue
         if digest.rank is None:
             by_name[rank] = digest
-        _take(rank, digest, taken, warnings)
+        _take(rank, digest, taken, notes)
     free = (number for number in range(len(digests) + len(taken)) if number not in taken)
     by_position = dict(zip(free, nameless, strict=False))
-    warnings += _assumed(by_name, "by its name", "by their names")
-    alone = "by its place among the files" if len(digests) > 1 else ""
-    warnings += _assumed(by_position, alone, "by their places among the files")
-    return Ranked(tuple(sorted((taken | by_position).items(), key=lambda item: item[0])), tuple(warnings))
+    notes += _assumed("rank-by-name", by_name)
+    notes += _assumed("rank-by-place", by_position, len(digests) if len(digests) > 1 else None)
+    return Ranked(tuple(sorted((taken | by_position).items(), key=lambda item: item[0])), tuple(notes))
 
 
-def _assumed(found: Mapping[int, Digest], how: str, how_several: str) -> list[str]:
-    """One sentence for all of them."""
-    if not found:
-        return []
-    first, others = next(iter(found.values())).path, len(found) - 1
-    ranks = ranks_text(sorted(found))
-    if not others:
-        return [f"{first}: doesn't state its rank; assumed to be {ranks} {how}".rstrip()]
-    who = f"{first} and {plural(others, 'other')}"
-    return [f"{who}: don't state their ranks; assumed to be {ranks} {how_several}"]
+def _assumed(case: str, found: Mapping[int, Digest], num_files: int | None = None) -> Iterator[Finding]:
+    """A note on all of them."""
+    if found:
+        ranks, first = sorted(found), str(next(iter(found.values())).path)
+        figures = {"num_more": len(found) - 1 or None, "num_files": num_files}
+        yield noticed(case, ranks=ranks, who=ranks_text(ranks), file=first, **figures)
 
 
-def _take(rank: int, digest: Digest, taken: dict[int, Digest], warnings: list[str]) -> None:
+def _take(rank: int, digest: Digest, taken: dict[int, Digest], notes: list[Finding]) -> None:
     other = taken.get(rank)
     if other is not None:
         first, last = sorted((other, digest), key=lambda each: each.base_ns + each.total.measure.start)
-        warnings.append(f"{first.path}: same rank {rank} as {last.path}, which was recorded later; left out")
+        who = ranks_text([rank])
+        notes.append(noticed("same-rank", ranks=[rank], who=who, file=str(first.path), later=str(last.path)))
         digest = last
     taken[rank] = digest
 

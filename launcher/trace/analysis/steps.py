@@ -13,17 +13,18 @@ overlap belongs to the earlier one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.trace.analysis.cuda_graphs import captured_calls, replayed_work
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Trace
-from gpurun.launcher.units import plural
 
 NO_STEP = NO_STREAM = -1
 
@@ -188,55 +189,45 @@ def before_capture(trace: Trace, work: Launched) -> NDArray[np.bool_]:
     return np.asarray(~known & (gpu.start < first[gpu.thread]), dtype=np.bool_)
 
 
-def recorded_text(steps: list[HostStep]) -> str:
-    """Which steps these are, in words, and how to ask for all of them: the end is not part of the range."""
+def recorded_note(steps: list[HostStep]) -> Finding:
+    """Which steps these are, none of which were asked for, and how to ask for all of them."""
     if not steps:
-        return "no steps, which profiler.step() would mark"
+        return noticed("no-steps")
     first, last = steps[0].number, steps[-1].number
-    if first == last:
-        return f"step {first} only (--steps {first})"
-    return f"steps {first} to {last} (all of them: --steps {first}:{last + 1})"
+    return noticed(
+        "other-steps",
+        recorded_step=sorted({first, last}),
+        first_step=first,
+        end_step=last + 1,  # not part of the range
+    )
 
 
-def overlap_notes(steps: list[HostStep]) -> list[str]:
-    """Notes for the reader."""
-    found = []
+def step_notes(steps: list[HostStep]) -> Iterator[Finding]:
+    """Notes on steps that aren't one after the other, each with its number."""
     if any(step.overlaps for step in steps):
-        found.append("steps overlap; the later one is counted from where the earlier one ends")
-    swallowed = [step.number for step in steps if step.is_swallowed]
-    if swallowed:
-        named = ", ".join(map(str, swallowed))
-        found.append(f"entirely inside another step, so without time or work of its own: step {named}")
-    return found
+        yield noticed("steps-overlap")
+    if inside := [step.number for step in steps if step.is_swallowed]:
+        yield noticed("steps-inside-others", steps=inside)
+    if len({step.number for step in steps}) < len(steps):
+        yield noticed("steps-of-one-number")
 
 
-def launch_notes(trace: Trace, steps: list[HostStep], work: Launched) -> list[str]:
+def launch_notes(trace: Trace, work: Launched) -> Iterator[Finding]:
     """Notes on the steps' figures where launches are missing."""
-    if not steps:
-        return []
     if not work.is_known.any():
-        return ["no launch of GPU work is recorded; work belongs to the step during which it began"]
-    lost = int((~work.is_known & ~before_capture(trace, work)).sum())
-    have = "has" if lost == 1 else "have"
-    text = f"{plural(lost, 'GPU event')} {have} no recorded launch and can't be assigned to a step"
-    return [text] if lost else []
+        yield noticed("no-launches")
+    elif lost := int((~work.is_known & ~before_capture(trace, work)).sum()):
+        yield noticed("lost-launches", num_lost=lost)
 
 
-def last_step_notes(steps: list[HostStep], work: Launched) -> list[str]:
+def last_step_notes(steps: list[HostStep], work: Launched) -> Iterator[Finding]:
     """Whether the last step alone launched no GPU work, as where a capture ends after its marker began."""
     owners = np.isin(np.arange(len(steps)), work.step)
-    if len(steps) < 2 or owners[-1] or not owners[:-1].all():
-        return []
-    first, last = steps[0].number, steps[-1].number
-    return [f"step {last}, the last, launched no GPU work; --steps {first}:{last} leaves it out of the means"]
+    if len(steps) > 1 and owners[:-1].all() and not owners[-1]:
+        yield noticed("idle-last-step", first_step=steps[0].number, last_step=steps[-1].number)
 
 
-def replay_notes(work: Launched) -> list[str]:
+def replay_notes(work: Launched) -> Iterator[Finding]:
     """Notes on replays of CUDA graphs whose operators aren't known."""
-    unknown = int((work.replayed & (work.captured < 0)).sum())
-    if not unknown:
-        return []
-    return [
-        f"no capture in the trace is certain to be that of the CUDA graphs that launched "
-        f"{plural(unknown, 'piece')} of GPU work: counted for the operator, if any, that launched the graph"
-    ]
+    if unknown := int((work.replayed & (work.captured < 0)).sum()):
+        yield noticed("graphs-not-captured", num_pieces=unknown)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from gpurun.launcher.findings.finding import Finding
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.events import NO_ARGUMENTS, Arguments, CommFacts, Event, Number, Text, whole
@@ -246,10 +247,10 @@ class Trace:
     modules: Spans
     module_names: tuple[str, ...]
     ranges: tuple[HostRange, ...]
-    skipped: str | None
-    """A sentence about events that were left out."""
-    cut: str | None
-    """Where the file ends too early, if it does."""
+    skipped: tuple[Finding, ...]
+    """Notes on events that were left out."""
+    cut: int | None
+    """The byte at which the file ends too early, if it does."""
     other_categories: frozenset[str | None]
     """Categories of events that are in no column."""
     annotations: Spans

@@ -174,8 +174,8 @@ class TraceFile(Generic[Event]):
     event_type: type[Event]
     header: dict[str, Any] = field(default_factory=dict)
     skipped: Skipped = field(default_factory=Skipped)
-    cut: str | None = None
-    """Afterwards: where the file ends too early, if it does."""
+    cut: int | None = None
+    """Afterwards: the byte at which the file ends too early, if it does."""
 
     def __post_init__(self) -> None:
         self._many = msgspec.json.Decoder(list[self.event_type])  # type: ignore[name-defined]
@@ -338,7 +338,7 @@ class TraceFile(Generic[Event]):
 
     def _cut_off(self, head: bytes) -> None:
         """Notes that the file ends here; of its keys, those before the events are known."""
-        self.cut = f"cut off at byte {self._offset + len(self._buffer)}: what was to follow is missing"
+        self.cut = self._offset + len(self._buffer)
         self._buffer = bytearray(b"]}" if head.lstrip(_SPACE + _BYTE_ORDER_MARK)[:1] == b"{" else b"]")
         self._read_header(head)
 

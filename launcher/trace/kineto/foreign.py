@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from io import BytesIO
 from typing import Any
 
 import msgspec
 
+from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.trace.kineto.classify import DEVICES_NOT_READ, OTHER_CATEGORIES
 from gpurun.launcher.units import first_of
 
@@ -103,17 +104,17 @@ def kind_of_events(header: Mapping[str, Any], categories: Iterable[str | None]) 
     return "only events without a category, which Kineto (torch.profiler) never writes"
 
 
-def notes_on_categories(categories: Collection[str | None]) -> list[str]:
+def notes_on_categories(categories: Collection[str | None]) -> Iterator[Finding]:
     """Notes on events that were left out for their category."""
-    found = [f"work on the {each} isn't read" for each in devices_not_read(categories)]
+    for device in devices_not_read(categories):
+        yield noticed("device-not-read", device=device)
     unknown = sorted(
         each
         for each in categories
         if each is not None and each not in OTHER_CATEGORIES and each not in DEVICES_NOT_READ
     )
     if unknown:
-        found.append(f"events of unknown categories left out: {_listed(unknown)}")
-    return found
+        yield noticed("unknown-categories", categories=_listed(unknown))
 
 
 def devices_not_read(categories: Iterable[str | None]) -> list[str]:

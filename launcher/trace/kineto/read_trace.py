@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import compress
@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import (
     GPU_CATEGORIES,
@@ -63,7 +64,6 @@ from gpurun.launcher.trace.kineto.events import (
 )
 from gpurun.launcher.trace.kineto.file_blocks import Skipped, TraceFile
 from gpurun.launcher.trace.kineto.trace_file import ANYTHING, Room, open_source
-from gpurun.launcher.units import plural
 
 MAX_US = 1 << 63
 """Columns hold no later times."""
@@ -265,7 +265,7 @@ class Reader:
     def _threads(self, events: list[Event]) -> NDArray[np.int32]:
         return _numbers(self.threads, map(_PLACE, events), len(events))
 
-    def done(self, header: dict[str, Any], skipped: Skipped, cut: str | None = None) -> Trace:
+    def done(self, header: dict[str, Any], skipped: Skipped, cut: int | None = None) -> Trace:
         """Everything that was added."""
         zero = header.get("baseTimeNanoseconds")
         zero_ns = zero if isinstance(zero, int) else 0
@@ -294,7 +294,7 @@ class Reader:
             modules=Spans(*_spans(self.modules)),
             module_names=tuple(self.module_names),
             ranges=tuple(self.ranges),
-            skipped=self._skipped(skipped),
+            skipped=tuple(self._skipped(skipped)),
             cut=cut,
             other_categories=self.roles.others,
             annotations=Spans(*_spans(self.annotations)),
@@ -305,18 +305,18 @@ class Reader:
             details=None if self.details is None else self.details.done(),
         )
 
-    def _skipped(self, skipped: Skipped) -> str | None:
-        parts = []
+    def _skipped(self, skipped: Skipped) -> Iterator[Finding]:
         if skipped.count:
-            parts.append(
-                f"{plural(skipped.count, 'malformed event')}, first at byte {skipped.first_byte} "
-                f"({skipped.reason})"
+            yield noticed(
+                "malformed",
+                num_events=skipped.count,
+                first_byte=skipped.first_byte,
+                reason=skipped.reason,
             )
         if self.timeless:
-            parts.append(f"{plural(self.timeless, 'event')} whose time is not a number")
+            yield noticed("timeless", num_events=self.timeless)
         if self.negative:
-            parts.append(f"{plural(self.negative, 'event')} of negative length or with times out of range")
-        return " and ".join(parts) + " left out" if parts else None
+            yield noticed("out-of-range", num_events=self.negative)
 
 
 def read_trace(

@@ -10,6 +10,7 @@ from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import TraceReport
 from tests.integration.parallel import parallel_worker as worker
 from tests.integration.ranks import run_ranks
+from tests.said import trace_notes
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -43,7 +44,7 @@ def test_waits_in_overlapping_groups_are_those_that_the_ranks_timed(directory: P
 def largest_error(capture: Path) -> float:
     """Of all waits, in what each may be off by: 2 %, or as long as a thread takes to wake."""
     report, took_s = analyse_paths([capture]), timed(capture)
-    assert not report.warnings
+    assert not trace_notes(report)
     assert set(report.clock_offsets_us.values()) == {0}
     kinds = {
         report.groups[each.group]: each.parallelism
@@ -75,7 +76,7 @@ def waits_s(report: TraceReport, ranks: tuple[int, ...] | None) -> dict[int, flo
 def test_of_a_foreign_capture_waits_in_overlapping_groups_are_unknown(directory: Path) -> None:
     report = analyse_paths([directory / "foreign"])
     assert {each.group for each in report.collectives if each.kind == "all_reduce"} == {"unknown"}
-    assert any("isn't recorded" in text for text in report.warnings)
+    assert any("isn't recorded" in text for text in trace_notes(report))
 
 
 @pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved", 2)])

@@ -126,7 +126,7 @@ def test_the_trace_shows_what_each_rank_does_and_that_rank_1_waits(naps: Path) -
         # How traced steps compare with timed ones is the machine's affair; that traces could be read isn't.
         traced = read_traced(RunDir(naps / "run"), variant["id"])
         assert traced is not None
-        assert not traced.warnings
+        assert not traced.notes
         for rank in variant["ranks"]:
             assert sum(rank[part] for part in parts) == pytest.approx(rank["span_ms"], rel=1e-12)
             assert rank["input_ms"] <= rank["idle_ms"]

@@ -95,7 +95,7 @@ def test_a_stages_bubble_is_of_the_steps_that_its_other_figures_are_of(tmp_path:
 def test_the_mean_of_all_ranks_adds_up_to_the_nanosecond(run: RunDir) -> None:
     traced = read_traced(run, "v")
     assert traced is not None
-    assert traced.warnings == ()
+    assert traced.notes == ()
     busy, waiting = traced.ranks[0], traced.ranks[1]
     assert traced.steps == (2, 3)  # in step 1 no rank waits: both are busy all the time
     assert (busy.compute_ns, busy.exposed_transfer_ns, busy.exposed_wait_ns) == (62_625, 7_375, 0)
@@ -139,7 +139,7 @@ def test_a_gpu_whose_work_was_not_recorded_has_no_figures_of_the_cpu(run: RunDir
     of_gpus = of_devices(found, ("cuda:0", "cuda:1"))
     assert of_gpus is not None
     assert of_gpus.ranks == {0: found.ranks[0]}
-    wording(of_gpus.warnings[-1])
+    wording(of_gpus.notes[-1].text)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"schema": 0}'])
@@ -165,12 +165,12 @@ def test_a_broken_trace_is_a_warning_and_costs_only_itself(run: RunDir) -> None:
     assert traced is not None
     assert set(traced.ranks) == {0}
     assert traced.ranks[0].wait_ns is None
-    assert any(warning.startswith("variants/v/rank1.pt.trace.json.gz") for warning in traced.warnings)
+    assert any(note.text.startswith("variants/v/rank1.pt.trace.json.gz") for note in traced.notes)
     run.trace("v", 0).write_bytes(b"no trace")
     traced = read_traced(run, "v")
     assert traced is not None
     assert (traced.steps, traced.ranks) == ((), {})
-    assert "rank0.pt.trace.json.gz" in traced.warnings[0]
+    assert "rank0.pt.trace.json.gz" in traced.notes[0].text
 
 
 def test_no_trace_no_figures(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_traces_of_far_shorter_steps_than_timed_ones_have_no_figures(
     """Of 100 µs: what takes the rest of the timed step isn't in them."""
     found = of_timed(read_traced(run, "v"), {1: step_ms} if step_ms else {})
     assert found is not None
-    assert (bool(found.ranks), bool(found.steps), not found.warnings) == (is_used, is_used, is_used)
-    wording(*found.warnings)
+    assert (bool(found.ranks), bool(found.steps), not found.notes) == (is_used, is_used, is_used)
+    wording(*(note.text for note in found.notes))
 
 
 def test_a_step_with_long_waiting_is_as_good_as_another(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.findings import trace_cases
 from gpurun.launcher.findings.finding import Finding, finding, ranked, screen_of, worded
 from gpurun.launcher.findings.finding_kinds import KINDS, Kind
 from gpurun.launcher.report.terminal.table import render_table
@@ -31,7 +32,7 @@ def figures_for(kind: Kind, case: str | None = None) -> dict[str, object]:
     """A figure for every slot of its sentence."""
     case = case or next(iter(kind.cases), None)
     numbers = {"ci": (1.0, 2.0), "wins": 3, "of": 4, "most": 5}
-    units = ("percent", "_ms", "_gib", "_s")
+    units = ("percent", "_ms", "_gib", "_s", "_step", "_byte")
     found: dict[str, object] = {"case": case} if case else {}
     for name in SLOT.findall(kind.sentence_of(found)):
         is_number = name.startswith("num_") or name.endswith(units)
@@ -50,6 +51,13 @@ def test_every_kind_is_found_somewhere() -> None:
     assert unused == []
 
 
+def test_every_case_of_traces_is_found_somewhere() -> None:
+    table = ROOT / "launcher" / "findings" / "trace_cases.py"
+    sources = [path.read_text() for path in (ROOT / "launcher").rglob("*.py") if path != table]
+    unused = [case for case in trace_cases.NOTICED if not any(f'"{case}"' in source for source in sources)]
+    assert unused == []
+
+
 @pytest.mark.parametrize("code", KINDS)
 def test_a_kind_has_a_sentence_a_meaning_a_rule_and_something_to_do(code: str) -> None:
     kind = KINDS[code]
@@ -59,6 +67,7 @@ def test_a_kind_has_a_sentence_a_meaning_a_rule_and_something_to_do(code: str) -
     assert all(text.endswith(".") for text in (kind.means, kind.decided, kind.todo))
     assert all((ROOT / page).exists() for page in re.findall(r"docs/[\w-]+\.md", kind.todo))
     assert ("{case}" in kind.sentence) == bool(kind.cases)
+    assert all(re.fullmatch("[a-z]+(-[a-z]+)*", case) for case in kind.cases)
     for case in kind.cases or [None]:
         said = finding(code, **figures_for(kind, case))  # type: ignore[arg-type]
         assert not re.search(r"[\[\]]|\{\w+\}", said.text.replace("{launches: …}", ""))

@@ -9,6 +9,7 @@ from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import trace_causes
 from gpurun.launcher.trace.model import TraceReport
+from tests.said import trace_notes
 from tests.unit.trace.trace_files import Event, kernel, launch, step, write
 from tests.wording import Wording
 
@@ -37,7 +38,7 @@ def test_each_device_has_a_breakdown_of_its_own_over_the_same_steps(replicas: Tr
     assert [each.total.compute_us for each in rank.devices] == [160, 60]
     assert rank.total == rank.devices[0].total
     assert rank.steps == rank.devices[0].steps
-    assert any("several devices (0, 1)" in text for text in replicas.warnings)
+    assert any("several devices (0 and 1)" in text for text in trace_notes(replicas))
 
 
 def test_the_table_has_both_and_the_sentence_is_about_the_busiest(replicas: TraceReport) -> None:
@@ -62,4 +63,4 @@ def test_a_touch_of_another_device_makes_no_second_one(tmp_path: Path, wording: 
     (rank,) = report.ranks
     assert rank.devices == ()
     assert (rank.total.span_us, rank.total.compute_us) == (2000, 1500)
-    wording(report.warnings)
+    wording(trace_notes(report))

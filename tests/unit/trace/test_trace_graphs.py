@@ -9,6 +9,7 @@ import pytest
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.trace.requested_tables import TABLES
+from tests.said import trace_notes
 from tests.unit.trace.trace_files import Event, kernel, rank_info, span, step, write
 
 GRAPH_ID = 5 << 32
@@ -63,7 +64,7 @@ def report_of(directory: Path, *parts: list[Event]) -> TraceReport:
 
 
 def marked(report: TraceReport) -> bool:
-    return any(MARK in text for text in report.warnings)
+    return any(MARK in text for text in trace_notes(report))
 
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["CUDA", "ROCm"])

@@ -18,6 +18,7 @@ from gpurun.launcher.trace.diff import Change, TraceDiff, diff_traces
 from gpurun.launcher.trace.merge import merge_traces
 from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.units import MINUS
+from tests.said import trace_notes
 from tests.unit.trace.trace_files import REAL, kernel, launch, load, rank_info, span, step, write
 from tests.wording import Wording
 
@@ -55,7 +56,6 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
     assert list(content) == [
         "schema",
         "base_time_ns",
-        "warnings",
         "clock_offsets_us",
         "clock_offset_bounds_us",
         "clock_drift_ppm",
@@ -77,7 +77,7 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
         "critical_path",
         "findings",
     ]
-    assert content["schema"] == 2
+    assert content["schema"] == 3
     assert content["base_time_ns"] == 1_700_000_000_000_000_000
     assert content["clock_offsets_us"] == {"0": 0.0, "1": 20_000.0}
     rank = content["ranks"][0]
@@ -288,7 +288,7 @@ def test_a_merged_trace_next_to_the_ranks_is_passed_over(capture: Path, name: st
     merge_traces([capture], capture / name)
     first = (capture / name).read_bytes()
     report = analyse_paths([capture])
-    wording(report.warnings)
+    wording(trace_notes(report))
     assert report.ranks == alone.ranks
     merge_traces([capture], capture / name)  # once more, over the older one
     assert (capture / name).read_bytes() == first

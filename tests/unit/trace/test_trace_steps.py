@@ -13,6 +13,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.diff import diff_traces
 from gpurun.launcher.trace.model import RankTrace, StepBreakdown, TraceReport
+from tests.said import trace_notes
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
 
@@ -55,10 +56,10 @@ def test_the_first_step_begins_when_earlier_work_is_done(tmp_path: Path) -> None
 def test_a_marker_at_the_end_without_gpu_work_is_said(tmp_path: Path) -> None:
     """`step()` has begun it, and the capture ended."""
     path = write(tmp_path / "rank0.json", [*behind(30), step(18, 90, 2)])
-    (said,) = (text for text in analyse_paths([path]).warnings if "step 18" in text)
+    (said,) = (text for text in trace_notes(analyse_paths([path])) if "step 18" in text)
     assert said.endswith("step 18, the last, launched no GPU work; --steps 15:18 leaves it out of the means")
     others = analyse_paths([path], slice(15, 18)), analyse_paths([write(tmp_path / "b.json", behind(30))])
-    assert not any("the last" in text for report in others for text in report.warnings)
+    assert not any("the last" in text for report in others for text in trace_notes(report))
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["one stream's launches", "no launch"])
@@ -216,7 +217,7 @@ def test_the_operators_of_a_step_are_its_own(tmp_path: Path) -> None:
 
 def rank_with(tmp_path: Path, events: list[Event]) -> tuple[RankTrace, tuple[str, ...]]:
     report = analyse_paths([write(tmp_path / "rank0.json", events, **rank_info(0, 1))])
-    return report.ranks[0], report.warnings
+    return report.ranks[0], trace_notes(report)
 
 
 def test_without_any_launch_work_belongs_to_the_step_during_which_it_began(

@@ -8,7 +8,7 @@ import pickle
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gpurun.launcher.errors import TraceError
+from gpurun.launcher.findings.finding import Finding, noticed, of_level
 from gpurun.launcher.machine.helper_process import yield_to_others
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE, Header, Problem, StepSpan
@@ -162,7 +163,7 @@ def _write(
         collectives=facts(analysis.report.collectives),
         ranks=analysis.report.ranks,
         straggler=last_rank(analysis.report),
-        warnings=_warnings(analysis, writer.num_hidden, is_apart),
+        warnings=tuple(each.text for each in _notes(analysis, writer.num_hidden, is_apart)),
         problems=problems,
         conclusion=analysis.report.conclusion,
         apart=is_apart,
@@ -199,17 +200,13 @@ def _steps(rank: int, found: Digest, realigned: Realigned) -> list[StepSpan]:
     ]
 
 
-def _warnings(analysis: Analysis, num_hidden: int, is_apart: bool) -> tuple[str, ...]:
+def _notes(analysis: Analysis, num_hidden: int, is_apart: bool) -> Iterator[Finding]:
     files = [found.path for _, found in analysis.ranked.digests]
-    texts = list(with_file_names(analysis.report.warnings, files))
+    yield from with_file_names(of_level(analysis.report.findings, "detail"), files)
     if is_apart:
-        texts.append(
-            "by their clocks the traces have no moment in common; each is shown from its own start "
-            "(traces of different jobs belong in separate directories)"
-        )
+        yield noticed("no-common-moment")
     if num_hidden:
-        texts.append(f"{format_count(num_hidden)} ranges are nested too deeply to be shown")
-    return tuple(texts)
+        yield noticed("nested-too-deeply", num_ranges=num_hidden)
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from gpurun.launcher.trace.analysis.on_request.operator_work import Work, call_o
 from gpurun.launcher.trace.diff import diff_traces
 from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.trace.requested_tables import TABLES
+from tests.said import trace_notes
 from tests.unit.trace.on_request.simulated_job import draw
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
@@ -56,7 +57,7 @@ def test_shapes_of_one_capture_only_are_said_and_no_row_is_new(tmp_path: Path, w
         file = write(tmp_path / f"{name}.json", events, **rank_info(0, 1))
         reports.append(analyse_paths([file], None, frozenset({"shapes", "operators"})))
     found = diff_traces(*reports)
-    wording(found.warnings)
+    wording(trace_notes(found))
     assert (found.shapes, found.operators) == ((), ())
 
 

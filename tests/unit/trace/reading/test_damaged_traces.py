@@ -21,6 +21,7 @@ from gpurun.launcher.trace.analysis.discover import find_traces
 from gpurun.launcher.trace.kineto import events as trace_events
 from gpurun.launcher.trace.kineto import file_blocks, trace_file
 from gpurun.launcher.trace.kineto.read_trace import read_trace
+from tests.said import trace_notes
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
 from tests.whole import first
@@ -52,7 +53,7 @@ def test_a_truncated_file_is_read_as_far_as_it_goes(
             continue
         report = analyse_paths([path])
         assert report.ranks[0].total.num_kernels == num_kernels
-        (note,) = report.warnings
+        (note,) = trace_notes(report)
         assert note.startswith(f"{path}: cut off at byte {size}: ")
 
 
@@ -62,7 +63,7 @@ def test_keys_after_the_events_may_be_missing(tmp_path: Path) -> None:
     path.write_text(text[:-9])
     report = analyse_paths([path])
     assert [rank.rank for rank in report.ranks] == [0]
-    assert any(f"cut off at byte {len(text) - 9}" in warning for warning in report.warnings)
+    assert any(f"cut off at byte {len(text) - 9}" in warning for warning in trace_notes(report))
 
 
 def test_a_truncated_gzip_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_a_truncated_gzip_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path.write_bytes(content[: len(content) // 2])
     report = analyse_paths([path])
     assert 500 < report.ranks[0].total.num_kernels < 1500
-    (text,) = (text for text in report.warnings if "cut off" in text)
+    (text,) = (text for text in trace_notes(report) if "cut off" in text)
     found = re.search(r"cut off at byte (\d+)", text)
     assert found is not None
     assert int(found[1]) > len(content)  # of the text, of which about half could be read
@@ -94,7 +95,7 @@ def test_times_that_no_clock_shows_are_left_out(tmp_path: Path, first: str, left
     path.write_text(f'{{"traceEvents": [{first}, {json.dumps(kernel("k", 5, 2))}]}}')
     report = analyse_paths([path])
     assert (report.ranks[0].total.span_us, report.ranks[0].total.compute_us) == (2.0, 2.0)
-    assert left_out in report.warnings[-1]
+    assert left_out in trace_notes(report)[-1]
 
 
 def test_times_that_are_all_large_still_differ_exactly(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_work_of_unknown_devices_is_mentioned(
     events = [span("cpu_op", "aten::mm", 0, 5), span(category, "work", 5, 50)]
     report = analyse_paths([write(tmp_path / "rank0.json", events, **rank_info(0, 1))])
     assert [rank.device for rank in report.ranks] == [device]
-    wording(report.warnings)
+    wording(trace_notes(report))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_work_of_unknown_devices_is_mentioned(
 def test_every_api_of_a_device_launches(tmp_path: Path, category: str) -> None:
     events = [step(1, 0, 9), span(category, "launch", 1, 1, correlation=4), kernel("k", 12, 3, 4)]
     report = analyse_paths([write(tmp_path / "rank0.json", events, **rank_info(0, 1))])
-    assert (report.ranks[0].steps[0].compute_us, report.warnings) == (3, ())
+    assert (report.ranks[0].steps[0].compute_us, trace_notes(report)) == (3, ())
 
 
 def test_a_trace_that_lost_its_gpu_work_is_not_taken_for_one_of_a_cpu(
@@ -174,7 +175,7 @@ def test_a_trace_that_lost_its_gpu_work_is_not_taken_for_one_of_a_cpu(
     path = write(tmp_path / "rank0.json", events, **rank_info(0, 1))
     report = analyse_paths([path])
     assert report.ranks[0].device == "CPU (GPU not recorded)"
-    wording(report.warnings)
+    wording(trace_notes(report))
 
 
 def test_one_bad_file_costs_the_others_nothing(tmp_path: Path, wording: Wording) -> None:
@@ -182,7 +183,7 @@ def test_one_bad_file_costs_the_others_nothing(tmp_path: Path, wording: Wording)
     write(tmp_path / "rank1.json", [kernel("k", 1, 1)])
     report = analyse_paths([tmp_path])
     assert [rank.rank for rank in report.ranks] == [1]
-    wording(report.warnings)
+    wording(trace_notes(report))
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +204,7 @@ def test_links_out_of_the_directory_are_not_followed(tmp_path: Path, wording: Wo
     os.mkfifo(directory / "rank4.json")
     report = analyse_paths([directory])
     assert [rank.rank for rank in report.ranks] == [0]
-    wording(report.warnings)
+    wording(trace_notes(report))
 
 
 def test_directories_may_be_deeper_than_python_recurses(tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_events_that_are_none_are_left_out_and_counted(tmp_path: Path, wording: 
     ]
     report = analyse_paths([write(tmp_path / "t.json", odd)])
     assert report.ranks[0].total.compute_us == 10
-    wording(report.warnings[-1])
+    wording(trace_notes(report)[-2:])
 
 
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
@@ -257,7 +258,7 @@ def test_times_that_are_no_numbers_are_left_out_and_counted(
     path.write_text(path.read_text().replace('"HERE"', number))
     report = analyse_paths([path])
     assert report.ranks[0].total.span_us == 1
-    wording(report.warnings[-1])
+    wording(trace_notes(report)[-1])
 
 
 def test_absurd_numbers_and_depths(tmp_path: Path) -> None:
@@ -330,7 +331,7 @@ def test_all_traces_together_are_bounded(
     monkeypatch.setattr(trace_file, "UNPACKED_RATIO", 1)
     monkeypatch.setattr(trace_file, "UNPACKED_FREE_BYTES", 4 * len(content) + 100)
     report = analyse_paths([tmp_path])
-    left_out = [text for text in report.warnings if "unpack to more than gpurun reads at once" in text]
+    left_out = [text for text in trace_notes(report) if "unpack to more than gpurun reads at once" in text]
     assert len(report.ranks) == 4
     assert len(left_out) == 4
     assert all(re.search(r"rank\d\.json\.gz: left out", text) for text in left_out)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from tests.said import trace_notes
 
 TRACES = Path(__file__).parents[3] / "data" / "h100"
 NAMES = sorted(str(path.relative_to(TRACES)) for path in TRACES.rglob("*.gz"))
@@ -56,4 +57,4 @@ def test_where_the_gpu_limits_a_step_lasts_from_the_end_of_its_work_to_that_of_t
 def test_two_ranks_on_one_gpu_are_two_ranks() -> None:
     report = analyse_paths([TRACES / "ddp"])
     assert [rank.total.num_kernels for rank in report.ranks] == [292, 292]
-    assert report.warnings == ()
+    assert trace_notes(report) == ()

@@ -8,6 +8,7 @@ import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import Breakdown, StepBreakdown, TraceReport
+from tests.said import trace_notes
 from tests.unit.trace.trace_files import REAL, load, write
 
 pytestmark = pytest.mark.skipif(
@@ -70,7 +71,7 @@ def assert_is_dlrm(report: TraceReport) -> None:
 def test_dlrm_on_eight_gpus() -> None:
     report = analyse_paths([REAL / "dlrm_8xV100"])
     assert_is_dlrm(report)
-    assert report.warnings == ()
+    assert trace_notes(report) == ()
     assert all(abs(offset_us) <= 7 for offset_us in report.clock_offsets_us.values())
     kinds = [each.kind for each in report.collectives]
     assert (kinds.count("all_to_all"), kinds.count("all_reduce")) == (5, 3)
@@ -98,7 +99,7 @@ def test_ddp_two_ranks_of_many() -> None:
         (1222847, 675191, 210320, 396199, 59216, 336983, 1325),
         (1231186, 651136, 271973, 379053, 75530, 303523, 16504),
     ]
-    assert any("2 of 128 ranks" in warning for warning in report.warnings)
+    assert any("2 of 128 ranks" in warning for warning in trace_notes(report))
     # Five collectives end within 0.4 ms on both; the others are in only one of the sampled files.
     assert sum(each.last_rank is not None for each in report.collectives) == 5
     assert_bars_add_up(report)

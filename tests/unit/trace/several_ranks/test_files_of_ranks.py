@@ -12,6 +12,7 @@ from gpurun.launcher.errors import SpecError, TraceError
 from gpurun.launcher.trace import parallel
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import TraceReport
+from tests.said import trace_notes
 from tests.unit.trace.trace_files import kernel, rank_info, step, write
 from tests.wording import Wording
 
@@ -23,7 +24,7 @@ def test_ranks_by_name_then_by_place(tmp_path: Path, wording: Wording) -> None:
     report = analyse_paths([tmp_path])
     ranks = {rank.rank: rank.files[0].rpartition("/")[2] for rank in report.ranks}
     assert ranks == {0: "a.json", 1: "rank_1.pt.trace.json", 2: "b.json", 3: "num_workers_7.json"}
-    wording([each.replace(str(tmp_path), "TMP") for each in report.warnings if "assumed" in each])
+    wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report) if "assumed" in each])
 
 
 def files_of(report: TraceReport, root: Path) -> dict[int, str]:
@@ -37,7 +38,7 @@ def test_traces_of_subdirectories_are_of_other_jobs(tmp_path: Path) -> None:
     write(tmp_path / "tb" / "host_1.json", [kernel("k", 0, 2)])
     report = analyse_paths([tmp_path])
     assert files_of(report, tmp_path) == {0: "plain.json"}
-    assert any(f"left out: {tmp_path / 'tb'}" in text for text in report.warnings)
+    assert any(f"left out: {tmp_path / 'tb'}" in text for text in trace_notes(report))
     assert files_of(analyse_paths([tmp_path / "tb"]), tmp_path) == {0: "tb/host_1.json"}
     # Named one by one, they are the ranks of one job.
     named = analyse_paths([tmp_path / "plain.json", tmp_path / "tb" / "host_1.json"])
@@ -84,7 +85,7 @@ def test_ranks_may_be_strings_of_digits(tmp_path: Path) -> None:
         info = {"rank": rank, "world_size": "2"}
         write(tmp_path / f"{rank}.json", [kernel("k", 0, 1)], distributedInfo=info)
     report = analyse_paths([tmp_path])
-    assert ([rank.rank for rank in report.ranks], report.warnings) == ([3, 5], ())
+    assert ([rank.rank for rank in report.ranks], trace_notes(report)) == ([3, 5], ())
 
 
 @pytest.mark.parametrize("rank", [None, "", "three", "-1", "²", "9" * 5000])
@@ -92,7 +93,7 @@ def test_a_single_file_without_a_rank_is_reported(tmp_path: Path, rank: str | No
     path = write(tmp_path / "t.json", [kernel("k", 0, 1)], distributedInfo={"rank": rank})
     report = analyse_paths([path])
     assert [rank.rank for rank in report.ranks] == [0]
-    wording(report.warnings)
+    wording(trace_notes(report))
 
 
 def test_a_trace_without_events_is_no_rank(tmp_path: Path, wording: Wording) -> None:
@@ -102,7 +103,7 @@ def test_a_trace_without_events_is_no_rank(tmp_path: Path, wording: Wording) -> 
     write(tmp_path / "b.json", [kernel("k", 0, 1)], **rank_info(1, 1))
     report = analyse_paths([tmp_path])
     assert [rank.rank for rank in report.ranks] == [1]
-    assert [warning for warning in report.warnings if "left out" in warning and "a.json" in warning]
+    assert [warning for warning in trace_notes(report) if "left out" in warning and "a.json" in warning]
 
 
 def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path: Path, wording: Wording) -> None:
@@ -110,7 +111,7 @@ def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path: Path, wording: Wor
     write(tmp_path / "new.json", [kernel("k", 200, 2)], **rank_info(0, 1))
     report = analyse_paths([tmp_path])
     assert [rank.total.compute_us for rank in report.ranks] == [2]
-    wording(report.warnings)
+    wording(trace_notes(report))
 
 
 def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:

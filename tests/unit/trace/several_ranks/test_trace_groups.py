@@ -7,6 +7,7 @@ import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import last_rank
+from tests.said import trace_notes
 from tests.unit.trace.several_ranks.generated_job import SENDS, Job
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, write
 from tests.wording import Wording
@@ -38,7 +39,7 @@ def test_disjoint_groups_of_one_name_are_two(tmp_path: Path, seed: int, calls: b
     assert {rank.rank: rank.total.wait_us for rank in report.ranks} == waits
     assert {int(rank): us for rank, us in report.clock_offsets_us.items()} == dict(enumerate(skews_us))
     assert report.groups == {"1 of ranks 0, 1": (0, 1), "1 of ranks 2, 3": (2, 3), "0": (0, 1, 2, 3)}
-    assert not report.warnings
+    assert not trace_notes(report)
 
 
 def test_groups_from_the_header_and_from_first_rank_and_stride(tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_of_several_groups_an_unnamed_collective_is_of_none(tmp_path: Path, word
     report = analyse_paths([tmp_path])
     assert [rank.total.wait_us for rank in report.ranks] == [None] * 4
     assert report.stragglers == ()
-    wording(report.warnings)
+    wording(trace_notes(report))
     assert {each.group for each in report.collectives} == {"unknown"}
 
 
@@ -77,7 +78,7 @@ def test_a_group_of_one_waits_for_no_other(tmp_path: Path) -> None:
         job.all_reduce("0", [0, 1], [50, 52], 60) if rank else None
     report = job.report(tmp_path)
     assert [rank.total.wait_us for rank in report.ranks] == [2, 0]
-    assert not report.warnings
+    assert not trace_notes(report)
 
 
 def pipeline(skews_us: list[float], turns: int = 4) -> tuple[Job, float]:
@@ -102,7 +103,7 @@ def test_messages_in_both_directions_align_clocks_and_show_waits(tmp_path: Path,
     assert first.wait_us == 4 * 20_000
     assert {each.kind for each in report.collectives} == {"send"}
     assert [(row.rank, row.last_arrivals) for row in report.stragglers] == [(0, 4), (1, 4)]
-    assert not report.warnings
+    assert not trace_notes(report)
 
 
 def test_a_rank_is_last_of_the_collectives_that_it_takes_part_in(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_messages_in_one_direction_bound_the_clock(tmp_path: Path, wording: Word
     report = job.report(tmp_path)
     assert report.clock_offsets_us["1"] == pytest.approx(5_002)
     assert report.clock_offset_bounds_us == {"0": (0, 0), "1": (None, pytest.approx(5_002))}
-    wording(report.warnings)
+    wording(trace_notes(report))
 
 
 def test_how_well_a_clock_is_known(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_how_well_a_clock_is_known(tmp_path: Path) -> None:
     known = {rank: report.clock_offset_bounds_us[rank] for rank in ("0", "1", "2")}
     assert known == {"0": (0, 0), "1": pytest.approx((4_900, 5_300)), "2": pytest.approx((8_800, 9_600))}
     assert report.clock_offset_bounds_us["3"] == (None, None)
-    assert any("known to ±400 µs" in text for text in report.warnings)
+    assert any("known to ±400 µs" in text for text in trace_notes(report))
 
 
 def test_a_message_without_the_other_rank_is_no_transfer_to_overlap(tmp_path: Path, wording: Wording) -> None:
@@ -150,8 +151,8 @@ def test_a_message_without_the_other_rank_is_no_transfer_to_overlap(tmp_path: Pa
         job.kernel(rank, SENDS, 10, 50, False, **facts)
     report = job.report(tmp_path)
     assert [rank.total.wait_us for rank in report.ranks] == [None, None]
-    wording(report.warnings)
-    assert not any("seen on one rank only" in text for text in report.warnings)
+    wording(trace_notes(report))
+    assert not any("seen on one rank only" in text for text in trace_notes(report))
 
 
 def test_gloo_messages_take_their_peer_from_the_call(tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_recorded_calls_separate_overlapping_groups(tmp_path: Path) -> None:
         ]
         write(tmp_path / f"rank{rank}.json", events, distributedInfo=info, gpurunCalls=calls)
     report = analyse_paths([tmp_path])
-    assert not report.warnings
+    assert not trace_notes(report)
     assert [rank.total.wait_us for rank in report.ranks] == [10_003, 2, 10_001, 0]
     assert {each.parallelism for each in report.collectives if each.group.startswith("1")} == {"tensor"}
 
@@ -252,7 +253,7 @@ def test_data_times_tensor_times_pipeline(tmp_path: Path, calls: bool) -> None:
     assert {int(rank): us for rank, us in report.clock_offsets_us.items()} == pytest.approx(
         dict(enumerate(skews_us)), abs=1
     )
-    assert not report.warnings
+    assert not trace_notes(report)
 
 
 def grouped(
@@ -292,7 +293,7 @@ def test_grouped_messages_of_two_ranks_are_one_exchange(tmp_path: Path, skew_us:
         ("send_recv", 4000, "pipeline")
     }
     assert float(report.clock_offsets_us["1"]) == pytest.approx(skew_us, abs=65)
-    assert not any("rank only" in text or "don't name" in text for text in report.warnings)
+    assert not any("rank only" in text or "don't name" in text for text in trace_notes(report))
 
 
 @pytest.mark.parametrize("aligned", [True, False])
@@ -311,8 +312,8 @@ def test_grouped_messages_of_neighbours_wait_for_their_own(
     report = job.report(tmp_path)
     if not aligned:  # the messages alone leave the clocks open by as much as they wait
         assert [rank.total.wait_us for rank in report.ranks] == [None] * 3
-        wording(report.warnings)
-        assert not any("one rank only" in each for each in report.warnings)
+        wording(trace_notes(report))
+        assert not any("one rank only" in each for each in trace_notes(report))
         return
     assert [rank.total.wait_us for rank in report.ranks] == [300, 300, 0]
     assert [rank.total.transfer_us for rank in report.ranks] == [70, 70, 70]
@@ -336,7 +337,7 @@ def test_which_messages_are_in_a_kernel_is_never_guessed(
         grouped(job, rank, own, 1_000 + late, 1_100, launches)
     report = job.report(tmp_path)
     assert [rank.total.wait_us for rank in report.ranks] == [None, None]
-    wording(report.warnings)
+    wording(trace_notes(report))
 
 
 def test_grouped_collectives_have_the_group_of_their_calls(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.parallelism import kind_of_name
 from gpurun.launcher.trace.explain import explained_stretches, last_rank, mean_stretch, whole_ranks
 from gpurun.launcher.trace.model import TraceReport
+from tests.said import trace_notes
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.several_ranks.pipelines import Schedule, one_forward_one_backward
 from tests.unit.trace.trace_files import Event, rank_info, span, step, write
@@ -121,7 +122,7 @@ def test_kinds_and_bubble_of_a_mesh(tmp_path: Path, names: dict[str, str], calls
     chance = random.Random(5)
     known = mesh(chance, skews(chance), names, calls, steps=3)
     report = known.job.report(tmp_path)
-    assert not report.warnings
+    assert not trace_notes(report)
     kinds = {each.kind: each for each in report.parallelism}
     assert sorted(kinds) == ["data", "pipeline", "tensor"]
     for kind, waits in known.waits.items():
@@ -141,7 +142,9 @@ def test_what_a_truncated_file_lacks_changes_no_figure_of_the_others(tmp_path: P
     text = (tmp_path / "rank5.json").read_text()
     (tmp_path / "rank5.json").write_text(text[: len(text) // 2])
     report = analyse_paths([tmp_path])
-    assert any(text.startswith("means, bubbles and causes are without rank 5: ") for text in report.warnings)
+    assert any(
+        text.startswith("means, bubbles and causes are without rank 5: ") for text in trace_notes(report)
+    )
     assert [each.ranks for each in report.pipeline] == [(0, 1, 2, 3), (4, 6, 7)]
     assert {each.stage: each.bubble_us for each in report.pipeline} == pytest.approx(known.bubble, abs=1)
     assert {rank.rank for rank in whole_ranks(report.ranks)} == {0, 1, 2, 3, 4, 6, 7}
@@ -167,7 +170,7 @@ def test_drifting_clocks_are_aligned_to_the_microsecond(tmp_path: Path, seed: in
     drifts = [0.0, *(chance.uniform(-1e-4, 1e-4) for _ in range(7))]
     job = mesh(chance, skews(chance), SHARED, False, 12, drifts).job
     report = job.report(tmp_path)
-    assert not report.warnings
+    assert not trace_notes(report)
     expected = {str(rank): 1e6 * drift for rank, drift in enumerate(drifts)}
     assert report.clock_drift_ppm == pytest.approx(expected, abs=0.5)
     starts: dict[int, list[float]] = {rank: [] for rank in range(8)}

@@ -10,6 +10,7 @@ import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import TraceReport
+from tests.said import trace_notes
 from tests.unit.trace.trace_files import REAL, Event, kernel, launch, load, rank_info, span, step, write
 from tests.wording import Wording
 
@@ -88,7 +89,7 @@ def test_random_captures_with_known_waits(tmp_path: Path, seed: int) -> None:
     assert report.stragglers[0].wait_caused_us == sum(expected.values())
     offsets = {rank: report.clock_offsets_us[str(rank)] for rank in range(ranks)}
     assert offsets == {rank: skews[rank] - skews[0] for rank in range(ranks)}
-    assert any("different steps" in warning for warning in report.warnings)
+    assert any("different steps" in warning for warning in trace_notes(report))
 
 
 def test_sequence_numbers_decide_where_the_trace_has_them(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_collectives_that_do_not_end_together_are_not_matched(tmp_path: Path, wo
         write_rank(tmp_path, rank, events)
     report = analyse_paths([tmp_path])
     assert [len(each.ranks) for each in report.collectives] == [1, 1, 2, 2]
-    wording(report.warnings)
+    wording(trace_notes(report))
 
 
 def test_where_no_clocks_could_have_the_ends_it_is_not_one_group(tmp_path: Path) -> None:
@@ -244,8 +245,8 @@ def test_overlapping_and_repeated_steps_are_reported(tmp_path: Path) -> None:
     events = [step(1, 0, 100), step(1, 50, 100), launch(10, 1, 1), kernel("k", 20, 10, 1)]
     (rank,) = (report := analyse_paths([write(tmp_path / "t.json", events)])).ranks
     assert [each.span_us for each in rank.steps] == [100, 50]
-    assert any("steps overlap" in warning for warning in report.warnings)
-    assert any("same number" in warning for warning in report.warnings)
+    assert any("steps overlap" in warning for warning in trace_notes(report))
+    assert any("same number" in warning for warning in trace_notes(report))
 
 
 def test_work_launched_where_steps_overlap_belongs_to_the_earlier_one(
@@ -258,7 +259,7 @@ def test_work_launched_where_steps_overlap_belongs_to_the_earlier_one(
     rows = {each.step: (each.span_us, each.compute_us) for each in rank.steps}
     assert rows == {1: (100, 30), 2: (50, 10), 3: (0, 0), 4: (50, 10)}
     assert sum(compute_us for _, compute_us in rows.values()) == rank.total.compute_us
-    wording(report.warnings)
+    wording(trace_notes(report))
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the directory of real traces next to the repository")

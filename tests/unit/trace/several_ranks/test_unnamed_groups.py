@@ -15,6 +15,7 @@ from gpurun.launcher.trace.analysis.collectives.calls import (
 from gpurun.launcher.trace.kineto.classify import HostKind
 from gpurun.launcher.trace.kineto.columns import HostRange
 from gpurun.launcher.trace.model import TraceReport
+from tests.said import trace_notes
 from tests.unit.trace.trace_files import Event, rank_info, span, write
 
 Op = tuple[list[int], int, Sequence[float]]
@@ -42,7 +43,7 @@ def test_unnamed_collectives_have_the_only_group_that_is_possible(tmp_path: Path
     report = unnamed(tmp_path, [[0, 1], [1, 2]], ops)
     assert {*report.groups.values()} == {(0, 1), (1, 2)}
     assert [rank.total.wait_us for rank in report.ranks] == [30, 40 + 5, 20]
-    assert not report.warnings
+    assert not trace_notes(report)
 
 
 AMBIGUOUS: dict[str, tuple[list[list[int]], Sequence[Op]]] = {
@@ -62,7 +63,7 @@ def test_of_unnamed_collectives_in_several_possible_groups_waits_are_unknown(
 ) -> None:
     report = unnamed(tmp_path, groups, ops)
     assert {part.wait_us for each in report.collectives for part in each.ranks} == {None}
-    assert any("isn't recorded" in text for text in report.warnings)
+    assert any("isn't recorded" in text for text in trace_notes(report))
 
 
 def recorded(

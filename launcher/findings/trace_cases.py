@@ -1,0 +1,72 @@
+"""Sentences on what was noticed about traces: cases of the finding `noticed`, by their names."""
+
+from collections.abc import Mapping
+
+_AS_TRANSFER = "their waiting is counted as transfer"
+_UNKNOWN_WAIT = "their waiting is unknown and counts as transfer"
+_NO_RANK = "doesn't state its rank[, like {num_more:other}]; assumed to be {who}"
+_PRESENT = "{num_present} of {num_ranks} ranks are present: waiting for the others counts as transfer"
+
+_OF_A_FILE: Mapping[str, str] = {
+    "link-not-followed": "symbolic link out of the directory, not followed",
+    "merged": "a merged trace of all ranks, written by gpurun; left out",
+    "same-rank": "same {who} as {later}, which was recorded later; left out",
+    "rank-by-name": _NO_RANK + " by name",
+    "rank-by-place": _NO_RANK + "[ by place among {num_files:file}]",
+    "cut-off": "cut off at byte {cut_byte}: what was to follow is missing, so times are too short",
+    "malformed": "{num_events:malformed event}, first at byte {first_byte} ({reason}) left out",
+    "timeless": "{num_events:event} whose time is not a number left out",
+    "out-of-range": "{num_events:event} of negative length or with times out of range left out",
+    "device-not-read": "work on the {device} isn't read",
+    "unknown-categories": "events of unknown categories left out: {categories}",
+    "other-steps": "recorded steps: {recorded_step} (all of them: --steps {first_step}:{end_step}), none of "
+    "those asked for",
+    "no-steps": "no steps, which profiler.step() would mark",
+    "steps-overlap": "steps overlap; the later one is counted from where the earlier one ends",
+    "steps-inside-others": "entirely inside another step, so without time or work of its own: step {steps}",
+    "steps-of-one-number": "several steps have the same number; each is listed separately",
+    "cpu-alone": "calls of a device's API but no work on it: the figures are those of the CPU alone",
+    "several-devices": "GPU work of several devices ({devices}), each reported separately; the rank's own "
+    "figures are those of the busiest, device {busiest}",
+    "stray-work": "a little work on another device ({devices}) left out of the breakdown",
+    "no-launches": "no launch of GPU work is recorded; work belongs to the step during which it began",
+    "lost-launches": "{num_lost:GPU event} without a recorded launch can't be assigned to a step",
+    "idle-last-step": "step {last_step}, the last, launched no GPU work; --steps {first_step}:{last_step} "
+    "leaves it out of the means",
+    "graphs-not-captured": "no capture in the trace is certain to be that of the CUDA graphs that launched "
+    "{num_pieces:piece} of GPU work: counted for the operator, if any, that launched the graph",
+}
+_OF_ALL: Mapping[str, str] = {
+    "not-read": "{why}",
+    "other-jobs": "traces of other jobs left out: {directories}",
+    "one-rank-present": _PRESENT,
+    "ranks-missing": _PRESENT + ", so bandwidths are at least those shown",
+    "ranks-cut-off": "means, bubbles and causes are without {who}: what is cut off isn't known",
+    "world-sizes": "the traces disagree about the number of ranks: {sizes}",
+    "different-steps": "the ranks recorded different steps: {recorded}",
+    "unknown-groups": "between which ranks {num_collectives:collective} ran isn't recorded: "
+    + _UNKNOWN_WAIT
+    + ", and they don't align clocks",
+    "unknown-peers": "{num_messages} sends and receives don't name the other rank: " + _UNKNOWN_WAIT,
+    "on-one-rank": "{num_alone} of {num_collectives} collectives are seen on one rank only: " + _AS_TRANSFER,
+    "unknown-waits": "who waited in {num_exchanges:exchange} of several ranks isn't known, as their clocks "
+    "aren't known well enough: " + _AS_TRANSFER,
+    "clocks-not-linked": "no collective or message links {who} to the lowest rank: their clocks can't be "
+    "aligned, and their times are as recorded",
+    "clocks-linked-one-way": "messages run only one way between {who} and the lowest rank: the clocks are "
+    "aligned as if the fastest of them took no time, and how far they are off to one side is unknown",
+    "clocks-linked-by-messages": "only messages link the clocks of {who} with that of the lowest rank: known "
+    "to ±{slack_us} µs",
+    "shapes-on-one-side": "only {side} has shapes (record_shapes=True): operators aren't compared by shape",
+    "no-common-moment": "by their clocks the traces have no moment in common; each is shown from its own "
+    "start (traces of different jobs belong in separate directories)",
+    "nested-too-deeply": "{num_ranges} ranges are nested too deeply to be shown",
+    "no-gpu-work": "no GPU work is in the traces of {who}, so it isn't known where their time goes: another "
+    "profiler (Nsight, DCGM) may be in use, or the program uses no GPU",
+    "traced-short": "traced steps of {who} take {traced_ms} ms, timed ones usually {timed_ms} ms: the traces "
+    "don't show where the rest goes; record more steps (`profile: {steps: …}`)",
+}
+NOTICED: Mapping[str, str] = {
+    **{case: f"[{{file}}: ]{sentence}" for case, sentence in _OF_A_FILE.items()},
+    **_OF_ALL,
+}
