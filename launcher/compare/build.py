@@ -74,7 +74,7 @@ from gpurun.launcher.compare.notes import (
 )
 from gpurun.launcher.compare.ranking import Standings, is_ranked, open_pairs, standings, with_lead
 from gpurun.launcher.compare.variant_difference import Differences, differences_of
-from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked
+from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.plan.model import Plan, refuse_unknown_names_in_job
 from gpurun.launcher.plan.nodes import Node

@@ -11,7 +11,6 @@ from gpurun.launcher.compare.figures.traced import TRACED
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.variant_causes import cause, is_far_from_timed, largest_loss, why_slower
-from gpurun.launcher.findings.finding import with_figures
 from gpurun.launcher.report.differences import uncertainty_text
 from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.phases import REST, timed_parts
@@ -124,8 +123,9 @@ def difference_interval(variant: VariantResult) -> str:
 
 def far_note(variant: VariantResult, comparison: Comparison) -> str | None:
     """The report's finding that traced steps aren't like those that rank the variant; `None` without one."""
-    found = (each for each in comparison.about(variant.id) if each.figures.get("case") in TRACED)
-    return next((with_figures(each, of=f"{variant_label(variant)}: ").sentence for each in found), None)
+    about = (each for each in comparison.about(variant.id) if each.figures.get("case") in TRACED)
+    texts = (each.text.removeprefix(str(each.figures.get("of"))) for each in about)
+    return next((f"{variant_label(variant)}: {text}." for text in texts), None)
 
 
 def system_line(host: Mapping[str, Any], comparison: Comparison | None) -> str:
