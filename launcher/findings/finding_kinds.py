@@ -293,7 +293,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "Larger batches, fewer operators, or `torch.compile`.",
     ),
     "not-recorded": (
-        f"{_SPENDS} {{place}}; the traces lack {{lacking}}, which would show why",
+        f"{_SPENDS} {{case}}, which would show why",
         "Time is lost for a reason that these traces don't have.",
         "What the traces would have to record: Python's stacks, launches, the device, other ranks.",
         "Record that: `with_stack=True`, `ProfilerActivity.CPU`, every rank.",
@@ -362,13 +362,6 @@ class Advice:
     """Where no other split can be had; empty: the same."""
 
 
-LACKING: Mapping[str, Mapping[str, str]] = {
-    "outside": {"place": "outside of operators", "lacking": "Python's stacks"},
-    "unseen": {"place": "outside of operators", "lacking": "the device's work"},
-    "communication": {"place": "in communication or waiting for it", "lacking": "other ranks"},
-    "unknown": {"place": "in gaps", "lacking": "launches"},
-}
-"""Of the parts that the traces don't explain: where they are, and what would explain them."""
 _SLOW_RANK = "find out what slows that rank down"
 ADVICE: Mapping[str, Advice] = {
     "input": Advice(
@@ -436,9 +429,17 @@ ADVICE: Mapping[str, Advice] = {
     ),
 }
 """By the part of a step; of transfers a strategy may have its own."""
+_CASES: Mapping[str, run_cases.Cases] = {
+    "not-recorded": trace_cases.NOT_RECORDED,
+    "without-load": run_cases.WITHOUT_LOAD,
+    "plan-note": run_cases.PLAN,
+    "within-launches": run_cases.WITHIN,
+    "time-spent": run_cases.TIME_SPENT,
+    "noticed": {**run_cases.NOTICED, **trace_cases.NOTICED},
+}
 CAUSES: Mapping[str, Kind] = {
     **{
-        code: Kind("cause", sentence, means, f"{decided} {_TRACED}", todo)
+        code: Kind("cause", sentence, means, f"{decided} {_TRACED}", todo, cases=_CASES.get(code) or {})
         for code, (sentence, means, decided, todo) in _CAUSES.items()
     },
     "part-grew": Kind(
@@ -611,13 +612,6 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "In the ranks, or when their records were read.",
         "Change the key or the line that it names, if it names any.",
     ),
-}
-_CASES: Mapping[str, run_cases.Cases] = {
-    "without-load": run_cases.WITHOUT_LOAD,
-    "plan-note": run_cases.PLAN,
-    "within-launches": run_cases.WITHIN,
-    "time-spent": run_cases.TIME_SPENT,
-    "noticed": {**run_cases.NOTICED, **trace_cases.NOTICED},
 }
 KINDS: Mapping[str, Kind] = {
     **ANSWERS,

@@ -12,7 +12,7 @@ NOT_MEASURED: Cases = {
     "one-yet": "{leader} hasn't been measured yet",
     "ended": "{leader} {ended}",
     "other-work": "no variant does the same work in both runs",
-    "unmarked": "a step can't be compared: {reason}",
+    "unmarked": "a step can't be compared: no steps are marked in {where}",
     "no-times": "no variant has times in both runs",
 }
 ENDED: Mapping[str, str] = {

@@ -1,7 +1,14 @@
-"""Sentences on what was noticed about traces: cases of the finding `noticed`, by their names."""
+"""Sentences of findings about traces that have one for each case."""
 
 from collections.abc import Mapping
 
+NOT_RECORDED: Mapping[str, str] = {
+    "outside": "outside of operators; the traces lack Python's stacks",
+    "unseen": "outside of operators; the traces lack the device's work",
+    "communication": "in communication or waiting for it; the traces lack other ranks",
+    "unknown": "in gaps; the traces lack launches",
+}
+"""By the part of a step: where the time is lost, and what would show why."""
 _AS_TRANSFER = "their waiting is counted as transfer"
 _UNKNOWN_WAIT = "their waiting is unknown and counts as transfer"
 _NO_RANK = "doesn't state its rank[, like {num_more:other}]; assumed to be {who}"

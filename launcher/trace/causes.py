@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
-from gpurun.launcher.findings.finding_kinds import ADVICE, LACKING
+from gpurun.launcher.findings.finding_kinds import ADVICE
+from gpurun.launcher.findings.trace_cases import NOT_RECORDED
 from gpurun.launcher.trace.model import StragglerReport
 from gpurun.launcher.units import format_ms, listed
 
@@ -259,7 +260,7 @@ def _own(part: Part, slowest: RankTime, measured: Measured) -> Cause:
     figures: dict[str, Any] = {
         "who": EVERY_RANK if is_every else f"rank {slowest.rank}",
         "of": measured.of,
-        **LACKING.get(part, {}),
+        "case": part if part in NOT_RECORDED else None,
     }
     if part in ("transfer", "model_transfer"):
         figures["groups"] = measured.transfer_groups

@@ -110,7 +110,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
 def _findings(diff: TraceDiff) -> Iterator[Finding]:
     """How much longer a step takes, and the part of it that changed most in that direction."""
     if diff.per == "second":
-        yield finding("not-measured", case="unmarked", reason=lack_of_steps(diff))
+        yield finding("not-measured", case="unmarked", where=without_steps(diff))
         return
     span, *parts = diff.classes
     sign = 1 if span.change_us >= 0 else -1
@@ -135,12 +135,9 @@ def _findings(diff: TraceDiff) -> Iterator[Finding]:
 PART_NAMES = {"idle_data": ADVICE["input"].spent, "idle_host": ADVICE["host"].spent}
 
 
-def lack_of_steps(diff: TraceDiff, a: str = "A", b: str = "B") -> str:
-    """Which side marks no steps; `a` and `b` are names of the sides."""
-    which = [name for name, steps in zip((a, b), diff.num_steps, strict=True) if not steps]
-    if not which:
-        return "a rank has no steps"
-    return f"{listed(which)} mark{'' if len(which) > 1 else 's'} no steps"
+def without_steps(diff: TraceDiff, a: str = "A", b: str = "B") -> str:
+    """The sides that mark no steps; `a` and `b` are their names."""
+    return listed([name for name, steps in zip((a, b), diff.num_steps, strict=True) if not steps]) or "a rank"
 
 
 def _num_steps(report: TraceReport) -> int:

@@ -17,7 +17,7 @@ from gpurun.launcher.report.terminal.grid import cut, fitted
 from gpurun.launcher.report.terminal.layout import clean, ms_text, plain, screen_lines, table_of, text_of
 from gpurun.launcher.report.terminal.trace import INDENT, MAX_NAMES, MAX_ROWS, note_lines
 from gpurun.launcher.stats.sequential import ALPHA
-from gpurun.launcher.trace.diff import Change, OperatorChange, TraceDiff, lack_of_steps
+from gpurun.launcher.trace.diff import Change, OperatorChange, TraceDiff, without_steps
 from gpurun.launcher.units import format_count, format_ms, format_number, plural
 
 CHANGE = ("change", "%")
@@ -177,7 +177,8 @@ def render_trace_diff(diff: TraceDiff, width: int) -> str:
 def _per(diff: TraceDiff, a: str = "A", b: str = "B") -> str:
     if diff.per == "step":
         return "ms per step and rank"
-    return f"{lack_of_steps(diff, a, b)} (profiler.step() does), so ms per second of each rank's trace"
+    where = without_steps(diff, a, b)
+    return f"no steps are marked in {where} (by profiler.step()), so ms per second of each rank's trace"
 
 
 def _changes(title: str, changes: Sequence[Change]) -> Table:

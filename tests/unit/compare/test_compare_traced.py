@@ -158,6 +158,29 @@ def test_a_kept_file_whose_times_no_trace_can_have_is_made_again(run: RunDir, da
     assert read_traced(run, "v") == first
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"code": "of-the-future"},
+        {"figures": {"of": "", "case": "of-the-future"}},
+        {"figures": {"of": "", "case": "one-rank-present"}},
+        {"figures": {"of": "", "case": "lost-launches", "num_lost": [3]}},
+        {"figures": {"of": "", "case": "no-gpu-work", "who": 3.5}},
+    ],
+    ids=["code", "case", "lacks figures", "a list for a number", "a number for a name"],
+)
+def test_a_kept_file_with_a_note_that_no_trace_has_is_made_again(
+    run: RunDir, changed: dict[str, object]
+) -> None:
+    run.trace("v", 1).unlink()
+    first = read_traced(run, "v")
+    kept = json.loads(run.traced("v").read_bytes())
+    assert [note["figures"]["case"] for note in kept["notes"]] == ["one-rank-present"]
+    kept["notes"][0] |= changed
+    run.traced("v").write_text(json.dumps(kept))
+    assert read_traced(run, "v") == first
+
+
 def test_a_broken_trace_is_a_warning_and_costs_only_itself(run: RunDir) -> None:
     path = run.trace("v", 1)
     path.write_bytes(path.read_bytes()[:60])

@@ -16,7 +16,16 @@ from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.findings import trace_cases
-from gpurun.launcher.findings.finding import Finding, finding, ranked, screen_of, worded
+from gpurun.launcher.findings.finding import (
+    Finding,
+    finding,
+    noticed,
+    ranked,
+    relative_to,
+    screen_of,
+    with_figures,
+    worded,
+)
 from gpurun.launcher.findings.finding_kinds import KINDS, Kind
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir
@@ -155,6 +164,14 @@ def test_a_finding_is_the_same_after_it_was_written_and_read() -> None:
     )
     read = Finding(**json.loads(json.dumps(vars(found))))
     assert {**vars(read), "ranks": tuple(read.ranks)} == vars(found)
+
+
+def test_a_finding_may_have_other_figures() -> None:
+    found = noticed("idle-last-step", file="/a/rank0.json", first_step=1000, last_step=2000)
+    said = "step 2000, the last, launched no GPU work; --steps 1000:2000 leaves it out of the means"
+    assert found.text == f"/a/rank0.json: {said}"
+    assert relative_to(Path("/a"), found) == with_figures(found, file="rank0.json")
+    assert with_figures(found, of="A: ", file=None).text == f"A: {said}"
 
 
 def test_a_code_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

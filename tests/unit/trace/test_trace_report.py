@@ -101,6 +101,15 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
     }
 
 
+def test_a_note_is_a_finding_with_its_figures(capture: Path) -> None:
+    (capture / "r1.json").unlink()
+    content = msgspec.json.decode(msgspec.json.encode(analyse_paths([capture])))
+    (note,) = (each for each in content["findings"] if each["level"] == "detail")
+    assert note["code"] == "noticed"
+    assert note["figures"] == {"of": "", "case": "one-rank-present", "num_present": 1, "num_ranks": 2}
+    assert note["text"] == "1 of 2 ranks are present: waiting for the others counts as transfer"
+
+
 def test_tables_fit_and_hold_no_control_characters(capture: Path) -> None:
     for width in (60, 100, 160):
         text = render_trace(analyse_paths([capture]), width)
