@@ -26,8 +26,8 @@ _OF_A_FILE: Mapping[str, str] = {
     "out-of-range": "{num_events:event} of negative length or with times out of range left out",
     "device-not-read": "work on the {device} isn't read",
     "unknown-categories": "events of unknown categories left out: {categories}",
-    "other-steps": "recorded steps: {recorded_step} (all of them: --steps {first_step}:{end_step}), none of "
-    "those asked for",
+    "other-steps": "steps {recorded_step} (all of them: --steps {first_step}:{end_step}), none of those "
+    "asked for",
     "no-steps": "no steps, which profiler.step() would mark",
     "steps-overlap": "steps overlap; the later one is counted from where the earlier one ends",
     "steps-inside-others": "entirely inside another step, so without time or work of its own: step {steps}",
