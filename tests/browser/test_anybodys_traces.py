@@ -71,7 +71,9 @@ def test_traces_without_step_markers_speak_of_the_whole_trace(open_tab: OpenTab,
     expect(tab.find("p.sub")).to_contain_text("No step markers: times are of the whole trace")
     tab.watched.shoot("unmarked-devices")
     tab.go("tables")
-    expect(tab.find(".problems")).to_contain_text("rank0.pt.trace.json.gz and 1 other: don't state")
+    expect(tab.find(".problems")).to_contain_text(
+        "rank0.pt.trace.json.gz: doesn't state its rank, like 1 other"
+    )
     assert str(samples) not in tab.find("main").inner_text()
     many = open_tab("unmarked-ranks", width=420)
     assert many.widths() == (420, 420), "the page must not scroll sideways"
