@@ -1,7 +1,14 @@
 """What a comparison says, for tests that look for it."""
 
+import ast
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.findings.finding import of_level
+from gpurun.launcher.findings.finding import Finding, of_level
+from gpurun.launcher.findings.finding_kinds import KINDS
+from gpurun.launcher.findings.run_cases import REASONS
 from gpurun.launcher.trace.diff import TraceDiff
 from gpurun.launcher.trace.model import TraceReport
 
@@ -25,3 +32,40 @@ def warnings_of(comparison: Comparison, variant: VariantResult) -> tuple[str, ..
 def trace_notes(report: TraceReport | TraceDiff) -> tuple[str, ...]:
     """What was noticed about traces."""
     return tuple(each.text for each in of_level(report.findings, "detail"))
+
+
+LAUNCHER = Path(__file__).parent.parent / "launcher"
+SENTENCES_OF = (
+    "compare",
+    "report",
+    "trace",
+    "selftest",
+    "search",
+    "stats",
+    "tensorboard_plugin",
+    "plan/estimate.py",
+)
+"""Where findings are made and shown."""
+
+
+@cache
+def literals() -> frozenset[str]:
+    """Texts of three words and more in the code that makes and shows findings, docstrings apart.
+
+    A part that a sentence of the table has as well ("of its step") shows nothing.
+    """
+    paths = [path for name in SENTENCES_OF for path in (LAUNCHER / name, *(LAUNCHER / name).rglob("*.py"))]
+    trees = [ast.parse(path.read_text()) for path in paths if path.is_file()]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    constants = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docs]
+    texts = {node.value.strip(" ,;:.") for node in constants if isinstance(node.value, str)}
+    kinds = [text for kind in KINDS.values() for text in (kind.sentence, *kind.cases.values())]
+    table = "\n".join([*kinds, *REASONS.values()])
+    long = (text for text in texts if sum(word.isalpha() and len(word) > 1 for word in text.split()) > 2)
+    return frozenset(text for text in long if text not in table)
+
+
+def said_outside_the_table(found: Iterable[Finding]) -> set[str]:
+    """Literals of the code that are in the text of a finding."""
+    return {text for each in found for text in literals() if text in each.text}

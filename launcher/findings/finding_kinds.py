@@ -30,6 +30,10 @@ class Kind:
     cases: Mapping[str, str] = field(default_factory=dict)
     """The sentences that replace its slot `{case}`, by the figure `case`; with slots of their own."""
 
+    def has_case(self, figures: Mapping[str, Any]) -> bool:
+        """Whether the figures name one of its cases, or it has none."""
+        return figures.get("case") in (self.cases or (None,))
+
     def sentence_of(self, figures: Mapping[str, Any]) -> str:
         """The sentence with its slots, of the case that the figures name."""
         case = figures.get("case")

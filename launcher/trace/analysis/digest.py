@@ -377,7 +377,7 @@ def _device(trace: Trace, on_gpu: bool) -> str:
     if not on_gpu:
         others = devices_not_read(trace.other_categories)
         if trace.cut is not None:
-            return "CPU (the rest is cut off)"
+            return "CPU (cut off)"
         if len(trace.launches):
             return "CPU (GPU not recorded)"
         return f"CPU ({', '.join(others)} not read)" if others else "CPU"

@@ -19,6 +19,7 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer
 from gpurun.launcher.tensorboard_plugin.html import report_data
 from tests.integration.command import Result, ending
+from tests.said import said_outside_the_table
 from tests.unit.cli.click_runner import runner
 
 Made = Callable[[str], Result]
@@ -60,6 +61,7 @@ def test_the_command_and_its_reports_say_what_became_of_each_variant(
     run = RunDir(shutil.copytree(made.directory / "run", tmp_path / "run"))
     comparison = compare_run(run)
     assert comparison.findings[0].text == made.comparison["findings"][0]["text"]
+    assert said_outside_the_table(comparison.findings) == set()
     write_tensorboard(comparison, run)
     for text in (render_table(comparison, 200, plain=True), summary_markdown(comparison).replace("\\", "")):
         assert words(comparison.headline).partition(": ")[2].removesuffix(".") in words(text)

@@ -200,9 +200,12 @@ def test_figures_of_a_stored_finding_may_be_anything(
     assert Finding("noticed", "detail", "odd", "v", (), None, figures).about == about
 
 
-def test_a_comparison_with_a_finding_of_an_unknown_kind_is_refused_unless_another_gpurun_made_it() -> None:
+@pytest.mark.parametrize("change", [{"code": "of-the-future"}, {"figures": {"case": "of-the-future"}}])
+def test_a_comparison_with_a_finding_of_an_unknown_kind_is_refused_unless_another_gpurun_made_it(
+    change: dict[str, object],
+) -> None:
     stored = json.loads((RUNS[0] / "comparison.json").read_bytes())
-    stored["findings"][0]["code"] = "of-the-future"
-    with pytest.raises(msgspec.ValidationError, match="no kind of finding"):
+    stored["findings"][0] |= change
+    with pytest.raises(msgspec.ValidationError, match="finding of no kind"):
         msgspec.convert(stored, Comparison)
     assert not msgspec.convert(stored | {"conclusions": 0}, Comparison).is_current

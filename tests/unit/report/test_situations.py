@@ -26,6 +26,7 @@ from gpurun.launcher.selftest.result import findings_of
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.diff import diff_traces
 from tests.browser.samples import odd_runs, sample_runs
+from tests.said import said_outside_the_table
 from tests.unit.compare.test_compare_summary import ENDS, conclusion
 from tests.unit.compare.test_diff import A, B, result, run
 from tests.unit.selftest.healthy import evidence
@@ -217,6 +218,7 @@ def test_the_answer_is_first_and_short(name: str, tmp_path: Path, wording: Wordi
     assert list(found) == list(ranked(found))
     assert {each.code for each in found} <= KINDS.keys()
     assert len(of_level(found, "answer")) == 1
+    assert said_outside_the_table(found) == set()
     screen = screen_of(found)
     for width, most in MOST_LINES.items():
         text = re.sub(r"\x1b\[[0-9;]*m", "", render(width))
