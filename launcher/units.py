@@ -28,6 +28,11 @@ def format_ms(ms: float, ci: Interval | None = None) -> str:
     return f"{format_number(ms, decimals)} ± {format_number(round_up(half, decimals), decimals)}"
 
 
+def us_in_ms(us: float) -> str:
+    """Microseconds in ms, to the microsecond; `-` for none."""
+    return format_number(us / 1000, 3) if us else "-"
+
+
 def format_percent(percent: float, ci: Interval | None = None, signed: bool = False) -> str:
     """`13.8 %`, as precise as `ci` (in percent) supports; without one whole, below 1 in tenths."""
     decimals = percent_decimals(percent, ci)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from gpurun.launcher.report.terminal.layout import ms_text
 from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.trace.requested_tables import (
     CollectiveTotal,
@@ -20,7 +19,7 @@ from gpurun.launcher.trace.requested_tables import (
     ShapeTotal,
     Table,
 )
-from gpurun.launcher.units import format_count, format_number, format_percent, format_rate, plural
+from gpurun.launcher.units import format_count, format_number, format_percent, format_rate, plural, us_in_ms
 
 R = TypeVar("R")
 
@@ -132,7 +131,7 @@ _one = partial(format_number, decimals=1)
 _two = partial(format_number, decimals=2)
 
 _KERNELS: tuple[Figure[KernelTotal], ...] = (
-    Figure("ms", lambda row: row.device_us, ms_text),
+    Figure("ms", lambda row: row.device_us, us_in_ms),
     Figure("count", lambda row: row.count, format_count),
     Figure("µs each", lambda row: row.device_us / row.count, _one),
     Figure("least", lambda row: row.min_us, _one),
@@ -153,7 +152,7 @@ def _launched_by(row: KernelTotal) -> str:
 
 
 _SHAPES: tuple[Figure[ShapeTotal], ...] = (
-    Figure("ms", lambda row: row.device_us, ms_text),
+    Figure("ms", lambda row: row.device_us, us_in_ms),
     Figure("count", lambda row: row.count, format_count),
     Figure("µs each", lambda row: row.device_us / row.count, _one),
     Figure("TFLOP/s", lambda row: row.tflop_per_s, format_rate),
@@ -194,8 +193,8 @@ def _types(types: str) -> str:
 
 
 _OPERATORS: tuple[Figure[OperatorTotal], ...] = (
-    Figure("ms", lambda row: row.total_us, ms_text),
-    Figure("self ms", lambda row: row.self_us, ms_text),
+    Figure("ms", lambda row: row.total_us, us_in_ms),
+    Figure("self ms", lambda row: row.self_us, us_in_ms),
     Figure("count", lambda row: row.count, format_count),
 )
 
@@ -216,7 +215,7 @@ _COLLECTIVES: tuple[Figure[CollectiveTotal], ...] = (
     Figure("GB/s", lambda row: row.algorithm_gb_per_s, _two),
     Figure("bus GB/s", lambda row: row.bus_gb_per_s, _two),
     Figure("spread µs", lambda row: row.arrival_spread_us, _one),
-    Figure("wait ms", lambda row: row.wait_us, ms_text),
+    Figure("wait ms", lambda row: row.wait_us, us_in_ms),
 )
 
 
@@ -233,8 +232,8 @@ def _collective_name(row: CollectiveTotal) -> str:
 
 
 _COPIES: tuple[Figure[CopyTotal], ...] = (
-    Figure("ms", lambda row: row.device_us, ms_text),
-    Figure("exposed", lambda row: row.exposed_us, ms_text),
+    Figure("ms", lambda row: row.device_us, us_in_ms),
+    Figure("exposed", lambda row: row.exposed_us, us_in_ms),
     Figure("count", lambda row: row.count, format_count),
     Figure("MB", lambda row: None if row.bytes is None else row.bytes / 1e6, _two),
     Figure("GB/s", lambda row: row.gb_per_s, _two),
@@ -258,7 +257,7 @@ _LAUNCHES: tuple[Figure[LaunchTotals], ...] = (
     Figure("most", lambda row: row.queue_max, format_count),
     Figure("empty", lambda row: row.queue_empty_percent, format_percent),
     Figure("short", lambda row: row.short_kernels, format_count),
-    Figure("ms", lambda row: row.short_us, ms_text),
+    Figure("ms", lambda row: row.short_us, us_in_ms),
     Figure("slow", lambda row: row.slow_launches, format_count),
 )
 
@@ -282,7 +281,7 @@ def _launches(report: TraceReport) -> Shown:
 
 
 _NOTHING_US = 0.5
-_GAIN = Figure[PathPart]("gain ms", lambda row: row.gain_us, ms_text)
+_GAIN = Figure[PathPart]("gain ms", lambda row: row.gain_us, us_in_ms)
 
 
 def _critical_path(report: TraceReport) -> Shown:
@@ -290,7 +289,7 @@ def _critical_path(report: TraceReport) -> Shown:
     if path is None or not path.length_us:
         return Shown((), ("no critical path: the traces have no work",))
     share = Figure[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one)
-    times = (Figure[PathPart]("ms", lambda row: row.path_us, ms_text), share)
+    times = (Figure[PathPart]("ms", lambda row: row.path_us, us_in_ms), share)
     tables = [_parts(path, times)]
     if path.names:
         title = "kernels and collectives on it"
@@ -304,7 +303,7 @@ def _critical_path(report: TraceReport) -> Shown:
 def _parts(path: CriticalPath, times: tuple[Figure[PathPart], ...]) -> ShownTable:
     title = "critical path over all ranks"
     table = _table((*times, _GAIN), title, path.parts, lambda row: _WORDS[row.part])
-    whole = (Cell(ms_text(path.length_us), path.length_us), Cell("100", 100.0), Cell("", None))
+    whole = (Cell(us_in_ms(path.length_us), path.length_us), Cell("100", 100.0), Cell("", None))
     total = ShownRow(whole, _whole(path), is_total=True)
     return ShownTable(table.titles, table.name_title, (*table.rows, total))
 
@@ -312,7 +311,7 @@ def _parts(path: CriticalPath, times: tuple[Figure[PathPart], ...]) -> ShownTabl
 def _whole(path: CriticalPath) -> str:
     if path.num_steps < 2:
         return "all"
-    return f"all, {plural(path.num_steps, 'step')}: {ms_text(path.length_us / path.num_steps)} ms each"
+    return f"all, {plural(path.num_steps, 'step')}: {us_in_ms(path.length_us / path.num_steps)} ms each"
 
 
 def _sentences(path: CriticalPath) -> list[str]:
@@ -345,7 +344,7 @@ def _gain_sentence(path: CriticalPath) -> str:
 
 
 def _of(path: CriticalPath, us: float) -> str:
-    return f"{ms_text(us) if us >= _NOTHING_US else '0'} of {ms_text(path.length_us)} ms"
+    return f"{us_in_ms(us) if us >= _NOTHING_US else '0'} of {us_in_ms(path.length_us)} ms"
 
 
 _TABLES: Mapping[Table, Callable[[TraceReport], Shown]] = {

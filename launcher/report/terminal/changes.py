@@ -14,11 +14,11 @@ from gpurun.launcher.report.differences import uncertainty_text, verdict_text
 from gpurun.launcher.report.footnotes import confidence_text
 from gpurun.launcher.report.tables_on_request import Cell, Shown, ShownRow, ShownTable
 from gpurun.launcher.report.terminal.grid import cut, fitted
-from gpurun.launcher.report.terminal.layout import clean, ms_text, plain, screen_lines, table_of, text_of
+from gpurun.launcher.report.terminal.layout import clean, plain, screen_lines, table_of, text_of
 from gpurun.launcher.report.terminal.trace import INDENT, MAX_NAMES, MAX_ROWS, note_lines
 from gpurun.launcher.stats.sequential import ALPHA
 from gpurun.launcher.trace.diff import Change, OperatorChange, TraceDiff, without_steps
-from gpurun.launcher.units import format_count, format_ms, format_number, plural
+from gpurun.launcher.units import format_count, format_ms, format_number, plural, us_in_ms
 
 CHANGE = ("change", "%")
 OPERATOR_TREE = "modules and operators by caller, that changed"
@@ -121,8 +121,8 @@ def shown_changes(diff: TraceDiff, a: str, b: str) -> tuple[Shown, str]:
 
 def _change_cells(each: Change) -> tuple[Cell, ...]:
     return (
-        Cell(ms_text(each.a_us), each.a_us),
-        Cell(ms_text(each.b_us), each.b_us),
+        Cell(us_in_ms(each.a_us), each.a_us),
+        Cell(us_in_ms(each.b_us), each.b_us),
         Cell(_signed_ms(each.change_us), each.change_us),
         Cell(change_text(each), each.percent),
     )

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from gpurun.launcher.findings.finding import Screen
-from gpurun.launcher.units import format_number
 
 GAP = 2
 """Spaces between columns: `awk -F '  +'` can split a piped table."""
@@ -164,11 +163,6 @@ def table_of(columns: Iterable[str], expand: bool = False) -> Table:
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
-
-
-def ms_text(us: float) -> str:
-    """In ms, to the microsecond."""
-    return format_number(us / 1000, 3) if us else "-"
 
 
 def clean(text: str) -> str:

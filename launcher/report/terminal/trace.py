@@ -17,7 +17,6 @@ from gpurun.launcher.report.terminal.layout import (
     clean,
     fit,
     header_line,
-    ms_text,
     plain,
     row_line,
     screen_lines,
@@ -42,7 +41,7 @@ from gpurun.launcher.trace.model import (
     TraceReport,
 )
 from gpurun.launcher.trace.requested_tables import Table
-from gpurun.launcher.units import format_count, format_number, format_percent
+from gpurun.launcher.units import format_count, format_number, format_percent, us_in_ms
 
 MAX_STEPS = 20
 MAX_NAMES = 10
@@ -69,7 +68,7 @@ class _Figure:
     of: Callable[[Breakdown], float]
     drop: int = 0
     """As in `Column`."""
-    text: Callable[[float], str] = ms_text
+    text: Callable[[float], str] = us_in_ms
     is_optional: bool = False
     """Left out if no row has any."""
 
@@ -214,7 +213,7 @@ def _collectives(report: TraceReport) -> list[RenderableType]:
     if report.stragglers:
         late = table_of(("rank", "came last", "others waited"))
         for row in report.stragglers:
-            late.add_row(str(row.rank), str(row.last_arrivals), ms_text(row.wait_caused_us))
+            late.add_row(str(row.rank), str(row.last_arrivals), us_in_ms(row.wait_caused_us))
         parts += ["", late]
     return parts
 
@@ -227,7 +226,7 @@ def _collective_cells(same: Sequence[CollectiveReport]) -> tuple[str, ...]:
         format_number(sum(sizes) / 1e6, 1) if sizes else "-",
         _mean(each.algorithm_gb_per_s for each in same),
         _mean(each.bus_gb_per_s for each in same),
-        ms_text(sum(waits)) if waits else "-",
+        us_in_ms(sum(waits)) if waits else "-",
     )
 
 
@@ -250,7 +249,7 @@ def _names(
     table = table_of(("ms", "count"), expand=True)
     table.add_column(f"{title}, per rank", no_wrap=True, overflow="ellipsis", ratio=1)
     for name, (count, total_us) in longest:
-        table.add_row(ms_text(total_us / len(ranks)), format_count(count / len(ranks)), clean(name))
+        table.add_row(us_in_ms(total_us / len(ranks)), format_count(count / len(ranks)), clean(name))
     return ["", table]
 
 
@@ -272,8 +271,8 @@ def parallelism_tables(report: TraceReport, width: int) -> list[RenderableType]:
         table.add_column(name, justify="right")
     for each in report.parallelism:
         comm, exposed, wait = each.mean_us(len(whole_ranks(report.ranks)))
-        waited = "-" if wait is None else ms_text(wait)
-        table.add_row(each.kind, str(len(each.groups)), ms_text(comm), ms_text(exposed), waited)
+        waited = "-" if wait is None else us_in_ms(wait)
+        table.add_row(each.kind, str(len(each.groups)), us_in_ms(comm), us_in_ms(exposed), waited)
     return ["", table, *_pipeline(report.pipeline, width)]
 
 
@@ -284,12 +283,12 @@ def _pipeline(stages: Sequence[PipelineStage], width: int) -> list[RenderableTyp
     table.add_column("waits for")
     for each in stages:
         share = format_percent(100 * each.bubble_us / each.span_us) if each.span_us else "-"
-        awaited = ", ".join(f"stage {other}: {ms_text(us)}" for other, us in each.waits_us.items() if us)
+        awaited = ", ".join(f"stage {other}: {us_in_ms(us)}" for other, us in each.waits_us.items() if us)
         table.add_row(
             str(each.stage),
             ranges_text(each.ranks),
-            ms_text(each.span_us),
-            ms_text(each.bubble_us),
+            us_in_ms(each.span_us),
+            us_in_ms(each.bubble_us),
             share,
             awaited,
         )
@@ -308,7 +307,7 @@ def _messages(stages: Sequence[PipelineStage], width: int) -> list[RenderableTyp
     for number in range(1, shown + 1):
         table.add_column(str(number), justify="right")
     for stage, message in rows:
-        waits = [ms_text(us) for us in message.wait_us[:shown]]
+        waits = [us_in_ms(us) for us in message.wait_us[:shown]]
         label = f"stage {stage} {message.way} {message.stage}"
         table.add_row(label, *waits, *[""] * (shown - len(waits)))
     return ["", table, *([f"… and {longest - shown} more; --json has all"] if longest > shown else [])]

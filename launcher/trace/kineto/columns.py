@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice, starmap
 from typing import Any
 
 import msgspec
@@ -294,7 +295,7 @@ class Threads(dict[tuple[Text, Text], int]):
         return number
 
 
-class NameTable(dict[tuple[str, str], int]):
+class NameTable(Numbering):
     """Numbers pairs of category and name, and classifies each pair once."""
 
     def __init__(self, classify: Callable[[str, str], int]) -> None:
@@ -302,14 +303,10 @@ class NameTable(dict[tuple[str, str], int]):
         self.classify = classify
         self._kinds = array("b")
 
-    def __missing__(self, key: tuple[str, str]) -> int:
-        self[key] = number = len(self)
-        self._kinds.append(self.classify(*key))
-        return number
-
     @property
     def kinds(self) -> NDArray[np.int8]:
         """The class of each pair, by number."""
+        self._kinds.extend(starmap(self.classify, islice(self, len(self._kinds), None)))
         return np.array(self._kinds, dtype=np.int8)
 
     def names(self) -> tuple[str, ...]:
