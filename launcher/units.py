@@ -228,11 +228,11 @@ def half_width(middle: float, interval: Interval) -> float:
     return max(middle - interval[0], interval[1] - middle)
 
 
-def is_lopsided(middle: float, interval: Interval) -> bool:
+def is_lopsided(middle: float, interval: Interval, limit: float = LOPSIDED) -> bool:
     """Whether ± would mislead: one side is much longer, or the longer one, taken for both, would reach 0."""
     half, shorter = half_width(middle, interval), min(middle - interval[0], interval[1] - middle)
     reaches_zero = abs(middle) <= half and not interval[0] <= 0 <= interval[1]
-    return reaches_zero or half > LOPSIDED * max(shorter, 0.0)
+    return reaches_zero or half > limit * max(shorter, 0.0)
 
 
 def refuse_no_time(budget_s: float | None) -> None:

@@ -42,6 +42,7 @@ class Kind:
 
 _WITHIN = "[ within {within}]"
 _PAIRS = "[; {wins} of {of} pairs]"
+_LOAD = "[, at this machine's load: waiting for cores took {queue_percent} of a step]"
 _RANGE = f"[ ({{ci}}{_PAIRS})][ ({{ratio_ci}}{_PAIRS})]"
 _CHANGE = "[ ({change_percent}[, {ci}])]"
 _NONE = "no {choice} is clearly fastest: {leader} and {other}"
@@ -64,7 +65,7 @@ _AVERAGE = "The geometric mean over launches of a robust mean over rounds."
 ANSWERS: Mapping[str, Kind] = {
     "fastest": Kind(
         "answer",
-        f"{{leader}}, {{percent}} {{how}} the baseline {{other}}{_RANGE}{_WITHIN}",
+        f"{{leader}}, {{percent}} {{how}} the baseline {{other}}{_RANGE}{_WITHIN}{_LOAD}",
         "One variant is faster than all others, and that is sure.",
         _SURE,
         "Use it; `gpurun report RUN --details` prints the code for an uneven split.",
@@ -72,7 +73,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "baseline-fastest": Kind(
         "answer",
-        f"{{leader}}, the baseline; {{other}} {{how}}{_RANGE}{_WITHIN}",
+        f"the baseline {{leader}}; {{other}} {{how}}{_RANGE}{_WITHIN}{_LOAD}",
         "The baseline is faster than all others, and that is sure; the closest is named.",
         _SURE,
         "Keep the baseline.",
@@ -80,7 +81,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "not-distinguished": Kind(
         "answer",
-        f"{_NONE} can't be distinguished{_CHANGE}[, nor can {{num_more:other}}]{_WITHIN}",
+        f"{_NONE} can't be distinguished{_CHANGE}[, nor can {{num_more:other}}]{_WITHIN}{_LOAD}",
         "The fastest on average isn't surely faster than the next.",
         "The interval of their difference includes 0.",
         _LONGER,
@@ -88,7 +89,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "differ-too-little": Kind(
         "answer",
-        f"{_NONE} differ by too little to be ranked{_CHANGE}[, as {{num_more:other}}]{_WITHIN}",
+        f"{_NONE} differ by too little to be ranked{_CHANGE}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
         "The difference is sure, and so small that it counts for nothing.",
         "The interval excludes 0, and the difference may be below 1 %.",
         _OTHER_FIGURE,
@@ -96,7 +97,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "equally-fast": Kind(
         "answer",
-        f"{_NONE} are equally fast{_CHANGE}[, as {{num_more:other}}]{_WITHIN}",
+        f"{_NONE} are equally fast{_CHANGE}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
         "The fastest variants differ by less than 1 %, and that is sure.",
         "The whole interval of their difference lies within ±1 %.",
         _OTHER_FIGURE,
@@ -409,7 +410,7 @@ ADVICE: Mapping[str, Advice] = {
         "for two versions of the code, run one job file with each; for two settings, list both under "
         "`compare` of one job; `--allow params` compares variants that differ in `params` alone"
     ),
-    "parts": Advice("add `--show operators`, which shows the modules and operators that grew"),
+    "parts": Advice("`gpurun diff A B --show operators` shows the modules and operators that grew"),
     "past_runs": Advice(
         "two past runs can't show whether the code or the machine changed; `gpurun gate JOB.yaml --against "
         "REF` launches both versions in turns"

@@ -3,8 +3,21 @@
 from rich.text import Text
 
 from gpurun.launcher.compare.model import Difference
-from gpurun.launcher.units import Interval, format_number, half_width, is_lopsided, round_up
+from gpurun.launcher.units import (
+    LOPSIDED,
+    Interval,
+    format_number,
+    format_percent,
+    format_percent_interval,
+    half_width,
+    is_lopsided,
+    round_up,
+)
 
+WIDE = 5.0
+"""Percentage points of an interval's half from which on one ± would hide which of its sides is longer."""
+AS_LONG = 1.1
+"""How many times as long one side may be as the other then."""
 VERDICT_STYLES = {"faster": "green", "slower": "yellow", "same": "dim", "inconclusive": "dim", "baseline": ""}
 
 
@@ -14,7 +27,7 @@ def interval_text(interval: Interval) -> str:
 
 
 def verdict_text(difference: Difference | None) -> Text:
-    """`13.8 % slower`, `+0.3 % same`, `baseline`.
+    """`13.8 % slower`, `+0.3 % same`, `baseline`; as precise as the interval supports, as in the answer.
 
     `faster` and `slower` carry the direction; the other verdicts don't, so their figure has its sign.
     """
@@ -25,19 +38,30 @@ def verdict_text(difference: Difference | None) -> Text:
         return Text(difference.verdict, style)
     directed = difference.verdict in ("faster", "slower")
     percent = abs(difference.percent) if directed else difference.percent
-    return Text(f"{format_number(percent, 1, signed=not directed):>5} % {difference.verdict}", style)
+    shown = format_percent(percent, _directed(difference), signed=not directed)
+    return Text(f"{shown} {difference.verdict}", style)
 
 
 def uncertainty_text(difference: Difference | None) -> Text:
-    """`0.8`, in percentage points, or `+29.1 to +181.6`; nothing for the baseline itself."""
+    """`0.8`, in percentage points, or `13 to 57`, as in the answer; nothing for the baseline itself."""
     if difference is None or difference.verdict == "baseline":
         return Text("")
     if difference.ci is None or difference.percent is None:
         return Text("")
-    if is_lopsided(difference.percent, difference.ci):
-        return Text(interval_text(difference.ci), "dim")
-    half = round_up(half_width(difference.percent, difference.ci), 1)
-    return Text(format_number(half, 1), "dim")
+    half = half_width(difference.percent, difference.ci)
+    if is_lopsided(difference.percent, difference.ci, AS_LONG if half > WIDE else LOPSIDED):
+        directed = _directed(difference) or difference.ci
+        sign = -1 if directed is not difference.ci else 1
+        return Text(format_percent_interval(sign * difference.percent, directed), "dim")
+    return Text(format_number(round_up(half, 1), 1), "dim")
+
+
+def _directed(difference: Difference) -> Interval | None:
+    """The interval of how much faster a faster variant is; of others as it is."""
+    if difference.ci is None or difference.verdict != "faster":
+        return difference.ci
+    low, high = difference.ci
+    return -high, -low
 
 
 def factor_text(difference: Difference | None) -> Text:

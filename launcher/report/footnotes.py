@@ -34,9 +34,8 @@ def measured_line(comparison: Comparison) -> str:
     for noun, nums in counted.items():
         if most := max(nums, default=0):
             parts.append(f"{f'{min(nums)} to ' if min(nums) < most else ''}{plural(most, noun)}")
-    queue_percent = comparison.answer.figures.get("queue_percent") if comparison.answer else None
-    if queue_percent is not None:
-        parts.append(f"at this machine's load (waiting for cores took {queue_percent:.0f} % of a step)")
+    if any(one.vs_baseline and one.vs_baseline.ci for one in known):
+        parts.append("95 % intervals")
     if noise.ci is not None:
         who = "baseline" if len(comparison.variants) > 1 else "step"
         parts.append(f"noise (the {who} against itself) {interval_text(noise.ci)} %")

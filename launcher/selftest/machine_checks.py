@@ -314,5 +314,5 @@ def disk(seen: Evidence) -> CheckResult:
     """Whether the run directory has room."""
     free = format_gib(seen.free_gib)
     if not seen.free_gib >= LEAST_FREE_GIB:  # also NaN
-        return failed("disk-full", free=free)
+        return failed("disk-full", free=free, least=format_gib(LEAST_FREE_GIB))
     return ok("disk-free", free=free)

@@ -52,6 +52,9 @@ class Part:
     ascii_glyph: str
     style: str
 
+    def glyph_in(self, plain: bool) -> str:
+        return self.ascii_glyph if plain else self.glyph
+
 
 TRACED = {
     "compute": ("▇", "=", "blue"),
@@ -115,20 +118,18 @@ def draw_bar(parts: Iterable[Part], cells: int, full_ms: float, plain: bool) -> 
     for part in parts:
         end_ms += part.ms
         edge = min(cells, round(cells * end_ms / full_ms)) if full_ms > 0 else 0
-        bar.append((part.ascii_glyph if plain else part.glyph) * (edge - drawn), part.style)
+        bar.append(part.glyph_in(plain) * (edge - drawn), part.style)
         drawn = edge
     return bar
 
 
-def bar_legend(bars: Iterable[Sequence[Part]], plain: bool) -> Text:
-    """Every label that occurs in the bars, once, with its glyph in its colour."""
-    first = {part.label: part for parts in bars for part in parts}
+def bar_legend(bars: Iterable[Sequence[Part]], drawn: Sequence[Text], plain: bool) -> Text:
+    """Every label that is to be seen in the bars, once, with its glyph in its colour."""
+    seen = {glyph for bar in drawn for glyph in bar.plain}
+    first = {part.label: part for parts in bars for part in parts if part.glyph_in(plain) in seen}
     order = [name.replace("_", " ") for name in TIMED] + list(TRACED)
     parts = sorted(first.values(), key=lambda part: order.index(part.label) if part.label in order else 0)
-    items = (
-        Text.assemble(f"{part.label} ", (part.ascii_glyph if plain else part.glyph, part.style))
-        for part in parts
-    )
+    items = (Text.assemble(f"{part.label} ", (part.glyph_in(plain), part.style)) for part in parts)
     return Text("  ").join(items)
 
 
@@ -136,6 +137,8 @@ BAR_HEADER = "slowest rank"
 BAR_CELLS = (len(BAR_HEADER), 40)
 """Least and most width of a bar; a narrower one wouldn't make its column narrower."""
 VALUE_CHARS = 32
+LEAST_HEADER = 8
+"""To which the header of a column of names may be cut."""
 REASON_LINES = 3
 """A longer reason is cut; the log has all of it."""
 STATUS_STYLES = {"oom": "red", "failed": "red", "timeout": "red", "hung": "red", "skipped": "dim"}
@@ -206,7 +209,9 @@ def _variants(comparison: Comparison, page: Page) -> list[Text]:
     names = _name_columns([*ranked, *unranked])
     figures = _figure_columns(ranked)
     bars = parts_of(ranked)
-    figures = figures if plain else _fitting(names, figures, width, any(bars))
+    if not plain:
+        names = _shortened(names, width + GAP - total_width([one for one in figures if not one.drop]))
+        figures = _fitting(names, figures, width, any(bars))
     drawn = _bar_column(bars, width - total_width(names + figures), plain)
     lines = _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)
     before = None
@@ -218,7 +223,9 @@ def _variants(comparison: Comparison, page: Page) -> list[Text]:
         lines += _unranked_lines(shown, row_line(names, row), names, figures, page)
         before = variant
     if drawn:
-        lines.append(Text.assemble(("Bars: ", "dim"), bar_legend(bars, plain)))
+        lines.append(Text.assemble(("Bars: ", "dim"), bar_legend(bars, drawn[0].cells, plain)))
+    if cut := [column.legend for column in names if column.legend]:
+        lines.append(Text(f"Columns of settings: {', '.join(cut)}", "dim"))
     return lines + [Text(f"{column.header}: {column.legend}", "dim") for column in figures if column.legend]
 
 
@@ -237,6 +244,18 @@ def _name_columns(variants: Sequence[VariantResult]) -> list[Column]:
     return [column for column in columns if not column.is_empty]
 
 
+def _shortened(names: list[Column], room: int) -> list[Column]:
+    """The columns of names with headers as short as their cells, where they need more than `room`."""
+    if total_width(names) <= room:
+        return names
+    return [
+        replace(one, header=f"{one.header[: width - 1]}…", legend=one.header)
+        if (width := max(LEAST_HEADER, *(cell.cell_len for cell in one.cells))) < len(one.header)
+        else one
+        for one in names
+    ]
+
+
 def _in_a_cell(value: str) -> str:
     """A varied value on one line; of a long one its beginning, whether or not a word ends there."""
     line = " ".join(value.split())
@@ -250,7 +269,7 @@ def _figure_columns(ranked: Sequence[VariantResult]) -> list[Column]:
         for metric, found in figures_of(ranked).items()
     ]
     against = [
-        Column("vs baseline", tuple(verdict_text(v.vs_baseline) for v in ranked if len(ranked) > 1)),
+        Column("vs baseline", tuple(verdict_text(v.vs_baseline) for v in ranked if len(ranked) > 1), True),
         Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
         Column("speed", tuple(factor_text(v.vs_baseline) for v in ranked), right=True, drop=8),
         Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),
@@ -348,7 +367,8 @@ def footer(comparison: Comparison, page: Page, details: bool = False) -> list[Te
     if details:
         return [*map(Text, tables), *([Text()] if tables and found else []), *found]
     measured = measured_line(comparison)
-    lines = [Text(f"Measured: {measured}", "dim")] if measured else []
+    so_far = "" if comparison.complete else " so far"
+    lines = [Text(f"Measured{so_far}: {measured}", "dim")] if measured else []
     num = len(found) + bool(tables)
     return lines if page.run is None else [*lines, *_more_lines(page.run, num, comparison, page)]
 

@@ -11,7 +11,7 @@ from gpurun.launcher.compare.figures.traced import TRACED
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.variant_causes import cause, is_far_from_timed, largest_loss, why_slower
-from gpurun.launcher.report.differences import uncertainty_text
+from gpurun.launcher.report.differences import interval_text, uncertainty_text
 from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.phases import REST, timed_parts
 from gpurun.launcher.report.terminal.curves import balanced_lines
@@ -117,8 +117,10 @@ def untraced(variant: VariantResult, comparison: Comparison) -> str | None:
 
 def difference_interval(variant: VariantResult) -> str:
     """`± 0.8`, in percentage points, or `+29.1 to +181.6`, as next to the verdict in the terminal."""
-    text = uncertainty_text(variant.vs_baseline).plain
-    return f"± {text}" if text and " " not in text else text
+    text, difference = uncertainty_text(variant.vs_baseline).plain, variant.vs_baseline
+    if " " in text and difference is not None and difference.ci is not None:
+        return interval_text(difference.ci)
+    return f"± {text}" if text else ""
 
 
 def far_note(variant: VariantResult, comparison: Comparison) -> str | None:
