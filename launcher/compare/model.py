@@ -6,6 +6,7 @@ What does not apply is `None` (`null`), never 0. Schema version 3.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
@@ -165,7 +166,7 @@ class VariantResult(Rates):
         """Refuses names that no table has, in a comparison that is read back too."""
         refuse_unknown_names({key: getattr(self, key) for key in NAMES if hasattr(self, key)})
 
-    @property
+    @cached_property
     def kind(self) -> JobKind:
         """The kind of job that it belongs to."""
         return variant_kind(self.strategy, self.workload)

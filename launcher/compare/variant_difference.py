@@ -17,6 +17,7 @@ from gpurun.launcher.rundir.records import Look, RoundTime
 from gpurun.launcher.stats.estimates import (
     RELEVANT_PERCENT,
     fewest_values,
+    launch_values,
     percent_from_log,
     percent_interval,
     round_differences,
@@ -24,7 +25,7 @@ from gpurun.launcher.stats.estimates import (
     verdict_of,
     wilcoxon_interval,
 )
-from gpurun.launcher.stats.family import Family, IntervalAt, holm, launch_values
+from gpurun.launcher.stats.family import Family, IntervalAt, holm
 from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
 from gpurun.launcher.units import Interval, format_ms, plural
 

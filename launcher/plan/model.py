@@ -154,7 +154,7 @@ class Variant(Settings):
         """A program's arguments, with its options in them."""
         return with_options(self.args, self.options)
 
-    @property
+    @cached_property
     def kind(self) -> JobKind:
         """The kind of job that it belongs to."""
         return variant_kind(self.strategy, self.workload)

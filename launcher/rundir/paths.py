@@ -5,6 +5,7 @@ import os
 import stat
 import struct
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
@@ -35,7 +36,7 @@ class RunPaths:
     real: Path | None = field(default=None, compare=False, repr=False)
     """Its path then, links resolved."""
 
-    @property
+    @cached_property
     def within(self) -> tuple[Path, ...]:
         """Where its files have to be when they are opened; empty where nothing was checked."""
         return (self.real,) if self.real else ()

@@ -266,9 +266,8 @@ def _own(part: Part, slowest: RankTime, measured: Measured) -> Cause:
         figures["groups"] = measured.transfer_groups
     if added_ns:
         figures["traced_ms"] = shown.span_ns / 1e6
-    ms = [format_ms(_lost_ns(each, part) / 1e6) for each in (least, most)]
     cause = Cause(part, alike, _lost_ns(shown, part), shown.span_ns - added_ns, figures)
-    if is_every and ms[0] != ms[1]:
+    if is_every and format_ms(_lost_ns(least, part) / 1e6) != format_ms(_lost_ns(most, part) / 1e6):
         percent = 100 * _lost_ns(most, part) / (most.span_ns - (most.added_ns if added_ns else 0.0))
         figures["most_ms"] = _lost_ns(most, part) / 1e6
         figures["most_percent"] = percent if round(percent) > round(100 * cause.share) else None

@@ -6,7 +6,6 @@ from statistics import fmean
 
 from gpurun.launcher.compare.figures.program_steps import planned_launch, whole_rounds
 from gpurun.launcher.rundir.records import Kind, RoundTime, StepRecord
-from gpurun.launcher.stats.estimates import round_step_ns
 from gpurun.launcher.stats.schedule import WINDOW_STEPS
 
 RoundKey = tuple[str, int]
@@ -22,7 +21,7 @@ def round_times(
     some ranks earlier than others.
     """
     blocks = [round_blocks_ns(steps_by_rank.get(rank, ()), kind) for rank in range(world_size)]
-    return tuple(RoundTime(*key, round_step_ns([block[key] for block in blocks])) for key in _common(blocks))
+    return tuple(RoundTime(*key, max(fmean(block[key]) for block in blocks)) for key in _common(blocks))
 
 
 def program_times(

@@ -16,6 +16,7 @@ from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
 from gpurun.launcher.stats.estimates import (
+    components,
     hodges_lehmann,
     median_interval,
     percent_from_log,
@@ -24,7 +25,6 @@ from gpurun.launcher.stats.estimates import (
     t_interval,
     wilcoxon_interval,
 )
-from gpurun.launcher.stats.family import components
 from gpurun.launcher.strategies import STRATEGIES, Reach
 from gpurun.launcher.units import Interval
 

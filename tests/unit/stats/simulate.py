@@ -26,13 +26,14 @@ from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.estimates import (
     Verdict,
     hodges_lehmann,
+    launch_values,
     percent_from_log,
     percent_interval,
     t_quantile,
     verdict_of,
     wilcoxon_interval,
 )
-from gpurun.launcher.stats.family import Family, bounded, holm, launch_values, paired, unpaired
+from gpurun.launcher.stats.family import Family, bounded, holm, paired, unpaired
 from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.stats.sequential import ALPHA, planned_looks
 from gpurun.launcher.units import Interval

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.estimates import hodges_lehmann, t_interval
-from gpurun.launcher.stats.family import Family, components, holm, launch_values, round_effects
+from gpurun.launcher.stats.estimates import (
+    components,
+    hodges_lehmann,
+    launch_values,
+    round_effects,
+    t_interval,
+)
+from gpurun.launcher.stats.family import Family, holm
 from gpurun.launcher.stats.sequential import levels
 from gpurun.launcher.units import Interval
 from tests.known import known

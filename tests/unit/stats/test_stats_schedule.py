@@ -13,7 +13,6 @@ from gpurun.launcher.stats.estimates import (
     percent_from_log,
     percent_interval,
     round_differences,
-    round_step_ns,
     verdict_of,
 )
 from gpurun.launcher.stats.schedule import (
@@ -66,10 +65,6 @@ def test_rounds_are_paired_by_launch_and_number() -> None:
     times = [RoundTime("1", 1, 110.0), RoundTime("1", 3, 120.0), RoundTime("2", 1, 100.0)]
     baseline = [RoundTime("1", 1, 100.0), RoundTime("2", 1, 100.0), RoundTime("3", 3, 1.0)]
     assert round_differences(times, baseline) == pytest.approx((np.log(1.1), 0.0))
-
-
-def test_a_block_takes_as_long_as_its_slowest_rank() -> None:
-    assert round_step_ns([[10, 20], [30, 10], [5, 5]]) == 20
 
 
 def rounds_of(numbers: Iterable[int], step_ns: Callable[[int], float]) -> list[RoundTime]:
