@@ -227,7 +227,8 @@ def launched(name: str, num: int) -> Recorded:
 def read_run(run: RunDir) -> Recorded:
     plan = run.read(run.plan, Plan)
     steps = run.read_all_steps(variant.id for variant in plan.variants)
-    found = [read_measured(run, plan, one, steps[one.id]) for one in plan.variants]
+    events = run.read_all_events()
+    found = [read_measured(run, plan, one, steps[one.id], events) for one in plan.variants]
     logs = [one.logs if not one.means else {k: {("", 0): v} for k, v in one.means.items()} for one in found]
     common = sorted(set.intersection(*(set(its) for its in logs)))[1:]  # the first launch imports
     launches = [[list(its[repetition].values()) for its in logs] for repetition in common]
@@ -235,8 +236,7 @@ def read_run(run: RunDir) -> Recorded:
         [[load_in(one, key) for key in one.logs.get(repetition, {})] for one in found]
         for repetition in common
     ]
-    events = [run.read_events(launch.id) for launch in plan.launches]
-    starts = [its[0].time_ns for its in events if its]
+    starts = [its[0].time_ns for launch in plan.launches if (its := events.get(launch.id))]
     return Recorded(launches, loads, (starts[-1] - starts[1]) / 1e9 / (len(starts) - 2))
 
 

@@ -80,7 +80,7 @@ from gpurun.launcher.plan.model import Plan, refuse_unknown_names_in_job
 from gpurun.launcher.plan.nodes import Node
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
-from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Look, TimeChange
+from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Command, Event, Look, Restart, TimeChange
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.stats.sequential import ALPHA, is_spent
 
@@ -98,6 +98,10 @@ class _Recorded:
     host: Mapping[str, Any]
     measured: Mapping[str, Measured]
     looks: Sequence[Look]
+    events: Mapping[str, Sequence[Event]]
+    """Of every attempt."""
+    commands: Sequence[Command]
+    restarts: Sequence[Restart]
 
 
 @dataclass(frozen=True)
@@ -137,8 +141,18 @@ def compare_run(run: RunDir) -> Comparison:
 def _read(run: RunDir) -> _Recorded:
     plan = run.read(run.plan, Plan)
     steps = run.read_all_steps(variant.id for variant in plan.variants)
-    measured = {one.id: read_measured(run, plan, one, steps[one.id]) for one in plan.variants}
-    return _Recorded(plan, read_job(run), read_mapping(run, run.host), measured, run.read_looks())
+    events, commands = run.read_all_events(), run.read_commands()
+    measured = {one.id: read_measured(run, plan, one, steps[one.id], events) for one in plan.variants}
+    return _Recorded(
+        plan,
+        read_job(run),
+        read_mapping(run, run.host),
+        measured,
+        run.read_looks(),
+        events,
+        commands,
+        run.read_restarts(),
+    )
 
 
 def _judge(recorded: _Recorded, differences: Differences, results: tuple[VariantResult, ...]) -> _Judged:
@@ -183,8 +197,8 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
         variants=results,
         fastest=named if ranking and ranking.is_settled else None,
         findings=(*answer, *dangers(results), *found),
-        restarts=len(run.read_restarts()),
-        resumed=next((command.resumed for command in reversed(run.read_commands())), None),
+        restarts=len(recorded.restarts),
+        resumed=next((command.resumed for command in reversed(recorded.commands)), None),
         complete=judged.is_measured and (search is None or search.is_over),
         batch_curves=batch_curves(results),
         unit=differences.unit,
@@ -224,19 +238,20 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
     plan, measured = recorded.plan, recorded.measured
     is_open = found.complete and not found.is_unranked
     has_any = any(one.counts for one in measured.values())
-    spent_s = sum(launches_s(run).values())
+    took_s = launches_s(recorded.events, recorded.commands)
+    spent_s = sum(took_s.values())
     once = once_note(plan, measured, recorded.looks, spent_s) if is_open else None
     still_open = open_notes(plan, found.open, recorded.looks, spent_s) if is_open else ()
     return (
         *notes(plan, measured, within, once, has_remedy=bool(still_open)),
         *(few_rounds_notes(found, measured) if found.gate is None and once is None else ()),
         *(effects_note(found.search) if found.search else ()),
-        *(budget_notes(run, plan) if found.complete and has_any else ()),
+        *(budget_notes(run, plan, recorded.events, took_s) if found.complete and has_any else ()),
         *still_open,
         *around_notes(measured.values()),
         *work_notes(found.variants, measured),
         *(memory_notes(found.variants) if found.gate is None and not has_cold_peak(measured) else ()),
-        *restart_notes(run),
+        *restart_notes(recorded.restarts),
         *stall_notes(run),
         *quiet_notes(run),
         *software_notes(run, measured.values()),

@@ -20,7 +20,17 @@ from gpurun.launcher.findings.run_cases import ENDED, UNUSED_BUDGET
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import NO_GROUP, Look, Stage, before_s, between_s, stages_s
+from gpurun.launcher.rundir.records import (
+    NO_GROUP,
+    Command,
+    Event,
+    Look,
+    Restart,
+    Stage,
+    before_s,
+    between_s,
+    stages_s,
+)
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.trace.causes import to_do
@@ -150,9 +160,9 @@ SPENT_ON: dict[str, tuple[Stage, ...]] = {
 }
 
 
-def launches_s(run: RunDir) -> dict[str, float]:
+def launches_s(events: Mapping[str, Sequence[Event]], commands: Sequence[Command]) -> dict[str, float]:
     """Seconds that the launches of a run took, by what for, and those before and between them."""
-    logs, commands = run.read_all_events().values(), run.read_commands()
+    logs = events.values()
     stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
     return {
         **{name: sum(s for stage, s in stages if stage in names) for name, names in SPENT_ON.items()},
@@ -161,14 +171,23 @@ def launches_s(run: RunDir) -> dict[str, float]:
     }
 
 
-def budget_notes(run: RunDir, plan: Plan) -> tuple[Finding, ...]:
-    """The part of the budget that launches took, and for what."""
-    launches = {planned_launch(name) for name, log in run.read_all_events().items() if log}
+def budget_notes(
+    run: RunDir, plan: Plan, events: Mapping[str, Sequence[Event]], took_s: Mapping[str, float]
+) -> tuple[Finding, ...]:
+    """The part of the budget that launches took, and for what.
+
+    Args:
+        run: of a search, too.
+        plan: of the run.
+        events: of every attempt.
+        took_s: by what for.
+    """
+    launches = {planned_launch(name) for name, log in events.items() if log}
     if plan.budget_s is None or not launches:
         return ()
     search, trials = run.read_search(), run.read_trials()
     budget_s = search.budget_s if search else plan.budget_s  # a search's plan has what trials leave
-    spent_s = {"trials": sum(trial.seconds for trial in trials), **launches_s(run)}
+    spent_s = {"trials": sum(trial.seconds for trial in trials), **took_s}
     percents = whole_parts([100 * seconds / budget_s for seconds in spent_s.values()])
     parts = {name: percent for name, percent in zip(spent_s, percents, strict=True) if percent}
     once = {launch.id for launch in plan.launches if launch.repetition == 0}
@@ -214,9 +233,9 @@ def few_rounds_notes(comparison: Comparison, measured: Mapping[str, Measured]) -
     )
 
 
-def restart_notes(run: RunDir) -> tuple[Finding, ...]:
+def restart_notes(restarts: Sequence[Restart]) -> tuple[Finding, ...]:
     """That launches were started again, and after what."""
-    reasons = [restart.reason for restart in run.read_restarts()]
+    reasons = [restart.reason for restart in restarts]
     if not reasons:
         return ()
     return (

@@ -32,7 +32,7 @@ from gpurun.launcher.trace.causes import (
     most_lost,
     to_do,
 )
-from gpurun.launcher.trace.explain import runs_operators
+from gpurun.launcher.trace.explain import OWN_OPERATORS
 
 TRACED_AS_TIMED = 0.15
 """From this difference on, it is mentioned: recording makes short steps longer."""
@@ -100,7 +100,7 @@ def is_python_known(rank: RankFigures) -> bool:
     """
     if rank.thread_cpu_ms is None:
         return False
-    return runs_operators(_thread_ms(rank) + _queue_ms(rank), rank.compute_ms or 0.0)
+    return _thread_ms(rank) + _queue_ms(rank) >= OWN_OPERATORS * (rank.compute_ms or 0.0)
 
 
 def python_ms(rank: RankFigures) -> float:

@@ -187,17 +187,7 @@ def _is_python_known(rank: RankTrace) -> bool:
     """Whether the CPU time of the rank's thread separates Python from waiting: it runs operators itself."""
     worked_us, queue_us = _thread_us(rank)
     compute_us = fmean(step.compute_us for step in rank.steps) if rank.steps else 0.0
-    return bool(rank.steps) and worked_us > 0 and runs_operators(worked_us + queue_us, compute_us)
-
-
-def runs_operators(thread: float, compute: float) -> bool:
-    """Whether a rank's operators run in the thread that steps, not in others that it waits for.
-
-    Args:
-        thread: how long that thread works, or waits for a core.
-        compute: how long operators take, in the same unit.
-    """
-    return thread >= OWN_OPERATORS * compute
+    return bool(rank.steps) and worked_us > 0 and worked_us + queue_us >= OWN_OPERATORS * compute_us
 
 
 def _thread_us(rank: RankTrace) -> tuple[float, float]:

@@ -115,10 +115,13 @@ class Measured:
         return self.status.status in MEASURED and bool(self.timed)
 
 
-def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps) -> Measured:
+def read_measured(
+    run: RunDir, plan: Plan, variant: Variant, read: VariantSteps, events: Mapping[str, Sequence[Event]]
+) -> Measured:
     """Reads the files of `variant`; what is not there yet is empty.
 
     Args:
+        events: of every attempt.
         read: its steps, of those of the run that are in memory.
     """
     launches = plan.launches_of(variant.id)
@@ -148,7 +151,7 @@ def read_measured(run: RunDir, plan: Plan, variant: Variant, read: VariantSteps)
     if read.damage and not timed and status is not None and status.status == "ok":
         status = VariantStatus("failed", read.damage[0])
     points = run.read_points(variant.id)
-    ended = _ended(run, variant) if variant.kind.runs_program else {}
+    ended = _ended(run, variant, events) if variant.kind.runs_program else {}
     counting, timed = launches_that_count(launches, timed)
     repetitions = {launch.id: launch.repetition for launch in counting}
     aa = [time for time in round_times(steps, world_size, "aa") if planned_launch(time.launch) in repetitions]
@@ -191,16 +194,17 @@ def launches_that_count(
     return [launch for launch in launches if launch.id in later], rounds
 
 
-def _ended(run: RunDir, variant: Variant) -> dict[str, list[Event]]:
+def _ended(run: RunDir, variant: Variant, logs: Mapping[str, Sequence[Event]]) -> dict[str, list[Event]]:
     """Events of a program from when rank 0 runs it, by attempt: of those that came to their end and count."""
-    logs = {
+    replaced = run.read_replaced()
+    begun = {
         name: [event for event in events if event.stage != "start"]
-        for name, events in run.read_all_events().items()
-        if name not in run.read_replaced()
+        for name, events in logs.items()
+        if name not in replaced
     }
     return {
         name: events
-        for name, events in logs.items()
+        for name, events in begun.items()
         if events and events[0].variant == variant.id and events[-1].stage == "done"
     }
 

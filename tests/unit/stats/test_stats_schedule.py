@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.rundir.records import RoundTime
+from gpurun.launcher.compare.figures.rounds import round_times
+from gpurun.launcher.rundir.records import RoundTime, StepRecord
 from gpurun.launcher.stats.estimates import (
     Verdict,
     percent_from_log,
@@ -59,6 +60,15 @@ def test_different_batches_are_compared_by_time_per_sample() -> None:
     times = {"a": rounds_of(range(1, 13), lambda i: 100.0), "b": rounds_of(range(1, 13), lambda i: 200.0)}
     differences = round_differences(times["b"], times["a"], samples_ratio=2.0)
     assert differences == pytest.approx([0.0] * 12)
+
+
+def test_a_block_takes_as_long_as_its_slowest_rank() -> None:
+    blocks = enumerate([[10, 20], [30, 10], [5, 5]])
+    steps = {
+        rank: [StepRecord("1", 1, 0, number, "timed", ns, {}, None) for number, ns in enumerate(block)]
+        for rank, block in blocks
+    }
+    assert [time.step_ns for time in round_times(steps, 3, "timed")] == [20]
 
 
 def test_rounds_are_paired_by_launch_and_number() -> None:
