@@ -1,45 +1,12 @@
-"""Modules and directories stay small, each module is needed, and its name means one thing."""
+"""Only the command line prints; each module and each snapshot is needed."""
 
 import ast
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from functools import cache
-from itertools import groupby
-from pathlib import Path
 
 from tests.conftest import SNAPSHOTS
-from tests.unit.house.source import FACE, ROOT, Module, everything_imported, modules, page, product
-
-MAX_FLAT = 12
-SMALL_LINES = 60
-
-
-# Two modules of one name do the same for another thing.
-SAME_NAME = {
-    "__main__": "what `python -m` starts: the product, a rank",
-    "base": "what all strategies, all workloads, all micro-benchmarks have in common",
-    "build": "makes what its package is named after: a Comparison, a Plan, an index",
-    "diff": "two runs, two traces",
-    "model": "the dataclasses that its package is about",
-    "uneven": "users import it from `gpurun`; the code is the worker's",
-}
-
-# Small modules with one importer that stay alone, each with the reason.
-OWN_MODULE: dict[str, str] = {}
-
-
-def test_few_modules_lie_flat() -> None:
-    """In the directories of the page, the tests, the benchmarks and the tools too."""
-    python = [path for path in (*product(), *others()) if path.name != "__init__.py"]
-    flat = Counter(path.parent.as_posix() for path in (*python, *page()))
-    many = {name: count for name, count in flat.items() if count > MAX_FLAT}
-    assert not many, f"more than {MAX_FLAT} modules in one directory: {many}"
-
-
-def others() -> list[Path]:
-    """Tests, benchmarks and tools, relative to the repository."""
-    tops = ("tests", "benchmarks", "tools")
-    return [path.relative_to(ROOT) for top in tops for path in ROOT.glob(f"{top}/**/*.py")]
+from tests.unit.house.source import FACE, ROOT, Module, everything_imported, modules
 
 
 def test_only_the_command_line_prints() -> None:
@@ -86,18 +53,6 @@ def judged() -> list[Module]:
     ]
 
 
-def test_a_small_module_has_several_importers() -> None:
-    lonely = {
-        module.name: f"{module.path} ({module.lines} lines) belongs into {importer}"
-        for module in judged()
-        for importer in importers().get(module.name, ())
-        if len(importers()[module.name]) == 1 and module.lines < SMALL_LINES
-    }
-    assert lonely.keys() >= OWN_MODULE.keys(), "an exception that is needed no more"
-    left = [text for name, text in lonely.items() if name not in OWN_MODULE]
-    assert not left, "\n".join(left)
-
-
 def test_every_snapshot_of_words_has_its_test() -> None:
     wording = SNAPSHOTS / "wording"
     tests = (
@@ -111,21 +66,6 @@ def test_every_module_is_imported() -> None:
     assert not unused
 
 
-def test_names_of_modules_are_unique() -> None:
-    named = (module for module in modules().values() if not module.is_init and not is_command(module))
-    ordered = sorted(named, key=stem_of)
-    doubled = {
-        stem: [str(module.path) for module in several]
-        for stem, several in ((stem, list(found)) for stem, found in groupby(ordered, stem_of))
-        if len(several) > 1
-    }
-    assert doubled.keys() == SAME_NAME.keys(), doubled
-
-
 def is_command(module: Module) -> bool:
     """Each command has a file, which is named like it: `gpurun report`."""
     return "cli/commands" in module.path.as_posix()
-
-
-def stem_of(module: Module) -> str:
-    return module.path.stem
