@@ -207,9 +207,23 @@ def carry_out(
 
 
 def attended(run: RunDir, work: Callable[[Progress], Finished]) -> Finished:
-    """Does the work on a run: no other command does meanwhile, and it is copied to where it is kept too."""
+    """Does the work on a run: no other command does meanwhile, and it is copied to where it is kept too.
+
+    Files that are missing there at the end are an error.
+    """
     with Progress(sys.stderr) as progress, claimed(run):
-        return with_copy(run.path, lambda: work(progress), progress.say)
+        with copied(run.path, kept_at(run.path), progress.say) as copy:
+            finished = work(progress)
+            if finished.error and finished.error.exit_code == Interrupted.exit_code:
+                copy.limit_s = INTERRUPTED_S
+        if copy.error is None:
+            return finished
+        error = finished.error
+        if copy.interruption is not None:
+            error = error or Interrupted(copy.interruption.cause, kept=True)
+        if error is not None:
+            progress.say(str(copy.error))
+        return replace(finished, error=error or copy.error)
 
 
 def execute(
@@ -259,28 +273,6 @@ def execute(
     )
     with forwarded(lambda number: session.ranks.forward(number)):
         return finish(session)
-
-
-def with_copy(run: Path, work: Callable[[], Finished], say: Callable[[str], None]) -> Finished:
-    """Works on a run, and copies it to where it is kept too; missing files are an error.
-
-    Args:
-        run: its directory.
-        work: is done while it is copied.
-        say: shows what becomes of the copy.
-    """
-    with copied(run, kept_at(run), say) as copy:
-        finished = work()
-        if finished.error and finished.error.exit_code == Interrupted.exit_code:
-            copy.limit_s = INTERRUPTED_S
-    if copy.error is None:
-        return finished
-    error = finished.error
-    if copy.interruption is not None:
-        error = error or Interrupted(copy.interruption.cause, kept=True)
-    if error is not None:
-        say(str(copy.error))
-    return replace(finished, error=error or copy.error)
 
 
 def finish(session: Session) -> Finished:

@@ -1,5 +1,6 @@
 """Runs that are interrupted, and those that go on with one."""
 
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.run import job
 from gpurun.launcher.run.attempts import let_run_again, resumption_text
-from gpurun.launcher.run.job import Output, Prepared, carry_out, check_store, finish, with_copy
+from gpurun.launcher.run.job import Output, Prepared, attended, carry_out, check_store, finish
 from gpurun.launcher.run.open import Invocation, as_planned_for, open_run, plan_difference, run_to_resume
 from gpurun.launcher.rundir import copier
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
@@ -134,7 +135,11 @@ def test_ctrl_c_stops_the_ranks_and_keeps_what_was_measured(
 
 @pytest.mark.parametrize("last", [None, CTRL_C])
 def test_a_run_whose_results_never_reach_the_store_ends_with_an_error(
-    tmp_path: Path, last: Any, monkeypatch: pytest.MonkeyPatch, wording: Wording
+    tmp_path: Path,
+    last: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wording: Wording,
 ) -> None:
     def away(*_: object) -> None:
         raise OSError("connection refused")
@@ -143,10 +148,10 @@ def test_a_run_whose_results_never_reach_the_store_ends_with_an_error(
     monkeypatch.setattr(copier, "FIRST_PAUSE_S", 100.0)  # too long for another try
     case = Case(tmp_path, STRATEGIES, [[*WELL[:-1], (3.0, last)] if last else WELL] * 2)
     keep_at(case.run.path, Url("memory://bucket/run"))
-    finished = with_copy(case.run.path, lambda: finish(case.session), case.said.append)
+    finished = attended(case.run, lambda _: finish(case.session))
     assert isinstance(finished.error, Interrupted if last else MachineError)
     assert finished.comparison.variants
-    said = [line for line in case.said if "memory:" in line]
+    said = re.findall(r".*memory:.*(?:\n    .*)*", capsys.readouterr().err)
     wording(*said, str(finished.error), hide=r"\b\d+(?= (of|files))")
 
 
@@ -164,6 +169,7 @@ def test_a_signal_during_the_last_copy_loses_no_results(
     limit_s: float,
     answers: bool,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     wording: Wording,
 ) -> None:
     may_answer, waited_s, join = threading.Event(), list[float](), threading.Thread.join
@@ -181,11 +187,11 @@ def test_a_signal_during_the_last_copy_loses_no_results(
     keep_at(case.run.path, Url("memory://bucket/run"))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "join", join_interrupted)
-        finished = with_copy(case.run.path, lambda: finish(case.session), case.said.append)
+        finished = attended(case.run, lambda _: finish(case.session))
     may_answer.set()
     assert waited_s == [copier.FINAL_S, limit_s]
     assert finished.comparison.variants
-    said = [line for line in case.said if "memory:" in line]
+    said = re.findall(r".*memory:.*(?:\n    .*)*", capsys.readouterr().err)
     wording(*said, str(finished.error), hide=r"\b\d+(?= (of|files))")
 
 
