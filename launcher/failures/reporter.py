@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from gpurun.launcher.logs.lines import plain
 from gpurun.launcher.machine.resource_limits import remedy
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.paths import older_part
-from gpurun.launcher.rundir.records import Restart, RootCause, Stall
+from gpurun.launcher.rundir.records import Restart, Stall
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.units import format_duration
 
@@ -62,7 +62,15 @@ class Reporter:
             self.report(explain(failure, log, str(path), host=place))
         else:
             self.report(f"{attempt}: {failure.headline}: the same as in {known}\nlog: {path}")
-        self.write(self.run.root_cause(attempt), root_cause_record(self.run, failure, attempt, log, host))
+        record = replace(
+            failure,
+            time_ns=time.time_ns(),
+            host=host,
+            log=str(path.relative_to(self.run.path)),
+            last_lines=tuple(last_lines(log, failure)),
+            hint=what_to_do(failure, log),
+        )
+        self.write(self.run.root_cause(attempt), record)
         return failure
 
     def refused_arguments(self, failure: Failure, attempt: str, what: str) -> SpecError | None:
@@ -122,28 +130,6 @@ class Reporter:
             case list() | tuple():
                 return [self._hidden(item) for item in value]
         return value
-
-
-def root_cause_record(run: RunDir, failure: Failure, attempt: str, log: str, host: str) -> RootCause:
-    """Everything known about a failure, for programs."""
-    return RootCause(
-        time_ns=time.time_ns(),
-        host=host,
-        rank=failure.rank,
-        status=failure.status,
-        kind=failure.kind,
-        code=failure.code,
-        message=failure.message,
-        traceback=failure.traceback,
-        variant=failure.variant,
-        stage=failure.stage,
-        log=str(run.log(attempt, failure.rank).relative_to(run.path)),
-        last_lines=tuple(last_lines(log, failure)),
-        victims=failure.victims,
-        also=failure.also,
-        secondary=failure.secondary,
-        hint=what_to_do(failure, log),
-    )
 
 
 def log_tail(path: Path, num_bytes: int = LOG_TAIL_BYTES) -> str:

@@ -45,7 +45,7 @@ _CAUGHT = re.compile(r"Caught (?P<type>\w+) in .+\.")
 
 @dataclass(frozen=True)
 class Failure:
-    """The cause of a launch's end, and what followed from it."""
+    """The cause of a launch's end, and what followed from it; `launches/ID/failure.json`."""
 
     rank: int
     variant: str | None
@@ -67,6 +67,15 @@ class Failure:
     """Exit code, or minus the signal's number; `None` if gpurun stopped the process."""
     also: tuple[int, ...] = ()
     """Ranks that failed a little later, apparently on their own: they name no lost peer."""
+    time_ns: int = 0
+    """When it was reported, as are the following fields."""
+    host: str = ""
+    log: str = ""
+    """Relative to the run directory."""
+    last_lines: tuple[str, ...] = ()
+    """The last lines of the log, if they add to the traceback."""
+    hint: str | None = None
+    """The advice about it, if an exhausted limit is the known reason."""
 
     @property
     def headline(self) -> str:

@@ -20,7 +20,6 @@ from gpurun.launcher.rundir.records import (
     MEASURED,
     NO_STEPS,
     Resumption,
-    RootCause,
     RoundTime,
     VariantFacts,
     VariantStatus,
@@ -305,9 +304,9 @@ def let_run_again(run: RunDir, plan: Plan, software: Mapping[str, str]) -> Resum
     return resumption(plan, lost, again.keys(), replaced, begun)
 
 
-def _root_cause(run: RunDir, status: VariantStatus) -> RootCause | None:
+def _root_cause(run: RunDir, status: VariantStatus) -> Failure | None:
     path = run.root_cause(status.launch) if status.launch else None
-    return run.read(path, RootCause) if path is not None and path.exists() else None
+    return run.read(path, Failure) if path is not None and path.exists() else None
 
 
 def _begun(run: RunDir, plan: Plan, launch: Launch) -> Begun:
@@ -315,7 +314,7 @@ def _begun(run: RunDir, plan: Plan, launch: Launch) -> Begun:
     return Begun(launch, frozenset(finished), remaining(run, plan, launch, None))
 
 
-def is_tried_again(status: VariantStatus, cause: RootCause | None) -> bool:
+def is_tried_again(status: VariantStatus, cause: Failure | None) -> bool:
     """Whether a lost variant is measured again: one that ran out of memory by itself would do so again.
 
     If the kernel's OOM killer ended it, others may have taken the memory.

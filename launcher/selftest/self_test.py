@@ -12,6 +12,7 @@ from pathlib import Path
 from gpurun.launcher.compare.figures.traced import TRACED
 from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, Problem, SpecError, unwritable
 from gpurun.launcher.failures.reporter import Reporter, log_tail
+from gpurun.launcher.failures.root_cause import Failure
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.jobfile import DEVICES_HELP
 from gpurun.launcher.jobfile.device_values import AUTO, parse_devices
@@ -31,7 +32,7 @@ from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.records import MEASURED, DeviceFacts, RootCause, StepRecord
+from gpurun.launcher.rundir.records import MEASURED, DeviceFacts, StepRecord
 from gpurun.launcher.selftest.check_table import blocking, findings
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
@@ -195,7 +196,7 @@ def ran_job(finished: Finished) -> RanJob:
 def hint_of(run: RunDir, log: str | None) -> str | None:
     """The advice on the failure of the attempt that has this log, if it is known."""
     path = run.root_cause(Path(log).parents[1].name) if log else None
-    return read_json(path, RootCause).hint if path and path.exists() else None
+    return read_json(path, Failure).hint if path and path.exists() else None
 
 
 def steps_of(run: RunDir, variant: str) -> dict[int, tuple[StepRecord, ...]]:

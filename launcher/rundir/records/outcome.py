@@ -158,36 +158,6 @@ class VariantStatus:
 
 
 @dataclass(frozen=True)
-class RootCause:
-    """Why an attempt of a launch failed; `launches/ID/failure.json`, written by the command."""
-
-    time_ns: Whole
-    host: str
-    rank: Count
-    status: str
-    """`was killed by SIGKILL`, `raised ValueError`, `ended with exit code 3`."""
-    kind: str
-    code: Whole | None
-    """Exit code, or minus the signal's number; `None`: the command stopped it."""
-    message: str
-    traceback: str
-    variant: str | None
-    stage: str | None
-    log: str
-    """Relative to the run directory."""
-    last_lines: tuple[str, ...]
-    """The last lines of the log, if they add to the traceback."""
-    victims: tuple[int, ...]
-    """Ranks that ended only because of it."""
-    also: tuple[int, ...]
-    """Ranks that failed on their own a little later."""
-    secondary: bool
-    """No root cause was found: this rank, too, only lost its peers."""
-    hint: str | None
-    """The advice about it, if an exhausted limit is the known reason."""
-
-
-@dataclass(frozen=True)
 class Restart:
     """A line of `restarts.jsonl`."""
 

@@ -34,7 +34,6 @@ from gpurun.launcher.rundir.control import (
     start_ticks,
 )
 from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.records import RootCause
 from gpurun.launcher.units import GIB
 from tests.wording import Wording
 
@@ -74,7 +73,7 @@ def test_a_message_names_the_machine_where_there_are_several(place: str, where: 
     reporter = Reporter(run, said.append)
     reporter.report_failure(replace(FAILED, stage="build"), "01-ddp-2", "vm", place)
     assert f"it happened {where}\n" in said[0]
-    assert read_json(run.root_cause("01-ddp-2"), RootCause).host == "vm"
+    assert read_json(run.root_cause("01-ddp-2"), Failure).host == "vm"
 
 
 def test_no_terminal_obeys_the_words_of_an_exception(tmp_path: Path, wording: Wording) -> None:

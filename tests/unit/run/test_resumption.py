@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpurun.launcher.failures.root_cause import Failure
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.run.attempts import Begun, Remaining, is_tried_again, resumption, resumption_text
-from gpurun.launcher.rundir.records import RootCause, VariantStatus
+from gpurun.launcher.rundir.records import VariantStatus
 from tests.unit.run.session_case import EVEN, SPLIT, FakeMachine
 from tests.wording import Wording
 
@@ -61,12 +62,8 @@ def test_what_a_budget_begins_later_is_not_known() -> None:
     assert "begins" not in resumption_text(found)
 
 
-def cause(code: int | None) -> RootCause:
-    unknown: Any = dict.fromkeys(("variant", "stage", "hint"))
-    texts = dict.fromkeys(("host", "status", "kind", "message", "traceback", "log"), "")
-    return RootCause(
-        0, rank=1, code=code, last_lines=(), victims=(), also=(), secondary=False, **texts, **unknown
-    )
+def cause(code: int | None) -> Failure:
+    return Failure(1, None, "exit", "", "", "", None, (), False, code=code)
 
 
 @pytest.mark.parametrize(

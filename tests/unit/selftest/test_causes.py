@@ -14,7 +14,7 @@ import pytest
 from gpurun.launcher.cli import main as command
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.errors import GpurunError, MachineError, unwritable
-from gpurun.launcher.failures.reporter import full_disk, root_cause_record
+from gpurun.launcher.failures.reporter import full_disk
 from gpurun.launcher.failures.root_cause import Failure, what_to_do
 from gpurun.launcher.machine.resource_limits import oom_killed
 from gpurun.launcher.processes.pool import why_server_ended
@@ -199,7 +199,7 @@ def test_the_remedy_is_that_of_the_cause_in_every_part(
     found, log, words = CAUSES[cause]
     monkeypatch.setattr("resource.getrlimit", lambda _: (4_096_000, 4_096_000))
     run = RunDir(tmp_path)
-    write_json(run.root_cause("01-ddp-2"), root_cause_record(run, found, "01-ddp-2", log, "host"))
+    write_json(run.root_cause("01-ddp-2"), replace(found, hint=what_to_do(found, log)))
     hint = hint_of(run, "launches/01-ddp-2/log/rank1.log")
     assert hint is not None
     assert words in hint
