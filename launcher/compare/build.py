@@ -138,8 +138,20 @@ def compare_run(run: RunDir) -> Comparison:
     return replace(found, findings=ranked(findings))
 
 
+def named_by_what_differs(plan: Plan) -> Plan:
+    """A search's plan, in which variants aren't named by values that all of them have."""
+    values = [{key: str(value) for key, value in variant.varied.items()} for variant in plan.variants]
+    common = set.intersection(*(set(each.items()) for each in values))
+    variants = (
+        replace(variant, varied={key: v for key, v in variant.varied.items() if (key, str(v)) not in common})
+        for variant in plan.variants
+    )
+    return replace(plan, variants=tuple(variants))
+
+
 def _read(run: RunDir) -> _Recorded:
     plan = run.read(run.plan, Plan)
+    plan = named_by_what_differs(plan) if run.read_search() else plan
     steps = run.read_all_steps(variant.id for variant in plan.variants)
     events, commands = run.read_all_events(), run.read_commands()
     measured = {one.id: read_measured(run, plan, one, steps[one.id], events) for one in plan.variants}

@@ -19,7 +19,7 @@ from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_difference import Differences, differences_of, in_cpu_time
 from gpurun.launcher.findings.finding import Finding, finding, reason
 from gpurun.launcher.findings.finding_kinds import ADVICE
-from gpurun.launcher.findings.run_cases import GATED
+from gpurun.launcher.findings.run_cases import GATED, LONGER_BY
 from gpurun.launcher.plan.model import GatePlan, Metric, Plan, Side
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.estimates import percent_from_log, verdict_of
@@ -35,7 +35,7 @@ from gpurun.launcher.stats.family import (
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, POWER, is_spent, next_look
 from gpurun.launcher.trace.causes import to_do
-from gpurun.launcher.units import format_number, format_percent, round_up
+from gpurun.launcher.units import TWICE, format_number, format_percent, interval_figures, round_up
 
 SLOWER: Outcome = "slower"
 NOT_SLOWER: Outcome = "not slower"
@@ -96,12 +96,15 @@ def gate_findings(
 def _of_slower(gate: Gate) -> dict[str, Any]:
     """The slowest variant, by how much, and how many others are slower."""
     first, *others = sorted(gate.of(SLOWER), key=lambda row: -(row.percent or 0.0))
-    more = GATED[gate.metric][0].format(by=format_percent(first.percent or 0.0, first.ci))
+    percent = first.percent or 0.0
+    more = GATED[gate.metric][0].format(by=format_percent(percent, first.ci))
+    if percent >= TWICE:
+        more = LONGER_BY[gate.metric].format(by=format_number(1 + percent / 100, 1))
     return {
         "who": first.label,
         "more": more,
-        "percent": first.percent,
-        "ci": first.ci,
+        "percent": percent,
+        **interval_figures(percent, first.ci),
         "num_more": len(others) or None,
     }
 

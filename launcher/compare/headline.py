@@ -134,7 +134,21 @@ def nothing_measured(plan: Plan, complete: bool, results: Sequence[VariantResult
         return finding("not-measured", case="none" if complete else "none-yet")
     ended = next((ENDED.get(result.status) for result in results if complete), None)
     case = "ended" if ended else "one" if complete else "one-yet"
-    return finding("not-measured", case=case, leader=_name(plan, plan.variants[0]), ended=ended)
+    reason = short_reason(results[0]) if ended else None
+    name = _name(plan, plan.variants[0])
+    return finding("not-measured", case=case, leader=name, ended=ended, reason=reason)
+
+
+MOST_OF_REASON = 100
+"""Characters; the table and the log have it all."""
+
+
+def short_reason(result: VariantResult) -> str | None:
+    """Why a rank failed; an allocator's message says no more than that memory ran out."""
+    if result.status != "failed" or not result.reason:
+        return None
+    first = result.reason.splitlines()[0]
+    return first if len(first) <= MOST_OF_REASON else f"{first[:MOST_OF_REASON]}…"
 
 
 def _named_rival(standings: Standings, baseline: str) -> Rival | None:

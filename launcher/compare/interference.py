@@ -29,8 +29,9 @@ TIME_TO_WARN_S = 2.0
 
 
 def interference_in(results: Sequence[VariantResult]) -> tuple[str, ...]:
-    """Other load during each variant that has times, for its worst rank."""
+    """Other load during each variant that has times, for its worst rank; the worst variant first."""
     ranked = [result for result in results if is_ranked(result)]
+    ranked.sort(key=lambda result: -max((rank.queue_percent or 0.0 for rank in result.ranks), default=0.0))
     return tuple(
         reasons[0] for result in ranked if (reasons := interference_of(result, variant_label(result)))
     )

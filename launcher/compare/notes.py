@@ -9,7 +9,7 @@ from gpurun.launcher.compare.figures.ranks import RankFigures, disagreement, slo
 from gpurun.launcher.compare.figures.recorded import Measured
 from gpurun.launcher.compare.figures.step_time import within_launch
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
-from gpurun.launcher.compare.headline import replicas_on_host
+from gpurun.launcher.compare.headline import replicas_on_host, short_reason
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
@@ -291,7 +291,7 @@ def _left_out(plan: Plan) -> list[Finding]:
 
 def _lost_baseline(baseline: Measured) -> Finding:
     variant, status = baseline.variant, baseline.status.status
-    return finding("baseline-lost", variant.id, where=variant_label(variant), status=status)
+    return finding("baseline-lost", variant.id, weight=1, where=variant_label(variant), status=status)
 
 
 def _few_launches(baseline: Measured, others: list[Measured], more: str | None) -> list[Finding]:
@@ -334,32 +334,28 @@ def _other_batches(baseline: Measured, others: list[Measured]) -> list[Finding]:
 
 def dangers(results: Sequence[VariantResult]) -> list[Finding]:
     """Variants that train another model, or have no figures, and what to do about those that failed."""
-    wrong = [
-        (one, finding("gradient-differs", of="", found=one.gradient_warning))
-        for one in results
-        if one.gradient_warning
-    ]
+    wrong = [one for one in results if one.gradient_warning]
     ended = [(one, ENDED[one.status]) for one in results if one.status in ENDED]
     failed = [
-        finding("variant-failed", one.id, where=variant_label(one), ended=how, reason=_short(one))
+        finding("variant-failed", one.id, where=variant_label(one), ended=how, reason=short_reason(one))
         for one, how in ended
         if any(is_ranked(each) for each in results)  # else the answer says it
     ]
     is_to_mend = failed and any(one.status in ("failed", "hung") for one in results)
     mend = [to_do("variant-failed", ADVICE["ended"].in_torch, 0.85)] if is_to_mend else []
-    return [*named_once(wrong, len(results)), *failed, *mend]
+    return [*_wrong_gradients(wrong, len(results)), *failed, *mend]
 
 
-MOST_OF_REASON = 100
-"""Characters; the table and the log have it all."""
-
-
-def _short(one: VariantResult) -> str | None:
-    """Why a rank failed; an allocator's message says no more than that memory ran out."""
-    if one.status != "failed" or not one.reason:
-        return None
-    first = one.reason.splitlines()[0]
-    return first if len(first) <= MOST_OF_REASON else f"{first[:MOST_OF_REASON]}…"
+def _wrong_gradients(wrong: Sequence[VariantResult], num_variants: int) -> list[Finding]:
+    """That variants train another model, once for all of them; what was found in each; and what to do."""
+    if not wrong:
+        return []
+    errors = [one.gradient_error for one in wrong if one.gradient_error is not None]
+    worst = f"{max(errors):.2g}" if errors else None
+    danger = _of_variants(wrong, finding("gradient-differs", of="", error=worst), num_variants)
+    each = ((one, finding("gradient-not-exact", of="", found=one.gradient_warning)) for one in wrong)
+    advice = to_do("gradient-differs", ADVICE["gradient"].in_torch, weight=2.0)
+    return [danger, *named_once(each, num_variants), advice]
 
 
 def named_once(said: Iterable[tuple[VariantResult, Finding]], num_variants: int) -> list[Finding]:

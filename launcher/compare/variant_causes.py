@@ -6,6 +6,7 @@ the slower variant takes longer.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank
@@ -242,9 +243,28 @@ def _why_compute_grew(one: RankFigures, other: RankFigures) -> dict[str, Any]:
 def cause(
     found: Cause, variant: VariantResult, weight: float | None = None, than: str = "the fastest"
 ) -> Finding:
-    """The cause as a finding about the variant, with the timed step where it is far from the traced one."""
-    timed_ms = _other_timed_ms(found, variant)
+    """The cause as a finding about the variant, in ms of its timed step.
+
+    Where the traced step is far from that, in ms of the traced one, next to the timed one.
+    """
+    timed_ms, step_ms = _other_timed_ms(found, variant), variant.step_ms
+    if timed_ms is None and step_ms is not None and found.span_ns:
+        found = _scaled(found, 1e6 * step_ms.estimate / found.span_ns)
     return cause_finding(found, variant.id, weight, than, where=variant_label(variant), timed_ms=timed_ms)
+
+
+def _scaled(found: Cause, factor: float) -> Cause:
+    """The cause with all its times so many times as long."""
+    return replace(
+        found,
+        saved_ns=factor * found.saved_ns,
+        span_ns=factor * found.span_ns,
+        more_ns=None if found.more_ns is None else factor * found.more_ns,
+        figures={
+            name: factor * value if name.endswith("_ms") and isinstance(value, float) else value
+            for name, value in found.figures.items()
+        },
+    )
 
 
 def _other_timed_ms(found: Cause, variant: VariantResult) -> float | None:
@@ -258,6 +278,8 @@ def remaining(fastest: VariantResult) -> tuple[Finding, ...]:
     found, where = largest_loss(fastest.ranks), variant_label(fastest)
     if found is None:
         return (to_do("not-recorded", ADVICE["untraced"].in_torch),) if fastest.traced_steps is None else ()
+    if _other_timed_ms(found, fastest) is not None:
+        return (to_do("noticed", ADVICE["far"].in_torch),)
     if found.share < MENTION_FROM:
         most = max(1, math.ceil(100 * found.share))
         return (finding("nothing-left", fastest.id, where=where, most=most),)
@@ -266,9 +288,7 @@ def remaining(fastest: VariantResult) -> tuple[Finding, ...]:
 
 
 def _next_step(found: Cause, variant: VariantResult, is_named: bool) -> tuple[Finding, ...]:
-    """What to do about a loss; nothing where timed steps may not have it."""
-    if _other_timed_ms(found, variant) is not None:
-        return ()
+    """What to do about a loss."""
     where = None if is_named else variant_label(variant)
     return (advice_finding(found, advice(found.part, variant), variant.id, where),)
 

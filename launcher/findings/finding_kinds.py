@@ -42,9 +42,10 @@ class Kind:
 
 _WITHIN = "[ within {within}]"
 _PAIRS = "[; {wins} of {of} pairs]"
-_LOAD = "[, at this machine's load: waiting for cores took {queue_percent} of a step]"
+_LOAD = "[, with {queue_percent} of a step spent waiting for cores]"
 _RANGE = f"[ ({{ci}}{_PAIRS})][ ({{ratio_ci}}{_PAIRS})]"
 _CHANGE = "[ ({change_percent}[, {ci}])]"
+_LATTER = "[ (the latter {change_percent}[, {ci}])]"
 _NONE = "no {choice} is clearly fastest: {leader} and {other}"
 _SURE = (
     "The interval over paired launches (or over paired rounds, where variants share launches) excludes 0; "
@@ -81,7 +82,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "not-distinguished": Kind(
         "answer",
-        f"{_NONE} can't be distinguished{_CHANGE}[, nor can {{num_more:other}}]{_WITHIN}{_LOAD}",
+        f"{_NONE} can't be distinguished{_LATTER}[, nor can {{num_more:other}}]{_WITHIN}{_LOAD}",
         "The fastest on average isn't surely faster than the next.",
         "The interval of their difference includes 0.",
         _LONGER,
@@ -89,7 +90,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "differ-too-little": Kind(
         "answer",
-        f"{_NONE} differ by too little to be ranked{_CHANGE}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
+        f"{_NONE} differ by too little to be ranked{_LATTER}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
         "The difference is sure, and so small that it counts for nothing.",
         "The interval excludes 0, and the difference may be below 1 %.",
         _OTHER_FIGURE,
@@ -97,7 +98,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "equally-fast": Kind(
         "answer",
-        f"{_NONE} are equally fast{_CHANGE}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
+        f"{_NONE} are equally fast{_LATTER}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
         "The fastest variants differ by less than 1 %, and that is sure.",
         "The whole interval of their difference lies within ±1 %.",
         _OTHER_FIGURE,
@@ -199,7 +200,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "gate": Kind(
         "answer",
-        "[failed: {who} {more} than {before}[ ({ci})], more than {threshold_percent}"
+        "[failed: {who} {more} than {before}[ ({ci})][ ({ratio_ci})], more than {threshold_percent}"
         "[; {num_more:other} as well]]"
         "[passed: {who} {no_more} than {before} by more than {threshold_percent}[; closest is {where}]"
         f"{_CHANGE}]"
@@ -215,7 +216,7 @@ ANSWERS: Mapping[str, Kind] = {
 DANGERS: Mapping[str, Kind] = {
     "gradient-differs": Kind(
         "danger",
-        "{of}{found}",
+        "{of}gradients are off[ by up to {error}]; another model is trained",
         "The variant trains another model than one device would; its speed is no gain.",
         _GRADIENT,
         "Weigh the ranks' losses by their samples; see docs/your-model.md.",
@@ -260,7 +261,7 @@ DANGERS: Mapping[str, Kind] = {
 }
 
 _OF_STEP = (
-    "{percent}[ to {most_percent}] of {of} ({lost_ms}[ to {most_ms}] of {span_ms} ms"
+    "{percent}[ to {most_percent}] of {of} ({lost_ms}[ to {most_ms}][ of {whole_ms}] ms"
     "[; {more_ms} ms more than in {than}][; a traced step takes {traced_ms} ms]"
     "[; timed steps take {timed_ms} ms])"
 )
@@ -342,7 +343,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "`gpurun stacks RUN` shows what they wait for.",
     ),
     "computes-longer": (
-        "[in {where} ]{who} computes for {percent} of its step ({lost_ms} of {span_ms} ms),"
+        "[in {where} ]{who} computes for {percent} of its step ({lost_ms} of {whole_ms} ms),"
         " {more_ms} ms more than in {than}[, mostly in {grown_ms}]"
         "[, at {sm_clock_mhz} instead of {other_sm_clock_mhz}]"
         "[, while torch released its cache {num_retries:time}]"
@@ -392,7 +393,7 @@ ADVICE: Mapping[str, Advice] = {
     "model_transfer": Advice(
         "overlap it with compute, or place its ranks where links are fastest", "on transfers"
     ),
-    "blocked": Advice("`gpurun stacks RUN`, while it runs, shows what it waits for", "blocked"),
+    "blocked": Advice("`gpurun stacks RUN` during a run shows what its ranks wait for", "blocked"),
     "compute": Advice("compare the operators of both traces: `gpurun diff`", "on compute"),
     "split": Advice(
         "try split: even or balanced",
@@ -405,7 +406,9 @@ ADVICE: Mapping[str, Advice] = {
         f"{_SLOW_RANK}, or give it less work (split: balanced)",
         _SLOW_RANK,
     ),
-    "untraced": Advice("`profile: {steps: 4}` records traces, which show where the time of a step goes"),
+    "gradient": Advice("mend the gradients first: weigh losses by samples (docs/your-model.md)"),
+    "far": Advice("record more steps (`profile: {steps: 16}`): the traced ones are unlike the timed ones"),
+    "untraced": Advice("`--set profile.steps=4` records traces, which show where the time of a step goes"),
     "unlike": Advice(
         "for two versions of the code, run one job file with each; for two settings, list both under "
         "`compare` of one job; `--allow params` compares variants that differ in `params` alone"
@@ -497,9 +500,9 @@ REMEDIES: Mapping[str, Kind] = {
     "act-on-cause": Kind(
         "remedy",
         "[{where} spends {percent} of its step {spent}: ][{advice}][set {settings} in the job]",
-        "What would shorten the step of the fastest variant most.",
-        "Its largest loss in traced steps, if that is at least 5 % of the step; or what the answer lacks.",
-        "Try it in a new variant, and compare.",
+        "The next step: what would shorten the fastest variant's step most, or what the answer lacks.",
+        "By failures, wrong gradients and other load; then the largest loss in traced steps, of 5 % or more.",
+        "Do it, or try it in a new variant, and compare.",
     ),
     "measure-longer": Kind(
         "remedy",
@@ -512,7 +515,7 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "cannot-be-decided": Kind(
         "remedy",
-        "deciding between {what} would take {long}; choose by another figure, such as memory",
+        "separating {what} from the fastest would take {long}; choose by another figure, such as memory",
         "The difference is too small for what launches differ by.",
         _POWER,
         "Treat the variants as equally fast.",
@@ -615,7 +618,7 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "{of}{case}",
         "Something odd about a model, a program, its steps or a trace.",
         "In the ranks, or when their records were read.",
-        "Change the key or the line that it names, if it names any.",
+        "Each sentence names the key, the option or the file that matters, where one does.",
     ),
 }
 KINDS: Mapping[str, Kind] = {

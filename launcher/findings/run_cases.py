@@ -10,7 +10,7 @@ NOT_MEASURED: Cases = {
     "none-yet": "no variant has been measured yet, so none is fastest",
     "one": "{leader} couldn't be measured",
     "one-yet": "{leader} hasn't been measured yet",
-    "ended": "{leader} {ended}",
+    "ended": "{leader} {ended}[: {reason}]",
     "other-work": "no variant does the same work in both runs",
     "unmarked": "a step can't be compared: no steps are marked in {where}",
     "no-times": "no variant has times in both runs",
@@ -47,6 +47,11 @@ GATED: Mapping[str, tuple[str, str, str]] = {
     ),
 }
 """That a version takes more by a metric, that it doesn't, and whether it does."""
+LONGER_BY: Mapping[str, str] = {
+    "wall": "takes {by}× as long",
+    "cpu": "takes {by}× the CPU time per step",
+}
+"""By a metric, from twice on."""
 SCATTER: Cases = {
     "rounds": "that difference is within the scatter of their launches and rounds",
     "gate": "launches differ by {scatter_percent} (standard deviation): even equal versions would take "

@@ -5,6 +5,7 @@ from rich.text import Text
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.units import (
     LOPSIDED,
+    TWICE,
     Interval,
     format_number,
     format_percent,
@@ -39,6 +40,8 @@ def verdict_text(difference: Difference | None) -> Text:
     directed = difference.verdict in ("faster", "slower")
     percent = abs(difference.percent) if directed else difference.percent
     shown = format_percent(percent, _directed(difference), signed=not directed)
+    if difference.verdict == "slower" and percent >= TWICE:
+        return Text(f"{format_number(1 + percent / 100, 1)}× as long", style)
     return Text(f"{shown} {difference.verdict}", style)
 
 
@@ -48,6 +51,9 @@ def uncertainty_text(difference: Difference | None) -> Text:
         return Text("")
     if difference.ci is None or difference.percent is None:
         return Text("")
+    if difference.verdict == "slower" and difference.percent >= TWICE:
+        low, high = (format_number(1 + end / 100, 1) for end in difference.ci)
+        return Text(f"{low} to {high}×", "dim")
     half = half_width(difference.percent, difference.ci)
     if is_lopsided(difference.percent, difference.ci, AS_LONG if half > WIDE else LOPSIDED):
         directed = _directed(difference) or difference.ci

@@ -1,6 +1,6 @@
 """Sentences with every table: how it was measured, and details; the same in terminal, Markdown and tab."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil, floor, log10
 from sys import float_info
 
@@ -24,37 +24,51 @@ def fact_lines(comparison: Comparison) -> list[str]:
 
 
 def measured_line(comparison: Comparison) -> str:
-    """How it was measured, in a line: `6 launches of each, noise −5.9 to +3.8 %, gradients agree to 2e-7`."""
+    """How it was measured: `6 launches, 95 % CI, noise −5.9 to +3.8 %, gradients agree to 2e-7`."""
     known = [one for one in comparison.variants if one.step_ms]
-    noise, parts = comparison.noise, []
-    counted = {
-        "launch": [one.launches for one in known],
-        "round": [one.rounds for one in known if not one.kind.runs_program],
-    }
-    for noun, nums in counted.items():
-        if most := max(nums, default=0):
-            parts.append(f"{f'{min(nums)} to ' if min(nums) < most else ''}{plural(most, noun)}")
+    launches = [one.launches for one in known]
+    rounds = [one.rounds for one in known if not one.kind.runs_program and one.launches == 1]
+    parts = [_range(nums, noun) for nums, noun in ((launches, "launch"), (rounds, "round")) if any(nums)]
     if any(one.vs_baseline and one.vs_baseline.ci for one in known):
-        parts.append("95 % intervals")
-    if noise.ci is not None:
-        who = "baseline" if len(comparison.variants) > 1 else "step"
-        parts.append(f"noise (the {who} against itself) {interval_text(noise.ci)} %")
-    agreed = [line for line in gradient_lines(comparison) if " agree " in line]
-    if len(agreed) == 1:
-        parts.append(f"{agreed[0][0].lower()}{agreed[0][1:].removesuffix('.')}")
+        parts.append("95 % CI")
+    if comparison.noise.ci is not None:
+        parts.append(f"noise {interval_text(comparison.noise.ci)} %")
+    errors = [one.gradient_error for one in known if one.gradient_error is not None and not one.compression]
+    are_wrong = any(each.code in ("gradient-differs", "gradient-not-exact") for each in comparison.findings)
+    if are_wrong:
+        parts.append("gradients don't all agree")
+    elif errors and max(errors) <= DISAGREEMENT:
+        parts.append(f"gradients agree {_closely(max(errors))}")
     return ", ".join(parts)
 
 
-def detail_lines(comparison: Comparison) -> list[str]:
-    """Sentences that reports show on request: how it was measured, and other findings, by variant."""
+def _range(nums: Sequence[int], noun: str) -> str:
+    """`6 launches`, `1 to 6 launches`."""
+    least, most = min(nums), max(nums)
+    return f"{f'{least} to ' if least < most else ''}{plural(most, noun)}"
+
+
+def _closely(error: float) -> str:
+    """`to 2e-7`, `exactly`."""
+    return "exactly" if error <= 0 else f"to {_one_digit_up(error)}"
+
+
+def detail_lines(comparison: Comparison, with_codes: bool = False) -> list[str]:
+    """Sentences that reports show on request: how it was measured, and other findings, by variant.
+
+    `with_codes`: each with its code, for `gpurun explain`, below the name of its variant.
+    """
     details = screen_of(comparison.findings).details
-    about_run = [each for each in details if each.variant is None]
-    order = [one.id for one in comparison.variants]
-    others = sorted(
-        (each for each in details if each.variant is not None),
-        key=lambda each: order.index(each.variant) if each.variant in order else 0,
-    )
-    return [*fact_lines(comparison), *(each.sentence for each in (*about_run, *others))]
+    names = {one.id: variant_label(one) for one in comparison.variants}
+    lines = fact_lines(comparison)
+    for variant in (None, *names):
+        about = [each for each in details if each.variant == variant]
+        if variant is not None and about and with_codes:
+            lines.append(f"{names[variant]}:")
+        indent = "  " if variant is not None and with_codes else ""
+        code = " [{}]" if with_codes else ""
+        lines += [f"{indent}{each.sentence}{code.format(each.code)}" for each in about]
+    return lines
 
 
 def noise_lines(noise: Noise, who: str) -> list[str]:
@@ -176,7 +190,7 @@ def _agreement(variants: list[VariantResult], reference: str, names: Mapping[str
     if error > DISAGREEMENT:
         return f"Gradients of {variant_label(worst)} differ from those of {other} by {error:.2g} (relative)."
     whose = "" if are_all else f" of {listed([names[one.id] for one in variants])}"
-    return f"Gradients{whose} agree with {other} {'exactly' if error == 0 else f'to {_one_digit_up(error)}'}."
+    return f"Gradients{whose} agree with {other} {_closely(error)}."
 
 
 def _one_digit_up(error: float) -> str:

@@ -97,14 +97,12 @@ def gate_markdown(comparison: Comparison, gate: Gate, versions: str) -> str:
     cells = [header, ("---",) * len(header), *map(gate_cells, gate.rows)]
     rows = ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in cells]
     rows[1] = rows[1].replace("\\", "")
-    answer, *others = (each for each in comparison.findings if each.level != "danger")
-    said = [each.sentence for each in others if not each.variant]
-    warnings = [f"- ⚠ {escape(each.sentence)}" for each in others if each.variant]
+    answer, *others = (each for each in comparison.findings if each.level not in ("danger", "detail"))
+    said = [each.sentence for each in others]
     parts = [
         f"{MARKS.get(gate.outcome, '❔')} **{escape(answer.sentence)}**",
         escape(" ".join(said)),
         *(f"⚠ **{escape(each.text)}**" for each in of_level(comparison.findings, "danger")),
-        "\n".join(warnings),
         "\n".join(rows),
         escape(versions),
         *bounds_note(gate),

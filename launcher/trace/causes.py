@@ -185,6 +185,7 @@ def cause_finding(
         percent=100 * cause.share,
         lost_ms=cause.saved_ns / 1e6,
         span_ms=cause.span_ns / 1e6,
+        whole_ms=None if "most_ms" in cause.figures else cause.span_ns / 1e6,
         **{**cause.figures, **(more if is_part or cause.part == "compute" else {}), **figures},
     )
 

@@ -166,13 +166,16 @@ def render_table(
     screen = first_screen(comparison, page)
     parts = [screen, _body(comparison, page, details), footer(comparison, page, details)]
     lines = [line for part in parts if part for line in (*part, Text())][:-1]
-    again = [Text(), *screen[:1]] if height is not None and len(lines) >= height else []
+    is_long = height is not None and len(lines) >= height
+    again = [Text(), *first_screen(comparison, page, only_answer=True)] if is_long else []
     return to_string([*lines, *again], page)
 
 
-def first_screen(comparison: Comparison, page: Page) -> list[Text]:
+def first_screen(comparison: Comparison, page: Page, only_answer: bool = False) -> list[Text]:
     """The answer, why, and what to do next; then dangers."""
     screen = report_screen(comparison, page.run, page.in_progress)
+    if only_answer:
+        screen = replace(screen, lines=screen.lines[:1], dangers=())
     return screen_lines(screen, None if page.plain else page.width)
 
 
@@ -186,7 +189,8 @@ def report_screen(comparison: Comparison, run: str | None, in_progress: str | No
     """
     screen = screen_of(comparison.findings)
     if comparison.complete:
-        return screen
+        named = ((title, text.replace("RUN", run)) if run else (title, text) for title, text in screen.lines)
+        return replace(screen, lines=tuple(named))
     said = (in_progress or incomplete_text(comparison, run)).removesuffix(".")
     lines = (line for line in screen.lines if line[0] != NEXT)
     return replace(screen, lines=(*lines, (NEXT, said)))
@@ -269,7 +273,12 @@ def _figure_columns(ranked: Sequence[VariantResult]) -> list[Column]:
         for metric, found in figures_of(ranked).items()
     ]
     against = [
-        Column("vs baseline", tuple(verdict_text(v.vs_baseline) for v in ranked if len(ranked) > 1), True),
+        Column(
+            "vs baseline",
+            tuple(verdict_text(v.vs_baseline) for v in ranked if len(ranked) > 1),
+            right=True,
+            legend="by the time per sample" if len({v.global_batch for v in ranked}) > 1 else "",
+        ),
         Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
         Column("speed", tuple(factor_text(v.vs_baseline) for v in ranked), right=True, drop=8),
         Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),
@@ -362,13 +371,13 @@ def _first_words(variant: VariantResult) -> str:
 
 def footer(comparison: Comparison, page: Page, details: bool = False) -> list[Text]:
     """How it was measured, and what else there is, a line for each; or all of it."""
-    found = [Text(text) for text in detail_lines(comparison)]
+    found = [Text(text) for text in detail_lines(comparison, with_codes=details)]
     tables = [*balanced_lines(comparison.variants), *batch_curve_lines(comparison.batch_curves)]
     if details:
         return [*map(Text, tables), *([Text()] if tables and found else []), *found]
     measured = measured_line(comparison)
-    so_far = "" if comparison.complete else " so far"
-    lines = [Text(f"Measured{so_far}: {measured}", "dim")] if measured else []
+    so_far = "" if comparison.complete else "So far "
+    lines = [Text(f"{so_far}{measured}", "dim")] if measured else []
     num = len(found) + bool(tables)
     return lines if page.run is None else [*lines, *_more_lines(page.run, num, comparison, page)]
 

@@ -107,6 +107,7 @@ def render_trace(report: TraceReport, width: int) -> str:
         *screen_lines(screen, width),
         "",
         "Times in ms; of a rank over its whole trace, or the steps that --steps names.",
+        "Exposed and wait: what no compute hides.",
         *_ranks(report, width),
     ]
     parts += _steps(report, width)
@@ -203,7 +204,7 @@ def _bar(each: Breakdown) -> str:
 def _collectives(report: TraceReport) -> list[RenderableType]:
     if not report.collectives:
         return []
-    table = table_of(("group", "collective", "count", "MB", "GB/s", "bus GB/s", "wait of all ranks"))
+    table = table_of(("group", "collective", "count", "MB", "GB/s", "bus GB/s", "all waits, hidden or not"))
     sorts: dict[tuple[str, str], list[CollectiveReport]] = {}
     for each in report.collectives:
         sorts.setdefault((each.group, each.kind), []).append(each)

@@ -261,8 +261,8 @@ def test_what_is_said_of_every_rank_holds_of_every_rank(wording: Wording) -> Non
     ("host_ms", "said"),
     [
         ((24.0, 24.0), "every rank spends 37 % of its step (24.0 of 65.0 ms)"),
-        ((22.0, 24.0), "every rank spends 34 % to 37 % of its step (22.0 to 24.0 of 65.0 ms)"),
-        ((24.0, 40.0), "every rank spends 37 % to 62 % of its step (24.0 to 40.0 of 65.0 ms)"),
+        ((22.0, 24.0), "every rank spends 34 % to 37 % of its step (22.0 to 24.0 ms)"),
+        ((24.0, 40.0), "every rank spends 37 % to 62 % of its step (24.0 to 40.0 ms)"),
         ((20.0, 24.0), "rank 1 spends 37 % of its step (24.0 of 65.0 ms)"),
     ],
 )

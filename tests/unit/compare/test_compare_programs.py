@@ -147,7 +147,7 @@ def test_of_a_program_that_failed_only_the_failure_is_said(files: Files) -> None
         (),
         Noise(),
     )
-    assert comparison.headline == "gpt on 1 device failed."
+    assert comparison.headline == "gpt on 1 device failed: rank 0 raised ValueError: no."
 
 
 @pytest.mark.parametrize("args", [("--lr", "0.1"), ("20",), ()])
