@@ -45,9 +45,9 @@ _REPORT = re.compile(
 _FLOORS = re.compile(r"(?<=<!-- floors -->\n\n).*?(?=\n\n)", re.DOTALL)
 _EARLIER = re.compile(r"(?<=<!-- speed as before -->\n\n).*?(?=\n\n)", re.DOTALL)
 _ENGINE = re.compile(
-    r"(?P<row>^\| (?:`(?P<name>[a-z]+)`|by hand) \| [^|]+ \|)[^|]*(?=(?: \|[^|]+){5}\|$)", re.MULTILINE
+    r"(?P<row>^\| (?:`(?P<name>[a-z]+)`|by hand) \|)[^|]*(?=(?: \|[^|]+){3}\|$)", re.MULTILINE
 )
-"""A row of the table of engines, up to its second cell, and the third."""
+"""A row of the table of engines, its name and its second cell."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _COMMANDS_HEAD = """\
 # Commands
