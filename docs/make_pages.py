@@ -126,13 +126,10 @@ def earlier_limits() -> str:
     """From where on a device is called slower than before, by the constants of the self-test."""
     of_gpu, of_cpu = (format_percent(100 * LEAST_OF_EARLIER[is_host]) for is_host in (False, True))
     return textwrap.fill(
-        "`speed as before` compares a device's rate of float32 products with the fastest of the newest "
-        f"{MOST_EARLIER} results that are kept of it in `{RUNS}` (with `--out`, also next to that "
-        f"directory), however old they are. It fails below {of_gpu} of that for a GPU, whose clock changes "
-        f"by some percent with its temperature, and below {of_cpu} for a CPU device, whose cores other "
-        "programs slow down too. A GPU is known by its UUID; a CPU device by the host's name, a hash of "
-        "`/etc/machine-id`, the CPU's model, the cores that it may use and its place among the devices. "
-        "Results of other ones aren't compared.",
+        "`speed as before` compares a device's rate of float32 products with the fastest of its newest "
+        f"{MOST_EARLIER} results in `{RUNS}` (with `--out`, also next to that directory). It fails below "
+        f"{of_gpu} of that for a GPU, which is known by its UUID, and below {of_cpu} for a CPU device, which "
+        "is known by the machine, its cores and its place among the devices.",
         140,
         break_on_hyphens=False,
     )
