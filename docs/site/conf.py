@@ -47,7 +47,7 @@ CHAPTERS = {
         "selftest",
         "troubleshooting",
     ],
-    "Look it up": ["job-file", "commands", "workloads"],
+    "Look it up": ["job-file", "commands", "findings", "workloads"],
     "How it works": ["verdicts", "ARCHITECTURE", "security"],
 }
 """The pages of docs/ in the order in which the site lists them."""
