@@ -36,7 +36,7 @@ class Interpreter:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class GateRequest:
     """Which versions the command line names."""
 
     against: str
@@ -49,7 +49,7 @@ class Wanted:
 
 
 @contextlib.contextmanager
-def two_versions(wanted: Wanted, spec: JobSpec, job_dir: Path) -> Iterator[GatePlan]:
+def two_versions(wanted: GateRequest, spec: JobSpec, job_dir: Path) -> Iterator[GatePlan]:
     """Both versions, for as long as the block lasts.
 
     Raises:
@@ -76,14 +76,14 @@ def two_versions(wanted: Wanted, spec: JobSpec, job_dir: Path) -> Iterator[GateP
     yield checked(GatePlan(wanted.threshold_percent, a, own_side(wanted, root, job_dir)), spec)
 
 
-def own_side(wanted: Wanted, root: Path | None, job_dir: Path) -> Side:
+def own_side(wanted: GateRequest, root: Path | None, job_dir: Path) -> Side:
     """The working copy."""
     return with_commit(
         Side(WORKING_COPY, str(root or job_dir), str(job_dir), wanted.b.path), commit_text(root), wanted.b
     )
 
 
-def directory_side(wanted: Wanted, root: Path | None, job_dir: Path) -> Side:
+def directory_side(wanted: GateRequest, root: Path | None, job_dir: Path) -> Side:
     """The version in a directory: one like the working copy's top, or like that of the job file.
 
     Raises:
@@ -227,7 +227,7 @@ def run_gate(pools: WorkerPools, request: Request, out: Path | None, output: Out
     with with_mistakes_of_plan(inspect_machine):
         spec = gate_job(load_invocation(given), request.budget_s)
     pools.secrets = spec.secrets
-    wanted = Wanted(
+    wanted = GateRequest(
         request.against,
         request.threshold_percent,
         tuple(Path(os.path.abspath(path)) for path in request.shared),

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpurun.launcher.nodes.messages import End, Launch, LogText, encode
-from gpurun.launcher.nodes.transport.connection import Frame, encode_frame
+from gpurun.launcher.nodes.messages import End, LogText, StartRanks, encode
+from gpurun.launcher.nodes.transport.connection import StreamFrame, encode_frame
 from gpurun.launcher.nodes.transport.credentials import identity_from
 
 Approach = Callable[[socket.socket, random.Random], None]
@@ -19,7 +19,7 @@ TIMEOUT_S = 5.0
 REFUSED = LogText("a connection from 127.0.0.1 was refused: it didn't prove that it knows this job's secret")
 """What node 0 reports of them, once."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
-_MESSAGES = (Launch(1, "01", "workload", b"{}", (), {}), End(0, "it is over"))
+_MESSAGES = (StartRanks(1, "01", "workload", b"{}", (), {}), End(0, "it is over"))
 
 
 def noise(stranger: socket.socket, chance: random.Random) -> None:
@@ -70,7 +70,9 @@ def _through(context: ssl.SSLContext, stranger: socket.socket, chance: random.Ra
 
 
 def _frames(chance: random.Random) -> bytes:
-    return encode_frame(Frame(chance.randrange(3), chance.randrange(3), encode(chance.choice(_MESSAGES))))
+    return encode_frame(
+        StreamFrame(chance.randrange(3), chance.randrange(3), encode(chance.choice(_MESSAGES)))
+    )
 
 
 def _context() -> ssl.SSLContext:

@@ -34,7 +34,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchmarkCase:
     """One point of a curve."""
 
     series: str
@@ -55,7 +55,7 @@ class Case:
 class Cases:
     """The cases that can be measured at a site."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[BenchmarkCase, ...]
     notes: tuple[str, ...] = ()
     """Notes on what could not be measured there, and why."""
 
@@ -104,12 +104,12 @@ def matmul_cases(max_size: int, site: Site) -> Cases:
     return Cases(tuple(square_product(flat, out, size, site.names[0]) for size in sizes))
 
 
-def square_product(flat: torch.Tensor, out: torch.Tensor, size: int, device: str) -> Case:
+def square_product(flat: torch.Tensor, out: torch.Tensor, size: int, device: str) -> BenchmarkCase:
     """A product of two matrices of `size` rows; 2n³ operations."""
     matrix = flat[: size**2].view(size, size)
     product = partial(torch.mm, matrix, matrix, out=out[: size**2].view(size, size))
     name = str(flat.dtype).removeprefix("torch.")
-    return Case(f"{name} on {device}", size, product, flops=2 * size**3)
+    return BenchmarkCase(f"{name} on {device}", size, product, flops=2 * size**3)
 
 
 SMALLEST_THERE_AND_BACK = 16
@@ -138,11 +138,11 @@ def crossover_cases(max_size: int, site: Site) -> Cases:
     return Cases(tuple(found), () if len(places) > 1 else (NEEDS_CUDA,))
 
 
-def round_trip(flat: torch.Tensor, size: int, device: torch.device) -> Case:
+def round_trip(flat: torch.Tensor, size: int, device: torch.device) -> BenchmarkCase:
     """A product on `device`, from the host's memory and back to it."""
     matrix = flat[: size**2].view(size, size)
     product = partial(product_there_and_back, matrix, device)
-    return Case("CPU" if device.type == "cpu" else "GPU", size, product, flops=2 * size**3)
+    return BenchmarkCase("CPU" if device.type == "cpu" else "GPU", size, product, flops=2 * size**3)
 
 
 def product_there_and_back(matrix: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -182,7 +182,7 @@ def h2d_cases(max_bytes: int, site: Site) -> Cases:
 
 def device_copies(
     pageable: torch.Tensor, pinned: torch.Tensor, buffers: dict[str, torch.Tensor], sizes: tuple[int, ...]
-) -> Iterator[Case]:
+) -> Iterator[BenchmarkCase]:
     """Each device from and to the host, within itself, and to the first of the others."""
     for name, buffer in buffers.items():
         for kind, host in (("pinned", pinned), ("pageable", pageable)):
@@ -194,11 +194,13 @@ def device_copies(
                 yield from copies(f"{name} to {other}", buffer, target, sizes)
 
 
-def copies(series: str, source: torch.Tensor, target: torch.Tensor, sizes: tuple[int, ...]) -> Iterator[Case]:
+def copies(
+    series: str, source: torch.Tensor, target: torch.Tensor, sizes: tuple[int, ...]
+) -> Iterator[BenchmarkCase]:
     """The copy of the first bytes of `source` into `target`, for each size."""
     for size in sizes:
         copy = partial(target[:size].copy_, source[:size], non_blocking=True)
-        yield Case(series, size, copy, nbytes=size)
+        yield BenchmarkCase(series, size, copy, nbytes=size)
 
 
 def allreduce(max_mib: int = 64) -> Probe:
@@ -222,12 +224,12 @@ def allreduce_cases(max_bytes: int, site: Site) -> Cases:
     return Cases(tuple(reduction(buffer[: size // 4], site.world_size) for size in powers(KIB, max_bytes, 4)))
 
 
-def reduction(message: torch.Tensor, world_size: int) -> Case:
+def reduction(message: torch.Tensor, world_size: int) -> BenchmarkCase:
     """A ring sends 2·(n−1)/n of the message over each link.
 
     Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     """
-    return Case(
+    return BenchmarkCase(
         "all-reduce",
         message.nbytes,
         partial(dist.all_reduce, message),

@@ -73,7 +73,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
     from gpurun.launcher.worker.accelerators.runtime import runtime_of
     from gpurun.launcher.worker.base.journal import Journal
-    from gpurun.launcher.worker.base.process_group import Group
+    from gpurun.launcher.worker.base.process_group import GroupPeers
     from gpurun.launcher.worker.training.load_workload import load_workload
     from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of
     from gpurun.launcher.worker.training.traces import TraceRequests
@@ -114,7 +114,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     cpu = torch.device("cpu")
     requests = TraceRequests(config, rank, None)
     clock, journal = runtime_of(cpu).clock(cpu), Journal(config, rank)
-    ours = TimedRounds(config, trainer, clock, Group(), journal, cpu, requests, load_of(config, rank))
+    ours = TimedRounds(config, trainer, clock, GroupPeers(), journal, cpu, requests, load_of(config, rank))
 
     torch.manual_seed(0)
     bare = built()

@@ -35,7 +35,7 @@ SECRET = b"of all simulated nodes"
 
 @dataclass
 class SimulatedRanks:
-    """`Ranks` and `Pools` at once: one rank, which does nothing until it fails or is stopped."""
+    """`RankPool` and `Pools` at once: one rank, which does nothing until it fails or is stopped."""
 
     fails_after_s: float | None = None
     requests: Sequence[StartRequest] = ()

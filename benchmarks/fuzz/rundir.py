@@ -20,7 +20,7 @@ from werkzeug.datastructures import MultiDict
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
-from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, Refused, Server
+from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, RequestRefused, TabServer
 from tests.damage.content import damaged
 
 COUNT = 5000
@@ -135,9 +135,9 @@ def try_command(argv: tuple[str, ...]) -> str:
 
 def try_tab(directory: Path, route: str) -> None:
     """The tab answers or refuses; a file that can't be read becomes a sentence there."""
-    server = Server(Listing(str(directory)))
+    server = TabServer(Listing(str(directory)))
     arguments = MultiDict({"run": "run", "variant": "ddp-2-even"})
-    with suppress(Refused, OSError):
+    with suppress(RequestRefused, OSError):
         answer = ROUTES[route](server, Query(arguments))
         assert SECRET not in msgspec.json.encode(answer)
     server.indexes.wait()

@@ -30,7 +30,7 @@ from benchmarks.timing import record, table
 from benchmarks.traces.browsing import MOVES, Browsing, browse
 from benchmarks.traces.trace import MB, Repeated
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, home_of
-from gpurun.launcher.tensorboard_plugin.view import Server, open_view
+from gpurun.launcher.tensorboard_plugin.view import TensorBoardServer, open_view
 
 SOURCE = Path(__file__).resolve().parents[3] / "shared" / "traces" / "dlrm_8xV100"
 ZOOMS = (1, 10, 100, 1000, 10_000)
@@ -76,7 +76,7 @@ def ask(url: str, route: str, **parameters: Any) -> tuple[float, int, Any]:
     return elapsed_ms, len(body), json.loads(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
 
 
-def indexed(server: Server) -> tuple[float, float]:
+def indexed(server: TensorBoardServer) -> tuple[float, float]:
     """Seconds until the index exists, polled every 20 ms; and the peak MB of the process building it."""
     start, most_mb = time.perf_counter(), 0.0
     while ask(server.url, "timeline/meta")[2]["state"] == "indexing":

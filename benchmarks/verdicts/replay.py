@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing import machine_facts, record, table
-from gpurun.launcher.compare.figures.recorded import Measured, read_measured
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant, read_measured
 from gpurun.launcher.compare.figures.rounds import RoundKey
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
@@ -240,7 +240,7 @@ def read_run(run: RunDir) -> Recorded:
     return Recorded(launches, loads, (starts[-1] - starts[1]) / 1e9 / (len(starts) - 2))
 
 
-def load_in(measured: Measured, key: RoundKey) -> float | None:
+def load_in(measured: MeasuredVariant, key: RoundKey) -> float | None:
     """Cores that other load kept busy in a round, on the cores of the rank that had most of it."""
     known = [its[key].load for its in measured.waiting.values() if key in its]
     return max((one for one in known if one is not None), default=None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from gpurun.launcher.balance.solve import Cost, cost_ms, fit_curve, slowest, solve
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.rundir.records import Balance, Curve, Prediction
+from gpurun.launcher.rundir.records import Balance, CostCurve, Prediction
 from gpurun.launcher.splits import split_even, split_near_even, split_proportional
 
 Split = tuple[int, ...]
@@ -46,29 +46,29 @@ BLOCK_MS = 50.0
 MAX_BLOCK_STEPS = 20
 
 
-def costs_of(curves: Sequence[Curve], hope: float = 0.0) -> list[Cost]:
+def costs_of(curves: Sequence[CostCurve], hope: float = 0.0) -> list[Cost]:
     """The curves as cost functions for the solver."""
 
-    def of(curve: Curve) -> Cost:
+    def of(curve: CostCurve) -> Cost:
         return lambda samples: cost_ms(curve, samples, hope)
 
     return [of(curve) for curve in curves]
 
 
-def fastest_measured(splits: Sequence[Split], curves: Sequence[Curve]) -> Split | None:
+def fastest_measured(splits: Sequence[Split], curves: Sequence[CostCurve]) -> Split | None:
     """The fastest of the splits whose sizes are all points of the curves."""
     sizes = [{0, *(samples for samples, _ in curve.points)} for curve in curves]
     measured = [split for split in splits if all(size in of for size, of in zip(split, sizes, strict=True))]
     return min(measured, key=lambda split: slowest(costs_of(curves), split), default=None)
 
 
-def is_as_hoped(curves: Sequence[Curve], split: Split, hoped: Split) -> bool:
+def is_as_hoped(curves: Sequence[CostCurve], split: Split, hoped: Split) -> bool:
     """Whether a split is about as fast as the other could be at best."""
     promised_ms = slowest(costs_of(curves, HOPE), hoped)
     return slowest(costs_of(curves), split) <= (1 + WITHIN) * promised_ms
 
 
-def gap_around(curve: Curve, size: int) -> tuple[int, int]:
+def gap_around(curve: CostCurve, size: int) -> tuple[int, int]:
     """The middles between a number of samples and the nearest measured ones, below and above."""
     below = max((samples for samples, _ in curve.points if samples < size), default=size)
     above = min((samples for samples, _ in curve.points if samples > size), default=size)
@@ -99,7 +99,7 @@ class Calibration:
         self.too_large = [None for _ in self.caps]
         self.largest = [0 for _ in self.caps]
 
-    def run(self) -> tuple[tuple[Curve, ...], Split]:
+    def run(self) -> tuple[tuple[CostCurve, ...], Split]:
         """The devices' curves, and the best split by them.
 
         Raises:
@@ -138,7 +138,7 @@ class Calibration:
                 break
         return fastest or split
 
-    def columns_between(self, split: Split, hoped: Split, curves: Sequence[Curve]) -> list[Split]:
+    def columns_between(self, split: Split, hoped: Split, curves: Sequence[CostCurve]) -> list[Split]:
         """Both splits, and the middles of the gaps that the first has on either side in the curves."""
         gaps = [gap_around(curve, size) for curve, size in zip(curves, split, strict=True)]
         columns = dict.fromkeys(self.scaled(one, 1.0) for one in (split, hoped, *zip(*gaps, strict=True)))
@@ -203,7 +203,7 @@ class Calibration:
             raise MemoryError(f"device {device} can't hold the model and 1 sample")
         return max(1, (self.largest[device] + size) // 2)
 
-    def curves(self) -> tuple[Curve, ...]:
+    def curves(self) -> tuple[CostCurve, ...]:
         """The curves of the latest measurements."""
         return tuple(fit_curve(times, self.cap(device)) for device, times in enumerate(self.times_ms))
 
@@ -213,7 +213,7 @@ class Calibration:
         found += [self.largest[device]] if self.too_large[device] is not None else []
         return min(found, default=None)
 
-    def best(self, curves: Sequence[Curve], hope: float = 0.0) -> Split:
+    def best(self, curves: Sequence[CostCurve], hope: float = 0.0) -> Split:
         """The fastest split by the curves.
 
         Raises:
@@ -226,7 +226,7 @@ class Calibration:
             raise MemoryError(str(error)) from error
 
 
-def balance_of(curves: tuple[Curve, ...], split: Split, overhead_ms: float) -> Balance:
+def balance_of(curves: tuple[CostCurve, ...], split: Split, overhead_ms: float) -> Balance:
     """The split next to those that need no measuring."""
     batch, betas = sum(split), [curve.beta_ms if curve.straight else 0.0 for curve in curves]
     even = split_even(batch, len(curves))  # the job's own `even`, which another variant measures
@@ -240,7 +240,7 @@ def balance_of(curves: tuple[Curve, ...], split: Split, overhead_ms: float) -> B
     )
 
 
-def predict(curves: Sequence[Curve], split: Split) -> Prediction:
+def predict(curves: Sequence[CostCurve], split: Split) -> Prediction:
     """Predicted times of a split, which may leave out the last devices."""
     return Prediction(split, slowest(costs_of(curves[: len(split)]), split))
 
@@ -250,5 +250,5 @@ def is_near(split: Split, before: Split) -> bool:
     return all(abs(new - old) <= max(1, MOVED * old) for old, new in zip(before, split, strict=True))
 
 
-def _fits(curves: Sequence[Curve], split: Split) -> bool:
+def _fits(curves: Sequence[CostCurve], split: Split) -> bool:
     return all(curve.cap is None or size <= curve.cap for curve, size in zip(curves, split, strict=False))

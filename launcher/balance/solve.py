@@ -8,7 +8,7 @@ from math import sqrt
 from statistics import median
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.rundir.records import Curve
+from gpurun.launcher.rundir.records import CostCurve
 from gpurun.launcher.stats.estimates import median_interval
 from gpurun.launcher.units import Interval, plural
 
@@ -24,7 +24,7 @@ Times = Mapping[int, Sequence[float]]
 """Milliseconds by number of samples, one value per round."""
 
 
-def fit_curve(times_ms: Times, cap: int | None) -> Curve:
+def fit_curve(times_ms: Times, cap: int | None) -> CostCurve:
     """The cost curve of one device.
 
     α and β by Theil–Sen on the medians; their intervals by the same fit in each round, from which the
@@ -43,7 +43,7 @@ def fit_curve(times_ms: Times, cap: int | None) -> Curve:
         abs(medians[samples] - alpha_ms - beta_ms * samples) <= _tolerance(values, medians[samples])
         for samples, values in times_ms.items()
     )
-    return Curve(
+    return CostCurve(
         alpha_ms=alpha_ms,
         alpha_ci=_around(alpha_ms, median_interval([alpha for alpha, _ in per_round])),
         beta_ms=beta_ms,
@@ -86,7 +86,7 @@ def isotonic(values: Sequence[float]) -> list[float]:
     return [total / count for total, count in pools for _ in range(count)]
 
 
-def cost_ms(curve: Curve, samples: int, hope: float = 0.0) -> float:
+def cost_ms(curve: CostCurve, samples: int, hope: float = 0.0) -> float:
     """Predicted time of `samples`, in milliseconds; a device without samples takes no time.
 
     Args:
@@ -99,7 +99,7 @@ def cost_ms(curve: Curve, samples: int, hope: float = 0.0) -> float:
     return _through_points(curve, samples, hope)
 
 
-def _through_points(curve: Curve, samples: int, hope: float) -> float:
+def _through_points(curve: CostCurve, samples: int, hope: float) -> float:
     """Interpolates between points and below the first; extrapolates beyond the last by β."""
     sizes = [size for size, _ in curve.points]
     values = [value for _, value in curve.points]

@@ -44,7 +44,7 @@ def through_latest(path: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class NamedTraces:
     """The traces that the command line names."""
 
     paths: tuple[Path, ...]
@@ -52,7 +52,7 @@ class Chosen:
     """Where their files have to be when they are opened."""
 
 
-def traces_of(*paths: Path) -> Chosen:
+def traces_of(*paths: Path) -> NamedTraces:
     """Each path itself, or, where it is a run, the directory of the one variant that has traces.
 
     Raises:
@@ -61,13 +61,15 @@ def traces_of(*paths: Path) -> Chosen:
         TraceError: a path doesn't exist.
     """
     found = [_traces_of(path) for path in paths]
-    return Chosen(tuple(chain(*(one.paths for one in found))), tuple(chain(*(one.within for one in found))))
+    return NamedTraces(
+        tuple(chain(*(one.paths for one in found))), tuple(chain(*(one.within for one in found)))
+    )
 
 
-def _traces_of(path: Path) -> Chosen:
+def _traces_of(path: Path) -> NamedTraces:
     if not is_run(path) and not is_job_file(path):
         meant = through_latest(path)
-        return Chosen((meant,), places_of((meant,)))
+        return NamedTraces((meant,), places_of((meant,)))
     run = find_run(path)
     directories = sorted({trace.parent for trace in run.path.glob("variants/*/*.pt.trace.json.gz")})
     if not directories:
@@ -80,4 +82,4 @@ def _traces_of(path: Path) -> Chosen:
             f"{source_of(path)} holds the traces of {len(directories)} variants; choose one of them:{named}"
         )
         raise SpecError(text)
-    return Chosen(tuple(directories), run.within)
+    return NamedTraces(tuple(directories), run.within)

@@ -16,7 +16,7 @@ from gpurun.launcher.compare.figures.program_steps import (
     steps_of_launches,
 )
 from gpurun.launcher.compare.figures.ranks import RankFigures, rank_figures
-from gpurun.launcher.compare.figures.recorded import Measured, has_cold_peak, read_measured, typical_ms
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant, has_cold_peak, read_measured, typical_ms
 from gpurun.launcher.compare.figures.searched import (
     SearchResult,
     effects_note,
@@ -96,7 +96,7 @@ class _Recorded:
     plan: Plan
     job: Mapping[str, Any]
     host: Mapping[str, Any]
-    measured: Mapping[str, Measured]
+    measured: Mapping[str, MeasuredVariant]
     looks: Sequence[Look]
     events: Mapping[str, Sequence[Event]]
     """Of every attempt."""
@@ -270,7 +270,9 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
     )
 
 
-def work_notes(results: Sequence[VariantResult], measured: Mapping[str, Measured]) -> tuple[Finding, ...]:
+def work_notes(
+    results: Sequence[VariantResult], measured: Mapping[str, MeasuredVariant]
+) -> tuple[Finding, ...]:
     """That steps of programs may do different work, where their samples aren't known but numbers differ."""
     ranked = [one for one in results if is_ranked(one) and one.kind.runs_program and one.global_batch is None]
     made = {variant_label(one): most_steps(measured[one.id]) for one in ranked}
@@ -279,13 +281,13 @@ def work_notes(results: Sequence[VariantResult], measured: Mapping[str, Measured
     return other_work({name: num for name, num in made.items() if num}, run_s)
 
 
-def most_steps(measured: Measured) -> int:
+def most_steps(measured: MeasuredVariant) -> int:
     """The steps of a program's longest attempt that has ended; 0 if none has."""
     nums = steps_of_launches(measured.steps)
     return max((nums.get(name, 0) for name in measured.ended_s), default=0)
 
 
-def around_notes(measured: Iterable[Measured]) -> list[Finding]:
+def around_notes(measured: Iterable[MeasuredVariant]) -> list[Finding]:
     """Where a program's time went, of the one longest outside of steps; nothing if that is little."""
     medians = [(one, found) for one in measured if (found := median_attempt(one.around_s))]
     one, found = max(medians, key=lambda each: each[1].outside, default=(None, None))
@@ -325,7 +327,7 @@ def with_verdicts(
 
 def variant_result(
     run: RunDir,
-    measured: Measured,
+    measured: MeasuredVariant,
     differences: Differences,
     times: Mapping[str, StepTime | None],
     vs_baseline: Difference | None,
@@ -384,7 +386,7 @@ def variant_result(
 
 
 def _noticed(
-    measured: Measured, ranks: Sequence[RankFigures], traced: Traced | None, found: tuple[Finding, ...]
+    measured: MeasuredVariant, ranks: Sequence[RankFigures], traced: Traced | None, found: tuple[Finding, ...]
 ) -> tuple[Finding, ...]:
     """All that was noticed: by ranks, in traces, and in the figures."""
     status = measured.status
@@ -408,7 +410,7 @@ def stops_early(job: Mapping[str, Any]) -> bool:
     return isinstance(steps, Mapping) and bool(steps.get("early_stop"))
 
 
-def is_complete(measured: Measured, plan: Plan) -> bool:
+def is_complete(measured: MeasuredVariant, plan: Plan) -> bool:
     """Whether nothing is left to measure: the variant is closed and, unless it failed, in every launch.
 
     With a budget see `has_ended`.

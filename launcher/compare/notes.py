@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches, with_longest
 from gpurun.launcher.compare.figures.ranks import RankFigures, disagreement, slowest_rank
-from gpurun.launcher.compare.figures.recorded import Measured
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant
 from gpurun.launcher.compare.figures.step_time import within_launch
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.headline import replicas_on_host, short_reason
@@ -48,7 +48,7 @@ MOST_OPEN = 3
 
 def notes(
     plan: Plan,
-    measured: Mapping[str, Measured],
+    measured: Mapping[str, MeasuredVariant],
     within: int = 0,
     once: Finding | None = None,
     has_remedy: bool = False,
@@ -84,14 +84,14 @@ def _of_plan(note: str) -> Finding:
     return finding("plan-note", case="planned", note=note.removesuffix("."))
 
 
-def _notes_of_plan(plan: Plan, measured: Mapping[str, Measured]) -> list[str]:
+def _notes_of_plan(plan: Plan, measured: Mapping[str, MeasuredVariant]) -> list[str]:
     """Those that apply: on the budget if anything was timed."""
     has_failed = all(one.finished and not one.counts for one in measured.values())
     return [text for text in plan.notes if not (has_failed and text.startswith(UNUSED_BUDGET))]
 
 
 def once_note(
-    plan: Plan, measured: Mapping[str, Measured], looks: Sequence[Look], spent_s: float
+    plan: Plan, measured: Mapping[str, MeasuredVariant], looks: Sequence[Look], spent_s: float
 ) -> Finding | None:
     """The scope and the remedy, where the budget of a run that is over had room for one launch of each."""
     nums = [len(one.logs) for one in measured.values() if one.counts and one.variant.kind.is_ranked]
@@ -219,7 +219,7 @@ def memory_notes(results: Sequence[VariantResult]) -> tuple[Finding, ...]:
     return (finding("memory-trade-off", choices=choices, replicas=replicas_on_host(results)),)
 
 
-def few_rounds_notes(comparison: Comparison, measured: Mapping[str, Measured]) -> tuple[Finding, ...]:
+def few_rounds_notes(comparison: Comparison, measured: Mapping[str, MeasuredVariant]) -> tuple[Finding, ...]:
     """Why rows of the table are inconclusive, unless the answer has that cause; of launches others speak."""
     said = {each.figures["why"] for each in comparison.findings if each.code == "too-few"}
     group = measured[comparison.baseline].group
@@ -263,7 +263,7 @@ def stall_notes(run: RunDir) -> tuple[Finding, ...]:
     return (finding("restarted", what=plural(len(reasons), "stall"), reasons=text),) if reasons else ()
 
 
-def software_notes(run: RunDir, measured: Iterable[Measured]) -> tuple[Finding, ...]:
+def software_notes(run: RunDir, measured: Iterable[MeasuredVariant]) -> tuple[Finding, ...]:
     """That launches ran with different software, in order, where a run was resumed after a change of it."""
     counting = {step.launch for one in measured for steps in one.steps.values() for step in steps}
     launches = [path.parent.name for path in sorted(run.path.glob("launches/*/launch.json"))]
@@ -289,12 +289,14 @@ def _left_out(plan: Plan) -> list[Finding]:
     ]
 
 
-def _lost_baseline(baseline: Measured) -> Finding:
+def _lost_baseline(baseline: MeasuredVariant) -> Finding:
     variant, status = baseline.variant, baseline.status.status
     return finding("baseline-lost", variant.id, weight=1, where=variant_label(variant), status=status)
 
 
-def _few_launches(baseline: Measured, others: list[Measured], more: str | None) -> list[Finding]:
+def _few_launches(
+    baseline: MeasuredVariant, others: list[MeasuredVariant], more: str | None
+) -> list[Finding]:
     """Variants that run in other processes than the baseline need pairs of launches."""
     repetitions = set(baseline.logs)
     apart = [one for one in others if one.group != baseline.group and one.counts]
@@ -304,14 +306,16 @@ def _few_launches(baseline: Measured, others: list[Measured], more: str | None) 
     return [finding("more-launches", num_pairs=MIN_LAUNCHES, setting=more, weight=1)]
 
 
-def _within(within: int, baseline: Measured, others: list[Measured], more: str | None) -> list[Finding]:
+def _within(
+    within: int, baseline: MeasuredVariant, others: list[MeasuredVariant], more: str | None
+) -> list[Finding]:
     """The scope of verdicts between variants of the same launches, where these are few, and the remedy."""
     if not within or not any(one.group == baseline.group and one.counts for one in others):
         return []
     return [finding("within-launches", case="verdicts", num_launches=within, setting=more)]
 
 
-def _within_launch(measured: Iterable[Measured]) -> list[Finding]:
+def _within_launch(measured: Iterable[MeasuredVariant]) -> list[Finding]:
     """The parts that the intervals of programs that ran once are made of."""
     once = [one for one in measured if one.variant.kind.runs_program and one.counts and len(one.logs) == 1]
     nums: dict[str, list[int]] = {}
@@ -325,7 +329,7 @@ def _within_launch(measured: Iterable[Measured]) -> list[Finding]:
     return [finding("within-launches", case="intervals", parts=parts)] if parts else []
 
 
-def _other_batches(baseline: Measured, others: list[Measured]) -> list[Finding]:
+def _other_batches(baseline: MeasuredVariant, others: list[MeasuredVariant]) -> list[Finding]:
     batch = baseline.variant.global_batch
     if all(one.variant.global_batch == batch for one in others):
         return []
@@ -379,7 +383,7 @@ FAR_FROM_MEDIAN = 1.5
 
 
 def findings(
-    measured: Measured, ranks: tuple[RankFigures, ...], step_ms: float | None
+    measured: MeasuredVariant, ranks: tuple[RankFigures, ...], step_ms: float | None
 ) -> tuple[Finding, ...]:
     """Findings about a variant, in addition to the warnings of its launches and traces."""
     slowest, memory = slowest_rank(ranks), full_memory(ranks)
@@ -404,13 +408,13 @@ def findings(
     )
 
 
-def never_communicate(measured: Measured, ranks: Sequence[RankFigures]) -> bool:
+def never_communicate(measured: MeasuredVariant, ranks: Sequence[RankFigures]) -> bool:
     """Whether a program has several ranks, and the traces of all of them show no collective."""
     shown = [(rank.wait_ms, rank.transfer_ms, rank.exposed_comm_ms.trace) for rank in ranks]
     return measured.variant.kind.runs_program and len(ranks) > 1 and all(each == (0, 0, 0) for each in shown)
 
 
-def fewer_steps(measured: Measured) -> tuple[Finding, ...]:
+def fewer_steps(measured: MeasuredVariant) -> tuple[Finding, ...]:
     """A finding where some launches of a program made less than half of the steps that others made."""
     made = steps_of_launches(measured.steps)
     attempts = Counter(map(planned_launch, made.keys() | measured.ended_s.keys()))

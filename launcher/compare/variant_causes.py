@@ -21,7 +21,7 @@ from gpurun.launcher.trace.causes import (
     MENTION_FROM,
     MOST,
     Cause,
-    Measured,
+    MeasuredRanks,
     Part,
     RankTime,
     StageWait,
@@ -51,7 +51,7 @@ def losses(ranks: Sequence[RankFigures]) -> list[Cause]:
     bubble = _bubble(traced) if is_whole else None
     on_host = _host_part(slowest)  # of all ranks the same, so that they can be compared
     times = tuple(_rank_time(rank, on_host) for rank in traced)
-    return causes(Measured(times, slowest.rank, is_whole, bubble=bubble))
+    return causes(MeasuredRanks(times, slowest.rank, is_whole, bubble=bubble))
 
 
 def _rank_time(rank: RankFigures, on_host: Part) -> RankTime:

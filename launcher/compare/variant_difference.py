@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.compare.figures.recorded import Measured, is_throttled, timed_steps
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant, is_throttled, timed_steps
 from gpurun.launcher.compare.figures.waiting import BOUNDS, Bound, cpu_ns_of_rounds, shares_of_rounds
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Holds, Unit, Verdict, WithoutLoad
@@ -42,7 +42,7 @@ looks had 1.6 %."""
 class Differences:
     """How any two variants of a run differ, all by the same rules."""
 
-    measured: Mapping[str, Measured]
+    measured: Mapping[str, MeasuredVariant]
     baseline: str
     family: Family
     """ln(time per sample) of every launch."""
@@ -207,7 +207,10 @@ class Differences:
 
 
 def differences_of(
-    measured: Mapping[str, Measured], baseline: str, taken: Sequence[Look] = (), early_rounds: bool = False
+    measured: Mapping[str, MeasuredVariant],
+    baseline: str,
+    taken: Sequence[Look] = (),
+    early_rounds: bool = False,
 ) -> Differences:
     """All differences of a run: launches are the evidence from six on, else the rounds of those there are.
 
@@ -242,7 +245,7 @@ def _quiet(differences: Differences, bound: Bound) -> Differences:
     return replace(differences, measured=known, family=Family(values), quiet=())
 
 
-def _without_load(measured: Measured, bound: Bound) -> Measured | None:
+def _without_load(measured: MeasuredVariant, bound: Bound) -> MeasuredVariant | None:
     """The same rounds, shorter by the waiting; `None` where it isn't known, on GPUs and on other nodes."""
     shares = shares_of_rounds(measured.waiting, [(one.launch, one.round) for one in measured.timed], bound)
     devices = measured.variant.devices
@@ -259,7 +262,7 @@ def _without_load(measured: Measured, bound: Bound) -> Measured | None:
     )
 
 
-def in_cpu_time(measured: Measured) -> Measured:
+def in_cpu_time(measured: MeasuredVariant) -> MeasuredVariant:
     """The same rounds, with the CPU time of a step in place of its length."""
     timed = {rank: timed_steps(measured, rank) for rank in measured.steps}
     cpu_ns = cpu_ns_of_rounds(timed, [(one.launch, one.round) for one in measured.timed])
@@ -286,7 +289,7 @@ def _holds(centre: float, ci: Interval | None) -> Holds:
 
 
 def _launch_values(
-    measured: Mapping[str, Measured], baseline: str
+    measured: Mapping[str, MeasuredVariant], baseline: str
 ) -> tuple[dict[str, dict[int, float]], dict[int, float]]:
     """ln(time per sample) of every variant by repetition, and that of the baseline's second blocks."""
     values: dict[str, dict[int, float]] = {variant: {} for variant in measured}
@@ -311,7 +314,7 @@ def _too_few(seen: str, enough: int, num: int = 1) -> str:
     return reason("few", seen=seen, are=are, num=num if num > 1 else None, enough=enough)
 
 
-def _outlying_round(measured: Measured, outlying: RoundTime) -> tuple[float, str] | None:
+def _outlying_round(measured: MeasuredVariant, outlying: RoundTime) -> tuple[float, str] | None:
     """How far a round is from all others, as a ratio, if that is farther than these are from each other."""
     at = (outlying.launch, outlying.round)
     others = [one.step_ns for one in measured.timed if (one.launch, one.round) != at]
@@ -344,7 +347,7 @@ def _mirrored(found: Difference | WithoutLoad) -> dict[str, Any]:
     }
 
 
-def samples_ratio(measured: Measured, other: Measured) -> float:
+def samples_ratio(measured: MeasuredVariant, other: MeasuredVariant) -> float:
     """Global batch over the other's: 1 where step times may be compared as they are."""
     if measured.variant.global_batch is None or other.variant.global_batch is None:
         return 1.0

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, expected, whole
+from gpurun.launcher.jobfile.field_types import InvalidValue, ValueKind, expected, whole
 from gpurun.launcher.jobfile.yaml.describe import nearest
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds
 
@@ -186,7 +186,7 @@ def _device_number(kind: str, text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-NODES = Kind(
+NODES = ValueKind(
     parse_nodes,
     {"anyOf": [dict(_NUM_NODES.schema), {"type": "string", "pattern": NODES_PATTERN}]},
 )

@@ -33,7 +33,7 @@ class InvalidValue(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class ValueKind:
     """The rule for values of a key that holds no keys of its own."""
 
     parse: Callable[[Any], Any]
@@ -46,7 +46,7 @@ class Kind:
 class ListOf:
     """A list with at least one item, each of which is judged by itself."""
 
-    item: Kind
+    item: ValueKind
     check: Callable[[list[Any]], None] | None = None
     """Finds what is wrong with the list as a whole; raises `InvalidValue`."""
     most: int | None = 100
@@ -62,7 +62,7 @@ def expected(what: str, value: Any, hint: str | None = None, at: int | None = No
     return InvalidValue(f"expected {what}, got {describe(value)}", hint or correction(value), at)
 
 
-def whole(least: int, most: int | None = None, *, below: int | None = None) -> Kind:
+def whole(least: int, most: int | None = None, *, below: int | None = None) -> ValueKind:
     """Whole numbers in a range; none of them is a float, a text or a truth value."""
 
     def parse(value: Any) -> int:
@@ -78,10 +78,10 @@ def whole(least: int, most: int | None = None, *, below: int | None = None) -> K
 
     limits = {"minimum": least, "maximum": most, "exclusiveMaximum": below}
     stated = {key: limit for key, limit in limits.items() if limit is not None}
-    return Kind(parse, {"type": "integer", **stated})
+    return ValueKind(parse, {"type": "integer", **stated})
 
 
-def number_of(*choices: int) -> Kind:
+def number_of(*choices: int) -> ValueKind:
     """One of these whole numbers."""
 
     def parse(value: Any) -> int:
@@ -89,7 +89,7 @@ def number_of(*choices: int) -> Kind:
             return value
         raise expected(any_of([str(choice) for choice in choices]), value)
 
-    return Kind(parse, {"type": "integer", "enum": list(choices)})
+    return ValueKind(parse, {"type": "integer", "enum": list(choices)})
 
 
 def by_other_names(**others: str) -> dict[str, str]:
@@ -101,7 +101,7 @@ def one_of(
     choices: Sequence[str],
     elsewhere: Mapping[str, str] = MappingProxyType({}),
     remedies: Mapping[str, str] = MappingProxyType({}),
-) -> Kind:
+) -> ValueKind:
     """One of these words.
 
     Args:
@@ -121,7 +121,7 @@ def one_of(
             hint = remedies.get(word) or did_you_mean(meant, choices)
         raise expected(any_of(choices), value, hint)
 
-    return Kind(parse, {"type": "string", "enum": list(choices)})
+    return ValueKind(parse, {"type": "string", "enum": list(choices)})
 
 
 def _parse_truth(value: Any) -> bool:
@@ -130,7 +130,7 @@ def _parse_truth(value: Any) -> bool:
     raise expected("true or false", value, correction(value, bool))
 
 
-TRUTH = Kind(_parse_truth, {"type": "boolean"})
+TRUTH = ValueKind(_parse_truth, {"type": "boolean"})
 
 
 def check_mapping(value: Any) -> dict[str, Any]:
@@ -159,4 +159,4 @@ _ASSIGNED = re.compile(r"(\w{1,40})(?: ?[=:] ?| )([\w.+-]{1,40})")
 """`layers=2`, as other tools have it, or without a colon."""
 
 
-MAPPING = Kind(check_mapping, {"type": "object", "additionalProperties": True})
+MAPPING = ValueKind(check_mapping, {"type": "object", "additionalProperties": True})

@@ -20,7 +20,7 @@ from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP
 from gpurun.launcher.jobfile.values import safe_name
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, flow_text, shorten
 from gpurun.launcher.jobfile.yaml.source import Source, override_source, read_source
-from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, Node, compose
+from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, YamlNode, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.units import format_count
 
@@ -81,7 +81,7 @@ def _read(path: Path, overrides: Sequence[str]) -> Source:
     try:
         return read_source(path)
     except SpecError as error:
-        nothing = Source(str(path), "", Node({}, Mark(str(path))))
+        nothing = Source(str(path), "", YamlNode({}, Mark(str(path))))
         raise SpecError(*error.problems, *override_source(nothing, tuple(overrides)).problems) from None
 
 
@@ -118,7 +118,7 @@ def _without_dashes(items: Any) -> str | None:
 def _with_name(source: Source, path: Path) -> Source:
     if not isinstance(source.root.value, dict) or "name" in source.root.value:
         return source
-    name = Node(safe_name(path.stem), source.root.mark)
+    name = YamlNode(safe_name(path.stem), source.root.mark)
     return replace(source, root=source.root.with_child("name", name))
 
 
@@ -132,7 +132,7 @@ def _with_strategy(source: Source) -> Source:
     compare = keys["compare"].value if "compare" in keys else {}
     if strategy is None or (isinstance(compare, dict) and "strategy" in compare):
         return source
-    return replace(source, root=source.root.with_child("strategy", Node(strategy, source.root.mark)))
+    return replace(source, root=source.root.with_child("strategy", YamlNode(strategy, source.root.mark)))
 
 
 class JobError(SpecError):
@@ -310,7 +310,7 @@ def _masked_override(override: str, resolved: Any) -> str:
 
 def overrides_alone(overrides: Sequence[str]) -> Any:
     """The overrides as a job that has nothing else, in plain data."""
-    nothing = Source("", "", Node({}, Mark("")))
+    nothing = Source("", "", YamlNode({}, Mark("")))
     return override_source(nothing, tuple(overrides)).root.plain()
 
 

@@ -5,17 +5,17 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from gpurun.launcher.jobfile import device_values, values
-from gpurun.launcher.jobfile.field_types import Kind, ListOf, number_of, whole
+from gpurun.launcher.jobfile.field_types import ListOf, ValueKind, number_of, whole
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, TRAINING, JobKind, workload_kind
 from gpurun.launcher.jobfile.section import Derived, Section, Setting, key_of, plain, setting
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.masking import masked
 from gpurun.launcher.units import GIB
 
-Name = Annotated[str, Kind(values.parse_name, {"type": "string", "pattern": r"^\w[\w.+-]{0,99}$"})]
+Name = Annotated[str, ValueKind(values.parse_name, {"type": "string", "pattern": r"^\w[\w.+-]{0,99}$"})]
 Devices = Annotated[
     device_values.Devices,
-    Kind(
+    ValueKind(
         device_values.parse_devices,
         {
             "anyOf": [
@@ -37,11 +37,11 @@ _DURATION_SCHEMA = {
         {"type": "number", "exclusiveMinimum": 0},
     ]
 }
-Duration = Annotated[float, Kind(values.parse_duration, _DURATION_SCHEMA)]
-Silence = Annotated[float, Kind(values.parse_silence, _DURATION_SCHEMA)]
+Duration = Annotated[float, ValueKind(values.parse_duration, _DURATION_SCHEMA)]
+Silence = Annotated[float, ValueKind(values.parse_silence, _DURATION_SCHEMA)]
 Size = Annotated[
     int,
-    Kind(
+    ValueKind(
         values.parse_size,
         {
             "anyOf": [
@@ -53,7 +53,8 @@ Size = Annotated[
 ]
 
 Memory = Annotated[
-    int, Kind(values.parse_memory, {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1 << 20}]})
+    int,
+    ValueKind(values.parse_memory, {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1 << 20}]}),
 ]
 
 
@@ -75,10 +76,10 @@ def _named() -> dict[str, Derived]:
     }
 
 
-def _kind_of(name: str) -> Kind:
+def _kind_of(name: str) -> ValueKind:
     """The rule for a setting at the top of a job."""
     found = key_of(name, Settings.__annotations__[name]).kind
-    assert isinstance(found, Kind), "settings are single values"
+    assert isinstance(found, ValueKind), "settings are single values"
     return found
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, expected
+from gpurun.launcher.jobfile.field_types import InvalidValue, ValueKind, expected
 from gpurun.launcher.jobfile.program_line import OFF, ON
 from gpurun.launcher.jobfile.yaml.describe import correction, describe, did_you_mean, flow_text, shorten
 from gpurun.launcher.machine.accelerators import gpu_kinds
@@ -142,13 +142,13 @@ def _text(item: Any) -> str | None:
     return str(item) if isinstance(item, int | float) and not isinstance(item, bool) else None
 
 
-SCRIPT, MODULE = Kind(parse_script, {"type": "string"}), Kind(parse_module, {"type": "string"})
-ARGS = Kind(parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
-OPTIONS = Kind(
+SCRIPT, MODULE = ValueKind(parse_script, {"type": "string"}), ValueKind(parse_module, {"type": "string"})
+ARGS = ValueKind(parse_args, {"type": "array", "items": {"type": ["string", "number"]}})
+OPTIONS = ValueKind(
     parse_options,
     {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
 )
-ENV = Kind(parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
+ENV = ValueKind(parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
 
 
 WORKLOAD_NAME = "the name of a workload"

@@ -10,8 +10,8 @@ from gpurun.launcher.errors import Problem
 from gpurun.launcher.jobfile.field_types import (
     MAPPING,
     InvalidValue,
-    Kind,
     ListOf,
+    ValueKind,
     by_other_names,
     check_mapping,
     expected,
@@ -80,13 +80,13 @@ def _advised(model: type[Section], name: str, given: dict[str, Any], wrong: Inva
         is_program = not given.keys().isdisjoint(PROGRAM_KEYS)
         advice = (_instead_of_size(own) if is_program else None) or _in_full(own, name, value)
         return InvalidValue(wrong.message, advice or wrong.hint, wrong.at)
-    if isinstance(value, list) and len(value) == 1 and isinstance(own, Kind) and _fits(own, value[0]):
+    if isinstance(value, list) and len(value) == 1 and isinstance(own, ValueKind) and _fits(own, value[0]):
         alone = flow_text(for_message(name, value[0]))
         return InvalidValue("expected one value, got a list", f"write `{name}: {alone}`")
     return wrong
 
 
-def _fits(kind: Kind, value: Any) -> bool:
+def _fits(kind: ValueKind, value: Any) -> bool:
     with suppress(InvalidValue):
         kind.parse(value)
         return True
@@ -153,12 +153,12 @@ def _in_full(section: type[Section], name: str, value: Any) -> str | None:
             value = truth_in(value) == "true"
         if isinstance(value, bool):
             value = getattr(section, key.field) if value else 0
-        if isinstance(key.kind, Kind) and _fits(key.kind, value):
+        if isinstance(key.kind, ValueKind) and _fits(key.kind, value):
             return f"write `{name}: {{{meant}: {value}}}`"
     return None
 
 
-def _all_fit(kind: Kind, value: Any) -> list[Any]:
+def _all_fit(kind: ValueKind, value: Any) -> list[Any]:
     """The values of `[ddp, dp]`, `ddp, dp` or `ddp vs dp`, if all of them fit."""
     values = re.split(r",\s*|\s+(?:vs\.?\s+)?", value) if isinstance(value, str) else value
     are_right = isinstance(values, list) and all(_fits(kind, item) for item in values)
@@ -169,7 +169,7 @@ def _value(key: Key, value: Any, path: Path, mistakes: list[Mistake]) -> Any:
     if value is None and key.may_be_empty:
         return None
     _refuse_unreadable(value)
-    if isinstance(key.kind, Kind):
+    if isinstance(key.kind, ValueKind):
         if key.kind is not MAPPING:  # params are judged one by one
             for item in _items(value):
                 _refuse_unreadable(item)
@@ -207,7 +207,7 @@ def _in_brackets(kind: ListOf, value: Any) -> str | None:
     return "put what varies in brackets" + (f": {shorten(flow_text(items))}" if are_right else "")
 
 
-def _item(kind: Kind, item: Any, path: Path, mistakes: list[Mistake]) -> Any:
+def _item(kind: ValueKind, item: Any, path: Path, mistakes: list[Mistake]) -> Any:
     try:
         _refuse_unreadable(item)
         return kind.parse(item)

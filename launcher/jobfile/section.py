@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from gpurun.launcher.errors import Problem
-from gpurun.launcher.jobfile.field_types import TRUTH, Kind, ListOf, one_of
+from gpurun.launcher.jobfile.field_types import TRUTH, ListOf, ValueKind, one_of
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, WORKLOADS, JobKind
 from gpurun.launcher.jobfile.yaml.source import Source
 from gpurun.launcher.jobfile.yaml.tree import Path
@@ -21,7 +21,7 @@ class Key:
     field: str
     """The key's name; with `_s` where the file has a duration and the spec its seconds, and `_bytes` where it
     has a size."""
-    kind: "Kind | ListOf | type[Section]"
+    kind: "ValueKind | ListOf | type[Section]"
     may_be_empty: bool
     """Whether it may be without a value, which then is `None`."""
 
@@ -115,11 +115,11 @@ class Setting:
     option: bool = False
     """Whether the worker's strategy takes it, as a keyword argument of this name."""
     shape: Shape = VALUE
-    compared: Kind | None = None
+    compared: ValueKind | None = None
     """The rule for one item under `compare`, where that is not the same as at the top."""
     check_list: Callable[[list[Any]], None] | None = None
     """Finds what is wrong with a list under `compare` as a whole; raises `InvalidValue`."""
-    named: Kind | None = None
+    named: ValueKind | None = None
     """The rule of `baseline`, where that is not the same as at the top."""
 
 
@@ -184,16 +184,16 @@ def key_of(name: str, annotation: Any) -> Key:
     return Key(name, _kind(choices[0] if may_be_empty else annotation), may_be_empty)
 
 
-def _kind(annotation: Any) -> "Kind | ListOf | type[Section]":
+def _kind(annotation: Any) -> "ValueKind | ListOf | type[Section]":
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        kind: Kind | ListOf = parts[1]
+        kind: ValueKind | ListOf = parts[1]
         return kind
     if origin is Literal:
         return one_of(parts)
     if origin is tuple:
         item = _kind(parts[0])
-        assert isinstance(item, Kind), "lists hold no sections"
+        assert isinstance(item, ValueKind), "lists hold no sections"
         return ListOf(item)
     if annotation is bool:
         return TRUTH

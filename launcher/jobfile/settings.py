@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from gpurun.launcher.jobfile import program_values, values
-from gpurun.launcher.jobfile.field_types import MAPPING, Kind, by_other_names, one_of, whole
+from gpurun.launcher.jobfile.field_types import MAPPING, ValueKind, by_other_names, one_of, whole
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS, JobKind
 from gpurun.launcher.jobfile.section import ITEMS, WORDS, Setting, setting
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES, strategy_named
@@ -53,7 +53,7 @@ def _strategies_text() -> str:
 class Settings:
     """The settings that make a variant. Under `compare` the keys vary in this order, the last one fastest."""
 
-    workload: Annotated[str, Kind(program_values.parse_workload, {"type": "string"})] | None = setting(
+    workload: Annotated[str, ValueKind(program_values.parse_workload, {"type": "string"})] | None = setting(
         None,
         compare="Workloads to run, each by itself: they do different work, so they are not ranked. A "
         "built-in with a default batch size uses that if the job gives none.",

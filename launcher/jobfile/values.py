@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from gpurun.launcher.jobfile.device_values import MAX_DEVICES
-from gpurun.launcher.jobfile.field_types import InvalidValue, Kind, expected, one_of, whole
+from gpurun.launcher.jobfile.field_types import InvalidValue, ValueKind, expected, one_of, whole
 from gpurun.launcher.jobfile.yaml.describe import correction, shorten
 from gpurun.launcher.machine.accelerators import sold_memory_gb
 from gpurun.launcher.splits import BALANCED
@@ -240,7 +240,7 @@ def _of_nccl(name: str, item: Any) -> Any:
         raise InvalidValue(f"{name}: {error.message}", error.hint) from error
 
 
-SPLIT = Kind(
+SPLIT = ValueKind(
     parse_split,
     {
         "anyOf": [
@@ -250,17 +250,17 @@ SPLIT = Kind(
         ]
     },
 )
-ONE_BATCH = Kind(parse_one_global_batch, COUNT.schema)
-BATCH = Kind(parse_global_batch, {"anyOf": [{"const": "max"}, COUNT.schema]})
-THREADS = Kind(
+ONE_BATCH = ValueKind(parse_one_global_batch, COUNT.schema)
+BATCH = ValueKind(parse_global_batch, {"anyOf": [{"const": "max"}, COUNT.schema]})
+THREADS = ValueKind(
     parse_threads,
     {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": MAX_THREADS}]},
 )
-CHECKPOINTING = Kind(
+CHECKPOINTING = ValueKind(
     parse_checkpointing,
     {"anyOf": [{"enum": ["none", "full"]}, {"type": "integer", "minimum": 2, "maximum": MAX_EVERY}]},
 )
-NCCL = Kind(
+NCCL = ValueKind(
     parse_nccl,
     {
         "type": "object",

@@ -28,7 +28,6 @@ from gpurun.launcher.nodes.messages import (
     Ack,
     Chunk,
     Exits,
-    Launch,
     LogText,
     Message,
     Port,
@@ -37,14 +36,15 @@ from gpurun.launcher.nodes.messages import (
     RequestWritten,
     SnapshotRequest,
     Snapshots,
-    Steps,
+    StartRanks,
+    StepCounts,
     Stop,
     Stopped,
     TracesWanted,
 )
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Inbox
-from gpurun.launcher.processes.pool_per_env import Pools, Ranks
+from gpurun.launcher.processes.pool_per_env import Pools, RankPool
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, Exit, StartRequest
 from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
@@ -100,7 +100,7 @@ class ClusterPool:
         self._pools, self._link, self._run, self._say = local, link, run, say
         self._inbox = Inbox(run.path)
         self._env: Mapping[str, str] = {}
-        self._local: Ranks = local.get({})
+        self._local: RankPool = local.get({})
         self._others = range(1, num_nodes)
         self._attempt = 0
         self._name = ""
@@ -126,7 +126,7 @@ class ClusterPool:
         """The attempt of a launch that was started last."""
         return self._name
 
-    def get(self, env: Mapping[str, str], python: str = "") -> Ranks:
+    def get(self, env: Mapping[str, str], python: str = "") -> RankPool:
         """This pool, which from now on uses servers with this environment on all nodes."""
         self._env, self._local = env, self._pools.get(env)
         return self
@@ -145,7 +145,7 @@ class ClusterPool:
         kind: RankKind = "program" if processes[-1].entry == PROGRAM_ENTRY else "workload"
         for node in self._working - {0}:
             what = (self._attempt, self._name, kind, config.read_bytes(), tuple(by_node[node]))
-            self._link.send(node, Launch(*what, env=self._env))
+            self._link.send(node, StartRanks(*what, env=self._env))
         self._local.start(by_node.get(0, []))
 
     def preload(self, modules: Sequence[str]) -> None:
@@ -259,7 +259,7 @@ class ClusterPool:
             self._problems += [message.problem] * bool(message.problem)
         elif isinstance(message, LogText):
             self._say(message.text)
-        elif isinstance(message, Steps) and message.attempt == self._attempt:
+        elif isinstance(message, StepCounts) and message.attempt == self._attempt:
             self._steps[message.node] = message.steps
 
     def _pass_port_on(self) -> None:

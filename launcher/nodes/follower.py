@@ -15,7 +15,6 @@ from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.nodes.messages import (
     Ack,
     Exits,
-    Launch,
     LogText,
     Message,
     Port,
@@ -25,14 +24,15 @@ from gpurun.launcher.nodes.messages import (
     Run,
     SnapshotRequest,
     Snapshots,
-    Steps,
+    StartRanks,
+    StepCounts,
     Stop,
     Stopped,
     TracesWanted,
 )
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Outbox
-from gpurun.launcher.processes.pool_per_env import Pools, Ranks
+from gpurun.launcher.processes.pool_per_env import Pools, RankPool
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, WORKER_ENTRY, StartRequest
 from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir, leave, read_states
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
@@ -103,7 +103,7 @@ class Follower:
     """As last reported to node 0."""
     reported_s: float = 0.0
     shown_s: float = 0.0
-    pool: Ranks = field(init=False)
+    pool: RankPool = field(init=False)
     outbox: Outbox = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class Follower:
             self.say(message.text)
         elif isinstance(message, PreloadModules):
             self.pool.preload(message.modules)
-        elif isinstance(message, Launch):
+        elif isinstance(message, StartRanks):
             self.launch(message)
         elif isinstance(message, Port):
             write_bytes(RunDir(self.places.run).rendezvous(self.name), message.content)
@@ -148,7 +148,7 @@ class Follower:
         elif isinstance(message, Stop):
             self.stop(message.grace_s)
 
-    def launch(self, message: Launch) -> None:
+    def launch(self, message: StartRanks) -> None:
         """Starts this node's ranks, with its own paths."""
         self.attempt, self.name = message.attempt, message.name
         self.failed, self.steps, self.traces = False, (), frozenset()
@@ -195,7 +195,7 @@ class Follower:
         steps = tuple(states[rank].steps for rank in sorted(self.ranks & states.keys()))
         if steps != self.steps:
             self.steps = steps
-            self.link.send(0, Steps(self.attempt, self.link.rank, steps))
+            self.link.send(0, StepCounts(self.attempt, self.link.rank, steps))
 
     def show_lines(self) -> None:
         """Shows the ranks' output, but not after a failure: the others only report their lost peer."""

@@ -85,7 +85,7 @@ class Tested(msgspec.Struct, frozen=True, tag=True):
 RankKind = Literal["workload", "program"]
 
 
-class Launch(msgspec.Struct, frozen=True, tag=True):
+class StartRanks(msgspec.Struct, frozen=True, tag=True):
     """Start these ranks."""
 
     attempt: int
@@ -187,7 +187,7 @@ class RequestWritten(msgspec.Struct, frozen=True, tag=True):
     """Why it could not be; empty: it is."""
 
 
-class Steps(msgspec.Struct, frozen=True, tag=True):
+class StepCounts(msgspec.Struct, frozen=True, tag=True):
     """How many steps the node's ranks have completed; only whether this changes matters."""
 
     attempt: int
@@ -204,8 +204,8 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = (
-    Hello | Welcome | FindRooms | RoomsFound | Run | Launch | Port | PreloadModules | SnapshotRequest
-    | TracesWanted | Stop | LogText | Ack | Exits | Chunk | Snapshots | RequestWritten | Steps | Stopped
+    Hello | Welcome | FindRooms | RoomsFound | Run | StartRanks | Port | PreloadModules | SnapshotRequest
+    | TracesWanted | Stop | LogText | Ack | Exits | Chunk | Snapshots | RequestWritten | StepCounts | Stopped
     | Tested
 )  # fmt: skip
 

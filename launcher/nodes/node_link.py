@@ -13,7 +13,14 @@ import msgspec
 from gpurun.launcher.errors import MachineError, NodesEnded, NodesError
 from gpurun.launcher.nodes.messages import End, Message
 from gpurun.launcher.nodes.transport.client import Client
-from gpurun.launcher.nodes.transport.exchange import Arrived, Connected, LinkOptions, Lost, Refused, Report
+from gpurun.launcher.nodes.transport.exchange import (
+    Arrived,
+    Connected,
+    LinkOptions,
+    Lost,
+    NotConnected,
+    Report,
+)
 from gpurun.launcher.nodes.transport.server import Server
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -174,7 +181,7 @@ class NodeLink:
                 self.connected = True
             case End(code, text, starts_again):
                 raise NodesEnded(text, code, self._mails, starts_again)
-            case Refused(text):
+            case NotConnected(text):
                 raise MachineError(text)
             case Lost():
                 self._lost(report)

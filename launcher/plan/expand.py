@@ -25,7 +25,7 @@ from gpurun.launcher.plan.devices import MachineLike, cores_per_device, notes_on
 from gpurun.launcher.plan.impossible import (
     JUDGED_KEYS,
     NUMBER,
-    Case,
+    JudgedCombination,
     Refusal,
     place_of,
     refusals,
@@ -160,7 +160,7 @@ def _judge_all(
     share = cores_per_device(devices, machine, nodes)
     num_local = sum(node_of_device(device) == 0 for device in devices)
     for wanted in combinations(spec, len(devices), num_local, with_own, unknown):
-        case = Case(wanted, devices, machines, spec.min_local_batch)
+        case = JudgedCombination(wanted, devices, machines, spec.min_local_batch)
         if refused := tuple(refusals(case)):
             judged.refused.append((wanted, refused))
         elif wanted.unknown & JUDGED_KEYS:
@@ -183,7 +183,7 @@ def _essence(wanted: Combination) -> dict[str, Any]:
     return {key: value for key, value in wanted.stated.items() if SETTINGS[key].decides and wanted.has(key)}
 
 
-def _variant(case: Case, share: int) -> Variant:
+def _variant(case: JudgedCombination, share: int) -> Variant:
     """The variant of a combination that can be, still without an id.
 
     Args:

@@ -96,7 +96,7 @@ def place_of(spec: JobSpec, key: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Case:
+class JudgedCombination:
     """A combination with the devices that it may use, for rules to judge."""
 
     wanted: Combination
@@ -165,7 +165,7 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def refusals(case: Case) -> Iterator[Refusal]:
+def refusals(case: JudgedCombination) -> Iterator[Refusal]:
     """Everything that can't be; what depends on a value that is refused or not known isn't judged."""
     unknown = set(case.wanted.unknown)
     for keys, reason_of in _RULES:
@@ -174,18 +174,18 @@ def refusals(case: Case) -> Iterator[Refusal]:
             yield Refusal(keys[0], reason)
 
 
-def _one_device(case: Case) -> str | None:
+def _one_device(case: JudgedCombination) -> str | None:
     count = case.wanted.device_count
     is_wrong = case.strategy.reach is Reach.DEVICE and count != 1
     return f"{case.strategy.name} uses one device, not {count}" if is_wrong else None
 
 
-def _too_few_devices(case: Case) -> str | None:
+def _too_few_devices(case: JudgedCombination) -> str | None:
     count, num_devices = case.wanted.device_count, len(case.allowed)
     return f"the job has {plural(num_devices, 'device')}, not {count}" if count > num_devices else None
 
 
-def _no_groups(case: Case) -> str | None:
+def _no_groups(case: JudgedCombination) -> str | None:
     wanted, count = case.wanted, case.wanted.device_count
     if not wanted.has("shard_size") or (count % wanted.shard_size == 0 and count != wanted.shard_size):
         return None
@@ -194,11 +194,11 @@ def _no_groups(case: Case) -> str | None:
     return f"{needs}; use fsdp for one group of all"
 
 
-def _alone_on_machine(case: Case) -> str | None:
+def _alone_on_machine(case: JudgedCombination) -> str | None:
     return _why_not_alone(case.wanted.workload, len(case.allowed))
 
 
-def _alone(case: Case) -> str | None:
+def _alone(case: JudgedCombination) -> str | None:
     return _why_not_alone(case.wanted.workload, case.wanted.device_count)
 
 
@@ -208,24 +208,24 @@ def _why_not_alone(workload: str, num_devices: int) -> str | None:
     return f"{builtin.why_devices}, but there is only one" if builtin and is_alone else None
 
 
-def _no_such_split(case: Case) -> str | None:
+def _no_such_split(case: JudgedCombination) -> str | None:
     return case.split if isinstance(case.split, str) else None
 
 
-def _can_leave_none_out(case: Case) -> str | None:
+def _can_leave_none_out(case: JudgedCombination) -> str | None:
     if not (case.is_balanced and case.least == 0 and case.strategy.shards_parameters):
         return None
     reason = f"{case.strategy.name} needs every device in every step, so `balanced` can't leave one out"
     return f"{reason}; remove `min_local_batch: 0`"
 
 
-def _graph_changes(case: Case) -> str | None:
+def _graph_changes(case: JudgedCombination) -> str | None:
     if not (case.is_balanced and case.least == 0 and case.wanted.static_graph):
         return None
     return "`balanced` may give a device no samples, which changes its graph; remove `min_local_batch: 0`"
 
 
-def _no_room(case: Case) -> str | None:
+def _no_room(case: JudgedCombination) -> str | None:
     wanted = case.wanted
     if not case.is_balanced or wanted.samples >= case.least * wanted.device_count:
         return None
@@ -233,53 +233,53 @@ def _no_room(case: Case) -> str | None:
     return f"{reason} {case.least} each; `min_local_batch: 0` lets `balanced` leave devices out"
 
 
-def _spans_nodes(case: Case) -> str | None:
+def _spans_nodes(case: JudgedCombination) -> str | None:
     if case.strategy.reach is not Reach.NODE or node_of_device(case.devices[-1]) == 0:
         return None
     return f"{case.strategy.name} is one process, which can't use the devices of several nodes"
 
 
-def _kind_lacks_precision(case: Case) -> str | None:
+def _kind_lacks_precision(case: JudgedCombination) -> str | None:
     wanted = case.wanted
     return precision_problem(wanted.precision, case.kind) if wanted.has("precision") else None
 
 
-def _strategy_lacks_precision(case: Case) -> str | None:
+def _strategy_lacks_precision(case: JudgedCombination) -> str | None:
     precision = case.wanted.precision
     refusal = case.strategy.precision_refusals.get(precision)
     return f"{case.strategy.name} has no {precision}: {refusal}" if refusal else None
 
 
-def _gpus_lack_precision(case: Case) -> str | None:
+def _gpus_lack_precision(case: JudgedCombination) -> str | None:
     if case.kind.is_host or not case.wanted.precision:
         return None
     capabilities = [gpu_of(name, owner).capability for name, owner in _owners(case)]
     return precision_problem(case.wanted.precision, case.kind, capabilities)
 
 
-def _threads_of_gpus(case: Case) -> str | None:
+def _threads_of_gpus(case: JudgedCombination) -> str | None:
     wanted = case.wanted
     is_wrong = wanted.has("threads") and wanted.threads != "auto" and not case.kind.is_host
     return "`threads` applies to CPU devices only" if is_wrong else None
 
 
-def _not_compiled(case: Case) -> str | None:
+def _not_compiled(case: JudgedCombination) -> str | None:
     return case.strategy.compile_refusal if case.wanted.compile else None
 
 
-def _not_computed_again(case: Case) -> str | None:
+def _not_computed_again(case: JudgedCombination) -> str | None:
     is_wanted = case.wanted.checkpointing != Settings.checkpointing
     return case.strategy.checkpointing_refusal if is_wanted else None
 
 
-def _first_is_larger(case: Case) -> str | None:
+def _first_is_larger(case: JudgedCombination) -> str | None:
     first, others = case.wanted.first_bucket_mb, case.wanted.bucket_mb
     if not first or first <= others:
         return None
     return f"the first bucket of {first} MiB is larger than {others} MiB, the size of the others"
 
 
-def _too_few_samples(case: Case) -> str | None:
+def _too_few_samples(case: JudgedCombination) -> str | None:
     wanted = case.wanted
     if not wanted.has("accumulate"):
         return None
@@ -292,26 +292,26 @@ def _too_few_samples(case: Case) -> str | None:
     return f"{plural(fewest, 'sample')} on a device can't be divided into {batches}"
 
 
-def _too_few_batches(case: Case) -> str | None:
+def _too_few_batches(case: JudgedCombination) -> str | None:
     wanted = case.wanted
     if not wanted.has("accumulate") or not wanted.sync_every or wanted.sync_every <= wanted.accumulate:
         return None
     return f"a step has {plural(wanted.accumulate, 'micro-batch')}, fewer than {wanted.sync_every}"
 
 
-def _several_parts(case: Case) -> str | None:
+def _several_parts(case: JudgedCombination) -> str | None:
     if case.kind.is_host or not case.strategy.has_replicas or len(case.devices) == 1:
         return None
     reason = f"{case.strategy.name} is one process, and a process sees only one MIG instance"
     return reason if any(is_part(*one) for one in _owners(case)) else None
 
 
-def _not_by_nccl(case: Case) -> str | None:
+def _not_by_nccl(case: JudgedCombination) -> str | None:
     is_wrong = case.wanted.nccl and case.backend == CPU.backend
     return f"these processes communicate by {case.backend}, not by NCCL" if is_wrong else None
 
 
-def _nccl_cannot(case: Case) -> str | None:
+def _nccl_cannot(case: JudgedCombination) -> str | None:
     """Why NCCL would fail with this choice, or it would change nothing."""
     chosen = case.wanted.nccl
     algorithm = chosen.get("algorithm", "ring")
@@ -323,21 +323,21 @@ def _nccl_cannot(case: Case) -> str | None:
     return None
 
 
-def _hook_deadlocks(case: Case) -> str | None:
+def _hook_deadlocks(case: JudgedCombination) -> str | None:
     if case.wanted.comm_hook != "powersgd" or case.backend != CPU.backend:
         return None
     reason = f"torch's PowerSGD hook deadlocks with {CPU.backend}"
     return f"{reason}: it waits for a collective in the thread that would run it"
 
 
-def _owners(case: Case) -> list[tuple[str, MachineLike]]:
+def _owners(case: JudgedCombination) -> list[tuple[str, MachineLike]]:
     return [(name, case.machines[node_of_device(name)]) for name in case.devices]
 
 
 _COUNTED = ("device_count", "strategy")
 _CUT = ("split", "global_batch", *_COUNTED)
 _ON_MACHINE = (*_COUNTED, "devices", MACHINE)
-_RULES: tuple[tuple[tuple[str, ...], Callable[[Case], str | None]], ...] = (
+_RULES: tuple[tuple[tuple[str, ...], Callable[[JudgedCombination], str | None]], ...] = (
     (_COUNTED, _one_device),
     (("device_count", NUMBER), _too_few_devices),
     (("shard_size", *_COUNTED), _no_groups),

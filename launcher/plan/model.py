@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile import device_values
-from gpurun.launcher.jobfile.field_types import Kind
+from gpurun.launcher.jobfile.field_types import ValueKind
 from gpurun.launcher.jobfile.kinds import JobKind, is_workload, no_such_builtin, variant_kind
 from gpurun.launcher.jobfile.program_line import with_options
 from gpurun.launcher.jobfile.section import key_of
@@ -28,7 +28,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         one.name: tuple(kind.schema["enum"])
         for one in fields(Settings)
-        if isinstance(kind := key_of(one.name, one.type).kind, Kind) and "enum" in kind.schema
+        if isinstance(kind := key_of(one.name, one.type).kind, ValueKind) and "enum" in kind.schema
     }
 )
 """Of settings whose value is a name, the names."""

@@ -31,7 +31,7 @@ def key_of(environment: Environment) -> tuple[tuple[tuple[str, str], ...], str]:
     return tuple(sorted(env.items())), python
 
 
-class Ranks(Protocol):
+class RankPool(Protocol):
     """Starts the ranks of a session: `WorkerPool` on one machine, `nodes.cluster_pool` on several."""
 
     def start(self, processes: Sequence[StartRequest]) -> None:
@@ -59,7 +59,7 @@ class Ranks(Protocol):
 class Pools(Protocol):
     """`WorkerPools` on one machine."""
 
-    def get(self, env: Mapping[str, str], python: str = "") -> Ranks:
+    def get(self, env: Mapping[str, str], python: str = "") -> RankPool:
         """The pool that starts ranks in this environment; `python`: an interpreter other than this one's."""
 
 

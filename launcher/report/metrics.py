@@ -369,7 +369,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 @dataclass(frozen=True)
-class Part:
+class SpanPart:
     """A part of a rank's step, as the trace shows it, in ms; together they are its span."""
 
     key: str
@@ -378,14 +378,14 @@ class Part:
 
 
 OTHER_STEPS = "only work of other steps"
-PARTS: tuple[Part, ...] = (
-    Part("compute", "the device computes", lambda rank: rank.compute_ms),
-    Part("transfer", "communication that no compute hides", lambda rank: rank.exposed_transfer_ms),
-    Part("wait", "waiting for another rank, with nothing to compute", lambda rank: rank.exposed_wait_ms),
-    Part("copy", "copies that nothing hides", lambda rank: rank.exposed_memcpy_ms),
-    Part("input", "waiting for data", lambda rank: rank.input_ms),
-    Part("other_steps", OTHER_STEPS, lambda rank: rank.other_steps_ms),
-    Part(
+PARTS: tuple[SpanPart, ...] = (
+    SpanPart("compute", "the device computes", lambda rank: rank.compute_ms),
+    SpanPart("transfer", "communication that no compute hides", lambda rank: rank.exposed_transfer_ms),
+    SpanPart("wait", "waiting for another rank, with nothing to compute", lambda rank: rank.exposed_wait_ms),
+    SpanPart("copy", "copies that nothing hides", lambda rank: rank.exposed_memcpy_ms),
+    SpanPart("input", "waiting for data", lambda rank: rank.input_ms),
+    SpanPart("other_steps", OTHER_STEPS, lambda rank: rank.other_steps_ms),
+    SpanPart(
         "idle",
         "nothing to do",
         lambda rank: None if rank.idle_ms is None else rank.idle_ms - (rank.input_ms or 0.0),

@@ -53,7 +53,7 @@ _WITHOUT = {
 
 
 @dataclass(frozen=True)
-class Figure(Generic[R]):
+class FigureColumn(Generic[R]):
     """A column of numbers."""
 
     title: str
@@ -100,7 +100,7 @@ class ShownTable:
 
 
 @dataclass(frozen=True)
-class Shown:
+class TableContent:
     """The content of one of the tables on request."""
 
     tables: tuple[ShownTable, ...]
@@ -108,13 +108,13 @@ class Shown:
     """Why there is no table; else what the columns mean, and what follows from them."""
 
 
-def shown_table(report: TraceReport, name: Table) -> Shown:
+def shown_table(report: TraceReport, name: Table) -> TableContent:
     """A table that the report was made with."""
     return _TABLES[name](report)
 
 
 def _table(
-    figures: Sequence[Figure[R]],
+    figures: Sequence[FigureColumn[R]],
     name_title: str,
     rows: Iterable[R],
     name: Callable[[R], str] = lambda _: "",
@@ -130,20 +130,20 @@ def _table(
 _one = partial(format_number, decimals=1)
 _two = partial(format_number, decimals=2)
 
-_KERNELS: tuple[Figure[KernelTotal], ...] = (
-    Figure("ms", lambda row: row.device_us, us_in_ms),
-    Figure("count", lambda row: row.count, format_count),
-    Figure("µs each", lambda row: row.device_us / row.count, _one),
-    Figure("least", lambda row: row.min_us, _one),
-    Figure("most", lambda row: row.max_us, _one),
+_KERNELS: tuple[FigureColumn[KernelTotal], ...] = (
+    FigureColumn("ms", lambda row: row.device_us, us_in_ms),
+    FigureColumn("count", lambda row: row.count, format_count),
+    FigureColumn("µs each", lambda row: row.device_us / row.count, _one),
+    FigureColumn("least", lambda row: row.min_us, _one),
+    FigureColumn("most", lambda row: row.max_us, _one),
 )
 
 
-def _kernels(report: TraceReport) -> Shown:
+def _kernels(report: TraceReport) -> TableContent:
     rows = report.kernels_by_shape
     if not rows:
-        return Shown((), ("no work of a GPU",))
-    return Shown((_table(_KERNELS, "operator, shapes: kernel", rows, _launched_by),), ())
+        return TableContent((), ("no work of a GPU",))
+    return TableContent((_table(_KERNELS, "operator, shapes: kernel", rows, _launched_by),), ())
 
 
 def _launched_by(row: KernelTotal) -> str:
@@ -151,20 +151,20 @@ def _launched_by(row: KernelTotal) -> str:
     return f"{source}: {row.name}" if source else row.name
 
 
-_SHAPES: tuple[Figure[ShapeTotal], ...] = (
-    Figure("ms", lambda row: row.device_us, us_in_ms),
-    Figure("count", lambda row: row.count, format_count),
-    Figure("µs each", lambda row: row.device_us / row.count, _one),
-    Figure("TFLOP/s", lambda row: row.tflop_per_s, format_rate),
-    Figure("GB/s", lambda row: row.gb_per_s, _one),
+_SHAPES: tuple[FigureColumn[ShapeTotal], ...] = (
+    FigureColumn("ms", lambda row: row.device_us, us_in_ms),
+    FigureColumn("count", lambda row: row.count, format_count),
+    FigureColumn("µs each", lambda row: row.device_us / row.count, _one),
+    FigureColumn("TFLOP/s", lambda row: row.tflop_per_s, format_rate),
+    FigureColumn("GB/s", lambda row: row.gb_per_s, _one),
 )
 
 
-def _shapes(report: TraceReport) -> Shown:
+def _shapes(report: TraceReport) -> TableContent:
     rows = report.shapes
     if not rows:
         text = "the traces have no shapes: record_shapes=True (profile: {shapes: true}) records them"
-        return Shown((), (text,))
+        return TableContent((), (text,))
     table = ShownTable(
         (*(figure.title for figure in _SHAPES), "roofline"),
         "operator, shapes, types",
@@ -176,7 +176,7 @@ def _shapes(report: TraceReport) -> Shown:
             for row in rows
         ),
     )
-    return Shown(
+    return TableContent(
         (table,),
         ("FLOPs and bytes of matrix products, attention, and convolutions with recorded strides only",),
     )
@@ -192,79 +192,81 @@ def _types(types: str) -> str:
     return ", ".join(dict.fromkeys(types.split(", ")))
 
 
-_OPERATORS: tuple[Figure[OperatorTotal], ...] = (
-    Figure("ms", lambda row: row.total_us, us_in_ms),
-    Figure("self ms", lambda row: row.self_us, us_in_ms),
-    Figure("count", lambda row: row.count, format_count),
+_OPERATORS: tuple[FigureColumn[OperatorTotal], ...] = (
+    FigureColumn("ms", lambda row: row.total_us, us_in_ms),
+    FigureColumn("self ms", lambda row: row.self_us, us_in_ms),
+    FigureColumn("count", lambda row: row.count, format_count),
 )
 
 
-def _operators(report: TraceReport) -> Shown:
+def _operators(report: TraceReport) -> TableContent:
     rows = report.operators
     if not rows:
-        return Shown((), ("no operator or module takes any time",))
+        return TableContent((), ("no operator or module takes any time",))
     title = "modules and operators by caller, and their own time by shape"
     table = _table(_OPERATORS, title, rows, lambda row: row.name, lambda row: row.depth)
-    return Shown((table,), ("ms: with all that it calls; self ms: what it launches, or computes, itself",))
+    return TableContent(
+        (table,), ("ms: with all that it calls; self ms: what it launches, or computes, itself",)
+    )
 
 
-_COLLECTIVES: tuple[Figure[CollectiveTotal], ...] = (
-    Figure("bytes", lambda row: row.bytes, format_count),
-    Figure("count", lambda row: row.count, format_count),
-    Figure("µs", lambda row: row.transfer_us, _one),
-    Figure("GB/s", lambda row: row.algorithm_gb_per_s, _two),
-    Figure("bus GB/s", lambda row: row.bus_gb_per_s, _two),
-    Figure("spread µs", lambda row: row.arrival_spread_us, _one),
-    Figure("wait ms", lambda row: row.wait_us, us_in_ms),
+_COLLECTIVES: tuple[FigureColumn[CollectiveTotal], ...] = (
+    FigureColumn("bytes", lambda row: row.bytes, format_count),
+    FigureColumn("count", lambda row: row.count, format_count),
+    FigureColumn("µs", lambda row: row.transfer_us, _one),
+    FigureColumn("GB/s", lambda row: row.algorithm_gb_per_s, _two),
+    FigureColumn("bus GB/s", lambda row: row.bus_gb_per_s, _two),
+    FigureColumn("spread µs", lambda row: row.arrival_spread_us, _one),
+    FigureColumn("wait ms", lambda row: row.wait_us, us_in_ms),
 )
 
 
-def _collectives(report: TraceReport) -> Shown:
+def _collectives(report: TraceReport) -> TableContent:
     rows = report.collective_totals
     if not rows:
-        return Shown((), ("no collectives",))
+        return TableContent((), ("no collectives",))
     table = _table(_COLLECTIVES, "collective, group", rows, _collective_name)
-    return Shown((table,), ("spread: from the first rank's arrival to the last one's, mean",))
+    return TableContent((table,), ("spread: from the first rank's arrival to the last one's, mean",))
 
 
 def _collective_name(row: CollectiveTotal) -> str:
     return f"{' '.join(filter(None, (row.kind, row.dtype)))}, {row.group}"
 
 
-_COPIES: tuple[Figure[CopyTotal], ...] = (
-    Figure("ms", lambda row: row.device_us, us_in_ms),
-    Figure("exposed", lambda row: row.exposed_us, us_in_ms),
-    Figure("count", lambda row: row.count, format_count),
-    Figure("MB", lambda row: None if row.bytes is None else row.bytes / 1e6, _two),
-    Figure("GB/s", lambda row: row.gb_per_s, _two),
+_COPIES: tuple[FigureColumn[CopyTotal], ...] = (
+    FigureColumn("ms", lambda row: row.device_us, us_in_ms),
+    FigureColumn("exposed", lambda row: row.exposed_us, us_in_ms),
+    FigureColumn("count", lambda row: row.count, format_count),
+    FigureColumn("MB", lambda row: None if row.bytes is None else row.bytes / 1e6, _two),
+    FigureColumn("GB/s", lambda row: row.gb_per_s, _two),
 )
 
 
-def _copies(report: TraceReport) -> Shown:
+def _copies(report: TraceReport) -> TableContent:
     rows = report.copies
     if not rows:
-        return Shown((), ("no copies",))
-    return Shown((_table(_COPIES, "direction", rows, lambda row: row.direction),), ())
+        return TableContent((), ("no copies",))
+    return TableContent((_table(_COPIES, "direction", rows, lambda row: row.direction),), ())
 
 
-_LAUNCHES: tuple[Figure[LaunchTotals], ...] = (
-    Figure("rank", lambda row: row.rank, format_count),
-    Figure("50 %", lambda row: row.delay_percentiles_us[0], format_rate),
-    Figure("90 %", lambda row: row.delay_percentiles_us[1], format_rate),
-    Figure("99 %", lambda row: row.delay_percentiles_us[2], format_rate),
-    Figure("most", lambda row: row.delay_percentiles_us[3], format_rate),
-    Figure("queue", lambda row: row.queue_mean, _one),
-    Figure("most", lambda row: row.queue_max, format_count),
-    Figure("empty", lambda row: row.queue_empty_percent, format_percent),
-    Figure("short", lambda row: row.short_kernels, format_count),
-    Figure("ms", lambda row: row.short_us, us_in_ms),
-    Figure("slow", lambda row: row.slow_launches, format_count),
+_LAUNCHES: tuple[FigureColumn[LaunchTotals], ...] = (
+    FigureColumn("rank", lambda row: row.rank, format_count),
+    FigureColumn("50 %", lambda row: row.delay_percentiles_us[0], format_rate),
+    FigureColumn("90 %", lambda row: row.delay_percentiles_us[1], format_rate),
+    FigureColumn("99 %", lambda row: row.delay_percentiles_us[2], format_rate),
+    FigureColumn("most", lambda row: row.delay_percentiles_us[3], format_rate),
+    FigureColumn("queue", lambda row: row.queue_mean, _one),
+    FigureColumn("most", lambda row: row.queue_max, format_count),
+    FigureColumn("empty", lambda row: row.queue_empty_percent, format_percent),
+    FigureColumn("short", lambda row: row.short_kernels, format_count),
+    FigureColumn("ms", lambda row: row.short_us, us_in_ms),
+    FigureColumn("slow", lambda row: row.slow_launches, format_count),
 )
 
 
-def _launches(report: TraceReport) -> Shown:
+def _launches(report: TraceReport) -> TableContent:
     if not report.launches:
-        return Shown((), ("the traces have no launches",))
+        return TableContent((), ("the traces have no launches",))
     rows = tuple(
         ShownRow(
             tuple(figure.cell(row) for figure in _LAUNCHES),
@@ -277,30 +279,30 @@ def _launches(report: TraceReport) -> Shown:
         "short: kernels below 10 µs; slow: kernels that took less time than launching them"
     )
     titles = tuple(figure.title for figure in _LAUNCHES)
-    return Shown((ShownTable(titles, "", rows, "queue over time, by rank"),), (note,))
+    return TableContent((ShownTable(titles, "", rows, "queue over time, by rank"),), (note,))
 
 
 _NOTHING_US = 0.5
-_GAIN = Figure[PathPart]("gain ms", lambda row: row.gain_us, us_in_ms)
+_GAIN = FigureColumn[PathPart]("gain ms", lambda row: row.gain_us, us_in_ms)
 
 
-def _critical_path(report: TraceReport) -> Shown:
+def _critical_path(report: TraceReport) -> TableContent:
     path = report.critical_path
     if path is None or not path.length_us:
-        return Shown((), ("no critical path: the traces have no work",))
-    share = Figure[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one)
-    times = (Figure[PathPart]("ms", lambda row: row.path_us, us_in_ms), share)
+        return TableContent((), ("no critical path: the traces have no work",))
+    share = FigureColumn[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one)
+    times = (FigureColumn[PathPart]("ms", lambda row: row.path_us, us_in_ms), share)
     tables = [_parts(path, times)]
     if path.names:
         title = "kernels and collectives on it"
         tables.append(_table((*times, _GAIN), title, path.names, lambda row: row.name or ""))
     if len(report.ranks) > 1:
-        rank = Figure[PathPart]("rank", lambda row: row.rank, format_count)
+        rank = FigureColumn[PathPart]("rank", lambda row: row.rank, format_count)
         tables.append(_table((*times, rank), "where it runs", path.ranks, lambda row: _WORDS[row.part]))
-    return Shown(tuple(tables), tuple(_sentences(path)))
+    return TableContent(tuple(tables), tuple(_sentences(path)))
 
 
-def _parts(path: CriticalPath, times: tuple[Figure[PathPart], ...]) -> ShownTable:
+def _parts(path: CriticalPath, times: tuple[FigureColumn[PathPart], ...]) -> ShownTable:
     title = "critical path over all ranks"
     table = _table((*times, _GAIN), title, path.parts, lambda row: _WORDS[row.part])
     whole = (Cell(us_in_ms(path.length_us), path.length_us), Cell("100", 100.0), Cell("", None))
@@ -347,7 +349,7 @@ def _of(path: CriticalPath, us: float) -> str:
     return f"{us_in_ms(us) if us >= _NOTHING_US else '0'} of {us_in_ms(path.length_us)} ms"
 
 
-_TABLES: Mapping[Table, Callable[[TraceReport], Shown]] = {
+_TABLES: Mapping[Table, Callable[[TraceReport], TableContent]] = {
     "kernels": _kernels,
     "shapes": _shapes,
     "operators": _operators,

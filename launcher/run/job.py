@@ -236,7 +236,7 @@ def execute(
     """Executes the plan in a run directory that this command has claimed."""
     plan, known = ready.plan, (*os.environ.items(), *ready.spec.stated_secrets)
     spent = spent_s(ready.run) if plan.budget_s else 0.0
-    tracker = Tracker(plan, estimate_s(plan, ready.spec) - spent, ready.run)
+    tracker = ProgressTracker(plan, estimate_s(plan, ready.spec) - spent, ready.run)
     earlier = find_earlier(plan.name, ready.machine.hostname)
     notes = (text for text in plan.notes if not text.startswith(UNUSED_BUDGET))  # the report has it
     progress.say("\n".join((*headlines(plan, ready.spec, earlier), *notes)))
@@ -301,7 +301,7 @@ def tensorboard_writer() -> Callable[[Comparison, RunDir], None]:
 
 
 @dataclass
-class Tracker:
+class ProgressTracker:
     """Turns events into what the progress line shows."""
 
     plan: Plan

@@ -120,7 +120,7 @@ def find_rooms(
         for number, (precision, params) in enumerate(_kinds(spec)):
             for together in ways:
                 directory = files / f"{number}-{together:d}"
-                search = Search(
+                search = MaxBatchSearch(
                     spec,
                     machine,
                     pool,
@@ -176,7 +176,7 @@ def in_micro_batches(spec: JobSpec) -> str:
 
 
 @dataclass(frozen=True)
-class Search:
+class MaxBatchSearch:
     """The search on all devices of a job at once, since CPU devices share the machine's memory."""
 
     spec: JobSpec

@@ -21,7 +21,7 @@ from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, program_config, turns_of
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.processes.pool import OPTIMIZING
-from gpurun.launcher.processes.pool_per_env import Ranks
+from gpurun.launcher.processes.pool_per_env import RankPool
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, SERVICE_RANK, WORKER_ENTRY, Exit, StartRequest
 from gpurun.launcher.run.attempts import attempt_id, num_restarts
 from gpurun.launcher.run.watch import Due, Tick
@@ -178,7 +178,7 @@ def program_env(planned: Mapping[str, str], stated: Mapping[str, str]) -> dict[s
     return {key: value for key, value in planned.items() if not (is_theirs and key == "OMP_NUM_THREADS")}
 
 
-class Clock(Protocol):
+class TimeSource(Protocol):
     """The time; tests have a clock that never waits."""
 
     def monotonic(self) -> float:
@@ -203,10 +203,10 @@ class RunningAttempt:
     launch: Launch
     number: int
     """Counts from 1 within the launch."""
-    ranks: Ranks
+    ranks: RankPool
     relay: Relay
     """Shows what the ranks write."""
-    clock: Clock = time
+    clock: TimeSource = time
     events_read: int = 0
     """Bytes of the events so far."""
     events_file: int = 0

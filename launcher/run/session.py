@@ -18,7 +18,7 @@ from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.cores import becomes_quiet
 from gpurun.launcher.plan.model import Launch
-from gpurun.launcher.processes.pool_per_env import Pools, Ranks
+from gpurun.launcher.processes.pool_per_env import Pools, RankPool
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.attempts import (
     Ended,
@@ -29,7 +29,7 @@ from gpurun.launcher.run.attempts import (
     remaining,
 )
 from gpurun.launcher.run.budget import Budget
-from gpurun.launcher.run.running_attempt import Clock, RunningAttempt, Starter
+from gpurun.launcher.run.running_attempt import RunningAttempt, Starter, TimeSource
 from gpurun.launcher.run.watch import Late, Limits, Tick, Watch, limits_of, located
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.records import Command, Event, QuietWait, Restart, Resumption
@@ -57,19 +57,19 @@ class Session:
     reporter: Reporter
     relay: Relay
     """Shows what the ranks write."""
-    clock: Clock = time
+    clock: TimeSource = time
     resumed: Resumption | None = None
     """What the run keeps that it goes on with."""
     mistake: ParamsError | None = None
     """The mistake in the job itself, where only building its workload could show it."""
-    ranks: Ranks = field(init=False)
+    ranks: RankPool = field(init=False)
     """The ranks of the launch that runs now."""
     attempt: RunningAttempt | None = None
     watch: Watch | None = None
     """Of the newest attempt."""
     may_run: bool = False
     """Whether ranks may be running."""
-    used: list[Ranks] = field(default_factory=list)
+    used: list[RankPool] = field(default_factory=list)
     """The starters of ranks so far."""
     load_due_s: float | None = 0.0
     """When to look for other load next; `None` once it has been reported."""

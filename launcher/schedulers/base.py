@@ -208,7 +208,7 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Call:
+class SubmitCommand:
     """A command that hands a job over."""
 
     argv: tuple[str, ...]
@@ -228,13 +228,13 @@ class Queue:
     """Those of `SubmitOptions` that it obeys, besides `nodes` and `further`."""
     script: Callable[[Submission, SubmitOptions], str]
     """The batch script or manifest, the same for the same arguments; it holds no secret."""
-    call: Callable[[Submission, SubmitOptions, Path, str], Call]
+    call: Callable[[Submission, SubmitOptions, Path, str], SubmitCommand]
     """Hands the script at this path over, with a new secret for those whose script can't make one."""
     next_commands: Callable[[Submission, SubmitOptions, str], Mapping[str, str]]
     """How to look after the job of this id; keys are `state`, `logs`, `results`, `cancel`."""
     job_id: Callable[[Submission, str], str | None] = lambda submission, output: submission.label
     """Its id, from what the command prints; `None`: that is no id."""
-    undo: Callable[[Call, str], str] = lambda call, output: ""
+    undo: Callable[[SubmitCommand, str], str] = lambda call, output: ""
     """The command that removes what a refused call made, from what it printed; empty: it made nothing."""
     requeue: Callable[[str], str] = lambda directory: ""
     """The command that queues the job of a run again, from the name of the run's directory; empty: none."""
@@ -283,7 +283,7 @@ def range_note(name: str, queue: Queue, submission: Submission, options: SubmitO
     )
 
 
-def submit(queue: Queue, call: Call, path: Path, submission: Submission) -> str:
+def submit(queue: Queue, call: SubmitCommand, path: Path, submission: Submission) -> str:
     """Hands the script at `path` over; the job's id.
 
     Raises:
@@ -307,7 +307,7 @@ def submit(queue: Queue, call: Call, path: Path, submission: Submission) -> str:
     return job_id
 
 
-def follow(queue: Queue, call: Call) -> int:
+def follow(queue: Queue, call: SubmitCommand) -> int:
     """Carries out a command that lasts as long as the job; its exit code.
 
     It has a session of its own, and gets each signal once, from here.

@@ -17,10 +17,10 @@ from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,
-    Call,
     Queue,
     Scheduler,
     Submission,
+    SubmitCommand,
     SubmitOptions,
     number,
     those_among,
@@ -245,7 +245,7 @@ def manifest(wanted: Submission, options: SubmitOptions, documents: Sequence[Man
     return head + "---\n".join(texts)
 
 
-def call(wanted: Submission, options: SubmitOptions, path: Path, secret: str) -> Call:
+def call(wanted: Submission, options: SubmitOptions, path: Path, secret: str) -> SubmitCommand:
     """Creates what the manifest has, and the Secret."""
     document = {
         "apiVersion": "v1",
@@ -254,10 +254,10 @@ def call(wanted: Submission, options: SubmitOptions, path: Path, secret: str) ->
         "stringData": {"secret": secret},
     }
     text = f"{path.read_text()}---\n{yaml.safe_dump(document, sort_keys=False)}"
-    return Call(("kubectl", *options.further, "create", "-f", "-"), text)
+    return SubmitCommand(("kubectl", *options.further, "create", "-f", "-"), text)
 
 
-def undo(call: Call, output: str) -> str:
+def undo(call: SubmitCommand, output: str) -> str:
     """Deletes what `kubectl create` says that it has created."""
     created = re.findall(r"(?m)^(\S+/\S+) created$", output)
     *options, _, _, _ = call.argv[1:]

@@ -12,11 +12,11 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,
-    Call,
     Environ,
     Queue,
     Scheduler,
     Submission,
+    SubmitCommand,
     SubmitOptions,
     number,
     several_on_one_node,
@@ -121,7 +121,7 @@ MPI = Scheduler(
         script_name="submit-mpi.sh",
         takes=frozenset({"out"}),
         script=script,
-        call=lambda wanted, options, path, secret: Call(("bash", str(path))),
+        call=lambda wanted, options, path, secret: SubmitCommand(("bash", str(path))),
         next_commands=lambda wanted, options, job_id: {},
         is_foreground=True,
     ),

@@ -13,10 +13,10 @@ from gpurun.launcher.machine.accelerators import CPU, accelerator_of
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,
-    Call,
     Queue,
     Scheduler,
     Submission,
+    SubmitCommand,
     SubmitOptions,
     those_among,
 )
@@ -164,7 +164,7 @@ RAY = Scheduler(
         takes=frozenset({"out", "gpus_per_node", "cpus_per_task"}),
         script=script,
         fewer=f"4; 3, if {LAST_CALL_S} s pass without room on 4; 2, after {FEWER_S} s more",
-        call=lambda wanted, options, path, secret: Call(
+        call=lambda wanted, options, path, secret: SubmitCommand(
             (
                 *("ray", "job", "submit", *options.further, "--no-wait"),
                 *("--submission-id", wanted.label, "--", "python3", str(path)),

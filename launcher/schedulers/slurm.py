@@ -12,11 +12,11 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,
-    Call,
     Environ,
     Queue,
     Scheduler,
     Submission,
+    SubmitCommand,
     SubmitOptions,
     number,
     number_if_plain,
@@ -259,7 +259,7 @@ SLURM = Scheduler(
         script_name="submit.sbatch",
         takes=frozenset({"out", "time", "partition", "account", "gpus_per_node", "cpus_per_task"}),
         script=batch_script,
-        call=lambda wanted, options, path, secret: Call(("sbatch", "--parsable", str(path))),
+        call=lambda wanted, options, path, secret: SubmitCommand(("sbatch", "--parsable", str(path))),
         next_commands=next_commands,
         note=gpus_note,
         job_id=job_id_in,

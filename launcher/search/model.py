@@ -34,7 +34,7 @@ JITTER = 1e-10
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCombination:
     """The results of a combination's trials."""
 
     combination: int
@@ -62,7 +62,7 @@ class Posterior:
         return found
 
 
-def posterior(levels: Levels, measured: Sequence[Measured]) -> Posterior:
+def posterior(levels: Levels, measured: Sequence[MeasuredCombination]) -> Posterior:
     """The posterior of every combination, given `measured`.
 
     Args:
@@ -88,7 +88,7 @@ def posterior(levels: Levels, measured: Sequence[Measured]) -> Posterior:
 
 
 @dataclass(frozen=True)
-class Change:
+class ValueEffect:
     """How much longer a step takes, in log time, where a key has one value instead of another."""
 
     key: int
@@ -104,7 +104,7 @@ class Change:
 
 def changes(
     belief: Posterior, levels: Levels, has: NDArray[np.bool_], known: Sequence[int], at: int
-) -> list[Change]:
+) -> list[ValueEffect]:
     """The change by each measured value of each key, compared with the value of the combination `at`.
 
     Where that has no such key, or its value wasn't measured, the value that was measured most often takes
@@ -125,8 +125,12 @@ def changes(
 
 
 def fastest_with(
-    change: Change, levels: Levels, has: NDArray[np.bool_], measured: Sequence[Measured], at: int
-) -> Measured | None:
+    change: ValueEffect,
+    levels: Levels,
+    has: NDArray[np.bool_],
+    measured: Sequence[MeasuredCombination],
+    at: int,
+) -> MeasuredCombination | None:
     """The fastest combination that was measured and is like `at`, but for this change."""
     own = np.array([one.combination for one in measured])
     alike = _alike(change.key, own, np.array([at]), levels, has)[:, 0] & has[own, change.key]
@@ -137,7 +141,7 @@ def fastest_with(
 
 def _changes_of(
     key: int, belief: Posterior, levels: Levels, has: NDArray[np.bool_], known: list[int], at: int
-) -> Iterator[Change]:
+) -> Iterator[ValueEffect]:
     seen = [int(levels[one, key]) for one in known if has[one, key]]
     values = sorted(set(seen))
     if len(values) < 2:
@@ -150,7 +154,9 @@ def _changes_of(
             weights = np.bincount(pairs[:, 0], minlength=len(levels)) / len(pairs)
             weights -= np.bincount(pairs[:, 1], minlength=len(levels)) / len(pairs)
             variance = float(weights @ belief.covariance @ weights)
-            yield Change(key, level, against, float(weights @ belief.mean), math.sqrt(max(0.0, variance)))
+            yield ValueEffect(
+                key, level, against, float(weights @ belief.mean), math.sqrt(max(0.0, variance))
+            )
 
 
 def _pairs(key: int, level: int, against: int, levels: Levels, has: NDArray[np.bool_]) -> NDArray[np.int64]:

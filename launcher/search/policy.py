@@ -16,7 +16,7 @@ from statistics import fmean
 
 import numpy as np
 
-from gpurun.launcher.search.model import Floats, Levels, Measured, Posterior, posterior
+from gpurun.launcher.search.model import Floats, Levels, MeasuredCombination, Posterior, posterior
 
 FINALISTS = 5
 TOLERANCE = 0.01
@@ -57,7 +57,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchOutcome:
     """The result of a search."""
 
     finalists: tuple[int, ...]
@@ -111,7 +111,7 @@ class Search:
         draws = belief.draws(DRAWS, np.random.default_rng((self.seed, len(trials))))
         return self._explore(draws, tried, known) or self._again(draws, known)
 
-    def _explore(self, draws: Floats, tried: set[int], known: Sequence[Measured]) -> Batch | None:
+    def _explore(self, draws: Floats, tried: set[int], known: Sequence[MeasuredCombination]) -> Batch | None:
         """The combinations not tried yet that are most often the fastest, in times that all may have."""
         untried = np.array([one for one in range(len(self.levels)) if one not in tried], dtype=int)
         if not len(untried):
@@ -125,7 +125,7 @@ class Search:
         order = np.argsort(-counts, kind="stable")[:BATCH]
         return Batch(tuple(int(untried[one]) for one in order if counts[one]), 1)
 
-    def _again(self, draws: Floats, known: Sequence[Measured]) -> Batch | None:
+    def _again(self, draws: Floats, known: Sequence[MeasuredCombination]) -> Batch | None:
         """The combinations that may still be the fastest of those tried; the fewest trials first."""
         own = np.array([one.combination for one in known])
         times = draws[:, own]
@@ -139,7 +139,7 @@ class Search:
         again = tuple(one.combination for one in by_time if one.trials == trials)
         return Batch(again, trials + 1) if again else None
 
-    def found(self, trials: Sequence[Trial]) -> Found | None:
+    def found(self, trials: Sequence[Trial]) -> SearchOutcome | None:
         """The result of the trials so far; `None` if none has ended well."""
         known = measured(trials)
         if not known:
@@ -151,7 +151,7 @@ class Search:
         others = [one for one in range(len(self.levels)) if one not in {*finalists, *failed}]
         unknown = self.unlike([one.combination for one in known]) & {*others}
         most = None if unknown else missed(belief, finalists, others, self.seed)
-        return Found(finalists, belief, most, unknown)
+        return SearchOutcome(finalists, belief, most, unknown)
 
     def unlike(self, known: Sequence[int]) -> frozenset[int]:
         """Combinations with a value of some key that none of these has."""
@@ -172,7 +172,7 @@ def missed(belief: Posterior, finalists: Sequence[int], others: Sequence[int], s
     return max(0.0, float(np.quantile(gains, LEVEL)))
 
 
-def measured(trials: Sequence[Trial]) -> list[Measured]:
+def measured(trials: Sequence[Trial]) -> list[MeasuredCombination]:
     """The combined results of each combination's trials; nothing for one of which a trial failed."""
     by_combination: dict[int, list[Trial]] = {}
     for trial in trials:
@@ -184,11 +184,11 @@ def measured(trials: Sequence[Trial]) -> list[Measured]:
     ]
 
 
-def _together(combination: int, trials: Sequence[Trial]) -> Measured:
+def _together(combination: int, trials: Sequence[Trial]) -> MeasuredCombination:
     """The mean over trials."""
     times = [trial.log_time for trial in trials if trial.log_time is not None]
     variance = math.fsum(trial.variance for trial in trials) / len(trials) ** 2
-    return Measured(combination, fmean(times), variance, len(trials))
+    return MeasuredCombination(combination, fmean(times), variance, len(trials))
 
 
 def design(levels: Levels, seed: int, first: Sequence[int] = ()) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.expand import expand
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.records import Effect, TimeChange, Unmeasured
-from gpurun.launcher.search.model import Levels, Measured, Posterior, changes, fastest_with
+from gpurun.launcher.search.model import Levels, MeasuredCombination, Posterior, changes, fastest_with
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 
@@ -105,7 +105,7 @@ def processes_for(variant: Variant) -> str:
 
 
 @dataclass(frozen=True)
-class Key:
+class SearchKey:
     """A key by which variants differ, or a part of one: of a mapping, or an option of a program."""
 
     setting: str
@@ -133,11 +133,11 @@ class Key:
         return value_text(value) or ("given" if self.setting == "args" else "none")
 
 
-def keys_of(variants: Sequence[Variant]) -> list[Key]:
+def keys_of(variants: Sequence[Variant]) -> list[SearchKey]:
     """All by which these variants differ."""
     rows = [dict(_values(variant)) for variant in variants]
     names = dict.fromkeys(name for row in rows for name in row)
-    keys = [Key(*name, tuple(row.get(name, NOT_GIVEN) for row in rows)) for name in names]
+    keys = [SearchKey(*name, tuple(row.get(name, NOT_GIVEN) for row in rows)) for name in names]
     return [key for key in keys if max(key.levels)]
 
 
@@ -148,7 +148,7 @@ def levels_of(variants: Sequence[Variant]) -> Levels:
 
 
 def effects(
-    space: Space, compared: Iterable[str], belief: Posterior, known: Sequence[Measured], at: int
+    space: Space, compared: Iterable[str], belief: Posterior, known: Sequence[MeasuredCombination], at: int
 ) -> tuple[Effect, ...]:
     """The effect of each compared value on the time of a step: at one variant, and on average.
 
@@ -179,7 +179,10 @@ def effects(
 
 
 def _measured_change(
-    one: Measured | None, best: Measured, trial_variance: float, variants: Sequence[Variant]
+    one: MeasuredCombination | None,
+    best: MeasuredCombination,
+    trial_variance: float,
+    variants: Sequence[Variant],
 ) -> TimeChange | None:
     if one is None:
         return None

@@ -17,7 +17,7 @@ from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Launch
 from gpurun.launcher.processes.pool import OPTIMIZING
-from gpurun.launcher.processes.pool_per_env import Pools, Ranks
+from gpurun.launcher.processes.pool_per_env import Pools, RankPool
 from gpurun.launcher.processes.protocol import TRIAL_ENTRY, Exit, StartRequest
 from gpurun.launcher.run.attempts import attempt_id
 from gpurun.launcher.run.running_attempt import RunningAttempt, Starter
@@ -58,7 +58,7 @@ class Trials:
     """Called with the variant that is tried, and what its ranks do."""
     attempt: RunningAttempt | None = None
     """Ranks that are there."""
-    ranks: Ranks | None = None
+    ranks: RankPool | None = None
     """The starter of ranks that was used last."""
     started: dict[str, int] = field(default_factory=dict)
     """How often each launch has been started."""

@@ -37,7 +37,7 @@ from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Effect, SearchRecord, TrialRecord, Unmeasured
 from gpurun.launcher.rundir.store import keep_at, source_of
 from gpurun.launcher.rundir.url import Url
-from gpurun.launcher.search.policy import FINALISTS, Found, Search, Trial, measured
+from gpurun.launcher.search.policy import FINALISTS, Search, SearchOutcome, Trial, measured
 from gpurun.launcher.search.space import (
     Space,
     build_space,
@@ -321,7 +321,7 @@ class Screening:
             raise SpecError(f"no combination could be measured: {'; '.join(reasons[:3])}")
         return self.write(found, is_over)
 
-    def write(self, found: Found | None, is_over: bool = False) -> SearchRecord:
+    def write(self, found: SearchOutcome | None, is_over: bool = False) -> SearchRecord:
         """`search.json`, as far as it is known."""
         space = self.tuning.space
         own = space.variants[space.own].id
@@ -354,12 +354,12 @@ class Screening:
                 peak = format_number(record.peak_gib or 0.0, 2)
                 yield Unmeasured(settings_text(variant), f"its peak memory of {peak} GiB is above `memory`")
 
-    def effects(self, found: Found, best: Sequence[int]) -> dict[str, tuple[Effect, ...]]:
+    def effects(self, found: SearchOutcome, best: Sequence[int]) -> dict[str, tuple[Effect, ...]]:
         """The effect of each value on the time of a step, by the trials, for each that may be the best."""
         space, known, compared = self.tuning.space, measured(self.seen()), self.tuning.spec.compare.lists()
         return {space.variants[one].id: effects(space, compared, found.belief, known, one) for one in best}
 
-    def not_tried(self, found: Found) -> Iterator[Unmeasured]:
+    def not_tried(self, found: SearchOutcome) -> Iterator[Unmeasured]:
         """Combinations that were not tried, and by how much they are slower by the model."""
         tried = {record.variant for record in self.records}
         times = found.belief.mean

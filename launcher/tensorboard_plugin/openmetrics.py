@@ -46,7 +46,7 @@ Sample = tuple[Mapping[str, str], float | None]
 
 
 @dataclass(frozen=True)
-class Family:
+class MetricFamily:
     """A metric with all its samples."""
 
     name: str
@@ -78,16 +78,16 @@ def text_of(run: RunDir, devices: LiveDevices) -> str:
     return "".join(f"{line}\n" for family in families for line in family.lines()) + "# EOF\n"
 
 
-def _families(listed: Listed, devices: LiveDevices) -> Iterator[Family]:
+def _families(listed: Listed, devices: LiveDevices) -> Iterator[MetricFamily]:
     plan, now = read_plan(listed), progress_answer(listed, devices)
     job = {"name": plan.name, "workload": plan.workload} if plan else {}
     is_copy = isinstance(source_of(listed.path), str)  # of a run that may go on elsewhere
     is_running = None if is_copy else now["status"] == "running"
-    yield Family("run", "info", "The run.", [(job, 1)])
-    yield Family("running", "gauge", "1 while a command works on the run.", [({}, is_running)])
-    yield Family("done_ratio", "gauge", "Share of the plan that is done.", [({}, now["done"])])
-    yield Family("left_seconds", "gauge", "Estimate of what remains.", [({}, now["seconds_left"])])
-    yield Family("steps", "counter", "Optimizer steps of a rank that runs.", _steps(listed.run))
+    yield MetricFamily("run", "info", "The run.", [(job, 1)])
+    yield MetricFamily("running", "gauge", "1 while a command works on the run.", [({}, is_running)])
+    yield MetricFamily("done_ratio", "gauge", "Share of the plan that is done.", [({}, now["done"])])
+    yield MetricFamily("left_seconds", "gauge", "Estimate of what remains.", [({}, now["seconds_left"])])
+    yield MetricFamily("steps", "counter", "Optimizer steps of a rank that runs.", _steps(listed.run))
     yield from _live(now)
     yield from _figures(listed)
 
@@ -101,22 +101,22 @@ def _steps(run: RunDir) -> Iterator[Sample]:
                 yield {"launch": claim.launch, "rank": str(rank)}, state.steps
 
 
-def _live(now: Mapping[str, Any]) -> Iterator[Family]:
+def _live(now: Mapping[str, Any]) -> Iterator[MetricFamily]:
     """The figures that the tab shows while the run goes on."""
     rows = now["variants"]
     status = [({"variant": row["id"], "status": row["status"]}, 1) for row in rows]
-    yield Family("variant_status", "gauge", "1 for what has become of a variant.", status)
+    yield MetricFamily("variant_status", "gauge", "1 for what has become of a variant.", status)
     ranks = [
         ({"variant": row["id"], "rank": str(rank["rank"])}, rank) for row in rows for rank in row["ranks"]
     ]
     latest = [(labels, rank["step_ms"][-1] if rank["step_ms"] else None) for labels, rank in ranks]
-    yield Family("latest_step_ms", "gauge", "Latest timed step of a rank (ms).", latest)
+    yield MetricFamily("latest_step_ms", "gauge", "Latest timed step of a rank (ms).", latest)
     for key, meaning in DEVICE_FIGURES.items():
         samples = [({"device": one["device"]}, one.get(key)) for one in now["live"]]
-        yield Family(f"device_{key}", "gauge", meaning, samples)
+        yield MetricFamily(f"device_{key}", "gauge", meaning, samples)
 
 
-def _figures(listed: Listed) -> Iterator[Family]:
+def _figures(listed: Listed) -> Iterator[MetricFamily]:
     """The figures that every report shows of the launches that have ended."""
     comparison = read_comparison(listed)
     results = comparison.variants if comparison else ()
@@ -124,7 +124,7 @@ def _figures(listed: Listed) -> Iterator[Family]:
     for metric in described(measured_metrics(results)):
         samples = [({"variant": variant}, row.get(metric["key"])) for variant, row in values.items()]
         unit = f" ({metric['unit']})" if metric["unit"] else ""
-        yield Family(
+        yield MetricFamily(
             metric["key"], "gauge", f"{metric['title']}{unit}, by the launches that have ended.", samples
         )
 

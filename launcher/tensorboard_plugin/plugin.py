@@ -20,7 +20,14 @@ from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.tensorboard_plugin.answers.requested import Merges, file_name
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
-from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Answer, Query, Refused, Server, state_answer
+from gpurun.launcher.tensorboard_plugin.routes import (
+    ROUTES,
+    Answer,
+    Query,
+    RequestRefused,
+    TabServer,
+    state_answer,
+)
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 
 logger = logging.getLogger(__name__)
@@ -30,7 +37,7 @@ MAX_AT_ONCE = 8
 MAX_WAIT_S = 10.0
 
 Handler = Callable[[wrappers.Request], wrappers.Response]
-Route = Callable[[Server, Query], Answer]
+Route = Callable[[TabServer, Query], Answer]
 MIME_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 STATIC = Path(__file__).with_name("static")
 CHUNK_BYTES = 1 << 20
@@ -45,7 +52,7 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     def __init__(self, context: Any) -> None:
         """`context`: what TensorBoard gives its plugins; `logdir` and `flags` are used."""
         super().__init__(context)
-        self._server = Server(Listing(context.logdir))
+        self._server = TabServer(Listing(context.logdir))
         self._merges = Merges()
         self._is_loopback = is_loopback(getattr(context, "flags", None))
         self._places = threading.BoundedSemaphore(MAX_AT_ONCE)
@@ -98,7 +105,7 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
                 return json_response(request, {"error": "busy: try again"}, 503)
             try:
                 return handler(request)
-            except Refused as refused:
+            except RequestRefused as refused:
                 return json_response(request, {"error": str(refused)}, refused.code)
             except OSError as error:
                 logger.exception("a file of the log directory can't be read")

@@ -13,7 +13,7 @@ from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
 from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS, operators_answer
 from gpurun.launcher.tensorboard_plugin.answers.requested import (
     RequestedTables,
-    Wanted,
+    TableRequest,
     first_table,
     tables_answer,
 )
@@ -37,7 +37,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.answers import (
     window_answer,
 )
 from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
-from gpurun.launcher.tensorboard_plugin.timeline.format import Header, Problem
+from gpurun.launcher.tensorboard_plugin.timeline.format import Header, UnreadableFile
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Broken, Indexes, Indexing, State
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
@@ -53,7 +53,7 @@ MAX_VARIANTS = 50
 MAX_NAME = 4096
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that gets no answer; `code` is its HTTP status, the text one sentence for a person."""
 
     def __init__(self, code: int, text: str) -> None:
@@ -61,7 +61,7 @@ class Refused(Exception):
         self.code = code
 
 
-class Arguments(Protocol):
+class QueryArguments(Protocol):
     """The part of werkzeug's multi-dictionary that is used here."""
 
     def get(self, key: str) -> str | None: ...
@@ -73,24 +73,24 @@ class Arguments(Protocol):
 class Query:
     """The parameters of a request.
 
-    Every method raises `Refused` where one is missing or can't be what it should be.
+    Every method raises `RequestRefused` where one is missing or can't be what it should be.
     """
 
-    arguments: Arguments
+    arguments: QueryArguments
 
     def name(self, key: str) -> str:
         """A name, to be looked up in a listing."""
         value = self.arguments.get(key)
         if not value or len(value) > MAX_NAME or "\0" in value:
-            raise Refused(400, f"`{key}` is missing or no name")
+            raise RequestRefused(400, f"`{key}` is missing or no name")
         return value
 
     def names(self, key: str) -> list[str]:
         values = self.arguments.getlist(key)
         if not values:
-            raise Refused(400, f"`{key}` is missing")
+            raise RequestRefused(400, f"`{key}` is missing")
         if len(values) > MAX_VARIANTS:
-            raise Refused(413, f"at most {MAX_VARIANTS} of `{key}` at once")
+            raise RequestRefused(413, f"at most {MAX_VARIANTS} of `{key}` at once")
         return values
 
     def flag(self, key: str) -> bool:
@@ -99,7 +99,7 @@ class Query:
     def text(self, key: str) -> str:
         value = self.arguments.get(key) or ""
         if not value or len(value) > MAX_TEXT:
-            raise Refused(400, f"`{key}` must have 1 to {MAX_TEXT} characters")
+            raise RequestRefused(400, f"`{key}` must have 1 to {MAX_TEXT} characters")
         return value
 
     def has(self, key: str) -> bool:
@@ -109,7 +109,7 @@ class Query:
         """One of the options, the first by default."""
         value = self.arguments.get(key) or options[0]
         if value not in options:
-            raise Refused(400, f"`{key}` must be one of {', '.join(options)}")
+            raise RequestRefused(400, f"`{key}` must be one of {', '.join(options)}")
         return value
 
     def whole(self, key: str, least: int, most: int, default: int | None = None) -> int:
@@ -118,10 +118,10 @@ class Query:
             return default
         digits = (value or "").removeprefix("-")
         if not (digits.isascii() and digits.isdecimal() and len(digits) <= 17):
-            raise Refused(400, f"`{key}` must be a whole number")
+            raise RequestRefused(400, f"`{key}` must be a whole number")
         number = int(value or "")
         if not least <= number <= most:
-            raise Refused(400, f"`{key}` must lie between {least} and {most}")
+            raise RequestRefused(400, f"`{key}` must lie between {least} and {most}")
         return number
 
     def one_of(self, key: str, numbers: Collection[int]) -> int | None:
@@ -130,7 +130,7 @@ class Query:
             return None
         number = self.whole(key, 0, MAX_NS)
         if number not in numbers:
-            raise Refused(404, f"there is no {key} {number}; the traces may have changed")
+            raise RequestRefused(404, f"there is no {key} {number}; the traces may have changed")
         return number
 
     def stretch(self) -> tuple[int, int]:
@@ -138,7 +138,7 @@ class Query:
         start = self.whole("from_ns", -MAX_NS, MAX_NS)
         end = self.whole("to_ns", -MAX_NS, MAX_NS)
         if end <= start:
-            raise Refused(400, "`to_ns` must be after `from_ns`")
+            raise RequestRefused(400, "`to_ns` must be after `from_ns`")
         return start, end
 
     def lanes(self, num_lanes: int, default_all: bool = False) -> tuple[int, ...]:
@@ -148,12 +148,12 @@ class Query:
             return tuple(range(num_lanes))
         texts = value.split(",") if value and len(value) <= MAX_LANES * 8 else [""]
         if not all(text.isascii() and text.isdecimal() for text in texts):
-            raise Refused(400, "`lanes` must be numbers of lanes with commas between them")
+            raise RequestRefused(400, "`lanes` must be numbers of lanes with commas between them")
         lanes = tuple(dict.fromkeys(map(int, texts)))
         if len(lanes) > MAX_LANES:
-            raise Refused(413, f"at most {MAX_LANES} lanes at once")
+            raise RequestRefused(413, f"at most {MAX_LANES} lanes at once")
         if max(lanes) >= num_lanes:
-            raise Refused(404, f"there are only {num_lanes} lanes")
+            raise RequestRefused(404, f"there are only {num_lanes} lanes")
         return lanes
 
 
@@ -161,7 +161,7 @@ Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Server:
+class TabServer:
     """The state that all requests share."""
 
     listing: Listing
@@ -173,7 +173,7 @@ class Server:
         """The run that the request names."""
         listed = self.listing.get(query.name("run"))
         if listed is None:
-            raise Refused(404, "no such run in this log directory; it may have been removed")
+            raise RequestRefused(404, "no such run in this log directory; it may have been removed")
         return listed
 
     def traces(self, query: Query, key: str = "variant") -> Traces | None:
@@ -189,38 +189,38 @@ class Server:
 def known(listed: Listed, variant: str) -> str:
     """The id, if the run has a variant of that id."""
     if variant not in variant_ids(listed):
-        raise Refused(404, "this run has no such variant")
+        raise RequestRefused(404, "this run has no such variant")
     return variant
 
 
-def runs(server: Server, query: Query) -> Answer:
+def runs(server: TabServer, query: Query) -> Answer:
     return runs_answer(server.listing)
 
 
-def run(server: Server, query: Query) -> Answer:
+def run(server: TabServer, query: Query) -> Answer:
     return run_answer(server.run(query))
 
 
-def steps(server: Server, query: Query) -> Answer:
+def steps(server: TabServer, query: Query) -> Answer:
     listed = server.run(query)
     return steps_answer(listed, [known(listed, variant) for variant in query.names("variant")])
 
 
-def progress(server: Server, query: Query) -> Answer:
+def progress(server: TabServer, query: Query) -> Answer:
     return progress_answer(server.run(query), server.devices)
 
 
-def is_ours(server: Server, query: Query) -> bool:
+def is_ours(server: TabServer, query: Query) -> bool:
     """Whether gpurun itself recorded the run; a directory of traces may come from anywhere."""
     return server.run(query).kind == "gpurun"
 
 
-def breakdown(server: Server, query: Query) -> Answer:
+def breakdown(server: TabServer, query: Query) -> Answer:
     ours = is_ours(server, query)
     return with_index(server, query, lambda index: breakdown_answer(index.header, ours))
 
 
-def operators(server: Server, query: Query) -> Answer:
+def operators(server: TabServer, query: Query) -> Answer:
     kind = KINDS[KINDS.index(query.choice("kind", KINDS))]
     against: Header | None = None
     if query.has("against"):
@@ -241,12 +241,12 @@ def operators(server: Server, query: Query) -> Answer:
     return with_index(server, query, answer)
 
 
-def tables(server: Server, query: Query) -> Answer:
+def tables(server: TabServer, query: Query) -> Answer:
     wanted = TABLES[TABLES.index(query.choice("table", TABLES))] if query.has("table") else None
     return with_index(server, query, lambda index: table_of(server, query, index, wanted))
 
 
-def table_of(server: Server, query: Query, index: Index, wanted: Table | None) -> Answer:
+def table_of(server: TabServer, query: Query, index: Index, wanted: Table | None) -> Answer:
     """The table that is wanted, by default the one to begin with, or how far it is."""
     name = wanted or first_table(index.header)
     is_compared = name == "operators" and query.has("against")
@@ -256,8 +256,8 @@ def table_of(server: Server, query: Query, index: Index, wanted: Table | None) -
         traces = server.traces(query, key)
         ranks = {rank.rank for rank in index.header.ranks}
         steps = {step.step for rank in index.header.ranks for step in rank.steps}
-        chosen = Wanted(name, query.one_of("rank", ranks), query.one_of("step", steps))
-        return made(server, traces, index, Wanted(name, None, None) if is_compared else chosen)
+        chosen = TableRequest(name, query.one_of("rank", ranks), query.one_of("step", steps))
+        return made(server, traces, index, TableRequest(name, None, None) if is_compared else chosen)
 
     against: tuple[str, TraceReport] | None = None
     if is_compared:
@@ -273,21 +273,23 @@ def table_of(server: Server, query: Query, index: Index, wanted: Table | None) -
     return tables_answer(index.header, name, found, label, against)
 
 
-def made(server: Server, traces: Traces | None, index: Index, wanted: Wanted) -> TraceReport | Answer:
+def made(
+    server: TabServer, traces: Traces | None, index: Index, wanted: TableRequest
+) -> TraceReport | Answer:
     """A report with the table that is wanted, or how far it is."""
     if traces is None:
         return state_answer(None)
     found = server.tables.get(traces, index, wanted)
     if isinstance(found, str):
-        return state_answer(Broken((Problem(traces.directory.name, None, found),)))
+        return state_answer(Broken((UnreadableFile(traces.directory.name, None, found),)))
     return found or {"state": "building", "problems": []}
 
 
-def meta(server: Server, query: Query) -> Answer:
+def meta(server: TabServer, query: Query) -> Answer:
     return with_index(server, query, meta_answer)
 
 
-def window(server: Server, query: Query) -> Answer:
+def window(server: TabServer, query: Query) -> Answer:
     from_ns, to_ns = query.stretch()
     width_px = query.whole("width_px", MIN_WIDTH_PX, MAX_WIDTH_PX)
 
@@ -298,7 +300,7 @@ def window(server: Server, query: Query) -> Answer:
     return with_index(server, query, answer)
 
 
-def event(server: Server, query: Query) -> Answer:
+def event(server: TabServer, query: Query) -> Answer:
     def answer(index: Index) -> Answer:
         last = index.header.num_entries - 1
         if query.has("collective"):
@@ -308,18 +310,18 @@ def event(server: Server, query: Query) -> Answer:
             number = query.whole("id", 0, MAX_NS)
             entry = number if number <= last else None
         if entry is None:
-            raise Refused(404, "no such event; the trace may have changed")
+            raise RequestRefused(404, "no such event; the trace may have changed")
         return event_answer(index, entry)
 
     return with_index(server, query, answer)
 
 
-def search(server: Server, query: Query) -> Answer:
+def search(server: TabServer, query: Query) -> Answer:
     text, after_ns = query.text("q"), query.whole("after_ns", -MAX_NS, MAX_NS, -MAX_NS)
     return with_index(server, query, lambda index: search_answer(index, text, after_ns))
 
 
-def selection(server: Server, query: Query) -> Answer:
+def selection(server: TabServer, query: Query) -> Answer:
     start, end = query.stretch()
 
     def answer(index: Index) -> Answer:
@@ -329,7 +331,7 @@ def selection(server: Server, query: Query) -> Answer:
     return with_index(server, query, answer)
 
 
-def with_index(server: Server, query: Query, answer: Callable[[Index], Answer]) -> Answer:
+def with_index(server: TabServer, query: Query, answer: Callable[[Index], Answer]) -> Answer:
     """The answer if the index is ready, else how far it is."""
     state = server.index(query)
     if not isinstance(state, Index):
@@ -353,7 +355,7 @@ def state_answer(state: State | None) -> Answer:
     return {"state": "none", "problems": []}
 
 
-ROUTES: Mapping[str, Callable[[Server, Query], Answer]] = {
+ROUTES: Mapping[str, Callable[[TabServer, Query], Answer]] = {
     "/runs": runs,
     "/run": run,
     "/steps": steps,

@@ -29,7 +29,7 @@ GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Server:
+class TensorBoardServer:
     """A TensorBoard that answers."""
 
     url: str
@@ -46,7 +46,7 @@ class Server:
 
 
 @contextmanager
-def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[Server]:
+def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[TensorBoardServer]:
     """A TensorBoard that shows `path`, a run or a directory of runs, until the block is left; also by Ctrl-C.
 
     Args:
@@ -65,7 +65,7 @@ def open_view(path: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[Se
     with tempfile.TemporaryFile() as log:
         process = _start(directory, host, port, log)
         try:
-            server = Server(_url(process, log), process)
+            server = TensorBoardServer(_url(process, log), process)
             with suppress(KeyboardInterrupt):  # the way to close a view
                 yield server
         finally:

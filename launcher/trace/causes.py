@@ -103,7 +103,7 @@ class StageWait:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRanks:
     """The time of ranks."""
 
     ranks: tuple[RankTime, ...]
@@ -190,7 +190,7 @@ def cause_finding(
     )
 
 
-def causes(measured: Measured) -> list[Cause]:
+def causes(measured: MeasuredRanks) -> list[Cause]:
     """Everything but compute, the largest first."""
     slowest = next(each for each in measured.ranks if each.rank == measured.slowest)
     parts = dict.fromkeys(part for each in measured.ranks for part in each.lost_ns if part != "blocked")
@@ -244,7 +244,7 @@ def _as_much(cause: Cause, before: Iterable[Cause]) -> float:
     )
 
 
-def _own(part: Part, slowest: RankTime, measured: Measured) -> Cause:
+def _own(part: Part, slowest: RankTime, measured: MeasuredRanks) -> Cause:
     """The loss of the rank that works longest: what it loses, the step loses.
 
     Where all lose about as much, what each loses at least; always so where they are blocked: if one is
@@ -280,7 +280,7 @@ def _lost_ns(rank: RankTime, part: Part) -> float:
     return max(0.0, rank.lost_ns.get(part, 0.0) - (rank.added_ns if part in OF_HOST else 0.0))
 
 
-def _wait(measured: Measured) -> Cause:
+def _wait(measured: MeasuredRanks) -> Cause:
     """The longest wait of a rank for another.
 
     By their work: as far as another one's longer computing explains it. One without samples only ever waits,
@@ -355,7 +355,7 @@ def _samples_ratio(cause: RankTime, waiting: RankTime) -> float:
     return (cause.samples or 1) / (waiting.samples or 1)
 
 
-def _bubble(measured: Measured) -> Cause | None:
+def _bubble(measured: MeasuredRanks) -> Cause | None:
     """The wait of the stage with the largest bubble; `None` without a pipeline."""
     if measured.bubble is None:
         return None

@@ -13,7 +13,7 @@ from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.trace.causes import (
     MENTION_FROM,
     Cause,
-    Measured,
+    MeasuredRanks,
     Part,
     RankTime,
     StageWait,
@@ -108,7 +108,7 @@ def trace_causes(report: TraceReport) -> list[Cause]:
     ]
     if not ranks:
         return []
-    measured = Measured(
+    measured = MeasuredRanks(
         tuple(ranks),
         max(ranks, key=lambda each: each.work_ns).rank,
         by_collectives=True,

@@ -18,13 +18,13 @@ from gpurun.launcher.rundir.files import replacing
 from gpurun.launcher.trace.analysis.analyse import Analysis, analyse
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
-from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.discover import MARK, find_traces, place_for
 from gpurun.launcher.trace.kineto.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
 from gpurun.launcher.trace.kineto.events import time_texts
-from gpurun.launcher.trace.kineto.file_blocks import TraceFile
-from gpurun.launcher.trace.kineto.trace_file import Room, allowed_bytes, open_source
+from gpurun.launcher.trace.kineto.file_blocks import TraceBlocks
+from gpurun.launcher.trace.kineto.trace_file import ReadLimits, allowed_bytes, open_source
 
 RawEvent = dict[str, Any]
 
@@ -88,7 +88,7 @@ def _write(analysis: Analysis, within: Sequence[Path], file: IO[bytes] | gzip.Gz
 
 def _blocks(analysis: Analysis, within: Sequence[Path], base_ns: int) -> Iterator[list[RawEvent]]:
     movers: dict[int, _Mover] = {}
-    room = Room(allowed_bytes([digest.path for _, digest in analysis.ranked.digests]), within)
+    room = ReadLimits(allowed_bytes([digest.path for _, digest in analysis.ranked.digests]), within)
     for position, (rank, digest) in enumerate(analysis.ranked.digests):
         parts = [part for each in analysis.matched.collectives for part in each.parts if part.rank == rank]
         starts_ns = frozenset(_in_file_ns(part, digest) for part in parts)
@@ -96,7 +96,7 @@ def _blocks(analysis: Analysis, within: Sequence[Path], base_ns: int) -> Iterato
         since_base_ns = digest.zero_ns - digest.base_ns
         movers[rank] = _Mover(rank, position, realigned, since_base_ns, starts_ns, _window(digest))
         with open_source(digest.path, room) as source:
-            for events, block in TraceFile(source, RawEvent).blocks():
+            for events, block in TraceBlocks(source, RawEvent).blocks():
                 yield movers[rank].move(events, block)
         yield movers[rank].labels()
     digests = dict(analysis.ranked.digests)
@@ -104,7 +104,7 @@ def _blocks(analysis: Analysis, within: Sequence[Path], base_ns: int) -> Iterato
         yield _links(number + len(movers) * IDS_PER_RANK, each, movers, digests)
 
 
-def _in_file_ns(part: Part, digest: Digest) -> int:
+def _in_file_ns(part: RankPart, digest: Digest) -> int:
     """Its start, in the file's own time."""
     return part.local.start + digest.base_ns - digest.zero_ns
 

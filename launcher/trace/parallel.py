@@ -16,7 +16,7 @@ from typing import IO
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.machine.helper_process import helper_argv, yield_to_others
 from gpurun.launcher.trace.analysis.digest import Digest, digest_file
-from gpurun.launcher.trace.kineto.trace_file import Room, allowed_bytes, size_of
+from gpurun.launcher.trace.kineto.trace_file import ReadLimits, allowed_bytes, size_of
 from gpurun.launcher.trace.requested_tables import Table
 
 PARALLEL_FROM_BYTES = 16 << 20
@@ -29,7 +29,7 @@ Read = Digest | str
 
 
 @dataclass(frozen=True)
-class Share:
+class FileShare:
     """The files that one process reads."""
 
     files: tuple[Path, ...]
@@ -39,7 +39,7 @@ class Share:
     most_bytes: int
     """That they may unpack to together."""
     within: Sequence[Path] = ()
-    """Where they have to be; see `Room`."""
+    """Where they have to be; see `ReadLimits`."""
 
 
 def read_all(
@@ -65,22 +65,22 @@ def read_all(
     """
     num_processes = min(len(files), len(os.sched_getaffinity(0)))
     if num_processes < 2 or sum(map(weight, files)) < PARALLEL_FROM_BYTES:
-        return read_in_turn(Share(tuple(files), steps, show, allowed_bytes(files, among), within))
+        return read_in_turn(FileShare(tuple(files), steps, show, allowed_bytes(files, among), within))
     found: dict[Path, Read] = {}
     parts = _parts(files, num_processes)
-    shares = [Share(part, steps, show, allowed_bytes(part, among or files), within) for part in parts]
+    shares = [FileShare(part, steps, show, allowed_bytes(part, among or files), within) for part in parts]
     for share, reads in _run(shares):
         found.update(zip(share.files, reads, strict=True))
     return [found[file] for file in files]
 
 
-def read_in_turn(share: Share) -> list[Read]:
+def read_in_turn(share: FileShare) -> list[Read]:
     """Each file's digest, or why it can't be read."""
-    room = Room(share.most_bytes, share.within)
+    room = ReadLimits(share.most_bytes, share.within)
     return [_read_one(file, share, room) for file in share.files]
 
 
-def _read_one(file: Path, share: Share, room: Room) -> Read:
+def _read_one(file: Path, share: FileShare, room: ReadLimits) -> Read:
     try:
         return digest_file(file, share.steps, share.show, room)
     except TraceError as error:
@@ -103,7 +103,7 @@ def _parts(files: Sequence[Path], number: int) -> list[tuple[Path, ...]]:
     return [tuple(part) for part in parts]
 
 
-def _run(shares: Sequence[Share]) -> Iterator[tuple[Share, list[Read]]]:
+def _run(shares: Sequence[FileShare]) -> Iterator[tuple[FileShare, list[Read]]]:
     """Runs a process for each share; results are passed in files, so that no process waits for its reader."""
     with ExitStack() as stack:
         running = []
@@ -122,7 +122,7 @@ def _run(shares: Sequence[Share]) -> Iterator[tuple[Share, list[Read]]]:
             yield share, pickle.load(answer)
 
 
-def _start(share: Share, answer: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(share: FileShare, answer: IO[bytes]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         helper_argv("gpurun.launcher.trace.parallel:serve"), stdin=subprocess.PIPE, stdout=answer
     )
@@ -133,7 +133,7 @@ def _start(share: Share, answer: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def serve() -> None:
-    """The body of such a process: reads a `Share` from stdin, writes the digests to stdout."""
+    """The body of such a process: reads a `FileShare` from stdin, writes the digests to stdout."""
     yield_to_others()
-    share: Share = pickle.load(sys.stdin.buffer)
+    share: FileShare = pickle.load(sys.stdin.buffer)
     pickle.dump(read_in_turn(share), sys.stdout.buffer)

@@ -22,7 +22,7 @@ from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.meters.cpu_time import BlockNoise, NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
-from gpurun.workloads.micro_benchmarks import Case, Probe, Site
+from gpurun.workloads.micro_benchmarks import BenchmarkCase, Probe, Site
 
 BLOCK_MS = 10.0
 """A block repeats its case for at least this long; a case that is longer runs once."""
@@ -96,14 +96,16 @@ class ProbeRounds:
         own_ns = run_ns - (noise.thread_cpu_ns or 0)
         return waiting((noise.queue_ns or 0) / lasted_ns, load, own_ns / lasted_ns)
 
-    def calibrate(self, case: Case) -> int:
+    def calibrate(self, case: BenchmarkCase) -> int:
         """How often a block repeats the case; the same on all ranks."""
         for _ in range(WARMUP_REPETITIONS):
             time_ns = self.time_ns(case, 1)
         (slowest_ns,) = self.peers.maximum([time_ns])
         return min(MAX_REPETITIONS, max(1, math.ceil(BLOCK_MS * 1e6 / max(slowest_ns, 1.0))))
 
-    def run_round(self, variant: str, round_: int, cases: Sequence[Case], repetitions: Sequence[int]) -> None:
+    def run_round(
+        self, variant: str, round_: int, cases: Sequence[BenchmarkCase], repetitions: Sequence[int]
+    ) -> None:
         """A block of every case; rank 0 records the slowest rank's times."""
         shuffled = list(range(len(cases)))
         random.Random(f"{self.config.draw}/{self.config.launch}/{round_}").shuffle(shuffled)
@@ -116,7 +118,7 @@ class ProbeRounds:
             records = [self.record(round_, cases[i], repetitions[i], time_ns) for i, time_ns in pairs]
             append_lines(self.journal.run.points(variant), records)
 
-    def time_ns(self, case: Case, repetitions: int) -> float:
+    def time_ns(self, case: BenchmarkCase, repetitions: int) -> float:
         """This rank's mean time of one repetition, in ns, from a start that all ranks share.
 
         By the host's clock, which waits for the devices at both ends: in a block of 10 ms that is negligible,
@@ -131,7 +133,7 @@ class ProbeRounds:
             self.synchronize()
             return (self.now_ns() - start_ns) / repetitions
 
-    def sample(self, load: LoadMeter, case: Case, repetitions: int) -> None:
+    def sample(self, load: LoadMeter, case: BenchmarkCase, repetitions: int) -> None:
         """Samples the GPUs' drivers while they work: in a block that isn't timed, as asking takes time."""
         if load.gpus:
             for _ in range(repetitions):
@@ -143,7 +145,7 @@ class ProbeRounds:
         for device in self.site.devices:
             runtime_of(device).synchronize(device)
 
-    def record(self, round_: int, case: Case, repetitions: int, time_ns: float) -> PointRecord:
+    def record(self, round_: int, case: BenchmarkCase, repetitions: int, time_ns: float) -> PointRecord:
         return PointRecord(
             launch=self.config.launch,
             round=round_,

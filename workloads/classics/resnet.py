@@ -93,7 +93,7 @@ BLOCKS_PER_STAGE = 9
 """n of the 6n + 2 layers."""
 
 
-class Block(nn.Module):
+class BasicBlock(nn.Module):
     """Two 3x3 convolutions around an identity; no ReLU after the addition, and biases as well as norms."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
@@ -121,7 +121,9 @@ class Block(nn.Module):
 def resnet56() -> Workload:
     """ResNet-56, widths 16, 32 and 64; 855,050 parameters, published with batches of 128."""
     widths = [16, *(width for width in (16, 32, 64) for _ in range(BLOCKS_PER_STAGE))]
-    blocks = [Block(before, width, stride=1 if before == width else 2) for before, width in pairwise(widths)]
+    blocks = [
+        BasicBlock(before, width, stride=1 if before == width else 2) for before, width in pairwise(widths)
+    ]
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.BatchNorm2d(16),

@@ -43,7 +43,7 @@ class ImageFolder:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundImages:
     """The files in a directory."""
 
     dataset: ImageFolder
@@ -82,7 +82,7 @@ def image_workload(
     )
 
 
-def read_directory(directory: Path, max_images: int) -> Found:
+def read_directory(directory: Path, max_images: int) -> FoundImages:
     """The images in a directory; the directories in it are classes, in the order of their names.
 
     Every file that is used is opened and decoded once, small, so that a broken one shows before the run.
@@ -112,7 +112,7 @@ def read_directory(directory: Path, max_images: int) -> Found:
         raise ValueError(
             f"none of the {len(chosen)} images in {directory} can be read, such as {name}: {why}"
         )
-    return Found(ImageFolder(readable), skipped, 1 + max(label for _, label in files))
+    return FoundImages(ImageFolder(readable), skipped, 1 + max(label for _, label in files))
 
 
 def labelled_files(directory: Path) -> Iterator[tuple[Path, int]]:
@@ -160,7 +160,7 @@ def middle(image: "Image") -> "Image":
     return image.crop((left, top, left + side, top + side))
 
 
-def skipped_notes(images: str, found: Found) -> tuple[str, ...]:
+def skipped_notes(images: str, found: FoundImages) -> tuple[str, ...]:
     """The notes about files that were left out."""
     if not found.skipped:
         return ()
@@ -173,7 +173,7 @@ def skipped_notes(images: str, found: Found) -> tuple[str, ...]:
     )
 
 
-def folded_notes(found: Found) -> tuple[str, ...]:
+def folded_notes(found: FoundImages) -> tuple[str, ...]:
     """The notes where there are more directories than classes."""
     if found.num_classes <= CLASSES:
         return ()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from gpurun.launcher.compare.figures.recorded import (
-    Measured,
+    MeasuredVariant,
     allocated_gib,
     gpu_loads,
     median_ms,
@@ -103,7 +103,7 @@ class RankFigures:
 
 
 def rank_figures(
-    run: RunDir, measured: Measured, traced: Traced | None, nodes: Sequence[Node] = ()
+    run: RunDir, measured: MeasuredVariant, traced: Traced | None, nodes: Sequence[Node] = ()
 ) -> tuple[RankFigures, ...]:
     """One entry per device; the replicas of `dp` share a process, whose figures the first has."""
     alone = len(measured.variant.devices) == 1
@@ -129,7 +129,7 @@ def host_of(device: str, nodes: Sequence[Node]) -> str | None:
 
 
 def _one_rank(
-    measured: Measured, rank: int, device: str, local_batch: int | None, host: str | None
+    measured: MeasuredVariant, rank: int, device: str, local_batch: int | None, host: str | None
 ) -> RankFigures:
     steps = measured.steps.get(rank, ())
     timed = timed_steps(measured, rank)

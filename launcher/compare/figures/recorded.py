@@ -55,7 +55,7 @@ from gpurun.launcher.units import GIB
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredVariant:
     """A planned variant with everything that was measured of it so far."""
 
     variant: Variant
@@ -117,7 +117,7 @@ class Measured:
 
 def read_measured(
     run: RunDir, plan: Plan, variant: Variant, read: VariantSteps, events: Mapping[str, Sequence[Event]]
-) -> Measured:
+) -> MeasuredVariant:
     """Reads the files of `variant`; what is not there yet is empty.
 
     Args:
@@ -155,7 +155,7 @@ def read_measured(
     counting, timed = launches_that_count(launches, timed)
     repetitions = {launch.id: launch.repetition for launch in counting}
     aa = [time for time in round_times(steps, world_size, "aa") if planned_launch(time.launch) in repetitions]
-    return Measured(
+    return MeasuredVariant(
         variant=replace(variant, split=balance.best.split) if balance else variant,
         group=counting[0].group if counting else "",
         status=_effective_status(status, facts, bool(timed or points)),
@@ -231,14 +231,14 @@ def throttled(timed: Sequence[StepRecord | GpuLoad]) -> str | None:
     return reasons.most_common(1)[0][0] if reasons else None
 
 
-def timed_steps(measured: Measured, rank: int) -> list[StepRecord]:
+def timed_steps(measured: MeasuredVariant, rank: int) -> list[StepRecord]:
     """The rank's steps that count: those of rounds that all ranks have."""
     rounds = {(time.launch, time.round) for time in measured.timed}
     steps = measured.steps.get(rank, ())
     return [step for step in steps if step.kind == "timed" and (step.launch, step.round) in rounds]
 
 
-def typical_ms(measured: Measured) -> dict[int, float]:
+def typical_ms(measured: MeasuredVariant) -> dict[int, float]:
     """Each rank's mean step in a round, the median over rounds, less its share of waiting for other load."""
     found = {}
     for rank in measured.steps:
@@ -250,14 +250,14 @@ def typical_ms(measured: Measured) -> dict[int, float]:
     return found
 
 
-def has_cold_peak(measured: Mapping[str, Measured]) -> bool:
+def has_cold_peak(measured: Mapping[str, MeasuredVariant]) -> bool:
     """Whether the peak of a program's process is known from the run's first launch alone."""
     return any(
         one.has_only_first and one.variant.devices[0].startswith(CPU.name) for one in measured.values()
     )
 
 
-def slowest_steps(measured: Measured) -> list[StepRecord]:
+def slowest_steps(measured: MeasuredVariant) -> list[StepRecord]:
     """Timed steps of the rank that takes longest for all of them, of each launch."""
     lanes: dict[str, list[list[StepRecord]]] = {}
     for rank in measured.steps:
@@ -270,7 +270,7 @@ def _length_ns(steps: Iterable[StepRecord]) -> float:
     return math.fsum(step.block_ns or step.step_ns for step in steps)
 
 
-def gpu_loads(measured: Measured, position: int, of_every_launch: bool = False) -> list[GpuLoad]:
+def gpu_loads(measured: MeasuredVariant, position: int, of_every_launch: bool = False) -> list[GpuLoad]:
     """The load of the GPU at a position of the split in each timed block; nothing for a CPU device.
 
     Args:
@@ -285,7 +285,7 @@ def gpu_loads(measured: Measured, position: int, of_every_launch: bool = False) 
     return [step.gpus[index] for step in steps if step.kind == "timed" and len(step.gpus) > index]
 
 
-def is_throttled(measured: Measured) -> bool:
+def is_throttled(measured: MeasuredVariant) -> bool:
     """Whether the clock of one of its GPUs was low for most of its time."""
     return any(
         throttled(gpu_loads(measured, position) or timed_steps(measured, position)) is not None
@@ -293,7 +293,7 @@ def is_throttled(measured: Measured) -> bool:
     )
 
 
-def allocated_gib(measured: Measured, rank: int) -> float | None:
+def allocated_gib(measured: MeasuredVariant, rank: int) -> float | None:
     """The peak in timed steps: of a GPU's allocated memory, or of a program's resident set.
 
     A workload's resident set is left out: next to live tensors of other variants it would mislead.

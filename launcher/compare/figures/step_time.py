@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from gpurun.launcher.compare.figures.recorded import Measured, slowest_steps
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant, slowest_steps
 from gpurun.launcher.compare.model import StepTime
 from gpurun.launcher.compare.variant_difference import Differences
 from gpurun.launcher.stats.estimates import MOST_LOG, median_interval, order_rank, t_interval
@@ -39,7 +39,7 @@ def _step_time(variant: str, differences: Differences) -> StepTime | None:
     return StepTime(middle_ms, _step_interval(measured, values, middle_ms))
 
 
-def _step_interval(measured: Measured, values: Sequence[float], middle_ms: float) -> Interval | None:
+def _step_interval(measured: MeasuredVariant, values: Sequence[float], middle_ms: float) -> Interval | None:
     """95 %: of the mean over launches, by their scatter; of a single launch by `within_launch`."""
     if len(values) > 1:
         low, high = t_interval([value - fmean(values) for value in values], CI_ALPHA) or (0.0, 0.0)
@@ -72,7 +72,7 @@ class WithinLaunch:
     """`round` or `step`."""
 
 
-def within_launch(measured: Measured) -> WithinLaunch:
+def within_launch(measured: MeasuredVariant) -> WithinLaunch:
     """The rounds; of a program that has hardly any, its steps."""
     rounds_ms = tuple(time.step_ns / 1e6 for time in measured.timed)
     if order_rank(len(rounds_ms), CI_ALPHA) or not measured.variant.kind.runs_program:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.compare.figures.recorded import Measured
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant
 from gpurun.launcher.machine.accelerators import recorded_names, total_peak_flop_per_s
 from gpurun.launcher.rundir.records import StepRecord
 
@@ -28,7 +28,7 @@ class Rates:
     """The energy of the GPUs, by their driver's counter; not of the rest of the machine."""
 
 
-def throughput(measured: Measured, step_ms: float | None, host: Mapping[str, Any]) -> Rates:
+def throughput(measured: MeasuredVariant, step_ms: float | None, host: Mapping[str, Any]) -> Rates:
     """The rates of a variant whose step takes `step_ms`; `host` has the names of the GPUs."""
     variant, facts = measured.variant, measured.facts
     if not step_ms or variant.global_batch is None:
@@ -55,7 +55,7 @@ def gpu_names(devices: Sequence[str], host: Mapping[str, Any]) -> list[str | Non
     return [names.get(device) for device in devices]
 
 
-def joules_per_sample(measured: Measured, global_batch: int) -> float | None:
+def joules_per_sample(measured: MeasuredVariant, global_batch: int) -> float | None:
     """Mean energy of a timed step over its samples; a GPU that ranks share counts once."""
     by_device: dict[str, float] = {}
     devices = measured.variant.devices

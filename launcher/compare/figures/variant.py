@@ -6,7 +6,7 @@ from statistics import fmean, median
 
 from gpurun.launcher.compare.figures.program_steps import whole_rounds
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, slowest_rank
-from gpurun.launcher.compare.figures.recorded import Measured
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant
 from gpurun.launcher.compare.figures.rounds import round_blocks_ns
 from gpurun.launcher.compare.figures.step_time import CI_ALPHA
 from gpurun.launcher.compare.label import varied_texts
@@ -29,14 +29,14 @@ from gpurun.launcher.strategies import STRATEGIES, Reach
 from gpurun.launcher.units import Interval
 
 
-def launch_ms(measured: Measured, differences: Differences) -> tuple[float, ...]:
+def launch_ms(measured: MeasuredVariant, differences: Differences) -> tuple[float, ...]:
     """Step of each launch, by repetition."""
     scale = (measured.variant.global_batch or 1) / 1e6
     return tuple(math.exp(value) * scale for value in differences.values(measured.variant.id))
 
 
 def scaling_efficiency(
-    measured: Measured, times: Mapping[str, StepTime | None], everything: Iterable[Measured]
+    measured: MeasuredVariant, times: Mapping[str, StepTime | None], everything: Iterable[MeasuredVariant]
 ) -> float | None:
     """t_single / (W · t) for W devices; `None` without a `single` variant that does the same work."""
     time = times[measured.variant.id]
@@ -47,7 +47,7 @@ def scaling_efficiency(
     return single_time.estimate / (len(measured.variant.devices) * time.estimate)
 
 
-def _is_single_of(one: Measured, measured: Measured) -> bool:
+def _is_single_of(one: MeasuredVariant, measured: MeasuredVariant) -> bool:
     """Whether `one` does the work of `measured`, all else being equal, on a single device."""
     return (
         STRATEGIES[one.variant.strategy].reach is Reach.DEVICE
@@ -70,7 +70,7 @@ def noise(differences: Differences) -> Noise:
     return Noise(percent, percent_interval(ci), in_percent(launches), in_percent(rounds_))
 
 
-def _own_scatter(measured: Measured) -> tuple[float | None, float | None]:
+def _own_scatter(measured: MeasuredVariant) -> tuple[float | None, float | None]:
     """Between launches, and between rounds: of a program, which may end within a round, the whole ones."""
     launches, rounds = components([list(logs.values()) for logs in measured.logs.values()])
     if not measured.variant.kind.runs_program:
@@ -97,7 +97,7 @@ def scatter(differences: Differences) -> Scatter:
     )
 
 
-def paired_by_launch(one: Measured, other: Measured) -> list[list[float]]:
+def paired_by_launch(one: MeasuredVariant, other: MeasuredVariant) -> list[list[float]]:
     """ln(t / t of the other) of the rounds that both have, by launch."""
     return [
         [log - other.logs[repetition][key] for key, log in logs.items() if key in other.logs[repetition]]
@@ -172,7 +172,7 @@ def _family(result: VariantResult) -> str:
     return " ".join((result.strategy, *split, *varied_texts(others)))
 
 
-def balanced(measured: Measured, step: StepTime | None, differences: Differences) -> Balanced | None:
+def balanced(measured: MeasuredVariant, step: StepTime | None, differences: Differences) -> Balanced | None:
     """`None` where the split is not a balanced one, or not found yet."""
     balance = measured.balance
     if balance is None:
@@ -193,7 +193,7 @@ def balanced(measured: Measured, step: StepTime | None, differences: Differences
     )
 
 
-def _costs(measured: Measured, balance: Balance) -> Iterable[DeviceCost]:
+def _costs(measured: MeasuredVariant, balance: Balance) -> Iterable[DeviceCost]:
     for device, curve in zip(measured.variant.devices, balance.curves, strict=True):
         yield DeviceCost(
             device=device,
@@ -213,7 +213,7 @@ def _cost(balance: Balance, prediction: Prediction | None) -> SplitCost | None:
     return SplitCost(prediction.split, prediction.compute_ms + balance.overhead_ms)
 
 
-def _faster_than(balanced: Measured, differences: Differences) -> tuple[str, ...]:
+def _faster_than(balanced: MeasuredVariant, differences: Differences) -> tuple[str, ...]:
     """Other splits of the same work that paired differences show to be faster."""
     others = [
         one.variant.id
@@ -224,12 +224,12 @@ def _faster_than(balanced: Measured, differences: Differences) -> tuple[str, ...
     return tuple(one for one, difference in against.items() if difference.verdict == "faster")
 
 
-def _is_same(one: Measured, measured: Measured) -> bool:
+def _is_same(one: MeasuredVariant, measured: MeasuredVariant) -> bool:
     """Whether it is another variant of the same work with the same split."""
     return one is not measured and _same_work(one, measured) and one.variant.split == measured.variant.split
 
 
-def _same_work(one: Measured, measured: Measured) -> bool:
+def _same_work(one: MeasuredVariant, measured: MeasuredVariant) -> bool:
     """Whether all but their splits is the same."""
     a, b = one.variant, measured.variant
     return (a.strategy, a.devices, a.varied) == (b.strategy, b.devices, b.varied)

@@ -23,7 +23,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """One built-in workload."""
 
     name: str
@@ -38,7 +38,7 @@ class Entry:
     params: tuple[Parameter, ...]
 
 
-def catalogue() -> tuple[Entry, ...]:
+def catalogue() -> tuple[CatalogueEntry, ...]:
     """All built-in workloads, in the order of the registry."""
     return tuple(_entry(name) for name in BUILTINS)
 
@@ -48,13 +48,13 @@ def _kinds() -> list[JobKind]:
     return list(dict.fromkeys(map(workload_kind, BUILTINS)))
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> CatalogueEntry:
     builtin = BUILTINS[name]
     module = read_module(builtin_file(name))
     signature = signature_of_builtin(name)
     doc = _docstring(module, builtin.function)
     meanings = dict(_args(doc))
-    return Entry(
+    return CatalogueEntry(
         name=name,
         kind=builtin.kind,
         summary=builtin.summary,
@@ -95,11 +95,11 @@ def render_catalogue(width: int) -> str:
     return "\n".join([*lines, "", *textwrap.wrap(last, width)])
 
 
-def _batch(entry: Entry) -> str:
+def _batch(entry: CatalogueEntry) -> str:
     return f"batch {entry.global_batch} unless the job says otherwise"
 
 
-def _lines(entry: Entry, width: int) -> list[str]:
+def _lines(entry: CatalogueEntry, width: int) -> list[str]:
     indent = " " * 13
     head = f"  {entry.name:<10} {entry.summary}"
     texts = [f"bound by {entry.bound_by}"]
@@ -119,7 +119,7 @@ def _lines(entry: Entry, width: int) -> list[str]:
     ]
 
 
-def render_entry(entry: Entry, width: int) -> str:
+def render_entry(entry: CatalogueEntry, width: int) -> str:
     """One workload with the meaning of each of its parameters, at most `width` wide."""
     batch = f"; {_batch(entry)}" if entry.global_batch else ""
     texts = [f"{entry.name}: {entry.summary}", entry.about, f"{entry.kind}, bound by {entry.bound_by}{batch}"]
@@ -158,7 +158,7 @@ def workload_reference() -> str:
     return "\n".join(parts)
 
 
-def _section(entry: Entry) -> str:
+def _section(entry: CatalogueEntry) -> str:
     batch = f" Batch: {entry.global_batch} unless the job says otherwise." if entry.global_batch else ""
     lines = [f"### `{entry.name}`\n", f"{entry.about} Bound by {entry.bound_by}.{batch}\n"]
     if entry.params:

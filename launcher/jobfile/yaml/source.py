@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gpurun
 from gpurun.launcher.errors import Problem, SpecError
-from gpurun.launcher.jobfile.yaml.tree import MAX_NODES, Mark, Node, Unreadable, compose
+from gpurun.launcher.jobfile.yaml.tree import MAX_NODES, Mark, Unreadable, YamlNode, compose
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.units import first_of, format_count
 
@@ -28,7 +28,7 @@ class Source:
 
     file: str
     text: str
-    root: Node = field(compare=False, repr=False)
+    root: YamlNode = field(compare=False, repr=False)
     problems: tuple[Problem, ...] = ()
 
     def problem(self, path: KeyPath, message: str, hint: str | None = None) -> Problem:
@@ -96,23 +96,23 @@ def _override(source: Source, override: str) -> Source:
     return Source(source.file, source.text, root, (*source.problems, *problems))
 
 
-def _override_value(text: str, option: Mark) -> tuple[Node, Sequence[Problem]]:
+def _override_value(text: str, option: Mark) -> tuple[YamlNode, Sequence[Problem]]:
     try:
         _check_characters(text, option.file)
         return compose(text, option.file, has_lines=False)
     except SpecError as error:
-        return Node(Unreadable(), option), error.problems
+        return YamlNode(Unreadable(), option), error.problems
 
 
-def _put(node: Node, steps: tuple[str, ...], value: Node, option: Mark) -> Node:
+def _put(node: YamlNode, steps: tuple[str, ...], value: YamlNode, option: Mark) -> YamlNode:
     if not steps:
         return value
     step = _step(node, steps[0], option)
-    child = node.child(step) or Node({}, option)
+    child = node.child(step) or YamlNode({}, option)
     return node.with_child(step, _put(child, steps[1:], value, option))
 
 
-def _step(node: Node, text: str, option: Mark) -> str | int:
+def _step(node: YamlNode, text: str, option: Mark) -> str | int:
     if isinstance(node.value, dict):
         return text
     if not isinstance(node.value, tuple):

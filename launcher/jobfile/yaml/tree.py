@@ -62,7 +62,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Node:
+class YamlNode:
     """A scalar, a tuple of nodes or a mapping of nodes. An alias shares its target's node."""
 
     value: Any
@@ -79,13 +79,13 @@ class Node:
     """Values below and including this one, with every alias written out."""
     height: int = field(init=False)
 
-    def children(self) -> tuple["Node", ...]:
+    def children(self) -> tuple["YamlNode", ...]:
         if isinstance(self.value, dict):
             return tuple(self.value.values())
         return self.value if isinstance(self.value, tuple) else ()
 
-    def child(self, step: str | int) -> "Node | None":
-        found: Node | None = None
+    def child(self, step: str | int) -> "YamlNode | None":
+        found: YamlNode | None = None
         if isinstance(self.value, dict):
             found = self.value.get(step)
         elif isinstance(self.value, tuple) and isinstance(step, int) and 0 <= step < len(self.value):
@@ -129,7 +129,7 @@ class Node:
             node = child
         return node.key_marks.get(str(path[-1])) or self.mark_of_value(path)
 
-    def without(self, path: Path) -> "Node":
+    def without(self, path: Path) -> "YamlNode":
         """A copy without the key at the end of `path`; the same where a step of it is missing, or no key."""
         child = self.child(path[0])
         if child is None or not isinstance(self.value, dict):
@@ -139,7 +139,7 @@ class Node:
             return self if rest is child else self.with_child(path[0], rest)
         return replace(self, value={key: one for key, one in self.value.items() if key != path[0]})
 
-    def with_child(self, step: str | int, child: "Node") -> "Node":
+    def with_child(self, step: str | int, child: "YamlNode") -> "YamlNode":
         """A copy in which `step` leads to `child`."""
         if isinstance(self.value, tuple):
             items = list(self.value)
@@ -149,7 +149,7 @@ class Node:
         return replace(self, value=value, key_marks={**self.key_marks, str(step): child.mark})
 
 
-def compose(text: str, file: str, *, has_lines: bool = True) -> tuple[Node, list[Problem]]:
+def compose(text: str, file: str, *, has_lines: bool = True) -> tuple[YamlNode, list[Problem]]:
     """The tree of a document, with the mistakes that don't keep the rest from being read.
 
     Args:
@@ -180,7 +180,7 @@ def compose(text: str, file: str, *, has_lines: bool = True) -> tuple[Node, list
     raise SpecError(*found)
 
 
-def _slips_of_text(root: Node, text: str) -> list[Slip]:
+def _slips_of_text(root: YamlNode, text: str) -> list[Slip]:
     """The lines of a document in which no key has a colon."""
     lines = text.splitlines()
     return lines_without_colon(lines, range(len(lines))) if isinstance(root.value, str) else []
@@ -203,7 +203,7 @@ class _Composer:
         self._given = () if given is text else list(zip(given.splitlines(), self._lines, strict=True))
         self._file = file
         self._has_lines = has_lines
-        self._anchors: dict[str, Node | None] = {}
+        self._anchors: dict[str, YamlNode | None] = {}
         self.problems: list[Problem] = []
 
     def mark(self, mark: Any) -> Mark:
@@ -225,8 +225,8 @@ class _Composer:
         mark, message, hint = explained(error, self._text, lambda begun: self.mark(begun).line)
         return [*self.problems[:MAX_PROBLEMS], self.mark(mark).problem(message, hint)]
 
-    def document(self) -> Node:
-        root = Node(None, self.mark(None))
+    def document(self) -> YamlNode:
+        root = YamlNode(None, self.mark(None))
         documents = 0
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent):
@@ -237,7 +237,7 @@ class _Composer:
                 root = self._node(next(self._events), depth=1)
         return root
 
-    def _node(self, event: Any, depth: int) -> Node:
+    def _node(self, event: Any, depth: int) -> YamlNode:
         if depth > MAX_DEPTH:
             self._stop(event, *TOO_DEEP)
         if isinstance(event, yaml.AliasEvent):
@@ -249,7 +249,7 @@ class _Composer:
             self._anchors[event.anchor] = node
         return node
 
-    def _build(self, event: Any, depth: int) -> Node:
+    def _build(self, event: Any, depth: int) -> YamlNode:
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event)
         is_mapping = isinstance(event, yaml.MappingStartEvent)
@@ -260,28 +260,28 @@ class _Composer:
             self._stop(event, f"aliases nest more than {MAX_DEPTH} levels deep")
         return node
 
-    def _alias(self, event: Any) -> Node:
+    def _alias(self, event: Any) -> YamlNode:
         target = self._anchors.get(event.anchor)
         if target is not None:
             return target
         reason = "refers to itself" if event.anchor in self._anchors else "has no anchor above it"
         self.problems.append(self.mark(event.start_mark).problem(f"the alias `*{event.anchor}` {reason}"))
-        return Node(Unreadable(), self.mark(event.start_mark))
+        return YamlNode(Unreadable(), self.mark(event.start_mark))
 
-    def _sequence(self, start: Any, depth: int) -> Node:
-        items: list[Node] = []
+    def _sequence(self, start: Any, depth: int) -> YamlNode:
+        items: list[YamlNode] = []
         size = 0
         for event in self._events:
             if isinstance(event, yaml.SequenceEndEvent):
                 break
             items.append(self._node(event, depth + 1))
             size = self._grow(start, size, items[-1])
-        return Node(tuple(items), self.mark(start.start_mark))
+        return YamlNode(tuple(items), self.mark(start.start_mark))
 
-    def _mapping(self, start: Any, depth: int) -> Node:
-        values: dict[str, Node] = {}
+    def _mapping(self, start: Any, depth: int) -> YamlNode:
+        values: dict[str, YamlNode] = {}
         marks: dict[str, Mark] = {}
-        bare: list[Node] = []
+        bare: list[YamlNode] = []
         size = num_pairs = 0
         before = len(self.problems)
         for event in self._events:
@@ -306,7 +306,7 @@ class _Composer:
         are_items = all(isinstance(item.value, Scalar) and "=" not in str(item.value) for item in bare)
         if 1 < len(bare) == num_pairs and are_items:
             return self._list_in_braces(mark, bare, before)
-        return Node(values, mark, marks)
+        return YamlNode(values, mark, marks)
 
     def _is_bare(self, key: Any, value: Any) -> bool:
         """Whether a key has neither a value nor a colon, as `dp` has in `{ddp, dp}`."""
@@ -315,28 +315,28 @@ class _Composer:
             return False
         return ":" not in self._lines[value.start_mark.line][key.end_mark.column : value.start_mark.column]
 
-    def _bare(self, values: dict[str, Node], item: Node) -> tuple[str | None, Node]:
+    def _bare(self, values: dict[str, YamlNode], item: YamlNode) -> tuple[str | None, YamlNode]:
         """The key and the value that are meant; no key where it is one more value of the key before it."""
         if assigned := _ASSIGNED.fullmatch(str(item.value)):
             key, value = assigned.groups()
             self.problems.append(item.mark.problem(*no_colon(key, value)))
-            return key, Node(resolve_scalar(value), item.mark)
+            return key, YamlNode(resolve_scalar(value), item.mark)
         before = next(reversed(values.values())).value if values else None
         if before is not None and not isinstance(before, dict) and isinstance(item.value, Scalar):
             self._forgotten_brackets(values, item)
             return None, item
-        return self._key(item, item.mark), Node(None, item.mark)
+        return self._key(item, item.mark), YamlNode(None, item.mark)
 
-    def _list_in_braces(self, mark: Mark, items: list[Node], before: int) -> Node:
+    def _list_in_braces(self, mark: Mark, items: list[YamlNode], before: int) -> YamlNode:
         """Args:
         before: how many problems there were before the list.
         """
         del self.problems[before:]
         listed = ", ".join(str(item.value) for item in items)
         self.problems.append(mark.problem("a list in braces", f"put it in brackets: [{shorten(listed)}]"))
-        return Node(tuple(items), mark)
+        return YamlNode(tuple(items), mark)
 
-    def _key(self, node: Node, mark: Mark) -> str | None:
+    def _key(self, node: YamlNode, mark: Mark) -> str | None:
         if isinstance(node.value, str):
             return node.value
         if not isinstance(node.value, Unreadable):
@@ -344,7 +344,7 @@ class _Composer:
             self.problems.append(mark.problem(f"a key must be text, not {describe(node.value)}", hint))
         return None
 
-    def _forgotten_brackets(self, values: dict[str, Node], item: Node) -> None:
+    def _forgotten_brackets(self, values: dict[str, YamlNode], item: YamlNode) -> None:
         """Explains the key that is none in `{global_batch: 32, 64}`: the next value of the key before it."""
         key, first = next(reversed(values.items()))
         begin = f"put several values in brackets: {key}: "
@@ -354,38 +354,38 @@ class _Composer:
             advice = f"write `{item.value}: …`, or " if isinstance(item.value, str) else ""
             found = item.mark.problem(f"`{shorten(str(item.value))}` has no value")
             self.problems.append(replace(found, hint=f"{advice}{begin}[{first.plain()}, {item.value}]"))
-        values[key] = Node(Unreadable(), first.mark)
+        values[key] = YamlNode(Unreadable(), first.mark)
 
     def _duplicate(self, key: str, mark: Mark, first: Mark) -> None:
         before = f" (first on line {first.line})" if first.line else ""
         found = mark.problem(f"duplicate key `{key}`{before}", REMOVE_ONE)
         self.problems.append(replace(found, path=(key,)))
 
-    def _grow(self, start: Any, size: int, child: Node) -> int:
+    def _grow(self, start: Any, size: int, child: YamlNode) -> int:
         if size + child.size > MAX_NODES:
             hint = "every use of an alias counts"
             self._stop(start, f"contains more than {format_count(MAX_NODES)} values", hint)
         return size + child.size
 
-    def _scalar(self, event: Any) -> Node:
+    def _scalar(self, event: Any) -> YamlNode:
         mark = self.mark(event.start_mark)
         name = event.tag.removeprefix(_TAG_PREFIX) if event.tag else ""
         is_text = name in ("!", "str") or (not event.tag and not event.implicit[0])
         if is_text:
-            return Node(event.value, mark)
+            return YamlNode(event.value, mark)
         if event.tag and name not in SCALAR_TAGS:
             self._reject_tag(event)
-            return Node(Unreadable(), mark)
+            return YamlNode(Unreadable(), mark)
         try:
             value = resolve_scalar(event.value)
         except ValueError as error:
             self.problems.append(mark.problem(str(error), "write a finite number, or put it in quotes"))
-            return Node(Unreadable(), mark)
+            return YamlNode(Unreadable(), mark)
         if event.tag and type(value) not in SCALAR_TAGS[name]:
             self.problems.append(
                 mark.problem(f"`{event.value[:40]}` is not a valid `!!{name}`", "remove the tag")
             )
-        return Node(value, mark)
+        return YamlNode(value, mark)
 
     def _reject_tag(self, event: Any) -> None:
         tag = event.tag.replace(_TAG_PREFIX, "!!")[:60]

@@ -40,7 +40,7 @@ WITHOUT_LIBRARY = (
 
 
 @dataclass(frozen=True)
-class Node:
+class TopologyNode:
     """A GPU in the kernel's topology."""
 
     number: int
@@ -77,12 +77,12 @@ class Node:
         return frozenset(link["node_to"] for link in found if link.get("type") == XGMI and "node_to" in link)
 
 
-def gpu_nodes(root: Path = Path("/")) -> list[Node]:
+def gpu_nodes(root: Path = Path("/")) -> list[TopologyNode]:
     """All GPUs of the topology in its order; the other nodes are CPUs. A cgroup may hide what a node is."""
     numbers = sorted(int(path.name) for path in (root / NODES).glob("*") if path.name.isdecimal())
     directories = ((number, root / NODES / str(number)) for number in numbers)
     return [
-        Node(number, directory, _properties(directory / "properties"))
+        TopologyNode(number, directory, _properties(directory / "properties"))
         for number, directory in directories
         if _read(directory / "gpu_id") not in ("", "0")
     ]
@@ -116,13 +116,13 @@ def inspect_amd_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> Gpus
     )
 
 
-def can_open(node: Node, root: Path) -> bool:
+def can_open(node: TopologyNode, root: Path) -> bool:
     """Whether this process may open its device file, without which HIP leaves it out."""
     minor = node.properties.get("drm_render_minor", 0)
     return not minor or os.access(root / f"dev/dri/renderD{minor}", os.R_OK | os.W_OK)
 
 
-def visible_nodes(nodes: Sequence[Node], environ: Mapping[str, str]) -> list[Node]:
+def visible_nodes(nodes: Sequence[TopologyNode], environ: Mapping[str, str]) -> list[TopologyNode]:
     """Those that ROCR_VISIBLE_DEVICES leaves, then HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES.
 
     Source: torch/cuda/__init__.py, `_parse_visible_devices` and `_device_count_amdsmi`.
@@ -131,14 +131,14 @@ def visible_nodes(nodes: Sequence[Node], environ: Mapping[str, str]) -> list[Nod
     return _chosen(of_rocm, environ.get(VISIBLE, environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-def _chosen(nodes: Sequence[Node], named: str | None) -> list[Node]:
+def _chosen(nodes: Sequence[TopologyNode], named: str | None) -> list[TopologyNode]:
     """GPUs chosen by number, or by a UUID that may be cut short.
 
     What is unknown ends the list, and one that is named twice empties it.
     """
     if named is None:
         return list(nodes)
-    found: list[Node] = []
+    found: list[TopologyNode] = []
     for token in (part.strip() for part in named.split(",")):
         if (node := _named(nodes, token)) is None:
             break
@@ -146,7 +146,7 @@ def _chosen(nodes: Sequence[Node], named: str | None) -> list[Node]:
     return found if len({node.number for node in found}) == len(found) else []
 
 
-def _named(nodes: Sequence[Node], token: str) -> Node | None:
+def _named(nodes: Sequence[TopologyNode], token: str) -> TopologyNode | None:
     if token.isdecimal():
         return nodes[int(token)] if int(token) < len(nodes) else None
     start = token.removeprefix("GPU-").lower()
@@ -154,7 +154,7 @@ def _named(nodes: Sequence[Node], token: str) -> Node | None:
     return found[0] if token.startswith("GPU-") and len(found) == 1 else None
 
 
-def _gpu(library: Any, handle: Any, index: int, visible: Sequence[Node], root: Path) -> Gpu:
+def _gpu(library: Any, handle: Any, index: int, visible: Sequence[TopologyNode], root: Path) -> Gpu:
     node = visible[index]
     ask = partial(_ask, library, handle=handle)
     clock = _clock(library, handle)
@@ -182,7 +182,7 @@ def _gpu(library: Any, handle: Any, index: int, visible: Sequence[Node], root: P
     )
 
 
-def _name(asic: Any, node: Node, root: Path) -> str:
+def _name(asic: Any, node: TopologyNode, root: Path) -> str:
     """`AMD Instinct MI300X`; without the library and a name in sysfs by its instruction set."""
     known = (
         (asic or {}).get("market_name", ""),

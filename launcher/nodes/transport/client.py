@@ -16,8 +16,8 @@ from gpurun.launcher.nodes.transport.exchange import (
     Connected,
     LinkOptions,
     Lost,
+    NotConnected,
     Peer,
-    Refused,
     Report,
     Reporter,
     Streams,
@@ -114,16 +114,16 @@ class Client(Streams):
     def _judge(self, status: Any, details: str) -> Report | None:
         """The meaning of the end of a stream; `None`: it is worth connecting again."""
         if status in _REFUSED:
-            return Refused(details)
+            return NotConnected(details)
         if self.ended:
             return Lost(0, self.host_of(0), "it has ended")
         if self._connected:
             refused = "Connection refused" in details
             return Lost(0, self.host_of(0), "it refuses connections", is_running=False) if refused else None
         if (text := self._refusal(details)) is not None:
-            return Refused(text.format(o=self.options))
+            return NotConnected(text.format(o=self.options))
         if time.monotonic() > self._deadline_s:
-            return Refused(_NOT_REACHED.format(o=self.options))
+            return NotConnected(_NOT_REACHED.format(o=self.options))
         return None
 
     def _refusal(self, details: str) -> str | None:

@@ -23,7 +23,7 @@ HEARTBEAT = 0
 """The number of a frame without a message."""
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class StreamFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One gRPC message of a stream."""
 
     number: int
@@ -34,14 +34,14 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+_decoder: msgspec.msgpack.Decoder[StreamFrame] = msgspec.msgpack.Decoder(StreamFrame)
 
 
-def encode_frame(frame: Frame) -> bytes:
+def encode_frame(frame: StreamFrame) -> bytes:
     return _encoder.encode(frame)
 
 
-def decode_frame(content: bytes) -> Frame:
+def decode_frame(content: bytes) -> StreamFrame:
     """The frame.
 
     Raises:
@@ -53,7 +53,7 @@ def decode_frame(content: bytes) -> Frame:
         raise ValueError(f"not a frame: {error}") from error
 
 
-class Lane:
+class MessageLane:
     """One end's messages to the other end, and the numbers of those that came."""
 
     def __init__(self) -> None:
@@ -79,21 +79,21 @@ class Lane:
         """A new stream begins: what is not confirmed is sent again."""
         self._next, self._reported = self._first, -1
 
-    def next_frame(self) -> Frame | None:
+    def next_frame(self) -> StreamFrame | None:
         """The next frame to send: a message, a confirmation, or nothing."""
         position = self._next - self._first
         if position < len(self._unconfirmed):
             self._next += 1
             self._reported = self._received
-            return Frame(self._next - 1, self._received, self._unconfirmed[position])
+            return StreamFrame(self._next - 1, self._received, self._unconfirmed[position])
         return self.heartbeat() if self._reported != self._received else None
 
-    def heartbeat(self) -> Frame:
+    def heartbeat(self) -> StreamFrame:
         """Shows that this end is alive, and confirms what came."""
         self._reported = self._received
-        return Frame(HEARTBEAT, self._received)
+        return StreamFrame(HEARTBEAT, self._received)
 
-    def accept(self, frame: Frame) -> bytes | None:
+    def accept(self, frame: StreamFrame) -> bytes | None:
         """The message of a frame, unless it came before.
 
         Raises:

@@ -17,7 +17,7 @@ from gpurun.launcher.nodes.messages import End, LogText, Message, decode, encode
 from gpurun.launcher.nodes.transport.connection import (
     PULSE_S,
     QUIET_S,
-    Lane,
+    MessageLane,
     Silence,
     decode_frame,
     encode_frame,
@@ -62,7 +62,7 @@ class Connected:
 
 
 @dataclass(frozen=True)
-class Refused:
+class NotConnected:
     """Node 0 can't be reached, or refuses this node, or can't listen."""
 
     text: str
@@ -86,7 +86,7 @@ class Lost:
     """Whether its gpurun may still run, on a machine that doesn't answer."""
 
 
-Report = Connected | Refused | Arrived | Lost | End
+Report = Connected | NotConnected | Arrived | Lost | End
 Reporter = Callable[[Report], None]
 
 
@@ -96,7 +96,7 @@ class Peer:
 
     rank: int
     host: str
-    lane: Lane = field(default_factory=Lane)
+    lane: MessageLane = field(default_factory=MessageLane)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     stream: int = 0
     """Number of the current stream; an earlier one may not have noticed yet that it is over."""

@@ -29,8 +29,8 @@ from gpurun.launcher.nodes.transport.exchange import (
     Arrived,
     Connected,
     LinkOptions,
+    NotConnected,
     Peer,
-    Refused,
     Reporter,
     Streams,
     carry,
@@ -231,7 +231,7 @@ class Server(Streams):
         try:
             listener = Listener(address, options.port, options.num_nodes, HANDSHAKE_S, self._refuse_address)
         except OSError as error:
-            self.report(Refused(_why_not_served(error, options)))
+            self.report(NotConnected(_why_not_served(error, options)))
             return
         self._admit, self.port = listener.admit, listener.port
         server = self._server_at(listener.inner_place)
@@ -289,7 +289,7 @@ class Server(Streams):
             )
         except ValueError as error:
             if self.options.identity is not None:
-                self.report(Refused(f"node {peer.rank} ({peer.host}): {error}"))
+                self.report(NotConnected(f"node {peer.rank} ({peer.host}): {error}"))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             peer.has_left = self.ended

@@ -12,7 +12,7 @@ from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.plan.model import Metric
 from gpurun.launcher.report.differences import uncertainty_text, verdict_text
 from gpurun.launcher.report.footnotes import confidence_text
-from gpurun.launcher.report.tables_on_request import Cell, Shown, ShownRow, ShownTable
+from gpurun.launcher.report.tables_on_request import Cell, ShownRow, ShownTable, TableContent
 from gpurun.launcher.report.terminal.grid import cut, fitted
 from gpurun.launcher.report.terminal.layout import clean, plain, screen_lines, table_of, text_of
 from gpurun.launcher.report.terminal.trace import INDENT, MAX_NAMES, MAX_ROWS, note_lines
@@ -111,12 +111,12 @@ def _item(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
-def shown_changes(diff: TraceDiff, a: str, b: str) -> tuple[Shown, str]:
+def shown_changes(diff: TraceDiff, a: str, b: str) -> tuple[TableContent, str]:
     """The tree of operators that changed, and what its figures are; `a` and `b` are names of the sides."""
     if not diff.operators:
-        return Shown((), (NO_OPERATOR_CHANGED,)), _per(diff, a, b)
+        return TableContent((), (NO_OPERATOR_CHANGED,)), _per(diff, a, b)
     rows = tuple(ShownRow(_change_cells(each), each.name, each.depth) for each in diff.operators)
-    return Shown((ShownTable((a, b, *CHANGE), OPERATOR_TREE, rows),), ()), _per(diff, a, b)
+    return TableContent((ShownTable((a, b, *CHANGE), OPERATOR_TREE, rows),), ()), _per(diff, a, b)
 
 
 def _change_cells(each: Change) -> tuple[Cell, ...]:

@@ -43,7 +43,7 @@ from gpurun.launcher.units import plural
 
 
 @dataclass(frozen=True)
-class Part:
+class BarPart:
     """A piece of a bar. Glyphs separate the parts where there is no colour."""
 
     label: str
@@ -78,7 +78,7 @@ TIMED = {
 """The same of the parts of a timed step (`PHASES`)."""
 
 
-def parts_of(variants: Sequence[VariantResult]) -> list[tuple[Part, ...]]:
+def parts_of(variants: Sequence[VariantResult]) -> list[tuple[BarPart, ...]]:
     """A bar for each variant, of its slowest rank; all of one kind, so that a glyph means one thing.
 
     What the trace shows where every variant that was timed has one, else the phases.
@@ -89,17 +89,17 @@ def parts_of(variants: Sequence[VariantResult]) -> list[tuple[Part, ...]]:
     return traced if has_all else timed
 
 
-def phase_parts(variant: VariantResult) -> tuple[Part, ...]:
+def phase_parts(variant: VariantResult) -> tuple[BarPart, ...]:
     """The phases of the variant's slowest rank, as long as its step; empty where none was measured."""
     rank, step = slowest_rank(variant.ranks), variant.step_ms
     parts = timed_parts(rank, step.estimate if step else None) if rank else {}
     least_ms = 1e-6 * sum(parts.values())
     return tuple(
-        Part(name.replace("_", " "), ms, *TIMED[name]) for name, ms in parts.items() if ms > least_ms
+        BarPart(name.replace("_", " "), ms, *TIMED[name]) for name, ms in parts.items() if ms > least_ms
     )
 
 
-def _traced_parts(variant: VariantResult) -> tuple[Part, ...]:
+def _traced_parts(variant: VariantResult) -> tuple[BarPart, ...]:
     """The traced step of the slowest rank, in proportion to the variant's step.
 
     A traced step is slower than a timed one, and there are only a few: its shares are what is to be seen.
@@ -108,11 +108,11 @@ def _traced_parts(variant: VariantResult) -> tuple[Part, ...]:
     if rank is None or not rank.span_ms or variant.step_ms is None:
         return ()
     scale = variant.step_ms.estimate / rank.span_ms
-    parts = (Part(name, scale * ms, *TRACED[name]) for name, ms in parts_ms(rank).items())
+    parts = (BarPart(name, scale * ms, *TRACED[name]) for name, ms in parts_ms(rank).items())
     return tuple(part for part in parts if part.ms > 0)
 
 
-def draw_bar(parts: Iterable[Part], cells: int, full_ms: float, plain: bool) -> Text:
+def draw_bar(parts: Iterable[BarPart], cells: int, full_ms: float, plain: bool) -> Text:
     """The bar, `cells` wide for `full_ms`. Rounds the edges, not the parts, so lengths stay comparable."""
     bar, end_ms, drawn = Text(), 0.0, 0
     for part in parts:
@@ -123,7 +123,7 @@ def draw_bar(parts: Iterable[Part], cells: int, full_ms: float, plain: bool) -> 
     return bar
 
 
-def bar_legend(bars: Iterable[Sequence[Part]], drawn: Sequence[Text], plain: bool) -> Text:
+def bar_legend(bars: Iterable[Sequence[BarPart]], drawn: Sequence[Text], plain: bool) -> Text:
     """Every label that is to be seen in the bars, once, with its glyph in its colour."""
     seen = {glyph for bar in drawn for glyph in bar.plain}
     first = {part.label: part for parts in bars for part in parts if part.glyph_in(plain) in seen}
@@ -300,7 +300,7 @@ def _fitting(names: list[Column], figures: list[Column], width: int, bars: bool)
     return fit(figures, room)
 
 
-def _bar_column(bars: Sequence[Sequence[Part]], room: int, plain: bool) -> list[Column]:
+def _bar_column(bars: Sequence[Sequence[BarPart]], room: int, plain: bool) -> list[Column]:
     """The bars, all on one scale from 0 ms; none where the room is short or nothing was measured."""
     full_ms = max((sum(part.ms for part in parts) for parts in bars), default=0.0)
     if full_ms == 0 or (room < BAR_CELLS[0] and not plain):

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpurun.launcher.findings.finding import Finding, of_level, screen_of
-from gpurun.launcher.report.tables_on_request import Shown, ShownRow, ShownTable, shown_table
+from gpurun.launcher.report.tables_on_request import ShownRow, ShownTable, TableContent, shown_table
 from gpurun.launcher.report.terminal.layout import (
     GAP,
     Column,
@@ -343,7 +343,7 @@ def render_tables(report: TraceReport, show: Sequence[Table], width: int) -> str
     return text_of(Group(*map(plain, parts)), width)
 
 
-def _parts(shown: Shown) -> list[RenderableType]:
+def _parts(shown: TableContent) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for table in shown.tables:
         parts += ["", *_lines(table, MAX_NAMES if parts else MAX_ROWS)]

@@ -280,7 +280,7 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CostCurve:
     """The time of a step on one device over its samples, without communication, in milliseconds."""
 
     alpha_ms: Number
@@ -310,7 +310,7 @@ class Prediction:
 class Balance:
     """The best split of a batch over measured devices; `variants/ID/balance.json`."""
 
-    curves: tuple[Curve, ...]
+    curves: tuple[CostCurve, ...]
     best: Prediction
     """Its time is T*: no split is predicted to be faster; if a curve is not straight, no split of measured
     sizes."""

@@ -137,7 +137,7 @@ OTHERS = tuple(each for each in TABLES if each != PATH)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TableRequest:
     """The parameters of a request."""
 
     table: Table
@@ -164,7 +164,7 @@ class RequestedTables:
         entry = "gpurun.launcher.tensorboard_plugin.answers.requested:make"
         self._made = Made(entry, "the tables can't be made")
 
-    def get(self, traces: Traces, index: Index, wanted: Wanted) -> TraceReport | str | None:
+    def get(self, traces: Traces, index: Index, wanted: TableRequest) -> TraceReport | str | None:
         """A report with the table, or why there is none, or `None` while it is being made."""
         step = "" if wanted.step is None else str(wanted.step)
         found = self._made.get(traces, index, wanted.file, ",".join(wanted.names), step)

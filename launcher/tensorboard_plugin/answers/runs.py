@@ -51,7 +51,7 @@ from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     version,
 )
 from gpurun.launcher.tensorboard_plugin.logdir.listing import TRACES, Listed, Listing, find_all
-from gpurun.launcher.tensorboard_plugin.timeline.format import Problem
+from gpurun.launcher.tensorboard_plugin.timeline.format import UnreadableFile
 
 RELOAD_S = 5
 OUTSIDE = (
@@ -312,9 +312,9 @@ def _of_traces(listed: Listed) -> dict[str, Any]:
     }
 
 
-def unopened(listed: Listed, variant: str) -> list[Problem]:
+def unopened(listed: Listed, variant: str) -> list[UnreadableFile]:
     """Traces of the variant that aren't opened, and why."""
-    return [Problem(path.name, None, OUTSIDE) for path in listed.outside(variant)]
+    return [UnreadableFile(path.name, None, OUTSIDE) for path in listed.outside(variant)]
 
 
 def _traces(listed: Listed, variant: str) -> list[dict[str, Any]]:

@@ -162,25 +162,27 @@ Answer = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownVariant:
     """The name of a variant in the sentences, and how long its timed steps are."""
 
     label: str
     step_ms: float | None = None
 
 
-def shown_as(listed: Listed, variant: str) -> Shown:
+def shown_as(listed: Listed, variant: str) -> ShownVariant:
     """A variant that the run has, as sentences call it; a directory of traces by its title."""
     if listed.kind == "traces":
-        return Shown(listed.title(outline(listed).name))
+        return ShownVariant(listed.title(outline(listed).name))
     if comparison := read_comparison(listed):
         result = next(each for each in comparison.variants if each.id == variant)
-        return Shown(variant_label(result), result.step_ms.estimate if result.step_ms else None)
+        return ShownVariant(variant_label(result), result.step_ms.estimate if result.step_ms else None)
     plan = read_plan(listed)
-    return Shown(next(variant_label(each) for each in (plan.variants if plan else ()) if each.id == variant))
+    return ShownVariant(
+        next(variant_label(each) for each in (plan.variants if plan else ()) if each.id == variant)
+    )
 
 
-def operators_said(answer: Answer, shown: Shown, against: Shown | None) -> dict[str, str]:
+def operators_said(answer: Answer, shown: ShownVariant, against: ShownVariant | None) -> dict[str, str]:
     """The headline of the table, and how its figures were come by.
 
     Args:
@@ -194,7 +196,7 @@ def operators_said(answer: Answer, shown: Shown, against: Shown | None) -> dict[
     }
 
 
-def _most_time(answer: Answer, label: str, against: Shown | None) -> str:
+def _most_time(answer: Answer, label: str, against: ShownVariant | None) -> str:
     """The part that takes most, or most of the difference."""
     rows = [row for row in answer["rows"] if row["name"] is not None]
     noun = NOUNS[answer["kind"]]
@@ -248,7 +250,7 @@ def _how(answer: Answer) -> str:
     return f"{counts}, {of}; collectives count only their exposed part. Columns add up to the {whole}."
 
 
-def _as_timed(answer: Answer, shown: Shown, against: Shown | None) -> str:
+def _as_timed(answer: Answer, shown: ShownVariant, against: ShownVariant | None) -> str:
     """The ranking's step times, next to those of the trace."""
     if shown.step_ms is None:
         return ""

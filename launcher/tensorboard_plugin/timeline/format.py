@@ -104,7 +104,7 @@ class CollectiveFacts:
 
 
 @dataclass(frozen=True)
-class Problem:
+class UnreadableFile:
     """A file that couldn't be read."""
 
     file: str
@@ -135,7 +135,7 @@ class Header:
     straggler: StragglerReport | None
     """The rank that the others waited for most, but between stages."""
     warnings: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[UnreadableFile, ...]
     conclusion: str = ""
     """The sentences of `gpurun trace` on where the time goes."""
     apart: bool = False

@@ -16,7 +16,7 @@ from typing import IO
 import msgspec
 
 from gpurun.launcher.machine.helper_process import helper_argv
-from gpurun.launcher.tensorboard_plugin.timeline.format import Problem
+from gpurun.launcher.tensorboard_plugin.timeline.format import UnreadableFile
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import News, Order
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, forget, making
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
@@ -48,7 +48,7 @@ class Indexing:
 class Broken:
     """No trace of the variant can be read."""
 
-    problems: tuple[Problem, ...]
+    problems: tuple[UnreadableFile, ...]
 
 
 State = Indexing | Broken | Index
@@ -151,7 +151,7 @@ class Indexes:
                 broken = Broken(error.problems)
             except OSError as error:
                 broken = Broken(
-                    (Problem(traces.directory.name, None, f"the index can't be written: {error}"),)
+                    (UnreadableFile(traces.directory.name, None, f"the index can't be written: {error}"),)
                 )
             with self._lock:
                 if broken is not None:
@@ -162,14 +162,14 @@ class Indexes:
 
 
 class _NotMade(Exception):
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, problems: tuple[UnreadableFile, ...]) -> None:
         super().__init__(problems)
         self.problems = problems
 
 
 def run_child(
     traces: Traces, directory: Path, report: Callable[[int, int], None], limit_s: float = BUILD_LIMIT_S
-) -> tuple[Problem, ...]:
+) -> tuple[UnreadableFile, ...]:
     """Builds the index of `traces` in `directory`; returns the problems if that fails.
 
     Args:
@@ -203,7 +203,7 @@ def run_child(
         else "because of an internal error"
     )
     text = f"the process that reads the traces ended with {process.returncode}, {reason}"
-    return last.problems or (Problem(traces.directory.name, None, text),)
+    return last.problems or (UnreadableFile(traces.directory.name, None, text),)
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -222,5 +222,5 @@ def _follow(stdout: IO[bytes], report: Callable[[int, int], None], traces: Trace
             unpacked[last.file] = last.unpacked
         if sum(unpacked) > most_bytes:
             text = f"the traces unpack to more than {format_count(most_bytes >> 20)} MiB together"
-            return News(problems=(Problem(traces.directory.name, None, text),))
+            return News(problems=(UnreadableFile(traces.directory.name, None, text),))
     return last

@@ -17,7 +17,7 @@ from gpurun.launcher.trace.analysis.collectives.collective import (
     last_rank,
     stragglers,
 )
-from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
 from gpurun.launcher.trace.analysis.collectives.match import Matched, RankCollectives, match
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.discover import (
@@ -35,7 +35,7 @@ from gpurun.launcher.trace.analysis.parallelism import (
     parallel_kinds,
     pipeline,
 )
-from gpurun.launcher.trace.analysis.rank_trace import RankView, rank_trace
+from gpurun.launcher.trace.analysis.rank_trace import MatchedRank, rank_trace
 from gpurun.launcher.trace.explain import explain
 from gpurun.launcher.trace.model import (
     CollectivePart,
@@ -269,14 +269,14 @@ def _kinds(ranked: Ranked, matched: Matched) -> GroupKinds:
     return group_kinds(matched.collectives, num_ranks, any(each.wraps_data_parallel for each in digests))
 
 
-def _views(ranked: Ranked, matched: Matched, base_ns: int) -> Iterator[tuple[int, RankView]]:
-    parts: defaultdict[int, list[tuple[Collective, Part]]] = defaultdict(list)
+def _views(ranked: Ranked, matched: Matched, base_ns: int) -> Iterator[tuple[int, MatchedRank]]:
+    parts: defaultdict[int, list[tuple[Collective, RankPart]]] = defaultdict(list)
     for each in matched.collectives:
         for part in each.parts:
             parts[part.rank].append((each, part))
     for rank, digest in ranked.digests:
         realigned = matched.clocks.realigned(rank, digest.base_ns, base_ns)
-        yield rank, RankView(digest, realigned, tuple(parts[rank]))
+        yield rank, MatchedRank(digest, realigned, tuple(parts[rank]))
 
 
 def _whole(views: Views) -> Views:

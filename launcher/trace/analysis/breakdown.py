@@ -21,7 +21,7 @@ from gpurun.launcher.trace.kineto.columns import Trace
 
 
 @dataclass(frozen=True, eq=False)
-class Activity:
+class DeviceActivity:
     """A device's activity: the moments of each class. Classes may overlap each other."""
 
     compute: Intervals
@@ -32,17 +32,17 @@ class Activity:
     device: Intervals = EMPTY
     """All that ran on the device, including what isn't divided here: work of other steps."""
 
-    def clip(self, start_ns: int, end_ns: int) -> Activity:
+    def clip(self, start_ns: int, end_ns: int) -> DeviceActivity:
         """The events from `start_ns` to `end_ns`."""
         parts = (self.compute, self.comm, self.copies, self.memsets, self.device)
-        return Activity(*(part.clip(start_ns, end_ns) for part in parts))
+        return DeviceActivity(*(part.clip(start_ns, end_ns) for part in parts))
 
     @property
     def busy(self) -> Intervals:
         return self.compute.join(self.comm).join(self.copies)
 
 
-def gpu_activity(start: Int64, end: Int64, kind: NDArray[np.int8], busy: Intervals) -> Activity:
+def gpu_activity(start: Int64, end: Int64, kind: NDArray[np.int8], busy: Intervals) -> DeviceActivity:
     """The activity of GPU work of these kinds; `busy` is all that ran on the device."""
 
     def of(*kinds: GpuKind) -> Intervals:
@@ -50,7 +50,7 @@ def gpu_activity(start: Int64, end: Int64, kind: NDArray[np.int8], busy: Interva
         return union(start[chosen], end[chosen])
 
     copies = of(GpuKind.MEMCPY, GpuKind.MEMSET)
-    return Activity(of(GpuKind.COMPUTE), of(GpuKind.COMM), copies, of(GpuKind.MEMSET), busy)
+    return DeviceActivity(of(GpuKind.COMPUTE), of(GpuKind.COMM), copies, of(GpuKind.MEMSET), busy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ LOST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
-class Queue:
+class DeviceQueue:
     """A device's work by start, with the time at which its launch began: shows what a gap waits for."""
 
     starts: Int64
@@ -147,7 +147,9 @@ class Measure:
         return self.end - self.start
 
 
-def measure(activity: Activity, start_ns: int, end_ns: int, waits: Waits, queue: Queue | None) -> Measure:
+def measure(
+    activity: DeviceActivity, start_ns: int, end_ns: int, waits: Waits, queue: DeviceQueue | None
+) -> Measure:
     """Divides the window from `start_ns` to `end_ns`.
 
     Without a `queue` of launched work, all idle time that isn't waiting is the host's.
@@ -202,7 +204,7 @@ def joined(parts: Sequence[Measure]) -> Measure:
     )
 
 
-def _causes(idle: Intervals, waits: Waits, queue: Queue | None) -> Idle:
+def _causes(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> Idle:
     data = idle.intersect(waits.data)
     rest = idle.subtract(data)
     comm = rest.intersect(waits.comm)
@@ -233,7 +235,7 @@ STRAY_BELOW = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class Devices:
+class RankDevices:
     """The devices of a rank, the busiest first."""
 
     names: tuple[str, ...]
@@ -244,7 +246,7 @@ class Devices:
     """Names of those with hardly any work."""
 
     @staticmethod
-    def of(trace: Trace) -> Devices:
+    def of(trace: Trace) -> RankDevices:
         """The devices that the GPU work of a trace names."""
         spelled = [device for device, _ in trace.streams]
         if len(trace.named_devices) == 1:
@@ -256,7 +258,7 @@ class Devices:
         order = sorted(range(len(names)), key=lambda i: (-busy_ns[i], names[i]))
         working = [i for i in order if busy_ns[i] >= STRAY_BELOW * busy_ns[order[0]]]
         strays = tuple(names[i] for i in order if i not in working)
-        return Devices(tuple(names[i] for i in working), tuple(working), owner, strays)
+        return RankDevices(tuple(names[i] for i in working), tuple(working), owner, strays)
 
     def share(self, chosen: Int64, number: int) -> Int64:
         """The work of this device among these positions."""

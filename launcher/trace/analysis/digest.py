@@ -14,10 +14,10 @@ from gpurun.launcher.errors import TraceError
 from gpurun.launcher.findings.finding import Finding, noticed, with_figures
 from gpurun.launcher.trace.analysis.breakdown import (
     LOST,
-    Activity,
-    Devices,
+    DeviceActivity,
+    DeviceQueue,
     Measure,
-    Queue,
+    RankDevices,
     Waits,
     gpu_activity,
     joined,
@@ -43,9 +43,9 @@ from gpurun.launcher.trace.analysis.steps import (
     windows,
 )
 from gpurun.launcher.trace.analysis.tables import (
-    Chosen,
     Mask,
     NameTime,
+    Selection,
     compute_ops,
     everything,
     kernel_times,
@@ -56,7 +56,7 @@ from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.foreign import devices_not_read, kind_of_events, notes_on_categories
 from gpurun.launcher.trace.kineto.read_trace import read_trace
-from gpurun.launcher.trace.kineto.trace_file import Room
+from gpurun.launcher.trace.kineto.trace_file import ReadLimits
 from gpurun.launcher.trace.model import RANK_KEY, RankFacts
 from gpurun.launcher.trace.requested_tables import Table
 
@@ -71,7 +71,7 @@ _DIGITS = re.compile(r"[0-9]{1,10}")
 
 
 @dataclass(frozen=True)
-class LaunchDelay:
+class LaunchDelayNs:
     """From the start of the launching call to the start of the work, in ns."""
 
     median: int
@@ -88,7 +88,7 @@ class Scope:
     """The position of the step within the file; `None` for all of the file."""
     measure: Measure
     num_kernels: int
-    launch_delay: LaunchDelay | None
+    launch_delay: LaunchDelayNs | None
     gpu_span: int | None
     """From the first start to the last end of the GPU work that belongs here, in ns."""
     devices: tuple[tuple[str, Scope], ...] = ()
@@ -140,7 +140,7 @@ class Digest:
     tables: RankTables | None = None
 
 
-def digest_file(path: Path, steps: slice | None, show: Set[Table], room: Room) -> Digest:
+def digest_file(path: Path, steps: slice | None, show: Set[Table], room: ReadLimits) -> Digest:
     """Reads and analyses one file.
 
     Args:
@@ -167,7 +167,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     all_steps = windows(trace, host, work)
     kept = [i for i, step in enumerate(all_steps) if _is_chosen(step.number, chosen)]
     whole = chosen is None
-    in_steps = Chosen(
+    in_steps = Selection(
         np.isin(work.step, kept),
         np.isin(step_at(host, trace.ops.start), kept),
         np.isin(step_at(host, trace.modules.start), kept),
@@ -228,7 +228,7 @@ def _is_chosen(number: int, steps: slice | None) -> bool:
     return (steps.start is None or number >= steps.start) and (steps.stop is None or number < steps.stop)
 
 
-def _names(trace: Trace, work: Launched, choices: Sequence[Chosen]) -> list[NameTimes]:
+def _names(trace: Trace, work: Launched, choices: Sequence[Selection]) -> list[NameTimes]:
     found = op_times(trace, work, choices)
     return [
         NameTimes(tuple(kernel_times(trace, chosen.gpu)), tuple(ops), tuple(modules))
@@ -242,7 +242,7 @@ class _GpuPicture:
     def __init__(self, trace: Trace, work: Launched) -> None:
         self.trace = trace
         self.work = work
-        self.devices = Devices.of(trace)
+        self.devices = RankDevices.of(trace)
         self.waits = Waits(
             data=trace.union_of(HostKind.DATA),
             comm=trace.union_of(HostKind.COMM),
@@ -253,7 +253,7 @@ class _GpuPicture:
         self.sorted_steps = work.step[self.by_step]
         self.everything = {number: self._everything(number) for number in self.devices.numbers}
 
-    def _everything(self, device: int) -> tuple[Intervals, Queue]:
+    def _everything(self, device: int) -> tuple[Intervals, DeviceQueue]:
         """When the device was busy, with the work of whatever step; and all of that work."""
         gpu = self.trace.gpu
         mine = self.devices.share(np.argsort(gpu.start, kind="stable"), device)
@@ -261,7 +261,7 @@ class _GpuPicture:
         launches = np.where(self.work.is_known, self.work.start, LOST)
         if self.work.is_known.any():
             launches[before_capture(self.trace, self.work)] = np.iinfo(np.int64).min
-        return busy, Queue(gpu.start[mine], launches[mine])
+        return busy, DeviceQueue(gpu.start[mine], launches[mine])
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         chosen = np.flatnonzero(mask)
@@ -313,12 +313,12 @@ class _GpuPicture:
                 parts.append(measure(activity, first_ns, last_ns, self.waits, queue))
         return joined(parts)
 
-    def _launch_delay(self, chosen: Int64) -> LaunchDelay | None:
+    def _launch_delay(self, chosen: Int64) -> LaunchDelayNs | None:
         known = chosen[self.work.launch[chosen] >= 0]
         if not len(known):
             return None
         delays = self.trace.gpu.start[known] - self.work.start[known]
-        return LaunchDelay(int(np.median(delays)), int(delays.max()))
+        return LaunchDelayNs(int(np.median(delays)), int(delays.max()))
 
 
 class _CpuPicture:
@@ -333,7 +333,7 @@ class _CpuPicture:
         self.trace = trace
         data = trace.union_of(HostKind.DATA)
         compute = union(trace.ops.start[ops], trace.ops.end[ops])
-        self.activity = Activity(compute.subtract(data), trace.union_of(HostKind.COMM), EMPTY)
+        self.activity = DeviceActivity(compute.subtract(data), trace.union_of(HostKind.COMM), EMPTY)
         self.waits = Waits(data=data, comm=EMPTY, runtime=EMPTY, ops=EMPTY)
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
@@ -397,7 +397,7 @@ def _notes(trace: Trace, steps: list[HostStep], work: Launched, whole: bool) -> 
     if len(trace.launches) and not len(trace.gpu):
         yield noticed("cpu-alone")
     if len(trace.gpu):
-        yield from Devices.of(trace).notes()
+        yield from RankDevices.of(trace).notes()
         yield from launch_notes(trace, work) if steps else ()
         yield from last_step_notes(steps, work) if whole else ()
         yield from replay_notes(work)

@@ -18,7 +18,7 @@ from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.rundir.opening import places_of, real_path
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.trace.analysis.digest import Digest
-from gpurun.launcher.trace.kineto.trace_file import Room, open_source
+from gpurun.launcher.trace.kineto.trace_file import ReadLimits, open_source
 from gpurun.launcher.units import first_of, ranks_text
 
 HOW_TO_TRACE = """\
@@ -47,7 +47,7 @@ _RANK = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundTraces:
     """Files to read, in order, and notes on skipped ones."""
 
     files: tuple[Path, ...]
@@ -58,7 +58,7 @@ class Found:
     """Where each file has to be when it is opened, as `open_file` takes it."""
 
 
-def find_traces(paths: Sequence[Path], within: Sequence[Path] = ()) -> Found:
+def find_traces(paths: Sequence[Path], within: Sequence[Path] = ()) -> FoundTraces:
     """The files in `paths`; directories are searched recursively for `*.json` and `*.json.gz`.
 
     Symbolic links that lead out of a directory aren't followed. Traces merged by gpurun are skipped, since
@@ -86,7 +86,7 @@ def find_traces(paths: Sequence[Path], within: Sequence[Path] = ()) -> Found:
         raise TraceError("\n".join([missing, *(each.text for each in notes), HOW_TO_TRACE]))
     searched = tuple(path for path in paths if path.is_dir())
     kept = tuple(file for file in files if unique.get(file.resolve()) is file)
-    return Found(kept, tuple(notes), searched, within)
+    return FoundTraces(kept, tuple(notes), searched, within)
 
 
 def _look_into(directory: Path, within: Sequence[Path], files: list[Path], notes: list[Finding]) -> None:
@@ -129,7 +129,7 @@ def _is_own(path: Path, within: Sequence[Path]) -> bool:
 def begins_as_trace(path: Path, within: Sequence[Path] = ()) -> bool:
     """Whether the beginning of a file has the key of a trace's events; false for unreadable files."""
     try:
-        with open_source(path, Room(within=within)) as source:
+        with open_source(path, ReadLimits(within=within)) as source:
             return b'"traceEvents"' in source.read(HEAD_BYTES)
     except TraceError:
         return False
@@ -271,7 +271,7 @@ class _Header(msgspec.Struct):
 def is_merged(path: Path, within: Sequence[Path] = ()) -> bool:
     """Whether the header marks the file as a trace merged by gpurun; false for unreadable files."""
     try:
-        with open_source(path, Room(within=within)) as source:
+        with open_source(path, ReadLimits(within=within)) as source:
             head, found, _ = source.read(MARKED_BYTES).partition(b'"traceEvents"')
         header = msgspec.json.decode(head.rstrip(b", \r\n\t") + b"}", type=_Header) if found else _Header()
     except (TraceError, msgspec.DecodeError, RecursionError):

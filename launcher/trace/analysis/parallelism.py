@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
-from gpurun.launcher.trace.analysis.collectives.local_collectives import BEGIN_NS, Part
+from gpurun.launcher.trace.analysis.collectives.local_collectives import BEGIN_NS, RankPart
 from gpurun.launcher.trace.analysis.digest import Scope
-from gpurun.launcher.trace.analysis.rank_trace import Parts, RankView, spans_of, transfers
+from gpurun.launcher.trace.analysis.rank_trace import MatchedRank, Parts, spans_of, transfers
 from gpurun.launcher.trace.intervals import EMPTY, Intervals
 from gpurun.launcher.trace.model import MessageWaits, ParallelKind, ParallelRank, PipelineStage
 
@@ -204,7 +204,7 @@ def _is_pipeline(chain: Sequence[int], there: Links) -> bool:
 
 MAX_MESSAGES = 256
 """The limit of one direction in a step; those after it count in the totals only."""
-Views = Sequence[tuple[int, RankView]]
+Views = Sequence[tuple[int, MatchedRank]]
 
 
 def parallel_kinds(views: Views, kinds: GroupKinds) -> tuple[ParallelKind, ...]:
@@ -212,7 +212,7 @@ def parallel_kinds(views: Views, kinds: GroupKinds) -> tuple[ParallelKind, ...]:
     groups: defaultdict[str, set[str]] = defaultdict(set)
     ranks: defaultdict[str, list[ParallelRank]] = defaultdict(list)
     for rank, view in views:
-        by_kind: defaultdict[str, list[tuple[Collective, Part]]] = defaultdict(list)
+        by_kind: defaultdict[str, list[tuple[Collective, RankPart]]] = defaultdict(list)
         for each, part in view.parts:
             by_kind[kinds.of(each)].append((each, part))
             groups[kinds.of(each)].add(each.group)
@@ -222,7 +222,7 @@ def parallel_kinds(views: Views, kinds: GroupKinds) -> tuple[ParallelKind, ...]:
     return tuple(ParallelKind(kind, tuple(sorted(groups[kind])), tuple(ranks[kind])) for kind in ordered)
 
 
-def _parallel_rank(rank: int, view: RankView, parts: Parts) -> ParallelRank:
+def _parallel_rank(rank: int, view: MatchedRank, parts: Parts) -> ParallelRank:
     scopes = _scopes(view)
     comm_ns, exposed_ns, exposed_wait_ns = 0, 0, 0
     for scope, mine in _with_parts(scopes, parts):
@@ -236,14 +236,14 @@ def _parallel_rank(rank: int, view: RankView, parts: Parts) -> ParallelRank:
     return ParallelRank(rank, comm_ns / per, exposed_ns / per, exposed_wait_ns / per if known else None)
 
 
-def _scopes(view: RankView) -> Sequence[Scope]:
+def _scopes(view: MatchedRank) -> Sequence[Scope]:
     """The rank's steps; all of its trace where that has none."""
     return view.digest.steps or (view.digest.total,)
 
 
 def _with_parts(scopes: Sequence[Scope], parts: Parts) -> Iterator[tuple[Scope, Parts]]:
     """Each step with its own parts; the whole trace with all."""
-    by_step: defaultdict[int | None, list[tuple[Collective, Part]]] = defaultdict(list)
+    by_step: defaultdict[int | None, list[tuple[Collective, RankPart]]] = defaultdict(list)
     for each in parts:
         by_step[each[1].local.step].append(each)
     for scope in scopes:
@@ -295,7 +295,7 @@ def pipeline(
     return tuple(_stage(stage, totals[stage]) for stage in sorted(totals))
 
 
-def _with_known_messages(view: RankView, scopes: Sequence[Scope]) -> list[Scope]:
+def _with_known_messages(view: MatchedRank, scopes: Sequence[Scope]) -> list[Scope]:
     return [
         scope
         for scope, parts in _with_parts(scopes, view.parts)
@@ -310,7 +310,7 @@ class _Others:
     stages: Mapping[int, int]
     offsets: Mapping[int, int]
 
-    def awaited(self, each: Collective, part: Part) -> int | None:
+    def awaited(self, each: Collective, part: RankPart) -> int | None:
         """The stage of the last rank to come; `None` if it is of the rank's own stage, or unknown."""
         if not each.matched or not each.waits[part.rank]:
             return None
@@ -320,7 +320,7 @@ class _Others:
 
 
 def _add_rank(
-    totals: _StageTotals, rank: int, view: RankView, scopes: Sequence[Scope], others: _Others
+    totals: _StageTotals, rank: int, view: MatchedRank, scopes: Sequence[Scope], others: _Others
 ) -> None:
     totals.ranks.append(rank)
     for scope, parts in _with_parts(scopes, view.parts):
@@ -373,9 +373,9 @@ def _add_messages(totals: _StageTotals, free: Intervals, parts: Parts, others: _
         seen[way] += 1
 
 
-def _shares(free: Intervals, messages: Parts) -> dict[Part, int]:
+def _shares(free: Intervals, messages: Parts) -> dict[RankPart, int]:
     """The time that each message adds to the wait for those before it."""
-    found, reached = dict[Part, int](), BEGIN_NS
+    found, reached = dict[RankPart, int](), BEGIN_NS
     for each, part in sorted(messages, key=lambda pair: pair[0].waiting(pair[1])):
         start, end = each.waiting(part)
         found[part] = free.clip(max(start, reached), max(end, reached)).length_ns

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
-from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
 from gpurun.launcher.trace.analysis.digest import Digest, Scope
 from gpurun.launcher.trace.analysis.tables import NameTime
 from gpurun.launcher.trace.intervals import Intervals, union
@@ -27,20 +27,20 @@ from gpurun.launcher.trace.model import (
     StepBreakdown,
 )
 
-Parts = Sequence[tuple[Collective, Part]]
+Parts = Sequence[tuple[Collective, RankPart]]
 
 
 @dataclass(frozen=True)
-class RankView:
+class MatchedRank:
     """A rank's digest and its parts in collectives."""
 
     digest: Digest
     realigned: Realigned
     """Turns the digest's times into ns since the report's base, on the aligned clock."""
-    parts: tuple[tuple[Collective, Part], ...]
+    parts: tuple[tuple[Collective, RankPart], ...]
 
 
-def rank_trace(rank: int, view: RankView) -> RankTrace:
+def rank_trace(rank: int, view: MatchedRank) -> RankTrace:
     """The report on one rank."""
     digest = view.digest
     devices = tuple(_device(name, i, scope, view) for i, (name, scope) in enumerate(digest.total.devices))
@@ -67,7 +67,7 @@ def rank_trace(rank: int, view: RankView) -> RankTrace:
     )
 
 
-def _in_steps(view: RankView) -> NameTotals | None:
+def _in_steps(view: MatchedRank) -> NameTotals | None:
     digest = view.digest
     parts = [each for each in view.parts if each[1].local.step >= 0]
     if not digest.steps or (digest.step_names is digest.names and len(parts) == len(view.parts)):
@@ -76,7 +76,7 @@ def _in_steps(view: RankView) -> NameTotals | None:
     return NameTotals(_names(names.kernels), _names(names.ops), _names(names.modules), _groups(parts))
 
 
-def _device(name: str, place: int, total: Scope, view: RankView) -> DeviceTrace:
+def _device(name: str, place: int, total: Scope, view: MatchedRank) -> DeviceTrace:
     """One of several devices, with its part in collectives."""
     steps = [scope.devices[place][1] for scope in view.digest.steps]
     parts = [each for each in view.parts if each[1].local.device == name]
@@ -84,10 +84,10 @@ def _device(name: str, place: int, total: Scope, view: RankView) -> DeviceTrace:
 
 
 def _in_us(
-    total: Scope, scopes: Sequence[Scope], parts: Parts, view: RankView
+    total: Scope, scopes: Sequence[Scope], parts: Parts, view: MatchedRank
 ) -> tuple[Breakdown, tuple[StepBreakdown, ...]]:
     moving = transfers(parts)
-    by_step: defaultdict[int | None, list[tuple[Collective, Part]]] = defaultdict(list)
+    by_step: defaultdict[int | None, list[tuple[Collective, RankPart]]] = defaultdict(list)
     for each in parts:
         by_step[each[1].local.step].append(each)
     steps = []

@@ -56,7 +56,7 @@ def kernel_times(trace: Trace, chosen: Mask) -> list[NameTime]:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class Selection:
     """The scope of a table: all of a file, or some of its steps."""
 
     gpu: Mask
@@ -71,14 +71,14 @@ class Chosen:
         return bool(self.gpu.all() and self.ops.all() and self.modules.all())
 
 
-def everything(trace: Trace) -> Chosen:
+def everything(trace: Trace) -> Selection:
     """All of a file."""
     columns = (trace.gpu, trace.ops, trace.modules)
-    return Chosen(*(np.ones(len(each), dtype=np.bool_) for each in columns))
+    return Selection(*(np.ones(len(each), dtype=np.bool_) for each in columns))
 
 
 def op_times(
-    trace: Trace, work: Launched, choices: Sequence[Chosen]
+    trace: Trace, work: Launched, choices: Sequence[Selection]
 ) -> list[tuple[list[NameTime], list[NameTime]]]:
     """Times by operator and by `nn.Module`, longest first, for each of the choices.
 

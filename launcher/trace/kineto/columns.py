@@ -19,7 +19,15 @@ from numpy.typing import DTypeLike, NDArray
 from gpurun.launcher.findings.finding import Finding
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
-from gpurun.launcher.trace.kineto.events import NO_ARGUMENTS, Arguments, CommFacts, Event, Number, Text, whole
+from gpurun.launcher.trace.kineto.events import (
+    NO_ARGUMENTS,
+    Arguments,
+    CommFacts,
+    Number,
+    Text,
+    TraceEvent,
+    whole,
+)
 
 NO_SHAPES = -1
 
@@ -36,7 +44,7 @@ class DetailedArguments(Arguments, gc=False, frozen=True, rename={
     waits_for_record: Number = None
 
 
-class DetailedEvent(Event, gc=False, frozen=True):
+class DetailedEvent(TraceEvent, gc=False, frozen=True):
     """An event with these arguments."""
 
     args: DetailedArguments | None = None
@@ -98,7 +106,7 @@ class DetailsReader:
             if size is not None and size >= 0:
                 self.copy_bytes[first + i] = size
 
-    def add_ops(self, events: Sequence[Event]) -> None:
+    def add_ops(self, events: Sequence[TraceEvent]) -> None:
         """Adds operators, in the order in which they get into their column."""
         numbers = [self._number(event.args or NO_ARGUMENTS) for event in events]
         self.of_op.append(np.array(numbers, dtype=np.int32))
@@ -110,7 +118,7 @@ class DetailsReader:
         key = (dims, bytes(args.types), bytes(args.inputs))
         return self.arguments.setdefault(key, len(self.arguments))
 
-    def add_waits(self, events: Sequence[Event]) -> None:
+    def add_waits(self, events: Sequence[TraceEvent]) -> None:
         """Adds events of the category `cuda_sync`."""
         for event in events:
             args = event.args
@@ -197,7 +205,7 @@ class GpuWork(Spans):
 
 
 @dataclass(frozen=True, eq=False)
-class Launches(Spans):
+class RuntimeCalls(Spans):
     """Calls of the CUDA or HIP API."""
 
     correlation: Int64
@@ -237,7 +245,7 @@ class Trace:
     gpu_names: tuple[str, ...]
     comm_facts: dict[int, CommFacts]
     """The facts by position in `gpu`."""
-    launches: Launches
+    launches: RuntimeCalls
     launch_names: tuple[str, ...]
     launched_kernels: tuple[str, ...]
     """Names of kernels in the arguments of calls; the first is none."""

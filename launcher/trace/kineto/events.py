@@ -86,7 +86,7 @@ def whole(number: Number) -> int | None:
     return int(number) if len(number) <= MAX_DIGITS and number.isascii() and number.isdigit() else None
 
 
-class Event(msgspec.Struct, gc=False, frozen=True):
+class TraceEvent(msgspec.Struct, gc=False, frozen=True):
     """A trace event; times in µs, as in the file."""
 
     ph: str
@@ -174,7 +174,7 @@ _PEER_INPUT = 2
 """Position of the peer in the inputs of these calls, after the tensors and the group."""
 
 
-class Ranks(tuple[int, ...]):
+class RankTuple(tuple[int, ...]):
     """The ranks of a group, sorted.
 
     There may be a million, and each event of a rank names its group: they are compared by a digest,
@@ -197,12 +197,12 @@ class Ranks(tuple[int, ...]):
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Ranks):
+        if not isinstance(other, RankTuple):
             return super().__eq__(other)
         return self is other or (len(self) == len(other) and self._digest == other._digest)
 
-    def __reduce__(self) -> tuple[type[Ranks], tuple[tuple[int, ...]]]:
-        return Ranks, (tuple(self),)
+    def __reduce__(self) -> tuple[type[RankTuple], tuple[tuple[int, ...]]]:
+        return RankTuple, (tuple(self),)
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class CommFacts:
     group: str | None
     group_size: int | None
     sequence: int | None
-    ranks: Ranks | None = None
+    ranks: RankTuple | None = None
     """The ranks of the group."""
     peer: int | None = None
     """The other rank of a send or receive."""
@@ -275,10 +275,10 @@ class GroupRanks:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Ranks] = {}
+        self._known: dict[Hashable, RankTuple] = {}
         self._num_ranks = 0
 
-    def of(self, args: Arguments) -> Ranks | None:
+    def of(self, args: Arguments) -> RankTuple | None:
         """The ranks of an event's group: as listed, else from the first one and the distance between them."""
         if isinstance(args.group_ranks, list):
             return self._once(tuple(args.group_ranks), len(args.group_ranks), _valid)
@@ -289,9 +289,11 @@ class GroupRanks:
         first, stride, size = map(whole, (args.first_rank, args.rank_stride, args.group_size))
         if first is None or not stride or not size or min(first, stride, size) < 0:
             return None
-        return self._once(range(first, first + stride * size, stride), size, Ranks)
+        return self._once(range(first, first + stride * size, stride), size, RankTuple)
 
-    def _once(self, stated: Stated, size: int, ranks_of: Callable[[Stated], Ranks | None]) -> Ranks | None:
+    def _once(
+        self, stated: Stated, size: int, ranks_of: Callable[[Stated], RankTuple | None]
+    ) -> RankTuple | None:
         """The ranks that an event states in this form, at most `size`; `None` where that is too many."""
         found = self._known.get(stated)
         if found is None and self._num_ranks + size <= MAX_RANKS:
@@ -302,12 +304,12 @@ class GroupRanks:
         return found
 
 
-def _parsed(text: str) -> Ranks | None:
+def _parsed(text: str) -> RankTuple | None:
     """The ranks in `[0, 1, 2]`."""
     return _valid([int(rank) for rank in text[1:-1].split(",")]) if _RANKS.fullmatch(text) else None
 
 
-def _valid(ranks: Sequence[int]) -> Ranks | None:
+def _valid(ranks: Sequence[int]) -> RankTuple | None:
     """Sorted; `None` for an empty or impossible list."""
     unique = sorted(set(ranks))
-    return Ranks(unique) if unique and len(unique) == len(ranks) and unique[0] >= 0 else None
+    return RankTuple(unique) if unique and len(unique) == len(ranks) and unique[0] >= 0 else None

@@ -25,7 +25,7 @@ from gpurun.launcher.trace.kineto.foreign import (
     kind_of_document,
     kind_of_file,
 )
-from gpurun.launcher.trace.kineto.trace_file import Source
+from gpurun.launcher.trace.kineto.trace_file import TraceSource
 from gpurun.launcher.units import format_count
 
 Bytes = NDArray[np.uint8]
@@ -167,10 +167,10 @@ class Skipped:
 
 
 @dataclass
-class TraceFile(Generic[Event]):
+class TraceBlocks(Generic[Event]):
     """Iterates over the blocks of `source`; afterwards, `header` holds all other keys of the file."""
 
-    source: Source
+    source: TraceSource
     event_type: type[Event]
     header: dict[str, Any] = field(default_factory=dict)
     skipped: Skipped = field(default_factory=Skipped)

@@ -37,9 +37,9 @@ from gpurun.launcher.trace.kineto.columns import (
     GpuWork,
     HostRange,
     Int32,
-    Launches,
     NameTable,
     Numbering,
+    RuntimeCalls,
     Spans,
     Threads,
     Trace,
@@ -50,10 +50,10 @@ from gpurun.launcher.trace.kineto.events import (
     NO_ARGUMENTS,
     Arguments,
     CommFacts,
-    Event,
     GroupRanks,
     Number,
     Text,
+    TraceEvent,
     bounded,
     call_facts,
     comm_facts,
@@ -62,8 +62,8 @@ from gpurun.launcher.trace.kineto.events import (
     to_ns,
     whole,
 )
-from gpurun.launcher.trace.kineto.file_blocks import Skipped, TraceFile
-from gpurun.launcher.trace.kineto.trace_file import ANYTHING, Room, open_source
+from gpurun.launcher.trace.kineto.file_blocks import Skipped, TraceBlocks
+from gpurun.launcher.trace.kineto.trace_file import ANYTHING, ReadLimits, open_source
 
 MAX_US = 1 << 63
 """Columns hold no later times."""
@@ -145,7 +145,7 @@ class Reader:
     details: DetailsReader | None = None
     """Takes what only some tables need."""
 
-    def add(self, events: Sequence[Event], block: bytes) -> None:
+    def add(self, events: Sequence[TraceEvent], block: bytes) -> None:
         """Adds what the analysis needs from a block of events."""
         # For a large trace, all time is spent in the lines that run for every event.
         spans = self._with_times([event for event in events if event.ph == "X" and event.name is not None])
@@ -164,15 +164,15 @@ class Reader:
         modules = [event for event in python if (event.name or "").startswith(MODULE_PREFIX)]
         self._add_modules(*self._timed(modules, times))
 
-    def _with_times(self, spans: list[Event]) -> list[Event]:
+    def _with_times(self, spans: list[TraceEvent]) -> list[TraceEvent]:
         kept = [event for event in spans if event.ts is not None and event.dur is not None]
         self.timeless += len(spans) - len(kept)
         return kept
 
-    def _texts(self, events: Sequence[Event], block: bytes) -> Times:
+    def _texts(self, events: Sequence[TraceEvent], block: bytes) -> Times:
         return {id(event): times for event, times in zip(events, time_texts(block), strict=True)}
 
-    def _timed(self, events: list[Event], texts: Times | None) -> tuple[list[Event], Int64, Int64]:
+    def _timed(self, events: list[TraceEvent], texts: Times | None) -> tuple[list[TraceEvent], Int64, Int64]:
         """Events with start and duration in ns, except those of negative length or out of range."""
         base_us = self.base_us or 0
         if texts is None:
@@ -189,7 +189,7 @@ class Reader:
         kept = [event for event, is_good in zip(events, good.tolist(), strict=True) if is_good]
         return kept, start[good], duration[good]
 
-    def _add_gpu(self, events: list[Event], start: Int64, duration: Int64) -> None:
+    def _add_gpu(self, events: list[TraceEvent], start: Int64, duration: Int64) -> None:
         names = _numbers(self.gpu_names, map(_NAME, events), len(events))
         arguments = [event.args or NO_ARGUMENTS for event in events]
         places = [
@@ -216,7 +216,7 @@ class Reader:
             node=_whole_numbers([args.graph_node for args in arguments], 0),
         )
 
-    def _add_launches(self, events: list[Event], start: Int64, duration: Int64) -> None:
+    def _add_launches(self, events: list[TraceEvent], start: Int64, duration: Int64) -> None:
         arguments = [event.args or NO_ARGUMENTS for event in events]
         self.launches.add(
             start=start,
@@ -227,7 +227,7 @@ class Reader:
             kernel=_numbers(self.launched_kernels, (args.kernel for args in arguments), len(arguments)),
         )
 
-    def _add_ops(self, events: list[Event], start: Int64, duration: Int64) -> None:
+    def _add_ops(self, events: list[TraceEvent], start: Int64, duration: Int64) -> None:
         names = _numbers(self.op_names, map(_NAME, events), len(events))
         kinds = self.op_names.kinds[names]
         threads = self._threads(events)
@@ -246,7 +246,7 @@ class Reader:
         self.ops.add(start=start[ops], duration=duration[ops], name=names[ops], thread=threads[ops])
 
     def _add_annotations(
-        self, events: list[Event], spans: tuple[Int64, Int64, Int32], chosen: NDArray[np.intp]
+        self, events: list[TraceEvent], spans: tuple[Int64, Int64, Int32], chosen: NDArray[np.intp]
     ) -> None:
         start, duration, threads = spans
         texts = (events[i].name for i in chosen.tolist())
@@ -257,12 +257,12 @@ class Reader:
             thread=threads[chosen],
         )
 
-    def _add_modules(self, events: list[Event], start: Int64, duration: Int64) -> None:
+    def _add_modules(self, events: list[TraceEvent], start: Int64, duration: Int64) -> None:
         modules = ((event.name or "").removeprefix(MODULE_PREFIX) for event in events)
         names = _numbers(self.module_names, modules, len(events))
         self.modules.add(start=start, duration=duration, name=names, thread=self._threads(events))
 
-    def _threads(self, events: list[Event]) -> NDArray[np.int32]:
+    def _threads(self, events: list[TraceEvent]) -> NDArray[np.int32]:
         return _numbers(self.threads, map(_PLACE, events), len(events))
 
     def done(self, header: dict[str, Any], skipped: Skipped, cut: int | None = None) -> Trace:
@@ -281,7 +281,7 @@ class Reader:
             ),
             gpu_names=self.gpu_names.names(),
             comm_facts=self.comm_facts,
-            launches=Launches(
+            launches=RuntimeCalls(
                 *_spans(self.launches),
                 correlation=self.launches.done("correlation", np.int64),
                 kernel=self.launches.done("kernel", np.int32),
@@ -323,7 +323,7 @@ def read_trace(
     path: Path,
     progress: Callable[[int, int], None] | None = None,
     with_details: bool = False,
-    room: Room = ANYTHING,
+    room: ReadLimits = ANYTHING,
 ) -> Trace:
     """The trace in `path`, plain or gzip; of a truncated file as far as it goes.
 
@@ -337,9 +337,9 @@ def read_trace(
         TraceError: it can't be read, is not a trace, or is damaged; with the byte.
     """
     reader = Reader(roles=Roles().with_waits(), details=DetailsReader()) if with_details else Reader()
-    event_type: type[Event] = DetailedEvent if with_details else Event
+    event_type: type[TraceEvent] = DetailedEvent if with_details else TraceEvent
     with open_source(path, room) as source:
-        file = TraceFile(source, event_type)
+        file = TraceBlocks(source, event_type)
         for events, block in file.blocks():
             reader.add(events, block)
             if progress is not None:
@@ -347,7 +347,7 @@ def read_trace(
     return reader.done(file.header, file.skipped, file.cut)
 
 
-def _of(role: Role, events: list[Event], roles: bytes) -> list[Event]:
+def _of(role: Role, events: list[TraceEvent], roles: bytes) -> list[TraceEvent]:
     """The events with this role."""
     return list(compress(events, roles.translate(_ONLY[role])))
 

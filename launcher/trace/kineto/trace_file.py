@@ -49,7 +49,7 @@ def size_of(file: Path) -> int:
 
 
 @dataclass
-class Room:
+class ReadLimits:
     """The limits of what may still be read."""
 
     left: int | None = None
@@ -58,7 +58,7 @@ class Room:
     """Where each file has to be, as `open_file` takes it."""
 
 
-ANYTHING = Room()
+ANYTHING = ReadLimits()
 
 
 class Unpacked:
@@ -107,7 +107,7 @@ class Unpacked:
 
 
 @dataclass
-class Source:
+class TraceSource:
     """A file, plain or gzip judged by its first bytes, read sequentially."""
 
     path: Path
@@ -116,7 +116,7 @@ class Source:
     """The file itself, which may be compressed."""
     packed_bytes: int | None
     """Size on disk if the file is compressed."""
-    room: Room
+    room: ReadLimits
     """The room that all files have together."""
     position: int = 0
     """Uncompressed bytes read so far."""
@@ -167,7 +167,7 @@ class Source:
         self.raw.close()
 
 
-def open_source(path: Path, room: Room) -> Source:
+def open_source(path: Path, room: ReadLimits) -> TraceSource:
     """The file at `path`, ready to read, as far as there is room.
 
     Raises:
@@ -184,10 +184,10 @@ def open_source(path: Path, room: Room) -> Source:
         raise
 
 
-def _source(path: Path, raw: FileIO, room: Room) -> Source:
+def _source(path: Path, raw: FileIO, room: ReadLimits) -> TraceSource:
     num_bytes = os.fstat(raw.fileno()).st_size
     if num_bytes == 0:
         raise TraceError(f"{path}: empty (byte 0)")
     if os.pread(raw.fileno(), 2, 0) != GZIP_MAGIC:
-        return Source(path, raw, raw, None, room)
-    return Source(path, Unpacked(raw), raw, num_bytes, room)
+        return TraceSource(path, raw, raw, None, room)
+    return TraceSource(path, Unpacked(raw), raw, num_bytes, room)

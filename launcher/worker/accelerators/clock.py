@@ -53,7 +53,7 @@ class Stamps(Protocol):
         """Returns when no moment is in the future."""
 
 
-class Event(Protocol):
+class TimingEvent(Protocol):
     """The part of a device's timing event (`torch.cuda.Event`) that is used; tests have fakes of it."""
 
     def elapsed_time(self, end_event: Any) -> Any:
@@ -90,11 +90,11 @@ class EventClock:
     Events are reused from block to block, since creating one costs as much as recording it.
     """
 
-    new_event: Callable[[], Event]
+    new_event: Callable[[], TimingEvent]
     record: Callable[[Any], None]
     """On the device's own stream, whichever device is current."""
     synchronize: Callable[[], None]
-    events: list[Event] = field(default_factory=list)
+    events: list[TimingEvent] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
 
     def start(self) -> None:
@@ -141,18 +141,18 @@ class EventStamps:
     def __init__(
         self,
         device: torch.device,
-        new_event: Callable[[], Event],
+        new_event: Callable[[], TimingEvent],
         record: Callable[[Any], None],
         synchronize: Callable[[], None],
     ) -> None:
         self.device, self._new_event, self._record, self._synchronize = device, new_event, record, synchronize
 
-    def now(self) -> Event:
+    def now(self) -> TimingEvent:
         event = self._new_event()
         self._record(event)
         return event
 
-    def elapsed_ns(self, start: Event, end: Event) -> int | None:
+    def elapsed_ns(self, start: TimingEvent, end: TimingEvent) -> int | None:
         # The first event may be on another stream, and be late: torch raises unless both are done.
         # Source: torch/include/c10/cuda/CUDAEvent.h, `elapsed_time`.
         if not (start.query() and end.query()):

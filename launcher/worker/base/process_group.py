@@ -192,7 +192,7 @@ class Alone:
         return [text]
 
 
-class Group:
+class GroupPeers:
     """The ranks of a process group. CPU tensors use gloo, whatever backend the gradients use."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from gpurun.launcher.rundir.records import TrialConfig, TrialTimes
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import finish
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.process_group import Alone, Group, Peers, init_group
+from gpurun.launcher.worker.base.process_group import Alone, GroupPeers, Peers, init_group
 from gpurun.launcher.worker.entry.workload_rank import release, report_failure
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 from gpurun.launcher.worker.profiling.step_traces import open_block
@@ -52,7 +52,7 @@ def run_trials(journal: Journal, first: Path) -> None:
     peers: Peers = Alone()
     if config.backend is not None:
         init_group(config, journal.rank)
-        peers = Group()
+        peers = GroupPeers()
     block, load = open_block(journal.run, config.launch, journal.rank), load_of(config, journal.rank)
     for number in itertools.count(int(first.stem)):
         trial = await_trial(first.with_name(f"{number}.json"))

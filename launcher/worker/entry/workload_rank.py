@@ -17,7 +17,7 @@ from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.process_group import Alone, Group, Peers, close_group, init_group
+from gpurun.launcher.worker.base.process_group import Alone, GroupPeers, Peers, close_group, init_group
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import load_meter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds, site_of
@@ -76,7 +76,7 @@ def run_launch(journal: Journal) -> None:
     peers: Peers = Alone()
     if config.backend is not None:  # with one rank too: DDP needs a group, and a program would have one
         init_group(config, rank)
-        peers = Group()
+        peers = GroupPeers()
     measure(journal, peers)
     if config.backend is not None:
         close_group()

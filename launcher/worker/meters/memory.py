@@ -42,7 +42,7 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
 
 
 @dataclass(frozen=True)
-class Change:
+class StorageChange:
     """A storage grows by `num_bytes`; it shrinks where that is negative."""
 
     storage: int
@@ -51,7 +51,7 @@ class Change:
 
 
 def fullest(
-    at_start: Mapping[int, int], changes: Iterable[Change], part_of: Callable[[int], MemoryPart]
+    at_start: Mapping[int, int], changes: Iterable[StorageChange], part_of: Callable[[int], MemoryPart]
 ) -> dict[MemoryPart, int]:
     """Bytes by part at the first moment at which they add up to most.
 
@@ -78,7 +78,7 @@ class MemoryLog:
     device_type: str
     trained: Sequence[Tensor]
     """The model's parameters, whose `grad` are the gradients when a backward pass has ended."""
-    changes: list[Change] = field(default_factory=list)
+    changes: list[StorageChange] = field(default_factory=list)
     at_start: dict[int, int] = field(default_factory=dict)
     """Bytes of the storages that were there before the step."""
     devices: list[torch.device] = field(default_factory=list)
@@ -130,7 +130,7 @@ class MemoryLog:
         self.sizes.append(num_bytes)
         self.devices.append(storage.device)
         if is_new:
-            self.changes.append(Change(number, num_bytes))
+            self.changes.append(StorageChange(number, num_bytes))
         else:
             self.at_start[number] = num_bytes
         self.alive[address] = number, weakref.ref(storage, lambda _: self.freed(address))
@@ -139,13 +139,13 @@ class MemoryLog:
     def freed(self, address: int) -> None:
         """The storage at `address` is no more."""
         number, _ = self.alive.pop(address)
-        self.changes.append(Change(number, -self.sizes[number]))
+        self.changes.append(StorageChange(number, -self.sizes[number]))
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """The storage has another size than before."""
         number = self.number(storage, is_new=True)
         if number is not None and storage.nbytes() != self.sizes[number]:
-            self.changes.append(Change(number, storage.nbytes() - self.sizes[number]))
+            self.changes.append(StorageChange(number, storage.nbytes() - self.sizes[number]))
             self.sizes[number] = storage.nbytes()
 
     def end(self) -> None:
@@ -181,7 +181,7 @@ def reserved_bytes(device: torch.device) -> int | None:
     return None if device.type == "meta" else runtime_of(device).reserved_bytes(device)
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Shows a log every storage that an operator uses or makes."""
 
     def __init__(self, log: MemoryLog) -> None:
@@ -220,7 +220,7 @@ def in_this_thread() -> Iterator[None]:
     """Within it, what this thread does is noted, too: a mode holds in the thread that has entered it."""
     with ExitStack() as stack:
         for log in _active:
-            stack.enter_context(Watch(log))
+            stack.enter_context(StorageWatch(log))
         yield
 
 

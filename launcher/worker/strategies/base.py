@@ -29,7 +29,7 @@ class Hints:
     """The layers to treat one by one."""
 
 
-class Ranks:
+class ProcessPerDevice:
     """The base of strategies with a process per device; the process group must be there already."""
 
     compression = ""
@@ -49,7 +49,7 @@ class Ranks:
         return [float(value) for value in tensor]
 
 
-class Strategy(Protocol):
+class WorkerStrategy(Protocol):
     """A model on the devices of this process."""
 
     device: torch.device
@@ -99,7 +99,7 @@ class Strategy(Protocol):
         """Rank 0's values, on every rank."""
 
 
-def strategy_of(model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Strategy:
+def strategy_of(model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> WorkerStrategy:
     """The model, on its device already, under the launch's strategy.
 
     Args:
@@ -114,14 +114,14 @@ def strategy_of(model: nn.Module, config: LaunchConfig, rank: int, hints: Hints)
     return class_of(config.strategy).of(model, config, rank, hints)
 
 
-def class_of(name: str) -> type[Strategy]:
+def class_of(name: str) -> type[WorkerStrategy]:
     """The class that trains under the strategy of that name.
 
     Raises:
         ValueError: there is no such strategy.
     """
     module, _, worker = strategy_named(name).worker.partition(":")
-    return cast("type[Strategy]", getattr(importlib.import_module(module), worker))
+    return cast("type[WorkerStrategy]", getattr(importlib.import_module(module), worker))
 
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)

@@ -17,7 +17,7 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.base.nested import Tree
-from gpurun.launcher.worker.strategies.base import Hints, Ranks
+from gpurun.launcher.worker.strategies.base import Hints, ProcessPerDevice
 from gpurun.workloads.base import on_device
 
 
@@ -45,7 +45,7 @@ Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, `start_pow
 """
 
 
-class Ddp(Ranks):
+class Ddp(ProcessPerDevice):
     """One rank's replica."""
 
     is_static = False

@@ -19,7 +19,7 @@ from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
-from gpurun.launcher.worker.strategies.base import Hints, Ranks
+from gpurun.launcher.worker.strategies.base import Hints, ProcessPerDevice
 from gpurun.workloads.base import on_device
 
 try:
@@ -54,7 +54,7 @@ class OwnScatter(DefaultReduceScatter):
         output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()].view_as(output_tensor))
 
 
-class Fsdp(Ranks):
+class Fsdp(ProcessPerDevice):
     """One rank's part of a model, each of whose blocks is put together while it computes."""
 
     def __init__(

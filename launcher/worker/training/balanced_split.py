@@ -29,7 +29,7 @@ OVERHEAD_ROUNDS = 4
 UNBOUNDED = 1 << 60
 
 
-class Devices(Protocol):
+class TimedDevices(Protocol):
     """The devices of a launch, measured all at once; every rank calls the same, and gets the same."""
 
     def own_ms(self, split: Split, num_steps: int) -> list[float]:
@@ -68,10 +68,10 @@ def resolve(
     """One variant with its samples."""
     if variant.balance is None:
         return variant
-    devices: Devices = (
-        Replicas(variant, trainer, clock)
+    devices: TimedDevices = (
+        TimedReplicas(variant, trainer, clock)
         if STRATEGIES[config.strategy].has_replicas
-        else Ranks(variant, trainer, clock, peers)
+        else TimedRanks(variant, trainer, clock, peers)
     )
     dataset = trainer.workload.dataset
     calibration = Calibration(
@@ -98,7 +98,7 @@ def with_progress(measure: MeasureSplit, journal: Journal, variant: str) -> Meas
     return measure_with_progress
 
 
-def measure_overhead_ms(devices: Devices, split: Split, expected_ms: float) -> float:
+def measure_overhead_ms(devices: TimedDevices, split: Split, expected_ms: float) -> float:
     """The time that a step takes beyond its slowest device, in neighbouring blocks of both."""
     num_steps = min(MAX_BLOCK_STEPS, max(1, math.ceil(BLOCK_MS / max(expected_ms, 1e-3))))
     devices.whole_ms(split, 1)
@@ -109,7 +109,7 @@ def measure_overhead_ms(devices: Devices, split: Split, expected_ms: float) -> f
     return max(0.0, median(rounds))
 
 
-class Ranks:
+class TimedRanks:
     """The devices of `ddp`: each rank times its own steps, without communication."""
 
     def __init__(self, variant: VariantConfig, trainer: Trainer, clock: Clock, peers: Peers) -> None:
@@ -152,7 +152,7 @@ class Ranks:
         return mean_ms(timings[lead:]) if timings else math.inf
 
 
-class Replicas:
+class TimedReplicas:
     """The devices of `dp`, all of one process: each replica's forward and backward."""
 
     def __init__(self, variant: VariantConfig, trainer: Trainer, clock: Clock) -> None:

@@ -103,7 +103,7 @@ def step_generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Where a rank's samples come from."""
 
     def prepare(self, variant: VariantConfig, step: int) -> StepInput:

@@ -14,7 +14,7 @@ from torch import Tensor
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.worker.base.nested import Tree, map_tensors, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
-from gpurun.launcher.worker.strategies.base import Strategy
+from gpurun.launcher.worker.strategies.base import WorkerStrategy
 from gpurun.launcher.worker.training.batches import LoadedStep, MicroBatch
 from gpurun.workloads.base import Workload
 
@@ -81,7 +81,7 @@ def returned_loss(outputs: Tree) -> Any:
 
 
 def forward_backward(
-    strategy: Strategy,
+    strategy: WorkerStrategy,
     workload: Workload,
     precision: Precision,
     step: LoadedStep,
@@ -118,7 +118,7 @@ def is_averaged_after(step: LoadedStep, number: int) -> bool:
     return is_last or (step.sync_every is not None and number % step.sync_every == 0)
 
 
-def total_count(strategy: Strategy, step: LoadedStep, sync: bool) -> int:
+def total_count(strategy: WorkerStrategy, step: LoadedStep, sync: bool) -> int:
     """Over how many the step's loss averages; without `sync`, as if all ranks had as many as this one."""
     if step.total is not None:
         return step.total

@@ -40,7 +40,13 @@ from gpurun.launcher.worker.base.nested import map_tensors
 from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.meters.memory import label, peak_of_step
 from gpurun.launcher.worker.strategies import cpu_parallel
-from gpurun.launcher.worker.strategies.base import Hints, Strategy, blocks_of, checkpoint_blocks, class_of
+from gpurun.launcher.worker.strategies.base import (
+    Hints,
+    WorkerStrategy,
+    blocks_of,
+    checkpoint_blocks,
+    class_of,
+)
 from gpurun.launcher.worker.strategies.dp import Single
 from gpurun.launcher.worker.training.batches import LoadedStep
 from gpurun.launcher.worker.training.forward_backward import NoClock, PhaseClock, forward_backward
@@ -148,7 +154,7 @@ def peak_without_data(
 
 
 def run_step(
-    strategy: Strategy,
+    strategy: WorkerStrategy,
     workload: Workload,
     config: LaunchConfig,
     loaded: LoadedStep,
@@ -163,7 +169,7 @@ def run_step(
     clock.mark("optimizer")
 
 
-def inputs_of(loaded: LoadedStep, strategy: Strategy, mode: FakeTensorMode) -> LoadedStep:
+def inputs_of(loaded: LoadedStep, strategy: WorkerStrategy, mode: FakeTensorMode) -> LoadedStep:
     """The step without data, whose other ranks have as many valid targets as this one."""
     own = sum(micro.count for micro in loaded.micro_batches)
     micro_batches = tuple(
@@ -219,10 +225,10 @@ class Buckets(Single):
         return ShardedOptimizer(whole)
 
 
-def strategy_without_peers(model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Strategy:
+def strategy_without_peers(model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> WorkerStrategy:
     """The launch's strategy, which doesn't ask other ranks for anything that only they know."""
     if STRATEGIES[config.strategy].has_buckets:
-        return cast(Strategy, Buckets(model, config))
+        return cast(WorkerStrategy, Buckets(model, config))
     kind: Any = class_of(config.strategy)
 
     def mesh(self: Any) -> Any:
@@ -234,7 +240,7 @@ def strategy_without_peers(model: nn.Module, config: LaunchConfig, rank: int, hi
             return init_device_mesh(CPU.name, sizes, mesh_dim_names=("replicate", "shard"))
 
     alone: Any = type(kind.__name__, (kind,), {"check_averages": lambda _: None, "mesh": mesh})
-    strategy: Strategy = alone.of(model, config, rank, hints)
+    strategy: WorkerStrategy = alone.of(model, config, rank, hints)
     return strategy
 
 

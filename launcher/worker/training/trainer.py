@@ -20,14 +20,20 @@ from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import UserError, place_of, users_code
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
 from gpurun.launcher.worker.meters.memory import peak_of_step
-from gpurun.launcher.worker.strategies.base import Hints, Strategy, blocks_of, checkpoint_blocks, strategy_of
+from gpurun.launcher.worker.strategies.base import (
+    Hints,
+    WorkerStrategy,
+    blocks_of,
+    checkpoint_blocks,
+    strategy_of,
+)
 from gpurun.launcher.worker.strategies.dp import Dp, Single
 from gpurun.launcher.worker.training.batches import (
     BatchSource,
     DatasetSource,
     Layout,
     LoadedStep,
-    Source,
+    SampleSource,
     StepInput,
     check_dataset_size,
 )
@@ -133,7 +139,7 @@ class Trainer:
 
     def compute(
         self,
-        strategy: Strategy,
+        strategy: WorkerStrategy,
         loaded: LoadedStep,
         scaler: torch.amp.GradScaler,
         clock: PhaseClock,
@@ -162,7 +168,7 @@ class Trainer:
         with statistics_apart(model):
             return self.collect(alone, model, self.source.whole(num_samples, step))
 
-    def collect(self, strategy: Strategy, model: nn.Module, loaded: LoadedStep) -> dict[str, Tensor]:
+    def collect(self, strategy: WorkerStrategy, model: nn.Module, loaded: LoadedStep) -> dict[str, Tensor]:
         """Gradients on the CPU, so that a device needn't hold them twice; `grad` is empty afterwards."""
         enabled = self.precision.scales_loss
         scaler = torch.amp.GradScaler(self.device.type, init_scale=CHECK_LOSS_SCALE, enabled=enabled)
@@ -268,7 +274,7 @@ def on_cpu(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def source_of(workload: Workload, config: LaunchConfig, rank: int, precision: Precision) -> Source:
+def source_of(workload: Workload, config: LaunchConfig, rank: int, precision: Precision) -> SampleSource:
     """Where this rank's samples come from."""
     positions = STRATEGIES[config.strategy].positions_of(rank, len(config.devices))
     pin = not accelerator_of(config.devices[rank]).is_host

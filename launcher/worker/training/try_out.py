@@ -23,7 +23,7 @@ from gpurun.launcher.worker.base.failure import (
 from gpurun.launcher.worker.base.nested import Tree, map_tensors, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
 from gpurun.launcher.worker.meters.flops import Counting
-from gpurun.launcher.worker.training.batches import LoadedStep, MicroBatch, Source
+from gpurun.launcher.worker.training.batches import LoadedStep, MicroBatch, SampleSource
 from gpurun.launcher.worker.training.forward_backward import returned_loss
 from gpurun.launcher.worker.training.load_workload import place_in
 from gpurun.workloads.base import Workload, on_device
@@ -37,7 +37,7 @@ NUM_REPEATED = 16
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedStep:
     """The result of a step on a few samples."""
 
     unused: tuple[str, ...]
@@ -50,12 +50,12 @@ class Trial:
 
 def try_out(
     workload: Workload,
-    source: Source,
+    source: SampleSource,
     precision: Precision,
     device: torch.device,
     index: int,
     global_batch: int,
-) -> Trial:
+) -> TriedStep:
     """Runs forward and backward on a few samples.
 
     The model must be on `device` already; weights, buffers and random state are as before afterwards.
@@ -80,7 +80,7 @@ def try_out(
 
 def try_step(
     workload: Workload, step: LoadedStep, precision: Precision, device: torch.device, index: int
-) -> Trial:
+) -> TriedStep:
     """Runs forward and backward of the step, and returns what they show."""
     micro, counting = step.micro_batches[0], Counting()
     with preserved(workload.model, device), on_device(index), precision.autocast(device), counting:
@@ -94,7 +94,7 @@ def try_step(
         named = workload.model.named_parameters()
         unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
     flops, num_samples = counting.count.known_flops, sum(micro.chunks)
-    return Trial(unused, None if flops is None else flops / num_samples, step.nbytes / num_samples)
+    return TriedStep(unused, None if flops is None else flops / num_samples, step.nbytes / num_samples)
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
         model.zero_grad(set_to_none=True)
 
 
-def batch_warning(workload: Workload, source: Source, global_batch: int) -> str | None:
+def batch_warning(workload: Workload, source: SampleSource, global_batch: int) -> str | None:
     """A warning for the author of a `batch` whose samples don't come from its generator alone; else `None`.
 
     A dataset isn't checked: it may draw new augmentations each time.

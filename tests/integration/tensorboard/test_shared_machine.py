@@ -20,20 +20,20 @@ from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
 from gpurun.launcher.tensorboard_plugin.timeline import indexing
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Broken, Indexes, Indexing
-from gpurun.launcher.tensorboard_plugin.view import Server, open_view
+from gpurun.launcher.tensorboard_plugin.view import TensorBoardServer, open_view
 from gpurun.launcher.trace.kineto import trace_file
 from tests.integration.tensorboard.test_tab import trace
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TensorBoardServer]:
     directory = tmp_path_factory.mktemp("shared")
     trace(directory, 0, 0)
     with open_view(directory) as opened:
         yield opened
 
 
-def ask(server: Server, path: str, **headers: str) -> tuple[int, str]:
+def ask(server: TensorBoardServer, path: str, **headers: str) -> tuple[int, str]:
     """A request as anyone on this machine can make it, with any header."""
     place = urlsplit(server.url)
     assert place.hostname is not None
@@ -51,17 +51,17 @@ def ask(server: Server, path: str, **headers: str) -> tuple[int, str]:
 FONT = "/font-roboto/RxZJdnzeo3R5zSexge8UUZBw1xU1rKptJj_0jans920.woff2"
 
 
-def runs(server: Server) -> str:
+def runs(server: TensorBoardServer) -> str:
     return f"{urlsplit(server.url).path}data/plugin/gpurun/runs"
 
 
-def test_who_does_not_know_the_random_path_gets_nothing(server: Server) -> None:
+def test_who_does_not_know_the_random_path_gets_nothing(server: TensorBoardServer) -> None:
     assert ask(server, runs(server))[0] == 200
     for path in ("/", "/data/plugin/gpurun/runs", "/data/logdir", "/x/data/plugin/gpurun/runs"):
         assert ask(server, path)[0] == 404
 
 
-def test_no_process_has_the_random_path_where_other_users_can_read_it(server: Server) -> None:
+def test_no_process_has_the_random_path_where_other_users_can_read_it(server: TensorBoardServer) -> None:
     secret = urlsplit(server.url).path.strip("/")
     family = [server.process.pid, *(each.pid for each in psutil.Process(server.process.pid).children(True))]
     assert len(secret) >= 22
@@ -75,7 +75,7 @@ def test_no_process_has_the_random_path_where_other_users_can_read_it(server: Se
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:6006", "127.0.0.1.evil.example", "169.254.0.1", ""]
 )
-def test_a_name_that_was_made_to_mean_this_machine_is_refused(server: Server, host: str) -> None:
+def test_a_name_that_was_made_to_mean_this_machine_is_refused(server: TensorBoardServer, host: str) -> None:
     own = urlsplit(server.url).path
     for path in (runs(server), own, f"{own}data/environment", f"{own}data/plugins_listing", FONT):
         code, body = ask(server, path, Host=host)
@@ -84,7 +84,7 @@ def test_a_name_that_was_made_to_mean_this_machine_is_refused(server: Server, ho
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1", "[::1]:6006"])
-def test_other_names_of_this_machine_are_answered(server: Server, host: str) -> None:
+def test_other_names_of_this_machine_are_answered(server: TensorBoardServer, host: str) -> None:
     for path in (runs(server), urlsplit(server.url).path, FONT):
         assert ask(server, path, Host=host)[0] == 200
 
@@ -92,12 +92,12 @@ def test_other_names_of_this_machine_are_answered(server: Server, host: str) -> 
 @pytest.mark.parametrize(
     ("site", "code"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
 )
-def test_pages_of_other_origins_begin_no_work(server: Server, site: str, code: int) -> None:
+def test_pages_of_other_origins_begin_no_work(server: TensorBoardServer, site: str, code: int) -> None:
     assert ask(server, runs(server), Sec_Fetch_Site=site)[0] == code
     assert ask(server, runs(server).replace("runs", "static/index.js"), Sec_Fetch_Site=site)[0] == code
 
 
-def test_1500_connections_of_strangers_keep_the_owner_from_nothing(server: Server) -> None:
+def test_1500_connections_of_strangers_keep_the_owner_from_nothing(server: TensorBoardServer) -> None:
     """Silent ones, and some that go on sending a request that is never answered as the owner's is."""
     hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)[1]
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (1024, hard))

@@ -24,7 +24,7 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.tensorboard_plugin.view import Server, open_view
+from gpurun.launcher.tensorboard_plugin.view import TensorBoardServer, open_view
 from tests.known import known
 from tests.whole import IS_WHOLE
 
@@ -36,7 +36,7 @@ HPARAMS = "experiment/defaultExperimentId/data/plugin/hparams"
 VIEW = """\
 import sys
 from pathlib import Path
-from gpurun.launcher.tensorboard_plugin.view import Server, open_view
+from gpurun.launcher.tensorboard_plugin.view import TensorBoardServer, open_view
 with open_view(Path(sys.argv[1])) as server:
     print(server.url, server.process.pid, flush=True)
     server.wait()
@@ -166,7 +166,7 @@ def test_nothing_is_left_of_it(logdir: Path) -> None:
 
 def test_the_printed_address_opens_our_tab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["true"]) as ended:
-        server = Server("http://127.0.0.1:6006/", ended)
+        server = TensorBoardServer("http://127.0.0.1:6006/", ended)
         monkeypatch.setattr(
             "gpurun.launcher.tensorboard_plugin.view.open_view", lambda *_, **__: nullcontext(server)
         )

@@ -14,7 +14,7 @@ from gpurun.launcher.balance import calibrate
 from gpurun.launcher.balance.calibrate import Calibration, balance_of
 from gpurun.launcher.balance.solve import cost_ms, fit_curve, isotonic, slowest, solve, theil_sen
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.rundir.records import Curve
+from gpurun.launcher.rundir.records import CostCurve
 from gpurun.launcher.splits import split_near_even, split_proportional
 from tests.whole import IS_WHOLE, first
 from tests.wording import Wording
@@ -163,7 +163,7 @@ class GlassDevices:
 
 def search(
     devices: GlassDevices, batch: int, minimum: int = 1, most: int = 1 << 40
-) -> tuple[tuple[Curve, ...], tuple[int, ...]]:
+) -> tuple[tuple[CostCurve, ...], tuple[int, ...]]:
     caps = (1 << 31,) * len(devices.lines)
     return Calibration(devices, batch, minimum, caps, most, "seed").run()
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpurun.launcher.compare.figures.ranks import rank_figures
-from gpurun.launcher.compare.figures.recorded import Measured
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant
 from gpurun.launcher.compare.notes import full_memory
 from gpurun.launcher.machine.gpus import nvml as driver
 from gpurun.launcher.machine.gpus.gpu import Sensors
@@ -21,7 +21,7 @@ from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.metrics import METRICS
 from gpurun.launcher.run import max_batch
-from gpurun.launcher.run.max_batch import Place, Search
+from gpurun.launcher.run.max_batch import MaxBatchSearch, Place
 from gpurun.launcher.rundir.files import RunDir, read_lines
 from gpurun.launcher.rundir.records import (
     Attempt,
@@ -158,7 +158,9 @@ def test_allocations_that_had_to_wait_are_counted(cuda: FakeCuda) -> None:
 # 8 and 12 in the report
 
 
-def recorded(strategy: str, devices: tuple[str, ...], loads: Mapping[int, tuple[GpuLoad, ...]]) -> Measured:
+def recorded(
+    strategy: str, devices: tuple[str, ...], loads: Mapping[int, tuple[GpuLoad, ...]]
+) -> MeasuredVariant:
     variant = Variant(
         id="v", strategy=strategy, devices=devices, split=(8,) * len(devices), split_name="even", varied={},
         workload="gpt", global_batch=16,
@@ -170,7 +172,7 @@ def recorded(strategy: str, devices: tuple[str, ...], loads: Mapping[int, tuple[
         for rank, own in loads.items()
     }
     timed = (RoundTime("l", 1, 1_000_000),)
-    return Measured(variant, "g", VariantStatus("ok"), True, VariantFacts(), steps, timed, (), {})
+    return MeasuredVariant(variant, "g", VariantStatus("ok"), True, VariantFacts(), steps, timed, (), {})
 
 
 def test_each_gpu_of_dp_has_its_own_figures(tmp_path: Path, wording: Wording) -> None:
@@ -300,7 +302,7 @@ def searching(directory: Path, devices: str, strategies: str) -> list[list[str]]
     names = ("cuda:0", "cuda:1") if devices == "cuda" else ("cpu:0", "cpu:1")
     found = []
     for together in max_batch._ways(spec, names, 0):
-        search = Search(
+        search = MaxBatchSearch(
             spec, machine, machine, directory, directory, names, "fp32", {}, Place(0, 0, 2), together
         )
         configs = [search.config(index, 0, None) for index in range(search.num_processes)]
@@ -373,7 +375,7 @@ def test_a_batch_that_fails_otherwise_is_an_upper_bound(
     assert (attempts[-1].outcome, max_batch.bounds(attempts)) == ("done", (5, 6))
     nothing = cast(Any, None)
     place = Place(0, 0, 1)
-    search = Search(nothing, nothing, nothing, tmp_path, tmp_path, ("cpu:0",), "fp32", {}, place)
+    search = MaxBatchSearch(nothing, nothing, nothing, tmp_path, tmp_path, ("cpu:0",), "fp32", {}, place)
     room = search.found(0)
     wording(str(room))
     monkeypatch.setattr(max_batch_attempts, "attempt", lambda *_: attempt(None, None, 9))

@@ -37,7 +37,7 @@ from gpurun.launcher.worker.strategies.ddp import Ddp
 from gpurun.launcher.worker.training.batches import BatchSource, DatasetSource, Layout, LoadedStep, MicroBatch
 from gpurun.launcher.worker.training.forward_backward import NoClock, forward_backward
 from gpurun.workloads.base import Workload
-from gpurun.workloads.micro_benchmarks import Case, Cases, Probe
+from gpurun.workloads.micro_benchmarks import BenchmarkCase, Cases, Probe
 from tests.unit.gpu.fake_cuda import FakeCuda, fake_cuda, launch  # noqa: F401 - a fixture
 from tests.unit.gpu.test_blocks import Steps, bench_on_gpu
 from tests.wording import Wording
@@ -289,7 +289,7 @@ def test_a_micro_benchmark_says_whose_clock_was_throttled(
     said: list[str] = []
     sensors = Sensors(throttling=lambda: said.append("asked") or "power brake")  # type: ignore[func-returns-value]
     load = LoadMeter(torch.device("cuda", 0), [GpuMeter(CudaRuntime(), torch.device("cuda", 0), sensors)])
-    probe = Probe("rows", lambda site: Cases((Case("x", 1, lambda: said.append("ran")),)))
+    probe = Probe("rows", lambda site: Cases((BenchmarkCase("x", 1, lambda: said.append("ran")),)))
     journal = Journal(config, 0)
     times = itertools.count(0, 10_000_000)
     quiet = NoiseMeter(dict, lambda: 0, lambda: False)

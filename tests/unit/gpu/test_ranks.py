@@ -36,7 +36,7 @@ from gpurun.launcher.worker.base import process_group
 from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.profiling import profiler
 from gpurun.launcher.worker.strategies import ddp, dp
-from gpurun.launcher.worker.training.balanced_split import Ranks
+from gpurun.launcher.worker.training.balanced_split import TimedRanks
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda, launch  # noqa: F401 - a fixture
@@ -271,7 +271,7 @@ class Waiting:
 def test_memory_that_runs_out_while_others_wait_in_a_collective_ends_the_rank() -> None:
     peers = Waiting()
     variant = VariantConfig("a", (4, 4), 1)
-    ranks = Ranks(variant, cast(Any, FullTrainer()), cast(Any, Clock()), cast(Any, peers))
+    ranks = TimedRanks(variant, cast(Any, FullTrainer()), cast(Any, Clock()), cast(Any, peers))
     with pytest.raises(torch.OutOfMemoryError):
         ranks.whole_ms((4, 4), 1)
     assert peers.gathered == 0

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from gpurun.launcher.nodes.messages import LogText, encode
 from gpurun.launcher.nodes.transport.connection import (
     CLOSED_S,
-    Frame,
-    Lane,
+    MessageLane,
     Silence,
+    StreamFrame,
     decode_frame,
     encode_frame,
 )
@@ -17,7 +17,7 @@ from gpurun.launcher.nodes.transport.connection import (
 
 @given(st.lists(st.sampled_from(["put", "send", "lose", "reconnect"]), max_size=60))
 def test_every_message_arrives_once_and_in_order_however_often_the_stream_breaks(steps: list[str]) -> None:
-    ours, theirs = Lane(), Lane()
+    ours, theirs = MessageLane(), MessageLane()
     sent: list[bytes] = []
     arrived: list[bytes] = []
     lost = False
@@ -45,10 +45,12 @@ def test_every_message_arrives_once_and_in_order_however_often_the_stream_breaks
     assert theirs.is_settled
 
 
-@pytest.mark.parametrize("frame", [Frame(2, 0), Frame(0, 1), Frame(-1, 0), Frame(2**62, 0)])
-def test_a_frame_that_no_end_would_send_is_refused(frame: Frame) -> None:
+@pytest.mark.parametrize(
+    "frame", [StreamFrame(2, 0), StreamFrame(0, 1), StreamFrame(-1, 0), StreamFrame(2**62, 0)]
+)
+def test_a_frame_that_no_end_would_send_is_refused(frame: StreamFrame) -> None:
     with pytest.raises(ValueError, match="confirming"):
-        Lane().accept(frame)
+        MessageLane().accept(frame)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", b"\x93\x01\x00\xa1x", encode(LogText("x"))])

@@ -19,7 +19,7 @@ from gpurun.launcher.errors import MachineError, NodesEnded, NodesError, SpecErr
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.nodes.join import joined
-from gpurun.launcher.nodes.messages import End, Launch, LogText, Message
+from gpurun.launcher.nodes.messages import End, LogText, Message, StartRanks
 from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
 from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.nodes.transport.connection import (
@@ -334,7 +334,7 @@ def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None
         assert second.await_connected(WAIT_S)
         for number in range(200):
             approach(port, approaches[number % len(approaches)], chance)
-        launch = Launch(1, "01", "workload", b"{}", (), {})
+        launch = StartRanks(1, "01", "workload", b"{}", (), {})
         with linked(loop, options(2, port, None), options(2, port, OTHER)) as (open_one, other_one):
             for intruder in (open_one, other_one):
                 intruder.send(0, launch)

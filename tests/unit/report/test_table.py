@@ -22,7 +22,13 @@ from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.report.footnotes import noise_lines
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
-from gpurun.launcher.report.terminal.table import Part, draw_bar, incomplete_text, phase_parts, render_table
+from gpurun.launcher.report.terminal.table import (
+    BarPart,
+    draw_bar,
+    incomplete_text,
+    phase_parts,
+    render_table,
+)
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Status
 from gpurun.launcher.units import format_rate
@@ -412,7 +418,7 @@ def test_bars_without_traces_are_as_long_as_the_steps_next_to_them(
 
 @given(st.lists(st.floats(0, 1e4), max_size=6), st.integers(1, 100))
 def test_a_bar_is_as_long_as_its_parts_together(times: list[float], cells: int) -> None:
-    parts = [Part(str(i), ms, str(i), str(i), "") for i, ms in enumerate(times)]
+    parts = [BarPart(str(i), ms, str(i), str(i), "") for i, ms in enumerate(times)]
     bar = draw_bar(parts, cells, full_ms=1e5, plain=False).plain
     assert abs(len(bar) - cells * sum(times) / 1e5) <= 0.5 + 1e-9
     assert "".join(sorted(bar)) == bar

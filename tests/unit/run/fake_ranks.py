@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.inspect.snapshot import RankSnapshot
-from gpurun.launcher.processes.pool_per_env import Ranks
+from gpurun.launcher.processes.pool_per_env import RankPool
 from gpurun.launcher.processes.protocol import Exit, StartRequest
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
 from gpurun.launcher.rundir.records import Event, FailureRecord, LaunchConfig
@@ -60,7 +60,7 @@ class Removed:
 
 @dataclass
 class FakeRanks:
-    """`Ranks` and `Pools` at once: plays one script per attempt."""
+    """`RankPool` and `Pools` at once: plays one script per attempt."""
 
     run: RunDir
     clock: FakeClock
@@ -80,7 +80,7 @@ class FakeRanks:
     _running: set[int] = field(default_factory=set)
     _exits: list[Exit] = field(default_factory=list)
 
-    def get(self, env: Mapping[str, str], python: str = "") -> Ranks:
+    def get(self, env: Mapping[str, str], python: str = "") -> RankPool:
         return self
 
     def start(self, processes: Sequence[StartRequest]) -> None:

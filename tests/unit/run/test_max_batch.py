@@ -22,8 +22,8 @@ from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.report.terminal.curves import KNEE, batch_curve_lines
 from gpurun.launcher.run.max_batch import (
     ENDLESS,
+    MaxBatchSearch,
     Place,
-    Search,
     _ways,
     bounds,
     combined,
@@ -118,7 +118,7 @@ def test_devices_try_batches_in_the_fewest_micro_batches_of_the_job(
 ) -> None:
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4, free_cores=None)
-    search = Search(
+    search = MaxBatchSearch(
         spec, machine, machine, tmp_path, tmp_path, ("cpu:0", "cpu:1"), "fp32", {}, Place(0, 0, 2)
     )
     assert search.config(1, 0, None).accumulate == accumulate
@@ -140,7 +140,7 @@ def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(
 ) -> None:
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4, free_cores=None)
-    config = Search(
+    config = MaxBatchSearch(
         spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}, Place(0, 0, 1)
     ).config(0, 0, None)
     model, filled, held = torch.nn.Linear(4, 4), [], list[int]()
@@ -183,11 +183,11 @@ def test_the_picture_marks_the_knee(wording: Wording) -> None:
     assert "No knee" in batch_curve_lines([BatchCurve("dp even", found, None)])[-1]
 
 
-def search_in(directory: Path, *devices: list[Attempt]) -> Search:
+def search_in(directory: Path, *devices: list[Attempt]) -> MaxBatchSearch:
     """A search whose processes have left these attempts."""
     spec = job("devices: cpu:2\ntimeout: 2m\n")
     nothing: Any = None
-    search = Search(
+    search = MaxBatchSearch(
         spec, nothing, nothing, directory, directory, ("cpu:0", "cpu:1"), "fp32", {}, Place(0, 0, 2)
     )
     for index, attempts in enumerate(devices):

@@ -18,10 +18,10 @@ from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import git, prune, remove
 from gpurun.launcher.plan.model import GatePlan, Side
-from gpurun.launcher.start_gate import Interpreter, Wanted, gate_job, interpreter, two_versions
+from gpurun.launcher.start_gate import GateRequest, Interpreter, gate_job, interpreter, two_versions
 from tests.wording import Wording
 
-MAIN = Wanted("main", 3.0)
+MAIN = GateRequest("main", 3.0)
 IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b")
 
 
@@ -52,7 +52,7 @@ def job(repository: Path, text: str = "script: train.py\ndevices: cpu:1\n") -> J
     return load_text(text, "job.yaml", (), repository / "jobs")
 
 
-def versions_of(repository: Path, wanted: Wanted = MAIN) -> AbstractContextManager[GatePlan]:
+def versions_of(repository: Path, wanted: GateRequest = MAIN) -> AbstractContextManager[GatePlan]:
     return two_versions(wanted, job(repository), repository / "jobs")
 
 
@@ -68,7 +68,7 @@ def worktrees(root: Path) -> int:
     ("ref", "text"), [("before", "# second\n"), ("HEAD~1", "# first\n"), ("main", "# second\n")]
 )
 def test_a_ref_is_checked_out_for_as_long_as_the_gate_lasts(repository: Path, ref: str, text: str) -> None:
-    with versions_of(repository, Wanted(ref, 3.0)) as gate:
+    with versions_of(repository, GateRequest(ref, 3.0)) as gate:
         assert texts(gate) == [text, "# uncommitted\n"]
         assert not (Path(gate.a.job_dir) / "new.py").exists()
         assert gate.a.name == ref
@@ -89,7 +89,7 @@ def test_nothing_is_left_after_an_error(repository: Path) -> None:
 
 def test_files_that_are_named_are_those_of_the_working_copy(repository: Path) -> None:
     shared = tuple(repository / name for name in ("jobs/train.py", "jobs/new.py", "data"))
-    with versions_of(repository, Wanted("main", 3.0, shared)) as gate:
+    with versions_of(repository, GateRequest("main", 3.0, shared)) as gate:
         assert texts(gate) == ["# uncommitted\n"] * 2
         assert (Path(gate.a.job_dir) / "new.py").read_text() == "# untracked\n"
         assert (Path(gate.a.root) / "data").resolve() == repository / "data"
@@ -103,7 +103,7 @@ def test_a_directory_is_like_the_working_copy_or_like_the_job_files(repository: 
     copy.mkdir()
     (copy / "train.py").write_text("# copied\n")
     for directory, text in ((clone, "# second\n"), (copy, "# copied\n")):
-        with versions_of(repository, Wanted(str(directory), 3.0)) as gate:
+        with versions_of(repository, GateRequest(str(directory), 3.0)) as gate:
             assert texts(gate)[0] == text
         assert directory.is_dir()
 
@@ -111,14 +111,16 @@ def test_a_directory_is_like_the_working_copy_or_like_the_job_files(repository: 
 @pytest.mark.parametrize(
     ("wanted", "text"),
     [
-        (Wanted("nowhere", 3.0), "script: train.py"),
-        (Wanted("--help", 3.0), "script: train.py"),
-        (Wanted("main", 3.0), "script: new.py"),
-        (Wanted("main", 3.0, (Path("/etc/hostname"),)), "script: train.py"),
-        (Wanted("main", 3.0), "workload: mlp\nglobal_batch: 8"),
+        (GateRequest("nowhere", 3.0), "script: train.py"),
+        (GateRequest("--help", 3.0), "script: train.py"),
+        (GateRequest("main", 3.0), "script: new.py"),
+        (GateRequest("main", 3.0, (Path("/etc/hostname"),)), "script: train.py"),
+        (GateRequest("main", 3.0), "workload: mlp\nglobal_batch: 8"),
     ],
 )
-def test_what_is_no_gate_is_refused(repository: Path, wanted: Wanted, text: str, wording: Wording) -> None:
+def test_what_is_no_gate_is_refused(
+    repository: Path, wanted: GateRequest, text: str, wording: Wording
+) -> None:
     spec = job(repository, f"{text}\ndevices: cpu:1\n")
     with pytest.raises(SpecError) as error, two_versions(wanted, spec, repository / "jobs"):
         pass
@@ -127,12 +129,15 @@ def test_what_is_no_gate_is_refused(repository: Path, wanted: Wanted, text: str,
 
 
 def test_no_value_is_no_version(repository: Path) -> None:
-    with pytest.raises(SpecError, match="--against has no value"), versions_of(repository, Wanted("", 3.0)):
+    with (
+        pytest.raises(SpecError, match="--against has no value"),
+        versions_of(repository, GateRequest("", 3.0)),
+    ):
         pass
 
 
 def test_the_working_copy_itself_is_no_other_version(repository: Path) -> None:
-    here = Wanted(str(repository / "jobs"), 3.0)
+    here = GateRequest(str(repository / "jobs"), 3.0)
     with (
         pytest.raises(SpecError, match="the working copy itself"),
         versions_of(repository, here),

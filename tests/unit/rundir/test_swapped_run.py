@@ -24,7 +24,7 @@ from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.html import write_html
 from gpurun.launcher.trace.analysis.analyse import analyse
-from gpurun.launcher.trace.analysis.discover import Found, find_traces
+from gpurun.launcher.trace.analysis.discover import FoundTraces, find_traces
 from gpurun.launcher.trace.merge import merge_traces
 from tests.whole import first
 
@@ -160,7 +160,7 @@ def test_nothing_is_read_through_a_link_that_was_put_there_after_the_check(
         swap()
         return found
 
-    def find_and_swap(paths: Any, within: Any) -> Found:
+    def find_and_swap(paths: Any, within: Any) -> FoundTraces:
         found = find_traces(paths, within)
         if paths[0].is_relative_to(traced_run.path):
             swap()

@@ -24,7 +24,7 @@ from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import GpurunError, MachineError, SpecError
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.schedulers import SCHEDULERS
-from gpurun.launcher.schedulers.base import Call, Submission, SubmitOptions, submit, time_limit
+from gpurun.launcher.schedulers.base import Submission, SubmitCommand, SubmitOptions, submit, time_limit
 from tests.wording import Wording
 
 HOME = Path("/home/me/my jobs")
@@ -353,7 +353,7 @@ def test_only_options_that_other_commands_know_are_repeated(
 
 def test_a_command_that_is_missing_and_one_that_refuses(tmp_path: Path, wording: Wording) -> None:
     def answer(*argv: str, queue: str = "slurm") -> str:
-        return submit(QUEUES[queue], Call(argv, "standard input"), tmp_path / "x", submission())
+        return submit(QUEUES[queue], SubmitCommand(argv, "standard input"), tmp_path / "x", submission())
 
     with pytest.raises(MachineError, match="no-such-sbatch was not found"):
         answer("no-such-sbatch")

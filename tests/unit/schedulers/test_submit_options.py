@@ -11,7 +11,7 @@ import yaml
 from gpurun.launcher.cli.commands.submit import QUEUES
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.schedulers.base import Call, SubmitOptions, submit
+from gpurun.launcher.schedulers.base import SubmitCommand, SubmitOptions, submit
 from tests.unit.cli.click_runner import runner
 from tests.unit.schedulers.test_submissions import OPTIONS, found_in, script, submission, words_of
 from tests.wording import Wording
@@ -166,7 +166,7 @@ def test_what_a_refused_job_leaves_behind_is_named(tmp_path: Path, wording: Word
     fake.chmod(0o755)
     options = ("-n", "ml", "--validate=false", "create", "-f", "-")
     with wording.raises(MachineError):
-        submit(QUEUES["kubernetes"], Call((str(fake), *options)), tmp_path / "x", submission())
+        submit(QUEUES["kubernetes"], SubmitCommand((str(fake), *options)), tmp_path / "x", submission())
 
 
 @pytest.mark.parametrize("name", QUEUES)

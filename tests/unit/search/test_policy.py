@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpurun.launcher.search.model import Levels, Measured, Posterior, changes, posterior
+from gpurun.launcher.search.model import Levels, MeasuredCombination, Posterior, changes, posterior
 from gpurun.launcher.search.policy import MOST_TRIALS, Search, Trial, design, measured, missed
 
 SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
@@ -83,7 +83,9 @@ def test_the_model_finds_effects_and_pairs(with_pair: bool) -> None:
     pair = rng.normal(0, 0.3, (4, 4))[levels[:, 0], levels[:, 1]] if with_pair else 0.0
     times = np.sum(effects, axis=0) + pair
     chosen = rng.permutation(len(levels))[:36]
-    known = [Measured(int(one), float(times[one] + rng.normal(0, 0.01)), 1e-4, 1) for one in chosen]
+    known = [
+        MeasuredCombination(int(one), float(times[one] + rng.normal(0, 0.01)), 1e-4, 1) for one in chosen
+    ]
     belief = posterior(levels, known)
     others = [one for one in range(len(levels)) if one not in chosen]
     errors = np.abs(belief.mean[others] - times[others])
@@ -116,7 +118,7 @@ def test_intervals_of_changes_hold_what_they_should() -> None:
         times = sum(rng.normal(0, 0.2, size)[levels[:, key]] for key, size in enumerate((4, 4, 3)))
         times = times + rng.normal(0, 0.1, (4, 4))[levels[:, 0], levels[:, 1]] + rng.normal(0, 0.01, 48)
         chosen = [int(one) for one in rng.permutation(len(levels))[:36]]
-        known = [Measured(one, float(times[one] + rng.normal(0, 0.01)), 1e-4, 1) for one in chosen]
+        known = [MeasuredCombination(one, float(times[one] + rng.normal(0, 0.01)), 1e-4, 1) for one in chosen]
         true = Posterior(times, np.zeros((48, 48)))
         has = np.ones_like(levels, dtype=bool)
         both = zip(

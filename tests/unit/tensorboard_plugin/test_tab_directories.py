@@ -31,7 +31,7 @@ from gpurun.launcher.tensorboard_plugin.logdir.listing import (
     read_inside,
 )
 from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
-from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, Refused, Server
+from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, RequestRefused, TabServer
 from gpurun.launcher.tensorboard_plugin.timeline import index_store
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, home_of, making
 from gpurun.launcher.tensorboard_plugin.view import is_empty
@@ -119,19 +119,19 @@ def test_a_log_directory_that_is_none_has_no_runs(place: str | None) -> None:
     ],
 )
 def test_only_names_out_of_the_listing_lead_anywhere(logdir: Path, name: str) -> None:
-    server = Server(Listing(str(logdir)))
+    server = TabServer(Listing(str(logdir)))
     common = {"variant": "ddp-2-even", "from_ns": "0", "to_ns": "1", "width_px": "16", "lanes": "0", "q": "x"}
     for route in ROUTES.keys() - {"/runs"}:
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RequestRefused) as caught:
             ROUTES[route](server, Query(Arguments(common | {"run": name, "id": "0"})))
         assert caught.value.code in (400, 404)
 
 
 @pytest.mark.parametrize("variant", ["..", "../../..", "/etc", "ddp-2-even/", "\0", "%2e%2e"])
 def test_only_variants_of_the_run_lead_anywhere(logdir: Path, variant: str) -> None:
-    server = Server(Listing(str(logdir)))
+    server = TabServer(Listing(str(logdir)))
     run = only(logdir).name
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         ROUTES["/steps"](server, Query(Arguments(run=run, variant=variant)))
 
 
@@ -167,7 +167,7 @@ def test_names_that_are_no_text_and_links_to_themselves_keep_nothing_else_from_b
     for directory in [path for path in logdir.rglob("*") if path.is_dir()]:
         (directory / "rank1\udcff.pt.trace.json.gz").write_bytes(b"{}")
         (directory / "itself").symlink_to("itself")
-    server = Server(Listing(str(logdir)))
+    server = TabServer(Listing(str(logdir)))
     answer = ROUTES["/runs"](server, Query(MultiDict()))
     assert msgspec.json.encode(answer)
     assert set(server.listing.all()) >= names
@@ -331,7 +331,7 @@ def test_the_cache_keeps_the_indexes_used_last(tmp_path: Path, monkeypatch: pyte
 )
 def test_what_a_window_may_not_ask_is_refused(key: str, value: str) -> None:
     query = Query(Arguments({"from_ns": "0", "to_ns": "10", "width_px": "100", "lanes": "0"} | {key: value}))
-    with pytest.raises(Refused):  # noqa: PT012
+    with pytest.raises(RequestRefused):  # noqa: PT012
         query.stretch()
         query.whole("width_px", 16, 8192)
         query.lanes(5)

@@ -17,7 +17,7 @@ from gpurun.launcher.report.phases import timed_parts
 from gpurun.launcher.report.terminal.table import phase_parts
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
-    Shown,
+    ShownVariant,
     explanation,
     far_note,
     operators_said,
@@ -99,10 +99,10 @@ def explained(*variants: VariantResult) -> str | None:
 
 
 ROWS = [row("void at::native::add<float>(int)", 18.5, 14.0), row("collectives", 9.0, 9.0, named=False)]
-OURS, OTHER = Shown("ddp 34/30", 60.0), Shown("ddp 32/32", 50.0)
+OURS, OTHER = ShownVariant("ddp 34/30", 60.0), ShownVariant("ddp 32/32", 50.0)
 
 
-def operators(other: Shown | None = None, **changed: object) -> str:
+def operators(other: ShownVariant | None = None, **changed: object) -> str:
     table = {
         "kind": "kernels",
         "ranks": [0, 1],

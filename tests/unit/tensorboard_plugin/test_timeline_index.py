@@ -25,7 +25,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.index import build as build_mod
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import BrokenTraces, build, recorded_apart
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
-from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, Part
+from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, RankPart
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
 
@@ -86,7 +86,7 @@ def test_traces_of_different_times_begin_together(tmp_path: Path) -> None:
 
 def test_traces_that_share_a_collective_stay_on_one_clock() -> None:
     local = LocalCollective.__new__(LocalCollective)  # when it was is of no interest here
-    parts = tuple(Part(rank, local, 0) for rank in (0, 1))
+    parts = tuple(RankPart(rank, local, 0) for rank in (0, 1))
     meets = [Collective("0", None, 1, "all_reduce", 4, 2, parts, True, None, {}, 0)]
     assert recorded_apart([(0, 5), (6, 9)], [])
     assert not recorded_apart([(0, 5), (6, 9)], meets)

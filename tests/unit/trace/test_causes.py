@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
 from gpurun.launcher.trace.causes import (
     PARTS,
-    Measured,
+    MeasuredRanks,
     Part,
     RankTime,
     advice_for,
@@ -42,7 +42,7 @@ def ranks(draw: st.DrawFn) -> tuple[RankTime, ...]:
 def test_no_cause_is_larger_than_its_step(found: tuple[RankTime, ...], has_last: bool) -> None:
     slowest = max(found, key=lambda rank: rank.work_ns).rank
     last = StragglerReport(slowest, 1, 1, 1.0) if has_last else None
-    sizes = causes(Measured(found, slowest, by_collectives=has_last, last=last))
+    sizes = causes(MeasuredRanks(found, slowest, by_collectives=has_last, last=last))
     assert all(0 <= cause.share <= 1 for cause in sizes)
     assert [cause.saved_ns for cause in sizes] == sorted((cause.saved_ns for cause in sizes), reverse=True)
     assert grown(sizes, sizes, 1.0) is None
@@ -57,7 +57,7 @@ def test_a_rank_that_is_late_for_want_of_data_is_not_called_slow(last: Straggler
     waiting = RankTime(1, 50.0, {"input": 0.0}, comm_ns=30.0, wait_ns=30.0)
 
     def found(*ranks: RankTime) -> list[tuple[Part, tuple[int, ...], float]]:
-        sizes = causes(Measured(ranks, 0, by_collectives=last is not None, last=last))
+        sizes = causes(MeasuredRanks(ranks, 0, by_collectives=last is not None, last=last))
         return [(cause.part, cause.ranks, cause.saved_ns) for cause in sizes if cause.saved_ns]
 
     assert found(late, waiting) == [("input", (0,), 30.0)]

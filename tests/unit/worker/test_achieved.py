@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpurun.launcher.compare.figures.recorded import Measured
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant
 from gpurun.launcher.compare.figures.throughput import Rates, throughput
 from gpurun.launcher.machine.accelerators import peak_flop_per_s, total_peak_flop_per_s
 from gpurun.launcher.machine.gpus.peaks import NVIDIA_PEAKS
@@ -80,7 +80,7 @@ def test_peaks_add_up_and_one_unknown_makes_all_unknown() -> None:
     assert all(rate > 0 for peak in NVIDIA_PEAKS for rate in peak.tflop_per_s.values())
 
 
-def measured(devices: tuple[str, ...], energy_mj: float | None, flops: float | None) -> Measured:
+def measured(devices: tuple[str, ...], energy_mj: float | None, flops: float | None) -> MeasuredVariant:
     split = (8,) * len(devices)
     variant = Variant(
         id="v",
@@ -99,7 +99,7 @@ def measured(devices: tuple[str, ...], energy_mj: float | None, flops: float | N
         for rank in range(len(devices))
     }
     facts = VariantFacts(flops_per_sample=flops, bytes_per_sample=100)
-    return Measured(variant, "g", VariantStatus("ok"), True, facts, steps, (), (), {})
+    return MeasuredVariant(variant, "g", VariantStatus("ok"), True, facts, steps, (), (), {})
 
 
 HOST: dict[str, Any] = {"gpus": [{"index": i, "name": "NVIDIA H200"} for i in range(2)]}

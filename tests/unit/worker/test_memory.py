@@ -14,7 +14,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 from gpurun.launcher.rundir.records import MEMORY_PARTS, MemoryPart
-from gpurun.launcher.worker.meters.memory import Change, MemoryLog, fullest, peak_of_step
+from gpurun.launcher.worker.meters.memory import MemoryLog, StorageChange, fullest, peak_of_step
 from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
 
 SAMPLES, FEATURES, HIDDEN, CLASSES = 32, 100, 200, 10
@@ -27,10 +27,10 @@ storages = st.lists(st.tuples(st.sampled_from(MEMORY_PARTS), st.integers(0, 100)
 @given(storages, storages, st.randoms())
 def test_the_fullest_moment_is_the_largest_of_all(at_start, later, random) -> None:  # type: ignore[no-untyped-def]
     parts = [part for part, _ in (*at_start, *later)]
-    changes = [Change(n, size) for n, (_, size) in enumerate(later, len(at_start))]
+    changes = [StorageChange(n, size) for n, (_, size) in enumerate(later, len(at_start))]
     for change in list(changes):
         freed = random.randrange(changes.index(change) + 1, len(changes) + 1)
-        changes.insert(freed, Change(change.storage, -change.num_bytes))
+        changes.insert(freed, StorageChange(change.storage, -change.num_bytes))
     held: Counter[MemoryPart] = Counter()
     for part, size in at_start:
         held[part] += size

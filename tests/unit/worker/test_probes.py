@@ -27,7 +27,7 @@ from gpurun.launcher.worker.base.process_group import Alone
 from gpurun.launcher.worker.meters.cpu_time import BlockNoise, NoiseMeter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds
 from gpurun.workloads.micro_benchmarks import (
-    Case,
+    BenchmarkCase,
     Cases,
     Probe,
     Site,
@@ -89,8 +89,8 @@ class FakeWork:
         self.ran.append(name)
 
     def cases(self, site: Site) -> Cases:
-        quick = Case("quick", 1, lambda: self.run("quick", 1), nbytes=1)
-        slow = Case("slow", 2, lambda: self.run("slow", 40), flops=7)
+        quick = BenchmarkCase("quick", 1, lambda: self.run("quick", 1), nbytes=1)
+        slow = BenchmarkCase("slow", 2, lambda: self.run("slow", 40), flops=7)
         return Cases((quick, slow), ("skipped: something",))
 
 

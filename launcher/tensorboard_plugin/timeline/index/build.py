@@ -20,8 +20,14 @@ from gpurun.launcher.errors import TraceError
 from gpurun.launcher.findings.finding import Finding, noticed, of_level
 from gpurun.launcher.machine.helper_process import yield_to_others
 from gpurun.launcher.machine.process_tree import die_with
-from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE, Header, Problem, StepSpan
-from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft, draft
+from gpurun.launcher.tensorboard_plugin.timeline.format import (
+    FORMAT,
+    INDEX_FILE,
+    Header,
+    StepSpan,
+    UnreadableFile,
+)
+from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import RankDraft, draft
 from gpurun.launcher.tensorboard_plugin.timeline.index.writer import Writer, facts
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import with_file_names
 from gpurun.launcher.tensorboard_plugin.timeline.mapped import MAX_HEADER_BYTES
@@ -31,7 +37,7 @@ from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.digest import Digest, digest
 from gpurun.launcher.trace.explain import last_rank
 from gpurun.launcher.trace.kineto.read_trace import read_trace
-from gpurun.launcher.trace.kineto.trace_file import Room
+from gpurun.launcher.trace.kineto.trace_file import ReadLimits
 from gpurun.launcher.trace.parallel import PARALLEL_FROM_BYTES, weight
 from gpurun.launcher.units import format_count
 
@@ -66,8 +72,8 @@ def build(files: Sequence[Path], within: Path, directory: Path, report: Report) 
         BrokenTraces: none of them can be read, or their index would be too large to be opened.
         OSError: the disk is full.
     """
-    found = _read_all(files, Room(within=(within,)), directory, report)
-    problems = tuple(each for each in found if isinstance(each, Problem))
+    found = _read_all(files, ReadLimits(within=(within,)), directory, report)
+    problems = tuple(each for each in found if isinstance(each, UnreadableFile))
     drafts = {each.digest.path: each for each in found if isinstance(each, DraftFile)}
     if not drafts:
         raise BrokenTraces(problems)
@@ -79,21 +85,23 @@ def build(files: Sequence[Path], within: Path, directory: Path, report: Report) 
             "too many names, threads and collectives for a timeline:"
             f" {format_count(len(content))} bytes to describe them"
         )
-        raise BrokenTraces((*problems, Problem(files[0].parent.name, None, f"{text}; trace fewer steps")))
+        raise BrokenTraces(
+            (*problems, UnreadableFile(files[0].parent.name, None, f"{text}; trace fewer steps"))
+        )
     (directory / INDEX_FILE).write_bytes(content)
 
 
 class BrokenTraces(Exception):
     """No trace of the variant can be read."""
 
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, problems: tuple[UnreadableFile, ...]) -> None:
         super().__init__(problems)
         self.problems = problems
 
 
 def _read_all(
-    files: Sequence[Path], room: Room, directory: Path, report: Report
-) -> list[DraftFile | Problem]:
+    files: Sequence[Path], room: ReadLimits, directory: Path, report: Report
+) -> list[DraftFile | UnreadableFile]:
     workers = min(len(files), MAX_WORKERS, len(os.sched_getaffinity(0)))
     if workers < 2 or sum(map(weight, files)) < PARALLEL_FROM_BYTES:
         return [_read(number, file, room, directory, report) for number, file in enumerate(files)]
@@ -104,7 +112,9 @@ def _read_all(
         return [task.result() for task in tasks]
 
 
-def _read(number: int, file: Path, room: Room, directory: Path, report: Report) -> DraftFile | Problem:
+def _read(
+    number: int, file: Path, room: ReadLimits, directory: Path, report: Report
+) -> DraftFile | UnreadableFile:
     """One file's digest and draft; runs in a worker."""
     try:
         trace = read_trace(file, lambda read, unpacked: report(number, read, unpacked), room=room)
@@ -121,15 +131,15 @@ def _read(number: int, file: Path, room: Room, directory: Path, report: Report) 
     return DraftFile(digested, path, first_ns, last_ns)
 
 
-def problem(file: Path, message: str) -> Problem:
+def problem(file: Path, message: str) -> UnreadableFile:
     """The problem of a file, without the path of its directory."""
     text = message.replace(f"{file}: ", "").replace(str(file), file.name)
     byte = re.search(r"byte ([\d,]+)", text)
-    return Problem(file.name, int(byte[1].replace(",", "")) if byte else None, text)
+    return UnreadableFile(file.name, int(byte[1].replace(",", "")) if byte else None, text)
 
 
 def _write(
-    analysis: Analysis, drafts: dict[Path, DraftFile], directory: Path, problems: tuple[Problem, ...]
+    analysis: Analysis, drafts: dict[Path, DraftFile], directory: Path, problems: tuple[UnreadableFile, ...]
 ) -> Header:
     ranked = [(rank, drafts[found.path]) for rank, found in analysis.ranked.digests]
     clocks = analysis.matched.clocks
@@ -186,9 +196,9 @@ def recorded_apart(spans: Sequence[Span], collectives: Sequence[Collective]) -> 
     return len(ordered) > 1 and disjoint and all(len(each.parts) < 2 for each in collectives)
 
 
-def _load(path: Path) -> Draft:
+def _load(path: Path) -> RankDraft:
     with path.open("rb") as source:
-        made: Draft = pickle.load(source)  # our own, from this build's directory
+        made: RankDraft = pickle.load(source)  # our own, from this build's directory
     return made
 
 
@@ -229,7 +239,7 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bytes of that file that have been read."""
     unpacked: int = 0
     """How many they unpacked to."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[UnreadableFile, ...] = ()
     """The last line if no trace can be read."""
     done: bool = False
     """The last line if the index was built."""

@@ -61,7 +61,7 @@ class LaneDraft:
 
 
 @dataclass(frozen=True, eq=False)
-class Draft:
+class RankDraft:
     """One rank's entries, in ns since its trace's base."""
 
     entries: Entries
@@ -75,7 +75,7 @@ class Draft:
     """Number of ranges nested too deeply to be shown."""
 
 
-def draft(trace: Trace) -> Draft:
+def draft(trace: Trace) -> RankDraft:
     """The entries of a trace."""
     names = NameNumbers()
     work = launched(trace, host_steps(trace))
@@ -86,7 +86,7 @@ def draft(trace: Trace) -> Draft:
     layout.add("thread", threads, thread_labels(trace))
     layout.add("stream", streams, stream_labels(trace), threads_before=len(threads.start))
     entries, collectives = layout.entries(join([threads, streams]))
-    return Draft(
+    return RankDraft(
         entries=entries,
         names=tuple(names),
         lanes=tuple(layout.lanes),

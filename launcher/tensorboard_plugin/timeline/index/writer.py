@@ -26,7 +26,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.blocks import (
     single,
 )
 from gpurun.launcher.tensorboard_plugin.timeline.format import COLUMNS, CollectiveFacts, Lane, Level, Row
-from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Draft, Entries
+from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import Entries, RankDraft
 from gpurun.launcher.tensorboard_plugin.timeline.index.sources import (
     NameNumbers,
     exclusive,
@@ -36,7 +36,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.index.sources import (
 )
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
-from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
 from gpurun.launcher.trace.analysis.collectives.match import Matched
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
 from gpurun.launcher.trace.model import CollectiveReport
@@ -55,7 +55,7 @@ class PartEntry:
     end: int
 
 
-def part_entries(rank: int, draft: Draft, matched: Matched) -> list[PartEntry]:
+def part_entries(rank: int, draft: RankDraft, matched: Matched) -> list[PartEntry]:
     """The rank's parts in all collectives, in their order."""
     entries = _entries_by_times(draft)
     found = []
@@ -67,7 +67,7 @@ def part_entries(rank: int, draft: Draft, matched: Matched) -> list[PartEntry]:
     return found
 
 
-def _entries_by_times(draft: Draft) -> defaultdict[tuple[int, int], list[int]]:
+def _entries_by_times(draft: RankDraft) -> defaultdict[tuple[int, int], list[int]]:
     """The waits by start and end of their collective."""
     waits = draft.collectives
     starts, ends = draft.entries.start[waits].tolist(), draft.entries.end[waits + 1].tolist()
@@ -77,12 +77,12 @@ def _entries_by_times(draft: Draft) -> defaultdict[tuple[int, int], list[int]]:
     return found
 
 
-def _part_entry(number: int, collective: Collective, part: Part, entry: int) -> PartEntry:
+def _part_entry(number: int, collective: Collective, part: RankPart, entry: int) -> PartEntry:
     local = part.local
     return PartEntry(number, entry, local.start, collective.moving(part)[0], local.end)
 
 
-def split_waits(draft: Draft, parts: list[PartEntry]) -> None:
+def split_waits(draft: RankDraft, parts: list[PartEntry]) -> None:
     """Moves the border between wait and transfer, in place, to where the other ranks' traces show it."""
     at = np.array([part.entry for part in parts], dtype=np.int64)
     split = np.array([part.split for part in parts], dtype=np.int64)
@@ -90,14 +90,14 @@ def split_waits(draft: Draft, parts: list[PartEntry]) -> None:
     draft.entries.start[at + 1] = split
 
 
-def transfers(draft: Draft) -> Intervals:
+def transfers(draft: RankDraft) -> Intervals:
     """When data moved."""
     moving = draft.collectives + 1
     return union(draft.entries.start[moving], draft.entries.end[moving])
 
 
 def transfers_by_kind(
-    draft: Draft, parts: Sequence[PartEntry], kinds: Sequence[BlockKind]
+    draft: RankDraft, parts: Sequence[PartEntry], kinds: Sequence[BlockKind]
 ) -> dict[BlockKind, Intervals]:
     """When data moved, by the kind of each collective; `kinds` has one for each number."""
     entries: defaultdict[BlockKind, list[int]] = defaultdict(list)
@@ -180,7 +180,7 @@ class Writer:
     ) -> None:
         self._stack.close()
 
-    def add(self, rank: int, draft: Draft, realigned: Realigned) -> None:
+    def add(self, rank: int, draft: RankDraft, realigned: Realigned) -> None:
         """Appends a rank. `realigned` turns its times into those of the index."""
         parts = part_entries(rank, draft, self.matched)
         split_waits(draft, parts)
@@ -196,7 +196,7 @@ class Writer:
         self.num_events += draft.num_events
         self.num_hidden += draft.num_hidden
 
-    def _moved(self, draft: Draft, realigned: Realigned) -> Entries:
+    def _moved(self, draft: RankDraft, realigned: Realigned) -> Entries:
         """The rank's entries with the times, names and places of the index."""
         entries = draft.entries
         names = self.names.numbers(draft.names)
@@ -221,7 +221,7 @@ class Writer:
         levels = tuple(self._level(shortest_ns, coarse) for shortest_ns, coarse in coarser(blocks))
         return Row(first + self.num_entries, last + self.num_entries, levels)
 
-    def _add_bands(self, rank: int, draft: Draft, parts: list[PartEntry], realigned: Realigned) -> None:
+    def _add_bands(self, rank: int, draft: RankDraft, parts: list[PartEntry], realigned: Realigned) -> None:
         """Device activity: moments of each class, unchanged for sums and merged for a lane of each sort."""
         found = exclusive(draft.activities, transfers(draft))
         start, end, kind = _on_clock(found, realigned)

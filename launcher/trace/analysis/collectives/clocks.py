@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import SAME_SIZE, SYNCHRONISING
 
@@ -57,7 +57,9 @@ class Clocks:
             owners=owners,
         )
 
-    def with_drift(self, rates: Mapping[int, float | None], collectives: Sequence[Sequence[Part]]) -> Clocks:
+    def with_drift(
+        self, rates: Mapping[int, float | None], collectives: Sequence[Sequence[RankPart]]
+    ) -> Clocks:
         """With these rates; offsets of which the drift isn't known may be all that their collectives show."""
         left = [
             [(part.rank, part.end_ns - self.offsets[part.rank]) for part in parts]
@@ -110,7 +112,9 @@ def clock_owners(clocks: Mapping[int, str | None]) -> dict[int, int]:
 
 
 def clock_offsets(
-    collectives: Sequence[Sequence[Part]], messages: Sequence[tuple[Part, Part]], ranks: Sequence[int]
+    collectives: Sequence[Sequence[RankPart]],
+    messages: Sequence[tuple[RankPart, RankPart]],
+    ranks: Sequence[int],
 ) -> Clocks:
     """The clocks of all ranks.
 
@@ -167,7 +171,7 @@ def _wider(shift: Shift, doubt: tuple[int, int]) -> Shift:
     return None if least is None else least + less, None if most is None else most + more
 
 
-def _edges(collectives: Sequence[Sequence[Part]]) -> dict[int, dict[int, int]]:
+def _edges(collectives: Sequence[Sequence[RankPart]]) -> dict[int, dict[int, int]]:
     """Median difference of two ranks' clocks.
 
     Kinds whose size must agree are more reliable; others count only between ranks that share none of those.
@@ -180,7 +184,7 @@ def _edges(collectives: Sequence[Sequence[Part]]) -> dict[int, dict[int, int]]:
     return edges
 
 
-def _differences(groups: Sequence[Sequence[Part]], same_size: bool) -> dict[tuple[int, int], list[int]]:
+def _differences(groups: Sequence[Sequence[RankPart]], same_size: bool) -> dict[tuple[int, int], list[int]]:
     """End on the other rank less end on the first, for the first rank of each collective and each other."""
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for parts in groups:
@@ -215,7 +219,7 @@ def _shift(
     least: Mapping[int, int],
     most: Mapping[int, int],
     island: Mapping[int, int],
-    messages: Sequence[tuple[Part, Part]],
+    messages: Sequence[tuple[RankPart, RankPart]],
 ) -> Shift:
     """How far the island's clocks may be ahead of those that are known to be from `least` to `most`."""
     there = list(_travelled(most, island, messages))
@@ -224,7 +228,7 @@ def _shift(
 
 
 def _travelled(
-    senders: Mapping[int, int], receivers: Mapping[int, int], messages: Sequence[tuple[Part, Part]]
+    senders: Mapping[int, int], receivers: Mapping[int, int], messages: Sequence[tuple[RankPart, RankPart]]
 ) -> Iterator[int]:
     """From when each message was sent to when it had arrived, on the two clocks.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks
-from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SYNCHRONISING
 from gpurun.launcher.trace.model import StragglerReport
 
@@ -29,7 +29,7 @@ class Collective:
     num_bytes: int | None
     group_size: int | None
     """Size of the group, including ranks without a trace; `None` if unknown."""
-    parts: tuple[Part, ...]
+    parts: tuple[RankPart, ...]
     """The parts by rank."""
     matched: bool
     """Whether waiting and transfer can be separated: needs two ranks, or a group of one."""
@@ -51,14 +51,14 @@ class Collective:
         """Whether some kernel of it has several messages."""
         return any(part.local.messages for part in self.parts)
 
-    def awaited(self, part: Part) -> Sequence[Part]:
+    def awaited(self, part: RankPart) -> Sequence[RankPart]:
         """The parts, its own among them, that a rank's part can't end without."""
         if not self.is_grouped:
             return self.parts
         near = {part.rank, *(peer for _, peer in part.local.sent_and_received)}
         return [other for other in self.parts if other.rank in near]
 
-    def transfer(self, part: Part) -> int:
+    def transfer(self, part: RankPart) -> int:
         """How long data then moved for this rank, in ns, and until its thread had a core to see the end.
 
         Of a message on the CPU, how long the receiver took: the sender may ask any time whether it is done.
@@ -66,12 +66,12 @@ class Collective:
         is_apart = part.local.kind in POINT_TO_POINT and not part.local.on_gpu
         return self.transfer_ns if is_apart else part.local.duration - self.waits[part.rank]
 
-    def waiting(self, part: Part) -> tuple[int, int]:
+    def waiting(self, part: RankPart) -> tuple[int, int]:
         """From when to when a rank waited, in its trace's time; empty if that isn't known."""
         waited_ns = self.waits[part.rank] if self.matched else 0
         return part.local.start, part.local.start + waited_ns
 
-    def moving(self, part: Part) -> tuple[int, int]:
+    def moving(self, part: RankPart) -> tuple[int, int]:
         """From when to when data moved; all of it if waiting isn't known."""
         if not self.matched:
             return part.local.start, part.local.end
@@ -79,7 +79,7 @@ class Collective:
         return start_ns, min(start_ns + self.transfer(part), part.local.end)
 
 
-def waits_and_transfer(parts: Sequence[Part], clocks: Clocks) -> tuple[dict[int, int], int]:
+def waits_and_transfer(parts: Sequence[RankPart], clocks: Clocks) -> tuple[dict[int, int], int]:
     """How long each rank waited, in ns, and how long the data then moved.
 
     All leave a collective together, so whoever is in it for longer than the last rank to come has waited. The
@@ -108,7 +108,7 @@ def waits_and_transfer(parts: Sequence[Part], clocks: Clocks) -> tuple[dict[int,
     return waits, min(part.local.duration - waits[part.rank] for part in parts)
 
 
-def can_separate(parts: Sequence[Part], clocks: Clocks) -> bool:
+def can_separate(parts: Sequence[RankPart], clocks: Clocks) -> bool:
     """Whether clocks show who waited: of messages that link several ranks, only when each came shows it."""
     if len(parts) <= 2 or not any(part.local.messages for part in parts):
         return True
@@ -119,7 +119,7 @@ def can_separate(parts: Sequence[Part], clocks: Clocks) -> bool:
     return all(ns is not None and ns <= MAX_SLACK_NS for ns in slack)
 
 
-def _until_all_came(part: Part, parts: Sequence[Part], clocks: Clocks) -> int:
+def _until_all_came(part: RankPart, parts: Sequence[RankPart], clocks: Clocks) -> int:
     """How long a rank waited until the last came of those that it sends to, or receives from.
 
     A send may be done before the other rank comes: then nothing waited for that.

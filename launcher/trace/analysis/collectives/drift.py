@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 import numpy as np
 
 from gpurun.launcher.trace.analysis.collectives.clocks import MAX_RATE
-from gpurun.launcher.trace.analysis.collectives.local_collectives import Part
+from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
 from gpurun.launcher.trace.kineto.classify import SAME_SIZE, SYNCHRONISING
 
 MIN_LINKS = 9
@@ -26,7 +26,9 @@ Bounds = tuple[float, float]
 
 
 def clock_rates(
-    collectives: Sequence[Sequence[Part]], messages: Sequence[tuple[Part, Part]], ranks: Sequence[int]
+    collectives: Sequence[Sequence[RankPart]],
+    messages: Sequence[tuple[RankPart, RankPart]],
+    ranks: Sequence[int],
 ) -> dict[int, float | None]:
     """How much each rank's clock gains on the lowest rank's, per unit of time; `None` if not determinable.
 
@@ -54,7 +56,7 @@ def _neighbours(rank: int, rates: Mapping[tuple[int, int], float]) -> dict[int, 
     return ahead | {other: -rate for (other, mine), rate in rates.items() if mine == rank}
 
 
-def _by_collectives(collectives: Sequence[Sequence[Part]], least_ns: int) -> dict[tuple[int, int], float]:
+def _by_collectives(collectives: Sequence[Sequence[RankPart]], least_ns: int) -> dict[tuple[int, int], float]:
     links: defaultdict[tuple[int, int], Links] = defaultdict(list)
     for parts in collectives:
         if parts[0].local.kind in SYNCHRONISING & SAME_SIZE:
@@ -73,7 +75,9 @@ def _within(rate: float | None, links: Links, bounds: Bounds | None) -> float | 
     return min(max(trend, bounds[0]), bounds[1])
 
 
-def bounds_of_rates(collectives: Sequence[Sequence[Part]], ranks: Sequence[int]) -> dict[int, Bounds | None]:
+def bounds_of_rates(
+    collectives: Sequence[Sequence[RankPart]], ranks: Sequence[int]
+) -> dict[int, Bounds | None]:
     """Between which rates each rank's clock runs against the lowest rank's, whatever the noise.
 
     `None` where the two share too few collectives.
@@ -83,8 +87,10 @@ def bounds_of_rates(collectives: Sequence[Sequence[Part]], ranks: Sequence[int])
     return found | {first: (0.0, 0.0)}
 
 
-def _pairs(collectives: Sequence[Sequence[Part]]) -> dict[tuple[int, int], list[tuple[Part, Part]]]:
-    found: defaultdict[tuple[int, int], list[tuple[Part, Part]]] = defaultdict(list)
+def _pairs(
+    collectives: Sequence[Sequence[RankPart]],
+) -> dict[tuple[int, int], list[tuple[RankPart, RankPart]]]:
+    found: defaultdict[tuple[int, int], list[tuple[RankPart, RankPart]]] = defaultdict(list)
     for parts in collectives:
         if parts[0].local.kind in SYNCHRONISING:
             for part in parts[1:]:
@@ -92,19 +98,19 @@ def _pairs(collectives: Sequence[Sequence[Part]]) -> dict[tuple[int, int], list[
     return found
 
 
-def contradict(collectives: Sequence[Sequence[Part]]) -> bool:
+def contradict(collectives: Sequence[Sequence[RankPart]]) -> bool:
     """Whether these can't be collectives of one group: a rank would leave before another has come."""
     found = map(_rate_bounds, _pairs(collectives).values())
     return any(bounds is not None and bounds[0] - bounds[1] > MAX_RATE for bounds in found)
 
 
-def rate_bounds(pairs: Sequence[tuple[Part, Part]]) -> Bounds | None:
+def rate_bounds(pairs: Sequence[tuple[RankPart, RankPart]]) -> Bounds | None:
     """The least and the largest rate that collectives of two ranks allow; `None` if too few do."""
     bounds = _rate_bounds(pairs)
     return bounds if bounds is not None and bounds[0] <= bounds[1] else None
 
 
-def _rate_bounds(pairs: Sequence[tuple[Part, Part]]) -> Bounds | None:
+def _rate_bounds(pairs: Sequence[tuple[RankPart, RankPart]]) -> Bounds | None:
     """The rates; the least is above the largest where the ends contradict each other.
 
     None leaves a collective before the other has come: so each bounds how far one clock is ahead, and two of
@@ -124,7 +130,7 @@ def _rate_bounds(pairs: Sequence[tuple[Part, Part]]) -> Bounds | None:
     return (max(least for least, _ in rates), min(most for _, most in rates)) if rates else None
 
 
-def _bounds(before: tuple[Part, Part], after: tuple[Part, Part]) -> Bounds:
+def _bounds(before: tuple[RankPart, RankPart], after: tuple[RankPart, RankPart]) -> Bounds:
     (mine, theirs), (my_next, their_next) = before, after
     most_ns = (their_next.end_ns - my_next.start_ns) - (theirs.start_ns - mine.end_ns)
     least_ns = (their_next.start_ns - my_next.end_ns) - (theirs.end_ns - mine.start_ns)
@@ -135,7 +141,9 @@ def _bounds(before: tuple[Part, Part], after: tuple[Part, Part]) -> Bounds:
     )
 
 
-def _by_messages(messages: Sequence[tuple[Part, Part]], least_ns: int) -> dict[tuple[int, int], float]:
+def _by_messages(
+    messages: Sequence[tuple[RankPart, RankPart]], least_ns: int
+) -> dict[tuple[int, int], float]:
     links: defaultdict[tuple[int, int], Links] = defaultdict(list)
     for sent, got in messages:
         sent_ns = sent.end_ns if sent.local.on_gpu and not sent.local.messages else sent.start_ns

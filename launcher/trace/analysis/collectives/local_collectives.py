@@ -19,7 +19,7 @@ from gpurun.launcher.trace.analysis.collectives.calls import (
 from gpurun.launcher.trace.analysis.steps import HostStep, Launched, step_at
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostKind, collective_kind
 from gpurun.launcher.trace.kineto.columns import HostRange, Trace
-from gpurun.launcher.trace.kineto.events import CommFacts, Ranks
+from gpurun.launcher.trace.kineto.events import CommFacts, RankTuple
 
 UNKNOWN = "unknown"
 """Instead of the name of a group that may be any of several."""
@@ -34,17 +34,17 @@ MAX_WORLD = 1 << 20
 
 
 @dataclass(frozen=True)
-class Group:
+class TracedGroup:
     """A process group, as one rank's trace has it."""
 
     name: str
-    ranks: Ranks | None
+    ranks: RankTuple | None
     """Sorted; `None` if the trace doesn't say."""
     is_ambiguous: bool = False
     """Whether it may be any of several groups that this rank is in."""
     description: str | None = field(default=None, compare=False)
     """The program's name for it, such as `mesh_tp`."""
-    possible: tuple[tuple[str, Ranks], ...] = field(default=(), compare=False)
+    possible: tuple[tuple[str, RankTuple], ...] = field(default=(), compare=False)
     """Names and ranks of the groups that an unnamed one may be; empty if the ranks of some aren't known."""
 
 
@@ -52,11 +52,11 @@ class Group:
 class ProcessGroups:
     """The groups of this rank, from the header's `distributedInfo`."""
 
-    configured: Mapping[str, Ranks | None]
+    configured: Mapping[str, RankTuple | None]
     """The ranks of each group by its name; `None` where they are not listed."""
     sizes: Mapping[str, int]
     """Number of ranks by name of the group, where it is known."""
-    world: Ranks | None
+    world: RankTuple | None
     """All ranks, if their number is known."""
     descriptions: Mapping[str, str]
     """The program's name for a group, by the group's name."""
@@ -69,7 +69,7 @@ class ProcessGroups:
         listed = info.get("pg_config")
         groups = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
         size = info.get("world_size")
-        world = Ranks(range(size)) if type(size) is int and 0 < size < MAX_WORLD else None
+        world = RankTuple(range(size)) if type(size) is int and 0 < size < MAX_WORLD else None
         sizes = {_name(each): _size(each, size) for each in groups}
         return ProcessGroups(
             {_name(each): _ranks(each, world) for each in groups},
@@ -78,13 +78,13 @@ class ProcessGroups:
             {_name(each): str(each["pg_desc"]) for each in groups if "pg_desc" in each},
         )
 
-    def group(self, facts: CommFacts) -> Group:
+    def group(self, facts: CommFacts) -> TracedGroup:
         """The group of this collective: from its own arguments, else from the header."""
         if facts.group is None and facts.ranks is None:
             return self._unnamed(facts)
         name = UNNAMED if facts.group is None else facts.group
         ranks = facts.ranks or self.configured.get(name) or self._if_world(facts.group_size)
-        return Group(name, ranks, description=facts.description or self.descriptions.get(name))
+        return TracedGroup(name, ranks, description=facts.description or self.descriptions.get(name))
 
     def size(self, facts: CommFacts) -> int | None:
         """Its number of ranks: from the kernel, else from the header."""
@@ -93,21 +93,21 @@ class ProcessGroups:
         group = self.group(facts)
         return self.sizes.get(group.name) if group.ranks is None else len(group.ranks)
 
-    def _unnamed(self, facts: CommFacts) -> Group:
+    def _unnamed(self, facts: CommFacts) -> TracedGroup:
         """The only group that this rank has; of several, which one isn't known."""
         if len(self.configured) == 1:
             ((name, ranks),) = self.configured.items()
-            return Group(name, ranks, description=self.descriptions.get(name), possible=self._possible)
+            return TracedGroup(name, ranks, description=self.descriptions.get(name), possible=self._possible)
         every = set(self.configured.values())
         if len(every) == 1:
-            return Group(UNNAMED, every.pop(), possible=self._possible)
+            return TracedGroup(UNNAMED, every.pop(), possible=self._possible)
         ranks = self._if_world(facts.group_size)
         if ranks is None and len(every) > 1:
-            return Group(UNKNOWN, None, is_ambiguous=True, possible=self._possible)
-        return Group(UNNAMED, ranks)
+            return TracedGroup(UNKNOWN, None, is_ambiguous=True, possible=self._possible)
+        return TracedGroup(UNNAMED, ranks)
 
     @cached_property
-    def _possible(self) -> tuple[tuple[str, Ranks], ...]:
+    def _possible(self) -> tuple[tuple[str, RankTuple], ...]:
         known = tuple((name, ranks) for name, ranks in self.configured.items() if ranks is not None)
         return known if len(known) == len(self.configured) else ()
 
@@ -121,7 +121,7 @@ class ProcessGroups:
         found = {ranks[facts.group_peer] for ranks in known}
         return found.pop() if len(found) == 1 else facts.peer
 
-    def _if_world(self, size: int | None) -> Ranks | None:
+    def _if_world(self, size: int | None) -> RankTuple | None:
         """All ranks, if the group is as large as that; a group of two can't be another one."""
         if self.world is None or (size is None and len(self.world) > 2):
             return None
@@ -132,10 +132,10 @@ def _name(group: Mapping[str, Any]) -> str:
     return str(group.get("pg_name", UNNAMED))
 
 
-def _ranks(group: Mapping[str, Any], world: Ranks | None) -> Ranks | None:
+def _ranks(group: Mapping[str, Any], world: RankTuple | None) -> RankTuple | None:
     listed = group.get("ranks")
     if isinstance(listed, list) and listed and all(type(rank) is int and rank >= 0 for rank in listed):
-        return Ranks(sorted(set(listed)))
+        return RankTuple(sorted(set(listed)))
     is_world = group.get("pg_desc") == DEFAULT_DESCRIPTION or (world and group.get("pg_size") == len(world))
     return world if is_world else None
 
@@ -160,7 +160,7 @@ class LocalCollective:
     end: int
     kind: str
     num_bytes: int | None
-    group: Group
+    group: TracedGroup
     group_size: int | None
     sequence: int | None
     """The library's own count, where the trace has it."""
@@ -190,7 +190,7 @@ class LocalCollective:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """One rank's part in a collective."""
 
     rank: int
@@ -328,10 +328,10 @@ MAX_SHOWN = 8
 """Ranks in the name of a group."""
 
 
-def group_labels(groups: Set[Group]) -> dict[Group, str]:
+def group_labels(groups: Set[TracedGroup]) -> dict[TracedGroup, str]:
     """The name of each group: with its ranks where several have that name; no two alike."""
     shared = Counter(group.name for group in groups)
-    labels: dict[Group, str] = {}
+    labels: dict[TracedGroup, str] = {}
     alike: Counter[str] = Counter()
     for group in sorted(groups, key=lambda one: (one.name, one.ranks or ())):
         label = group.name if shared[group.name] == 1 else _with_ranks(group)
@@ -340,7 +340,7 @@ def group_labels(groups: Set[Group]) -> dict[Group, str]:
     return labels
 
 
-def _with_ranks(group: Group) -> str:
+def _with_ranks(group: TracedGroup) -> str:
     if group.ranks is None:
         return f"{group.name} of unknown ranks"
     shown = [str(rank) for rank in group.ranks]

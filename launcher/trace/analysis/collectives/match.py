@@ -11,7 +11,11 @@ import numpy as np
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, clock_offsets, clock_owners, steady
 from gpurun.launcher.trace.analysis.collectives.collective import Collective, can_separate, waits_and_transfer
 from gpurun.launcher.trace.analysis.collectives.drift import Bounds, bounds_of_rates, clock_rates, contradict
-from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, Part, group_labels
+from gpurun.launcher.trace.analysis.collectives.local_collectives import (
+    LocalCollective,
+    RankPart,
+    group_labels,
+)
 from gpurun.launcher.trace.analysis.collectives.unnamed import groups_found, named
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SEND_RECV, SYNCHRONISING
@@ -67,11 +71,11 @@ class Matched:
 class _Sorted:
     """Parts that belong together by what their traces say."""
 
-    collectives: dict[Key, list[Part]]
-    messages: dict[Key, list[Part]]
+    collectives: dict[Key, list[RankPart]]
+    messages: dict[Key, list[RankPart]]
     """A send and its receive."""
-    unknown_groups: list[Part]
-    unknown_peers: list[Part]
+    unknown_groups: list[RankPart]
+    unknown_peers: list[RankPart]
 
 
 def match(ranks: Sequence[RankCollectives]) -> Matched:
@@ -93,7 +97,7 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
         found, clocks = _aligned(ranks, doubtful)
     offsets = clocks.offsets
     good = [[part] for part in (*found.unknown_groups, *found.unknown_peers)]
-    loose: list[Part] = []
+    loose: list[RankPart] = []
     for parts in found.collectives.values():
         if parts[0].local.kind not in SYNCHRONISING or (len(parts) > 1 and _end_together(parts, offsets)):
             good.append(parts)
@@ -134,14 +138,14 @@ def _sorted(ranks: Sequence[RankCollectives], rates: Mapping[int, float | None])
 
 def _by_sort(
     ranks: Sequence[RankCollectives], rates: Mapping[int, float | None], found: _Sorted
-) -> dict[Key, dict[int, list[Part]]]:
+) -> dict[Key, dict[int, list[RankPart]]]:
     """The parts of each sort by rank, in order; `found` gets those of which too little is known."""
     without_steps = {rank.rank for rank in ranks if not rank.step_numbers}
-    sorts: dict[Key, dict[int, list[Part]]] = defaultdict(lambda: defaultdict(list))
+    sorts: dict[Key, dict[int, list[RankPart]]] = defaultdict(lambda: defaultdict(list))
     for rank in ranks:
         for local in sorted(rank.collectives, key=_place_in_order):
             start_ns = rank.base_ns + steady(local.start, rates.get(rank.rank))
-            part = Part(rank.rank, local, start_ns)
+            part = RankPart(rank.rank, local, start_ns)
             peers = [peer for _, peer in local.sent_and_received]
             if _is_message(local) and (not peers or rank.rank in peers):
                 found.unknown_peers.append(part)
@@ -153,7 +157,7 @@ def _by_sort(
     return sorts
 
 
-def _first_numbers(by_rank: Mapping[int, Sequence[Part]]) -> dict[int, int]:
+def _first_numbers(by_rank: Mapping[int, Sequence[RankPart]]) -> dict[int, int]:
     """The number of each rank's first part, counted from the first one of the rank that has most.
 
     A trace that lacks some may lack those before it begins: of all places for its parts that one is taken
@@ -163,7 +167,7 @@ def _first_numbers(by_rank: Mapping[int, Sequence[Part]]) -> dict[int, int]:
     return {rank: _place_in(whole, parts) for rank, parts in by_rank.items()}
 
 
-def _place_in(whole: Sequence[Part], parts: Sequence[Part]) -> int:
+def _place_in(whole: Sequence[RankPart], parts: Sequence[RankPart]) -> int:
     """Which of the whole's parts the first one of `parts` belongs to; 0 if that isn't clear."""
     if len(parts) == len(whole) or len(parts) < MIN_IN_ORDER:
         return 0
@@ -204,13 +208,15 @@ def _drift(
     return clock_rates(*links, lowest), bounds
 
 
-def _links(found: _Sorted, owners: Mapping[int, int]) -> tuple[list[list[Part]], list[tuple[Part, Part]]]:
+def _links(
+    found: _Sorted, owners: Mapping[int, int]
+) -> tuple[list[list[RankPart]], list[tuple[RankPart, RankPart]]]:
     """The links of clocks: collectives and messages, each part as one of the lowest rank with its clock."""
     collectives, messages = list(found.collectives.values()), _pairs(found)
     if all(rank == owner for rank, owner in owners.items()):
         return collectives, messages
 
-    def owned(part: Part) -> Part:
+    def owned(part: RankPart) -> RankPart:
         return replace(part, rank=owners[part.rank])
 
     apart = [
@@ -220,17 +226,17 @@ def _links(found: _Sorted, owners: Mapping[int, int]) -> tuple[list[list[Part]],
     return apart, [(owned(sent), owned(got)) for sent, got in messages]
 
 
-def _pairs(found: _Sorted) -> list[tuple[Part, Part]]:
+def _pairs(found: _Sorted) -> list[tuple[RankPart, RankPart]]:
     return [_in_order(key, parts) for key, parts in found.messages.items() if len(parts) == 2]
 
 
-def _in_order(key: Key, parts: Sequence[Part]) -> tuple[Part, Part]:
+def _in_order(key: Key, parts: Sequence[RankPart]) -> tuple[RankPart, RankPart]:
     """The sender's part, and the receiver's."""
     sent, got = sorted(parts, key=lambda part: part.rank != key[SOURCE])
     return sent, got
 
 
-def _can_be_one(key: Key, parts: Sequence[Part], offsets: Mapping[int, int]) -> bool:
+def _can_be_one(key: Key, parts: Sequence[RankPart], offsets: Mapping[int, int]) -> bool:
     """Whether both ends of the message are known, and it arrives after it was sent."""
     if len(parts) != 2 or parts[0].rank == parts[1].rank:
         return False
@@ -238,13 +244,15 @@ def _can_be_one(key: Key, parts: Sequence[Part], offsets: Mapping[int, int]) -> 
     return got.end_ns - offsets[got.rank] - sent.start_ns + offsets[sent.rank] >= -_noise_ns(sent)
 
 
-def _linked(messages: Mapping[Key, Sequence[Part]], offsets: Mapping[int, int]) -> Iterator[list[Part]]:
+def _linked(
+    messages: Mapping[Key, Sequence[RankPart]], offsets: Mapping[int, int]
+) -> Iterator[list[RankPart]]:
     """Sends with their receives; of grouped ones all kernels that messages link.
 
     Each is alone where a message has no other end, or a rank has several kernels in it.
     """
-    near: defaultdict[Part, set[Part]] = defaultdict(set)
-    alone: set[Part] = set()
+    near: defaultdict[RankPart, set[RankPart]] = defaultdict(set)
+    alone: set[RankPart] = set()
     for key, parts in messages.items():
         for part in parts:
             near[part].update(parts)
@@ -252,7 +260,7 @@ def _linked(messages: Mapping[Key, Sequence[Part]], offsets: Mapping[int, int]) 
             alone.update(parts)
     left = dict.fromkeys(near)
     while left:
-        todo, together = [next(iter(left))], list[Part]()
+        todo, together = [next(iter(left))], list[RankPart]()
         while todo:
             part = todo.pop()
             if part in left:
@@ -266,26 +274,26 @@ def _linked(messages: Mapping[Key, Sequence[Part]], offsets: Mapping[int, int]) 
             yield from ([part] for part in together)
 
 
-def _not_one_group(groups: Mapping[Key, Sequence[Part]], offsets: Mapping[int, int]) -> set[object]:
+def _not_one_group(groups: Mapping[Key, Sequence[RankPart]], offsets: Mapping[int, int]) -> set[object]:
     """Groups without known ranks that are several, since their collectives mostly don't end together.
 
     Or since they can't at all: unless some are missing, so that the n-th of two ranks aren't the same.
     """
-    found: defaultdict[object, list[Sequence[Part]]] = defaultdict(list)
+    found: defaultdict[object, list[Sequence[RankPart]]] = defaultdict(list)
     for key, parts in groups.items():
         if parts[0].local.group.ranks is None and parts[0].local.kind in SYNCHRONISING:
             found[key[0]].append(parts)
     return {group for group, same in found.items() if _are_several(same, offsets)}
 
 
-def _are_several(same: Sequence[Sequence[Part]], offsets: Mapping[int, int]) -> bool:
+def _are_several(same: Sequence[Sequence[RankPart]], offsets: Mapping[int, int]) -> bool:
     shared = [parts for parts in same if len(parts) > 1]
     if 2 * sum(_end_together(parts, offsets) for parts in shared) < len(shared):
         return True
     return len({len(parts) for parts in same}) == 1 and contradict(shared)
 
 
-def _group_size(parts: Sequence[Part], all_here: bool) -> int | None:
+def _group_size(parts: Sequence[RankPart], all_here: bool) -> int | None:
     """From the traces; else the number of parts, if no rank's trace is missing."""
     if parts[0].local.kind in POINT_TO_POINT:
         return 2
@@ -296,7 +304,7 @@ def _group_size(parts: Sequence[Part], all_here: bool) -> int | None:
     return size if not said and size is not None and size >= len(parts) else None
 
 
-def _collectives(groups: Sequence[list[Part]], all_here: bool, clocks: Clocks) -> Iterable[Collective]:
+def _collectives(groups: Sequence[list[RankPart]], all_here: bool, clocks: Clocks) -> Iterable[Collective]:
     counts: Counter[str] = Counter()
     labels = group_labels({parts[0].local.group for parts in groups})
     for parts in groups:
@@ -323,31 +331,31 @@ def _collectives(groups: Sequence[list[Part]], all_here: bool, clocks: Clocks) -
         counts[label] += 1
 
 
-def _end_together(parts: Sequence[Part], offsets: Mapping[int, int]) -> bool:
+def _end_together(parts: Sequence[RankPart], offsets: Mapping[int, int]) -> bool:
     """Whether the ends are as close, on aligned clocks, as those of one synchronising collective."""
     ends = [part.end_ns - offsets[part.rank] for part in parts]
     shortest = min(part.local.duration for part in parts)
     return max(ends) - min(ends) <= _noise_ns(parts[0]) + shortest // 2
 
 
-def _noise_ns(part: Part) -> int:
+def _noise_ns(part: RankPart) -> int:
     return GPU_NOISE_NS if part.local.on_gpu else CPU_NOISE_NS
 
 
-def _by_ends(parts: Sequence[Part], clocks: Clocks) -> list[list[Part]]:
+def _by_ends(parts: Sequence[RankPart], clocks: Clocks) -> list[list[RankPart]]:
     """Parts of the same group and kind whose ends are close together; others stay single.
 
     So do those of ranks whose clocks nothing links: how far their ends are apart isn't known.
     """
     offsets = clocks.offsets
     islands = {rank: island for island in clocks.unlinked for rank in island}
-    sorts: dict[Key, list[Part]] = defaultdict(list)
+    sorts: dict[Key, list[RankPart]] = defaultdict(list)
     for part in parts:
         size = part.local.num_bytes if part.local.kind in SAME_SIZE else None
         sorts[islands.get(part.rank), part.local.group, part.local.kind, size].append(part)
-    found: list[list[Part]] = []
+    found: list[list[RankPart]] = []
     for same in sorts.values():
-        cluster: list[Part] = []
+        cluster: list[RankPart] = []
         for part in sorted(same, key=lambda part: part.end_ns - offsets[part.rank]):
             if cluster and _joins(part, cluster, offsets):
                 cluster.append(part)
@@ -357,7 +365,7 @@ def _by_ends(parts: Sequence[Part], clocks: Clocks) -> list[list[Part]]:
     return found
 
 
-def _joins(part: Part, cluster: Sequence[Part], offsets: Mapping[int, int]) -> bool:
+def _joins(part: RankPart, cluster: Sequence[RankPart], offsets: Mapping[int, int]) -> bool:
     apart_ns = part.end_ns - offsets[part.rank] - cluster[0].end_ns + offsets[cluster[0].rank]
     return apart_ns <= GPU_NOISE_NS and all(part.rank != other.rank for other in cluster)
 
@@ -393,6 +401,6 @@ def _place_in_order(local: LocalCollective) -> int:
     return local.start if is_message else local.end
 
 
-def _times_ns(parts: Sequence[Part]) -> Int64:
+def _times_ns(parts: Sequence[RankPart]) -> Int64:
     """The times by which parts are counted, on their rank's clock."""
     return np.array([part.start_ns + _place_in_order(part.local) - part.local.start for part in parts])

@@ -16,11 +16,11 @@ import numpy as np
 
 from gpurun.launcher.trace.analysis.collectives.local_collectives import (
     UNNAMED,
-    Group,
     LocalCollective,
+    TracedGroup,
 )
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE
-from gpurun.launcher.trace.kineto.events import Ranks
+from gpurun.launcher.trace.kineto.events import RankTuple
 
 Sort = tuple[object, ...]
 """Number of the step, kind, size."""
@@ -28,10 +28,10 @@ Located = tuple[int, LocalCollective, int | None]
 """Rank, collective, number of its step."""
 
 
-def groups_found(collectives: Iterable[Located]) -> dict[int, Group]:
+def groups_found(collectives: Iterable[Located]) -> dict[int, TracedGroup]:
     """The groups of collectives whose traces don't name one, by the `id` of the collective."""
     unnamed = [each for each in collectives if _is_unnamed(each[1])]
-    names: defaultdict[Ranks, set[str]] = defaultdict(set)
+    names: defaultdict[RankTuple, set[str]] = defaultdict(set)
     counts: defaultdict[Sort, Counter[int]] = defaultdict(Counter)
     for rank, local, step in unnamed:
         counts[_sort(local, step)][rank] += 1
@@ -44,11 +44,11 @@ def groups_found(collectives: Iterable[Located]) -> dict[int, Group]:
         if len(mine) == 1:
             called = names[mine[0]]
             name = next(iter(called)) if len(called) == 1 else UNNAMED
-            found[id(local)] = Group(name, mine[0])
+            found[id(local)] = TracedGroup(name, mine[0])
     return found
 
 
-def named(local: LocalCollective, group: Group | None) -> LocalCollective:
+def named(local: LocalCollective, group: TracedGroup | None) -> LocalCollective:
     """The collective with its group, if it may be of any of several and one was found."""
     if group is None or group.ranks is None or not local.group.is_ambiguous:
         return local
@@ -63,7 +63,7 @@ def _sort(local: LocalCollective, step: int | None) -> Sort:
     return step, local.kind, local.num_bytes if local.kind in SAME_SIZE else None
 
 
-def _used(groups: Sequence[Ranks], counts: Mapping[int, int]) -> list[Ranks]:
+def _used(groups: Sequence[RankTuple], counts: Mapping[int, int]) -> list[RankTuple]:
     """The groups that had collectives, by how many each rank shows; none where that isn't certain."""
     able = [ranks for ranks in groups if all(counts.get(rank) for rank in ranks)]
     rows = sorted(counts)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpurun.launcher.trace.analysis.critical.tasks import Exchange, Part, TaskList, Tasks
+from gpurun.launcher.trace.analysis.critical.tasks import Exchange, StepPart, TaskList, Tasks
 from gpurun.launcher.trace.analysis.steps import Launched
 from gpurun.launcher.trace.intervals import Intervals
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
@@ -31,15 +31,15 @@ NOISE_NS = 5_000
 NEAR = 8
 """Ends of other work that are looked at to find what work waited for."""
 _PARTS = {
-    GpuKind.COMPUTE: Part.COMPUTE,
-    GpuKind.COMM: Part.TRANSFER,
-    GpuKind.MEMCPY: Part.COPIES,
-    GpuKind.MEMSET: Part.COPIES,
+    GpuKind.COMPUTE: StepPart.COMPUTE,
+    GpuKind.COMM: StepPart.TRANSFER,
+    GpuKind.MEMCPY: StepPart.COPIES,
+    GpuKind.MEMSET: StepPart.COPIES,
 }
 
 
 @dataclass(frozen=True)
-class Call:
+class ApiCall:
     """A call of the GPU's API that launches work or waits for it."""
 
     start: int
@@ -94,7 +94,7 @@ class _Builder:
     def _recorded(self) -> tuple[GpuWait, ...]:
         return self.trace.details.waits if self.trace.details else ()
 
-    def _calls(self) -> list[Call]:
+    def _calls(self) -> list[ApiCall]:
         """Calls of the threads that launch work, within the window, in order of time."""
         launches, (first, last) = self.trace.launches, self.window
         started: dict[int, list[int]] = defaultdict(list)
@@ -111,7 +111,7 @@ class _Builder:
         wanted &= (launches.start >= first) & (launches.start < last)
         gpu_start = self.trace.gpu.start
         found = [
-            Call(
+            ApiCall(
                 int(launches.start[i]),
                 int(launches.start[i] + launches.duration[i]),
                 self.trace.launch_names[launches.name[i]],
@@ -129,7 +129,7 @@ class _Builder:
         self._gpu(launch_tasks)
         self._blocking(called, order)
         tail = max([last, *(call.end for call in self.calls)])
-        self.tasks.add(tail, Part.HOST, [called[order[-1]]] if order else [])
+        self.tasks.add(tail, StepPart.HOST, [called[order[-1]]] if order else [])
         self._input(tail)
         return self.tasks.done(self.trace.gpu_names, first)
 
@@ -137,7 +137,7 @@ class _Builder:
         """A task until each call, and one for the call; by number of the call: its launches', its end."""
         begun: dict[int, int] = {}
         called: dict[int, int] = {}
-        begin = self.tasks.add(first, Part.BEFORE)
+        begin = self.tasks.add(first, StepPart.BEFORE)
         self.spans: list[tuple[int, int, int]] = []
         """Task of the host's, its start and end."""
         real = [i for i, call in enumerate(self.calls) if not call.only_marks]
@@ -151,11 +151,11 @@ class _Builder:
                 place -= 1  # calls without length, this one among them
             before = by_end[place] if place >= 0 else None
             since = first if before is None else self.calls[before].end
-            until = self.tasks.add(call.start, Part.HOST, [begin if before is None else called[before]])
+            until = self.tasks.add(call.start, StepPart.HOST, [begin if before is None else called[before]])
             self.spans.append((until, since, call.start))
-            called[i] = self.tasks.add(call.end, Part.HOST, [until])
+            called[i] = self.tasks.add(call.end, StepPart.HOST, [until])
             if call.work:
-                begun[i] = self.tasks.add(call.start + latency, Part.LATENCY, [until])
+                begun[i] = self.tasks.add(call.start + latency, StepPart.LATENCY, [until])
         return begun, called, sorted(called, key=lambda i: self.calls[i].end)
 
     def _least_latency(self) -> int:
@@ -182,12 +182,12 @@ class _Builder:
     def _work_task(self, i: int, after: list[int]) -> int:
         kind = GpuKind(self.kinds[i])
         if kind is GpuKind.COMM:
-            arrival = self.tasks.add(self.starts[i], Part.LATENCY, after)
-            task = self.tasks.add(self.ends[i], Part.TRANSFER, [arrival])
+            arrival = self.tasks.add(self.starts[i], StepPart.LATENCY, after)
+            task = self.tasks.add(self.ends[i], StepPart.TRANSFER, [arrival])
             device = self.trace.streams[self.streams[i]][0]
             self.tasks.exchanges.append(Exchange(self.starts[i], self.ends[i], device, arrival, task))
             return task
-        task = self.tasks.add(self.ends[i], Part.LATENCY, after)
+        task = self.tasks.add(self.ends[i], StepPart.LATENCY, after)
         self.tasks.spends(task, _PARTS[kind], self.ends[i] - self.starts[i])
         if kind is GpuKind.COMPUTE:
             self.tasks.label[task] = int(self.trace.gpu.name[i])
@@ -228,7 +228,7 @@ class _Builder:
     def _precedes(self, earlier: int, later: int) -> bool:
         return self.ends[earlier] <= self.starts[later] + NOISE_NS and earlier != later
 
-    def _recorded_wait(self, call: Call, found: dict[int, list[int]]) -> None:
+    def _recorded_wait(self, call: ApiCall, found: dict[int, list[int]]) -> None:
         """The next work on a stream waits for the last one launched on another before the event."""
         wait = self.waits.get(call.correlation)
         if wait is None or wait.waits_for_stream is None:
@@ -275,7 +275,7 @@ class _Builder:
             if call.work:
                 by_thread[call.thread] = call.work[-1]
 
-    def _awaited(self, call: Call, latest: int | None) -> list[int]:
+    def _awaited(self, call: ApiCall, latest: int | None) -> list[int]:
         """The work that a call waited for."""
         if call.work:
             return [i for i in call.work if self.ends[i] <= call.end]
@@ -303,7 +303,7 @@ class _Builder:
             return
         last = max((end for _, _, end in self.spans), default=self.window[0])
         for task, start, end in [*self.spans, (len(self.tasks.ends) - 1, last, tail)]:
-            self.tasks.spends(task, Part.INPUT, _inside(data, start, end))
+            self.tasks.spends(task, StepPart.INPUT, _inside(data, start, end))
 
 
 def _inside(times: Intervals, start: int, end: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.trace.analysis.collectives.collective import Collective
-from gpurun.launcher.trace.analysis.critical.tasks import NO_LABEL, Part, Tasks
+from gpurun.launcher.trace.analysis.critical.tasks import NO_LABEL, StepPart, Tasks
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.requested_tables import CriticalPath, PathPart
 
@@ -38,7 +38,7 @@ class Graph:
     """A task that each waits for; `SOURCE` where there is none."""
     second: list[int]
     costs: Int64
-    """Time in ns by task and `Part`."""
+    """Time in ns by task and `StepPart`."""
     rank: NDArray[np.int32]
     label: NDArray[np.int32]
     labels: tuple[tuple[str, str], ...]
@@ -56,7 +56,7 @@ class _Joined:
 
     ends: list[Int64] = field(default_factory=lambda: [np.zeros(1, dtype=np.int64)])
     main: list[NDArray[np.int8]] = field(default_factory=lambda: [np.zeros(1, dtype=np.int8)])
-    known: list[Int64] = field(default_factory=lambda: [np.zeros((1, len(Part)), dtype=np.int64)])
+    known: list[Int64] = field(default_factory=lambda: [np.zeros((1, len(StepPart)), dtype=np.int64)])
     rank: list[NDArray[np.int32]] = field(default_factory=lambda: [np.full(1, -1, dtype=np.int32)])
     label: list[NDArray[np.int32]] = field(default_factory=lambda: [np.full(1, NO_LABEL, dtype=np.int32)])
     edges: list[NDArray[np.int64]] = field(default_factory=list)
@@ -80,8 +80,8 @@ class _Joined:
     def meeting(self, end: int) -> int:
         """A task of no rank, which costs nothing, at that time."""
         self.ends.append(np.array([end], dtype=np.int64))
-        self.main.append(np.array([Part.TRANSFER], dtype=np.int8))
-        self.known.append(np.zeros((1, len(Part)), dtype=np.int64))
+        self.main.append(np.array([StepPart.TRANSFER], dtype=np.int8))
+        self.known.append(np.zeros((1, len(StepPart)), dtype=np.int64))
         self.rank.append(np.full(1, -1, dtype=np.int32))
         self.label.append(np.full(1, NO_LABEL, dtype=np.int32))
         self.count += 1
@@ -232,13 +232,13 @@ def _binary(
 MAX_NAMES = 20
 """Kernels and collectives whose gain is computed: those with most time on the path."""
 WORDS = {
-    Part.COMPUTE: "compute",
-    Part.TRANSFER: "transfer",
-    Part.COPIES: "copies",
-    Part.INPUT: "input",
-    Part.HOST: "host",
-    Part.LATENCY: "latency",
-    Part.BEFORE: "before",
+    StepPart.COMPUTE: "compute",
+    StepPart.TRANSFER: "transfer",
+    StepPart.COPIES: "copies",
+    StepPart.INPUT: "input",
+    StepPart.HOST: "host",
+    StepPart.LATENCY: "latency",
+    StepPart.BEFORE: "before",
 }
 
 
@@ -299,7 +299,7 @@ def on_path(graph: Graph, ends: Int64) -> Int64:
 
 def evenly(graph: Graph) -> Int64 | None:
     """Costs with each rank's compute and copies scaled to the mean; `None` for a single rank."""
-    columns = [Part.COMPUTE, Part.COPIES]
+    columns = [StepPart.COMPUTE, StepPart.COPIES]
     ranks = sorted(set(graph.rank.tolist()) - {-1})
     sums = np.array([graph.costs[graph.rank == rank][:, columns].sum() for rank in ranks])
     if len(ranks) < 2 or not sums.all():
@@ -312,14 +312,14 @@ def evenly(graph: Graph) -> Int64 | None:
     return costs
 
 
-def _without(graph: Graph, part: Part) -> Int64:
+def _without(graph: Graph, part: StepPart) -> Int64:
     costs = graph.costs.copy()
     costs[:, part] = 0
     return costs
 
 
 def _without_label(graph: Graph, label: int) -> Int64:
-    part = Part.TRANSFER if graph.labels[label][0] == WORDS[Part.TRANSFER] else Part.COMPUTE
+    part = StepPart.TRANSFER if graph.labels[label][0] == WORDS[StepPart.TRANSFER] else StepPart.COMPUTE
     costs = graph.costs.copy()
     costs[graph.label == label, part] = 0
     return costs
@@ -329,16 +329,18 @@ def _gain_us(graph: Graph, length: int, costs: Int64) -> float:
     return (length - int(replay(graph, costs).max(initial=0))) / 1000
 
 
-def _by_part(graph: Graph, path: Int64) -> list[tuple[Part, int]]:
+def _by_part(graph: Graph, path: Int64) -> list[tuple[StepPart, int]]:
     sums = graph.costs[path].sum(axis=0).tolist()
-    return sorted(((part, sums[part]) for part in Part if graph.costs[:, part].any()), key=lambda x: -x[1])
+    return sorted(
+        ((part, sums[part]) for part in StepPart if graph.costs[:, part].any()), key=lambda x: -x[1]
+    )
 
 
 def _sums(graph: Graph, path: Int64) -> list[tuple[int, int]]:
     """Labels with most time on the path."""
     labels = graph.label[path]
     named = labels != NO_LABEL
-    own = graph.costs[path][:, [Part.COMPUTE, Part.TRANSFER]].sum(axis=1)
+    own = graph.costs[path][:, [StepPart.COMPUTE, StepPart.TRANSFER]].sum(axis=1)
     found: Counter[int] = Counter()
     for label, ns in zip(labels[named].tolist(), own[named].tolist(), strict=True):
         found[label] += ns
@@ -354,7 +356,7 @@ def _by_rank(graph: Graph, path: Int64) -> Sequence[PathPart]:
         sums = costs[mine].sum(axis=0).tolist()
         found += [
             PathPart(WORDS[part], None, rank, sums[part] / 1000, None)
-            for part in Part
-            if sums[part] and part is not Part.TRANSFER
+            for part in StepPart
+            if sums[part] and part is not StepPart.TRANSFER
         ]
     return sorted(found, key=lambda each: -each.path_us)

@@ -23,7 +23,7 @@ from gpurun.launcher.trace.kineto.columns import HostRange, Trace
 NO_LABEL = -1
 
 
-class Part(IntEnum):
+class StepPart(IntEnum):
     """The part of a step that a task's time counts for."""
 
     COMPUTE = 0
@@ -58,9 +58,9 @@ class Tasks:
 
     ends: Int64
     main: NDArray[np.int8]
-    """`Part` of what isn't in `known`."""
+    """`StepPart` of what isn't in `known`."""
     known: Int64
-    """Time in ns by task and `Part`, at most: of the whole task where it is longer."""
+    """Time in ns by task and `StepPart`, at most: of the whole task where it is longer."""
     label: NDArray[np.int32]
     """Number of the kernel's name in `labels`; −1: none."""
     labels: tuple[str, ...]
@@ -86,7 +86,7 @@ class TaskList:
     exchanges: list[Exchange] = field(default_factory=list)
     num_guessed: int = 0
 
-    def add(self, end: int, main: Part, after: Iterable[int] = ()) -> int:
+    def add(self, end: int, main: StepPart, after: Iterable[int] = ()) -> int:
         """A new task that ends then, and waits for the tasks in `after`."""
         number = len(self.ends)
         self.ends.append(end)
@@ -94,14 +94,14 @@ class TaskList:
         self.edges.extend((task, number) for task in after)
         return number
 
-    def spends(self, task: int, part: Part, ns: int) -> None:
+    def spends(self, task: int, part: StepPart, ns: int) -> None:
         """Says that so much of the task's time, at most, goes into this part."""
         if ns > 0:
             self.known.append((task, part, ns))
 
     def done(self, labels: Sequence[str], start: int) -> Tasks:
         """All of them."""
-        known = np.zeros((len(self.ends), len(Part)), dtype=np.int64)
+        known = np.zeros((len(self.ends), len(StepPart)), dtype=np.int64)
         for task, part, ns in self.known:
             known[task, part] += ns
         label = np.full(len(self.ends), NO_LABEL, dtype=np.int32)
@@ -156,18 +156,18 @@ class _CpuBuilder:
         waits: defaultdict[int, list[int]] = defaultdict(list)
         for i, begin in self._waited(issued).items():
             waits[begin].append(i)
-        before, since = self.tasks.add(first, Part.BEFORE), first
+        before, since = self.tasks.add(first, StepPart.BEFORE), first
         departures: dict[int, int] = {}
         # The host's own tasks end where it issues a collective, begins to wait for some, or is done.
         for point in sorted({first, last, *by_issue, *waits}):
-            until = self.tasks.add(max(point, since), Part.HOST, [before])
+            until = self.tasks.add(max(point, since), StepPart.HOST, [before])
             self._spent(until, since, point)
             before, since = until, max(point, since)
             departures |= {i: self._exchange(i, until) for i in by_issue[point]}
             awaited = [i for i in waits[point] if i in departures]
             if awaited:
                 since = max(since, *(self.ranges[i].end for i in awaited))
-                before = self.tasks.add(since, Part.HOST, [before, *(departures[i] for i in awaited)])
+                before = self.tasks.add(since, StepPart.HOST, [before, *(departures[i] for i in awaited)])
         return self.tasks.done((), first)
 
     def _issued(self, each: HostRange) -> int:
@@ -196,15 +196,15 @@ class _CpuBuilder:
         each = self.ranges[i]
         before = self.last.get(each.thread)
         queue = [before[1]] if before is not None and before[0] <= each.start else []
-        arrival = self.tasks.add(each.start, Part.LATENCY, [issue, *queue])
-        departure = self.tasks.add(each.end, Part.TRANSFER, [arrival])
+        arrival = self.tasks.add(each.start, StepPart.LATENCY, [issue, *queue])
+        departure = self.tasks.add(each.end, StepPart.TRANSFER, [arrival])
         self.tasks.exchanges.append(Exchange(each.start, each.end, None, arrival, departure))
         self.last[each.thread] = (each.end, departure)
         return departure
 
     def _spent(self, task: int, start: int, end: int) -> None:
-        self.tasks.spends(task, Part.COMPUTE, _inside(self.compute, start, end))
-        self.tasks.spends(task, Part.INPUT, _inside(self.data, start, end))
+        self.tasks.spends(task, StepPart.COMPUTE, _inside(self.compute, start, end))
+        self.tasks.spends(task, StepPart.INPUT, _inside(self.data, start, end))
 
 
 def _inside(times: Intervals, start: int, end: int) -> int:

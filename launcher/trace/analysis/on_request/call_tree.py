@@ -12,7 +12,7 @@ from gpurun.launcher.trace.analysis.cuda_graphs import capture_begun
 from gpurun.launcher.trace.analysis.nesting import Nesting, nest, stretches
 from gpurun.launcher.trace.analysis.on_request.shapes import own_host_ns, shapes_and_types
 from gpurun.launcher.trace.analysis.steps import Launched
-from gpurun.launcher.trace.analysis.tables import Chosen, compute_ops
+from gpurun.launcher.trace.analysis.tables import Selection, compute_ops
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.columns import NO_SHAPES, Spans, Trace
 from gpurun.launcher.trace.requested_tables import OperatorTotal, RowKind
@@ -61,7 +61,7 @@ class _Tree:
 
 
 def call_trees(
-    trace: Trace, work: Launched, ops_of: Int64, choices: Sequence[Chosen]
+    trace: Trace, work: Launched, ops_of: Int64, choices: Sequence[Selection]
 ) -> list[tuple[CallNode, ...]]:
     """The nodes that have any time, for each of the choices.
 
@@ -79,7 +79,7 @@ def call_trees(
     ]
 
 
-def _runs(trace: Trace, tree: _Tree, work: Launched, chosen: Chosen) -> Int64:
+def _runs(trace: Trace, tree: _Tree, work: Launched, chosen: Selection) -> Int64:
     """How often each module, and then each operator, ran: as it was called, or captured and replayed."""
     runs = np.concatenate([chosen.modules, chosen.ops]).astype(np.int64)
     replays = np.bincount(work.captured[chosen.gpu & (work.captured >= 0)], minlength=len(trace.launches))
@@ -156,7 +156,7 @@ def _numbered(tree: _Tree, nesting: Nesting, names: Int64) -> Int64:
 
 
 def _nodes(
-    trace: Trace, tree: _Tree, ops_of: Int64, own_ns: Int64 | None, chosen: Chosen, runs: Int64
+    trace: Trace, tree: _Tree, ops_of: Int64, own_ns: Int64 | None, chosen: Selection, runs: Int64
 ) -> tuple[CallNode, ...]:
     """With `own_ns`, the time of each operator on the CPU; else the GPU's."""
     if own_ns is None:
@@ -226,7 +226,7 @@ def _by_shapes(
             yield CallNode((*paths[node], ("shapes", text)), count, self_ns)
 
 
-def _outside(trace: Trace, tree: _Tree, chosen: Chosen) -> Iterator[CallNode]:
+def _outside(trace: Trace, tree: _Tree, chosen: Selection) -> Iterator[CallNode]:
     left = chosen.gpu & (tree.of_work < 0)
     if left.any():
         yield CallNode(OUTSIDE, int(left.sum()), int(trace.gpu.duration[left].sum()))

@@ -33,7 +33,7 @@ class Copies:
 
 
 @dataclass(frozen=True, eq=False)
-class Launches:
+class LaunchStatistics:
     """Launches of one rank, and the GPU's queue."""
 
     delay_percentiles: tuple[int, int, int, int]
@@ -75,7 +75,7 @@ def copies(trace: Trace, chosen: Mask) -> list[Copies]:
     return sorted(rows, key=lambda row: -row.device_ns)
 
 
-def launches(trace: Trace, work: Launched, chosen: Mask) -> Launches | None:
+def launches(trace: Trace, work: Launched, chosen: Mask) -> LaunchStatistics | None:
     """The launches of the chosen work; `None` if the launch of none is known."""
     known = np.flatnonzero(chosen & (work.launch >= 0))
     if not len(known):
@@ -90,7 +90,7 @@ def launches(trace: Trace, work: Launched, chosen: Mask) -> Launches | None:
     spans = np.diff(times)
     span = max(int(spans.sum()), 1)
     percentiles = np.percentile(delays, (50, 90, 99, 100), method="higher").astype(np.int64).tolist()
-    return Launches(
+    return LaunchStatistics(
         delay_percentiles=(percentiles[0], percentiles[1], percentiles[2], percentiles[3]),
         queue_times=times,
         queue_lengths=lengths,

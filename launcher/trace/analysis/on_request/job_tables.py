@@ -11,7 +11,7 @@ from gpurun.launcher.trace.analysis.collectives.match import Matched
 from gpurun.launcher.trace.analysis.critical.graph import RankTasks, critical_path, join
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.on_request.call_tree import operator_totals
-from gpurun.launcher.trace.analysis.on_request.feeding import Copies, Launches, thinned
+from gpurun.launcher.trace.analysis.on_request.feeding import Copies, LaunchStatistics, thinned
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables
 from gpurun.launcher.trace.analysis.on_request.shapes import kernel_totals, shape_totals
 from gpurun.launcher.trace.model import CollectiveReport, TraceReport
@@ -123,13 +123,13 @@ def _spread(each: CollectiveReport) -> float | None:
 
 
 def _launches(
-    ranks: Iterable[tuple[int, Launches]], digests: Ranks, base_ns: int
+    ranks: Iterable[tuple[int, LaunchStatistics]], digests: Ranks, base_ns: int
 ) -> tuple[LaunchTotals, ...]:
     bases = {rank: digest.base_ns - base_ns for rank, digest in digests}
     return tuple(_launch_totals(rank, each, bases[rank]) for rank, each in ranks)
 
 
-def _launch_totals(rank: int, each: Launches, shift_ns: int) -> LaunchTotals:
+def _launch_totals(rank: int, each: LaunchStatistics, shift_ns: int) -> LaunchTotals:
     half, most, nearly_all, largest = each.delay_percentiles
     points = thinned(each.queue_times, each.queue_lengths)
     return LaunchTotals(

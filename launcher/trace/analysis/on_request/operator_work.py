@@ -27,7 +27,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """The arguments of an operator as the trace has them."""
 
     shapes: tuple[Shape, ...]
@@ -56,7 +56,7 @@ class Call:
         return place < len(self.values) and str(self.values[place]).lower() in ("true", "1", "2")
 
 
-def work_of(name: str, call: Call) -> Work | None:
+def work_of(name: str, call: OperatorCall) -> Work | None:
     """The work of a call of this operator; `None` for other operators, and where shapes don't show it."""
     formula = _FORMULAS.get(name)
     if formula is None:
@@ -72,14 +72,14 @@ def work_of(name: str, call: Call) -> Work | None:
     return Work(flops, None if size is None else elements * size)
 
 
-Formula = Callable[[Call], tuple[int, int] | None]
+Formula = Callable[[OperatorCall], tuple[int, int] | None]
 """Operations, and elements of all inputs and outputs."""
 
 
 def _product(first: int) -> Formula:
     """A matrix product of the arguments `first` and `first` + 1, plus what is before it, if anything."""
 
-    def formula(call: Call) -> tuple[int, int] | None:
+    def formula(call: OperatorCall) -> tuple[int, int] | None:
         a, b = call.shapes[first : first + 2]
         if len(a) != len(b) or len(a) not in (2, 3) or a[-1] != b[-2] or a[:-2] != b[:-2]:
             return None
@@ -90,12 +90,12 @@ def _product(first: int) -> Formula:
     return formula
 
 
-def _matrix_vector(call: Call) -> tuple[int, int]:
+def _matrix_vector(call: OperatorCall) -> tuple[int, int]:
     (m, k), _ = call.shapes[:2]
     return 2 * m * k, m * k + k + m
 
 
-def _linear(call: Call) -> tuple[int, int]:
+def _linear(call: OperatorCall) -> tuple[int, int]:
     a, (n, k) = call.shapes[:2]
     m = prod(a[:-1])
     return 2 * m * n * k, m * k + n * k + m * n
@@ -112,7 +112,7 @@ class _Places:
 
 
 def _convolution(places: _Places) -> Formula:
-    def formula(call: Call) -> tuple[int, int] | None:
+    def formula(call: OperatorCall) -> tuple[int, int] | None:
         image, weight = call.shapes[:2]
         if places.transposed is not None and call.flag(places.transposed):
             return None
@@ -122,7 +122,7 @@ def _convolution(places: _Places) -> Formula:
     return formula
 
 
-def _output(call: Call, places: _Places, image: Shape, weight: Shape) -> Shape | None:
+def _output(call: OperatorCall, places: _Places, image: Shape, weight: Shape) -> Shape | None:
     """The shape that a convolution results in."""
     sides = len(image) - 2
     found = [call.numbers(place) for place in (places.padding, places.stride, places.dilation)]
@@ -141,7 +141,7 @@ def _convolved(image: Shape, weight: Shape, output: Shape) -> tuple[int, int]:
     return 2 * prod(output) * prod(weight[1:]), prod(image) + prod(weight) + prod(output)
 
 
-def _convolution_backward(call: Call) -> tuple[int, int]:
+def _convolution_backward(call: OperatorCall) -> tuple[int, int]:
     """The gradients of input and weight: each as much as the convolution itself."""
     output, image, weight = call.shapes[:3]
     wanted = [flag.strip().lower() != "false" for flag in str(call.values[10]).strip("[]").split(",")][:2]
@@ -155,7 +155,7 @@ def _convolution_backward(call: Call) -> tuple[int, int]:
     )
 
 
-def _gradient_of_input(call: Call) -> tuple[int, int]:
+def _gradient_of_input(call: OperatorCall) -> tuple[int, int]:
     """The gradient of the input, in versions of torch before 1.11."""
     output, weight = call.shapes[1:3]
     return 2 * prod(output) * prod(weight[1:]), prod(call.numbers(0) or ()) + prod(output) + prod(weight)
@@ -164,7 +164,7 @@ def _gradient_of_input(call: Call) -> tuple[int, int]:
 def _attention(causal: int, heads_first: bool = True, passes: float = 1.0, first: int = 0) -> Formula:
     """Two products forward, five backward: 2.5 times as much."""
 
-    def formula(call: Call) -> tuple[int, int] | None:
+    def formula(call: OperatorCall) -> tuple[int, int] | None:
         query, key, value = call.shapes[first : first + 3]
         if not len(query) == len(key) == len(value) == 4:
             return None
@@ -215,9 +215,9 @@ def has_formula(name: str) -> bool:
     return name in _FORMULAS
 
 
-def call_of(dims: Sequence[Any], types: Sequence[Any], values: Sequence[Any]) -> Call:
+def call_of(dims: Sequence[Any], types: Sequence[Any], values: Sequence[Any]) -> OperatorCall:
     """The call with these arguments as the trace has them."""
-    return Call(tuple(map(_shape, dims)), tuple(map(str, types)), tuple(values))
+    return OperatorCall(tuple(map(_shape, dims)), tuple(map(str, types)), tuple(values))
 
 
 def shapes_text(dims: Any) -> str:

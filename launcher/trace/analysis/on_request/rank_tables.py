@@ -10,7 +10,7 @@ import numpy as np
 from gpurun.launcher.trace.analysis.critical.gpu_tasks import gpu_tasks
 from gpurun.launcher.trace.analysis.critical.tasks import Tasks, cpu_tasks
 from gpurun.launcher.trace.analysis.on_request.call_tree import CallNode, call_trees
-from gpurun.launcher.trace.analysis.on_request.feeding import Copies, Launches, copies, launches
+from gpurun.launcher.trace.analysis.on_request.feeding import Copies, LaunchStatistics, copies, launches
 from gpurun.launcher.trace.analysis.on_request.shapes import (
     KernelShape,
     OpShape,
@@ -19,7 +19,7 @@ from gpurun.launcher.trace.analysis.on_request.shapes import (
     op_shapes,
 )
 from gpurun.launcher.trace.analysis.steps import HostStep, Launched
-from gpurun.launcher.trace.analysis.tables import Chosen
+from gpurun.launcher.trace.analysis.tables import Selection
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.requested_tables import Table
 
@@ -37,7 +37,7 @@ class RankTables:
     step_operators: tuple[CallNode, ...] | None
     """The operators of what steps launched, as `step_shapes`."""
     copies: tuple[Copies, ...] | None
-    launches: Launches | None
+    launches: LaunchStatistics | None
     tasks: Tasks | None
 
 
@@ -46,8 +46,8 @@ def rank_tables(
     work: Launched,
     steps: Sequence[HostStep],
     kept: Sequence[int],
-    shown: Chosen,
-    in_steps: Chosen,
+    shown: Selection,
+    in_steps: Selection,
     device: str,
     show: Set[Table],
 ) -> RankTables | None:

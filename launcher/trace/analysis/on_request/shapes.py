@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gpurun.launcher.machine.accelerators import peak_gb_per_s, peak_tflop_per_s
 from gpurun.launcher.trace.analysis.nesting import nest, stretches
 from gpurun.launcher.trace.analysis.on_request.operator_work import (
-    Call,
+    OperatorCall,
     Shape,
     Work,
     call_of,
@@ -20,7 +20,7 @@ from gpurun.launcher.trace.analysis.on_request.operator_work import (
     work_of,
 )
 from gpurun.launcher.trace.analysis.steps import Launched
-from gpurun.launcher.trace.analysis.tables import Chosen, compute_ops
+from gpurun.launcher.trace.analysis.tables import Selection, compute_ops
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import GpuKind
 from gpurun.launcher.trace.kineto.columns import NO_SHAPES, OpArguments, Trace, decoded
@@ -84,7 +84,7 @@ def launching_ops(trace: Trace, work: Launched) -> Int64:
     return found
 
 
-def op_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Chosen, device: str) -> list[OpShape]:
+def op_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Selection, device: str) -> list[OpShape]:
     """Operators by their arguments, those with most time first."""
     assert trace.details is not None
     arguments = trace.details.of_op
@@ -125,13 +125,13 @@ def _hands_on(trace: Trace) -> NDArray[np.bool_]:
     return found
 
 
-def _device_ns(trace: Trace, ops_of: Int64, chosen: Chosen) -> Int64:
+def _device_ns(trace: Trace, ops_of: Int64, chosen: Selection) -> Int64:
     held = chosen.gpu & (ops_of >= 0)
     sums = np.bincount(ops_of[held], weights=trace.gpu.duration[held], minlength=len(trace.ops))
     return sums.astype(np.int64)
 
 
-def _runs(trace: Trace, work: Launched, ops_of: Int64, chosen: Chosen) -> Int64:
+def _runs(trace: Trace, work: Launched, ops_of: Int64, chosen: Selection) -> Int64:
     """How often each operator ran on the GPU: once as it was called, and once with each replay."""
     held = np.flatnonzero(chosen.gpu & (ops_of >= 0))
     replay = np.where(work.replayed[held], work.launch[held], NO_OP)
@@ -150,7 +150,7 @@ def own_host_ns(trace: Trace) -> Int64:
     return own
 
 
-def _on_tensor_cores(trace: Trace, ops_of: Int64, chosen: Chosen) -> NDArray[np.bool_]:
+def _on_tensor_cores(trace: Trace, ops_of: Int64, chosen: Selection) -> NDArray[np.bool_]:
     """Operators one of whose kernels computes float32 as TF32."""
     named = [any(mark in name for mark in _TF32) for name in trace.gpu_names]
     found = np.zeros(len(trace.ops) + 1, dtype=bool)
@@ -183,7 +183,7 @@ def _op_shape(
     )
 
 
-def kernel_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Chosen) -> list[KernelShape]:
+def kernel_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Selection) -> list[KernelShape]:
     """GPU work by its name and by the operator that launched it with its arguments, longest first."""
     assert trace.details is not None
     gpu, details = trace.gpu, trace.details
@@ -235,7 +235,7 @@ def shapes_and_types(given: OpArguments) -> str:
     return " ".join(filter(None, (shapes, ", ".join(dict.fromkeys(types))))) if shapes else ""
 
 
-def _typed(call: Call) -> list[tuple[Shape, str]]:
+def _typed(call: OperatorCall) -> list[tuple[Shape, str]]:
     """Shape and type of each tensor."""
     pairs = zip(call.shapes, call.types, strict=False)
     return [(shape, kind.removeprefix("c10::")) for shape, kind in pairs if shape and kind]

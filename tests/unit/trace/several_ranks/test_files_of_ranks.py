@@ -115,7 +115,7 @@ def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path: Path, wording: Wor
 
 
 def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = io.BytesIO(pickle.dumps(parallel.Share((), None, frozenset(), 0)))
+    order = io.BytesIO(pickle.dumps(parallel.FileShare((), None, frozenset(), 0)))
     answer, yielded = io.BytesIO(), []
     monkeypatch.setattr(parallel, "yield_to_others", lambda: yielded.append(order.tell()))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=order))
