@@ -138,7 +138,9 @@ class Leader:
         """
         assert self.ready is not None
         run, spec = self.ready.run, self.job.spec
-        launch = next((one for one in self.ready.plan.launches if one.id == attempt.partition("~")[0]), None)
+        launch = next(
+            (launch for launch in self.ready.plan.launches if launch.id == attempt.partition("~")[0]), None
+        )
         if launch is None or not spec.kind.runs_program:
             return None
         number = num_restarts(run, launch) + 1
@@ -188,7 +190,10 @@ def with_nodes(ready: Prepared, machine: Machine, nodes: Sequence[Node]) -> Prep
 
 def places(plan: Plan) -> object:
     """The place of each rank of a plan, whichever machine it is on."""
-    ranks = [[(one.rank, one.devices, one.node) for one in launch.processes] for launch in plan.launches]
+    ranks = [
+        [(process.rank, process.devices, process.node) for process in launch.processes]
+        for launch in plan.launches
+    ]
     return plan.variants, ranks
 
 

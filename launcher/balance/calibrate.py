@@ -141,15 +141,17 @@ class Calibration:
     def columns_between(self, split: Split, hoped: Split, curves: Sequence[CostCurve]) -> list[Split]:
         """Both splits, and the middles of the gaps that the first has on either side in the curves."""
         gaps = [gap_around(curve, size) for curve, size in zip(curves, split, strict=True)]
-        columns = dict.fromkeys(self.scaled(one, 1.0) for one in (split, hoped, *zip(*gaps, strict=True)))
-        return [one for one in columns if sum(one) <= self.most]
+        columns = dict.fromkeys(
+            self.scaled(column, 1.0) for column in (split, hoped, *zip(*gaps, strict=True))
+        )
+        return [column for column in columns if sum(column) <= self.most]
 
     def columns_around(self, split: Split) -> list[Split]:
         """Splits that give every device values of b around its samples in this one."""
         shares = SHARES if sum(math.ceil(SHARES[-1] * size) for size in split) <= self.most else SMALL_SHARES
         sizes = [self.sizes_around(device, size, shares) for device, size in enumerate(split)]
         columns: list[Split] = list(zip(*sizes, strict=True))
-        return [one for one in columns if sum(one) <= self.most] or [split]
+        return [column for column in columns if sum(column) <= self.most] or [split]
 
     def sizes_around(self, device: int, size: int, shares: Sequence[float]) -> list[int]:
         """A value of b for each share, all different where the device has room for so many."""

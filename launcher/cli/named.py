@@ -62,7 +62,7 @@ def traces_of(*paths: Path) -> NamedTraces:
     """
     found = [_traces_of(path) for path in paths]
     return NamedTraces(
-        tuple(chain(*(one.paths for one in found))), tuple(chain(*(one.within for one in found)))
+        tuple(chain(*(traces.paths for traces in found))), tuple(chain(*(traces.within for traces in found)))
     )
 
 

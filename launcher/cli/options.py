@@ -141,8 +141,8 @@ def directory_and_url(
     ctx: click.Context, param: click.Parameter, value: "tuple[Path | Url, ...]"
 ) -> "tuple[Path | None, Url | None]":
     """The run directory, and where it is kept too; each at most once."""
-    urls = [one for one in value if isinstance(one, str)]
-    paths = [one for one in value if isinstance(one, Path)]
+    urls = [url for url in value if isinstance(url, str)]
+    paths = [path for path in value if isinstance(path, Path)]
     for kind, several in (("directories", paths), ("URLs", urls)):
         if len(several) > 1:
             raise click.BadParameter(f"{several[0]} and {several[1]} are two {kind}; name one", ctx, param)

@@ -133,7 +133,9 @@ def compare_run(run: RunDir) -> Comparison:
     judged = _judge(recorded, differences, results)
     found = _compared(run, recorded, differences, judged)
     findings = (*found.findings, *_notes(found, run, recorded, differences.within))
-    said = [(one, each) for one, its in zip(judged.variants, of_variants, strict=True) for each in its]
+    said = [
+        (variant, each) for variant, its in zip(judged.variants, of_variants, strict=True) for each in its
+    ]
     findings = (*findings, *more_launches_note(findings, recorded.plan), *named_once(said, len(results)))
     return replace(found, findings=ranked(findings))
 
@@ -154,7 +156,9 @@ def _read(run: RunDir) -> _Recorded:
     plan = named_by_what_differs(plan) if run.read_search() else plan
     steps = run.read_all_steps(variant.id for variant in plan.variants)
     events, commands = run.read_all_events(), run.read_commands()
-    measured = {one.id: read_measured(run, plan, one, steps[one.id], events) for one in plan.variants}
+    measured = {
+        variant.id: read_measured(run, plan, variant, steps[variant.id], events) for variant in plan.variants
+    }
     return _Recorded(
         plan,
         read_job(run),
@@ -177,9 +181,9 @@ def _judge(recorded: _Recorded, differences: Differences, results: tuple[Variant
     undecided = open_pairs(ranking, differences) if ranking else ()
     left = still_open(gate) if gate else undecided
     is_void = gate is not None and gate.outcome == UNDECIDED and not left  # no launch decides it
-    has_nothing = not any(one.counts for one in recorded.measured.values())
+    has_nothing = not any(variant.counts for variant in recorded.measured.values())
     ended = has_ended(plan, looks, left) or is_void or has_nothing
-    is_measured = ended and all(is_complete(one, plan) for one in recorded.measured.values())
+    is_measured = ended and all(is_complete(variant, plan) for variant in recorded.measured.values())
     return _Judged(with_lead(results, ranking), ranking, gate, of_gate, undecided, is_measured)
 
 
@@ -249,7 +253,7 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
     """Notes on a comparison and on the run itself."""
     plan, measured = recorded.plan, recorded.measured
     is_open = found.complete and not found.is_unranked
-    has_any = any(one.counts for one in measured.values())
+    has_any = any(variant.counts for variant in measured.values())
     took_s = launches_s(recorded.events, recorded.commands)
     spent_s = sum(took_s.values())
     once = once_note(plan, measured, recorded.looks, spent_s) if is_open else None
@@ -274,10 +278,14 @@ def work_notes(
     results: Sequence[VariantResult], measured: Mapping[str, MeasuredVariant]
 ) -> tuple[Finding, ...]:
     """That steps of programs may do different work, where their samples aren't known but numbers differ."""
-    ranked = [one for one in results if is_ranked(one) and one.kind.runs_program and one.global_batch is None]
-    made = {variant_label(one): most_steps(measured[one.id]) for one in ranked}
-    known = [one for one in ranked if not measured[one.id].has_only_first]
-    run_s = {variant_label(one): one.wall_s for one in known if one.wall_s is not None}
+    ranked = [
+        result
+        for result in results
+        if is_ranked(result) and result.kind.runs_program and result.global_batch is None
+    ]
+    made = {variant_label(result): most_steps(measured[result.id]) for result in ranked}
+    known = [result for result in ranked if not measured[result.id].has_only_first]
+    run_s = {variant_label(result): result.wall_s for result in known if result.wall_s is not None}
     return other_work({name: num for name, num in made.items() if num}, run_s)
 
 
@@ -289,11 +297,11 @@ def most_steps(measured: MeasuredVariant) -> int:
 
 def around_notes(measured: Iterable[MeasuredVariant]) -> list[Finding]:
     """Where a program's time went, of the one longest outside of steps; nothing if that is little."""
-    medians = [(one, found) for one in measured if (found := median_attempt(one.around_s))]
-    one, found = max(medians, key=lambda each: each[1].outside, default=(None, None))
-    if one is None or found is None or found.outside < LEAST_AROUND * found.total:
+    medians = [(record, found) for record in measured if (found := median_attempt(record.around_s))]
+    record, found = max(medians, key=lambda each: each[1].outside, default=(None, None))
+    if record is None or found is None or found.outside < LEAST_AROUND * found.total:
         return []
-    return [around_note(variant_label(one.variant), found, len(one.around_s), len(medians))]
+    return [around_note(variant_label(record.variant), found, len(record.around_s), len(medians))]
 
 
 def _differences(recorded: _Recorded) -> Differences:
@@ -303,7 +311,7 @@ def _differences(recorded: _Recorded) -> Differences:
     found = differences_of(recorded.measured, plan.baseline, recorded.looks, early_rounds)
     if plan.gate is None:
         return found
-    return replace(found, references={one: a for a, b in plan.gate.pairs for one in (a, b)})
+    return replace(found, references={variant: a for a, b in plan.gate.pairs for variant in (a, b)})
 
 
 def variant_results(
@@ -312,8 +320,8 @@ def variant_results(
     """One entry per variant, in the order of the plan; and what was noticed about each."""
     times, rows = step_times(differences), differences.vs_baseline()
     found = [
-        variant_result(run, one, differences, times, rows[one.variant.id], host, nodes)
-        for one in differences.measured.values()
+        variant_result(run, record, differences, times, rows[record.variant.id], host, nodes)
+        for record in differences.measured.values()
     ]
     return tuple(result for result, _ in found), tuple(its for _, its in found)
 
@@ -322,7 +330,7 @@ def with_verdicts(
     results: Sequence[VariantResult], rows: Mapping[str, Difference | None]
 ) -> tuple[VariantResult, ...]:
     """The results with these differences from the baseline."""
-    return tuple(replace(one, vs_baseline=rows[one.id]) for one in results)
+    return tuple(replace(result, vs_baseline=rows[result.id]) for result in results)
 
 
 def variant_result(

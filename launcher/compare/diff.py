@@ -110,19 +110,20 @@ def diff_runs(
     in_a, in_b = ({variant.id: variant for variant in run.variants} for run in (a, b))
     common = [variant_id for variant_id in in_a if variant_id in in_b]
     reasons = {
-        one: _other_work(_work(a, in_a[one], may_differ), _work(b, in_b[one], may_differ)) for one in common
+        variant: _other_work(_work(a, in_a[variant], may_differ), _work(b, in_b[variant], may_differ))
+        for variant in common
     }
-    alike = [one for one in common if not reasons[one]]
+    alike = [variant for variant in common if not reasons[variant]]
     share = alpha / max(1, len(alike))
-    variants = tuple(_variant_diff(one, (a, b), share) for one in alike)
+    variants = tuple(_variant_diff(variant, (a, b), share) for variant in alike)
     return Diff(
         name_a=a.name,
         name_b=b.name,
         ci_level=1 - share if alike else None,
         variants=variants,
         not_comparable=tuple(
-            NotComparable(one, _label_of_both(in_a[one], in_b[one]), reason)
-            for one, reason in reasons.items()
+            NotComparable(variant, _label_of_both(in_a[variant], in_b[variant]), reason)
+            for variant, reason in reasons.items()
             if reason
         ),
         only_in_a=_only_in(in_a, in_b),
@@ -143,13 +144,15 @@ def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> 
         yield finding("not-measured", case="other-work")
         yield to_do("not-measured", ADVICE["unlike"].in_torch)
         return
-    changed = [one for one in variants if one.difference.verdict in ("slower", "faster")]
-    known = [one for one in changed or variants if one.difference.percent is not None]
+    changed = [variant for variant in variants if variant.difference.verdict in ("slower", "faster")]
+    known = [variant for variant in changed or variants if variant.difference.percent is not None]
     if not known:
         yield finding("not-measured", case="no-times")
-        yield from (finding("too-few", one.id, why=one.note) for one in variants[:1] if one.note)
+        yield from (
+            finding("too-few", variant.id, why=variant.note) for variant in variants[:1] if variant.note
+        )
         return
-    most = max(known, key=lambda one: abs(one.difference.percent or 0.0))
+    most = max(known, key=lambda variant: abs(variant.difference.percent or 0.0))
     percent, ci = most.difference.percent or 0.0, most.difference.ci
     if not changed:
         yield finding("unchanged", most.id, where=most.label, change_percent=percent, ci=ci)
@@ -186,7 +189,9 @@ def _label_of_both(a: VariantResult, b: VariantResult) -> str:
 def _only_in(
     variants: Mapping[str, VariantResult], others: Mapping[str, VariantResult]
 ) -> tuple[Unpaired, ...]:
-    return tuple(Unpaired(name, variant_label(one)) for name, one in variants.items() if name not in others)
+    return tuple(
+        Unpaired(name, variant_label(variant)) for name, variant in variants.items() if name not in others
+    )
 
 
 def _with_defaults(*jobs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -209,12 +214,22 @@ def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:
     Runs with interference are refused: between two runs nothing shows how much of it each had.
     """
     in_a, in_b = ({variant.id: variant for variant in run.variants} for run in (a, b))
-    compared = [one for one in diff.variants if is_ranked(in_a[one.id])]
+    compared = [variant for variant in diff.variants if is_ranked(in_a[variant.id])]
     refused = next(_interference_marks(a, b), None)
-    rows = [_gate_row(one, in_a[one.id], in_b[one.id], percent, len(compared), refused) for one in compared]
+    rows = [
+        _gate_row(variant, in_a[variant.id], in_b[variant.id], percent, len(compared), refused)
+        for variant in compared
+    ]
     rows += [
-        row_of(one.label, (one.id, one.id), (None, None), UNKNOWN, 0, f"other work ({one.reason})")
-        for one in diff.not_comparable
+        row_of(
+            variant.label,
+            (variant.id, variant.id),
+            (None, None),
+            UNKNOWN,
+            0,
+            f"other work ({variant.reason})",
+        )
+        for variant in diff.not_comparable
     ]
     gate = gate_of(percent, "in run A", rows)
     less = (to_do("affected-by-load", LESS_AT_ONCE),) if refused else ()
@@ -223,13 +238,13 @@ def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:
 
 
 def _gate_row(
-    one: VariantDiff, a: VariantResult, b: VariantResult, percent: float, num: int, refused: str | None
+    variant: VariantDiff, a: VariantResult, b: VariantResult, percent: float, num: int, refused: str | None
 ) -> GateRow:
     lost = f"{b.status} in run B" if not is_ranked(b) else None
     found = UNKNOWN if lost else bounded(_estimate(a, b), percent, num_variants=num, bias=_bias(a, b))
     launches = min(len(a.launch_ms), len(b.launch_ms))
-    why = lost or (refused if found.ci else one.note)  # too few launches is what to mend first
-    return row_of(one.label, (a.id, b.id), (one.a_ms, one.b_ms), found, launches, why)
+    why = lost or (refused if found.ci else variant.note)  # too few launches is what to mend first
+    return row_of(variant.label, (a.id, b.id), (variant.a_ms, variant.b_ms), found, launches, why)
 
 
 def _work(run: Comparison, variant: VariantResult, without: Collection[str]) -> dict[str, Any]:
@@ -265,7 +280,9 @@ def _other_work(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 def _variant_diff(variant: str, runs: tuple[Comparison, Comparison], alpha: float) -> VariantDiff:
     a, b = (_variant(run, variant) for run in runs)
-    lost = [f"{one.status} in run {name}" for name, one in (("A", a), ("B", b)) if not is_ranked(one)]
+    lost = [
+        f"{result.status} in run {name}" for name, result in (("A", a), ("B", b)) if not is_ranked(result)
+    ]
     difference = Difference(None, None, "inconclusive") if lost else _difference(a, b, alpha)
     if is_hot((a, b)):
         difference, lost = replace(difference, verdict="inconclusive"), [*lost, reason("throttled")]
@@ -279,18 +296,18 @@ def _variant_diff(variant: str, runs: tuple[Comparison, Comparison], alpha: floa
     )
 
 
-def _mean_ms(one: VariantResult) -> float | None:
+def _mean_ms(variant: VariantResult) -> float | None:
     """The geometric mean over launches, of which the difference is the ratio.
 
     That of the run's own table may be of other launches, since the baseline has more than those that leave.
     """
-    if not one.launch_ms:
-        return one.step_ms.estimate if one.step_ms else None
-    return math.exp(fmean(map(math.log, one.launch_ms)))
+    if not variant.launch_ms:
+        return variant.step_ms.estimate if variant.step_ms else None
+    return math.exp(fmean(map(math.log, variant.launch_ms)))
 
 
 def _estimate(a: VariantResult, b: VariantResult) -> Estimate | None:
-    return unpaired(*([math.log(ms) for ms in one.launch_ms] for one in (b, a)))
+    return unpaired(*([math.log(ms) for ms in variant.launch_ms] for variant in (b, a)))
 
 
 def _bias(a: VariantResult, b: VariantResult) -> float:
@@ -318,14 +335,14 @@ def _few_launches(variant: str, a: Comparison, b: Comparison) -> str | None:
 
 
 def _variant(run: Comparison, variant_id: str) -> VariantResult:
-    return next(one for one in run.variants if one.id == variant_id)
+    return next(variant for variant in run.variants if variant.id == variant_id)
 
 
 def code_marks(a: Comparison, b: Comparison) -> Iterator[str]:
     """`code commit: 1a2b3c4 → 5d6e7f8`, `code train.py: changed`; nothing of runs that didn't record it."""
     if a.code and b.code and commit_text(a.code) != commit_text(b.code):
         yield f"code commit: {commit_text(a.code)} → {commit_text(b.code)}"
-    files_a, files_b = ({k: v for one in run.variants for k, v in one.code.items()} for run in (a, b))
+    files_a, files_b = ({k: v for variant in run.variants for k, v in variant.code.items()} for run in (a, b))
     if files_a and files_b:
         yield from (
             f"code {name}: {_change(name, files_a, files_b)}" for name in changed_files(files_a, files_b)

@@ -188,7 +188,7 @@ def gate_of_run(
         return None
     by_id = {result.id: result for result in results}
     if gate.metric != "wall":
-        measured = {one.variant.id: in_cpu_time(one) for one in differences.measured.values()}
+        measured = {record.variant.id: in_cpu_time(record) for record in differences.measured.values()}
         differences = differences_of(measured, differences.baseline, differences.family.looks)
     pairs = [_Pair(gate, by_id[a], by_id[b], differences) for a, b in gate.pairs]
     found = gate_of(
@@ -345,7 +345,7 @@ def strays(code: Mapping[str, str], own: Side, other: Side, shared: Sequence[str
         for path in found
         if _is_below(path, other.root)
         and (is_inner or not _is_below(path, own.root))
-        and not any(_is_below(path, one) for one in shared)
+        and not any(_is_below(path, shared_path) for shared_path in shared)
     ]
 
 

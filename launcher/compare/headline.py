@@ -99,7 +99,7 @@ def fitting_in(
         return None
     fit = [result for result, peak_gib in known if peak_gib <= memory_gib]
     found = standings(fit, pairwise)
-    named = found.leader if found else min(known, key=lambda one: one[1])[0]
+    named = found.leader if found else min(known, key=lambda pair: pair[1])[0]
     order = (found.leader, *(rival.result for rival in found.rivals)) if found else ()
     what = finding(
         "fits-in-memory",
@@ -111,21 +111,21 @@ def fitting_in(
         step_ms=named.step_ms.estimate if named.step_ms else None,
         peak_gib=named.peak_gib,
         num_unknown=len(ranked) - len(known) or None,
-        replicas=replicas_on_host([one for one, _ in known]),
+        replicas=replicas_on_host([result for result, _ in known]),
     )
-    return Fitting(memory_gib, order[0].id if order else None, tuple(one.id for one in order)), what
+    return Fitting(memory_gib, order[0].id if order else None, tuple(result.id for result in order)), what
 
 
 def replicas_on_host(results: Sequence[VariantResult]) -> tuple[str, ...] | None:
     """Strategies whose one process has several CPU devices, and so one peak; `None` without any."""
-    strategies = {one.strategy for one in results if one.devices[0].startswith(CPU.name)}
+    strategies = {result.strategy for result in results if result.devices[0].startswith(CPU.name)}
     return tuple(sorted(name for name in strategies if STRATEGIES[name].has_replicas)) or None
 
 
 def is_one_task(plan: Plan) -> bool:
     """Whether all variants do the same work, so that one of them can be the fastest."""
     first = plan.variants[0]
-    return all(one.kind.is_ranked and one.same_task(first) for one in plan.variants)
+    return all(variant.kind.is_ranked and variant.same_task(first) for variant in plan.variants)
 
 
 def nothing_measured(plan: Plan, complete: bool, results: Sequence[VariantResult] = ()) -> Finding:
@@ -171,8 +171,8 @@ def ranking_findings(
     limits = {"within": _scope(within), "queue_percent": queue_percent}
     found = (*_lead(standings, baseline, limits), *remaining(standings.leader))
     named = {each.variant for each in found if each.level == "cause"}
-    others = [one.result for one in standings.rivals[:MOST_EXPLAINED] if one.result.id not in named]
-    return (*found, *(each for one in others for each in _why(one, standings.leader, AFTER_ALL)))
+    others = [rival.result for rival in standings.rivals[:MOST_EXPLAINED] if rival.result.id not in named]
+    return (*found, *(each for result in others for each in _why(result, standings.leader, AFTER_ALL)))
 
 
 MOST_EXPLAINED = 8
@@ -194,14 +194,17 @@ def _without_steps(plan: Plan, ran: Sequence[VariantResult]) -> Finding:
     """The answer over programs that ran to their end, and of which nothing else is known."""
     if len(ran) > 1:
         return finding("without-steps", leader=plural(len(ran), "variant"))
-    one, name = ran[0], _name(plan, ran[0])
-    run_s = None if one.reason else one.wall_s
-    return finding("without-steps", leader=name, run_s=run_s, reason=one.reason or None)
+    result, name = ran[0], _name(plan, ran[0])
+    run_s = None if result.reason else result.wall_s
+    return finding("without-steps", leader=name, run_s=run_s, reason=result.reason or None)
 
 
-def _name(plan: Plan, one: Variant | VariantResult) -> str:
+def _name(plan: Plan, variant: Variant | VariantResult) -> str:
     """The varied values, or else what ran: `train.py on 2 devices`."""
-    return " ".join(varied_texts(one.varied)) or f"{plan.workload} on {plural(len(one.devices), 'device')}"
+    return (
+        " ".join(varied_texts(variant.varied))
+        or f"{plan.workload} on {plural(len(variant.devices), 'device')}"
+    )
 
 
 def _scope(within: int) -> str | None:

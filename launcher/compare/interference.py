@@ -61,13 +61,15 @@ def less_load(results: Sequence[VariantResult], cores: int | None) -> str:
         results: of all variants.
         cores: of the machine, as far as the run may use them; `None`: it isn't known.
     """
-    ranked = [one for one in results if is_ranked(one) and one.devices[0].startswith(CPU.name)]
-    others = [rank.other_cores for one in ranked for rank in one.ranks if rank.other_cores is not None]
+    ranked = [result for result in results if is_ranked(result) and result.devices[0].startswith(CPU.name)]
+    others = [rank.other_cores for result in ranked for rank in result.ranks if rank.other_cores is not None]
     if not others or cores is None:
         return LESS_AT_ONCE
-    if any(len(set(one.split or ())) > 1 for one in ranked) and all(one.threads <= 1 for one in ranked):
+    if any(len(set(result.split or ())) > 1 for result in ranked) and all(
+        result.threads <= 1 for result in ranked
+    ):
         return LESS_AT_ONCE  # fewer devices don't have these splits
-    widest = max(ranked, key=lambda one: len(one.devices) * max(1, one.threads))
+    widest = max(ranked, key=lambda result: len(result.devices) * max(1, result.threads))
     fewer = less_at_once(len(widest.devices), widest.threads, max(1, round(cores - max(others))))
     return fewer or LESS_AT_ONCE
 

@@ -75,19 +75,19 @@ def varied_texts(varied: Mapping[str, Any]) -> list[str]:
 def left_out_texts(left_out: Iterable["SkippedCombination"]) -> list[tuple[str, str]]:
     """Combinations and the reason why they can't be; one text for all combinations of some values."""
     by_reason: dict[tuple[str, tuple[str, ...]], list[Mapping[str, Any]]] = {}
-    for one in left_out:
-        by_reason.setdefault((one.reason, tuple(one.combination)), []).append(one.combination)
+    for skipped in left_out:
+        by_reason.setdefault((skipped.reason, tuple(skipped.combination)), []).append(skipped.combination)
     return [(text, reason) for (reason, _), found in by_reason.items() for text in _combined(found)]
 
 
 def _combined(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     """`strategy=ddp or zero1, bucket_mb=1, 5 or 25`, where every combination of these is there; else each."""
     texts = {
-        key: list(dict.fromkeys(varied_text(key, one[key]) for one in combinations))
+        key: list(dict.fromkeys(varied_text(key, combination[key]) for combination in combinations))
         for key in combinations[0]
     }
     if len(combinations) == 1 or math.prod(map(len, texts.values())) != len(combinations):
-        return [" ".join(varied_texts(one)) for one in combinations]
+        return [" ".join(varied_texts(combination)) for combination in combinations]
     named = {
         key: " or ".join(filter(None, (", ".join(found[:-1]), found[-1]))) for key, found in texts.items()
     }

@@ -66,13 +66,13 @@ def notes(
         return (*map(_of_plan, plan.notes), *_left_out(plan))
     baseline = measured[plan.baseline]
     has_rank = baseline.variant.kind.is_ranked
-    all_others = [one for one in measured.values() if one is not baseline and has_rank]
-    others = [one for one in all_others if one.variant.same_task(baseline.variant)]
+    all_others = [record for record in measured.values() if record is not baseline and has_rank]
+    others = [record for record in all_others if record.variant.same_task(baseline.variant)]
     found = [*map(_of_plan, _notes_of_plan(plan, measured)), *_left_out(plan)]
     more = None if has_remedy else more_launches(plan.budget_s is not None)
-    if any(one.counts for one in others) and baseline.finished and not baseline.counts:
+    if any(record.counts for record in others) and baseline.finished and not baseline.counts:
         found.append(_lost_baseline(baseline))
-        baseline, *others = [one for one in others if one.counts] or [baseline]
+        baseline, *others = [record for record in others if record.counts] or [baseline]
     few = _few_launches(baseline, others, more)
     found += [once] if once else [*few, *_within(within, baseline, others, None if few else more)]
     found += _other_batches(baseline, others)
@@ -86,7 +86,7 @@ def _of_plan(note: str) -> Finding:
 
 def _notes_of_plan(plan: Plan, measured: Mapping[str, MeasuredVariant]) -> list[str]:
     """Those that apply: on the budget if anything was timed."""
-    has_failed = all(one.finished and not one.counts for one in measured.values())
+    has_failed = all(variant.finished and not variant.counts for variant in measured.values())
     return [text for text in plan.notes if not (has_failed and text.startswith(UNUSED_BUDGET))]
 
 
@@ -94,7 +94,9 @@ def once_note(
     plan: Plan, measured: Mapping[str, MeasuredVariant], looks: Sequence[Look], spent_s: float
 ) -> Finding | None:
     """The scope and the remedy, where the budget of a run that is over had room for one launch of each."""
-    nums = [len(one.logs) for one in measured.values() if one.counts and one.variant.kind.is_ranked]
+    nums = [
+        len(record.logs) for record in measured.values() if record.counts and record.variant.kind.is_ranked
+    ]
     if plan.budget_s is None or len(nums) < 2 or max(nums) > 1 or not looks or looks[-1].launches > 1:
         return None
     minutes = math.ceil(max(plan.budget_s, spent_s) * MIN_LAUNCHES / 60)
@@ -119,9 +121,9 @@ def open_notes(
 
 
 def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, so_far: int) -> Finding:
-    what = first_of([variant_label(plan.variant(one.variant)) for one in undecided], MOST_OPEN)
+    what = first_of([variant_label(plan.variant(pair.variant)) for pair in undecided], MOST_OPEN)
     # None of those that there were has decided it.
-    launches = max(next_look(so_far), *(one.launches or math.inf for one in undecided))
+    launches = max(next_look(so_far), *(pair.launches or math.inf for pair in undecided))
     if launches > min(MOST_BUDGET_S / launch_s, MOST_REPETITIONS):
         return finding("cannot-be-decided", what=what, long=too_long(launch_s), weight=1)
     minutes = math.ceil(launch_s * launches / 60)
@@ -215,7 +217,7 @@ def memory_notes(results: Sequence[VariantResult]) -> tuple[Finding, ...]:
     front = pareto_front(results)
     if len(front) < 2:
         return ()
-    choices = tuple(f"{variant_label(one)} ({time_and_memory(one)})" for one in front)
+    choices = tuple(f"{variant_label(result)} ({time_and_memory(result)})" for result in front)
     return (finding("memory-trade-off", choices=choices, replicas=replicas_on_host(results)),)
 
 
@@ -223,11 +225,15 @@ def few_rounds_notes(comparison: Comparison, measured: Mapping[str, MeasuredVari
     """Why rows of the table are inconclusive, unless the answer has that cause; of launches others speak."""
     said = {each.figures["why"] for each in comparison.findings if each.code == "too-few"}
     group = measured[comparison.baseline].group
-    rows = [(one, one.vs_baseline) for one in comparison.variants if measured[one.id].group == group]
+    rows = [
+        (variant, variant.vs_baseline)
+        for variant in comparison.variants
+        if measured[variant.id].group == group
+    ]
     named: dict[str, list[str]] = {}
-    for one, row in rows:
+    for variant, row in rows:
         if row is not None and row.why and row.why not in said:
-            named.setdefault(row.why, []).append(variant_label(one))
+            named.setdefault(row.why, []).append(variant_label(variant))
     return tuple(
         finding("no-verdict", who=first_of(names, MOST_OPEN), why=why) for why, names in named.items()
     )
@@ -265,7 +271,7 @@ def stall_notes(run: RunDir) -> tuple[Finding, ...]:
 
 def software_notes(run: RunDir, measured: Iterable[MeasuredVariant]) -> tuple[Finding, ...]:
     """That launches ran with different software, in order, where a run was resumed after a change of it."""
-    counting = {step.launch for one in measured for steps in one.steps.values() for step in steps}
+    counting = {step.launch for variant in measured for steps in variant.steps.values() for step in steps}
     launches = [path.parent.name for path in sorted(run.path.glob("launches/*/launch.json"))]
     found: dict[tuple[tuple[str, str], ...], int] = {}
     for launch in (name for name in launches if name in counting):
@@ -299,8 +305,8 @@ def _few_launches(
 ) -> list[Finding]:
     """Variants that run in other processes than the baseline need pairs of launches."""
     repetitions = set(baseline.logs)
-    apart = [one for one in others if one.group != baseline.group and one.counts]
-    pairs = [len(repetitions & set(one.logs)) for one in apart]
+    apart = [variant for variant in others if variant.group != baseline.group and variant.counts]
+    pairs = [len(repetitions & set(variant.logs)) for variant in apart]
     if more is None or not apart or min(pairs) >= MIN_LAUNCHES:
         return []
     return [finding("more-launches", num_pairs=MIN_LAUNCHES, setting=more, weight=1)]
@@ -310,14 +316,18 @@ def _within(
     within: int, baseline: MeasuredVariant, others: list[MeasuredVariant], more: str | None
 ) -> list[Finding]:
     """The scope of verdicts between variants of the same launches, where these are few, and the remedy."""
-    if not within or not any(one.group == baseline.group and one.counts for one in others):
+    if not within or not any(variant.group == baseline.group and variant.counts for variant in others):
         return []
     return [finding("within-launches", case="verdicts", num_launches=within, setting=more)]
 
 
 def _within_launch(measured: Iterable[MeasuredVariant]) -> list[Finding]:
     """The parts that the intervals of programs that ran once are made of."""
-    once = [one for one in measured if one.variant.kind.runs_program and one.counts and len(one.logs) == 1]
+    once = [
+        record
+        for record in measured
+        if record.variant.kind.runs_program and record.counts and len(record.logs) == 1
+    ]
     nums: dict[str, list[int]] = {}
     for within in map(within_launch, once):
         if len(within.parts_ms) > 1:
@@ -331,21 +341,21 @@ def _within_launch(measured: Iterable[MeasuredVariant]) -> list[Finding]:
 
 def _other_batches(baseline: MeasuredVariant, others: list[MeasuredVariant]) -> list[Finding]:
     batch = baseline.variant.global_batch
-    if all(one.variant.global_batch == batch for one in others):
+    if all(record.variant.global_batch == batch for record in others):
         return []
     return [finding("plan-note", case="other-batches")]
 
 
 def dangers(results: Sequence[VariantResult]) -> list[Finding]:
     """Variants that train another model, or have no figures, and what to do about those that failed."""
-    wrong = [one for one in results if one.gradient_warning]
-    ended = [(one, ENDED[one.status]) for one in results if one.status in ENDED]
+    wrong = [result for result in results if result.gradient_warning]
+    ended = [(one, ENDED[result.status]) for result in results if result.status in ENDED]
     failed = [
-        finding("variant-failed", one.id, where=variant_label(one), ended=how, reason=short_reason(one))
+        finding("variant-failed", result.id, where=variant_label(result), ended=how, reason=short_reason(result))
         for one, how in ended
         if any(is_ranked(each) for each in results)  # else the answer says it
     ]
-    is_to_mend = failed and any(one.status in ("failed", "hung") for one in results)
+    is_to_mend = failed and any(result.status in ("failed", "hung") for result in results)
     mend = [to_do("variant-failed", ADVICE["ended"].in_torch, 0.85)] if is_to_mend else []
     return [*_wrong_gradients(wrong, len(results)), *failed, *mend]
 
@@ -354,10 +364,10 @@ def _wrong_gradients(wrong: Sequence[VariantResult], num_variants: int) -> list[
     """That variants train another model, once for all of them; what was found in each; and what to do."""
     if not wrong:
         return []
-    errors = [one.gradient_error for one in wrong if one.gradient_error is not None]
+    errors = [result.gradient_error for result in wrong if result.gradient_error is not None]
     worst = f"{max(errors):.2g}" if errors else None
     danger = _of_variants(wrong, finding("gradient-differs", of="", error=worst), num_variants)
-    each = ((one, finding("gradient-not-exact", of="", found=one.gradient_warning)) for one in wrong)
+    each = ((one, finding("gradient-not-exact", of="", found=result.gradient_warning)) for result in wrong)
     advice = to_do("gradient-differs", ADVICE["gradient"].in_torch, weight=2.0)
     return [danger, *named_once(each, num_variants), advice]
 
@@ -368,13 +378,14 @@ def named_once(said: Iterable[tuple[VariantResult, Finding]], num_variants: int)
     for variant, each in said:
         concerned.setdefault((each.code, each.text), []).append((variant, each))
     return [
-        _of_variants([one for one, _ in found], found[0][1], num_variants) for found in concerned.values()
+        _of_variants([variant for variant, _ in found], found[0][1], num_variants)
+        for found in concerned.values()
     ]
 
 
 def _of_variants(variants: Sequence[VariantResult], each: Finding, num_variants: int) -> Finding:
     names = "" if len(variants) == num_variants else f"{', '.join(map(variant_label, variants))}: "
-    figures = {**each.figures, "of": names, "variants": tuple(one.id for one in variants)}
+    figures = {**each.figures, "of": names, "variants": tuple(variant.id for variant in variants)}
     return finding(each.code, variants[0].id if len(variants) == 1 else None, **figures)
 
 

@@ -60,20 +60,20 @@ def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings
     ranked = fastest_first(results)
     if not ranked:
         return None
-    leader = next((one for one in ranked if not _is_beaten(one, ranked, pairwise)), ranked[0])
+    leader = next((result for result in ranked if not _is_beaten(result, ranked, pairwise)), ranked[0])
     all_others = [result for result in ranked if result.id != leader.id]
     others = [result for result in all_others if not _is_same_work(result, leader)] or all_others
     behind = {other.id: pairwise.between(other.id, leader.id) for other in others}
     if any(difference.verdict != "slower" for difference in behind.values()):
         behind = _together(leader, others, pairwise)
-    rivals = (Rival(one, behind[one.id]) for one in others)
+    rivals = (Rival(result, behind[result.id]) for result in others)
     return Standings(leader, tuple(rivals))
 
 
 def _is_same_work(result: VariantResult, leader: VariantResult) -> bool:
     """Whether `balanced` has found the samples of the other: one of the two can't be faster."""
     pairs = ((result, leader), (leader, result))
-    return any(one.balanced is not None and other.id in one.balanced.same_as for one, other in pairs)
+    return any(a.balanced is not None and b.id in a.balanced.same_as for a, b in pairs)
 
 
 def _together(
@@ -82,7 +82,7 @@ def _together(
     """The difference to show for each rival where they aren't all slower; for the baseline the table's."""
     behind = dict(pairwise.all_against(leader.id, [other.id for other in others]))
     row = leader.vs_baseline
-    return behind | {one.id: opposite(row) for one in others if is_baseline(one) and row is not None}
+    return behind | {result.id: opposite(row) for result in others if is_baseline(result) and row is not None}
 
 
 def with_lead(results: Sequence[VariantResult], standings: Standings | None) -> tuple[VariantResult, ...]:
@@ -99,7 +99,7 @@ def with_lead(results: Sequence[VariantResult], standings: Standings | None) -> 
     for rival in standings.rivals:
         if is_baseline(rival.result):
             rows[standings.leader.id] = opposite(rival.behind)
-    return tuple(replace(one, vs_baseline=rows.get(one.id, one.vs_baseline)) for one in results)
+    return tuple(replace(result, vs_baseline=rows.get(result.id, result.vs_baseline)) for result in results)
 
 
 def is_baseline(result: VariantResult) -> bool:
@@ -116,9 +116,9 @@ def open_pairs(standings: Standings, differences: Differences) -> tuple[OpenPair
 
 
 def _open_pair(rival: Rival, leader: VariantResult, differences: Differences) -> OpenPair:
-    one, behind = rival.result.id, rival.behind
-    launches = _launches_needed(behind.percent, differences.scatter(one, leader.id))
-    return OpenPair(one, behind.percent, behind.ci, launches)
+    variant, behind = rival.result.id, rival.behind
+    launches = _launches_needed(behind.percent, differences.scatter(variant, leader.id))
+    return OpenPair(variant, behind.percent, behind.ci, launches)
 
 
 def _launches_needed(percent: float | None, scatter: float | None) -> int | None:
@@ -152,12 +152,12 @@ def following(comparison: Comparison) -> Following:
     The baseline stays: all figures of the table are relative to it. A row of the table that is open doesn't
     prolong the run, but is measured as long as it goes on.
     """
-    ranked = [one.id for one in comparison.variants if is_ranked(one)]
+    ranked = [variant.id for variant in comparison.variants if is_ranked(variant)]
     if comparison.leader is None:
         return Following(False, tuple(ranked))
     left = {comparison.leader, comparison.baseline, *(pair.variant for pair in comparison.open)}
-    left |= {one.id for one in comparison.variants if has_open_row(one)}
-    return Following(not comparison.open, tuple(one for one in ranked if one in left))
+    left |= {variant.id for variant in comparison.variants if has_open_row(variant)}
+    return Following(not comparison.open, tuple(variant for variant in ranked if variant in left))
 
 
 def has_open_row(result: VariantResult) -> bool:
@@ -195,9 +195,9 @@ def time_per_sample(result: VariantResult) -> float:
     return result.step_ms.estimate / (result.global_batch or 1) if result.step_ms else 0.0
 
 
-def _is_beaten(one: VariantResult, ranked: Sequence[VariantResult], pairwise: Pairwise) -> bool:
+def _is_beaten(result: VariantResult, ranked: Sequence[VariantResult], pairwise: Pairwise) -> bool:
     return any(
-        pairwise.between(other.id, one.id).verdict == "faster" for other in ranked if other.id != one.id
+        pairwise.between(other.id, result.id).verdict == "faster" for other in ranked if other.id != result.id
     )
 
 
@@ -210,7 +210,7 @@ def pareto_front(results: Sequence[VariantResult]) -> list[VariantResult]:
     if len({result.global_batch for result in ranked}) > 1:
         return []
     peaks = [result.peak_gib for result in ranked]
-    return [ranked[one] for one in smaller_than_all_before(peaks)]
+    return [ranked[position] for position in smaller_than_all_before(peaks)]
 
 
 def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantResult]]:
@@ -219,7 +219,9 @@ def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantRe
     Where splits can't be ranked, they keep the job's order, which claims nothing.
     """
     if comparison.is_unranked or comparison.gate:
-        ranked = [one for one in comparison.variants if is_ranked(one)]
+        ranked = [variant for variant in comparison.variants if is_ranked(variant)]
     else:
-        ranked = sorted(fastest_first(comparison.variants), key=lambda one: one.id != comparison.first)
-    return ranked, [one for one in comparison.variants if not is_ranked(one)]
+        ranked = sorted(
+            fastest_first(comparison.variants), key=lambda variant: variant.id != comparison.first
+        )
+    return ranked, [variant for variant in comparison.variants if not is_ranked(variant)]

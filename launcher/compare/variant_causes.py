@@ -185,24 +185,24 @@ def _longer_ms(slower: VariantResult, faster: VariantResult) -> float | None:
 def grown_compute(slower: VariantResult, faster: VariantResult) -> Cause | None:
     """Compute itself, if it grew by most of the difference, with what the GPU shows of the reason."""
     longer_ms = _longer_ms(slower, faster)
-    one, other = slowest_rank(slower.ranks), slowest_rank(faster.ranks)
-    if longer_ms is None or one is None or other is None:
+    rank, other = slowest_rank(slower.ranks), slowest_rank(faster.ranks)
+    if longer_ms is None or rank is None or other is None:
         return None
-    if one.compute_ms is None or other.compute_ms is None:
+    if rank.compute_ms is None or other.compute_ms is None:
         return None
     if any(rank.span_ms is None for rank in (*slower.ranks, *faster.ranks)):
         return None  # another rank may be the one that computes for longer
-    more_ms, span_ms = one.compute_ms - other.compute_ms, one.span_ms or 0.0
+    more_ms, span_ms = rank.compute_ms - other.compute_ms, rank.span_ms or 0.0
     if longer_ms <= 0 or more_ms < max(MOST * longer_ms, MENTION_FROM * span_ms):
         return None
     # Operators of replicas in one process aren't compared with those of ranks: on a CPU their time includes
     # waits for the interpreter's lock and for cores that replicas share, and `dp` has operators of its own
     # (scatter, replicate, gather). What grew would be the strategy, under the name of an operator.
     is_alike = STRATEGIES[slower.strategy].has_replicas == STRATEGIES[faster.strategy].has_replicas
-    figures: dict[str, Any] = {"who": f"rank {one.rank}", **_why_compute_grew(one, other)}
+    figures: dict[str, Any] = {"who": f"rank {rank.rank}", **_why_compute_grew(rank, other)}
     if is_alike:
-        figures["grown_ms"] = grown_operators(one, other, more_ms) or None
-    return Cause("compute", (one.rank,), 1e6 * one.compute_ms, 1e6 * span_ms, figures, 1e6 * more_ms)
+        figures["grown_ms"] = grown_operators(rank, other, more_ms) or None
+    return Cause("compute", (rank.rank,), 1e6 * rank.compute_ms, 1e6 * span_ms, figures, 1e6 * more_ms)
 
 
 NAMED_OPERATORS = 2
@@ -211,7 +211,7 @@ NAMED_FROM = 0.2
 """Share of the growth of compute from which on an operator is named."""
 
 
-def grown_operators(one: RankFigures, other: RankFigures, more_ms: float) -> dict[str, float]:
+def grown_operators(rank: RankFigures, other: RankFigures, more_ms: float) -> dict[str, float]:
     """The operators that grew by a relevant part of `more_ms`, with their growth in ms.
 
     Only the longest operators are known. One that the other rank's list lacks took at most as long there as
@@ -219,7 +219,7 @@ def grown_operators(one: RankFigures, other: RankFigures, more_ms: float) -> dic
     """
     before = other.operators_ms
     least_ms = min(before.values(), default=0.0)
-    more = {name: ms - before.get(name, least_ms) for name, ms in one.operators_ms.items() if before}
+    more = {name: ms - before.get(name, least_ms) for name, ms in rank.operators_ms.items() if before}
     most = sorted(more, key=lambda name: -more[name])[:NAMED_OPERATORS]
     return {name: more[name] for name in most if more[name] >= NAMED_FROM * more_ms}
 
@@ -228,15 +228,15 @@ LOWER_CLOCK = 0.95
 """Below this share of the other's clock, it is mentioned."""
 
 
-def _why_compute_grew(one: RankFigures, other: RankFigures) -> dict[str, Any]:
+def _why_compute_grew(rank: RankFigures, other: RankFigures) -> dict[str, Any]:
     """Figures that differ between the ranks and may be the reason."""
     found: dict[str, Any] = {}
-    if one.sm_clock_mhz and other.sm_clock_mhz and one.sm_clock_mhz < LOWER_CLOCK * other.sm_clock_mhz:
-        found |= {"sm_clock_mhz": one.sm_clock_mhz, "other_sm_clock_mhz": other.sm_clock_mhz}
-    if one.alloc_retries > other.alloc_retries:
-        found["num_retries"] = one.alloc_retries
-    if (one.local_batch or 0) > (other.local_batch or 0):
-        found |= {"num_samples": one.local_batch, "other_samples": other.local_batch}
+    if rank.sm_clock_mhz and other.sm_clock_mhz and rank.sm_clock_mhz < LOWER_CLOCK * other.sm_clock_mhz:
+        found |= {"sm_clock_mhz": rank.sm_clock_mhz, "other_sm_clock_mhz": other.sm_clock_mhz}
+    if rank.alloc_retries > other.alloc_retries:
+        found["num_retries"] = rank.alloc_retries
+    if (rank.local_batch or 0) > (other.local_batch or 0):
+        found |= {"num_samples": rank.local_batch, "other_samples": other.local_batch}
     return found
 
 

@@ -62,19 +62,19 @@ class Differences:
     @property
     def within(self) -> int:
         """The launches that verdicts are limited to; 0 where they cover what others would show."""
-        most = max((len(one.logs) for one in self.measured.values()), default=0)
+        most = max((len(variant.logs) for variant in self.measured.values()), default=0)
         return 0 if self.unit == "launch" else most
 
     def vs_baseline(self) -> dict[str, Difference | None]:
         """The differences in the table, by variant; `None` where one of the two has no times that count."""
         baseline = self.measured[self.baseline]
         compared = [
-            one.variant.id
-            for one in self.measured.values()
-            if one is not baseline
-            and one.counts
+            record.variant.id
+            for record in self.measured.values()
+            if record is not baseline
+            and record.counts
             and baseline.counts
-            and one.variant.same_task(baseline.variant)
+            and record.variant.same_task(baseline.variant)
         ]
         found: dict[str, Difference | None] = {
             **dict.fromkeys(self.measured),
@@ -117,14 +117,14 @@ class Differences:
     def _outlying(self, variant: str, other: str) -> str | None:
         """The round without which the two differ in one direction; `None` if there isn't just one."""
         centre = self.estimate(variant, other) or 0.0
-        pairs = {(one.launch, one.round) for one in self.measured[other].timed}
-        common = [one for one in self.measured[variant].timed if (one.launch, one.round) in pairs]
+        pairs = {(round_.launch, round_.round) for round_ in self.measured[other].timed}
+        common = [round_ for round_ in self.measured[variant].timed if (round_.launch, round_.round) in pairs]
         differences = self.paired_rounds(variant, other)
-        opposed = [one for one, d in zip(common, differences, strict=True) if d * centre <= 0]
+        opposed = [round_ for round_, d in zip(common, differences, strict=True) if d * centre <= 0]
         if len(opposed) != 1:
             return None
         found = [_outlying_round(self.measured[name], opposed[0]) for name in (variant, other)]
-        return max((one for one in found if one), default=(0.0, None))[1]
+        return max((outlier for outlier in found if outlier), default=(0.0, None))[1]
 
     def between(self, variant: str, other: str) -> Difference:
         """`variant` against `other`, by itself at 5 %."""
@@ -140,7 +140,7 @@ class Differences:
         percent, interval = percent_from_log(centre), percent_interval(ci)
         verdict = "inconclusive" if self.is_throttled else verdict_of(percent, interval)
         pairs = self.pairs(variant, other)
-        wins = sum(one * centre > 0 for one in pairs)
+        wins = sum(value * centre > 0 for value in pairs)
         quiet = self.without_load(variant, other, centre)
         return Difference(percent, interval, verdict, None, wins, len(pairs), quiet)
 
@@ -159,9 +159,9 @@ class Differences:
             centre: the estimate with it.
         """
         found = [
-            (one.estimate(variant, other), one.interval_at(variant, other)(ALPHA))
-            for one in self.quiet
-            if {variant, other} <= one.measured.keys()
+            (quiet.estimate(variant, other), quiet.interval_at(variant, other)(ALPHA))
+            for quiet in self.quiet
+            if {variant, other} <= quiet.measured.keys()
         ]
         known = [(middle, ci) for middle, ci in found if middle is not None and ci is not None]
         if not known or len(known) < len(self.quiet):
@@ -198,8 +198,8 @@ class Differences:
 
     def paired_rounds(self, variant: str, other: str) -> tuple[float, ...]:
         """ln(t / t of the other) of every round that both have."""
-        one, two = self.measured[variant], self.measured[other]
-        return round_differences(one.timed, two.timed, samples_ratio(one, two))
+        a, b = self.measured[variant], self.measured[other]
+        return round_differences(a.timed, b.timed, samples_ratio(a, b))
 
     def share_launches(self, variant: str, other: str) -> bool:
         """Whether they run in the same processes, so that their rounds are pairs."""
@@ -220,7 +220,7 @@ def differences_of(
         taken: looks at launches so far, where the run has a budget.
         early_rounds: whether variants of a single launch ended as soon as they were decided.
     """
-    most = max((len(one.logs) for one in measured.values() if one.counts), default=0)
+    most = max((len(variant.logs) for variant in measured.values() if variant.counts), default=0)
     unit: Unit = "launch" if most >= MIN_LAUNCHES else "round"
     values, control = _launch_values(measured, baseline)
     if unit == "launch":  # the control ran the same split: both are the baseline
@@ -229,35 +229,45 @@ def differences_of(
             for repetition, value in values[baseline].items()
         }
     share = EARLY_ROUNDS_SHARE if early_rounds else 1.0
-    counted = [one for one in measured.values() if one.counts]
+    counted = [variant for variant in measured.values() if variant.counts]
     found = Differences(measured, baseline, Family(values, tuple(taken)), control, unit, share)
     return replace(
         found,
         quiet=tuple(_quiet(found, bound) for bound in BOUNDS),
-        is_throttled=len(counted) > 1 and any(is_throttled(one) for one in counted),
+        is_throttled=len(counted) > 1 and any(is_throttled(variant) for variant in counted),
     )
 
 
 def _quiet(differences: Differences, bound: Bound) -> Differences:
     """Without the waiting for other load, as far as that is known of variants; looked at once."""
-    known = {one: found for one, x in differences.measured.items() if (found := _without_load(x, bound))}
+    known = {name: found for name, x in differences.measured.items() if (found := _without_load(x, bound))}
     values, _ = _launch_values(known, "")
     return replace(differences, measured=known, family=Family(values), quiet=())
 
 
 def _without_load(measured: MeasuredVariant, bound: Bound) -> MeasuredVariant | None:
     """The same rounds, shorter by the waiting; `None` where it isn't known, on GPUs and on other nodes."""
-    shares = shares_of_rounds(measured.waiting, [(one.launch, one.round) for one in measured.timed], bound)
+    shares = shares_of_rounds(
+        measured.waiting, [(round_.launch, round_.round) for round_ in measured.timed], bound
+    )
     devices = measured.variant.devices
-    if shares is None or not all(one.startswith(CPU.name) and node_of_device(one) == 0 for one in devices):
+    if shares is None or not all(
+        device.startswith(CPU.name) and node_of_device(device) == 0 for device in devices
+    ):
         return None
     quiet = {key: math.log1p(-share) for key, share in shares.items()}
     timed = (replace(x, step_ns=x.step_ns * (1 - shares[x.launch, x.round])) for x in measured.timed)
     return replace(
         measured,
         timed=tuple(timed),
-        logs={one: {k: log + quiet[k] for k, log in its.items()} for one, its in measured.logs.items()},
-        means={one: log + fmean(quiet[k] for k in measured.logs[one]) for one, log in measured.means.items()},
+        logs={
+            repetition: {k: log + quiet[k] for k, log in its.items()}
+            for repetition, its in measured.logs.items()
+        },
+        means={
+            repetition: log + fmean(quiet[k] for k in measured.logs[repetition])
+            for repetition, log in measured.means.items()
+        },
         aa_logs={},
     )
 
@@ -265,7 +275,7 @@ def _without_load(measured: MeasuredVariant, bound: Bound) -> MeasuredVariant | 
 def in_cpu_time(measured: MeasuredVariant) -> MeasuredVariant:
     """The same rounds, with the CPU time of a step in place of its length."""
     timed = {rank: timed_steps(measured, rank) for rank in measured.steps}
-    cpu_ns = cpu_ns_of_rounds(timed, [(one.launch, one.round) for one in measured.timed])
+    cpu_ns = cpu_ns_of_rounds(timed, [(round_.launch, round_.round) for round_ in measured.timed])
     logs = {
         repetition: {key: math.log(cpu_ns[key]) for key in its if key in cpu_ns}
         for repetition, its in measured.logs.items()
@@ -294,13 +304,17 @@ def _launch_values(
     """ln(time per sample) of every variant by repetition, and that of the baseline's second blocks."""
     values: dict[str, dict[int, float]] = {variant: {} for variant in measured}
     control: dict[int, float] = {}
-    for group in {one.group for one in measured.values()}:
-        members = [one for one in measured.values() if one.group == group]
-        for repetition in sorted({repetition for one in members for repetition in one.logs}):
-            logs = {one.variant.id: one.logs.get(repetition, {}) for one in members}
+    for group in {record.group for record in measured.values()}:
+        members = [record for record in measured.values() if record.group == group]
+        for repetition in sorted({repetition for record in members for repetition in record.logs}):
+            logs = {record.variant.id: record.logs.get(repetition, {}) for record in members}
             if baseline in logs and repetition in measured[baseline].aa_logs:
                 logs[CONTROL] = measured[baseline].aa_logs[repetition]
-            means = {one.variant.id: one.means[repetition] for one in members if repetition in one.means}
+            means = {
+                record.variant.id: record.means[repetition]
+                for record in members
+                if repetition in record.means
+            }
             for variant, value in (launch_values(logs) | means).items():
                 of = control if variant == CONTROL else values[variant]
                 samples = measured[baseline if variant == CONTROL else variant].variant.global_batch
@@ -317,8 +331,8 @@ def _too_few(seen: str, enough: int, num: int = 1) -> str:
 def _outlying_round(measured: MeasuredVariant, outlying: RoundTime) -> tuple[float, str] | None:
     """How far a round is from all others, as a ratio, if that is farther than these are from each other."""
     at = (outlying.launch, outlying.round)
-    others = [one.step_ns for one in measured.timed if (one.launch, one.round) != at]
-    ns = next(one.step_ns for one in measured.timed if (one.launch, one.round) == at)
+    others = [round_.step_ns for round_ in measured.timed if (round_.launch, round_.round) != at]
+    ns = next(round_.step_ns for round_ in measured.timed if (round_.launch, round_.round) == at)
     low, high = min(others), max(others)
     if 2 * low - high <= ns <= 2 * high - low:
         return None

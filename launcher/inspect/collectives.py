@@ -84,10 +84,10 @@ def parse_history(dump: bytes) -> History:
     entries = msgspec.json.decode(dump, type=_Dump).entries
     done: set[tuple[tuple[str, str], int]] = set()
     called = []
-    for one in reversed([_collective(entry) for entry in entries if not entry.is_p2p]):
-        if not one.is_pending:
-            done.add((one.counted_in, one.seq))
-        called.append(replace(one, is_pending=(one.counted_in, one.seq) not in done))
+    for collective in reversed([_collective(entry) for entry in entries if not entry.is_p2p]):
+        if not collective.is_pending:
+            done.add((collective.counted_in, collective.seq))
+        called.append(replace(collective, is_pending=(collective.counted_in, collective.seq) not in done))
     return tuple(reversed(called))
 
 
@@ -120,13 +120,18 @@ def _gap_in(counted_in: tuple[str, str], histories: Mapping[int, History]) -> Ga
     waiting = tuple(rank for rank, seq in last.items() if seq > lowest)
     missing = tuple(rank for rank, seq in last.items() if seq == lowest)
     after = (counted_in, lowest + 1)
-    called = [one for rank in waiting for one in histories[rank] if (one.counted_in, one.seq) == after]
+    called = [
+        collective
+        for rank in waiting
+        for collective in histories[rank]
+        if (collective.counted_in, collective.seq) == after
+    ]
     name = called[0].name if called else "collective"
     return Gap(CalledCollective(group, lowest + 1, name, backend), waiting, missing)
 
 
 def _last(history: History, counted_in: tuple[str, str]) -> int:
-    return max((one.seq for one in history if one.counted_in == counted_in), default=0)
+    return max((collective.seq for collective in history if collective.counted_in == counted_in), default=0)
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,10 @@ def _by_kind(calls: Sequence[tuple[CalledCollective, int]]) -> Mismatch:
 
 def find_pending(histories: Mapping[int, History]) -> CalledCollective | None:
     """The first collective that all ranks have called and no GPU has completed; `None`: there is none."""
-    first = [next((one for one in history if one.is_pending), None) for history in histories.values()]
+    first = [
+        next((collective for collective in history if collective.is_pending), None)
+        for history in histories.values()
+    ]
     return first[0] if len(set(first)) == 1 else None
 
 

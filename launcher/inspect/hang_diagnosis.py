@@ -190,7 +190,9 @@ def _own_processes(snapshots: Sequence[RankSnapshot]) -> tuple[str, ...]:
     mains = [main_thread(each.threads) for each in snapshots if not each.steps]
     if not mains or len(mains) < len(snapshots):
         return ()
-    if not all(main and any(one.file.endswith(_STARTS_PROCESSES) for one in main.frames) for main in mains):
+    if not all(
+        main and any(frame.file.endswith(_STARTS_PROCESSES) for frame in main.frames) for main in mains
+    ):
         return ()
     return (
         "a program that starts its own processes (mp.spawn) is run by plain python, or without starting them",

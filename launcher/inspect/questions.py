@@ -83,7 +83,7 @@ def take_snapshots(run: RunDir, launch: str) -> tuple[RankSnapshot, ...]:
 def node_names(run: RunDir, attempt: str) -> dict[int, str]:
     """`node 1 (hostb)` by rank, where the job has several nodes."""
     plan = run.read(run.plan, Plan)
-    launches = (one for one in plan.launches if plan.nodes and one.id == attempt.partition("~")[0])
+    launches = (launch for launch in plan.launches if plan.nodes and launch.id == attempt.partition("~")[0])
     return {
         each.rank: f"node {each.node} ({plan.nodes[each.node].host})"
         for launch in launches

@@ -145,7 +145,7 @@ def _as_mapping(value: Any) -> str | None:
     if value is None:
         return "indent what belongs to it, or leave the key out"
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        given = {key: [one[key] for one in value if key in one] for each in value for key in each}
+        given = {key: [item[key] for item in value if key in item] for each in value for key in each}
         one_each = {key: values if len(values) > 1 else values[0] for key, values in given.items()}
         return f"write {shorten(flow_text(one_each))}"
     if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str):

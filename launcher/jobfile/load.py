@@ -229,7 +229,7 @@ def _as_param(path: KeyPath, source: Source, params: Sequence[str]) -> str | Non
     for step in path:
         value = value[step]
     if section and isinstance(value, list):
-        items: Any = [{name: one} for one in value]
+        items: Any = [{name: item} for item in value]
         return f"write `params: {shorten(flow_text(items))}`"
     return f"write `params: {shorten(flow_text({name: value}))}`"
 
@@ -244,7 +244,7 @@ def _as_argument(path: KeyPath, source: Source) -> str | None:
     if not section:
         return f"write `args: {shorten(flow_text([name, *([] if given is None else [given])]))}`"
     values = given if isinstance(given, list) else [given]
-    return f"write `args: {shorten(flow_text([[name, one] for one in values]))}`"
+    return f"write `args: {shorten(flow_text([[name, item] for item in values]))}`"
 
 
 def _all_keys(known: Iterable[str]) -> str:

@@ -61,18 +61,18 @@ Memory = Annotated[
 def _compared() -> dict[str, Derived]:
     """A list under `compare` for every setting that may vary."""
     return {
-        name: Derived(Annotated[Any, ListOf(one.compared or _kind_of(name), one.check_list)], ())
-        for name, one in SETTINGS.items()
-        if one.compare
+        name: Derived(Annotated[Any, ListOf(row.compared or _kind_of(name), row.check_list)], ())
+        for name, row in SETTINGS.items()
+        if row.compare
     }
 
 
 def _named() -> dict[str, Derived]:
     """A value under `baseline` for every setting by which one can be named."""
     return {
-        name: Derived(Annotated[Any, one.named or _kind_of(name)] | None, None)
-        for name, one in SETTINGS.items()
-        if one.baseline
+        name: Derived(Annotated[Any, row.named or _kind_of(name)] | None, None)
+        for name, row in SETTINGS.items()
+        if row.baseline
     }
 
 
@@ -309,14 +309,16 @@ def keys_without_effect(section: Section, kind: JobKind) -> frozenset[str]:
     meanings = key_settings(type(section)).items()
     return frozenset(
         key
-        for key, one in meanings
-        if kind not in one.kinds or (kind in one.optional_for and key not in section.stated)
+        for key, meaning in meanings
+        if kind not in meaning.kinds or (kind in meaning.optional_for and key not in section.stated)
     )
 
 
 def key_settings(section: type[Section]) -> dict[str, Setting]:
     """The `Setting` of each key that has one; the others are for every kind of job."""
-    by_field = {one.name: one.metadata["setting"] for one in fields(section) if "setting" in one.metadata}
+    by_field = {
+        field.name: field.metadata["setting"] for field in fields(section) if "setting" in field.metadata
+    }
     return {name: by_field[key.field] for name, key in section.keys.items() if key.field in by_field}
 
 

@@ -75,7 +75,7 @@ def check_args_list(items: list[Any]) -> None:
     """Refuses the value of `compare: args` if it is one list of arguments, not several."""
     if items and not any(isinstance(item, list | dict) for item in items):
         lists = [", ".join(str(item).split()) for item in items]
-        are_lists = len(items) > 1 and all("," in one for one in lists)
+        are_lists = len(items) > 1 and all("," in text for text in lists)
         hint = "write " if are_lists else "for one list, write "
         hint += f"[[{'], ['.join(lists)}]]" if are_lists else f"[[{', '.join(lists)}]]"
         if len(items) > 1 and not are_lists and not lists[0].startswith("-"):

@@ -198,7 +198,7 @@ def _in_brackets(kind: ListOf, value: Any) -> str | None:
     values = _separate(value)
     if isinstance(value, dict) and len(value) == 1:
         ((name, several),) = value.items()
-        values = [{name: one} for one in several] if isinstance(several, list) else value
+        values = [{name: item} for item in several] if isinstance(several, list) else value
     items = values if isinstance(values, list) else [values]
     if all(isinstance(item, dict) for item in items):  # {"--width": [64, 128]}: arguments
         words = [[word for pair in item.items() for word in pair] for item in items]

@@ -375,28 +375,28 @@ class Settings:
     numbers are seeded only where the job states this."""
 
 
-def _named_in_baseline(name: str, one: Setting) -> Setting:
+def _named_in_baseline(name: str, row: Setting) -> Setting:
     """With what `baseline` says of it, where a value can name the baseline."""
-    text = one.baseline or f"The baseline's `{name}`."
-    return replace(one, baseline=text) if one.compare and not one.is_task else one
+    text = row.baseline or f"The baseline's `{name}`."
+    return replace(row, baseline=text) if row.compare and not row.is_task else row
 
 
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {one.name: _named_in_baseline(one.name, one.metadata["setting"]) for one in fields(Settings)}
+    {field.name: _named_in_baseline(field.name, field.metadata["setting"]) for field in fields(Settings)}
 )
 """All settings by name, in the order in which they vary."""
 
 ADDED_TO_THE_TOP = frozenset({"args", "options", "env", "params"})
 """Settings whose values under `compare` are added to the one at the top, which all variants have, too."""
 
-TASK_SETTINGS = tuple(name for name, one in SETTINGS.items() if one.is_task)
+TASK_SETTINGS = tuple(name for name, row in SETTINGS.items() if row.is_task)
 
 
 @cache
 def settings_for(kind: JobKind, strategy: str) -> frozenset[str]:
     """The settings that variants of that kind and strategy have."""
     named = strategy_named(strategy)
-    return frozenset(name for name, one in SETTINGS.items() if kind in one.kinds and one.strategies(named))
+    return frozenset(name for name, row in SETTINGS.items() if kind in row.kinds and row.strategies(named))
 
 
 def settings_of(settings: Settings) -> dict[str, Any]:

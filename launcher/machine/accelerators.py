@@ -210,7 +210,10 @@ def precision_problem(
         capabilities: of those whose model is known.
     """
     others = (row for row in (*ACCELERATORS.values(), CUDA) if row is not kind)
-    least, known = kind.least_capability.get(precision), [one for one in capabilities if one]
+    least, known = (
+        kind.least_capability.get(precision),
+        [capability for capability in capabilities if capability],
+    )
     if least and known and min(known) < least:
         has, needs = (".".join(map(str, pair)) for pair in (min(known), least))
         return f"{precision} needs compute capability {needs}, but one {kind.noun} of this job has {has}"

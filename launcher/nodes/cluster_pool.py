@@ -140,7 +140,9 @@ class ClusterPool:
         self._attempt += 1
         self._name, self._timeline = config.parent.name, Timeline()
         self._working, self._port_pending = set(by_node), len(by_node) > 1
-        self._ranks = {node: tuple(one.rank for one in some if one.control) for node, some in by_node.items()}
+        self._ranks = {
+            node: tuple(request.rank for request in some if request.control) for node, some in by_node.items()
+        }
         self._steps.clear()
         kind: RankKind = "program" if processes[-1].entry == PROGRAM_ENTRY else "workload"
         for node in self._working - {0}:
@@ -189,8 +191,8 @@ class ClusterPool:
         self._ask_others(SnapshotRequest(self._attempt))
         own = self._local.observe(directory)
         self._await_answers()
-        seen = {one.rank: one for one in own} | self._snapshots
-        return tuple(one for _, one in sorted(seen.items()))
+        seen = {snapshot.rank: snapshot for snapshot in own} | self._snapshots
+        return tuple(snapshot for _, snapshot in sorted(seen.items()))
 
     def steps_elsewhere(self) -> tuple[int, ...]:
         """Steps of the other nodes' ranks, as last reported."""
@@ -253,7 +255,7 @@ class ClusterPool:
                 self._working.discard(message.node)
         elif isinstance(message, Snapshots) and message.attempt == self._attempt:
             self._awaited.discard(message.node)
-            self._snapshots |= {one.rank: one for one in message.snapshots}
+            self._snapshots |= {snapshot.rank: snapshot for snapshot in message.snapshots}
         elif isinstance(message, RequestWritten) and message.attempt == self._attempt:
             self._awaited.discard(message.node)
             self._problems += [message.problem] * bool(message.problem)

@@ -206,7 +206,7 @@ class Follower:
 
     def snapshots(self) -> tuple[RankSnapshot, ...]:
         """Snapshots of this node's ranks."""
-        return tuple(one for one in self.pool.observe(self.control) if one.rank in self.ranks)
+        return tuple(snapshot for snapshot in self.pool.observe(self.control) if snapshot.rank in self.ranks)
 
     def take_traces(self, message: TracesWanted) -> None:
         """Writes a request of `gpurun capture`, or lets this node's ranks know of it."""

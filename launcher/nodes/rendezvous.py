@@ -33,7 +33,7 @@ class NodeFlags:
     @property
     def given(self) -> bool:
         return self.insecure or any(
-            one is not None for one in (self.node_rank, self.rendezvous, self.interface)
+            flag is not None for flag in (self.node_rank, self.rendezvous, self.interface)
         )
 
 

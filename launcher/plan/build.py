@@ -86,14 +86,14 @@ def build_plan(
     groups = _groups(expansion.variants)
     baseline = expansion.baseline
     if gate is not None:
-        ids = (one.id for group in groups for one in group.variants)
-        gate = replace(gate, pairs=tuple((_side_id(one, "a"), _side_id(one, "b")) for one in ids))
+        ids = (variant.id for group in groups for variant in group.variants)
+        gate = replace(gate, pairs=tuple((_side_id(name, "a"), _side_id(name, "b")) for name in ids))
         groups = tuple(_of_side(group, gate, side) for group in groups for side in SIDES)
         baseline = _side_id(baseline, "a")
     later = _in_turns(spec, groups) if gate is None and not nodes else groups
     size = _size(spec, groups, is_gate=gate is not None, has_turns=len(later) < len(groups))
     started = size.repetitions * sum(group.variants[0].world_size for group in groups)
-    variants = tuple(one for group in groups for one in group.variants)
+    variants = tuple(variant for group in groups for variant in group.variants)
     if problems := [*too_large(spec, started, variants), *_missing_ranks(spec, variants)]:
         raise SpecError(*problems)
     return Plan(
@@ -111,7 +111,7 @@ def build_plan(
         ),
         nodes=tuple(nodes),
         budget_s=size.budget_s,
-        crowding=crowding({name for one in variants for name in one.devices}, machine, nodes),
+        crowding=crowding({name for variant in variants for name in variant.devices}, machine, nodes),
         gate=gate,
     )
 
@@ -318,7 +318,7 @@ def _of_workload(group: Group, machines: Sequence[MachineLike]) -> tuple[Process
     largest = group.largest
     strategy = STRATEGIES[largest.strategy]
     first, *others = strategy.devices_by_process(largest.devices)
-    alone = (device for one in group.variants if one.world_size == 1 for device in one.devices)
+    alone = (device for variant in group.variants if variant.world_size == 1 for device in variant.devices)
     owned = [tuple(dict.fromkeys((*first, *alone))), *others]
     found = places([node_of_device(devices[0]) for devices in owned])
     return tuple(

@@ -126,8 +126,8 @@ def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int, num_lo
     kind = variant_kind(strategy, workload)
     held = settings_for(kind, strategy)
     values = {
-        name: _value(spec, name, stated, kind) if name in held else one.absent
-        for name, one in SETTINGS.items()
+        name: _value(spec, name, stated, kind) if name in held else setting.absent
+        for name, setting in SETTINGS.items()
     }
     values |= {
         "strategy": strategy,
@@ -192,7 +192,11 @@ def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate], is_own: bool
     wanted = spec.baseline
     if wanted is None:
         stated = own_values(spec) if is_own else None
-        own = (one for one in candidates if any(origin.stated == stated for origin in one.origins))
+        own = (
+            candidate
+            for candidate in candidates
+            if any(origin.stated == stated for origin in candidate.origins)
+        )
         return next(own, candidates[0]).variant.id
     matching = [
         item.variant

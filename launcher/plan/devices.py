@@ -262,7 +262,7 @@ def _inventory(kind: Accelerator, machine: MachineLike) -> str:
 
 def node_of(machine: MachineLike, host: str = "localhost", address: str = "", interface: str = "") -> Node:
     """The machine as a node."""
-    known = [one.name for one in fields(NodeGpu)]
+    known = [field.name for field in fields(NodeGpu)]
     gpus = tuple(NodeGpu(*(getattr(gpu, name) for name in known)) for gpu in machine.gpus)
     return Node(host, address, interface, machine.cpu_cores, gpus, machine.topology, tuple(machine.notes))
 
@@ -344,8 +344,10 @@ def with_free_cores(spec: JobSpec, machine: Machine, look: Callable[[int], int] 
 
 def core_notes(variants: Iterable[Variant], machine: MachineLike) -> tuple[str, ...]:
     """That CPU devices with their threads leave no core of this machine for anything else, or lack some."""
-    on_host = [one for one in variants if accelerator_of(one.devices[0]).is_host]
-    worst = max(on_host, key=lambda one: len(one.devices) * _threads_of(one, machine), default=None)
+    on_host = [variant for variant in variants if accelerator_of(variant.devices[0]).is_host]
+    worst = max(
+        on_host, key=lambda variant: len(variant.devices) * _threads_of(variant, machine), default=None
+    )
     if worst is None:
         return ()
     cores, num_devices, threads = machine.cpu_cores, len(worst.devices), _threads_of(worst, machine)

@@ -118,7 +118,9 @@ def _groups_that_count(plan: Plan) -> set[str]:
     """Not those of strategies that share their processes later: what these do alone isn't compared."""
     members = {launch.group: {*launch.variants} for launch in plan.launches}
     return {
-        group for group, variants in members.items() if not any(variants < one for one in members.values())
+        group
+        for group, variants in members.items()
+        if not any(variants < other for other in members.values())
     }
 
 

@@ -231,7 +231,9 @@ def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
 
 def processes_of(variant: Variant) -> str:
     """A key that is equal for variants that share processes: equal texts for equal settings and devices."""
-    common = {name: getattr(variant, name) for name, one in SETTINGS.items() if not one.shares_processes}
+    common = {
+        name: getattr(variant, name) for name, setting in SETTINGS.items() if not setting.shares_processes
+    }
     return json.dumps((common, variant.devices), sort_keys=True)
 
 
@@ -242,8 +244,8 @@ def processes_in_turns(variant: Variant) -> str:
     """
     common = {
         name: getattr(variant, name)
-        for name, one in SETTINGS.items()
-        if not (one.shares_processes or one.option or one.takes_turns)
+        for name, setting in SETTINGS.items()
+        if not (setting.shares_processes or setting.option or setting.takes_turns)
     }
     return json.dumps(common, sort_keys=True)
 
@@ -343,23 +345,23 @@ def _nothing_left(spec: JobSpec, refused: Refused) -> list[Problem]:
     """Why no combination can run: what none of them can do, each at its key; else what rules out each."""
     reasons = [set(found) for _, found in refused]
     everywhere = set.intersection(*reasons)
-    listed = dict.fromkeys(one for _, found in refused for one in found)
-    problems = [_no_combination(spec, [one]) for one in listed if one in everywhere]
+    listed = dict.fromkeys(refusal for _, found in refused for refusal in found)
+    problems = [_no_combination(spec, [refusal]) for refusal in listed if refusal in everywhere]
     if all(found > everywhere for found in reasons):
-        problems.append(_no_combination(spec, [one for one in listed if one not in everywhere]))
+        problems.append(_no_combination(spec, [refusal for refusal in listed if refusal not in everywhere]))
     return problems
 
 
 def _no_combination(spec: JobSpec, refused: Sequence[Refusal]) -> Problem:
     """At the key that all share. Where the job doesn't state that key, its strategy has brought it."""
-    shown = [one.reason for one in refused[:MOST_REASONS]]
+    shown = [refusal.reason for refusal in refused[:MOST_REASONS]]
     if more := len(refused) - len(shown):
         shown.append(f"and {plural(more, 'more reason')}")
-    keys = {one.key for one in refused}
+    keys = {refusal.key for refusal in refused}
     place = ("compare",) if len(keys) > 1 else place_of(spec, *keys)
     if spec.problem(place, "") == spec.problem((), ""):
         place = place_of(spec, "strategy")
-    text = f" {shown[0]}" if len(shown) == 1 else "".join(f"\n    {one}" for one in shown)
+    text = f" {shown[0]}" if len(shown) == 1 else "".join(f"\n    {reason}" for reason in shown)
     key = next(iter(keys)) if len(keys) == 1 else ""
     hint = f"use ddp, or remove `{key}`" if key in ("compile", "checkpointing") else None
     return spec.problem(place, f"no combination can run:{text}", hint)

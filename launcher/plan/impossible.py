@@ -303,7 +303,7 @@ def _several_parts(case: JudgedCombination) -> str | None:
     if case.kind.is_host or not case.strategy.has_replicas or len(case.devices) == 1:
         return None
     reason = f"{case.strategy.name} is one process, and a process sees only one MIG instance"
-    return reason if any(is_part(*one) for one in _owners(case)) else None
+    return reason if any(is_part(*owner) for owner in _owners(case)) else None
 
 
 def _not_by_nccl(case: JudgedCombination) -> str | None:

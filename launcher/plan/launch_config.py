@@ -43,13 +43,13 @@ def turns_of(plan: Plan, launch: Launch, variants: Collection[str]) -> tuple[Lau
         variants: that are to be measured; the others are left out.
     """
     members: dict[str, list[Variant]] = {}
-    for one in (plan.variant(name) for name in launch.variants if name in variants):
-        members.setdefault(processes_of(one), []).append(one)
+    for variant in (plan.variant(name) for name in launch.variants if name in variants):
+        members.setdefault(processes_of(variant), []).append(variant)
     in_order = sorted(members.values(), key=lambda group: -group[0].world_size)
     return tuple(
         replace(
             launch,
-            variants=tuple(one.id for one in group),
+            variants=tuple(variant.id for variant in group),
             processes=launch.processes[: group[0].world_size],
         )
         for group in in_order

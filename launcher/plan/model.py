@@ -26,9 +26,9 @@ from gpurun.launcher.units import format_count, refuse_no_time
 SideName = Literal["a", "b", ""]
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        one.name: tuple(kind.schema["enum"])
-        for one in fields(Settings)
-        if isinstance(kind := key_of(one.name, one.type).kind, ValueKind) and "enum" in kind.schema
+        setting.name: tuple(kind.schema["enum"])
+        for setting in fields(Settings)
+        if isinstance(kind := key_of(setting.name, setting.type).kind, ValueKind) and "enum" in kind.schema
     }
 )
 """Of settings whose value is a name, the names."""
@@ -171,8 +171,8 @@ class Variant(Settings):
         """Whether both do the same, of all that both have, on other devices."""
         return self.side == other.side and all(
             getattr(self, name) == getattr(other, name)
-            for name, one in SETTINGS.items()
-            if not one.names_variant and self.has(name) and other.has(name)
+            for name, setting in SETTINGS.items()
+            if not setting.names_variant and self.has(name) and other.has(name)
         )
 
     @cached_property

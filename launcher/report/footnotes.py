@@ -25,15 +25,15 @@ def fact_lines(comparison: Comparison) -> list[str]:
 
 def measured_line(comparison: Comparison) -> str:
     """How it was measured: `6 launches, 95 % CI, noise −5.9 to +3.8 %, gradients agree to 2e-7`."""
-    known = [one for one in comparison.variants if one.step_ms]
-    launches = [one.launches for one in known]
-    rounds = [one.rounds for one in known if not one.kind.runs_program and one.launches == 1]
+    known = [result for result in comparison.variants if result.step_ms]
+    launches = [result.launches for result in known]
+    rounds = [result.rounds for result in known if not result.kind.runs_program and result.launches == 1]
     parts = [_range(nums, noun) for nums, noun in ((launches, "launch"), (rounds, "round")) if any(nums)]
-    if any(one.vs_baseline and one.vs_baseline.ci for one in known):
+    if any(result.vs_baseline and result.vs_baseline.ci for result in known):
         parts.append("95 % CI")
     if comparison.noise.ci is not None:
         parts.append(f"noise {interval_text(comparison.noise.ci)} %")
-    errors = [one.gradient_error for one in known if one.gradient_error is not None and not one.compression]
+    errors = [result.gradient_error for result in known if result.gradient_error is not None and not result.compression]
     are_wrong = any(each.code in ("gradient-differs", "gradient-not-exact") for each in comparison.findings)
     if are_wrong:
         parts.append("gradients don't all agree")
@@ -59,7 +59,7 @@ def detail_lines(comparison: Comparison, with_codes: bool = False) -> list[str]:
     `with_codes`: each with its code, for `gpurun explain`, below the name of its variant.
     """
     details = screen_of(comparison.findings).details
-    names = {one.id: variant_label(one) for one in comparison.variants}
+    names = {result.id: variant_label(result) for result in comparison.variants}
     lines = fact_lines(comparison)
     for variant in (None, *names):
         about = [each for each in details if each.variant == variant]
@@ -106,14 +106,20 @@ def interval_lines(comparison: Comparison) -> list[str]:
     """The kind and the level of the intervals: those of steps, and those that verdicts rest on."""
     lines = []
     points = [
-        point for one in comparison.variants if one.probe for c in one.probe.curves for point in c.points
+        point
+        for variant in comparison.variants
+        if variant.probe
+        for c in variant.probe.curves
+        for point in c.points
     ]
     if any(point.ci_us for point in points):
         lines.append("Next to each time is the 95 % interval of its median over rounds.")
-    known = [one for one in comparison.variants if one.step_ms and one.step_ms.ci]
+    known = [variant for variant in comparison.variants if variant.step_ms and variant.step_ms.ci]
     over = OVER_LAUNCHES if comparison.unit == "launch" else OVER_ROUNDS
-    if any(not one.kind.runs_program or len(one.launch_ms) > 1 for one in known):  # others have a note
-        of_step = OVER_LAUNCHES if any(len(one.launch_ms) > 1 for one in known) else OVER_ROUNDS
+    if any(
+        not variant.kind.runs_program or len(variant.launch_ms) > 1 for variant in known
+    ):  # others have a note
+        of_step = OVER_LAUNCHES if any(len(variant.launch_ms) > 1 for variant in known) else OVER_ROUNDS
         lines.append(_step_interval(of_step, over if comparison.noise.ci else None))
     if comparison.ci_level is not None and any(v.vs_baseline and v.vs_baseline.ci for v in known):
         lines.append(confidence_text(comparison.ci_level, over=over))
@@ -148,7 +154,7 @@ def gradient_lines(comparison: Comparison) -> list[str]:
             by_reference.setdefault(variant.gradient_reference or "one device", []).append(variant)
     names = {variant.id: variant_label(variant) for variant in variants}
     compressed = [variant for variant in variants if variant.compression]
-    num_checked = sum(one.gradient_error is not None for one in variants if not one.compression)
+    num_checked = sum(variant.gradient_error is not None for variant in variants if not variant.compression)
     are_all = sum(map(len, by_reference.values())) == num_checked
     agreed = (_agreement(found, other, names, are_all) for other, found in by_reference.items())
     return [*agreed, *_all_compressed(compressed, names)]
@@ -159,10 +165,10 @@ MOST_COMPRESSED = 3
 
 
 def _all_compressed(variants: list[VariantResult], names: Mapping[str, str]) -> list[str]:
-    found = [(one, one.gradient_error) for one in variants if one.gradient_error is not None]
-    references = {one.gradient_reference or "one device" for one, _ in found}
-    groups = [found] if len(found) > MOST_COMPRESSED and len(references) == 1 else [[one] for one in found]
-    unknown = (variant_label(one) for one in variants if one.gradient_error is None)
+    found = [(variant, variant.gradient_error) for variant in variants if variant.gradient_error is not None]
+    references = {variant.gradient_reference or "one device" for variant, _ in found}
+    groups = [found] if len(found) > MOST_COMPRESSED and len(references) == 1 else [[pair] for pair in found]
+    unknown = (variant_label(variant) for variant in variants if variant.gradient_error is None)
     return [
         *(_compressed(group, names) for group in groups),
         *(
@@ -189,7 +195,7 @@ def _agreement(variants: list[VariantResult], reference: str, names: Mapping[str
     other = names.get(reference, reference)
     if error > DISAGREEMENT:
         return f"Gradients of {variant_label(worst)} differ from those of {other} by {error:.2g} (relative)."
-    whose = "" if are_all else f" of {listed([names[one.id] for one in variants])}"
+    whose = "" if are_all else f" of {listed([names[result.id] for result in variants])}"
     return f"Gradients{whose} agree with {other} {_closely(error)}."
 
 

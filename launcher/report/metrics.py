@@ -84,7 +84,7 @@ class Figure:
 
 def figures_of(results: Results) -> dict[Metric, list[Figure | None]]:
     """A column per metric that has a value here, in a readable unit, with one entry per variant."""
-    found = {m: [_finite(m.value(one)) for one in results] for m in METRICS if m.applies(results)}
+    found = {m: [_finite(m.value(result)) for result in results] for m in METRICS if m.applies(results)}
     values = {metric: column for metric, column in found.items() if set(column) - {None}}
     columns = {}
     for metric, column in values.items():
@@ -141,7 +141,9 @@ def _column(
 ) -> list[Figure | None]:
     if metric.interval is None:
         return [None if value is None else Figure(value, metric.text(factor * value)) for value in values]
-    decimals = _common_decimals([v for v, one in zip(values, results, strict=True) if v and is_ranked(one)])
+    decimals = _common_decimals(
+        [v for v, result in zip(values, results, strict=True) if v and is_ranked(result)]
+    )
     return [
         None if value is None else with_interval(value, metric.interval(result), decimals)
         for value, result in zip(values, results, strict=True)

@@ -117,17 +117,17 @@ def is_slower_than_even(uneven: VariantResult, comparison: Comparison) -> bool:
     own = comparison.baseline if is_slower or is_behind else None
     first = {comparison.fastest, comparison.leader}
     return any(
-        one.id == own or (one.id in first and one.strategy == uneven.strategy)
-        for one in comparison.variants
-        if len(set(one.split)) == 1
+        variant.id == own or (variant.id in first and variant.strategy == uneven.strategy)
+        for variant in comparison.variants
+        if len(set(variant.split)) == 1
     )
 
 
 def settings_of_loop(variant: VariantResult, job: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a variant that differ from the defaults, of all that make its steps."""
     values = {
-        name: getattr(variant, name) if one.is_resolved else resolved_setting(name, job, variant.varied)
-        for name, one in SETTINGS.items()
+        name: getattr(variant, name) if setting.is_resolved else resolved_setting(name, job, variant.varied)
+        for name, setting in SETTINGS.items()
         if name not in NOT_OF_LOOP and name in settings_for(variant.kind, variant.strategy)
     }
     return {name: value for name, value in values.items() if value not in (None, getattr(Settings(), name))}
@@ -244,7 +244,7 @@ def _whose(uneven: VariantResult, comparison: Comparison) -> str:
     other = first_uneven(comparison, has_snippet=False)
     leads = other is not None and other.id == comparison.first
     which = f"the fastest uneven split{f' of {uneven.strategy}' if leads else ''}"
-    faster = next(one for one in comparison.variants if one.id == comparison.fastest)
+    faster = next(variant for variant in comparison.variants if variant.id == comparison.fastest)
     return f"{variant_label(faster)} was shown to be faster. To train with {which} all the same,"
 
 
@@ -263,5 +263,5 @@ def _indented(text: str, by: int = 4) -> str:
 def first_uneven(comparison: Comparison, has_snippet: bool) -> VariantResult | None:
     """The first of the ranking that has unequal parts, under a strategy with or without lines to paste."""
     ranked, _ = by_rank(comparison)
-    uneven = (one for one in ranked if len(set(one.split)) > 1)
+    uneven = (variant for variant in ranked if len(set(variant.split)) > 1)
     return next((v for v in uneven if bool(STRATEGIES[v.strategy].snippet_refusal) != has_snippet), None)

@@ -127,15 +127,15 @@ def _table(
     )
 
 
-_one = partial(format_number, decimals=1)
-_two = partial(format_number, decimals=2)
+_one_decimal = partial(format_number, decimals=1)
+_two_decimals = partial(format_number, decimals=2)
 
 _KERNELS: tuple[FigureColumn[KernelTotal], ...] = (
     FigureColumn("ms", lambda row: row.device_us, us_in_ms),
     FigureColumn("count", lambda row: row.count, format_count),
-    FigureColumn("µs each", lambda row: row.device_us / row.count, _one),
-    FigureColumn("least", lambda row: row.min_us, _one),
-    FigureColumn("most", lambda row: row.max_us, _one),
+    FigureColumn("µs each", lambda row: row.device_us / row.count, _one_decimal),
+    FigureColumn("least", lambda row: row.min_us, _one_decimal),
+    FigureColumn("most", lambda row: row.max_us, _one_decimal),
 )
 
 
@@ -154,9 +154,9 @@ def _launched_by(row: KernelTotal) -> str:
 _SHAPES: tuple[FigureColumn[ShapeTotal], ...] = (
     FigureColumn("ms", lambda row: row.device_us, us_in_ms),
     FigureColumn("count", lambda row: row.count, format_count),
-    FigureColumn("µs each", lambda row: row.device_us / row.count, _one),
+    FigureColumn("µs each", lambda row: row.device_us / row.count, _one_decimal),
     FigureColumn("TFLOP/s", lambda row: row.tflop_per_s, format_rate),
-    FigureColumn("GB/s", lambda row: row.gb_per_s, _one),
+    FigureColumn("GB/s", lambda row: row.gb_per_s, _one_decimal),
 )
 
 
@@ -213,10 +213,10 @@ def _operators(report: TraceReport) -> TableContent:
 _COLLECTIVES: tuple[FigureColumn[CollectiveTotal], ...] = (
     FigureColumn("bytes", lambda row: row.bytes, format_count),
     FigureColumn("count", lambda row: row.count, format_count),
-    FigureColumn("µs", lambda row: row.transfer_us, _one),
-    FigureColumn("GB/s", lambda row: row.algorithm_gb_per_s, _two),
-    FigureColumn("bus GB/s", lambda row: row.bus_gb_per_s, _two),
-    FigureColumn("spread µs", lambda row: row.arrival_spread_us, _one),
+    FigureColumn("µs", lambda row: row.transfer_us, _one_decimal),
+    FigureColumn("GB/s", lambda row: row.algorithm_gb_per_s, _two_decimals),
+    FigureColumn("bus GB/s", lambda row: row.bus_gb_per_s, _two_decimals),
+    FigureColumn("spread µs", lambda row: row.arrival_spread_us, _one_decimal),
     FigureColumn("wait ms", lambda row: row.wait_us, us_in_ms),
 )
 
@@ -237,8 +237,8 @@ _COPIES: tuple[FigureColumn[CopyTotal], ...] = (
     FigureColumn("ms", lambda row: row.device_us, us_in_ms),
     FigureColumn("exposed", lambda row: row.exposed_us, us_in_ms),
     FigureColumn("count", lambda row: row.count, format_count),
-    FigureColumn("MB", lambda row: None if row.bytes is None else row.bytes / 1e6, _two),
-    FigureColumn("GB/s", lambda row: row.gb_per_s, _two),
+    FigureColumn("MB", lambda row: None if row.bytes is None else row.bytes / 1e6, _two_decimals),
+    FigureColumn("GB/s", lambda row: row.gb_per_s, _two_decimals),
 )
 
 
@@ -255,7 +255,7 @@ _LAUNCHES: tuple[FigureColumn[LaunchTotals], ...] = (
     FigureColumn("90 %", lambda row: row.delay_percentiles_us[1], format_rate),
     FigureColumn("99 %", lambda row: row.delay_percentiles_us[2], format_rate),
     FigureColumn("most", lambda row: row.delay_percentiles_us[3], format_rate),
-    FigureColumn("queue", lambda row: row.queue_mean, _one),
+    FigureColumn("queue", lambda row: row.queue_mean, _one_decimal),
     FigureColumn("most", lambda row: row.queue_max, format_count),
     FigureColumn("empty", lambda row: row.queue_empty_percent, format_percent),
     FigureColumn("short", lambda row: row.short_kernels, format_count),
@@ -290,7 +290,7 @@ def _critical_path(report: TraceReport) -> TableContent:
     path = report.critical_path
     if path is None or not path.length_us:
         return TableContent((), ("no critical path: the traces have no work",))
-    share = FigureColumn[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one)
+    share = FigureColumn[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one_decimal)
     times = (FigureColumn[PathPart]("ms", lambda row: row.path_us, us_in_ms), share)
     tables = [_parts(path, times)]
     if path.names:

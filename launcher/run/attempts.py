@@ -127,7 +127,9 @@ def is_incomplete(run: RunDir, plan: Plan, launch: Launch, is_last: bool) -> boo
 def has_ended(run: RunDir, plan: Plan) -> bool:
     """Whether a run's budget is spent, and no launch that it began is incomplete."""
     begun = [launch for launch in plan.launches if attempts(run, launch)]
-    return is_spent(run.read_looks()) and not any(remaining(run, plan, one, None).missing for one in begun)
+    return is_spent(run.read_looks()) and not any(
+        remaining(run, plan, launch, None).missing for launch in begun
+    )
 
 
 def num_restarts(run: RunDir, launch: Launch) -> int:
@@ -230,7 +232,7 @@ def untried_with_same_model(run: RunDir, plan: Plan, lost: Sequence[str]) -> tup
 
 def model_of(variant: Variant) -> tuple[object, ...]:
     """Everything that a workload's `build` may depend on, except its processes."""
-    return tuple(getattr(variant, name) for name, one in SETTINGS.items() if one.builds_model)
+    return tuple(getattr(variant, name) for name, setting in SETTINGS.items() if setting.builds_model)
 
 
 def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
@@ -295,8 +297,10 @@ class Begun:
 def let_run_again(run: RunDir, plan: Plan, software: Mapping[str, str]) -> Resumption:
     """Lets variants run again that failed, and launches that ran with other software."""
     statuses = {variant.id: run.read_status(variant.id) for variant in plan.variants}
-    lost = {name: one for name, one in statuses.items() if one and one.status not in MEASURED}
-    again = {name: one for name, one in lost.items() if is_tried_again(one, _root_cause(run, one))}
+    lost = {name: status for name, status in statuses.items() if status and status.status not in MEASURED}
+    again = {
+        name: status for name, status in lost.items() if is_tried_again(status, _root_cause(run, status))
+    }
     for variant in again:
         run.status(variant).unlink()  # its logs and failure records are kept
     replaced = replace_other_software(run, plan, software)
@@ -338,27 +342,29 @@ def resumption(
         replaced: attempts that ran other software, and don't count any more.
         begun: launches that the run has begun, without those attempts.
     """
-    kept = [one for one in begun if one.finished]
-    repeated = {one.launch.id for one in begun} & {name.partition("~")[0] for name in replaced}
-    open_ = [one for one in begun if one.remaining.missing and one.launch.id not in repeated]
-    paired = {name for one in open_ for name in one.remaining.rounds if name in one.finished}
+    kept = [state for state in begun if state.finished]
+    repeated = {state.launch.id for state in begun} & {name.partition("~")[0] for name in replaced}
+    open_ = [state for state in begun if state.remaining.missing and state.launch.id not in repeated]
+    paired = {name for state in open_ for name in state.remaining.rounds if name in state.finished}
     interrupted = {
-        one.launch.id: (one.remaining.done, one.remaining.done + max(one.remaining.rounds.values()))
-        for one in open_
-        if not set(again).issuperset(one.remaining.missing)
+        state.launch.id: (state.remaining.done, state.remaining.done + max(state.remaining.rounds.values()))
+        for state in open_
+        if not set(again).issuperset(state.remaining.missing)
     }
     left_out = lost.keys() - set(again)
-    known = {one.launch.id for one in begun}
+    known = {state.launch.id for state in begun}
     unknown = [launch for launch in plan.launches if launch.id not in known]
     return Resumption(
         launches=len(kept),
-        variants=len({name for one in kept for name in one.finished}),
+        variants=len({name for state in kept for name in state.finished}),
         again={name: _how_it_ended(status) for name, status in lost.items() if name in again},
         with_baseline=min(paired, default=None),
         left_out=tuple(name for name in lost if name not in again),
         replaced=tuple(replaced),
         interrupted=interrupted,
-        not_begun=None if plan.budget_s else sum(not left_out.issuperset(one.variants) for one in unknown),
+        not_begun=None
+        if plan.budget_s
+        else sum(not left_out.issuperset(launch.variants) for launch in unknown),
     )
 
 

@@ -127,7 +127,9 @@ class Budget:
 
     def costs(self, variants: Collection[str]) -> Costs:
         """The cost of a later repetition of these variants: a launch of each of their groups."""
-        found = [self.launch_costs(one, variants) for one in self.later if {*one.variants} & {*variants}]
+        found = [
+            self.launch_costs(launch, variants) for launch in self.later if {*launch.variants} & {*variants}
+        ]
         start_s = sum(each.start_s + self.around_s for each in found)
         return Costs(start_s, max((each.block_s for each in found), default=0.0), self.twice)
 
@@ -156,14 +158,14 @@ class Budget:
     def first_groups(self, launch: Launch) -> list[str]:
         """The groups in which the launch's variants were launched first."""
         return [
-            one.group
-            for one in self.plan.launches
-            if one.repetition == 0 and {*one.variants} & {*launch.variants}
+            other.group
+            for other in self.plan.launches
+            if other.repetition == 0 and {*other.variants} & {*launch.variants}
         ]
 
     def first_times(self, launch: Launch) -> list[LaunchTime]:
         """The predicted time of a launch of several strategies, by the launches that each had of its own."""
-        return [one for group in self.first_groups(launch) for one in self.times.get(group, [])]
+        return [time for group in self.first_groups(launch) for time in self.times.get(group, [])]
 
     def fits(self, launch: Launch, rounds: Mapping[str, int] | None) -> bool:
         """Whether there is time left for a launch with these rounds.
@@ -228,7 +230,7 @@ class Outlook:
     def without_lone_baseline(self, rounds: Mapping[str, int], comparison: Comparison) -> Mapping[str, int]:
         """The baseline needs no launches of its own once it is shown to be slower than the leader."""
         baseline = self.baseline
-        rivals = {comparison.leader, *(one.variant for one in comparison.open)}
+        rivals = {comparison.leader, *(pair.variant for pair in comparison.open)}
         own = next(group for group in self.groups if baseline in group)
         is_alone = not any(variant in rounds for variant in own if variant != baseline)
         if is_alone and baseline not in rivals and comparison.leader is not None:
@@ -280,7 +282,9 @@ def next_rounds(
     behind, look, chosen = _behind_percent(comparison), next_look(repetitions), following(comparison)
     # Few launches say nothing of others. Other load may hide the leader, but not what was fastest so far.
     is_early = repetitions < next_look(0)
-    variants = [one for one, by in behind.items() if is_early or by == 0 or one in chosen.variants]
+    variants = [
+        variant for variant, by in behind.items() if is_early or by == 0 or variant in chosen.variants
+    ]
     if chosen.is_decided and not is_early:
         return {}
     scatter = comparison.scatter
@@ -288,7 +292,9 @@ def next_rounds(
         scatter = replace(scatter, launch_percent=max(scatter.launch_percent, ASSUMED_PERCENT))
 
     def rounds_if(most: int) -> dict[str, int]:
-        return {one: _fewest_rounds(comparison, behind.get(one, 0.0), look, most) for one in variants}
+        return {
+            variant: _fewest_rounds(comparison, behind.get(variant, 0.0), look, most) for variant in variants
+        }
 
     return _affordable(rounds_if, scatter, look - repetitions, costs(variants), left_s)
 
@@ -344,8 +350,8 @@ def _fewest_rounds(comparison: Comparison, behind_percent: float, look: int, mos
 def _behind_percent(comparison: Comparison) -> dict[str, float]:
     """How much slower each variant is than the fastest on average, per sample."""
     times = {
-        one.id: one.step_ms.estimate / (one.global_batch or 1)
-        for one in comparison.variants
-        if one.step_ms and is_ranked(one)
+        variant.id: variant.step_ms.estimate / (variant.global_batch or 1)
+        for variant in comparison.variants
+        if variant.step_ms and is_ranked(variant)
     }
     return {variant: 100 * (time / min(times.values()) - 1) for variant, time in times.items()}

@@ -376,7 +376,7 @@ def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) ->
 
 def _what_fits(variants: Sequence[VariantResult]) -> str:
     """The batch that the devices were found to hold; without one, to use a smaller batch."""
-    held = [int(found["samples"]) for one in variants if (found := _HELD.search(one.reason or ""))]
+    held = [int(found["samples"]) for variant in variants if (found := _HELD.search(variant.reason or ""))]
     if variants[0].kind.runs_program:
         return (
             "give each process of the program a smaller batch, or start fewer of them with `devices`; "

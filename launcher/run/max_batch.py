@@ -255,11 +255,11 @@ class MaxBatchSearch:
         if not fits:
             raise MachineError(self.too_small(index))
         # Of the smallest batch that failed for another reason than memory, or of the end of the search.
-        failed = [one for one in attempts if one.batch == fails and one.message]
-        reasons = [f"{format_count(one.batch)} fail: {one.message}" for one in failed]
-        done = [one for one in attempts[-1:] if one.outcome == "done"]
-        ended = [one.message for one in done if one.message]
-        samples = [one.batch for one in done if one.batch]
+        failed = [attempt for attempt in attempts if attempt.batch == fails and attempt.message]
+        reasons = [f"{format_count(attempt.batch)} fail: {attempt.message}" for attempt in failed]
+        done = [attempt for attempt in attempts[-1:] if attempt.outcome == "done"]
+        ended = [attempt.message for attempt in done if attempt.message]
+        samples = [attempt.batch for attempt in done if attempt.batch]
         return Room(next(iter([*samples, with_margin(fits)])), next(iter([*reasons, *ended]), ""))
 
     def timeout_text(self) -> str:
@@ -316,7 +316,8 @@ class MaxBatchSearch:
             num_devices=self.place.num_devices,
             precision=self.precision,
             accumulate=_accumulate(self.spec),
-            keeps_gradients=not self.together and any(one.keeps_gradients for one in _strategies(self.spec)),
+            keeps_gradients=not self.together
+            and any(strategy.keeps_gradients for strategy in _strategies(self.spec)),
             gradients_are_views=all(views),
             seed=self.spec.seed,
             threads=share_of_cores(num_here, self.machine),
@@ -338,16 +339,20 @@ def most_step_s(spec: JobSpec) -> float:
 
 def bounds(attempts: Sequence[Attempt]) -> tuple[int, int | None]:
     """The largest batch that fit, and the smallest that did not: one that only began killed its process."""
-    fits = max((one.batch for one in attempts if one.outcome == "fits"), default=0)
-    ended = {one.batch for one in attempts if one.outcome == "fits"}
-    fails = [one.batch for one in attempts if one.outcome in ("begins", "fails") and one.batch not in ended]
+    fits = max((attempt.batch for attempt in attempts if attempt.outcome == "fits"), default=0)
+    ended = {attempt.batch for attempt in attempts if attempt.outcome == "fits"}
+    fails = [
+        attempt.batch
+        for attempt in attempts
+        if attempt.outcome in ("begins", "fails") and attempt.batch not in ended
+    ]
     return fits, min(fails, default=None)
 
 
 def largest_step_s(attempts: Sequence[Attempt]) -> float:
     """The time of a step of the largest batch that fits; 0 where none does."""
-    fits = [one for one in attempts if one.outcome == "fits"]
-    return max(fits, key=lambda one: one.batch).step_s if fits else 0.0
+    fits = [attempt for attempt in attempts if attempt.outcome == "fits"]
+    return max(fits, key=lambda attempt: attempt.batch).step_s if fits else 0.0
 
 
 def with_margin(fits: int) -> int:

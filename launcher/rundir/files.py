@@ -101,7 +101,10 @@ class RunDir(RunPaths):
         launch, _, number = launch_id.partition("~")
         attempts = (launch, *(f"{launch}~{later}" for later in range(2, int(number or 1))))
         replaced = self.read_replaced()
-        return self.launch(next((one for one in attempts if one not in replaced), launch_id)) / PROGRAM_FILES
+        return (
+            self.launch(next((attempt for attempt in attempts if attempt not in replaced), launch_id))
+            / PROGRAM_FILES
+        )
 
     def read_points(self, variant_id: str) -> list[PointRecord]:
         return list(self.read_lines(self.points(variant_id), PointRecord))

@@ -130,23 +130,25 @@ class _Lane:
             if step.kind == "skipped":
                 continue
             blocks.setdefault((step.round, step.kind, 0 if step.round else step.step), []).append(step)
-        found = [one for key, block in blocks.items() for one in (self._one(block) if key[0] else block)]
+        found = [
+            step for key, block in blocks.items() for step in (self._sampled(block) if key[0] else block)
+        ]
         return sorted(found, key=lambda step: step.step)
 
-    def _one(self, block: Sequence[StepRecord]) -> list[StepRecord]:
+    def _sampled(self, block: Sequence[StepRecord]) -> list[StepRecord]:
         """The same step on all ranks; the peak and the load are those of the block."""
         step = block[crc32(f"{self.launch}/{block[0].round}".encode()) % len(block)]
-        mean_ns = fmean(one.step_ns if one.block_ns is None else one.block_ns for one in block)
-        peaks = [one.peak_bytes for one in block if one.peak_bytes is not None]
-        one = replace(
+        mean_ns = fmean(record.step_ns if record.block_ns is None else record.block_ns for record in block)
+        peaks = [record.peak_bytes for record in block if record.peak_bytes is not None]
+        sampled = replace(
             step,
             launch=self.launch,
             phases_ns=step.phases_ns or _NO_PHASES,
             peak_bytes=max(peaks, default=None),
-            gpus=next((one.gpus for one in block if one.gpus), ()),
+            gpus=next((record.gpus for record in block if record.gpus), ()),
             block_ns=mean_ns,
         )
-        return [one]
+        return [sampled]
 
 
 @dataclass

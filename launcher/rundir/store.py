@@ -79,7 +79,9 @@ class Store:
         """The path of a run that this place lies in; its files would count as that run's."""
         parts = self.root.split("/")
         above = ("/".join(parts[:num]) for num in range(1, len(parts)))
-        return next((at for at in above if at and all(self._has(f"{at}/{one}") for one in MADE_BY_US)), None)
+        return next(
+            (at for at in above if at and all(self._has(f"{at}/{name}") for name in MADE_BY_US)), None
+        )
 
     def _has(self, path: str) -> bool:
         """Whether a file is there, as far as one may see: credentials may be for a part of a bucket only."""

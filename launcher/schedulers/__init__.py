@@ -25,10 +25,14 @@ def scheduler_here(environ: Environ) -> Scheduler | None:
         SpecError: its variables are not what they should be.
     """
     known = SCHEDULERS.values()
-    return next((one for one in known if one.node_rank(environ) is not None), None)
+    return next((scheduler for scheduler in known if scheduler.node_rank(environ) is not None), None)
 
 
 def how_to_requeue(directory: str) -> str:
     """`use scontrol requeue 42 while Slurm knows the job`, from the name of a run's directory; else empty."""
-    queues = ((one.name, one.queue.requeue(directory)) for one in SCHEDULERS.values() if one.queue)
+    queues = (
+        (scheduler.name, scheduler.queue.requeue(directory))
+        for scheduler in SCHEDULERS.values()
+        if scheduler.queue
+    )
     return next((f"use `{command}` while {name} knows the job" for name, command in queues if command), "")

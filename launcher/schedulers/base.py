@@ -156,7 +156,7 @@ class Submission:
 
     def _overrides(self, nodes: Nodes) -> list[str]:
         changed = [f"nodes={nodes}"] if nodes != self.spec.nodes else []
-        return [word for one in (*self.overrides, *changed) for word in ("--set", one)]
+        return [word for override in (*self.overrides, *changed) for word in ("--set", override)]
 
     def num_gpus(self, options: SubmitOptions) -> int | None:
         """How many GPUs a node needs at least; `None` if it can't be seen from here.

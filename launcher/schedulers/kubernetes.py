@@ -241,7 +241,9 @@ def manifest(wanted: Submission, options: SubmitOptions, documents: Sequence[Man
 """
     if not is_in_store_alone(options) and wanted.num_nodes(options) > 1:
         head += f"# Pods on several machines mount the claim {claim(options)}: it has to be ReadWriteMany.\n"
-    texts = (yaml.safe_dump(one, sort_keys=False, allow_unicode=True, width=110) for one in documents)
+    texts = (
+        yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110) for document in documents
+    )
     return head + "---\n".join(texts)
 
 

@@ -91,7 +91,9 @@ def script(wanted: Submission, options: SubmitOptions) -> str:
 
 def in_two_words(options: Sequence[str]) -> list[str]:
     """Options as Open MPI and MPICH both take them: `--hostfile hosts`, not `--hostfile=hosts`."""
-    return [word for one in options for word in (one.split("=", 1) if _LONG.match(one) else (one,))]
+    return [
+        word for option in options for word in (option.split("=", 1) if _LONG.match(option) else (option,))
+    ]
 
 
 _LONG = re.compile(r"--[A-Za-z][\w-]*=")

@@ -69,10 +69,10 @@ def posterior(levels: Levels, measured: Sequence[MeasuredCombination]) -> Poster
         levels: of all combinations.
         measured: at least one.
     """
-    own = [one.combination for one in measured]
-    times = np.array([one.log_time for one in measured])
-    fixed = np.diag([one.variance for one in measured])
-    scatter = np.diag([1 / one.trials for one in measured])
+    own = [result.combination for result in measured]
+    times = np.array([result.log_time for result in measured])
+    fixed = np.diag([result.variance for result in measured])
+    scatter = np.diag([1 / result.trials for result in measured])
     centre = float(np.median(times))
     seen = levels[own]
     kernels = np.array([*_kernels(seen, seen), np.eye(len(own)), scatter])
@@ -132,17 +132,17 @@ def fastest_with(
     at: int,
 ) -> MeasuredCombination | None:
     """The fastest combination that was measured and is like `at`, but for this change."""
-    own = np.array([one.combination for one in measured])
+    own = np.array([result.combination for result in measured])
     alike = _alike(change.key, own, np.array([at]), levels, has)[:, 0] & has[own, change.key]
-    found = [one for one, is_alike in zip(measured, alike, strict=True) if is_alike]
-    found = [one for one in found if levels[one.combination, change.key] == change.level]
-    return min(found, key=lambda one: one.log_time, default=None)
+    found = [result for result, is_alike in zip(measured, alike, strict=True) if is_alike]
+    found = [result for result in found if levels[result.combination, change.key] == change.level]
+    return min(found, key=lambda result: result.log_time, default=None)
 
 
 def _changes_of(
     key: int, belief: Posterior, levels: Levels, has: NDArray[np.bool_], known: list[int], at: int
 ) -> Iterator[ValueEffect]:
-    seen = [int(levels[one, key]) for one in known if has[one, key]]
+    seen = [int(levels[combination, key]) for combination in known if has[combination, key]]
     values = sorted(set(seen))
     if len(values) < 2:
         return
@@ -222,4 +222,4 @@ def _kernels(rows: Levels, columns: Levels) -> Iterator[Floats]:
     keys = range(rows.shape[1])
     same = [(rows[:, key, None] == columns[None, :, key]).astype(float) for key in keys]
     yield from same
-    yield from (one * other for one, other in itertools.combinations(same, 2))
+    yield from (a * b for a, b in itertools.combinations(same, 2))

@@ -101,11 +101,11 @@ class Search:
 
     def _wanted(self, trials: Sequence[Trial]) -> Batch | None:
         tried = {trial.combination for trial in trials}
-        if begin := [one for one in self._design if one not in tried]:
+        if begin := [combination for combination in self._design if combination not in tried]:
             return Batch(tuple(begin), 1)
         known = measured(trials)
         if not known:
-            rest = [one for one in range(len(self.levels)) if one not in tried]
+            rest = [combination for combination in range(len(self.levels)) if combination not in tried]
             return Batch(tuple(rest[:BATCH]), 1) if rest else None
         belief = posterior(self.levels, known)
         draws = belief.draws(DRAWS, np.random.default_rng((self.seed, len(trials))))
@@ -113,30 +113,32 @@ class Search:
 
     def _explore(self, draws: Floats, tried: set[int], known: Sequence[MeasuredCombination]) -> Batch | None:
         """The combinations not tried yet that are most often the fastest, in times that all may have."""
-        untried = np.array([one for one in range(len(self.levels)) if one not in tried], dtype=int)
+        untried = np.array(
+            [combination for combination in range(len(self.levels)) if combination not in tried], dtype=int
+        )
         if not len(untried):
             return None
-        best = draws[:, [one.combination for one in known]].min(axis=1)
+        best = draws[:, [result.combination for result in known]].min(axis=1)
         gains = best - draws[:, untried].min(axis=1)
         if np.quantile(gains, LEVEL) <= TOLERANCE:
             return None
         fastest = draws[:, untried].argmin(axis=1)[gains > TOLERANCE]
         counts = np.bincount(fastest, minlength=len(untried))
         order = np.argsort(-counts, kind="stable")[:BATCH]
-        return Batch(tuple(int(untried[one]) for one in order if counts[one]), 1)
+        return Batch(tuple(int(untried[position]) for position in order if counts[position]), 1)
 
     def _again(self, draws: Floats, known: Sequence[MeasuredCombination]) -> Batch | None:
         """The combinations that may still be the fastest of those tried; the fewest trials first."""
-        own = np.array([one.combination for one in known])
+        own = np.array([result.combination for result in known])
         times = draws[:, own]
         chances = (times <= times.min(axis=1, keepdims=True) + TOLERANCE / 2).mean(axis=0)
-        left = [one for one, chance in zip(known, chances, strict=True) if chance >= CHANCE]
-        trials = min(one.trials for one in left)
+        left = [result for result, chance in zip(known, chances, strict=True) if chance >= CHANCE]
+        trials = min(result.trials for result in left)
         if trials >= MOST_TRIALS or (len(left) <= FINALISTS and trials > 1):
             return None
         most = max(2 * FINALISTS, math.ceil(len(known) / 2**trials))
-        by_time = sorted(left, key=lambda one: float(draws[:, one.combination].mean()))[:most]
-        again = tuple(one.combination for one in by_time if one.trials == trials)
+        by_time = sorted(left, key=lambda result: float(draws[:, result.combination].mean()))[:most]
+        again = tuple(result.combination for result in by_time if result.trials == trials)
         return Batch(again, trials + 1) if again else None
 
     def found(self, trials: Sequence[Trial]) -> SearchOutcome | None:
@@ -145,11 +147,13 @@ class Search:
         if not known:
             return None
         belief = posterior(self.levels, known)
-        by_time = sorted(known, key=lambda one: one.log_time)
-        finalists = tuple(one.combination for one in by_time[:FINALISTS])
+        by_time = sorted(known, key=lambda result: result.log_time)
+        finalists = tuple(result.combination for result in by_time[:FINALISTS])
         failed = {trial.combination for trial in trials if trial.log_time is None}
-        others = [one for one in range(len(self.levels)) if one not in {*finalists, *failed}]
-        unknown = self.unlike([one.combination for one in known]) & {*others}
+        others = [
+            combination for combination in range(len(self.levels)) if combination not in {*finalists, *failed}
+        ]
+        unknown = self.unlike([result.combination for result in known]) & {*others}
         most = None if unknown else missed(belief, finalists, others, self.seed)
         return SearchOutcome(finalists, belief, most, unknown)
 
@@ -157,8 +161,8 @@ class Search:
         """Combinations with a value of some key that none of these has."""
         seen = [{*self.levels[list(known), key]} for key in range(self.levels.shape[1])]
         return frozenset(
-            one
-            for one, levels in enumerate(self.levels)
+            combination
+            for combination, levels in enumerate(self.levels)
             if any(level not in of_key for level, of_key in zip(levels, seen, strict=True))
         )
 
@@ -202,12 +206,17 @@ def design(levels: Levels, seed: int, first: Sequence[int] = ()) -> tuple[int, .
     num_values = [len(np.unique(levels[:, key])) for key in range(levels.shape[1])]
     effects = 1 + sum(number - 1 for number in num_values)
     size = min(len(levels), max(LEAST_DESIGN, math.ceil(DESIGN_PER_EFFECT * effects)))
-    order = [*first, *(int(one) for one in np.random.default_rng(seed).permutation(len(levels)))]
+    order = [
+        *first,
+        *(int(combination) for combination in np.random.default_rng(seed).permutation(len(levels))),
+    ]
     left = list(dict.fromkeys(order))
     counts = [np.zeros(int(levels[:, key].max()) + 1) for key in range(levels.shape[1])]
     chosen: list[int] = []
     while len(chosen) < size:
-        rarest = min(left, key=lambda one: (one not in first, _seen(levels[one], counts)))
+        rarest = min(
+            left, key=lambda combination: (combination not in first, _seen(levels[combination], counts))
+        )
         left.remove(rarest)
         chosen.append(rarest)
         for key, value in enumerate(levels[rarest]):

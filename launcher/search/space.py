@@ -73,7 +73,7 @@ def build_space(spec: JobSpec, machine: MachineLike) -> Space:
         launches=tuple(build_launch(spec, group, machine) for group in _groups(expansion.variants)),
         notes=expansion.notes,
     )
-    impossible = (Unmeasured(one.combination, one.reason) for one in expansion.left_out)
+    impossible = (Unmeasured(skipped.combination, skipped.reason) for skipped in expansion.left_out)
     lists = spec.compare.lists().values()
     return Space(int(np.prod([len(values) for values in lists])), plan, tuple(impossible))
 
@@ -99,7 +99,7 @@ def processes_for(variant: Variant) -> str:
     if not variant.kind.shares_processes:
         return variant.id
     strategy = STRATEGIES[variant.strategy]
-    needed = {name: getattr(variant, name) for name, one in SETTINGS.items() if one.needs_processes}
+    needed = {name: getattr(variant, name) for name, setting in SETTINGS.items() if setting.needs_processes}
     layout = (strategy.process_per_device, strategy.has_backend, strategy.has_replicas)
     return json.dumps((layout, variant.devices, needed), sort_keys=True)
 
@@ -165,9 +165,9 @@ def effects(
         return ()
     levels = np.array([key.levels for key in keys], dtype=np.int64).T
     has = np.array([[variant.has(key.setting) for key in keys] for variant in variants])
-    best = next((one for one in known if one.combination == at), None)
+    best = next((result for result in known if result.combination == at), None)
     found: list[Effect] = []
-    for change in changes(belief, levels, has, [one.combination for one in known], at):
+    for change in changes(belief, levels, has, [result.combination for result in known], at):
         key, at_best = keys[change.key], None
         if best is not None and has[at, change.key] and levels[at, change.key] == change.against:
             at_best = _measured_change(
@@ -179,16 +179,16 @@ def effects(
 
 
 def _measured_change(
-    one: MeasuredCombination | None,
+    result: MeasuredCombination | None,
     best: MeasuredCombination,
     trial_variance: float,
     variants: Sequence[Variant],
 ) -> TimeChange | None:
-    if one is None:
+    if result is None:
         return None
-    variance = sum(each.variance + trial_variance / each.trials for each in (one, best))
-    change = _time_change(one.log_time - best.log_time, math.sqrt(variance))
-    return replace(change, variant=variants[one.combination].id)
+    variance = sum(each.variance + trial_variance / each.trials for each in (result, best))
+    change = _time_change(result.log_time - best.log_time, math.sqrt(variance))
+    return replace(change, variant=variants[result.combination].id)
 
 
 def _time_change(log_time: float, deviation: float) -> TimeChange:

@@ -98,7 +98,10 @@ class Trials:
     def live_requests(self, launch: Launch, name: str) -> tuple[StartRequest, ...]:
         first = str(self.starter.run.trial(name, self.number).resolve())
         requests = self.starter.rank_requests(launch, name, None)
-        return tuple(structs.replace(one, args=(first, str(one.rank)), entry=TRIAL_ENTRY) for one in requests)
+        return tuple(
+            structs.replace(request, args=(first, str(request.rank)), entry=TRIAL_ENTRY)
+            for request in requests
+        )
 
     def config(self, launch: Launch, name: str, variant: str, number: int) -> TrialConfig:
         """The configuration that the ranks read for one trial."""
@@ -212,7 +215,7 @@ def record_of(variant: str, number: int, times: TrialTimes, steps_per_value: int
         steps_per_value: of how many steps each of the times is the mean.
     """
     middle = median(times.step_ns)
-    deviation = PER_MAD * median(abs(one - middle) for one in times.step_ns) / middle
+    deviation = PER_MAD * median(abs(ns - middle) for ns in times.step_ns) / middle
     variance = MEDIAN_VARIANCE * max(deviation, LEAST_DEVIATION) ** 2 / len(times.step_ns)
     peak_gib = None if times.peak_bytes is None else times.peak_bytes / GIB
     return TrialRecord(variant, number, "ok", 0.0, step_ms=middle / 1e6, variance=variance, peak_gib=peak_gib)

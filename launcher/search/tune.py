@@ -78,7 +78,7 @@ class Tuning:
 
     def trial_of(self, record: TrialRecord) -> Trial:
         """A trial as the search sees it: where batches differ, by the time of a sample."""
-        position = next(i for i, one in enumerate(self.space.variants) if one.id == record.variant)
+        position = next(i for i, variant in enumerate(self.space.variants) if variant.id == record.variant)
         if record.step_ms is None or record.is_too_large(self.memory_gib):
             return Trial(position, None, 0.0, record.seconds)
         samples = self.space.variants[position].global_batch or 1
@@ -272,7 +272,8 @@ class Screening:
         launches = [launch.id for launch in self.tuning.space.plan.launches]
         variants = self.tuning.space.variants
         return sorted(
-            combinations, key=lambda one: launches.index(self.tuning.space.launch_of(variants[one].id).id)
+            combinations,
+            key=lambda combination: launches.index(self.tuning.space.launch_of(variants[combination].id).id),
         )
 
     def keep(self, record: TrialRecord) -> None:
@@ -325,7 +326,7 @@ class Screening:
         """`search.json`, as far as it is known."""
         space = self.tuning.space
         own = space.variants[space.own].id
-        best = [space.variants[one].id for one in found.finalists] if found else []
+        best = [space.variants[combination].id for combination in found.finalists] if found else []
         record = SearchRecord(
             space=space.num_combinations,
             distinct=len(space.variants),
@@ -357,7 +358,10 @@ class Screening:
     def effects(self, found: SearchOutcome, best: Sequence[int]) -> dict[str, tuple[Effect, ...]]:
         """The effect of each value on the time of a step, by the trials, for each that may be the best."""
         space, known, compared = self.tuning.space, measured(self.seen()), self.tuning.spec.compare.lists()
-        return {space.variants[one].id: effects(space, compared, found.belief, known, one) for one in best}
+        return {
+            space.variants[combination].id: effects(space, compared, found.belief, known, combination)
+            for combination in best
+        }
 
     def not_tried(self, found: SearchOutcome) -> Iterator[Unmeasured]:
         """Combinations that were not tried, and by how much they are slower by the model."""

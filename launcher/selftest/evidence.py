@@ -116,7 +116,7 @@ def _result(status: Status, case: Case, figures: Mapping[str, Any]) -> CheckResu
 def judged(wrong: Sequence[CheckResult], *right: CheckResult) -> CheckResult:
     """All that is wrong, as one result; what is right where nothing is wrong."""
     all_found = wrong or right
-    figures = tuple(one for each in all_found for one in each.figures)
+    figures = tuple(figure for each in all_found for figure in each.figures)
     return replace(all_found[0], found="; ".join(each.found for each in all_found), figures=figures)
 
 

@@ -188,10 +188,10 @@ def _busy(seen: Evidence) -> CheckResult | None:
     return skipped("cores-shared", num_ranks=len(sharing), num_cores=len(worst.cores), **waited)
 
 
-def _share_cores(one: DeviceFacts, other: DeviceFacts, seen: Evidence) -> bool:
+def _share_cores(facts: DeviceFacts, other: DeviceFacts, seen: Evidence) -> bool:
     """Whether two ranks are on one machine, and may use the same cores there."""
-    is_elsewhere = bool(seen.nodes) and seen.nodes[one.rank] != seen.nodes[other.rank]
-    return not is_elsewhere and not set(one.cores).isdisjoint(other.cores)
+    is_elsewhere = bool(seen.nodes) and seen.nodes[facts.rank] != seen.nodes[other.rank]
+    return not is_elsewhere and not set(facts.cores).isdisjoint(other.cores)
 
 
 def earlier_speed(seen: Evidence) -> CheckResult:

@@ -131,8 +131,8 @@ def all_tested(test: SelfTest, here: Joined) -> list[Tested]:
     """
     known = {0: tested(test)}
     while len(known) < len(here.hosts):
-        if (one := here.link.take(Tested, _WAIT_S)) is not None:
-            known[one.node] = one
+        if (result := here.link.take(Tested, _WAIT_S)) is not None:
+            known[result.node] = result
     return [known[rank] for rank in range(len(known))]
 
 

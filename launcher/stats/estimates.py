@@ -337,9 +337,9 @@ def round_differences(
     baseline_ns = {(other.launch, other.round): other.step_ns for other in baseline}
     offset = math.log(samples_ratio)
     return tuple(
-        math.log(one.step_ns / baseline_ns[one.launch, one.round]) - offset
-        for one in rounds
-        if (one.launch, one.round) in baseline_ns
+        math.log(round_.step_ns / baseline_ns[round_.launch, round_.round]) - offset
+        for round_ in rounds
+        if (round_.launch, round_.round) in baseline_ns
     )
 
 

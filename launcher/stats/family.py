@@ -81,7 +81,7 @@ def holm(intervals: Mapping[str, IntervalAt], alpha: float = ALPHA) -> dict[str,
         found = {name: interval_at(alpha / len(left)) for name, interval_at in left.items()}
         established = {name: ci for name, ci in found.items() if ci is not None and not ci[0] <= 0 <= ci[1]}
         settled |= established or found
-        left = {name: one for name, one in left.items() if established and name not in established}
+        left = {name: interval for name, interval in left.items() if established and name not in established}
     return {name: settled[name] for name in intervals}
 
 

@@ -112,7 +112,7 @@ def _live(now: Mapping[str, Any]) -> Iterator[MetricFamily]:
     latest = [(labels, rank["step_ms"][-1] if rank["step_ms"] else None) for labels, rank in ranks]
     yield MetricFamily("latest_step_ms", "gauge", "Latest timed step of a rank (ms).", latest)
     for key, meaning in DEVICE_FIGURES.items():
-        samples = [({"device": one["device"]}, one.get(key)) for one in now["live"]]
+        samples = [({"device": device["device"]}, device.get(key)) for device in now["live"]]
         yield MetricFamily(f"device_{key}", "gauge", meaning, samples)
 
 

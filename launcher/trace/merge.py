@@ -143,7 +143,7 @@ class _Mover:
         """The mapped events; events without a time keep none."""
         times = time_texts(block)
         moved = [
-            (event, self._one(event, ts))
+            (event, self._moved(event, ts))
             for event, (ts, _) in zip(events, times, strict=True)
             if self._is_kept(event, ts)
         ]
@@ -167,7 +167,7 @@ class _Mover:
         self.half_arrows[key] = moved
         return []
 
-    def _one(self, event: RawEvent, ts_ns: int | None) -> RawEvent:
+    def _moved(self, event: RawEvent, ts_ns: int | None) -> RawEvent:
         moved = event | {"pid": self._pid(event.get("pid"))}
         if ts_ns is not None:
             moved["ts"] = self.moved_us(ts_ns)
@@ -210,7 +210,7 @@ class _Mover:
         return found
 
     def moved_us(self, ts_ns: int) -> float:
-        return self.realigned.one(ts_ns + self.since_base_ns) / 1000
+        return self.realigned.time_ns(ts_ns + self.since_base_ns) / 1000
 
 
 def _may_be_collective(event: RawEvent) -> bool:

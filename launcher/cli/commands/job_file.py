@@ -135,7 +135,11 @@ def named_example(name: str) -> str:
     """
     from gpurun.launcher.jobfile.yaml.describe import nearest
 
-    known = {key: one for one in reversed(example_names()) for key in (Path(one).stem, Path(one).name, one)}
+    known = {
+        key: example
+        for example in reversed(example_names())
+        for key in (Path(example).stem, Path(example).name, example)
+    }
     if name not in known:
         near = nearest(name, known)
         hint = f"did you mean {near}?" if near else "`gpurun examples` lists them"

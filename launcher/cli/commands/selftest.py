@@ -137,9 +137,9 @@ class Lines:
         click.echo(line(finding, self.columns))
 
 
-def is_alike(one: Any, other: Any) -> bool:
+def is_alike(check: Any, other: Any) -> bool:
     """Whether two checks have the same result in the same place."""
-    return (one.node, one.status, one.found) == (other.node, other.status, other.found)
+    return (check.node, check.status, check.found) == (other.node, other.status, other.found)
 
 
 def line(finding: Any, columns: int) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpurun.launcher.jobfile.device_values import Nodes
 
 F = TypeVar("F", bound=Callable[..., Any])
-QUEUES = {name: one.queue for name, one in SCHEDULERS.items() if one.queue}
+QUEUES = {name: scheduler.queue for name, scheduler in SCHEDULERS.items() if scheduler.queue}
 COMMANDS = {queue.command: queue.option_example for queue in QUEUES.values()}
 """The scheduler's command → an option of it."""
 MOST_NAMED = 5
@@ -238,14 +238,14 @@ def submit_options(name: str, options: dict[str, Any]) -> SubmitOptions:
     further = {command: options.pop(command) for command in COMMANDS}
     mine = further.pop(queue.command)
     known = {field.name for field in fields(SubmitOptions)} & options.keys()
-    unused = [one for one in known - queue.takes - {"nodes"} if options[one] is not None]
+    unused = [option for option in known - queue.takes - {"nodes"} if options[option] is not None]
     for option in sorted([*unused, *(command for command, given in further.items() if given)]):
-        taken = [f"--{one.replace('_', '-')}" for one in sorted(queue.takes)]
+        taken = [f"--{key.replace('_', '-')}" for key in sorted(queue.takes)]
         raise SpecError(
             f"--{option.replace('_', '-')} is not for {name}\n"
             f"    it takes {', '.join(['--nodes', *taken, f'--{queue.command}=OPTION'])}"
         )
-    if (empty := next((one for one in sorted(known) if options[one] == ""), None)) is not None:
+    if (empty := next((option for option in sorted(known) if options[option] == ""), None)) is not None:
         raise SpecError(f"--{empty.replace('_', '-')} has no value\n    give one, or leave the option out")
     limit_s = None if options["time"] is None else time_limit(options["time"])
     return SubmitOptions(**{**options, "time": limit_s}, further=mine)

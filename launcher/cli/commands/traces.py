@@ -95,7 +95,7 @@ def diff_two_runs(
         click.echo(f"A and B are the same run: {source_of(found[0].path)}", err=True)
     say_if_large(*found)
     runs = compare_run(found[0]), compare_run(found[1])
-    name_a, name_b = (str(source_of(one.path)) for one in found)
+    name_a, name_b = (str(source_of(run.path)) for run in found)
     difference = replace(diff_runs(*runs, may_differ=may_differ), name_a=name_a, name_b=name_b)
     if fail_slower_percent is not None:
         difference = gated(difference, *runs, fail_slower_percent)
@@ -118,7 +118,7 @@ def check_settings(names: tuple[str, ...]) -> None:
     from gpurun.launcher.jobfile.settings import SETTINGS
     from gpurun.launcher.jobfile.yaml.describe import near_or_all
 
-    known = [name for name, one in SETTINGS.items() if not one.same_work]
+    known = [name for name, setting in SETTINGS.items() if not setting.same_work]
     for name in names:
         if name not in known:
             raise SpecError(f"--allow {name}: {near_or_all(name, known, 'settings')}")
@@ -133,7 +133,7 @@ def diff_two_captures(a: Path, b: Path, as_tree: bool, as_json: bool) -> None:
     own: tuple[Table, ...] = ("operators",) if as_tree else ("shapes",)
     tables: tuple[Table, ...] = ("shapes", "operators") if as_json else own
     named = (traces_of(a), traces_of(b))
-    reports = [analyse_paths(one.paths, show=frozenset(tables), within=one.within) for one in named]
+    reports = [analyse_paths(traces.paths, show=frozenset(tables), within=traces.within) for traces in named]
     difference = diff_traces(*reports)
     if as_json:
         show_json(difference)

@@ -108,7 +108,7 @@ def trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[Finding, 
         if step.step >= WINDOW_STEPS and step.kind in ("warmup", "timed"):
             launches.setdefault(step.launch, []).append((step.block_ns or step.step_ns) / 1e6)
     found = [trend(_thinned(steps_ms)) for steps_ms in launches.values()]
-    large = [one for one in found if one and abs(one[1] - one[0]) >= LEAST_TREND * min(one)]
+    large = [ends for ends in found if ends and abs(ends[1] - ends[0]) >= LEAST_TREND * min(ends)]
     if 2 * len(large) <= len(found):
         return ()
     first_ms, last_ms = large[-1]

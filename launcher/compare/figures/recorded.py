@@ -253,7 +253,8 @@ def typical_ms(measured: MeasuredVariant) -> dict[int, float]:
 def has_cold_peak(measured: Mapping[str, MeasuredVariant]) -> bool:
     """Whether the peak of a program's process is known from the run's first launch alone."""
     return any(
-        one.has_only_first and one.variant.devices[0].startswith(CPU.name) for one in measured.values()
+        record.has_only_first and record.variant.devices[0].startswith(CPU.name)
+        for record in measured.values()
     )
 
 
@@ -302,5 +303,5 @@ def allocated_gib(measured: MeasuredVariant, rank: int) -> float | None:
     launches = measured.later(step.launch for step in on_host)
     on_host = [step for step in on_host if step.launch in launches]
     records = gpu_loads(measured, rank, of_every_launch=True) or on_host
-    peaks = [one.peak_bytes for one in records if one.peak_bytes is not None]
+    peaks = [record.peak_bytes for record in records if record.peak_bytes is not None]
     return max(peaks) / GIB if peaks else None

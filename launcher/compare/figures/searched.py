@@ -131,7 +131,7 @@ def search_result(
         own=record.own,
         finalists=record.finalists,
         front=_front(tried),
-        effects=tuple(_compared(one, behind or {}) for one in record.effects_at.get(best or "", ())),
+        effects=tuple(_compared(effect, behind or {}) for effect in record.effects_at.get(best or "", ())),
         memory_gib=record.memory_gib,
     )
 
@@ -147,9 +147,9 @@ MOST_EFFECTS = 5
 
 def winner_findings(search: SearchResult, is_settled: bool) -> tuple[Finding, ...]:
     """Why the best combination is faster than the job's own; where that is settled, how to have it."""
-    settings = {one.variant: one.settings for one in search.combinations}
+    settings = {combination.variant: combination.settings for combination in search.combinations}
     own, best = (settings.get(name or "", {}) for name in (search.own, search.best))
-    keys = dict.fromkeys(one.key for one in search.effects)
+    keys = dict.fromkeys(effect.key for effect in search.effects)
     other = [f"`{key}: {best[key]}`" for key in keys if key in best and best[key] != own.get(key)]
     has_step = is_settled and other and own
     use_it = (finding("act-on-cause", weight=0.5, settings=other, what="fastest"),) if has_step else ()
@@ -158,44 +158,48 @@ def winner_findings(search: SearchResult, is_settled: bool) -> tuple[Finding, ..
 
 def costly_value(search: SearchResult) -> tuple[Finding, ...]:
     """The value of the job's own setting that costs most at the best combination; none if none does."""
-    own = next((one.settings for one in search.combinations if one.variant == search.own), {})
-    costs = [one for one in search.effects if str(own.get(one.key)).lower() == one.value]
-    known = [(one, one.at_best) for one in costs if one.at_best]
-    slower = [(one, change) for one, change in known if change.ci and change.ci[0] > 0]
+    own = next(
+        (combination.settings for combination in search.combinations if combination.variant == search.own), {}
+    )
+    costs = [effect for effect in search.effects if str(own.get(effect.key)).lower() == effect.value]
+    known = [(effect, effect.at_best) for effect in costs if effect.at_best]
+    slower = [(effect, change) for effect, change in known if change.ci and change.ci[0] > 0]
     return tuple(
         finding(
             "value-costs",
             weight=0.5,
-            key=one.key,
-            value=str(one.value),
-            against=str(one.against),
+            key=effect.key,
+            value=str(effect.value),
+            against=str(effect.against),
             percent=change.percent,
             change=change_text(change.percent),
             **interval_figures(change.percent, change.ci),
         )
-        for one, change in _largest(slower)[:1]
+        for effect, change in _largest(slower)[:1]
     )
 
 
 def effects_note(search: SearchResult) -> tuple[Finding, ...]:
     """The largest effects at the best combination, each with its average; then averages of which the interval
     excludes 0. Empty where there are none."""
-    measured = [(one, one.at_best) for one in search.effects if one.at_best]
-    others = [(one, one.average) for one in search.effects if one.average and not one.at_best]
+    measured = [(effect, effect.at_best) for effect in search.effects if effect.at_best]
+    others = [(effect, effect.average) for effect in search.effects if effect.average and not effect.at_best]
     clear = [
-        (one, average) for one, average in others if average.ci and not average.ci[0] <= 0 <= average.ci[1]
+        (effect, average)
+        for effect, average in others
+        if average.ci and not average.ci[0] <= 0 <= average.ci[1]
     ]
-    shown = [one for one, _ in (*_largest(measured), *_largest(clear))][:MOST_EFFECTS]
+    shown = [effect for effect, _ in (*_largest(measured), *_largest(clear))][:MOST_EFFECTS]
     if not shown:
         return ()
-    has_batches = any(one.ms_per_sample is not None for one in search.combinations)
+    has_batches = any(combination.ms_per_sample is not None for combination in search.combinations)
     quantity = "the time of a sample" if has_batches else "step time"
     effects = "; ".join(map(_effect_text, shown))
     return (finding("plan-note", case="effects", quantity=quantity, effects=effects),)
 
 
 def _largest(effects: Sequence[tuple[Effect, TimeChange]]) -> list[tuple[Effect, TimeChange]]:
-    return sorted(effects, key=lambda one: -abs(math.log1p(one[1].percent / 100)))
+    return sorted(effects, key=lambda pair: -abs(math.log1p(pair[1].percent / 100)))
 
 
 def _effect_text(effect: Effect) -> str:
@@ -212,11 +216,14 @@ def _change_text(change: TimeChange) -> str:
 
 def _front(tried: Sequence[Tried]) -> tuple[str, ...]:
     """As the table of a run has it, of those that can be used."""
-    usable = [one for one in tried if one.status == "ok"]
-    if any(one.ms_per_sample is not None for one in usable):
+    usable = [combination for combination in tried if combination.status == "ok"]
+    if any(combination.ms_per_sample is not None for combination in usable):
         return ()
-    usable.sort(key=lambda one: one.ms)
-    return tuple(usable[one].variant for one in smaller_than_all_before([one.peak_gib for one in usable]))
+    usable.sort(key=lambda combination: combination.ms)
+    return tuple(
+        usable[position].variant
+        for position in smaller_than_all_before([combination.peak_gib for combination in usable])
+    )
 
 
 def _tried(trials: Sequence[TrialRecord], memory_gib: float | None) -> tuple[Tried, ...]:
@@ -240,7 +247,7 @@ def _together(trials: Sequence[TrialRecord], memory_gib: float | None, has_batch
         step_ms=step_ms,
         peak_gib=max(peaks, default=None),
         label=first.label or value_text(first.settings),
-        status="too large" if any(one.is_too_large(memory_gib) for one in trials) else last.status,
+        status="too large" if any(trial.is_too_large(memory_gib) for trial in trials) else last.status,
         reason=last.reason,
         ms_per_sample=step_ms / first.global_batch
         if has_batches and step_ms and first.global_batch
@@ -258,7 +265,7 @@ def _summary(record: SearchRecord, tried: Sequence[Tried]) -> str:
         "tried", num_tried=len(tried), num_distinct=record.distinct, num_failed=len(record.failed) or None
     )
     if not record.finalists:
-        best = next((one.label for one in tried if one.variant == record.best), None)
+        best = next((combination.label for combination in tried if combination.variant == record.best), None)
         return f"{reason('searching', tried=counts, leader=best)}."
     missed = record.at_most_missed_percent
     has_all = len(tried) == record.distinct

@@ -40,19 +40,19 @@ def scaling_efficiency(
 ) -> float | None:
     """t_single / (W · t) for W devices; `None` without a `single` variant that does the same work."""
     time = times[measured.variant.id]
-    single = next((one for one in everything if _is_single_of(one, measured)), None)
+    single = next((other for other in everything if _is_single_of(other, measured)), None)
     single_time = times[single.variant.id] if single else None
     if time is None or single_time is None or not measured.counts:
         return None
     return single_time.estimate / (len(measured.variant.devices) * time.estimate)
 
 
-def _is_single_of(one: MeasuredVariant, measured: MeasuredVariant) -> bool:
-    """Whether `one` does the work of `measured`, all else being equal, on a single device."""
+def _is_single_of(single: MeasuredVariant, measured: MeasuredVariant) -> bool:
+    """Whether `single` does the work of `measured`, all else being equal, on a single device."""
     return (
-        STRATEGIES[one.variant.strategy].reach is Reach.DEVICE
-        and one.counts
-        and one.variant.same_but_devices(measured.variant)
+        STRATEGIES[single.variant.strategy].reach is Reach.DEVICE
+        and single.counts
+        and single.variant.same_but_devices(measured.variant)
     )
 
 
@@ -85,23 +85,30 @@ def _own_scatter(measured: MeasuredVariant) -> tuple[float | None, float | None]
 def scatter(differences: Differences) -> Scatter:
     """The scatter of differences to the baseline; with a single launch, that of its rounds."""
     baseline = differences.measured[differences.baseline]
-    others = [one for one in differences.measured.values() if one is not baseline and one.counts]
-    shared = [one for one in others if one.group == baseline.group]
-    parts = [components(paired_by_launch(one, baseline)) for one in shared]
-    values = {one.variant.id: differences.scatter(one.variant.id, differences.baseline) for one in others}
+    others = [
+        measured for measured in differences.measured.values() if measured is not baseline and measured.counts
+    ]
+    shared = [measured for measured in others if measured.group == baseline.group]
+    parts = [components(paired_by_launch(measured, baseline)) for measured in shared]
+    values = {
+        measured.variant.id: differences.scatter(measured.variant.id, differences.baseline)
+        for measured in others
+    }
     return Scatter(
         launch_percent=typical_percent(launch for launch, _ in parts),
         round_percent=typical_percent(round_ for _, round_ in parts),
-        shared_percent=typical_percent(values[one.variant.id] for one in shared),
-        apart_percent=typical_percent(values[one.variant.id] for one in others if one not in shared),
+        shared_percent=typical_percent(values[measured.variant.id] for measured in shared),
+        apart_percent=typical_percent(
+            values[measured.variant.id] for measured in others if measured not in shared
+        ),
     )
 
 
-def paired_by_launch(one: MeasuredVariant, other: MeasuredVariant) -> list[list[float]]:
+def paired_by_launch(measured: MeasuredVariant, other: MeasuredVariant) -> list[list[float]]:
     """ln(t / t of the other) of the rounds that both have, by launch."""
     return [
         [log - other.logs[repetition][key] for key, log in logs.items() if key in other.logs[repetition]]
-        for repetition, logs in one.logs.items()
+        for repetition, logs in measured.logs.items()
         if repetition in other.logs
     ]
 
@@ -160,7 +167,9 @@ def knee(points: Sequence[BatchPoint]) -> int | None:
 
 
 def _curve(label: str, results: Sequence[VariantResult]) -> BatchCurve:
-    points = [BatchPoint(one.id, one.global_batch or 0, one.samples_per_s or 0.0) for one in results]
+    points = [
+        BatchPoint(result.id, result.global_batch or 0, result.samples_per_s or 0.0) for result in results
+    ]
     points.sort(key=lambda point: point.global_batch)
     return BatchCurve(label, tuple(points), knee(points))
 
@@ -188,7 +197,7 @@ def balanced(measured: MeasuredVariant, step: StepTime | None, differences: Diff
         optimum_over_measured=optimum_ms / measured_ms if measured_ms else None,
         even=_cost(balance, balance.even),
         proportional=_cost(balance, balance.proportional),
-        same_as=tuple(one.variant.id for one in others if _is_same(one, measured)),
+        same_as=tuple(other.variant.id for other in others if _is_same(other, measured)),
         beaten_by=_faster_than(measured, differences),
     )
 
@@ -216,20 +225,26 @@ def _cost(balance: Balance, prediction: Prediction | None) -> SplitCost | None:
 def _faster_than(balanced: MeasuredVariant, differences: Differences) -> tuple[str, ...]:
     """Other splits of the same work that paired differences show to be faster."""
     others = [
-        one.variant.id
-        for one in differences.measured.values()
-        if one.counts and _same_work(one, balanced) and one.variant.split != balanced.variant.split
+        measured.variant.id
+        for measured in differences.measured.values()
+        if measured.counts
+        and _same_work(measured, balanced)
+        and measured.variant.split != balanced.variant.split
     ]
     against = differences.all_against(balanced.variant.id, others if balanced.counts else ())
-    return tuple(one for one, difference in against.items() if difference.verdict == "faster")
+    return tuple(variant for variant, difference in against.items() if difference.verdict == "faster")
 
 
-def _is_same(one: MeasuredVariant, measured: MeasuredVariant) -> bool:
-    """Whether it is another variant of the same work with the same split."""
-    return one is not measured and _same_work(one, measured) and one.variant.split == measured.variant.split
+def _is_same(other: MeasuredVariant, measured: MeasuredVariant) -> bool:
+    """Whether `other` is another variant of the same work with the same split."""
+    return (
+        other is not measured
+        and _same_work(other, measured)
+        and other.variant.split == measured.variant.split
+    )
 
 
-def _same_work(one: MeasuredVariant, measured: MeasuredVariant) -> bool:
+def _same_work(other: MeasuredVariant, measured: MeasuredVariant) -> bool:
     """Whether all but their splits is the same."""
-    a, b = one.variant, measured.variant
+    a, b = other.variant, measured.variant
     return (a.strategy, a.devices, a.varied) == (b.strategy, b.devices, b.varied)

@@ -23,13 +23,15 @@ Sharing = Mapping[int, frozenset[int]]
 def sharing(processes: Sequence[Process]) -> Sharing:
     """Ranks of one node share its cores unless they are bound to different ones."""
 
-    def share(one: Process, other: Process) -> bool:
-        is_apart = one.cpus and other.cpus and not {*one.cpus} & {*other.cpus}
-        return one.node == other.node and not is_apart
+    def share(process: Process, other: Process) -> bool:
+        is_apart = process.cpus and other.cpus and not {*process.cpus} & {*other.cpus}
+        return process.node == other.node and not is_apart
 
     return {
-        one.rank: frozenset(other.rank for other in processes if other is not one and share(one, other))
-        for one in processes
+        process.rank: frozenset(
+            other.rank for other in processes if other is not process and share(process, other)
+        )
+        for process in processes
     }
 
 
@@ -109,7 +111,7 @@ def cpu_ns_of_rounds(
 
 def other_cores(waited: Mapping[RoundKey, Waiting]) -> float | None:
     """How many cores other load kept busy: the mean over a rank's blocks; `None` where it isn't known."""
-    known = [one.load for one in waited.values() if one.load is not None]
+    known = [block.load for block in waited.values() if block.load is not None]
     return max(0.0, fmean(known)) if known else None
 
 
@@ -118,7 +120,7 @@ def queue_percent(waited: Mapping[RoundKey, Waiting]) -> float | None:
 
     The median over its blocks: neither the coarse clock of the other processes nor a short burst moves it.
     """
-    return max(0.0, median(100 * one.most for one in waited.values())) if waited else None
+    return max(0.0, median(100 * block.most for block in waited.values())) if waited else None
 
 
 Bound = Literal["least", "most"]
@@ -141,8 +143,8 @@ def shares_of_rounds(
 
 def _together(ranks: Sequence[Waiting], bound: Bound) -> float:
     if bound == "least":
-        share = max(one.least for one in ranks)
+        share = max(rank.least for rank in ranks)
     else:
-        left = 1 - max(one.worked for one in ranks)
-        share = max(max(one.most for one in ranks), min(left, math.fsum(one.most for one in ranks)))
+        left = 1 - max(rank.worked for rank in ranks)
+        share = max(max(rank.most for rank in ranks), min(left, math.fsum(rank.most for rank in ranks)))
     return min(max(share, 0.0), MOST_PERCENT / 100)

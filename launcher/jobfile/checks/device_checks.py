@@ -99,7 +99,7 @@ def _foreign_lists(draft: Draft, num_devices: int) -> Iterator[Problem]:
         return
     used = max(num_devices if count is None else count for count in counts)
     strategies = [strategy_named(name) for name in draft.values("strategy") or ()]
-    used = max((one.most_devices(used, used) for one in strategies), default=used)
+    used = max((strategy.most_devices(used, used) for strategy in strategies), default=used)
     per_device = {name for _, workload in draft.placed("workload") for name in _per_device_params(workload)}
     for place, given in given_params(draft):
         for name in sorted(per_device & given.keys()):

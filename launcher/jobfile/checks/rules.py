@@ -192,14 +192,14 @@ def _foreign(spec: JobSpec, kind: JobKind) -> Iterator[Problem]:
 def _stated(spec: JobSpec) -> Iterator[tuple[tuple[str, ...], Setting]]:
     """The places of keys that the job states and that not every kind of job has."""
     sections: tuple[tuple[tuple[str, ...], Section | None, dict[str, Setting]], ...] = (
-        ((), spec, {key: one for key, one in key_settings(JobSpec).items() if key not in KIND_KEYS}),
+        ((), spec, {key: setting for key, setting in key_settings(JobSpec).items() if key not in KIND_KEYS}),
         (("compare",), spec.compare, dict(SETTINGS)),
         (("baseline",), spec.baseline, dict(SETTINGS)),
         (("steps",), spec.steps, key_settings(Steps)),
     )
     for place, section, settings in sections:
         stated = section.stated if section else frozenset()
-        yield from (((*place, key), one) for key, one in settings.items() if key in stated)
+        yield from (((*place, key), setting) for key, setting in settings.items() if key in stated)
 
 
 def _max_of_program(spec: JobSpec) -> Iterator[Problem]:

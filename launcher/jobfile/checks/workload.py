@@ -50,8 +50,8 @@ def find_workload_mistakes(draft: Draft, job_dir: Path) -> Iterator[Problem]:
         if workload is None:  # the job runs a program
             continue
         # Rules beneath speak of one workload: a job that compares several is checked as one job for each.
-        one = replace(draft, spec=replace(draft.spec, workload=workload))
-        yield from _mistakes_of(one, job_dir, place)
+        single = replace(draft, spec=replace(draft.spec, workload=workload))
+        yield from _mistakes_of(single, job_dir, place)
 
 
 def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Problem]:

@@ -83,9 +83,11 @@ def field_docs() -> dict[str, dict[str, str]]:
         node for source in sources for node in ast.parse(source).body if isinstance(node, ast.ClassDef)
     ]
     docs = {item.name: _docs_of(item) for item in classes}
-    docs["JobSpec"] |= docs["Settings"] | {name: one.about for name, one in SETTINGS.items() if one.about}
-    docs["Compare"] = {name: one.compare for name, one in SETTINGS.items()}
-    docs["Baseline"] = {name: one.baseline for name, one in SETTINGS.items()}
+    docs["JobSpec"] |= docs["Settings"] | {
+        name: setting.about for name, setting in SETTINGS.items() if setting.about
+    }
+    docs["Compare"] = {name: setting.compare for name, setting in SETTINGS.items()}
+    docs["Baseline"] = {name: setting.baseline for name, setting in SETTINGS.items()}
     return docs
 
 

@@ -137,7 +137,7 @@ class YamlNode:
         if len(path) > 1:
             rest = child.without(path[1:])
             return self if rest is child else self.with_child(path[0], rest)
-        return replace(self, value={key: one for key, one in self.value.items() if key != path[0]})
+        return replace(self, value={key: node for key, node in self.value.items() if key != path[0]})
 
     def with_child(self, step: str | int, child: "YamlNode") -> "YamlNode":
         """A copy in which `step` leads to `child`."""

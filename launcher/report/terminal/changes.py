@@ -30,7 +30,7 @@ MAX_PERCENT = 1000
 def render_diff(diff: Diff, width: int) -> str:
     """Plain text at most `width` wide: the answer, a table, then reasons to doubt it."""
     header = ("variant", "A: step ms", "B: step ms", "B against A", "±")
-    rows = [_row(one) for one in diff.variants]
+    rows = [_row(variant) for variant in diff.variants]
     screen = screen_of(diff.findings)
     lines = [*(line.plain for line in screen_lines(screen, width)), ""]
     lines += [f"A: {diff.name_a}   B: {diff.name_b}"]
@@ -46,7 +46,11 @@ def render_diff(diff: Diff, width: int) -> str:
     lines += _only(diff.only_in_a, "A", width) + _only(diff.only_in_b, "B", width)
     if diff.marks:
         lines += ["Differs between the runs:"] + [cut(f"  {mark}", width) for mark in diff.marks]
-    if diff.ci_level is not None and diff.gate is None and any(one.difference.ci for one in diff.variants):
+    if (
+        diff.ci_level is not None
+        and diff.gate is None
+        and any(variant.difference.ci for variant in diff.variants)
+    ):
         lines += _item(confidence_text(1 - ALPHA, diff.ci_level), width)
     for each in screen.details:
         lines += _item(each.sentence, width)
@@ -86,24 +90,24 @@ def gate_cells(row: GateRow) -> tuple[str, ...]:
 
 def _notes(variants: Sequence[VariantDiff]) -> list[str]:
     """The notes on variants; once, and without names, where one holds for all of several."""
-    notes = {one.note for one in variants}
+    notes = {variant.note for variant in variants}
     if len(variants) > 1 and len(notes) == 1:
         return [note for note in notes if note]
-    return [f"{one.label}: {one.note}" for one in variants if one.note]
+    return [f"{variant.label}: {variant.note}" for variant in variants if variant.note]
 
 
-def _row(one: VariantDiff) -> tuple[str, ...]:
+def _row(variant: VariantDiff) -> tuple[str, ...]:
     return (
-        one.label,
-        "" if one.a_ms is None else format_ms(one.a_ms),
-        "" if one.b_ms is None else format_ms(one.b_ms),
-        verdict_text(one.difference).plain,
-        uncertainty_text(one.difference).plain,
+        variant.label,
+        "" if variant.a_ms is None else format_ms(variant.a_ms),
+        "" if variant.b_ms is None else format_ms(variant.b_ms),
+        verdict_text(variant.difference).plain,
+        uncertainty_text(variant.difference).plain,
     )
 
 
 def _only(variants: Sequence[Unpaired], run: str, width: int) -> list[str]:
-    labels = ", ".join(one.label for one in variants)
+    labels = ", ".join(variant.label for variant in variants)
     return _item(f"Only in {run}: {labels}", width) if variants else []
 
 

@@ -122,11 +122,11 @@ NO_LINE = "–"
 def balanced_lines(variants: Sequence[VariantResult]) -> list[str]:
     """A paragraph per balanced variant, and what their symbols are."""
     lines = [line for variant in variants if variant.balanced for line in _lines(variant, variants)]
-    found = [one.balanced for one in variants if one.balanced]
+    found = [variant.balanced for variant in variants if variant.balanced]
     legend = "T*: compute time of the slowest device by these costs."
-    if any(one.optimum_over_measured is not None for one in found):
+    if any(balanced.optimum_over_measured is not None for balanced in found):
         legend += " T: the measured step."
-    if any(device.straight and device.alpha_ci for one in found for device in one.devices):
+    if any(device.straight and device.alpha_ci for balanced in found for device in balanced.devices):
         legend += " Ranges are 95 % intervals over rounds."
     return [*lines, f"  {legend}"] if lines else []
 
@@ -137,7 +137,7 @@ def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[st
     rows = [
         _device_row(device, samples) for device, samples in zip(found.devices, variant.split, strict=True)
     ]
-    faster = [one for one in variants if one.id in found.beaten_by]
+    faster = [other for other in variants if other.id in found.beaten_by]
     header = ("device", "per step, ms", "per sample, ms", "curve", "samples")
     lines = [f"{variant_label(variant)}: cost per device, and the best split by these costs"]
     lines += [f"  {line}" for line in grid(header, rows, right=(4,))]
@@ -146,12 +146,14 @@ def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[st
     lines += [f"  {line}" for line in (*also, *_others(found, sum(variant.split)))]
     if faster:
         quicker = ", ".join(
-            f"{variant_label(one)} {format_ms(one.step_ms.estimate)} ms" for one in faster if one.step_ms
+            f"{variant_label(other)} {format_ms(other.step_ms.estimate)} ms"
+            for other in faster
+            if other.step_ms
         )
         lines.append(f"  Measured faster than that: {quicker}.")
     if found.same_as:
-        names = {one.id: variant_label(one) for one in variants}
-        same = ", ".join(names.get(one, one) for one in found.same_as)
+        names = {other.id: variant_label(other) for other in variants}
+        same = ", ".join(names.get(name, name) for name in found.same_as)
         lines.append(f"  These are the samples of {same} too: both were measured.")
     return lines
 

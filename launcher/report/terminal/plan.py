@@ -66,7 +66,11 @@ def render_memory(memory: "Mapping[str, MemoryEstimate]", width: int, plain: boo
     from gpurun.launcher.rundir.records import MEMORY_PARTS  # which a plan alone needn't wait for
 
     header = ("memory, not measured", "peak", *MEMORY_PARTS, "")
-    found = {each: (peak.total, *peak.parts.values()) for each, one in memory.items() if (peak := one.peak)}
+    found = {
+        each: (peak.total, *peak.parts.values())
+        for each, estimate in memory.items()
+        if (peak := estimate.peak)
+    }
     most_gib = max((size for sizes in found.values() for size in sizes), default=0) / GIB
     # Of at least 1: parts of a peak of 0.2 GiB would all be 0.0-something.
     unit, factor = readable_unit(most_gib * LEAST_OF_UNIT, "GiB")
@@ -76,8 +80,8 @@ def render_memory(memory: "Mapping[str, MemoryEstimate]", width: int, plain: boo
     }
     empty = [""] * (1 + len(MEMORY_PARTS))
     rows = [
-        (each, *cells[each], "") if each in cells else (each, *empty, f"not estimated: {one.reason}")
-        for each, one in memory.items()
+        (each, *cells[each], "") if each in cells else (each, *empty, f"not estimated: {estimate.reason}")
+        for each, estimate in memory.items()
     ]
     lines = grid(header, rows, right=range(1, len(header) - 1))
     return "\n".join(lines if plain else [cut(line, width) for line in lines])

@@ -214,7 +214,9 @@ def _variants(comparison: Comparison, page: Page) -> list[Text]:
     figures = _figure_columns(ranked)
     bars = parts_of(ranked)
     if not plain:
-        names = _shortened(names, width + GAP - total_width([one for one in figures if not one.drop]))
+        names = _shortened(
+            names, width + GAP - total_width([column for column in figures if not column.drop])
+        )
         figures = _fitting(names, figures, width, any(bars))
     drawn = _bar_column(bars, width - total_width(names + figures), plain)
     lines = _ranked_lines(ranked, [*names, *figures, *drawn], comparison.fastest)
@@ -237,7 +239,7 @@ def _name_columns(variants: Sequence[VariantResult]) -> list[Column]:
     """Strategy and split, then a column per varied key."""
     keys = dict.fromkeys(key for variant in variants for key in variant.varied)
     if len(variants) > 1:  # what all have says nothing about their times
-        keys = {key: None for key in keys if len({str(one.varied.get(key)) for one in variants}) > 1}
+        keys = {key: None for key in keys if len({str(variant.varied.get(key)) for variant in variants}) > 1}
     columns = [
         Column("variant", tuple(Text(variant.strategy) for variant in variants)),
         Column("split", tuple(Text(split_label(variant)) for variant in variants)),
@@ -253,10 +255,10 @@ def _shortened(names: list[Column], room: int) -> list[Column]:
     if total_width(names) <= room:
         return names
     return [
-        replace(one, header=f"{one.header[: width - 1]}…", legend=one.header)
-        if (width := max(LEAST_HEADER, *(cell.cell_len for cell in one.cells))) < len(one.header)
-        else one
-        for one in names
+        replace(column, header=f"{column.header[: width - 1]}…", legend=column.header)
+        if (width := max(LEAST_HEADER, *(cell.cell_len for cell in column.cells))) < len(column.header)
+        else column
+        for column in names
     ]
 
 
@@ -400,7 +402,7 @@ def incomplete_text(comparison: Comparison, run: str | None) -> str:
 
 def _more_lines(run: str, num_details: int, comparison: Comparison, page: Page) -> list[Text]:
     """The commands that show more of the same run. Without figures there is nothing to view, but logs."""
-    has_figures = any(one.step_ms or one.probe for one in comparison.variants)
+    has_figures = any(variant.step_ms or variant.probe for variant in comparison.variants)
     code = " and the code to train with it" if _is_uneven(comparison) else ""
     more = [f"{plural(num_details, 'detail')}{code}: gpurun report {run} --details"] if num_details else []
     more.append(f"picture: gpurun view {run}" if has_figures else f"logs: gpurun logs {run}")
@@ -410,5 +412,5 @@ def _more_lines(run: str, num_details: int, comparison: Comparison, page: Page) 
 
 def _is_uneven(comparison: Comparison) -> bool:
     """Whether the fastest variant has a split that a training script needs lines for."""
-    fastest = next((one for one in comparison.variants if one.id == comparison.fastest), None)
+    fastest = next((variant for variant in comparison.variants if variant.id == comparison.fastest), None)
     return fastest is not None and len(set(fastest.split)) > 1

@@ -122,9 +122,9 @@ def _past(place: Path, listed: Listed) -> PastRun:
 def _failure(comparison: Comparison | None) -> str | None:
     """Why none of a run's variants has figures, the first line of the first reason; `None` where one has."""
     results = comparison.variants if comparison is not None and comparison.complete else ()
-    if not results or any(one.status in MEASURED or one.probe is not None for one in results):
+    if not results or any(result.status in MEASURED or result.probe is not None for result in results):
         return None
-    reasons = (one.reason for one in results if one.status != "skipped" and one.reason)
+    reasons = (result.reason for result in results if result.status != "skipped" and result.reason)
     return next(reasons, "").partition("\n")[0]
 
 

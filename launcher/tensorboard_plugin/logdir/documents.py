@@ -179,7 +179,7 @@ def variant_steps(listed: Listed, variant: str) -> dict[str, Any]:
     """Every timed step, or evenly chosen ones, on every rank; see README.md."""
     by_rank, first = _timed_by_rank(listed, variant)
     common = set.intersection(*(set(steps) for steps in by_rank.values())) if by_rank else set()
-    found = {key: one for one in first if (key := key_of(one)) in common}
+    found = {key: step for step in first if (key := key_of(step)) in common}
     ordered, numbers = list(found), step_numbers(list(found.values()))
     slowest = [max(steps[key] for steps in by_rank.values()) for key in ordered]
     chosen = choose(slowest, max(MAX_VALUES // max(len(by_rank), 1), 2 * NUM_SLOWEST))

@@ -286,7 +286,7 @@ def _whole(views: Views) -> Views:
 
 def _first_ns(rank: int, digest: Digest, clocks: Clocks) -> int:
     first_ns = min(scope.measure.start for scope in (digest.total, *digest.steps))
-    return clocks.realigned(rank, digest.base_ns, 0).one(first_ns)
+    return clocks.realigned(rank, digest.base_ns, 0).time_ns(first_ns)
 
 
 def _stragglers(

@@ -93,7 +93,7 @@ def _in_us(
     steps = []
     for scope in scopes:
         fields = vars(_breakdown(scope, by_step[scope.position], moving))
-        start_us = view.realigned.one(scope.measure.start) / 1000
+        start_us = view.realigned.time_ns(scope.measure.start) / 1000
         steps.append(StepBreakdown(**fields, step=scope.step or 0, start_us=start_us))
     return _breakdown(total, parts, moving), tuple(steps)
 

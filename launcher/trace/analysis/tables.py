@@ -200,15 +200,15 @@ def _longest(rows: Iterable[NameTime]) -> list[NameTime]:
     return longest[:MAX_NAMES]
 
 
-def _add(one: NameTime, other: NameTime) -> NameTime:
+def _add(a: NameTime, b: NameTime) -> NameTime:
     return NameTime(
-        one.name,
-        one.kind,
-        one.count + other.count,
-        one.device_ns + other.device_ns,
-        one.host_ns + other.host_ns,
-        one.comm_ns + other.comm_ns,
-        one.memcpy_ns + other.memcpy_ns,
+        a.name,
+        a.kind,
+        a.count + b.count,
+        a.device_ns + b.device_ns,
+        a.host_ns + b.host_ns,
+        a.comm_ns + b.comm_ns,
+        a.memcpy_ns + b.memcpy_ns,
     )
 
 

@@ -178,8 +178,8 @@ class TraceBlocks(Generic[Event]):
     """Afterwards: the byte at which the file ends too early, if it does."""
 
     def __post_init__(self) -> None:
-        self._many = msgspec.json.Decoder(list[self.event_type])  # type: ignore[name-defined]
-        self._one = msgspec.json.Decoder(self.event_type)
+        self._events_decoder = msgspec.json.Decoder(list[self.event_type])  # type: ignore[name-defined]
+        self._event_decoder = msgspec.json.Decoder(self.event_type)
         self._buffer = bytearray()
         self._after_event = False
         self._offset = 0
@@ -261,7 +261,7 @@ class TraceBlocks(Generic[Event]):
             return None
         text = self._array(ends[-1])
         try:
-            events = self._many.decode(text)
+            events = self._events_decoder.decode(text)
         except _UNREADABLE:
             return None
         self._drop(ends[-1])
@@ -272,7 +272,7 @@ class TraceBlocks(Generic[Event]):
         end = int(scan.ends[-1])
         text = self._array(end)
         try:
-            events = self._many.decode(text)
+            events = self._events_decoder.decode(text)
         except _UNREADABLE:
             events, text = self._one_by_one(scan)
         self._drop(end)
@@ -302,7 +302,7 @@ class TraceBlocks(Generic[Event]):
         for start, end in zip(scan.starts.tolist(), scan.ends.tolist(), strict=True):
             text = cleaned(bytes(self._buffer[start:end]))
             try:
-                events.append(self._one.decode(text))
+                events.append(self._event_decoder.decode(text))
                 texts.append(text)
             except msgspec.ValidationError as error:
                 self.skipped.add(self._offset + start, str(error))

@@ -128,7 +128,7 @@ class Journal:
         if self.sample.level > self.levels.get(path, 0):
             self.levels[path] = self.sample.level
             keep_lines(path, StepRecord, self._is_kept)
-        append_lines(path, [one for one in records if self._is_kept(one)])
+        append_lines(path, [record for record in records if self._is_kept(record)])
 
     def _is_kept(self, step: StepRecord) -> bool:
         """Whether a step's round is in the sample, or it is of another launch or of no round."""

@@ -85,16 +85,16 @@ def measure(
     journal.config = resolve_balanced(config, trainer, clock, peers, journal)
     requests = TraceRequests(config, rank, block)
     timed = TimedRounds(journal.config, trainer, clock, peers, journal, device, requests, load)
-    (one,) = journal.config.variants
+    (tried,) = journal.config.variants
     journal.enter("warmup", variant)
-    *_, last_ns = timed.slowest([float(step.step_ns) for step in timed.run_steps(one, WARMUP_STEPS)], one)
+    *_, last_ns = timed.slowest([float(step.step_ns) for step in timed.run_steps(tried, WARMUP_STEPS)], tried)
     journal.enter("round", variant, 1)
     fewest = max(trial.steps, math.ceil(trial.least_ms * 1e6 / max(last_ns, 1.0)))
-    timings = timed.run_steps(one, min(fewest, MOST_STEPS))
-    step_ns = timed.slowest([float(step.step_ns) for step in timings], one)
+    timings = timed.run_steps(tried, min(fewest, MOST_STEPS))
+    step_ns = timed.slowest([float(step.step_ns) for step in timings], tried)
     peak_bytes = None
     if config.memory:
         journal.enter("memory", variant)
-        peak_bytes = int(max(peers.gather(float(trainer.memory_peak(one).total))))
+        peak_bytes = int(max(peers.gather(float(trainer.memory_peak(tried).total))))
     trainer.close()
     return TrialTimes(tuple(step_ns), peak_bytes)

@@ -178,14 +178,14 @@ class StepRecorder:
 
         return [
             replace(
-                one,
-                queue_ns=of_step(found.queue_ns, one.step_ns),
-                others_ns=of_step(found.others_ns, one.step_ns),
-                cpu_ns=of_step(found.cpu_ns, one.step_ns),
-                thread_cpu_ns=of_step(found.thread_cpu_ns, one.step_ns),
-                children_ns=of_step(found.children_ns, one.step_ns),
+                record,
+                queue_ns=of_step(found.queue_ns, record.step_ns),
+                others_ns=of_step(found.others_ns, record.step_ns),
+                cpu_ns=of_step(found.cpu_ns, record.step_ns),
+                thread_cpu_ns=of_step(found.thread_cpu_ns, record.step_ns),
+                children_ns=of_step(found.children_ns, record.step_ns),
             )
-            for one in records
+            for record in records
         ]
 
     def stop(self, error: Exception) -> None:
@@ -206,7 +206,7 @@ class StepRecorder:
         path = self.run.events(self.config.launch)
         if self._num_reports >= MAX_PROGRESS:
             stays = cycle((True, False))
-            keep_lines(path, Event, lambda one: one.stage != "run" or next(stays))
+            keep_lines(path, Event, lambda report: report.stage != "run" or next(stays))
             self._num_reports //= 2
         append_lines(path, [event])
         self._num_reports += 1

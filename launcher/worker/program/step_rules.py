@@ -130,7 +130,7 @@ class KeptSteps:
             if self._num_whole is None and self.sample.level:
                 self._num_whole = number_of_round(step) + 1
         self._last = steps[-1]
-        return self._in_sample([one for step in steps if self.has(step) for one in self._next(step)])
+        return self._in_sample([record for step in steps if self.has(step) for record in self._next(step)])
 
     def rest(self) -> list[StepRecord]:
         """The records left at the end: always the last step, which has their number, and the peak of

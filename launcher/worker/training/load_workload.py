@@ -79,7 +79,7 @@ def load_workload(name: str, params: Mapping[str, Any], job_dir: str | Path) -> 
     if isinstance(built, Probe):
         return built
     workload = as_workload(name, built, place)
-    refuse_wrapped(name, (owner for one in workload.model.modules() for owner in torchs(one)), place)
+    refuse_wrapped(name, (owner for module in workload.model.modules() for owner in torchs(module)), place)
     return workload
 
 
@@ -111,9 +111,9 @@ def users_build(name: str, build: Build, params: Mapping[str, Any], place: Sourc
         raise
 
 
-def torchs(one: Any) -> Iterator[str]:
+def torchs(value: Any) -> Iterator[str]:
     """The classes of torch's that an object is of; of those of `fully_shard` that function's name."""
-    for owner in type(one).__mro__:
+    for owner in type(value).__mro__:
         if owner.__module__.startswith("torch."):
             yield "fully_shard" if owner.__name__ == "FSDPModule" else owner.__name__
 

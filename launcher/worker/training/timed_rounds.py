@@ -193,7 +193,11 @@ class Turn:
 
     def active(self, round_: int) -> list[VariantConfig]:
         """Variants that have as many rounds."""
-        return [one for one in with_control(self.config) if round_ <= (one.rounds or self.config.rounds)]
+        return [
+            variant
+            for variant in with_control(self.config)
+            if round_ <= (variant.rounds or self.config.rounds)
+        ]
 
 
 def run_in_turns(turns: Sequence[Turn], peers: Peers) -> None:

@@ -60,7 +60,7 @@ class DraftFile:
 
     def span(self, realigned: Realigned) -> Span:
         """First start and last end in ns, on another clock."""
-        return realigned.one(self.first_ns), realigned.one(self.last_ns)
+        return realigned.time_ns(self.first_ns), realigned.time_ns(self.last_ns)
 
 
 def build(files: Sequence[Path], within: Path, directory: Path, report: Report) -> None:
@@ -155,7 +155,7 @@ def _write(
             realigned = clocks.realigned(rank, each.digest.base_ns, zeros[rank])
             writer.add(rank, _load(each.path), realigned)
             steps += _steps(rank, each.digest, realigned)
-            end_ns = max(end_ns, realigned.one(each.last_ns))
+            end_ns = max(end_ns, realigned.time_ns(each.last_ns))
     for each in drafts.values():
         each.path.unlink()
     return Header(
@@ -204,7 +204,7 @@ def _load(path: Path) -> RankDraft:
 
 def _steps(rank: int, found: Digest, realigned: Realigned) -> list[StepSpan]:
     return [
-        StepSpan(rank, scope.step, *map(realigned.one, (scope.measure.start, scope.measure.end)))
+        StepSpan(rank, scope.step, *map(realigned.time_ns, (scope.measure.start, scope.measure.end)))
         for scope in found.steps
         if scope.step is not None and scope.position is not None
     ]

@@ -133,9 +133,9 @@ def part_columns(
         "part_collective": _column(part.collective for part in parts),
         "part_rank": np.full(len(parts), rank, dtype=np.int64),
         "part_entry": _column(part.entry + first_entry for part in parts),
-        "part_start": _column(realigned.one(part.start) for part in parts),
-        "part_split": _column(realigned.one(part.split) for part in parts),
-        "part_end": _column(realigned.one(part.end) for part in parts),
+        "part_start": _column(realigned.time_ns(part.start) for part in parts),
+        "part_split": _column(realigned.time_ns(part.split) for part in parts),
+        "part_end": _column(realigned.time_ns(part.end) for part in parts),
     }
 
 

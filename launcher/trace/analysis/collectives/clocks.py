@@ -90,12 +90,12 @@ class Realigned:
     shift_ns: int
     rate: float | None = None
 
-    def one(self, local_ns: int) -> int:
-        """A single time."""
+    def time_ns(self, local_ns: int) -> int:
+        """A time in ns, on the lowest rank's clock."""
         return self.shift_ns + steady(local_ns, self.rate)
 
     def each(self, local_ns: Int64) -> Int64:
-        """Many of them."""
+        """Many such times."""
         gained_ns = np.rint(local_ns * self.rate).astype(np.int64) if self.rate else 0
         return local_ns - gained_ns + self.shift_ns
 

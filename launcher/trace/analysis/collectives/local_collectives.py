@@ -333,7 +333,7 @@ def group_labels(groups: Set[TracedGroup]) -> dict[TracedGroup, str]:
     shared = Counter(group.name for group in groups)
     labels: dict[TracedGroup, str] = {}
     alike: Counter[str] = Counter()
-    for group in sorted(groups, key=lambda one: (one.name, one.ranks or ())):
+    for group in sorted(groups, key=lambda group: (group.name, group.ranks or ())):
         label = group.name if shared[group.name] == 1 else _with_ranks(group)
         alike[label] += 1
         labels[group] = label if alike[label] == 1 else f"{label} ({alike[label]})"

@@ -97,7 +97,10 @@ def join(ranks: Sequence[RankTasks], collectives: Sequence[Collective]) -> Graph
     joined = _Joined()
     begins = {each.rank: joined.add(each) for each in ranks}
     found = {
-        each.rank: {(one.start, one.end, one.device): one for one in each.tasks.exchanges} for each in ranks
+        each.rank: {
+            (exchange.start, exchange.end, exchange.device): exchange for exchange in each.tasks.exchanges
+        }
+        for each in ranks
     }
     shifts = {each.rank: each.shift_ns for each in ranks}
     named: dict[int, int] = {}
@@ -200,9 +203,9 @@ def _binary(
     second: list[int] = []
     origin: list[int] = []
 
-    def put(task: int, one: int, other: int) -> int:
-        first.append(one)
-        second.append(other)
+    def put(task: int, left: int, right: int) -> int:
+        first.append(left)
+        second.append(right)
         origin.append(task)
         return len(first) - 1
 
@@ -210,8 +213,8 @@ def _binary(
         before = [place[each] for each in waits.get(task, ())]
         while len(before) > 2:
             before = [put(-1, before[0], before[1]), *before[2:]]
-        one, other = (before * 2)[:2] if before else (SOURCE, SOURCE)
-        place[task] = put(task, one, other)
+        left, right = (before * 2)[:2] if before else (SOURCE, SOURCE)
+        place[task] = put(task, left, right)
     chosen = np.array(origin, dtype=np.int64)
     extra = chosen < 0
     spread = costs[chosen]
@@ -280,8 +283,8 @@ def replay(graph: Graph, costs: Int64) -> Int64:
     ends = [0]
     end = ends.append
     durations = costs.sum(axis=1).tolist()
-    for one, other, ns in zip(graph.first[1:], graph.second[1:], durations[1:], strict=True):
-        a, b = ends[one], ends[other]
+    for left, right, ns in zip(graph.first[1:], graph.second[1:], durations[1:], strict=True):
+        a, b = ends[left], ends[right]
         end((a if a > b else b) + ns)
     return np.array(ends, dtype=np.int64)
 
@@ -292,8 +295,8 @@ def on_path(graph: Graph, ends: Int64) -> Int64:
     task = int(ends.argmax())
     while task != SOURCE:
         found.append(task)
-        one, other = graph.first[task], graph.second[task]
-        task = one if ends[one] >= ends[other] else other
+        left, right = graph.first[task], graph.second[task]
+        task = left if ends[left] >= ends[right] else right
     return np.array(found, dtype=np.int64)
 
 

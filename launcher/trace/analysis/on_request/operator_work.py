@@ -145,12 +145,12 @@ def _convolution_backward(call: OperatorCall) -> tuple[int, int]:
     """The gradients of input and weight: each as much as the convolution itself."""
     output, image, weight = call.shapes[:3]
     wanted = [flag.strip().lower() != "false" for flag in str(call.values[10]).strip("[]").split(",")][:2]
-    one, _ = _convolved(image, weight, output)
+    flops, _ = _convolved(image, weight, output)
     transposed = call.flag(7)
     if transposed:
-        one = 2 * prod(image) * prod(weight[1:])
+        flops = 2 * prod(image) * prod(weight[1:])
     moved = sum(prod(shape) for shape in (output, image, weight))
-    return one * sum(wanted), moved + sum(
+    return flops * sum(wanted), moved + sum(
         prod(shape) for shape, want in zip((image, weight), wanted, strict=True) if want
     )
 
