@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TRACEBACK = "Traceback (most recent call last)"
-"""How Python's tracebacks begin."""
+"""The first line of a Python traceback."""
 
 
 class GpurunError(Exception):
@@ -138,7 +138,7 @@ def unwritable(path: Path, error: OSError) -> MachineError:
 
 
 def _misplaced(path: Path, number: int | None) -> str | None:
-    """What the system's message about a place means where it is a dead link, or takes no files."""
+    """The meaning of the system's message about a place that is a dead link, or takes no files."""
     if number not in (errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
         return None
     links = (each for each in (path, *path.parents) if each.is_symlink() and not each.exists())

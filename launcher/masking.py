@@ -21,13 +21,13 @@ _TOGETHER = re.compile(
     r"CONN(ECTION)?_?STRING|AWS_ACCESS|(SEED|ENCRYPTION|RECOVERY|BACKUP|WALLET)_?PHRASE"
     r"|(^|_)(SSH|RSA|DSA|ECDSA|ED|GPG|PGP|SSL|TLS|DEPLOY)_PRIVATE$"
 )
-"""Words that do so only next to each other."""
+"""Words that say secret only next to each other."""
 _AT_END = re.compile("PIN|SIGNATURES?")
-"""Likewise, but only as the last word: `PIN_MEMORY` is none, nor is `CPU_PIN`."""
+"""Words that say secret only as the last word: `PIN_MEMORY` says none, nor does `CPU_PIN`."""
 _PINNED = frozenset(
     {"CORE", "CORES", "CPU", "CPUS", "GPU", "MEM", "MEMORY", "NUMA", "PROC", "THREAD", "THREADS"}
 )
-"""What has a place, and no secret."""
+"""Words for what is pinned to a place, which is no secret."""
 _ORDINARY = re.compile(
     r"PWD|OLDPWD|(COM|BY|SUR|TRES|OVER|UNDER|ENCOM|MULTI|LOW|HIGH|BAND)PASS"
     r"|(MON|TUR|DON|WHIS|HOC|JOC|LAC|HOT|PUB|PUBLIC)KEYS?|(N|NUM|MAX|MIN|TOTAL)TOKENS"
@@ -37,7 +37,7 @@ _COUNTED = re.compile(
     "BATCH|BATCHED|CONTEXT|COUNT|EVAL|LEN|LENGTH|LIMIT|MAX|MIN|N|NEW|NUM|NUMBER|PAD|PER|PROMPT|SEQ|SPECIAL"
     "|STEP|STOP|TOTAL|TRAIN|VAL|WARMUP"
 )
-"""With one of these words, TOKENS are those of a text: `MAX_TOKENS`."""
+"""Words with which TOKENS are those of a text: `MAX_TOKENS`."""
 _WORDS = re.compile(r"[^\W\d_]+\d*")
 _NUMBER = re.compile(r"V?\d+$")
 _CAMEL_CASE = re.compile(r"(?<=[a-z\d])(?=[A-Z])")

@@ -39,7 +39,7 @@ def resolve_split(split: str | tuple[int, ...], global_batch: int, num_devices: 
 
 
 def parts_of(split: str | tuple[int, ...]) -> int | None:
-    """For how many devices a split of the job file is; `None` for `even` and `balanced`, which fit any."""
+    """The number of devices that a split of the job file is for; `None` for `even` and `balanced`."""
     if isinstance(split, tuple):
         return len(split)
     return None if split in ("even", BALANCED) else split.count(":") + 1

@@ -50,7 +50,7 @@ class GateRequest:
 
 @contextlib.contextmanager
 def two_versions(wanted: GateRequest, spec: JobSpec, job_dir: Path) -> Iterator[GatePlan]:
-    """Both versions, for as long as the block lasts.
+    """The plan of both versions, whose directories last as long as the block.
 
     Raises:
         SpecError: there is no such version, or the job can't run in it.

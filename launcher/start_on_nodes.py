@@ -85,7 +85,7 @@ class Leader:
 
     @property
     def num_nodes(self) -> int | None:
-        """With how many the run has begun."""
+        """The number of nodes that the run has begun with."""
         return len(self.ready.plan.nodes) if self.ready else None
 
     def lead(self, here: Joined) -> bool:
@@ -267,7 +267,7 @@ class OtherNode:
             follower.run()
 
     def await_run(self, here: Joined, say: Callable[[str], None]) -> Run:
-        """Where node 0 keeps the run; before that, it may want to know what this node's devices hold.
+        """The place at which node 0 keeps the run; before, it may ask what this node's devices hold.
 
         Raises:
             GpurunError: node 0 doesn't begin the run, or a device can't hold the model and one sample.

@@ -24,7 +24,7 @@ class Strategy:
 
     name: str
     summary: str
-    """For the job file's reference: what runs, in a few words."""
+    """A summary for the job file's reference: what runs, in a few words."""
     reach: Reach
     worker: str
     """`module:class` that trains; empty for a program, which runs its own code."""

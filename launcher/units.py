@@ -13,7 +13,7 @@ _BYTES = ("B", "KiB", "MiB", "GiB")
 TWICE = 100.0
 """Percent from which on a difference reads better as a factor."""
 LOPSIDED = 1.5
-"""From this ratio of its sides on, an interval is written out: one ± for both would claim too much of one."""
+"""Ratio of its sides from which on an interval is written out: one ± for both would claim too much of one."""
 
 
 def format_ms(ms: float, ci: Interval | None = None) -> str:
@@ -151,7 +151,7 @@ SMALLER_UNITS = {
     "GiB": (("MiB", 1024.0), ("KiB", 1024.0)),
     "GFLOP/s": (("MFLOP/s", 1000.0), ("kFLOP/s", 1000.0)),
 }
-"""By unit, the next smaller ones for people to read, each with how many of it make one of the unit before."""
+"""Smaller units by the unit that people read, each with how many of it make one of the unit before."""
 LEAST_OF_UNIT = 0.1
 """Below this a smaller unit reads better."""
 

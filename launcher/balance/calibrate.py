@@ -32,14 +32,14 @@ ROUGH_ROUNDS = 3
 SHARES = (0.6, 0.8, 1.0, 1.2)
 """Shares of the suggested split at which each device is measured."""
 SMALL_SHARES = (0.4, 0.6, 0.8, 1.0)
-"""The same if the dataset has no more samples than the batch."""
+"""Shares of the suggested split to measure, if the dataset has no more samples than the batch."""
 ROUNDS = 6
 """Enough for the 95 % interval of a median."""
 FEW_ROUNDS = 2
 """Rounds after which the search starts over if the split has moved too far."""
 MAX_SEARCHES = 3
 MOVED = 0.15
-"""If the split moves by a larger share of a device's samples, it is measured around the new one as well."""
+"""Share of a device's samples: a split that moves by more is measured around its new place as well."""
 MAX_REFINEMENTS = 4
 WARM_UP_STEPS = 1
 BLOCK_MS = 50.0

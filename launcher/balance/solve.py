@@ -189,7 +189,7 @@ def _check_room(batch: int, minima: Sequence[int], caps: Sequence[int]) -> None:
 
 
 def _filled(costs: Sequence[Cost], batch: int, minima: Sequence[int], caps: Sequence[int]) -> list[int]:
-    """At most `batch` samples: what devices can process in the longest time that isn't too long."""
+    """The most samples, `batch` at most, that devices can process in a time that isn't too long."""
     low, high = 0.0, slowest(costs, [min(batch, cap) for cap in caps])
     samples = list(minima)
     for _ in range(_HALVINGS):

@@ -75,7 +75,7 @@ def _add(values: Values, key: str, listed: str) -> None:
 
 
 def _plain(setting: str, name: str) -> tuple[str, str]:
-    """The same for all names of an option."""
+    """The setting and the name of an option, which is equal for all spellings of the name."""
     return setting, name if setting == "env" else name.removeprefix("+").replace("_", "-")
 
 

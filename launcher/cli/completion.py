@@ -54,7 +54,7 @@ def suggestions(command: click.Command, request: str) -> str:
 
     Args:
         command: all of `gpurun`.
-        request: `bash_complete`, or the same of another shell.
+        request: `bash_complete`, or that of another shell.
     """
     shell = request.partition("_")[0]
     try:

@@ -49,7 +49,7 @@ class NamedTraces:
 
     paths: tuple[Path, ...]
     within: tuple[Path, ...]
-    """Where their files have to be when they are opened."""
+    """The directories that their files have to be in when they are opened."""
 
 
 def traces_of(*paths: Path) -> NamedTraces:

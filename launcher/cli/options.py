@@ -68,7 +68,7 @@ def option_meant(error: click.NoSuchOption, kind: "JobKind | None" = None) -> st
 
 
 _SIZES = {"steps": "rounds"}
-"""What the size of a run is called elsewhere, and the key of `steps` that is meant."""
+"""Keys of `steps`, by the name that the size of a run has elsewhere."""
 
 
 class RunPath(click.Path):
@@ -99,7 +99,7 @@ def read_copy(url: "Url") -> Path:
 
 
 def written_url(url: "Url") -> "Url":
-    """Where a run is to be kept."""
+    """The URL at which a run is to be kept."""
     from gpurun.launcher.rundir.url import to_write
 
     return to_write(url)

@@ -39,7 +39,7 @@ def show_json(value: Any) -> None:
 
 
 def _encoded(value: Any) -> bytes:
-    """As JSON; of file names that are no UTF-8 such bytes are shown as `\\udcff`."""
+    """The value as JSON; bytes of file names that are no UTF-8 are shown as `\\udcff`."""
     import msgspec
 
     try:

@@ -100,7 +100,7 @@ class Cleaned(Watched):
     def __init__(self, stream: TextIO, is_needed: bool) -> None:
         super().__init__(stream, is_needed)
         self.unfiltered = Watched(stream, is_needed)
-        """For what redraws a line of its own."""
+        """The stream for output that redraws a line of its own."""
 
     def write(self, text: str) -> int:
         super().write(clean(text))

@@ -99,7 +99,7 @@ class _Recorded:
     measured: Mapping[str, MeasuredVariant]
     looks: Sequence[Look]
     events: Mapping[str, Sequence[Event]]
-    """Of every attempt."""
+    """The events of every attempt."""
     commands: Sequence[Command]
     restarts: Sequence[Restart]
 
@@ -112,7 +112,7 @@ class _Judged:
     ranking: Standings | None
     gate: Gate | None
     of_gate: tuple[Finding, ...]
-    """What the gate says."""
+    """The findings of the gate."""
     open: tuple[OpenPair, ...]
     is_measured: bool
 
@@ -277,7 +277,7 @@ def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> 
 def work_notes(
     results: Sequence[VariantResult], measured: Mapping[str, MeasuredVariant]
 ) -> tuple[Finding, ...]:
-    """That steps of programs may do different work, where their samples aren't known but numbers differ."""
+    """The note that steps of programs may do different work: no samples are known, and numbers differ."""
     ranked = [
         result
         for result in results

@@ -88,7 +88,7 @@ class Diff:
     only_in_a: tuple[Unpaired, ...]
     only_in_b: tuple[Unpaired, ...]
     marks: tuple[str, ...]
-    """Where host, versions or job differ: reasons to doubt that the code alone made the difference."""
+    """Differences of host, versions and job: reasons to doubt that the code alone made the difference."""
     gate: Gate | None = None
     """`None` where no gate was asked for."""
     findings: tuple[Finding, ...] = ()
@@ -139,7 +139,7 @@ def diff_runs(
 
 
 def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> Iterator[Finding]:
-    """What has changed most, and why; or that nothing surely has."""
+    """The largest change and its cause; or that nothing is surely different."""
     if not variants:
         yield finding("not-measured", case="other-work")
         yield to_do("not-measured", ADVICE["unlike"].in_torch)
@@ -209,7 +209,7 @@ def _interference_marks(a: Comparison, b: Comparison) -> Iterator[str]:
 
 
 def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:
-    """The same with a gate over all variants that run A has figures of.
+    """The difference with a gate over all variants that run A has figures of.
 
     Runs with interference are refused: between two runs nothing shows how much of it each had.
     """

@@ -262,7 +262,7 @@ def _clear_lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) 
 
 
 def _measure(leader: VariantResult, other: VariantResult) -> str:
-    """What two variants are compared by: a step of the same samples, a sample, or a step of any work."""
+    """The quantity that two variants are compared by: a step of the same samples, a sample, or any step."""
     if _may_differ_in_work(leader):
         return "program"
     return "step" if leader.global_batch == other.global_batch else "sample"
@@ -369,7 +369,7 @@ def _mirrored(difference: Difference) -> tuple[float, Interval | None]:
 
 
 def named_with_error(result: VariantResult) -> str:
-    """Its label; of gradients that are compressed or wrong their error too: it isn't the same step then."""
+    """The label of a variant; with the error of gradients that are compressed or wrong."""
     if not (result.compression or result.gradient_warning):
         return variant_label(result)
     error = result.gradient_error

@@ -57,7 +57,7 @@ class Difference:
     of: int | None = None
     """The number of pairs."""
     without_load: "WithoutLoad | None" = None
-    """What is known of the same machine without other load; `None` where nothing is compared."""
+    """The difference on the same machine without other load; `None` where nothing is compared."""
 
 
 Holds = Literal["yes", "no", "unknown"]
@@ -65,11 +65,11 @@ Holds = Literal["yes", "no", "unknown"]
 
 @dataclass(frozen=True)
 class WithoutLoad:
-    """The same difference of times less the waiting for cores that other load had."""
+    """The difference of times less the waiting for cores that other load had."""
 
     percent: float | None = None
     ci: Interval | None = None
-    """At 95 %, over every share of the waiting that may be owed to other load."""
+    """Interval at 95 %, over every share of the waiting that may be owed to other load."""
     holds: Holds = "unknown"
     """Whether `ci` excludes 0 on the same side: `yes`; on the other, or it lies within ±1 %: `no`. Else, and
     where waiting isn't known, a rank is on another node, or a GPU computes: `unknown`."""
@@ -150,7 +150,7 @@ class VariantResult(Rates):
     wall_s: float | None = None
     """How long a program runs, from its start to the end of its last rank: median over launches."""
     gradient_warning: str | None = None
-    """That its gradient isn't that of the reference: it trains another model."""
+    """The warning that its gradient isn't that of the reference: it trains another model."""
     parameter_error: float | None = None
     """Relative difference of its parameters after 5 steps to those of one device, as in `VariantFacts`."""
     compression: str = ""
@@ -232,7 +232,7 @@ class Gate:
     outcome: Outcome
     """`slower` if one variant is; `not slower` if none is, beyond doubt."""
     before: str
-    """Where A is from, as a sentence says it: `at main`, `in run A`."""
+    """The origin of A, as a sentence names it: `at main`, `in run A`."""
     rows: tuple[GateRow, ...]
     metric: Metric = "wall"
 
@@ -277,11 +277,11 @@ class Comparison:
     """The answer, then dangers, causes and remedies by what they concern, and details; none in files of
     schema 2 and below."""
     batch_curves: tuple[BatchCurve, ...] = ()
-    """Where at least three global batches were compared."""
+    """The curves over global batches, where at least three were compared."""
     restarts: int = 0
     """How often launches were started again after a failure."""
     resumed: Resumption | None = None
-    """What the newest command on the run has kept and measured again; `None`: it didn't resume it."""
+    """The parts that the newest command kept and measured again; `None`: it didn't resume the run."""
     unit: Unit = "round"
     """The unit of its intervals."""
     leader: str | None = None
@@ -292,7 +292,7 @@ class Comparison:
     code: CodeVersion | None = None
     """The commit that the run was started from; `None` outside of git, and in older runs."""
     fitting: Fitting | None = None
-    """Where the job states `memory`."""
+    """The variants that fit in `memory`, where the job states it."""
     search: SearchResult | None = None
     """The search of `gpurun tune`; `None` of other runs."""
     gate: Gate | None = None

@@ -85,7 +85,7 @@ def _of_plan(note: str) -> Finding:
 
 
 def _notes_of_plan(plan: Plan, measured: Mapping[str, MeasuredVariant]) -> list[str]:
-    """Those that apply: on the budget if anything was timed."""
+    """The notes of the plan that apply; on the budget only if anything was timed."""
     has_failed = all(variant.finished and not variant.counts for variant in measured.values())
     return [text for text in plan.notes if not (has_failed and text.startswith(UNUSED_BUDGET))]
 
@@ -147,7 +147,7 @@ def more_launches_note(findings: Sequence[Finding], plan: Plan) -> list[Finding]
 
 
 MUCH_LONGER = 1.1
-"""From this multiple of the budget on the report says why it took longer."""
+"""Multiple of the budget from which on the report says why it took longer."""
 
 
 SPENT_ON: dict[str, tuple[Stage, ...]] = {
@@ -240,7 +240,7 @@ def few_rounds_notes(comparison: Comparison, measured: Mapping[str, MeasuredVari
 
 
 def restart_notes(restarts: Sequence[Restart]) -> tuple[Finding, ...]:
-    """That launches were started again, and after what."""
+    """The note that launches were started again, and after what."""
     reasons = [restart.reason for restart in restarts]
     if not reasons:
         return ()
@@ -254,7 +254,7 @@ def restart_notes(restarts: Sequence[Restart]) -> tuple[Finding, ...]:
 
 
 def quiet_notes(run: RunDir) -> tuple[Finding, ...]:
-    """How long launches waited for other programs to leave the cores, and how many did in vain."""
+    """The note on how long launches waited for other programs to leave the cores, and how many in vain."""
     waits = run.read_waits()
     if not waits:
         return ()
@@ -263,14 +263,14 @@ def quiet_notes(run: RunDir) -> tuple[Finding, ...]:
 
 
 def stall_notes(run: RunDir) -> tuple[Finding, ...]:
-    """That launches completed no step for a while, which is in their times if they went on."""
+    """The note that launches completed no step for a while, which is in their times if they went on."""
     reasons = [stall.reason for stall in run.read_stalls()]
     text = "; ".join(dict.fromkeys(reasons))
     return (finding("restarted", what=plural(len(reasons), "stall"), reasons=text),) if reasons else ()
 
 
 def software_notes(run: RunDir, measured: Iterable[MeasuredVariant]) -> tuple[Finding, ...]:
-    """That launches ran with different software, in order, where a run was resumed after a change of it."""
+    """The note that launches ran with different software, where a run was resumed after a change of it."""
     counting = {step.launch for variant in measured for steps in variant.steps.values() for step in steps}
     launches = [path.parent.name for path in sorted(run.path.glob("launches/*/launch.json"))]
     found: dict[tuple[tuple[str, str], ...], int] = {}
@@ -390,7 +390,7 @@ def _of_variants(variants: Sequence[VariantResult], each: Finding, num_variants:
 
 
 FAR_FROM_MEDIAN = 1.5
-"""From this multiple of a rank's median on, the report says why the step is longer."""
+"""Multiple of a rank's median from which on the report says why the step is longer."""
 
 
 def findings(

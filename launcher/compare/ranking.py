@@ -122,7 +122,7 @@ def _open_pair(rival: Rival, leader: VariantResult, differences: Differences) ->
 
 
 def _launches_needed(percent: float | None, scatter: float | None) -> int | None:
-    """Until an interval excludes 0; for a difference below 1 %, which is never `slower`, until it is `same`.
+    """The number of launches until an interval excludes 0; below 1 %, which is never `slower`, until `same`.
 
     Args:
         percent: the difference.
@@ -142,7 +142,7 @@ class Following:
     is_decided: bool
     """Whether nothing is left that more launches would decide."""
     variants: tuple[str, ...]
-    """Those to launch next, in the order of the plan."""
+    """The variants to launch next, in the order of the plan."""
 
 
 def following(comparison: Comparison) -> Following:

@@ -36,9 +36,9 @@ from gpurun.launcher.trace.causes import (
 from gpurun.launcher.trace.explain import OWN_OPERATORS
 
 TRACED_AS_TIMED = 0.15
-"""From this difference on, it is mentioned: recording makes short steps longer."""
+"""Difference from which on it is mentioned: recording makes short steps longer."""
 LARGE_FROM = 0.20
-"""From this share of the step on, a loss of the fastest is named as a cause."""
+"""Share of the step from which on a loss of the fastest is named as a cause."""
 
 
 def losses(ranks: Sequence[RankFigures]) -> list[Cause]:
@@ -124,7 +124,7 @@ def blocked_ms(rank: RankFigures) -> float:
 
 
 def _thread_ms(rank: RankFigures) -> float:
-    """As timed, for a step that recording makes longer."""
+    """CPU time of the thread that steps in ms, for a step that recording makes longer."""
     return _longer(rank) * (rank.thread_cpu_ms or 0.0)
 
 
@@ -137,7 +137,7 @@ def _longer(rank: RankFigures) -> float:
 
 
 def _added_ms(rank: RankFigures) -> float:
-    """What recording adds to a GPU's wait for its host, where that is much: kernels take no longer."""
+    """Milliseconds that recording adds to a GPU's wait for its host, if they are many."""
     if on_cpu((rank,)) or rank.step_ms is None or rank.span_ms is None:
         return 0.0
     return max(0.0, rank.span_ms - rank.step_ms) if is_far_from_timed(rank.span_ms, rank.step_ms) else 0.0
@@ -206,7 +206,7 @@ def grown_compute(slower: VariantResult, faster: VariantResult) -> Cause | None:
 
 
 NAMED_OPERATORS = 2
-"""That are named at the most, those that grew most."""
+"""The most operators that are named, those that grew most."""
 NAMED_FROM = 0.2
 """Share of the growth of compute from which on an operator is named."""
 
@@ -288,7 +288,7 @@ def remaining(fastest: VariantResult) -> tuple[Finding, ...]:
 
 
 def _next_step(found: Cause, variant: VariantResult, is_named: bool) -> tuple[Finding, ...]:
-    """What to do about a loss."""
+    """The next step against a loss."""
     where = None if is_named else variant_label(variant)
     return (advice_finding(found, advice(found.part, variant), variant.id, where),)
 
@@ -303,7 +303,7 @@ def advice(part: Part, variant: VariantResult) -> str:
 
 
 SMALLEST_BUCKET_GIB = 1 / 1024
-"""Of those that are worth a try: other sizes change nothing for smaller gradients."""
+"""The smallest bucket that is worth a try: other sizes change nothing for smaller gradients."""
 
 
 def _fills_buckets(variant: VariantResult) -> bool:

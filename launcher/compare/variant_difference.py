@@ -47,15 +47,15 @@ class Differences:
     family: Family
     """ln(time per sample) of every launch."""
     control: Mapping[int, float]
-    """The same of the baseline's second blocks, by repetition."""
+    """ln(time per sample) of the baseline's second blocks, by repetition."""
     unit: Unit
     share_of_level: float = 1.0
     """The share of a comparison's level, at each look within a launch."""
     references: Mapping[str, str] = field(default_factory=dict)
     """The version before, in a gate: the step of a variant follows from its, not from the baseline's."""
     quiet: Sequence["Differences"] = ()
-    """The same without waiting for other load, as little and as much of it as there may be; without the
-    variants of which that isn't known."""
+    """The differences less the least and the most waiting for other load that there may be; without variants
+    of which that isn't known."""
     is_throttled: bool = False
     """Whether clocks were low: then times of this run are not those of its splits, and decide nothing."""
 
@@ -153,7 +153,7 @@ class Differences:
         )
 
     def without_load(self, variant: str, other: str, centre: float) -> WithoutLoad:
-        """The same comparison without what ranks waited for other load, if that is known.
+        """The difference less what ranks waited for other load, if that is known.
 
         Args:
             centre: the estimate with it.
@@ -181,7 +181,7 @@ class Differences:
         return math.sqrt(squares(found, fmean(found)) / (len(found) - 1)) if len(found) > 1 else None
 
     def values(self, variant: str) -> list[float]:
-        """Its ln(time per sample in ns) of each launch."""
+        """ln(time per sample in ns) of each launch of the variant."""
         return list(self.family.values[variant].values())
 
     def control_differences(self) -> list[float]:
@@ -239,14 +239,14 @@ def differences_of(
 
 
 def _quiet(differences: Differences, bound: Bound) -> Differences:
-    """Without the waiting for other load, as far as that is known of variants; looked at once."""
+    """The differences less the waiting for other load, where that is known of variants; looked at once."""
     known = {name: found for name, x in differences.measured.items() if (found := _without_load(x, bound))}
     values, _ = _launch_values(known, "")
     return replace(differences, measured=known, family=Family(values), quiet=())
 
 
 def _without_load(measured: MeasuredVariant, bound: Bound) -> MeasuredVariant | None:
-    """The same rounds, shorter by the waiting; `None` where it isn't known, on GPUs and on other nodes."""
+    """The variant's rounds less the waiting; `None` where it isn't known, on GPUs and on other nodes."""
     shares = shares_of_rounds(
         measured.waiting, [(round_.launch, round_.round) for round_ in measured.timed], bound
     )
@@ -273,7 +273,7 @@ def _without_load(measured: MeasuredVariant, bound: Bound) -> MeasuredVariant | 
 
 
 def in_cpu_time(measured: MeasuredVariant) -> MeasuredVariant:
-    """The same rounds, with the CPU time of a step in place of its length."""
+    """The variant's rounds, with the CPU time of a step in place of its length."""
     timed = {rank: timed_steps(measured, rank) for rank in measured.steps}
     cpu_ns = cpu_ns_of_rounds(timed, [(round_.launch, round_.round) for round_ in measured.timed])
     logs = {
@@ -329,7 +329,7 @@ def _too_few(seen: str, enough: int, num: int = 1) -> str:
 
 
 def _outlying_round(measured: MeasuredVariant, outlying: RoundTime) -> tuple[float, str] | None:
-    """How far a round is from all others, as a ratio, if that is farther than these are from each other."""
+    """The ratio of a round to all others, and its text, if it is farther than these are from each other."""
     at = (outlying.launch, outlying.round)
     others = [round_.step_ns for round_ in measured.timed if (round_.launch, round_.round) != at]
     ns = next(round_.step_ns for round_ in measured.timed if (round_.launch, round_.round) == at)
@@ -343,7 +343,7 @@ def _outlying_round(measured: MeasuredVariant, outlying: RoundTime) -> tuple[flo
 
 
 def opposite(difference: Difference) -> Difference:
-    """The same finding from the other side: t_baseline / t in place of t / t_baseline."""
+    """The difference seen from the other side: t_baseline / t in place of t / t_baseline."""
     quiet = difference.without_load
     return replace(
         difference,

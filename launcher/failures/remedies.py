@@ -51,7 +51,7 @@ USUAL = {
         "in a job they are `args`"
     ),
 }
-"""By type, message and log; the first that fits is given."""
+"""Remedies by type, message and log of an error; the first that fits is given."""
 OF_WORKLOADS = {
     RELATIVE_IMPORT: (
         "a file that belongs to a package is named as its module: `workload: package.train:build`, with the "

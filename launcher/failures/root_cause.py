@@ -38,7 +38,7 @@ _TRACEBACK_FRAME = re.compile(r'^  File "(?P<file>.+?)", line \d+')
 _RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
 """The text that torch writes before every line of a traceback once there is a process group."""
 _GOT = re.compile(r"^    got:      (.*)", re.MULTILINE)
-"""What a mistake in a workload was found by: its exception, or the value."""
+"""The exception or value by which a mistake in a workload was found."""
 _CAUGHT = re.compile(r"Caught (?P<type>\w+) in .+\.")
 """How torch begins an exception of a DataLoader worker or a replica; the traceback from there follows."""
 

@@ -77,7 +77,7 @@ def request(
 
 
 def ranks_to_record(wanted: WantTraces, ranks: Collection[int], launch: str) -> tuple[int, ...]:
-    """Those of a launch with these ranks.
+    """The ranks of a launch to record.
 
     Raises:
         SpecError: it lacks one that is wanted.

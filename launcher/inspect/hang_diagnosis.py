@@ -57,7 +57,7 @@ class RankUsage:
     cpu_s: float
     """CPU time of its process and of all that it has started, so far."""
     gpu_percent: int | None
-    """As in `RankSnapshot`."""
+    """Utilization of its GPU in percent, as in `RankSnapshot`."""
 
 
 @dataclass(frozen=True)

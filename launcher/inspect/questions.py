@@ -45,7 +45,7 @@ class TracesRequested(msgspec.Struct, frozen=True, tag=True):
     number: int
     """The number of the request."""
     ranks: tuple[int, ...]
-    """Those that will write a trace."""
+    """The ranks that will write a trace."""
 
 
 class Declined(msgspec.Struct, frozen=True, tag=True):

@@ -128,9 +128,9 @@ class Fatal:
     what: str
     """`Segmentation fault`."""
     frames: Stack
-    """From the innermost to the first frame of the user's."""
+    """Frames from the innermost one to the first of the user's."""
     start: int
-    """Where the report of the crash begins in the log."""
+    """The byte of the log at which the report of the crash begins."""
 
     @property
     def place(self) -> Frame | None:
@@ -173,7 +173,7 @@ def activity(threads: Sequence[Thread]) -> Activity | None:
 
 
 def in_files(frames: Stack) -> Stack:
-    """Without `<frozen importlib._bootstrap>`, which is in no file; all frames, if that is all."""
+    """The frames without `<frozen importlib._bootstrap>`, which is in no file; all, if that is all."""
     return tuple(frame for frame in frames if not frame.file.startswith("<frozen ")) or frames
 
 
@@ -277,7 +277,7 @@ LIBRARY_DIRECTORIES = tuple(
 )
 
 _OF_PACKAGES = re.compile("/(site|dist)-packages/")
-"""Also of other installations on the path: of the user alone, or by PYTHONPATH."""
+"""Directories of packages, also of other installations: of the user alone, or by PYTHONPATH."""
 
 
 def is_users(file: str) -> bool:

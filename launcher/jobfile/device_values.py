@@ -138,7 +138,7 @@ def _names_hint(items: list[Any]) -> str:
 
 
 def _plain_number(device: str) -> str:
-    """Without leading zeros, which mean something in a UUID only."""
+    """The device without leading zeros, which mean something in a UUID only."""
     name, _, node = device.partition("@")
     plain = name if _UUID.fullmatch(name) else re.sub(r"\b0+(?=[0-9])", "", name)
     return f"{plain}@{int(node)}" if node else plain

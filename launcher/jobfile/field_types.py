@@ -39,7 +39,7 @@ class ValueKind:
     parse: Callable[[Any], Any]
     """Converts the value in the YAML to that of a `JobSpec`; raises `InvalidValue`."""
     schema: Mapping[str, Any]
-    """The same as JSON Schema."""
+    """The rule as JSON Schema."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ _FIXED: tuple[KeyPath, ...] = tuple(("steps", size) for size in sorted(SIZES))
 
 
 def _overridden(source: Source, overrides: Sequence[str]) -> Source:
-    """With the overrides; the size that one gives the run takes the place of the file's, of either kind."""
+    """The file with the overrides; a size of the run in one replaces the file's, of either kind."""
     paths = {tuple(override.partition("=")[0].strip().split(".")) for override in overrides}
     is_fixed, is_decided = not paths.isdisjoint(_FIXED), not paths.isdisjoint(_UNTIL_DECIDED)
     if is_fixed != is_decided:

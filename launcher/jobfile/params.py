@@ -46,7 +46,7 @@ class Param:
     types: frozenset[str]
     """Names of `TYPES`; empty if the annotation is missing or says more than these."""
     default: str | None = None
-    """As the source has it, `...` where it was read from the function; `None` where there is none."""
+    """The default in the source; `...` where it was read from the function; `None` where there is none."""
     choices: tuple[str, ...] = ()
     """The texts that may be given, by `Literal["a", "b"]`; empty where any may."""
     is_per_device: bool = False

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 END_OF_OPTIONS = "--"
-"""What follows it on a line is no option."""
+"""The argument after which nothing is an option."""
 ON, OFF = "on", "off"
 """Values of an option that is a flag."""
 

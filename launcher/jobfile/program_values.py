@@ -154,7 +154,7 @@ ENV = ValueKind(parse_env, {"type": "object", "additionalProperties": {"type": [
 WORKLOAD_NAME = "the name of a workload"
 _WORKLOAD = re.compile(r"[A-Za-z_]\w*|[^:\x00]+\.py:[^\W\d]\w*|[^\W\d][\w.]*:[^\W\d]\w*")
 _NEARLY = re.compile(r"(?P<source>[\w./-]+):(?P<owner>(?:\w+\.)+)?(?P<name>[^\W\d]\w*)(?P<args>\(.+\))?")
-"""What is no workload yet, but shows which is meant."""
+"""A text that is no workload yet, but shows which is meant."""
 
 
 def parse_workload(value: Any) -> str:

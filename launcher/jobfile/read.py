@@ -68,7 +68,7 @@ def read_section(model: type[S], given: dict[str, Any], path: Path, mistakes: li
 
 
 def _advised(model: type[Section], name: str, given: dict[str, Any], wrong: InvalidValue) -> InvalidValue:
-    """The same mistake, with advice where it is known what was meant."""
+    """The mistake, with advice where it is known what was meant."""
     value = given[name]
     kind, values = _compared_as(model, name), _separate(value)
     if kind is not None and _lists_several(kind, values, wrong if values is value else None):
@@ -134,7 +134,7 @@ def _listed(name: str, values: list[Any]) -> str:
 
 
 def _instead_of_size(section: type[Section]) -> str | None:
-    """What a program has instead of the key that `steps: 100` means."""
+    """The key that a program has instead of the one that `steps: 100` means."""
     meant = key_settings(section).get(section.shorthand[0]) if section.shorthand else None
     return meant.instead if meant is not None and PROGRAM not in meant.kinds else None
 
@@ -248,7 +248,7 @@ class Draft:
         return num_kinds < 2 and self.unknown.isdisjoint((key,) for key in (*PROGRAM_KEYS, "compare"))
 
     def without(self, problems: Iterable[Problem]) -> "Draft":
-        """The same without what these mistakes are about; a duplicate key may be one of `compare`."""
+        """The draft without what these mistakes are about; a duplicate key may be one of `compare`."""
         wrong = [found.path for found in problems if found.path]
         wrong += self.spec.source.root.unreadable() if self.spec.source else ()
         inside = [("compare", *path) for path in wrong if path[0] in SECTIONS["compare"].keys]

@@ -67,9 +67,9 @@ class Setting:
     """The properties of one setting."""
 
     about: str = ""
-    """Its description at the top of a job, where the docstring beneath the field is not all of it."""
+    """The description at the top of a job, where the docstring beneath the field is not all of it."""
     compare: str = ""
-    """Its description under `compare`; empty where it can't vary."""
+    """The description under `compare`; empty where the setting can't vary."""
     baseline: str = ""
     """Its description under `baseline`, where that says more than its name does. In `SETTINGS` all that can
     name a baseline have one: those that may vary, but for tasks."""

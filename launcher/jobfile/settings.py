@@ -376,7 +376,7 @@ class Settings:
 
 
 def _named_in_baseline(name: str, row: Setting) -> Setting:
-    """With what `baseline` says of it, where a value can name the baseline."""
+    """The setting with its description under `baseline`, where a value can name the baseline."""
     text = row.baseline or f"The baseline's `{name}`."
     return replace(row, baseline=text) if row.compare and not row.is_task else row
 

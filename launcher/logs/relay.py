@@ -75,14 +75,14 @@ class Relay:
     """The most that all logs may take together; `None`: they are someone else's, and only read."""
     clock: Callable[[], float] = time.monotonic
     within: Sequence[Path] = ()
-    """Where the logs have to be; see `RunPaths`."""
+    """The directories that logs have to be in; see `RunPaths`."""
     _tails: list[LogTail] = field(default_factory=list)
     _held: list[str] = field(default_factory=list)
     _bars: dict[int, tuple[float, str]] = field(default_factory=dict)
     _logs: set[Path] = field(default_factory=set)
-    """Those that are followed, whether or not they are shown."""
+    """The logs that are followed, whether or not they are shown."""
     _full: set[Path] = field(default_factory=set)
-    """Those that can't be rotated, since the disk is full or can't be written."""
+    """Logs that can't be rotated, since the disk is full or can't be written."""
 
     def follow(self, logs: Mapping[int, Path], from_start: bool = False) -> None:
         """Follows these logs from now on; their present content is not shown, unless `from_start`."""
@@ -228,7 +228,7 @@ def not_shown(num_bytes: int, path: Path) -> str:
 
 
 def _ends(parts: Sequence[Path], left_out: int) -> Iterator[tuple[Path, int]]:
-    """Where to begin in each of these files, if so many bytes of them are left out."""
+    """The byte to begin at in each of these files, if so many bytes of them are left out."""
     for part in parts:
         size = num_bytes(part)
         if left_out <= size:
@@ -237,7 +237,7 @@ def _ends(parts: Sequence[Path], left_out: int) -> Iterator[tuple[Path, int]]:
 
 
 def _seek_line(file: BinaryIO, start: int) -> None:
-    """To the first line that begins there or later."""
+    """Seeks the first line that begins at `start` or later."""
     file.seek(start)
     if start:
         file.readline(MAX_LINE_BYTES)  # the rest of a line

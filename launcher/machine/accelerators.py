@@ -56,7 +56,7 @@ class Accelerator:
     visible_variable: str | None = None
     """Environment variable with the UUIDs of the devices that a process sees."""
     sees_none: str = field(default="", kw_only=True)
-    """Its value where a process may see none."""
+    """The variable's value where a process may see none."""
     uuid_prefixes: tuple[str, ...] = ()
     """How UUIDs begin that name its devices in a job file."""
     part_prefix: str | None = None
@@ -266,7 +266,7 @@ def peak_tflop_per_s(gpu_name: str, precision: str) -> float | None:
 
 
 def peak_flop_per_s(gpu_name: str, precision: str) -> float | None:
-    """The same in FLOP/s."""
+    """The peak of a GPU in FLOP/s, by the driver's name for it; `None` where it isn't known."""
     rate = peak_tflop_per_s(gpu_name, precision)
     return None if rate is None else rate * TERA
 

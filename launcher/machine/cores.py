@@ -29,11 +29,11 @@ class Reading:
     """CPU time since the machine started."""
 
     at_ns: int
-    """When it was read."""
+    """The time of the reading."""
     all_ns: int
-    """Of all programs on the cores that may be used."""
+    """CPU time of all programs on the cores that may be used."""
     own_ns: int
-    """Of this process and those that it has started."""
+    """CPU time of this process and of those that it has started."""
 
 
 def free_cores(usable: int, pause: Callable[[float], None] = time.sleep) -> int:

@@ -14,7 +14,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.helper_process import is_in_use, locked_directory
 
 PURPOSE = "gate"
-"""Of the temporary directories with worktrees."""
+"""The purpose in the names of temporary directories with worktrees."""
 CHECKOUT_S = 600.0
 """The most that a checkout may take."""
 SHORT = 10

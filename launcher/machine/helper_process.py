@@ -48,7 +48,7 @@ def helper_argv(entry: str, *args: str) -> list[str]:
 
 
 def yield_to_others() -> None:
-    """For a process that reads traces of any size and origin: it gets what others leave.
+    """Leaves the machine to others, in a process that reads traces of any size and origin.
 
     It has a lower priority, is what the kernel's OOM killer ends first, and may take half of the memory that
     is available now.
@@ -63,7 +63,7 @@ def yield_to_others() -> None:
 
 
 def import_path() -> list[str]:
-    """Where this process imports from, without the working directory, however it is spelled."""
+    """The paths that this process imports from, without the working directory, however it is spelled."""
     here = os.path.realpath(os.getcwd())
     kept = [each for each in sys.path if os.path.isabs(each) and os.path.realpath(each) != here]
     return kept if ROOT in kept else [*kept, ROOT]
@@ -142,5 +142,5 @@ def is_in_use(directory: Path) -> bool:
 
 
 def _prefix(purpose: str) -> str:
-    """With the host: others, whose locks may not be seen here, may share the place."""
+    """The prefix of a name, with the host: others, whose locks may not be seen here, may share the place."""
     return f"gpurun-{purpose}-{platform.node()}-"

@@ -17,7 +17,7 @@ class UnknownHost(MachineError):
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """Where this node is in the network."""
+    """The place of this node in the network."""
 
     rendezvous: str
     """IP address of the rendezvous host, as this node resolves it."""

@@ -37,9 +37,9 @@ class _Stat(NamedTuple):
     parent: int
     alive: bool
     stopped: bool
-    """By a signal, as SIGSTOP, until it gets SIGCONT; a debugger's process isn't."""
+    """Whether a signal such as SIGSTOP has stopped it until SIGCONT; a debugger's process isn't."""
     ticks: int
-    """CPU time, with that of the children that it has waited for."""
+    """CPU time in clock ticks, with that of the children that it has waited for."""
 
 
 def check_proc() -> None:

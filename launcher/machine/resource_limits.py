@@ -56,7 +56,7 @@ OOM_KILLER = "the kernel's OOM killer ended"
 _OOM_KILLS = re.compile(rf"{OOM_KILLER} |DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Killed")
 """The second is of a process whose end torch sees: it may have another cause."""
 _MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
-"""Of both versions of cgroups."""
+"""Files with the memory limit, in both versions of cgroups."""
 UNLIMITED_BYTES = 1 << 60
 """cgroup v1 writes a number of this size where there is no limit."""
 _UNLIMITED = "unlimited"
@@ -195,7 +195,7 @@ def of_hang() -> str | None:
 
 
 def exhausted(error: Exception) -> MachineError | None:
-    """The same error where an exhausted limit has caused it, with what to do; `None`: it is another one."""
+    """The error with what to do, where an exhausted limit has caused it; `None`: it has another cause."""
     what_to_do = remedy(f"{type(error).__name__}: {error}")
     return MachineError(f"gpurun can't continue: {error}\n    {what_to_do}") if what_to_do else None
 
@@ -220,7 +220,7 @@ def _files() -> str:
 
 
 def oom_killed(what: str = "it") -> str:
-    """How a process ended."""
+    """The text about a process that the kernel's OOM killer ended."""
     return f"{OOM_KILLER} {what}: the machine or its cgroup ran out of memory"
 
 

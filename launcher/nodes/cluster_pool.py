@@ -127,7 +127,7 @@ class ClusterPool:
         return self._name
 
     def get(self, env: Mapping[str, str], python: str = "") -> RankPool:
-        """This pool, which from now on uses servers with this environment on all nodes."""
+        """Makes this pool use servers with this environment on all nodes from now on, and returns it."""
         self._env, self._local = env, self._pools.get(env)
         return self
 

@@ -49,7 +49,7 @@ _STEPS_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Places:
-    """Where node 0's directories are on this node."""
+    """The places of node 0's directories on this node."""
 
     run: Path
     """The shared run directory, or `scratch`."""
@@ -98,9 +98,9 @@ class Follower:
     failed: bool = False
     """Whether one of them has."""
     traces: frozenset[Path] = frozenset()
-    """That its ranks will write, and node 0 lacks."""
+    """The traces that its ranks will write, and that node 0 lacks."""
     steps: tuple[int, ...] = ()
-    """As last reported to node 0."""
+    """Completed steps of its ranks, as last reported to node 0."""
     reported_s: float = 0.0
     shown_s: float = 0.0
     pool: RankPool = field(init=False)

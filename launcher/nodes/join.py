@@ -1,4 +1,4 @@
-"""From separate commands to one job: every node introduces itself to node 0, which compares them."""
+"""Makes one job of separate commands: every node introduces itself to node 0, which compares them."""
 
 import contextlib
 import hashlib

@@ -29,7 +29,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     rendezvous: str
     """The address at which it found node 0."""
     job: Mapping[str, Any]
-    """As resolved, defaults and overrides included."""
+    """The job as resolved, defaults and overrides included."""
     program_sha256: str | None
     """The hash of the workload's file, if it is one."""
     source_sha256: str
@@ -43,7 +43,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
-    """Where node 0 keeps the run."""
+    """The place at which node 0 keeps the run."""
 
     path: str
     job_dir: str

@@ -83,7 +83,7 @@ class NodeLink:
         return streams
 
     def begin(self, hosts: tuple[str, ...]) -> None:
-        """These are all nodes, by rank; on node 0, one that comes later is turned away."""
+        """Sets all nodes, by rank; on node 0, one that comes later is turned away."""
         self.hosts = hosts
         self._loop.call_soon_threadsafe(self._streams.begin, hosts)
 

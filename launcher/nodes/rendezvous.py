@@ -8,7 +8,7 @@ from gpurun.launcher.jobfile.device_values import Nodes, node_bounds
 from gpurun.launcher.schedulers import SCHEDULERS, scheduler_here
 
 DEFAULT_PORT = 29400
-"""That of torchrun: firewalls may be open for it."""
+"""The port of torchrun: firewalls may be open for it."""
 DEFAULT_JOIN_TIMEOUT_S = 600.0
 LAST_CALL_S = 30.0
 """How long node 0 waits for one more, once enough nodes are there; as torchrun does by default."""

@@ -37,9 +37,9 @@ class Outbox:
     root: Path
     node: int
     sent_bytes: dict[str, int] = field(default_factory=dict)
-    """For files that only grow."""
+    """The number of bytes sent so far, of files that only grow."""
     sent_states: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """For all others: inode, size and modification time of what was sent."""
+    """Inode, size and modification time of what was sent, of all other files."""
     base_bytes: dict[str, int] = field(default_factory=dict)
     """The size of files that only grow, as node 0 had them when this node joined."""
 

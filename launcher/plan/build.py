@@ -45,7 +45,7 @@ from gpurun.launcher.stats.schedule import MOST_REPETITIONS, ROUNDS, shuffled
 from gpurun.launcher.strategies import STRATEGIES
 
 SHORTEST_LAUNCH_S = 1.0
-"""With its warm-up no launch is shorter: a budget can't be enough for more."""
+"""The shortest launch without its warm-up: a budget can't be enough for more."""
 
 TOGETHER = "together"
 """Name of a group of several strategies."""
@@ -306,7 +306,7 @@ def _launch(
 
 
 def _processes(spec: JobSpec, group: Group, machines: Sequence[MachineLike]) -> tuple[Process, ...]:
-    """Those of each launch of a group, with their cores."""
+    """The processes of each launch of a group, with their cores."""
     first = group.variants[0]
     is_program = first.kind.runs_program
     found = program_processes(spec, first, machines) if is_program else _of_workload(group, machines)

@@ -33,7 +33,7 @@ class Combination(Settings):
     device_count: int
     global_batch: int | None
     stated: Mapping[str, Any]
-    """What is under `compare` for this combination."""
+    """The values under `compare` for this combination."""
     unknown: frozenset[str] = frozenset()
     """Settings, and other keys of the job, that can't be relied on."""
 
@@ -44,7 +44,7 @@ class Combination(Settings):
 
     @property
     def runs_as(self) -> Strategy:
-        """Its strategy with all that this implies."""
+        """The strategy with all that it implies."""
         return strategy_named(self.strategy)
 
     def has(self, name: str) -> bool:
@@ -99,7 +99,7 @@ def combinations(
 
 
 def _unknown_keys(unknown: frozenset[Path], picked: Mapping[str, int]) -> frozenset[str]:
-    """What isn't known of the combination of the items with these numbers."""
+    """The unknown settings of the combination of the items with these numbers."""
     if not unknown:
         return frozenset()
     own = {str(path[0]) for path in unknown} - picked.keys()

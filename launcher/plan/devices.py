@@ -77,7 +77,7 @@ def named_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
     """As `resolve_devices`, but also GPUs that torch can't use.
 
     Raises:
-        SpecError: likewise.
+        SpecError: as `resolve_devices`.
         MachineError: a GPU is asked for that is not there.
     """
     if devices == AUTO:
@@ -118,7 +118,7 @@ def job_devices(spec: JobSpec, machine: MachineLike, node: int = 0) -> tuple[str
 
     Raises:
         SpecError: as `resolve_devices`.
-        MachineError: likewise, with the place in the job file.
+        MachineError: as `resolve_devices`, with the place in the job file.
     """
     try:
         return resolve_devices(devices_on(spec.devices, node), machine)
@@ -162,7 +162,7 @@ def _share_text(shared: Sequence[str]) -> str:
 
 
 def shared_gpus(devices: Sequence[str], machine: MachineLike) -> list[str]:
-    """Those of the devices that are on one GPU with another of them: by the bus, as NCCL judges it.
+    """The devices that are on one GPU with another of them: by the bus, as NCCL judges it.
 
     Source: nccl/src/init.cc, `initTransportsRank`: "Duplicate GPU detected".
     """
@@ -343,7 +343,7 @@ def with_free_cores(spec: JobSpec, machine: Machine, look: Callable[[int], int] 
 
 
 def core_notes(variants: Iterable[Variant], machine: MachineLike) -> tuple[str, ...]:
-    """That CPU devices with their threads leave no core of this machine for anything else, or lack some."""
+    """The note that CPU devices with their threads leave no core for anything else, or lack some."""
     on_host = [variant for variant in variants if accelerator_of(variant.devices[0]).is_host]
     worst = max(
         on_host, key=lambda variant: len(variant.devices) * _threads_of(variant, machine), default=None

@@ -10,7 +10,7 @@ from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.model import Launch, Plan
 
 LAUNCHES_TO_COMPARE = 6
-"""With fewer launches of each there is no verdict on what other launches would show."""
+"""Launches of each, without which there is no verdict on what other launches would show."""
 ABLATION_ROUNDS = 6
 """The fewest that give the ablation a 95 % interval: a sweep takes longer by a fraction of these rounds."""
 
@@ -69,7 +69,7 @@ class Earlier:
     """The length of a launch after the first ones; `None` for another job's."""
 
     def scatter_percent(self, is_shared: bool) -> float | None:
-        """For variants in the same launches, or in launches of their own, which scatter more."""
+        """The scatter over launches that variants share, or over launches of their own, which is larger."""
         return self.shared_percent if is_shared else self.apart_percent
 
 

@@ -37,7 +37,7 @@ from gpurun.launcher.plan.program_processes import part_notes
 from gpurun.launcher.units import plural
 
 ASSUMED_SAMPLES = 64
-"""On each device, in a plan that is made before the largest batch is known."""
+"""Samples on each device, in a plan that is made before the largest batch is known."""
 MOST_REASONS = 8
 """Shown of why no combination can run."""
 
@@ -96,9 +96,9 @@ class Judged:
 
     devices: tuple[str, ...]
     lacking: list[Problem]
-    """What the machine lacks; what is judged is then judged as if it had that."""
+    """Problems of what the machine lacks; what is judged is then judged as if it had that."""
     problems: list[Problem]
-    """What is wrong with the job."""
+    """Problems of the job."""
     built: Built = field(default_factory=list)
     is_open: bool = False
     """Whether others may be possible, for all that is known of them."""
@@ -353,7 +353,7 @@ def _nothing_left(spec: JobSpec, refused: Refused) -> list[Problem]:
 
 
 def _no_combination(spec: JobSpec, refused: Sequence[Refusal]) -> Problem:
-    """At the key that all share. Where the job doesn't state that key, its strategy has brought it."""
+    """The problem, at the key that all refusals share; a key not in the job comes from its strategy."""
     shown = [refusal.reason for refusal in refused[:MOST_REASONS]]
     if more := len(refused) - len(shown):
         shown.append(f"and {plural(more, 'more reason')}")

@@ -20,7 +20,7 @@ from gpurun.launcher.strategies import NCCL_ALGORITHMS, NCCL_ANY_PROTOCOL, Reach
 from gpurun.launcher.units import plural
 
 NUMBER, MACHINE = "number of devices", "machine"
-"""What rules depend on besides keys of the job."""
+"""The names of what rules depend on besides keys of the job."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class WishedDevices:
 
     names: tuple[str, ...]
     lacking: tuple[Problem, ...] = ()
-    """What the machine lacks for them."""
+    """Problems of the machine, which lacks some of them."""
     unknown: frozenset[str] = frozenset()
-    """What isn't known of them: keys of the job, `NUMBER` or `MACHINE`."""
+    """The unknown that they depend on: keys of the job, `NUMBER` or `MACHINE`."""
 
 
 def wished_devices(draft: Draft, machine: MachineLike, nodes: Sequence[Node] = ()) -> WishedDevices:
@@ -69,7 +69,7 @@ def _without_machine(spec: JobSpec) -> tuple[tuple[str, ...], bool]:
 
 
 def _too_few_here(spec: JobSpec, num_devices: int) -> tuple[Problem | None, int]:
-    """What is lacking where the machine decides which devices there are, and the number that is needed."""
+    """The problem where the machine decides which devices there are, and the number that is needed."""
     if spec.devices != AUTO and spec.devices not in GPU_KINDS:
         return None, 0
     counts = _counts(spec)
@@ -91,7 +91,7 @@ def _counts(spec: JobSpec) -> tuple[int, ...]:
 
 
 def place_of(spec: JobSpec, key: str) -> tuple[str, ...]:
-    """Where the job states a key."""
+    """The place at which the job states a key."""
     return ("compare", key) if getattr(spec.compare, key, None) else (key,)
 
 
@@ -129,12 +129,12 @@ class JudgedCombination:
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """Those of each device, as far as they are known."""
+        """The samples of each device, as far as they are known."""
         return () if isinstance(self.split, str) else self.split.samples
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Those that it uses."""
+        """The devices that the combination uses."""
         return self.allowed[: len(self.samples) or self.wanted.device_count]
 
     @property

@@ -33,7 +33,7 @@ COLLECTIVE_MARGIN_S = 300.0
 can say who is missing, comes first. It is more than the least time that a start has."""
 
 SHARE_OF_MEMORY = 0.8
-"""That several strategies may fill together: libraries and fragments take more than tensors do."""
+"""Share of the memory that several strategies may fill: libraries and fragments take more than tensors."""
 
 
 def turns_of(plan: Plan, launch: Launch, variants: Collection[str]) -> tuple[Launch, ...]:

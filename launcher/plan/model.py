@@ -31,15 +31,15 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         if isinstance(kind := key_of(setting.name, setting.type).kind, ValueKind) and "enum" in kind.schema
     }
 )
-"""Of settings whose value is a name, the names."""
+"""The possible values of settings whose value is a name."""
 NAMES = (*_CHOICES, "workload", "devices")
-"""What `refuse_unknown_names` checks."""
+"""The keys whose values `refuse_unknown_names` checks."""
 MOST = 1 << 48
 """Larger counts and seconds are damage: figures that are made of them would have no end."""
 MAX_PROCESSES = 20_000
 """A run that starts more would take days; keeps a slip in the job file from filling the memory."""
 MAX_DEVICES_OF_ALL = 300_000
-"""Of all variants together, which may share processes: 1,000 combinations on 256 devices, and more."""
+"""The most devices of all variants, which may share processes: 1,000 combinations on 256 devices."""
 
 
 def refuse_unknown_names(given: Mapping[str, Any]) -> None:
@@ -130,7 +130,7 @@ class Variant(Settings):
     """The keys under `compare` besides strategy, device_count and split, with this variant's values; for a
     program all keys."""
     workload: str = ""
-    """As the job names it; empty for programs, and in plans of runs that are older than this field."""
+    """The workload's name in the job; empty for programs, and in plans of runs older than this field."""
     global_batch: int | None = None
     """`None` for a program whose job doesn't state it; it decides all this itself."""
     # A job's are never absent, so that `Settings` has narrower types.
@@ -237,15 +237,15 @@ class Side:
     root: str
     """Top directory of its code."""
     job_dir: str
-    """Where relative file names of the job start: in its code."""
+    """The directory in its code from which relative file names of the job start."""
     python: str = ""
     """The interpreter that its ranks run in; empty: this command's."""
     commit: str = ""
-    """With a note if files differ from it; empty outside of git."""
+    """The commit, with a note if files differ from it; empty outside of git."""
 
 
 Metric = Literal["wall", "cpu"]
-"""What a gate compares: the time of a step, or the CPU time of all ranks and of what they have started."""
+"""The quantity that a gate compares: the time of a step, or the CPU time of ranks and their children."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ class Plan:
 
     name: str
     workload: str
-    """Or the program: `train.py`, `-m package.train`."""
+    """The workload, or the program: `train.py`, `-m package.train`."""
     baseline: str
     variants: tuple[Variant, ...]
     left_out: tuple[SkippedCombination, ...]
@@ -325,11 +325,11 @@ class Plan:
 
     @property
     def address(self) -> str:
-        """Where the first node's ranks listen for the others."""
+        """The address at which the first node's ranks listen for the others."""
         return self.nodes[0].address if self.nodes else LOOPBACK
 
     def launches_of(self, variant_id: str) -> tuple[Launch, ...]:
-        """Those that a variant is in."""
+        """The launches that a variant is in."""
         return tuple(launch for launch in self.launches if variant_id in launch.variants)
 
     def variant(self, variant_id: str) -> Variant:

@@ -40,7 +40,7 @@ def program_processes(
 
 
 def store_address(first: MachineLike) -> str:
-    """Where the ranks of a program find each other: on the first node, for as far as there are others."""
+    """The address at which a program's ranks find each other: on the first node, if there are others."""
     return first.address if isinstance(first, Node) else LOOPBACK
 
 
@@ -68,7 +68,7 @@ def _part_env(device: str, variant: Variant, machines: Sequence[MachineLike]) ->
 
 
 def part_notes(devices: Sequence[str], machines: Sequence[MachineLike]) -> tuple[str, ...]:
-    """That ranks which get parts of GPUs see one GPU each, whatever their LOCAL_RANK."""
+    """The note that ranks which get parts of GPUs see one GPU each, whatever their LOCAL_RANK."""
     kind, has_several = accelerator_of(devices[0]), False
     for node, machine in enumerate(machines if not kind.is_host else ()):
         own = [device_of_node(name) for name in devices if node_of_device(name) == node]

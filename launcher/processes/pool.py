@@ -56,7 +56,7 @@ _REPORT_TIMEOUT_S = 5.0
 _SERVER = "the server that starts the ranks"
 _SUPERVISOR = "the supervising process"
 _WAITS = {_SERVER: "no end of a rank is noticed", _SUPERVISOR: "no further server is started"}
-"""What a stopped process keeps waiting, where it is not a rank."""
+"""The consequence where a stopped process is not a rank."""
 _LOOK_EVERY_S = 1.0
 """How often to look for processes that a signal has stopped."""
 
@@ -188,7 +188,7 @@ class WorkerPool:
         return observe(directory)
 
     def steps_elsewhere(self) -> tuple[int, ...]:
-        """None: all ranks are on this machine."""
+        """No steps: all ranks are on this machine."""
         return ()
 
     def stop(self, grace_s: float) -> None:
@@ -333,7 +333,7 @@ def _rank_text(rank: int) -> str:
 
 
 def stopped_text(what: str, pid: int) -> str:
-    """That a process is stopped, what waits for it, and how it goes on."""
+    """The text that a process is stopped, what waits for it, and how it goes on."""
     waits = _WAITS.get(what, "the ranks wait for it")
     return (
         f"{what} (process {pid}) was stopped by a signal, such as SIGSTOP: until it is continued, {waits}\n"

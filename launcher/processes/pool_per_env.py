@@ -26,7 +26,7 @@ Environment = tuple[Mapping[str, str], str]
 
 
 def key_of(environment: Environment) -> tuple[tuple[tuple[str, str], ...], str]:
-    """The same for equal environments."""
+    """A hashable key, which is equal for equal environments."""
     env, python = environment
     return tuple(sorted(env.items())), python
 

@@ -122,7 +122,7 @@ Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
 STREAM_FD = 3
-"""Where a serving process finds its end of the socket."""
+"""The descriptor at which a serving process finds its end of the socket."""
 _LENGTH = struct.Struct(">I")
 _MAX_READ_BYTES = 1 << 20
 _LAST_WORDS_BYTES = 1 << 16

@@ -84,7 +84,7 @@ def status_text(result: VariantResult) -> str:
 
 
 MARKS = {SLOWER: "❌", NOT_SLOWER: "✅"}
-"""Before the headline; undecided: `❔`."""
+"""The mark before the headline; undecided: `❔`."""
 
 
 def gate_markdown(comparison: Comparison, gate: Gate, versions: str) -> str:

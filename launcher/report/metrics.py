@@ -47,7 +47,7 @@ class Metric:
     value: Callable[[VariantResult], float | None]
     """In `unit`; `None` where it doesn't apply."""
     text: Callable[[float], str]
-    """Without the unit."""
+    """Formats a value, without the unit."""
     better: Literal["higher", "lower"]
     drop: int
     """Narrow pages drop the column with the highest number first; 0 is never dropped."""
@@ -96,7 +96,7 @@ def figures_of(results: Results) -> dict[Metric, list[Figure | None]]:
 
 
 def measured_metrics(results: Results) -> list[Metric]:
-    """Those that have a value here, in the units that their keys say."""
+    """The metrics that have a value here, in the units that their keys say."""
     keys = {metric.key for metric in figures_of(results)}
     return [metric for metric in METRICS if metric.key in keys]
 
@@ -226,7 +226,7 @@ def _power_w(result: VariantResult) -> float | None:
 
 
 def _exposed_percent(result: VariantResult) -> float | None:
-    """From the trace where there is one, as a share of the traced step; else from the ablation."""
+    """Exposed communication in percent of the traced step; without a trace, by the ablation."""
     slowest = slowest_rank(result.ranks)
     if slowest and slowest.span_ms and slowest.exposed_comm_ms.trace is not None:
         return 100 * slowest.exposed_comm_ms.trace / slowest.span_ms

@@ -12,7 +12,7 @@ PHASES = {
     "optimizer": "the update of the weights",
     "between_phases": "outside of all phases",
 }
-"""By name, in the order in which they happen: the meaning of each."""
+"""The meaning of each phase by its name, in the order in which they happen."""
 REST = "between_phases"
 RECORDED = {"input": "data"}
 """Phases that have another name in the records of steps."""

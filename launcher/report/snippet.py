@@ -134,7 +134,7 @@ def settings_of_loop(variant: VariantResult, job: Mapping[str, Any]) -> dict[str
 
 
 def in_lines(variant: VariantResult, own: Mapping[str, Any]) -> set[str]:
-    """Those of the settings that the lines have."""
+    """The settings that the lines have."""
     if not STRATEGIES[variant.strategy].has_buckets:
         return set()
     found = own.keys() & {"accumulate", *_DDP_OPTIONS}
@@ -167,14 +167,14 @@ def map_style(variant: VariantResult, own: Mapping[str, Any]) -> str:
 
 
 def _ddp_line(coded: set[str], own: Mapping[str, Any]) -> dict[str, str]:
-    """By the import that it needs; none where torch's defaults are right."""
+    """The line with DDP by the import that it needs; empty where torch's defaults are right."""
     options = [f"{option}={own[name]}" for name, option in _DDP_OPTIONS.items() if name in coded]
     line = f"model = DistributedDataParallel({', '.join(('network', *options))})"
     return {"from torch.nn.parallel import DistributedDataParallel": line} if options else {}
 
 
 def _zero_line(variant: VariantResult) -> dict[str, str]:
-    """Likewise: the optimizer whose state is divided among the ranks."""
+    """The line with an optimizer that is divided among the ranks, by its import; empty where none is."""
     if not _divides_optimizer(variant):
         return {}
     line = "optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class, **optimizer_options)"
@@ -187,7 +187,7 @@ def _divides_optimizer(variant: VariantResult) -> bool:
 
 
 def _left_out(variant: VariantResult, own: Mapping[str, Any]) -> list[str]:
-    """What the loop needs besides the lines, so that it trains as the variant does."""
+    """The settings that the loop needs besides the lines, so that it trains as the variant does."""
     coded = in_lines(variant, own)
     others = [f"`{name}: {flow_text(value)}`" for name, value in own.items() if name not in coded]
     return [f"No lines can be given for {listed(others)}: set that up in your program."] if others else []

@@ -59,9 +59,9 @@ class Tracker:
 
     title: str
     package: str
-    """On PyPI, and its module."""
+    """The name of the package on PyPI, and of its module."""
     log: Callable[[Logged], str]
-    """Returns where it is now."""
+    """Logs a comparison; returns where it is now."""
 
 
 def log_comparison(name: str, logged: Callable[[], Logged]) -> str:
@@ -137,7 +137,7 @@ def log_to_wandb(logged: Logged) -> str:
 
 
 def _table(comparison: Comparison) -> tuple[list[str], list[list[str | float | None]]]:
-    """Its columns, and a row per variant."""
+    """The columns of the table, and a row per variant."""
     figures = figures_of(comparison.variants)
     columns = [
         "variant",

@@ -53,7 +53,7 @@ class Ended:
 
     @property
     def is_same_everywhere(self) -> bool:
-        """Whether every launch that builds the same model would fail likewise."""
+        """Whether every launch that builds the same model would fail, too."""
         found = self.failure
         is_built = self.variant is None and found is not None and found.stage == "build"
         return is_built and found is not None and fails_everywhere(found)
@@ -73,7 +73,7 @@ class Remaining:
     missing: tuple[str, ...]
     """Variants that are still to be measured."""
     rounds: Mapping[str, int] = field(default_factory=dict)
-    """To run next, by variant: the missing ones, and the baseline with them."""
+    """Rounds to run next, by variant: the missing ones, and the baseline with them."""
     attempts: int = 0
     """Started so far, of this launch."""
     restarts: int = 0
@@ -96,7 +96,7 @@ def attempts(run: RunDir, launch: Launch) -> list[str]:
 
 
 def counting_attempts(run: RunDir, launch: Launch) -> list[str]:
-    """Those of `attempts` that weren't replaced."""
+    """The attempts at a launch that weren't replaced."""
     replaced = run.read_replaced()
     return [attempt for attempt in attempts(run, launch) if attempt not in replaced]
 

@@ -38,7 +38,7 @@ class Costs:
     """The times that launches take."""
 
     start_s: float
-    """Without rounds, and without what only the first launches do."""
+    """Seconds of a launch without rounds, and without what only the first launches do."""
     block_s: float
     """A variant's block in a round."""
     twice: str = ""
@@ -54,7 +54,7 @@ class LaunchTime:
     """The time of a launch."""
 
     start_s: float
-    """Without rounds and warm-up, and without what only the first launches do."""
+    """Seconds without rounds and warm-up, and without what only the first launches do."""
     warmup_s: Mapping[str, float]
     """The warm-up of each variant."""
     block_s: float
@@ -239,7 +239,7 @@ class Outlook:
 
 
 def launch_time(events: Sequence[Event], is_first: bool = False) -> LaunchTime:
-    """From the events of a launch; in the first ones ranks wait for their server's imports."""
+    """The time of a launch by its events; in the first ones ranks wait for their server's imports."""
     once = ONCE | {"start"} if is_first else ONCE
     start_s, warmup_s, blocks_s = 0.0, dict[str, float](), []
     for event, seconds in stages_s(events):
@@ -306,7 +306,7 @@ def _rounds_of_gate(
     costs: Callable[[Collection[str]], Costs],
     left_s: float,
 ) -> dict[str, int]:
-    """As many for both versions of what is undecided."""
+    """Rounds of both versions, equally many, of what is undecided."""
     variants, noise = still_open(gate), comparison.noise
     scatter = Scatter(noise.launch_scatter_percent, noise.round_scatter_percent)
     launches = next_look(repetitions) - repetitions

@@ -51,7 +51,7 @@ def _newest_first(job: str, runs: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _launch_s(run: RunDir) -> float | None:
-    """From one launch to the next: the median of the second half, in which only close rivals run."""
+    """Seconds from one launch to the next: the median of the second half, in which only close rivals run."""
     logs = [log for log in run.read_all_events().values() if log and log[-1].stage == "done"]
     seconds = [*map(elapsed_s, logs)]
     gaps = between_s(logs, run.read_commands()) or [0.0]
@@ -87,7 +87,7 @@ def runs_near(path: Path) -> str:
 
 
 def _runs_below(copy: Path) -> str:
-    """Those in the copy of what a store has, by their URLs."""
+    """The text with the URLs of the runs in the copy of a store."""
     runs = sorted(str(source_of(plan.parent)) for plan in copy.rglob(RunDir(copy).plan.name))
     return f"the runs below it are {first_of(runs, _MOST_NAMED)}" if runs else "name the URL of a run"
 

@@ -70,7 +70,7 @@ class Finished:
     comparison: Comparison
     error: GpurunError | None
     reported: tuple[str, ...] = ()
-    """Its failures and hangs, as they have been shown on stderr."""
+    """Failures and hangs of the run that were shown on stderr."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Prepared:
     run: RunDir
     job_dir: Path
     resumed: Resumption | None = None
-    """What a run that is resumed keeps; `None` of a new one."""
+    """The parts that a resumed run keeps; `None` of a new one."""
 
     @property
     def environments(self) -> list[tuple[Mapping[str, str], str]]:
@@ -124,7 +124,7 @@ class Job:
     resume: Path | None
     output: Output
     keep_at: Url | None = None
-    """Where the run is kept too; `None`: where it was before, if it is resumed."""
+    """The URL at which the run is kept too; `None`: where it was before, if it is resumed."""
 
     @property
     def job_dir(self) -> Path:
@@ -338,7 +338,7 @@ class ProgressTracker:
         )
 
     def remaining_s(self, launches_done: float, elapsed_s: float) -> float | None:
-        """From the speed so far, once enough is done; before that, from the estimate while it holds."""
+        """Seconds that are left: by the speed so far, once enough is done; before that, by the estimate."""
         left = len(self.plan.launches) - (self.first or 0) - launches_done
         if launches_done >= SPEED_FROM_LAUNCHES and self.plan.budget_s is None:
             return left * elapsed_s / launches_done

@@ -31,7 +31,7 @@ MARGIN = 0.05
 CPU_SHARE = 0.8
 """Share of the machine's free memory that all CPU devices together may use."""
 STEPS_OF_LAUNCH = 30
-"""Of each variant, about: the warm-up and some rounds."""
+"""Steps of each variant in a launch, about: the warm-up and some rounds."""
 POLL_S = 0.1
 ENDLESS = Room(1 << 40)
 """The room on a device that no variant of the job uses."""
@@ -263,7 +263,7 @@ class MaxBatchSearch:
         return Room(next(iter([*samples, with_margin(fits)])), next(iter([*reasons, *ended]), ""))
 
     def timeout_text(self) -> str:
-        """That the time is up, what is known by then, and what to do."""
+        """The text that the time is up, what is known by then, and what to do."""
         fitted = [bounds(self.attempts(index))[0] for index in range(self.num_processes)]
         known = ", ".join(
             f"{format_count(fits)} on {device}" for fits, device in zip(fitted, self.devices, strict=False)

@@ -54,13 +54,13 @@ class Invocation:
     overrides: tuple[str, ...]
     """The values of `--set`."""
     job_dir: Path | None = None
-    """Where relative file names of the job start, if not in the job file's own directory."""
+    """The directory from which relative file names of the job start, if not the job file's own."""
     text: str | None = None
     """The job itself, where it is in no file (`gpurun run`); `job_file` is then only a name."""
 
     @property
     def directory(self) -> Path:
-        """Where relative file names of the job start."""
+        """The directory from which relative file names of the job start."""
         return (self.job_dir or self.job_file.parent).absolute()
 
 
@@ -159,7 +159,7 @@ def whole_record(spec: JobSpec, plan: Plan, machine: Machine) -> dict[str, objec
 
 
 def binding_record(bind: str, plan: Plan) -> dict[str, object]:
-    """On which hardware threads the ranks run, by group of launches; empty where they aren't bound."""
+    """The hardware threads that the ranks run on, by group of launches; empty where they aren't bound."""
     ranks = {
         launch.group: {str(p.rank): p.cpus for p in launch.processes if p.cpus} for launch in plan.launches
     }
@@ -206,7 +206,7 @@ def find_run(path: Path) -> RunDir:
 
 
 def _found(path: Path) -> str:
-    """What is there instead of a run, by the name that its user knows."""
+    """The kind of thing that is there instead of a run, by the name that its user knows."""
     if is_job_file(path):
         return f"{source_of(path)} is a job file"
     selftest = next((each for each in _meant(path) if (each / SELFTEST).is_file()), None)
@@ -342,7 +342,7 @@ def as_read_back(plan: Plan) -> Plan:
 
 
 def plan_difference(before: Plan, now: Plan) -> str:
-    """Which part of a run's plan differs from that of the job as it is now; of variants the first figure."""
+    """The part of a run's plan that differs from the plan of the job now; of variants the first figure."""
     old, new = ({variant.id: variant for variant in plan.variants} for plan in (before, now))
     for what, ids in (("no longer has", old.keys() - new.keys()), ("also has", new.keys() - old.keys())):
         if ids:

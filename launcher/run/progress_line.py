@@ -20,7 +20,7 @@ REFRESH_S = 0.1
 LOG_S = 60.0
 """A log gets a line at least this often while rounds are completed."""
 LOGGED_LAUNCHES = 10
-"""That have a line of a log each; later ones have one where the last is `LOG_S` ago."""
+"""Launches that have a line of a log each; later ones have one where the last is `LOG_S` ago."""
 STAGES = {
     "start": "starting",
     "build": "building the model",
@@ -38,9 +38,9 @@ class Status:
     """The current state of a run."""
 
     variant: str | None
-    """As the table calls it: `ddp 48/16`."""
+    """The variant's name in the table: `ddp 48/16`."""
     stage: str
-    """As in `records.Event`."""
+    """The stage of rank 0's last `records.Event`."""
     round: int
     rounds: int
     launch: int

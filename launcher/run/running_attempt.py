@@ -54,12 +54,12 @@ class Starter:
     """Versions that the launches are started with."""
 
     def code_dir(self, launch: Launch) -> Path:
-        """Where relative file names of the job start: in the version of the code that the launch runs."""
+        """The directory from which the job's file names start: in the version that the launch runs."""
         side = self.plan.side_of(launch.variants[0])
         return self.job_dir if side is None else Path(side.job_dir)
 
     def moved(self, launch: Launch) -> tuple[str, str] | None:
-        """From where to where imports are redirected: a gate's first version must not load the second."""
+        """The old and new root of redirected imports: a gate's first version must not load the second."""
         gate = self.plan.gate
         side = self.plan.side_of(launch.variants[0])
         return (gate.b.root, gate.a.root) if gate is not None and side == gate.a else None
@@ -326,7 +326,7 @@ class RunningAttempt:
         return "" if is_one else f"node {self.launch.processes[rank].node} ({self.host_of(rank)})"
 
     def own_logs(self) -> dict[int, Path]:
-        """Where each rank writes; those of other nodes are shown there."""
+        """The logs of this node's ranks; other nodes show those of theirs."""
         return {p.rank: self.run.log(self.name, p.rank) for p in self.launch.processes if p.node == 0}
 
 

@@ -59,14 +59,14 @@ class Session:
     """Shows what the ranks write."""
     clock: TimeSource = time
     resumed: Resumption | None = None
-    """What the run keeps that it goes on with."""
+    """The parts of the run that are kept when it goes on."""
     mistake: ParamsError | None = None
     """The mistake in the job itself, where only building its workload could show it."""
     ranks: RankPool = field(init=False)
     """The ranks of the launch that runs now."""
     attempt: RunningAttempt | None = None
     watch: Watch | None = None
-    """Of the newest attempt."""
+    """The state of the newest attempt's ranks."""
     may_run: bool = False
     """Whether ranks may be running."""
     used: list[RankPool] = field(default_factory=list)

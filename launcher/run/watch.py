@@ -85,7 +85,7 @@ class Tick:
     steps: tuple[int, ...] | None = None
     """Completed steps of every rank; `None`: not read this time."""
     usage: Mapping[int, RankUsage] | None = None
-    """What each running rank does; `None`: not asked this time."""
+    """The activity of each running rank; `None`: not asked this time."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Watch:
         return Due(steps_s, self.observed[-1].at_s + OBSERVE_EVERY_S if self.observed else self.now_s)
 
     def after(self, tick: Tick, limits: Limits) -> "Watch":
-        """The same ranks, one tick later."""
+        """The state of the ranks one tick later."""
         watch = replace(self, now_s=tick.now_s, exits=self.exits + tick.exits)
         for event in tick.events:
             watch = watch._entered(event)

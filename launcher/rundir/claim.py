@@ -34,7 +34,7 @@ class Running:
     start_ticks: int
     """When that process began: its number may have been reused since."""
     pid_namespace: int = 0
-    """In which `pid` counts: containers may share host name and boot. 0 in older claims."""
+    """The namespace in which `pid` counts: containers may share host name and boot. 0 in older claims."""
     launch: str | None = None
     """The attempt of a launch that runs now; `None` between two attempts."""
 
@@ -144,7 +144,7 @@ def in_use(path: Path, found: Running | None) -> str:
 
 
 def progress_text(run: RunDir) -> str | None:
-    """That a command works on the run now; `None`: none does."""
+    """The text that a command works on the run now; `None`: none does."""
     found = read(run)
     if found is None or not found.may_live:
         return None

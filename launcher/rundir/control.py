@@ -176,7 +176,7 @@ def stacks_name(rank: int) -> str:
 
 
 def socket_name(rank: int) -> str:
-    """Where torch answers requests for the rank's collectives."""
+    """The name of the socket at which torch answers requests for the rank's collectives."""
     return f"rank{rank}.sock"
 
 
@@ -279,7 +279,7 @@ class ControlDir:
         return {rank: state for rank in ranks if (state := self._state(rank))}
 
     def running(self) -> dict[int, RankState]:
-        """Those of ranks that still run."""
+        """The contents of the blocks of ranks that still run."""
         return {rank: state for rank, state in self.states().items() if state.is_running}
 
     def _state(self, rank: int) -> RankState | None:

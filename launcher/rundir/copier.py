@@ -15,7 +15,7 @@ from gpurun.launcher.rundir.url import Url
 PLAN = "plan.json"
 _GOES_ON = "the run goes on, and is copied as soon as that is possible"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""Before the store is tried again; doubled each time."""
+"""Seconds before the store is tried again; doubled each time."""
 FINAL_S, INTERRUPTED_S = 60.0, 30.0
 """How long the command waits for the store once the run has ended; a Pod is killed 60 s after SIGTERM."""
 SMALL_BYTES = 1 << 20
@@ -116,7 +116,7 @@ class Copy:
     limit_s: float = FINAL_S
     """How long the command waits for it once the run has ended."""
     error: MachineError | None = None
-    """At the end, that files are missing there."""
+    """The error at the end: files are missing in the copy."""
     interruption: Interrupted | None = None
     """The signal that came meanwhile."""
 

@@ -44,7 +44,7 @@ MAX_EVENTS_BYTES = 1 << 26
 """The limit of rank 0's events, over all launches; and of any file of which all lines are in memory."""
 _MAX_LINE_BYTES = 1 << 20
 _MAX_DAMAGED_LINES = 10_000
-"""Of a file of steps; a full disk damages one line, and each damaged one takes as long as ten others."""
+"""The most damaged lines of a file of steps: a full disk damages one; each takes as long as ten others."""
 _NO_ROOM = "gpurun has no memory for so many steps of a run"
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
@@ -94,7 +94,7 @@ class RunDir(RunPaths):
         return frozenset(self.read(self.replaced, list[str])) if self.replaced.exists() else frozenset()
 
     def program_files(self, launch_id: str) -> Path:
-        """Where a program may save; the same for all attempts at a launch, so that restarts go on from it.
+        """The directory that a program may save in; all attempts at a launch share it, and go on from there.
 
         Attempts that were replaced don't count: what other software has saved is not gone on from.
         """

@@ -19,11 +19,11 @@ _RECORD = re.compile(r"(?!.*events\.jsonl$|rank.*\.jsonl$|.*\.pt\.trace\.json$).
 _DEEPEST = 16
 """A run of gpurun has directories on fewer levels."""
 MAX_ENTRIES = 1_000_000
-"""Of a run, without what programs save. 100 launches on 256 devices leave a tenth of it."""
+"""The most entries of a run, without what programs save: ten times those of 100 launches on 256 devices."""
 
 
 def real_path(path: Path) -> Path:
-    """Where a file or directory is now, all links resolved.
+    """The path of a file or directory now, all links resolved.
 
     Raises:
         OSError: there is none.
@@ -36,7 +36,7 @@ def real_path(path: Path) -> Path:
 
 
 def places_of(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Where files and directories are that a user names: they may be links, to what is meant.
+    """The real paths of files and directories that a user names: they may be links.
 
     Raises:
         TraceError: one doesn't exist.

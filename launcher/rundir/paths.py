@@ -34,7 +34,7 @@ class RunPaths:
     inode: tuple[int, int] | None = field(default=None, compare=False, repr=False)
     """Device and inode of the directory that was checked, if one was: a path may lead elsewhere later."""
     real: Path | None = field(default=None, compare=False, repr=False)
-    """Its path then, links resolved."""
+    """The path of that directory then, links resolved."""
 
     @cached_property
     def within(self) -> tuple[Path, ...]:
@@ -244,7 +244,7 @@ def rank_files(directory: Path, suffix: str) -> dict[int, Path]:
 
 
 def older_part(log: Path) -> Path:
-    """Where the output before that in `log` is, once there was too much."""
+    """The file with the output before that in `log`, once there was too much."""
     return log.with_name(f"{log.name}.1")
 
 
@@ -341,7 +341,7 @@ def check_writable(directory: Path) -> None:
 
 
 def elsewhere(error: MachineError) -> MachineError:
-    """The same error about a new run, which may be written to another place; it may have another remedy."""
+    """The error about a new run, which may be written to another place; it may have another remedy."""
     if limit := remedy(str(error)):  # it holds everywhere
         return MachineError(f"{error}\n    {limit}")
     joint = "or name" if str(error).endswith("free some space") else "name"

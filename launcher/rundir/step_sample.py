@@ -18,12 +18,12 @@ from gpurun.launcher.rundir.paths import MAX_KEPT_ROUNDS
 from gpurun.launcher.rundir.records import StepRecord
 
 LEAST_KEPT_ROUNDS = 8
-"""Of a launch, however many there are in a run; a median and its interval need some."""
+"""The fewest rounds to keep of a launch: a median and its interval need some."""
 MAX_STEPS_BYTES = 100 << 20
-"""What the steps may take in memory that are read at once: 200,000 of a program, or a workload's 120,000."""
+"""The most memory of steps that are read at once: 200,000 of a program, or a workload's 120,000."""
 _STEP_BYTES, _PHASE_BYTES, _GPU_BYTES, _LANE_BYTES = 490, 60, 500, 1000
 _BEGINNING = re.compile(rb'\{"launch":"([ -!#-\[\]-~]*)","round":(\d{1,15}),')
-"""Of a step as a rank writes it: the launch, without a character that JSON escapes, and the round."""
+"""The beginning of a step in a file: the launch, without characters that JSON escapes; the round."""
 _64_BITS = (1 << 64) - 1
 _NO_PHASES: Mapping[str, int] = {}
 
@@ -45,7 +45,7 @@ class RoundSample:
     _newest: int = -1
     _seed: int = field(init=False)
     _levels: list[int] = field(default_factory=list)
-    """Of the rounds that are kept."""
+    """The levels of the rounds that are kept."""
 
     def __post_init__(self) -> None:
         self._seed = int.from_bytes(hashlib.blake2b(self.launch.encode(), digest_size=8).digest())
@@ -84,12 +84,12 @@ class _Lane:
     launch: str
     steps: list[StepRecord] = field(default_factory=list)
     num_settled: int = 0
-    """Of so many from the first on, each round has one record, and none goes on later."""
+    """The number of steps from the first on that have one record for each round; none goes on later."""
     num_bytes: int = _LANE_BYTES
     sample: RoundSample | None = None
     """The rounds that were kept when some were dropped last; a later one that isn't in it won't be."""
     _num_fitted: int = 0
-    """How many steps there were then."""
+    """The number of steps that were left then."""
 
     def add(self, steps: Sequence[StepRecord]) -> None:
         self.steps += steps
@@ -118,13 +118,13 @@ class _Lane:
         self._num_fitted = len(self.steps)
 
     def _first_of_last(self) -> int:
-        """Where the last round begins; the last step where there is no round."""
+        """The position at which the last round begins; the last step where there is no round."""
         fresh = range(self.num_settled, len(self.steps))
         newest = max((self.steps[i].round for i in fresh), default=0)
         return next((i for i in fresh if newest and self.steps[i].round == newest), len(self.steps) - 1)
 
     def _one_of_each(self, steps: Iterable[StepRecord]) -> list[StepRecord]:
-        """In the order of the steps, those of no round as they are."""
+        """One step of each round, in the order of the steps; steps of no round stay as they are."""
         blocks: dict[tuple[int, str, int], list[StepRecord]] = {}
         for step in steps:
             if step.kind == "skipped":
@@ -136,7 +136,7 @@ class _Lane:
         return sorted(found, key=lambda step: step.step)
 
     def _sampled(self, block: Sequence[StepRecord]) -> list[StepRecord]:
-        """The same step on all ranks; the peak and the load are those of the block."""
+        """One step of the block, the same on all ranks, with the peak and the load of the block."""
         step = block[crc32(f"{self.launch}/{block[0].round}".encode()) % len(block)]
         mean_ns = fmean(record.step_ns if record.block_ns is None else record.block_ns for record in block)
         peaks = [record.peak_bytes for record in block if record.peak_bytes is not None]
@@ -165,7 +165,7 @@ class StepsInMemory:
     """Rounds of a launch; `None`: they are all whole."""
     num_bytes: int = 0
     _lanes: dict[tuple[str, int, str], _Lane] = field(default_factory=dict)
-    """By variant, rank and launch."""
+    """The steps by variant, rank and launch."""
 
     def add(self, variant: str, rank: int, steps: Iterable[StepRecord]) -> bool:
         """Whether there was room for further steps of a rank, in their order."""
@@ -233,7 +233,7 @@ class VariantSteps:
     by_rank: dict[int, list[StepRecord]]
     """In the order in which they were written."""
     damage: tuple[str, ...]
-    """What isn't read."""
+    """The texts about what isn't read."""
 
 
 def _heads(lines: bytes) -> Iterator[tuple[tuple[bytes, bytes] | None, bytes]]:

@@ -138,7 +138,7 @@ def _draft(target: Path) -> Iterator[Path]:
 
 
 def read_versions(run: Path) -> Versions:
-    """Those of the files that were copied, in either direction."""
+    """The versions of the files that were copied, in either direction."""
     try:
         with open_regular(run / VERSIONS) as file:
             return msgspec.json.decode(file.read(MOST_VERSIONS_BYTES), type=Versions)

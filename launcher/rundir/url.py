@@ -10,11 +10,11 @@ _PATHS = ("file", "local", "hdfs", "dbfs", "memory")
 """Kinds of stores whose URL may have no bucket or host before its path: `file:///data/run`."""
 _READ_ONLY = ("http", "https", "github", "gist", "git", "zip", "tar", "data")
 _PACKAGES = {"smbclient": "smbprotocol", "libarchive": "libarchive-c"}
-"""On PyPI, by the name of the module, where they differ."""
+"""Names on PyPI by that of the module, where they differ."""
 
 
 class Url(str):
-    """Where a run is kept, or is to be."""
+    """The URL at which a run is kept, or is to be."""
 
 
 def as_url(text: str, is_used_here: bool = True) -> Url | None:

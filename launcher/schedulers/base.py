@@ -146,7 +146,7 @@ class Submission:
         return ["--out", f"{options.out}/{name}"] if options.out else []
 
     def store_in_bash(self, options: SubmitOptions, name: str) -> str:
-        """Likewise, for a script in which bash expands `name`."""
+        """The words with which a run is kept in the store too, for a script in which bash expands `name`."""
         return f' --out {shlex.quote(options.out)}/"{name}"' if options.out else ""
 
     def report(self, options: SubmitOptions, name: str) -> str:
@@ -175,7 +175,7 @@ class Submission:
 
     @property
     def _gpus_named(self) -> int | None:
-        """By `devices`."""
+        """The number of GPUs that `devices` names; `None` where it names no number."""
         devices = self.spec.devices
         if devices == AUTO or devices in GPU_KINDS:
             return None
@@ -225,7 +225,7 @@ class Queue:
     script_name: str
     """The name of the script in `runs/NAME/`; with `LABEL` in it, where the job reads it only later."""
     takes: frozenset[str]
-    """Those of `SubmitOptions` that it obeys, besides `nodes` and `further`."""
+    """The fields of `SubmitOptions` that it obeys, besides `nodes` and `further`."""
     script: Callable[[Submission, SubmitOptions], str]
     """The batch script or manifest, the same for the same arguments; it holds no secret."""
     call: Callable[[Submission, SubmitOptions, Path, str], SubmitCommand]
@@ -233,15 +233,15 @@ class Queue:
     next_commands: Callable[[Submission, SubmitOptions, str], Mapping[str, str]]
     """How to look after the job of this id; keys are `state`, `logs`, `results`, `cancel`."""
     job_id: Callable[[Submission, str], str | None] = lambda submission, output: submission.label
-    """Its id, from what the command prints; `None`: that is no id."""
+    """The job's id, from what the command prints; `None`: that is no id."""
     undo: Callable[[SubmitCommand, str], str] = lambda call, output: ""
     """The command that removes what a refused call made, from what it printed; empty: it made nothing."""
     requeue: Callable[[str], str] = lambda directory: ""
     """The command that queues the job of a run again, from the name of the run's directory; empty: none."""
     note: Callable[[Submission, SubmitOptions], str | None] = lambda submission, options: None
-    """What may be missing in the script, which the scheduler takes as it is."""
+    """The note on what the script may lack, which the scheduler takes as it is."""
     fewer: str = ""
-    """With what a job with `nodes: 2..4` begins, for the documentation; empty: with all 4."""
+    """The number of nodes that a job with `nodes: 2..4` begins with, for the documentation; empty: all 4."""
     is_foreground: bool = False
     """Whether the command lasts as long as the job, and shows its output."""
 
@@ -251,11 +251,11 @@ class Scheduler:
     """Starts one gpurun per node. Its functions read the environment of a process; `None`: not known."""
 
     name: str
-    """As messages call it."""
+    """The name of the scheduler in messages."""
     node_rank: Callable[[Environ], int | None]
     """Which node this is, from 0."""
     rendezvous: Callable[[Environ], str | None]
-    """Where the nodes meet: HOST[:PORT], on node 0."""
+    """The place at which the nodes meet: HOST[:PORT], on node 0."""
     num_nodes: Callable[[Environ], int | None]
     preemption: str
     """How a node learns that it is taken away, and what happens to the job."""
@@ -367,7 +367,7 @@ def number(environ: Environ, key: str) -> int | None:
 
 
 def number_if_plain(environ: Environ, key: str) -> int | None:
-    """Likewise; `None` also for anything but a plain number, such as the range `1:4`."""
+    """The number in a variable; `None` without it, and for anything but a plain number, such as `1:4`."""
     text = environ.get(key, "")
     return int(text) if text.isdecimal() else None
 

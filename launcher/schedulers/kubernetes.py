@@ -28,9 +28,9 @@ from gpurun.launcher.schedulers.base import (
 
 Manifest = dict[str, Any]
 PORT = 29400
-"""On node 0. A Pod has addresses of its own, so that no other job can take it."""
+"""The port on node 0. A Pod has addresses of its own, so that no other job can take it."""
 RUNS, POD_NAME = "/runs", "$(POD_NAME)"
-"""Where Pods see the volume for run directories, and what each calls its own."""
+"""The path at which Pods see the volume for run directories, and the name that each has for its own."""
 DEFAULT_CLAIM = "gpurun-runs"
 GRACE_S = 60
 """Between SIGTERM and SIGKILL: what was measured is on disk already, so this is for the report."""
@@ -39,7 +39,7 @@ NVIDIA = "nvidia.com/gpu"
 """The resource of NVIDIA's device plugin."""
 CONTAINER = "gpurun"
 POD_LABEL = "batch.kubernetes.io/job-name"
-"""Of a Job's Pods."""
+"""The label of a Job's Pods."""
 MOST_SHOWN = 100
 """Characters of a wrong name that a message repeats."""
 _LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
@@ -286,7 +286,7 @@ def is_in_store_alone(options: SubmitOptions) -> bool:
 
 
 def results(options: SubmitOptions) -> str:
-    """Where run directories are."""
+    """The place of run directories."""
     place = f"at {options.out}" if options.out else f"in the volume of the claim {claim(options)}"
     return f"{place}, below the name of node 0's Pod"
 

@@ -24,7 +24,7 @@ from gpurun.launcher.schedulers.base import (
 )
 
 FIRST_JOB_PORT, NUM_JOB_PORTS = 20_000, 10_000
-"""Of the ports at which nodes meet: below Linux's range for outgoing connections, 32768 and up."""
+"""The range of ports at which nodes meet: below Linux's range for outgoing connections, 32768 and up."""
 MAX_HOSTS = 100_000
 NOTICE_S = 120
 """How long before the time limit ranks get SIGUSR1; Slurm may send it up to a minute earlier."""
@@ -67,7 +67,7 @@ def _unreadable(text: str) -> SpecError:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside brackets."""
+    """The parts of the text between commas outside brackets."""
     return re.split(r",(?![^\[]*\])", text.strip())
 
 

@@ -51,9 +51,9 @@ RUNTIME = "torch-distributed"
 NODES = "node"
 """The runtime's replicated Job, whose Pods are the nodes; its container is called the same."""
 MANAGER = "gpurun.io/submit"
-"""Whose patches these are."""
+"""The manager that these patches belong to."""
 POD_LABEL = "jobset.sigs.k8s.io/jobset-name"
-"""Of the Pods: Trainer makes a JobSet, called like the TrainJob."""
+"""The label of the Pods: Trainer makes a JobSet, called like the TrainJob."""
 
 
 def trainjob_script(wanted: Submission, options: SubmitOptions) -> str:

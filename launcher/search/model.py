@@ -28,7 +28,7 @@ OWN_VARIANCE = 0.01**2
 TRIAL_VARIANCE = 0.02**2
 """The variance of one trial from the next, besides the noise of its steps."""
 PRIOR_WEIGHT = 1.0
-"""These guesses count as much as one effect of each kind would."""
+"""The weight of these guesses, in effects of each kind."""
 ITERATIONS = 30
 JITTER = 1e-10
 
@@ -52,7 +52,7 @@ class Posterior:
     mean: Floats
     covariance: Floats
     trial_variance: float = 0.0
-    """Of log time from one trial of a combination to the next, besides the noise of its steps."""
+    """The variance of log time between trials of a combination, besides the noise of its steps."""
 
     def draws(self, number: int, rng: np.random.Generator) -> Floats:
         """Times that they may have, all together: an array of `number` rows."""
@@ -218,7 +218,7 @@ def _weighted(rows: Levels, columns: Levels, variances: Floats) -> Floats:
 
 
 def _kernels(rows: Levels, columns: Levels) -> Iterator[Floats]:
-    """Where combinations share the value of a key, of every key; then of every pair of keys."""
+    """Matrices: 1 where combinations share the value of a key, for every key, then every pair of keys."""
     keys = range(rows.shape[1])
     same = [(rows[:, key, None] == columns[None, :, key]).astype(float) for key in keys]
     yield from same

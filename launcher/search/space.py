@@ -34,7 +34,7 @@ class Space:
     num_combinations: int
     """The number of combinations of the lists; several may come to the same work."""
     plan: Plan
-    """With a launch for all variants that the same ranks can try, one after the other."""
+    """The plan, with a launch for all variants that the same ranks can try, one after the other."""
     impossible: tuple[Unmeasured, ...]
 
     @property

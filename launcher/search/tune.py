@@ -268,7 +268,7 @@ class Screening:
             write_json(self.tuning.run.comparison, compare_run(self.tuning.run))  # for the tab
 
     def in_order(self, combinations: Sequence[int]) -> list[int]:
-        """Those that the same ranks can try follow each other."""
+        """The combinations in an order in which those that the same ranks can try follow each other."""
         launches = [launch.id for launch in self.tuning.space.plan.launches]
         variants = self.tuning.space.variants
         return sorted(

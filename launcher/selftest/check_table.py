@@ -29,7 +29,7 @@ from gpurun.launcher.selftest.evidence import (
 )
 
 BLOCKING = ("torch and driver", "visible devices", "whole GPUs", "run directory")
-"""If one of these fails, no rank is started."""
+"""The checks that keep every rank from being started if they fail."""
 
 
 @dataclass(frozen=True)

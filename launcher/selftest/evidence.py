@@ -59,7 +59,7 @@ class DeviceRate:
     gflop_per_s: float
     matrix_rows: int
     queue_share: float
-    """As in `DeviceFacts`."""
+    """The share of the time that the rank waited for a core, as in `DeviceFacts`."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class CheckResult:
     figures: tuple[Mapping[str, Any], ...] = ()
     """The `case` of each thing that it found (`findings.check_cases`), and the figures in its sentence."""
     node: int | None = None
-    """On which of several nodes; `None`: on the only one, or on all of them together."""
+    """The node, of several; `None`: the only one, or all of them together."""
     host: str | None = None
     """The host of that node."""
 
@@ -107,7 +107,7 @@ def skipped(case: str, **figures: Any) -> CheckResult:
 
 
 def _result(status: Status, case: Case, figures: Mapping[str, Any]) -> CheckResult:
-    """With the sentence of the case; `None` among the figures: it isn't known."""
+    """A result with the sentence of the case; `None` among the figures: it isn't known."""
     known = {name: value for name, value in figures.items() if value is not None}
     remedy = worded(case.remedy, known) or None
     return CheckResult("", status, worded(case.sentence, known), remedy, (known,))
@@ -126,7 +126,7 @@ class Evidence:
 
     kind: Accelerator
     devices: tuple[str, ...]
-    """As a job names them; empty where there is none of the kind."""
+    """The devices as a job names them; empty where there is none of the kind."""
     machine: Machine
     torch: str | None
     """The version of the installed torch."""
@@ -135,7 +135,7 @@ class Evidence:
     health: tuple[GpuHealth, ...]
     """The health by device; empty for CPUs."""
     free_gib: float
-    """On the disk of the run directory."""
+    """Free space on the disk of the run directory, in GiB."""
     machine_id: str = ""
     """The identifier by which machines of one name differ."""
     earlier: tuple[EarlierRate, ...] = ()

@@ -81,7 +81,7 @@ def least_sent(way: str, seen: Evidence) -> float:
 
 
 def least_reduced(way: str, seen: Evidence) -> float:
-    """Likewise an all-reduce."""
+    """The share of what a link carries that an all-reduce has to reach."""
     return LEAST_OVER_NETWORK[seen.kind.is_host] if way == NETWORK else LEAST_REDUCED[is_nvlink(way)]
 
 
@@ -132,7 +132,7 @@ def pcie_links(seen: Evidence) -> CheckResult:
 
 
 def why_slow(pair: PairRate, pairs: list[PairRate], seen: Evidence) -> Mapping[str, Any] | None:
-    """Its figures next to its link's or another pair's; `None` where it is as fast as it should be."""
+    """Figures of a slow pair, next to its link's or another pair's; `None` where the pair is fast enough."""
     way, carries = transport(seen, pair.low, pair.high), link_gb_per_s(seen, pair.low, pair.high)
     if carries and pair.gb_per_s < least_sent(way, seen) * carries:
         return {"gb_per_s": pair.gb_per_s, "way": way, "carried_gb_per_s": carries}

@@ -22,7 +22,7 @@ from gpurun.launcher.units import format_gib, numbers_text, percent_decimals, ro
 
 _SERIAL = re.compile("[0-9a-f]{16}")
 CLOCK_OFF_PERCENT = 5.0
-"""By how much a device's clock may differ from the host's over half a second."""
+"""Percent by which a device's clock may differ from the host's over half a second."""
 LEAST_CLOCK = 0.6
 """The share of the highest clock, at work: power caps take less."""
 AT_POWER_LIMIT = 0.9
@@ -30,9 +30,9 @@ AT_POWER_LIMIT = 0.9
 LEAST_OF_BEST = {True: 0.5, False: 0.85}
 """The least rate of a device, as a share of the fastest of its model; by whether devices share the host."""
 LEAST_OF_PEAK = 0.3
-"""Likewise of its model's peak, which GPUs with a low power limit reach to less than a half."""
+"""The least rate, as a share of its model's peak: GPUs with a low power limit reach less than a half."""
 LEAST_OF_EARLIER = {True: 0.5, False: 0.9}
-"""Likewise of the fastest that the device was before."""
+"""The least rate, as a share of the device's fastest earlier one; by whether devices share the host."""
 LEAST_FREE_GIB = 1.0
 """Traces of a long job take more; a self-test needs a few MiB."""
 

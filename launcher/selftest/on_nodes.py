@@ -49,7 +49,7 @@ def selftest_on_nodes(
 
     Raises:
         SpecError: as `run_selftest`; or the nodes were started differently.
-        MachineError: likewise; or node 0 can't be reached, or nodes are missing.
+        MachineError: as `run_selftest`; or node 0 can't be reached, or nodes are missing.
         NodesError: a node is lost; on others than the first, also where a check failed on any of them.
         Interrupted: as `run_selftest`, on any node.
     """

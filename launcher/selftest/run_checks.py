@@ -70,7 +70,7 @@ def measuring_job(devices: Sequence[str], directory: Path, **keys: object) -> st
 
 
 def links_job(devices: Sequence[Sequence[str]], directory: Path) -> str:
-    """The same by the devices of all nodes; pairs are those of different nodes at the same place on each."""
+    """The job that measures links by the devices of all nodes; a pair has the same place on both nodes."""
     names = [f"{name}@{node}" for node, own in enumerate(devices) for name in own]
     first = [0, *accumulate(len(own) for own in devices)]
     pairs = [
@@ -89,7 +89,7 @@ def joining_job(devices: Devices, num_nodes: int) -> str:
 
 
 def training_job(devices: Sequence[str]) -> str:
-    """Both strategies, even and uneven, with traces."""
+    """The job that trains under both strategies, even and uneven, with traces."""
     compare = {"strategy": ["ddp", "dp"], "split": _splits(len(devices))}
     batch = 6 * (len(devices) + 1)
     return _job(

@@ -109,7 +109,7 @@ class SelfTest:
         """Runs a job in a directory of its own; what becomes of it is evidence, not an error.
 
         Raises:
-            Interrupted: likewise.
+            Interrupted: as `execute`.
         """
 
         def run() -> Finished:
@@ -246,7 +246,7 @@ def wished_devices(wish: str, machine: Machine) -> tuple[Accelerator, tuple[str,
 
     Raises:
         SpecError: see `begin_evidence`.
-        MachineError: likewise.
+        MachineError: see `begin_evidence`.
     """
     value = parsed(wish)
     if value == AUTO:

@@ -229,7 +229,7 @@ def _pairs(num_values: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def _select_average(values: NDArray[np.float64], rank: int) -> float:
-    """The same for so many sorted `values` that their averages don't fit in memory: bisected by counting."""
+    """One such average, of sorted `values` with too many averages for the memory: by bisection."""
     places = np.arange(len(values))
 
     def reaches_rank(average: float) -> bool:
@@ -349,7 +349,7 @@ def percent_from_log(log_ratio: float) -> float:
 
 
 def percent_interval(log_interval: Interval | None) -> Interval | None:
-    """The same interval in percent; the order of its ends is kept, since the conversion is monotone."""
+    """The interval in percent; the order of its ends is kept, since the conversion is monotone."""
     if log_interval is None:
         return None
     return percent_from_log(log_interval[0]), percent_from_log(log_interval[1])

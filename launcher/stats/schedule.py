@@ -15,8 +15,8 @@ T = TypeVar("T")
 WINDOW_STEPS = 5
 """Steps between two checks whether the warm-up is steady; the medians compared are of as many."""
 NEXT_WINDOW_STEPS = 3
-"""The same of a variant whose model another one has warmed up: all but its first step takes as long as later
-ones."""
+"""Steps between two such checks, of a variant whose model another one has warmed up: all but its first step
+takes as long as later ones."""
 MAX_WARMUP_STEPS = 30
 """After so many steps a variant counts as warm, steady or not; the result has a note then."""
 TOLERANCE = 0.02
@@ -27,7 +27,7 @@ deviation of their steps from their own medians, for normal noise (400,000 simul
 windows it is so much that noise alone is as often (14 %) taken for a warm-up that isn't over."""
 
 ROUNDS = 3
-"""Of a launch, while nothing is known of what launches and rounds scatter by: fewer say little about it."""
+"""Rounds of a launch while no scatter is known: fewer say little about it."""
 
 MOST_REPETITIONS = 64
 """Launches of each group until all is decided: smaller differences than those detect are hardly worth it."""

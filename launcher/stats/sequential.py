@@ -40,7 +40,7 @@ _WIDEST = 8.0
 """Standard deviations beyond which there is no probability worth integrating."""
 _PRECISION = 1e-12
 _MOST_STEPS = 60
-"""As many as halving would take; Newton's method takes about five."""
+"""The most iterations: as many as halving would take; Newton's method takes about five."""
 
 
 def next_look(launches: int) -> int:

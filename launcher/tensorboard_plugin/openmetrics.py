@@ -55,7 +55,7 @@ class MetricFamily:
     samples: Iterable[Sample]
 
     def lines(self) -> Iterator[str]:
-        """Those of the text format; none where nothing is known."""
+        """The metric's lines of the text format; none where nothing is known."""
         suffix = {"counter": "_total", "info": "_info"}.get(self.kind, "")
         known = [(labels, value) for labels, value in self.samples if value is not None]
         if known:
@@ -67,7 +67,7 @@ class MetricFamily:
 
 
 def _quoted(text: str) -> str:
-    r"""As label values are: `\`, `"` and line breaks are escaped."""
+    r"""The text as a label value: `\`, `"` and line breaks are escaped."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 

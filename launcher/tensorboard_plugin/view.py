@@ -182,6 +182,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_lines(log: IO[bytes]) -> str:
-    """Without moving the position that the child shares with us."""
+    """The last lines of the log; the position that the child shares with us doesn't move."""
     text = os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")
     return "\n".join(f"    {line}" for line in text.strip().splitlines()[-5:])

@@ -72,16 +72,16 @@ class RankTime:
     rank: int
     span_ns: float
     lost_ns: Mapping[Part, float]
-    """What the rank loses by itself."""
+    """Time that the rank loses by itself, by part."""
     comm_ns: float = 0.0
     """Communication that nothing overlaps, waiting included."""
     wait_ns: float = 0.0
     """The part of it until another rank came."""
     samples: int | None = None
     queued_ns: float = 0.0
-    """In which it waited for cores that other programs used."""
+    """Time in which it waited for cores that other programs used."""
     added_ns: float = 0.0
-    """What recording added to the step, and to the wait of its GPU for the host."""
+    """Time that recording added to the step, and to the wait of its GPU for the host."""
 
     @property
     def work_ns(self) -> float:
@@ -97,7 +97,7 @@ class StageWait:
     awaited: tuple[int, ...]
     """The stages that it waits for."""
     ranks: tuple[int, ...]
-    """Of the stage."""
+    """The ranks of the stage."""
     wait_ns: float
     span_ns: float
 
@@ -107,7 +107,7 @@ class MeasuredRanks:
     """The time of ranks."""
 
     ranks: tuple[RankTime, ...]
-    """Those whose time is known."""
+    """The ranks whose time is known."""
     slowest: int
     """The rank among them that works longest."""
     is_whole: bool = True
@@ -117,13 +117,13 @@ class MeasuredRanks:
     last: StragglerReport | None = None
     """The rank that came last to most collectives; `None` where none is to blame."""
     bubble: StageWait | None = None
-    """Of the stage with the largest one."""
+    """The wait of the pipeline stage that waits most."""
     of: str = "its step"
-    """What the time is the whole of."""
+    """The whole that the times are a part of, as a sentence calls it."""
     transfer_groups: str | None = None
-    """Where most of the transfer is, among several kinds of parallelism."""
+    """The groups with most of the transfer, where there are several kinds of parallelism."""
     wait_groups: str | None = None
-    """Likewise of waiting."""
+    """The groups with most of the waiting, where there are several kinds of parallelism."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,12 @@ class Cause:
 
     part: Part
     ranks: tuple[int, ...]
-    """Those that lose it; of a wait for a rank, the one that the others wait for."""
+    """The ranks that lose it; of a wait for a rank, the one that the others wait for."""
     saved_ns: float
-    """What the step would be shorter by at most, without it."""
+    """Time by which the step would be shorter without it, at most."""
     span_ns: float
     figures: Mapping[str, Any]
-    """For the sentence, by name with units."""
+    """Figures in the sentence, by name with units."""
     more_ns: float | None = None
     """The growth over the variant compared with: healthy steps lose some of it, too."""
 
@@ -147,7 +147,7 @@ class Cause:
 
     @property
     def share(self) -> float:
-        """Its share of the step."""
+        """Share of the step."""
         return self.saved_ns / self.span_ns if self.span_ns else 0.0
 
     @property

@@ -191,7 +191,7 @@ def _is_python_known(rank: RankTrace) -> bool:
 
 
 def _thread_us(rank: RankTrace) -> tuple[float, float]:
-    """What the thread that steps works, and waits for a core, per step; 0 in traces of others."""
+    """Work of the thread that steps, and its wait for a core, in µs per step; 0 in traces of others."""
     return (rank.facts.thread_cpu_ns / 1000, rank.facts.queue_ns / 1000) if rank.facts else (0.0, 0.0)
 
 
@@ -277,7 +277,7 @@ def _is_total(rank: RankTrace) -> bool:
 
 
 def whole_ranks(ranks: Sequence[RankTrace]) -> Sequence[RankTrace]:
-    """Those whose files don't end early; all, where all do."""
+    """The ranks whose files don't end early; all, where every file does."""
     return [rank for rank in ranks if not rank.is_cut] or ranks
 
 

@@ -105,7 +105,7 @@ def _blocks(analysis: Analysis, within: Sequence[Path], base_ns: int) -> Iterato
 
 
 def _in_file_ns(part: RankPart, digest: Digest) -> int:
-    """Its start, in the file's own time."""
+    """The start of a part, in the file's own time."""
     return part.local.start + digest.base_ns - digest.zero_ns
 
 
@@ -137,7 +137,7 @@ class _Mover:
     labelled: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     """Processes that the file has metadata for, by the kind of metadata."""
     half_arrows: dict[tuple[Any, Any], RawEvent] = field(default_factory=dict)
-    """With a window: one end of an arrow, until the other end is found in it."""
+    """Ends of arrows in a window, until the other end of each is found in it."""
 
     def move(self, events: Sequence[RawEvent], block: bytes) -> list[RawEvent]:
         """The mapped events; events without a time keep none."""

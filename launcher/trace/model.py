@@ -49,7 +49,7 @@ class HostWhileIdle:
 
 @dataclass(frozen=True)
 class LaunchDelay:
-    """From the launching call to the start of the GPU work."""
+    """The delay from the launching call to the start of the GPU work."""
 
     median: float
     max: float
@@ -101,7 +101,7 @@ class StepBreakdown(Breakdown):
 
     step: int
     start_us: float
-    """On the aligned clock, since `base_time_ns`."""
+    """The start on the aligned clock, since `base_time_ns`."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ class NameTotal:
     count: int
     """The calls of an operator or module on the CPU; replays of a CUDA graph aren't any."""
     device_us: float
-    """On the GPU: the work itself, or what was launched, or captured and replayed, directly from here."""
+    """Time on the GPU: the work itself, or what was launched, or captured and replayed, from here."""
     host_us: float
-    """On the CPU, without nested ranges."""
+    """Time on the CPU, without nested ranges."""
     comm_us: float = 0.0
     """The communication in `device_us` of an operator or module."""
     memcpy_us: float = 0.0
@@ -128,7 +128,7 @@ class GroupTotal:
     """Communication of one process group."""
 
     group: str
-    """As in `CollectiveReport`."""
+    """The name of the group, as in `CollectiveReport`."""
     count: int
     num_bytes: int | None
     comm_us: float
@@ -142,7 +142,7 @@ class DeviceTrace:
     """One of several GPUs that a rank's process uses."""
 
     device: str
-    """Its number in the trace."""
+    """The device's number in the trace."""
     total: Breakdown
     steps: tuple[StepBreakdown, ...]
 
@@ -170,7 +170,7 @@ class RankFacts:
     thread_cpu_ns: int
     """CPU time of the thread that steps: the mean over the recorded steps."""
     queue_ns: int = 0
-    """For how long that thread waited for a core, likewise: a part of its operators' time, too."""
+    """Mean nanoseconds of a step that this thread waited for a core; part of its operators' time, too."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class CollectivePart:
 
     rank: int
     start_us: float
-    """On the aligned clock, since `base_time_ns`."""
+    """The start on the aligned clock, since `base_time_ns`."""
     wait_us: float | None
     transfer_us: float | None
 
@@ -223,7 +223,7 @@ class CollectiveReport:
     seq: int
     kind: str
     parallelism: str
-    """As in `ParallelKind`."""
+    """The kind of parallelism, as in `ParallelKind`."""
     bytes: int | None
     algorithm_gb_per_s: float | None
     bus_gb_per_s: float | None
@@ -239,7 +239,7 @@ class StragglerReport:
 
     rank: int
     collectives: int
-    """That it took part in, and of which the last rank is known."""
+    """Collectives that it took part in, and of which the last rank is known."""
     last_arrivals: int
     wait_caused_us: float
 
@@ -264,7 +264,7 @@ class ParallelKind:
     kind: str
     """data, tensor, pipeline, expert or context; other, where neither names nor structure decide."""
     groups: tuple[str, ...]
-    """As in `CollectiveReport`."""
+    """Keys of `TraceReport.groups`."""
     ranks: tuple[ParallelRank, ...]
 
     def mean_us(self, num_ranks: int) -> tuple[float, float, float | None]:
@@ -305,9 +305,9 @@ class PipelineStage:
     ranks: tuple[int, ...]
     span_us: float
     bubble_us: float
-    """Nothing but waiting for other stages."""
+    """Time of nothing but waiting for other stages."""
     waits_us: Mapping[str, float]
-    """The same by the stage that is waited for. A moment may count for several."""
+    """Waiting for other stages, by the stage that is waited for. A moment may count for several."""
     messages: tuple[MessageWaits, ...]
 
     @property
@@ -354,7 +354,7 @@ class TraceReport:
     pipeline: tuple[PipelineStage, ...]
     """Empty if no messages run between stages."""
     kernels_by_shape: tuple[KernelTotal, ...] | None = None
-    """This and what follows only if it was asked for."""
+    """The kernels by shape. `None`, like the tables that follow, if it wasn't asked for."""
     shapes: tuple[ShapeTotal, ...] | None = None
     shapes_in_steps: tuple[ShapeTotal, ...] | None = None
     """The shapes of what the steps launched, where the traces have steps."""
@@ -365,7 +365,7 @@ class TraceReport:
     launches: tuple[LaunchTotals, ...] | None = None
     critical_path: CriticalPath | None = None
     findings: tuple[Finding, ...] = ()
-    """What that means, and what was noticed."""
+    """The meaning of these figures, and what was noticed."""
 
     @property
     def conclusion(self) -> str:

@@ -20,7 +20,7 @@ from gpurun.launcher.trace.kineto.trace_file import ReadLimits, allowed_bytes, s
 from gpurun.launcher.trace.requested_tables import Table
 
 PARALLEL_FROM_BYTES = 16 << 20
-"""For less than this in total, starting processes takes longer than reading."""
+"""Bytes in total below which starting processes takes longer than reading."""
 PACKED_FACTOR = 15
 """Uncompressed bytes per byte of gzip."""
 
@@ -37,9 +37,9 @@ class FileShare:
     show: Set[Table]
     """The tables on request."""
     most_bytes: int
-    """That they may unpack to together."""
+    """The most bytes that they may unpack to together."""
     within: Sequence[Path] = ()
-    """Where they have to be; see `ReadLimits`."""
+    """The directories that they have to be in; see `ReadLimits`."""
 
 
 def read_all(

@@ -20,7 +20,7 @@ class ShapeTotal:
     types: str
     """The types of the same tensors."""
     count: int
-    """With each replay of a CUDA graph that captured it."""
+    """The number of calls, with each replay of a CUDA graph that captured them."""
     device_us: float
     """The time of the GPU work launched directly from it; where the CPU is the device, on the CPU."""
     flops: int | None
@@ -92,7 +92,7 @@ class CollectiveTotal:
     algorithm_gb_per_s: float | None
     bus_gb_per_s: float | None
     arrival_spread_us: float | None
-    """From the first rank's arrival to the last one's."""
+    """The time from the first rank's arrival to the last one's."""
     wait_us: float | None
     """Sum over ranks and collectives."""
 
@@ -108,7 +108,7 @@ class CopyTotal:
     device_us: float
     gb_per_s: float | None
     exposed_us: float
-    """Without compute or communication on the same device at the same time."""
+    """Time without compute or communication on the same device at the same time."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,14 @@ class LaunchTotals:
 
     rank: int
     delay_percentiles_us: tuple[float, float, float, float]
-    """From the launching call to the start of the work: 50 %, 90 %, 99 %, largest."""
+    """Percentiles of the delay from the launching call to the work: 50 %, 90 %, 99 %, largest."""
     queue_mean: float
     """Pieces of work that are launched and not done, over time."""
     queue_max: int
     queue_empty_percent: float
     """Share of the time in which nothing was launched that wasn't done."""
     queue: tuple[tuple[float, int], ...]
-    """Its length over time: µs since `base_time_ns` on the rank's own clock, pieces; up to 200 points."""
+    """Lengths over time: µs since `base_time_ns` on the rank's own clock, pieces; up to 200 points."""
     short_kernels: int
     """Kernels of less than 10 µs."""
     short_us: float
@@ -162,7 +162,7 @@ class CriticalPath:
     names: tuple[PathPart, ...]
     """Kernels and collectives with most time on the path."""
     ranks: tuple[PathPart, ...]
-    """The same time by rank, without transfer, which belongs to no rank."""
+    """The path's time by rank, without transfer, which belongs to no rank."""
     even_gain_us: float | None
     """The time that the job would gain if all ranks computed and copied equally long.
 

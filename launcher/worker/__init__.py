@@ -19,4 +19,4 @@ ORDER = (
     "selftest",
     "entry",
 )
-"""From the bottom; a test reads every import."""
+"""Packages from the bottom; a test reads every import."""

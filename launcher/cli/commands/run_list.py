@@ -83,7 +83,7 @@ def runs_to_delete(paths: Sequence[Path]) -> list[Path]:
 
 
 def run_to_delete(path: Path) -> Path:
-    """The same of one path."""
+    """The run directory to delete that this path means."""
     from gpurun.launcher.run.open import find_run, run_directory
     from gpurun.launcher.rundir.paths import LATEST, PLAN, is_ours
     from gpurun.launcher.rundir.store import source_of

@@ -30,7 +30,7 @@ MAX_LABEL = 36
 
 
 def further_options(command: F) -> F:
-    """For whatever submits: an option for any other of its options."""
+    """Adds an option for any other option of the command that submits."""
     for name, example in reversed(COMMANDS.items()):
         text = f"Any other option of {name}: --{name}={example}."
         command = click.option(f"--{name}", multiple=True, metavar="OPTION", help=text)(command)
@@ -194,12 +194,12 @@ def refuse_own_disk(name: str, out: str | None) -> None:
 
 
 def absolute(path: Path) -> Path:
-    """Without `..`, which would lead out of the directory that is copied."""
+    """The absolute path, without `..`, which would lead out of the directory that is copied."""
     return path.resolve() if ".." in path.parts else path.absolute()
 
 
 def scheduler_name(to: str | None, slurm: bool) -> str:
-    """Where the job goes.
+    """The name of the scheduler that gets the job.
 
     Raises:
         SpecError: that isn't said, or said twice.

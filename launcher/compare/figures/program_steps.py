@@ -123,7 +123,7 @@ def _thinned(values: Sequence[float]) -> list[float]:
 
 
 def step_numbers(steps: Sequence[StepRecord]) -> Sequence[int]:
-    """Where timed steps of one rank are on an axis: their positions, or in a sample how many came before."""
+    """Positions of one rank's timed steps on an axis; in a sample the number of steps before each."""
     if not _may_be_sample(steps):
         return range(len(steps))
     numbers, before = [], 0
@@ -148,19 +148,19 @@ def steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, in
 
 @dataclass(frozen=True)
 class Around:
-    """Where the time of a program's attempt went, in seconds."""
+    """The parts of the time of a program's attempt, in seconds."""
 
     before: float
-    """From when rank 0 ran the program to the beginning of its first step."""
+    """The time from the start of the program on rank 0 to its first step."""
     steps: float
-    """From there to the end of its last step: with all that is between them."""
+    """The time from the first step to the end of the last one, with all that is between steps."""
     after: float
-    """From there to the end of the last rank."""
+    """The time from the end of the last step to the end of the last rank."""
     num_steps: int
 
     @property
     def total(self) -> float:
-        """How long the program ran."""
+        """The time that the program ran."""
         return self.before + self.steps + self.after
 
     @property
@@ -186,7 +186,7 @@ def median_attempt(attempts: Sequence[Around]) -> Around | None:
 
 
 def around_note(name: str, found: Around, num_attempts: int, num_programs: int) -> Finding:
-    """Where the time of a program went, which of several has the most outside of its steps."""
+    """The note on where a program's time went: of several, the one with most time outside of its steps."""
     return finding(
         "time-spent",
         case="program",

@@ -37,7 +37,7 @@ class ExposedComm:
     """The median step less the median step without communication; noise can make it negative."""
 
     def ablation_percent(self, step_ms: float) -> float | None:
-        """As a share of the step; `None` where it is no part of it, as of steps that get data in bursts."""
+        """Percent of the step; `None` where it is no part of it, as of steps that get data in bursts."""
         percent = None if self.ablation is None else 100 * self.ablation / step_ms
         return percent if percent is not None and LEAST_SHARE <= percent <= 100 else None
 
@@ -124,7 +124,7 @@ def rank_figures(
 
 
 def host_of(device: str, nodes: Sequence[Node]) -> str | None:
-    """Where a device is, if the job has several nodes."""
+    """The host of a device, if the job has several nodes."""
     return nodes[node_of_device(device)].host if nodes else None
 
 

@@ -74,9 +74,9 @@ class MeasuredVariant:
     means: Mapping[int, float] = field(default_factory=dict)
     """ln(mean step in ns) of a program's launches, by repetition; empty for others."""
     aa_logs: Mapping[int, Mapping[RoundKey, float]] = field(default_factory=dict)
-    """The same of `aa`."""
+    """ln(step time in ns) of the rounds of `aa`, by repetition."""
     trends: tuple[Finding, ...] = ()
-    """That steps of a program grow or shrink, which other load may explain."""
+    """Findings about a program's steps that grow or shrink, which other load may explain."""
     memory: Mapping[int, MemoryPeak] = field(default_factory=dict)
     """Memory by rank."""
     balance: Balance | None = None
@@ -90,7 +90,7 @@ class MeasuredVariant:
     num_planned: int = 0
     """The launches of the plan that count."""
     first_launch: str = ""
-    """Of a run of programs: its ranks import what those of later launches find in memory."""
+    """The first launch of a run of programs: its ranks import what later ones find in memory."""
     sharing: Sharing = field(default_factory=dict)
     """The other ranks on the cores of each rank."""
 

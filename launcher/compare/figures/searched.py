@@ -20,7 +20,7 @@ from gpurun.launcher.units import (
 LEAST_SAVING = 0.01
 """Share of the memory from which one variant is called smaller than another."""
 LEAST_GIB = 1 / 1024
-"""Less than that matters to no one."""
+"""The least difference of peaks that matters, in GiB."""
 
 
 def smaller_than_all_before(peaks_gib: Sequence[float | None]) -> list[int]:
@@ -91,8 +91,8 @@ class SearchResult:
     finalists: tuple[str, ...] = ()
     """The variants that are compared in the end; empty before."""
     front: tuple[str, ...] = ()
-    """Those tried than which no other is both as fast and as small, by their trials, the fastest first; none
-    where global batches differ or the memory of one isn't known."""
+    """The combinations than which no other is both as fast and as small, by their trials, the fastest first;
+    empty where global batches differ or the memory of one isn't known."""
     effects: tuple[Effect, ...] = ()
     """The effect of each value on the time of a step, or of a sample where global batches differ: at `best`,
     and on average."""
@@ -215,7 +215,7 @@ def _change_text(change: TimeChange) -> str:
 
 
 def _front(tried: Sequence[Tried]) -> tuple[str, ...]:
-    """As the table of a run has it, of those that can be used."""
+    """The variants of the Pareto front over time and memory, of the trials that can be used."""
     usable = [combination for combination in tried if combination.status == "ok"]
     if any(combination.ms_per_sample is not None for combination in usable):
         return ()

@@ -52,13 +52,13 @@ def _step_interval(measured: MeasuredVariant, values: Sequence[float], middle_ms
 
 
 def _mean_interval(parts_ms: Sequence[float]) -> Interval | None:
-    """Of the geometric mean, which takes a few parts to be lognormal: so no end is below zero."""
+    """Interval of the geometric mean, which takes a few parts to be lognormal: no end is below zero."""
     ends = t_interval([math.log(part_ms) for part_ms in parts_ms], CI_ALPHA)
     return ends and (math.exp(ends[0]), math.exp(min(ends[1], MOST_LOG)))
 
 
 def _around_mean(parts_ms: Sequence[float], middle_ms: float) -> Interval | None:
-    """Of the arithmetic mean: as wide as Student's to first order, and never below zero."""
+    """Interval of the arithmetic mean: as wide as Student's to first order, and never below zero."""
     ends = t_interval([part_ms / fmean(parts_ms) - 1 for part_ms in parts_ms], CI_ALPHA)
     return ends and (middle_ms * math.exp(ends[0]), middle_ms * math.exp(min(ends[1], MOST_LOG)))
 

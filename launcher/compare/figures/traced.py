@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 SCHEMA = 10
 MOST_OPERATORS = 20
-"""That are kept of each rank, the longest ones."""
+"""The number of operators to keep of each rank, the longest ones."""
 
 TRACED = ("traced-far", "traced-short")
 """The cases of what is noticed where traced steps differ from the timed ones."""
 LEAST_OF_TIMED = 0.5
 """A smaller share of the timed step is another kind of step."""
 LONG_STEP = 1.3
-"""From this multiple of the quiet steps' mean on, the work of a step differs, not only what else ran."""
+"""Multiple of the quiet steps' mean from which on the work of a step differs, not only what else ran."""
 
 Stamp = tuple[int, int]
 """Size in bytes and time of the last change in ns."""
@@ -42,7 +42,7 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True)
 class TracedSteps:
-    """Where the figures of traces come from: the mean of so many steps, those in which least else ran."""
+    """The traced steps that figures are the mean of: those in which least else ran."""
 
     used: int
     recorded: int
@@ -63,7 +63,7 @@ class RankBreakdown:
     exposed_wait_ns: int
     exposed_memcpy_ns: int
     other_steps_ns: int
-    """Only work of other steps ran."""
+    """Time in which only work of other steps ran."""
     idle_ns: int
     input_ns: int
     """The part of idle that waits for data."""
@@ -95,7 +95,7 @@ class Traced:
     steps: tuple[int, ...]
     """The steps whose mean the figures are; empty where the traces have none in common."""
     num_steps: int
-    """How many steps all traces have."""
+    """The number of steps that all traces have."""
     ranks: Mapping[int, RankBreakdown]
     """Ranks whose trace could be read."""
     notes: tuple[Finding, ...]
@@ -212,7 +212,7 @@ def of_timed(traced: Traced | None, timed_ms: Mapping[int, float]) -> Traced | N
 
 
 def _without(traced: Traced, ranks: Collection[int], note: Finding) -> Traced:
-    """Without the figures of `ranks`, with the reason."""
+    """The traces without the figures of `ranks`, with the reason."""
     known = {rank: found for rank, found in traced.ranks.items() if rank not in ranks}
     return replace(
         traced,

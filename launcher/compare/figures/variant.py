@@ -57,7 +57,7 @@ def _is_single_of(single: MeasuredVariant, measured: MeasuredVariant) -> bool:
 
 
 def noise(differences: Differences) -> Noise:
-    """How far two measurements of the baseline differ: its two blocks of each round; and how it scatters."""
+    """The difference of two measurements of the baseline, its two blocks of each round; and its scatter."""
     if not (baseline := differences.measured[differences.baseline]).counts:
         return Noise()
     rounds = round_differences(baseline.aa, baseline.timed)

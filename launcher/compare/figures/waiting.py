@@ -89,7 +89,7 @@ def waiting_of_ranks(steps: Mapping[int, Iterable[StepRecord]], shared: Sharing)
 
 
 def _waiting(block: _Block, siblings: Sequence[_Block]) -> Waiting:
-    """Of a rank; `siblings` are those of the same run on its cores."""
+    """The waiting of a rank in a block; `siblings` are the blocks of the run's other ranks on its cores."""
     siblings_ns = math.fsum(sibling.own_ns for sibling in siblings)
     load_ns = None if block.others_ns is None else block.others_ns - block.children_ns - siblings_ns
     return waiting(
@@ -110,7 +110,7 @@ def cpu_ns_of_rounds(
 
 
 def other_cores(waited: Mapping[RoundKey, Waiting]) -> float | None:
-    """How many cores other load kept busy: the mean over a rank's blocks; `None` where it isn't known."""
+    """The number of cores that other load kept busy: the mean over a rank's blocks; `None`: not known."""
     known = [block.load for block in waited.values() if block.load is not None]
     return max(0.0, fmean(known)) if known else None
 

@@ -197,7 +197,7 @@ def _missing_function(
 
 
 def _gives_no_workload(module: ast.Module, name: str) -> str | None:
-    """What a function is that runs only when its result is awaited or iterated over."""
+    """The kind of a function that runs only when its result is awaited or iterated over."""
     found = next((node for node in module.body if getattr(node, "name", None) == name), None)
     if isinstance(found, ast.AsyncFunctionDef):
         return None if found.decorator_list else "is an `async def`"
@@ -208,7 +208,7 @@ def _gives_no_workload(module: ast.Module, name: str) -> str | None:
 
 
 def _line_of_value(module: ast.Module, name: str) -> int | None:
-    """Where the module gives a name a value that can't be called: a number, a text, a list, a dictionary."""
+    """The line at which the module gives a name a value that can't be called: a number, a text, a list."""
     for node in module.body:
         match node:
             case ast.Assign(

@@ -17,9 +17,9 @@ class Parameter:
 
     name: str
     default: str | None
-    """As Python writes it; `None` where the job must give a value."""
+    """The default as Python writes it; `None` where the job must give a value."""
     meaning: str
-    """From the function's docstring; empty where it says nothing."""
+    """The description in the function's docstring; empty where it says nothing."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class CatalogueEntry:
     summary: str
     bound_by: str
     global_batch: int | None
-    """Its own, where the job gives none; `None` where the job must give one, or where there is none."""
+    """The batch where the job gives none; `None` where the job must give one, or where there is none."""
     about: str
     """The summary of the function's docstring."""
     params: tuple[Parameter, ...]

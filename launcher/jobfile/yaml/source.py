@@ -18,7 +18,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udff
 """Characters that YAML does not allow.  Source: https://yaml.org/spec/1.2.2/#51-character-set"""
 
 MOST_FILES = 5
-"""That are named of a directory."""
+"""The most files of a directory that a message names."""
 _WRITE_ONE = "`gpurun init` writes a job file to start from"
 
 

@@ -68,7 +68,7 @@ class YamlNode:
     value: Any
     mark: Mark
     key_marks: Mapping[str, Mark] = field(default_factory=dict)
-    """Where each key of a mapping is."""
+    """The place of each key of a mapping."""
 
     def __post_init__(self) -> None:
         children = self.children()
@@ -110,7 +110,7 @@ class YamlNode:
         return [()] if isinstance(found, Unreadable) else below
 
     def mark_of_value(self, path: Path) -> Mark:
-        """Where the value is; if it is missing, where the innermost mapping around it begins."""
+        """The place of the value; if it is missing, the beginning of the innermost mapping around it."""
         node = self
         for step in path:
             child = node.child(step)
@@ -120,7 +120,7 @@ class YamlNode:
         return node.mark
 
     def mark_of_key(self, path: Path) -> Mark:
-        """Where the last key of `path` is; for a list item, where the item is."""
+        """The place of the last key of `path`; for a list item, the place of the item."""
         node = self
         for step in path[:-1]:
             child = node.child(step)
@@ -212,7 +212,7 @@ class _Composer:
         return Mark(self._file, mark.line + 1, self._column(mark.line, mark.column) + 1)
 
     def _column(self, line: int, column: int) -> int:
-        """Where a column is in the line before it was repaired."""
+        """The position of a column in the line before it was repaired."""
         given, read = self._given[line] if line < len(self._given) else ("", "")
         return column if given[:column] == read[:column] else max(0, column + len(given) - len(read))
 

@@ -55,7 +55,7 @@ class TopologyNode:
 
     @property
     def uuid(self) -> str | None:
-        """As HIP_VISIBLE_DEVICES takes it; cards for consumers may have none."""
+        """The UUID as HIP_VISIBLE_DEVICES takes it; cards for consumers may have none."""
         serial = self.properties.get("unique_id", 0)
         return f"GPU-{serial:016x}" if serial else None
 
@@ -123,7 +123,7 @@ def can_open(node: TopologyNode, root: Path) -> bool:
 
 
 def visible_nodes(nodes: Sequence[TopologyNode], environ: Mapping[str, str]) -> list[TopologyNode]:
-    """Those that ROCR_VISIBLE_DEVICES leaves, then HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES.
+    """The GPUs that ROCR_VISIBLE_DEVICES leaves, then HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES.
 
     Source: torch/cuda/__init__.py, `_parse_visible_devices` and `_device_count_amdsmi`.
     """
@@ -367,7 +367,7 @@ def _read(path: Path) -> str:
 
 
 def amd_notes(root: Path, torch: str) -> tuple[str, ...]:
-    """That there are AMD GPUs, which a torch that wasn't built for ROCm can't use."""
+    """The note that there are AMD GPUs, which a torch that wasn't built for ROCm can't use."""
     count = len(gpu_nodes(root))
     if not count:
         return ()

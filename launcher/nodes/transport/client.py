@@ -127,7 +127,7 @@ class Client(Streams):
         return None
 
     def _refusal(self, details: str) -> str | None:
-        """What it means that node 0 doesn't let this node connect; `None`: perhaps it isn't there yet."""
+        """The meaning of node 0's refusal to let this node connect; `None`: perhaps it isn't there yet."""
         if "SSL_ERROR_SSL" in details:
             return _NO_TLS if "WRONG_VERSION_NUMBER" in details else _OTHER_SECRET
         is_closed = self.options.identity is None and "Socket closed" in details

@@ -27,7 +27,7 @@ class StreamFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """One gRPC message of a stream."""
 
     number: int
-    """From 1 in each direction, or `HEARTBEAT`."""
+    """The number of the message, from 1 in each direction, or `HEARTBEAT`."""
     received: int
     """The number of the last message that arrived from the other end."""
     payload: bytes = b""
@@ -163,6 +163,6 @@ class Silence:
         return {rank: rank in now_quiet for rank in sorted(changed)}
 
     def limit_of(self, rank: int) -> float:
-        """After how many seconds of silence the node is lost, as things are."""
+        """The seconds of silence after which the node is lost, as things are."""
         limit_s = self.limit_s / 2 if self.suspicious else self.limit_s
         return min(limit_s, CLOSED_S) if rank in self.closed else limit_s

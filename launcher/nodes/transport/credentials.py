@@ -48,7 +48,7 @@ class Identity:
 
 
 def secret_file(environ: Mapping[str, str]) -> Path:
-    """Where a user's secret is, unless the environment has another."""
+    """The file with a user's secret, unless the environment has another."""
     base = environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
     return Path(base) / "gpurun" / "secret"
 

@@ -44,7 +44,7 @@ class LinkOptions:
     host: str
     """The rendezvous host as the user calls it."""
     address: str
-    """Its IP address."""
+    """The IP address of the node."""
     port: int
     listen: str
     """Address that node 0 listens on; empty: all of them."""
@@ -165,7 +165,7 @@ class Streams(ABC):
         """How many nodes have to connect before everything is said."""
 
     def host_of(self, rank: int) -> str:
-        """As users call it."""
+        """The host of a node, as users call it."""
         return self.hosts[rank] if self.hosts else self.peer_of(rank).host
 
     @abstractmethod
@@ -173,7 +173,7 @@ class Streams(ABC):
         """The other end, once it has connected."""
 
     def begin(self, hosts: tuple[str, ...]) -> None:
-        """These are all nodes, by rank."""
+        """Sets all nodes, by rank."""
         self.hosts = hosts
 
     async def watch(self) -> None:
@@ -187,7 +187,7 @@ class Streams(ABC):
         self.report(Lost(rank, self.host_of(rank), f"{closed} for {seconds:.0f} s"))
 
     def _report_change(self, rank: int, is_quiet: bool) -> None:
-        """For users; a run that ends has nodes that fall silent."""
+        """Reports to users that a node falls silent or is heard again, unless the run ends."""
         limit_s = self.silence.limit_of(rank)
         limit = f"no heartbeat for {QUIET_S:g} s; after {limit_s:g} s it counts as lost"
         text = f"node {rank} ({self.host_of(rank)}): {limit if is_quiet else 'heartbeats again'}"

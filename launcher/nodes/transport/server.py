@@ -90,7 +90,7 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
         self._connections: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], asyncio.TimerHandle] = {}
-        """Those that have proved nothing, and what will end them; the oldest is the first."""
+        """Connections that have proved nothing, with the timer that ends them; the oldest comes first."""
         self._by_name: dict[str, asyncio.Task[None]] = {}
         """The tasks by the name under which gRPC knows a connection."""
         self._directory = Path(tempfile.mkdtemp(prefix="gpurun-"))
@@ -99,7 +99,7 @@ class Listener:
 
     @property
     def inner_place(self) -> str:
-        """Where gRPC has to listen; by way of /proc, since the path of a socket may have 107 bytes only."""
+        """The path at which gRPC has to listen; by way of /proc: a socket's path may have 107 bytes only."""
         return f"unix:/proc/self/fd/{self._directory_fd}/grpc"
 
     async def run(self) -> None:
@@ -153,7 +153,7 @@ class Listener:
             self._on_refused(address)
 
     def _forget(self, connection: asyncio.Task[None]) -> None:
-        """This is no stranger, or no longer there."""
+        """Takes a connection that is no stranger, or no longer there, off the list."""
         if end_it := self._strangers.pop(connection, None):
             end_it.cancel()
 
@@ -217,9 +217,9 @@ class Server(Streams):
         """The first session of each rank."""
         self._end: End | None = None
         self._admit: Callable[[str], None]
-        """To call with the name of a connection that is a node's."""
+        """Admits the connection of this name, which is a node's."""
         self._refusals: set[str] = set()
-        """Those that were reported."""
+        """The refusals that were reported."""
 
     def peer_of(self, rank: int) -> Peer:
         return self._ranks[rank]
@@ -251,7 +251,7 @@ class Server(Streams):
         self._report_refusal(_REFUSED.format(address=address, why=why))
 
     def _report_refusal(self, text: str) -> None:
-        """For node 0's user, until the run ends: each once, and not many."""
+        """Reports a refusal to node 0's user, until the run ends: each once, and not many."""
         if text not in self._refusals and len(self._refusals) < MOST_REFUSALS and not self.ended:
             self._refusals.add(text)
             self.report(Arrived(LogText(text)))

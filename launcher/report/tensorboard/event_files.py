@@ -204,7 +204,7 @@ def _used_phases(ranks: Mapping[int, Sequence[StepRecord]]) -> list[str]:
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:
-    """Without NaN and infinity, which break the axes of a chart."""
+    """The values without NaN and infinity, which break the axes of a chart."""
     return {tag: value for tag, value in values.items() if isfinite(value)}
 
 

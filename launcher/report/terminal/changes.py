@@ -24,7 +24,7 @@ CHANGE = ("change", "%")
 OPERATOR_TREE = "modules and operators by caller, that changed"
 NO_OPERATOR_CHANGED = "No module or operator takes another time."
 MAX_PERCENT = 1000
-"""From here on a growth reads better as a factor."""
+"""Percent from which on a growth reads better as a factor."""
 
 
 def render_diff(diff: Diff, width: int) -> str:

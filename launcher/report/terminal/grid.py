@@ -27,7 +27,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection
 def fitted(
     header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int], width: int
 ) -> list[str]:
-    """The same within `width`; where names in the first column are too long, each has a line of its own."""
+    """A grid within `width`; where names in the first column are too long, each has a line of its own."""
     lines = grid(header, rows, right)
     if max(map(len, lines)) <= width:
         return lines

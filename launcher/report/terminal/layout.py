@@ -120,7 +120,7 @@ class Page:
     run: str | None = None
     """The run directory as a person would type it."""
     in_progress: str | None = None
-    """That a command works on the run now."""
+    """The text that a command works on the run now."""
     has_colour: bool = True
     """Whether the terminal shows colours; one that doesn't may show no escape at all."""
     above: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ class Page:
 
 
 _SPACE_AT_END = re.compile(r"\s+((?:\x1b\[[0-9;]*m)*)$")
-"""Where a line was wrapped; what follows ends its colour."""
+"""The space at which a line was wrapped; what follows ends its colour."""
 
 
 def to_string(lines: Iterable[Text], page: Page) -> str:

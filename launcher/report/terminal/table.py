@@ -75,7 +75,7 @@ TIMED = {
     "optimizer": ("▪", "+", "green"),
     "between_phases": TRACED["idle"],
 }
-"""The same of the parts of a timed step (`PHASES`)."""
+"""Glyph, glyph without box drawing, and colour of the parts of a timed step (`PHASES`)."""
 
 
 def parts_of(variants: Sequence[VariantResult]) -> list[tuple[BarPart, ...]]:
@@ -138,7 +138,7 @@ BAR_CELLS = (len(BAR_HEADER), 40)
 """Least and most width of a bar; a narrower one wouldn't make its column narrower."""
 VALUE_CHARS = 32
 LEAST_HEADER = 8
-"""To which the header of a column of names may be cut."""
+"""Characters to which the header of a column of names may be cut."""
 REASON_LINES = 3
 """A longer reason is cut; the log has all of it."""
 STATUS_STYLES = {"oom": "red", "failed": "red", "timeout": "red", "hung": "red", "skipped": "dim"}

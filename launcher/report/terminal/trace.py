@@ -67,7 +67,7 @@ class _Figure:
     name: str
     of: Callable[[Breakdown], float]
     drop: int = 0
-    """As in `Column`."""
+    """The order in which narrow pages drop columns; see `Column`."""
     text: Callable[[float], str] = us_in_ms
     is_optional: bool = False
     """Left out if no row has any."""

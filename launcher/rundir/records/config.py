@@ -98,7 +98,7 @@ class LaunchConfig:
     collective_timeout_s: float = 900.0
     """After how long torch gives up a collective: later than the command ends the launch."""
     address: str = LOOPBACK
-    """Where rank 0 listens: the loopback interface, unless ranks on other nodes have to reach it."""
+    """The address at which rank 0 listens: the loopback interface, unless other nodes have to reach it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the strategy's class takes as keyword arguments."""
     nccl: Mapping[str, Any] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class VariantRef:
 
     id: str
     rounds: int | None = None
-    """As in `VariantConfig`."""
+    """The rounds, as in `VariantConfig`."""
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,11 @@ class LaunchHead:
     variants: tuple[VariantRef, ...]
     rounds: int = 1
     guests: tuple["LaunchHead", ...] = ()
-    """As in `LaunchConfig`."""
+    """Other strategies in the same processes, as in `LaunchConfig`."""
 
     @property
     def all_variants(self) -> tuple[VariantRef, ...]:
-        """Those of its guests too."""
+        """The variants of the launch and of its guests."""
         return (*self.variants, *(variant for guest in self.guests for variant in guest.all_variants))
 
 
@@ -191,7 +191,7 @@ class MaxBatchConfig:
     job_dir: str
     params: Mapping[str, Any]
     devices: tuple[str, ...]
-    """Those of this process, as it sees them: one, or all where one process has them."""
+    """The devices of this process, as it sees them: one, or all where one process has them."""
     index: int
     """Position of the first among the job's devices."""
     num_devices: int

@@ -104,7 +104,7 @@ class MemoryPeak:
     """Buffers of the model, gathered shards and the copies of `dp` included."""
     gradients: Whole = 0
     optimizer: Whole = 0
-    """Its state, and what it makes while it runs."""
+    """State of the optimizer, and what it makes while it runs."""
     activations: Whole = 0
     """The tensors that forward and backward make and keep, inputs included."""
     communication: Whole = 0
@@ -192,7 +192,7 @@ class VariantFacts:
     """Every file of the user's code that rank 0 has loaded, relative to the job's directory, with a hash of
     its content. Empty where there was none, and in older runs."""
     gradient_warning: str | None = None
-    """That the gradient isn't the reference's, by how much, and the likely reason."""
+    """The warning that the gradient isn't the reference's, by how much, and the likely reason."""
     parameter_error: Number | None = None
     """Relative difference of the parameters after 5 steps to those of one device; `None` where each rank
     updates all of them, so that the gradient says it."""
@@ -270,13 +270,13 @@ class DeviceFacts:
     reduces: tuple[ReduceRate, ...] = ()
     """The reductions by size, smallest first."""
     pairs: tuple[PairRate, ...] = ()
-    """Those in which this rank is the lower one."""
+    """The rates of the pairs in which this rank is the lower one."""
     cores: tuple[Whole, ...] = ()
-    """That it may use, by number."""
+    """Numbers of the cores that it may use."""
     cpu_share: Number = 0.0
     """CPU time of this rank over that of the products."""
     others_share: Number | None = None
-    """Likewise of all other processes on its cores; below 0 where the kernel's ticks say so."""
+    """CPU time of other processes on its cores, as `cpu_share`; below 0 where the kernel's ticks say so."""
 
 
 @dataclass(frozen=True)
@@ -312,8 +312,7 @@ class Balance:
 
     curves: tuple[CostCurve, ...]
     best: Prediction
-    """Its time is T*: no split is predicted to be faster; if a curve is not straight, no split of measured
-    sizes."""
+    """The split with the least predicted time, T*; of measured sizes, if a curve is not straight."""
     even: Prediction | None
     """`None` if it does not fit."""
     proportional: Prediction | None
@@ -333,7 +332,7 @@ class Attempt:
 
     outcome: str
     batch: Count
-    """Where the search is done: what fits and needs no margin, since the dataset has no more."""
+    """The batch; of a search that is done the one that needs no margin, since the dataset has no more."""
     message: str = ""
     step_s: Number = 0.0
     """The time of a step of a batch that fits, without communication."""

@@ -24,13 +24,13 @@ class Event:
     stage: Stage
     variant: str | None = None
     round: Count = 0
-    """For a program: its steps so far."""
+    """The round; of a program its steps so far."""
     rounds: Count = 0
     monotonic_ns: Whole = 0
-    """The same moment by `time.monotonic_ns()`, which no one sets: durations within a launch are differences
-    of it. 0 in runs that are older than this field."""
+    """The moment by `time.monotonic_ns()`, which no one sets: durations within a launch are differences of
+    it. 0 in runs that are older than this field."""
     steps_ns: tuple[Whole, Whole] | None = None
-    """For a program: when its first step began and its last one so far ended, by that clock; `None` before,
+    """Of a program: when its first step began and its last one so far ended, by that clock; `None` before,
     and in older runs."""
 
     @classmethod
@@ -66,9 +66,9 @@ class Resumption:
     """The parts of a run that `--resume` keeps, and those that it measures again."""
 
     launches: Count
-    """In which variants are measured completely."""
+    """The number of launches in which variants are measured completely."""
     variants: Count
-    """That are measured completely in at least one of them."""
+    """The number of variants that are measured completely in at least one of them."""
     again: Mapping[str, str] = field(default_factory=dict)
     """How each variant ended that is tried again."""
     with_baseline: str | None = None
@@ -142,7 +142,7 @@ class FailureRecord:
 
 Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "hung", "skipped"]
 MEASURED = frozenset({"ok", "unsteady"})
-"""Of a variant that ran to its end."""
+"""The states of a variant that ran to its end."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class TrialConfig:
     """The next trial of live ranks; `launches/ID/trials/N.json`."""
 
     launch: LaunchConfig
-    """With the one variant that is tried."""
+    """The configuration with the one variant that is tried."""
     steps: int
     """Timed steps, at least."""
     least_ms: float
@@ -247,7 +247,7 @@ class TimeChange:
 
     percent: float
     ci: tuple[float, float] | None
-    """With 95 % confidence; `None` where too few launches show it."""
+    """The interval at 95 % confidence; `None` where too few launches show it."""
     variant: str | None = None
     """The combination that takes so much longer; `None` of an average."""
 
@@ -257,7 +257,7 @@ class Effect:
     """The effect of a value of a key on the time of a step: at the best combination, and on average."""
 
     key: str
-    """As in the job; of a mapping or of arguments with the name of the part: `params width`."""
+    """The key in the job; of a mapping or of arguments with the name of the part: `params width`."""
     value: str
     against: str
     """The value that it is compared with: the best combination's, where this has one that was measured."""

@@ -151,7 +151,7 @@ def _done(plan: Plan, events: LaunchEvents) -> float | None:
 
 
 def _seconds_left(events: LaunchEvents, done: float | None, time_s: float) -> float | None:
-    """As much time per round as so far."""
+    """Seconds left, if each round takes as long as those so far."""
     times = [event.time_ns for _, found in events for event in found]
     if not done or not times:
         return None

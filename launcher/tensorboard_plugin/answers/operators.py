@@ -35,7 +35,7 @@ class TimePerStep:
     """Time under one name on one rank, per step."""
 
     kind: str
-    """As in `timeline.blocks.KIND_NAMES`, or other_steps; what has most of the time, where several have."""
+    """A kind in `timeline.blocks.KIND_NAMES`, or other_steps; of several the one with most of the time."""
     calls: float
     """0 where it isn't known."""
     self_ms: float
@@ -179,7 +179,7 @@ def _main_class(own_us: float, comm_us: float, copy_us: float) -> str:
 
 
 def _cpu_collectives(rank: RankTrace, per_step: float) -> dict[str, TimePerStep]:
-    """On the CPU collectives run on threads of their own, where no operator or module shows them."""
+    """Times of collectives on the CPU, whose threads of their own no operator or module shows."""
     groups = rank.per_step.groups
     several = len(groups) > 1
     return {

@@ -199,7 +199,7 @@ def _write(out: Path, report: TraceReport) -> None:
 
 
 def _slim(report: TraceReport) -> TraceReport:
-    """Without what the index has already."""
+    """The report without what the index has already."""
     return replace(
         report, ranks=tuple(map(_slim_rank, report.ranks)), collectives=(), parallelism=(), pipeline=()
     )

@@ -33,7 +33,7 @@ MAX_TRACES = 1024
 """The limit of one directory: ranks of one capture."""
 TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 MAX_OTHERS = 8
-"""If none of so many other JSON files is a trace, a directory is taken for one of data."""
+"""The number of other JSON files, none of them a trace, from which a directory is one of data."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class TraceFile:
 
     path: Path
     rank: int | None
-    """As the name says; `None` where only the content shows it."""
+    """The rank in the file's name; `None` where only the content shows it."""
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def _gpu(gpu: Gpu, name: str) -> dict[str, Any]:
 
 
 def _cpu(busy_percent: float | None) -> dict[str, Any]:
-    """Without GPUs the processor."""
+    """Figures of the processor, for machines without GPUs."""
     memory = psutil.virtual_memory()
     unknown = ("sm_clock_mhz", "sm_clock_max_mhz", "power_w", "power_limit_w", "temperature_c")
     return {

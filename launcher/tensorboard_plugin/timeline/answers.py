@@ -122,7 +122,7 @@ def window_blocks(index: Index, window: Window) -> Blocks:
 
 
 def _row_blocks(index: Index, row: Row, number: int, window: Window) -> Blocks:
-    """From the coarsest level with enough detail for the window."""
+    """The blocks of the coarsest level with enough detail for the window."""
     fine = [level for level in row.levels if level.shortest_ns <= window.shortest_ns]
     if fine:
         return index.level_blocks(fine[-1], number, window.from_ns, window.to_ns)

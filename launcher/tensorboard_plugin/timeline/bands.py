@@ -62,7 +62,7 @@ def band_kinds(operations: Sequence[str], parallelism: Sequence[str]) -> dict[st
 
 
 def active_ns(index: Index, rank: int) -> tuple[int, int]:
-    """From when to when the rank's device did anything; outside of it nothing is known."""
+    """Start and end of the activity of the rank's device; outside of it nothing is known."""
     first, last = index.header.moments[rank]
     if first == last:
         return 0, 0

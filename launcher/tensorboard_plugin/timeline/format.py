@@ -95,7 +95,7 @@ class CollectiveFacts:
     group: str
     seq: int
     parallelism: str
-    """As in `ParallelKind`."""
+    """The kind of parallelism, as in `ParallelKind`."""
     num_bytes: int | None
     algorithm_gb_per_s: float | None
     bus_gb_per_s: float | None
@@ -108,7 +108,7 @@ class UnreadableFile:
     """A file that couldn't be read."""
 
     file: str
-    """Its name."""
+    """The file's name."""
     byte: int | None
     message: str
 

@@ -207,7 +207,7 @@ def run_child(
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Its stderr is the server's: a traceback there is a bug of ours, for the user who started the server."""
+    """Starts a worker with the server's stderr: its traceback is a bug of ours, for the server's user."""
     return subprocess.Popen(helper_argv(ENTRY), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 

@@ -34,7 +34,7 @@ class DamagedIndex(Exception):
 
 @dataclass(frozen=True)
 class LaneRow:
-    """Where an entry is shown."""
+    """The row in which an entry is shown."""
 
     lane: int
     row: int

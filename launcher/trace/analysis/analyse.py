@@ -49,7 +49,7 @@ from gpurun.launcher.trace.requested_tables import Table
 from gpurun.launcher.units import first_of
 
 MENTION_SLACK_NS = 10_000
-"""From here on it is said how well a clock is known."""
+"""Uncertainty of a clock from which on it is mentioned."""
 MAX_RANKS_SHOWN = 8
 MAX_UNIX_NS = 1 << 63
 """Later times, after the year 2262, aren't Unix times; then only differences count."""
@@ -280,7 +280,7 @@ def _views(ranked: Ranked, matched: Matched, base_ns: int) -> Iterator[tuple[int
 
 
 def _whole(views: Views) -> Views:
-    """Those of files that don't end early, if there are any: what the others lack would look like waiting."""
+    """Views of the files that don't end early, else all: what others lack would look like waiting."""
     return tuple((rank, view) for rank, view in views if not view.digest.is_cut) or views
 
 

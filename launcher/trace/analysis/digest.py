@@ -72,7 +72,7 @@ _DIGITS = re.compile(r"[0-9]{1,10}")
 
 @dataclass(frozen=True)
 class LaunchDelayNs:
-    """From the start of the launching call to the start of the work, in ns."""
+    """The delay from the start of the launching call to the start of the work, in ns."""
 
     median: int
     largest: int
@@ -90,7 +90,7 @@ class Scope:
     num_kernels: int
     launch_delay: LaunchDelayNs | None
     gpu_span: int | None
-    """From the first start to the last end of the GPU work that belongs here, in ns."""
+    """The time from the first start to the last end of the GPU work that belongs here, in ns."""
     devices: tuple[tuple[str, Scope], ...] = ()
     """Each device by itself where there are several; the rest is the first one's, the busiest."""
 
@@ -363,7 +363,7 @@ def _info(trace: Trace, key: str) -> int | None:
 
 
 def _facts(trace: Trace) -> RankFacts | None:
-    """What the header adds about the rank; `None` in traces of others, or where that is damaged."""
+    """The facts on the rank in the header; `None` in traces of others, or where they are damaged."""
     try:
         found = msgspec.convert(trace.header[RANK_KEY], RankFacts)
     except (KeyError, msgspec.ValidationError):

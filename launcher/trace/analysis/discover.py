@@ -23,7 +23,7 @@ from gpurun.launcher.units import first_of, ranks_text
 
 HOW_TO_TRACE = """\
     torch.profiler writes them: prof.export_chrome_trace("trace.json"); gpurun does in a run"""
-"""Where traces come from, for who has none."""
+"""The advice for who has no traces."""
 SUFFIXES = (".json", ".json.gz")
 OWN_FILES = frozenset(
     {
@@ -40,7 +40,7 @@ OWN_FILES = frozenset(
 )
 """JSON files of a run directory; skipped without a note, unless they are traces of these names."""
 OWN_SUFFIX = ".memory.json"
-"""Likewise, after the rank."""
+"""The ending of further JSON files of a run, after the rank, that are skipped without a note."""
 HEAD_BYTES = 1 << 20
 MAX_LISTED = 10
 _RANK = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,9})(?!\d)", re.IGNORECASE)
@@ -55,7 +55,7 @@ class FoundTraces:
     searched: tuple[Path, ...]
     """The directories that were searched."""
     within: tuple[Path, ...]
-    """Where each file has to be when it is opened, as `open_file` takes it."""
+    """The directories that each file has to be in when it is opened, as `open_file` takes them."""
 
 
 def find_traces(paths: Sequence[Path], within: Sequence[Path] = ()) -> FoundTraces:

@@ -124,7 +124,7 @@ _EVER = np.iinfo(np.int64)
 
 @dataclass(frozen=True)
 class Stretch:
-    """From `begin_ns` up to, but not including, `end_ns`."""
+    """A stretch of time from `begin_ns` up to, but not including, `end_ns`."""
 
     begin_ns: int
     end_ns: int

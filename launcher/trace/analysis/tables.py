@@ -25,12 +25,12 @@ class NameTime:
 
     name: str
     kind: str
-    """For GPU work compute, comm or memcpy; op, module."""
+    """The kind of the name: of GPU work compute, comm or memcpy; op, module."""
     count: int
     device_ns: int
     """The time of GPU work with this name, or launched directly from it."""
     host_ns: int
-    """On the CPU, without nested operators."""
+    """Time on the CPU, without nested operators."""
     comm_ns: int = 0
     """Communication, of `device_ns`."""
     memcpy_ns: int = 0
@@ -106,7 +106,7 @@ def op_times(
 
 @dataclass(frozen=True, eq=False)
 class _Calls:
-    """Where and when work was launched, or captured, and how long it ran."""
+    """The calls that launched or captured work: place and time, and how long the work ran."""
 
     threads: NDArray[np.int32]
     times: Int64

@@ -23,7 +23,7 @@ class HostKind(IntEnum):
     ANNOTATION = 0
     """A range named by the program; it encloses work but isn't work."""
     OTHER = 1
-    """The same in old traces, which list it as an operator."""
+    """A range named by the program, in old traces, which list it as an operator."""
     OP = 2
     """An operator: what the CPU computes."""
     STEP = 3

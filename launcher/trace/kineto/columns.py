@@ -67,7 +67,7 @@ class GpuWait:
     name: str
     """`Stream Sync`, `Event Sync`, `Context Sync` or `Stream Wait Event`."""
     correlation: int
-    """That of the call."""
+    """Correlation of the call."""
     device: str
     """The device of both streams: each GPU of a process counts its own."""
     stream: str
@@ -272,7 +272,7 @@ class Trace:
     named_devices: frozenset[str]
     """Devices that GPU work names as its own."""
     details: Details | None = None
-    """If they were asked for."""
+    """The file's further content, if it was asked for."""
 
     def of_kind(self, kind: HostKind) -> list[HostRange]:
         return [each for each in self.ranges if each.kind is kind]

@@ -63,7 +63,7 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     group: Text = None
     description: Text = None
     group_ranks: Text | list[int] = None
-    """As text, `[0, 1, 2]`, in which torch leaves out the middle of long lists."""
+    """The ranks as text, `[0, 1, 2]`, in which torch leaves out the middle of long lists."""
     first_rank: Number = None
     rank_stride: Number = None
     group_size: Number = None
@@ -101,7 +101,7 @@ class TraceEvent(msgspec.Struct, gc=False, frozen=True):
 
 
 class TimeText(msgspec.Struct, gc=False, frozen=True):
-    """The same event's times as text: for decimals that a double can't represent."""
+    """An event's times as text: for decimals that a double can't represent."""
 
     ts: msgspec.Raw = msgspec.Raw()
     dur: msgspec.Raw = msgspec.Raw()
@@ -219,7 +219,7 @@ class CommFacts:
     peer: int | None = None
     """The other rank of a send or receive."""
     group_peer: int | None = None
-    """The same, as its number within the group."""
+    """The other rank's number within the group."""
     description: str | None = None
     """The program's name for the group."""
     dtype: str | None = None

@@ -96,7 +96,7 @@ class Roles(dict[str | None, Role]):
         return Role.NONE
 
     def with_waits(self) -> Roles:
-        """Also those of the GPU's records of waits."""
+        """The roles, with those of the GPU's records of waits."""
         self.update(dict.fromkeys(WAIT_CATEGORIES, Role.WAIT))
         return self
 

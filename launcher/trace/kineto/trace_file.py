@@ -23,7 +23,7 @@ UNPACKED_FREE_BYTES = 256 << 20
 UNPACKED_RATIO = 200
 """Kineto traces compress 15 to 40 times; gzip's limit, 1032 times, is that of a zip bomb."""
 MAX_UNPACKED_BYTES = 64 << 30
-"""Of all traces that are read for one answer."""
+"""The most unpacked bytes of all traces that are read for one answer."""
 
 
 def allowed_bytes(files: Sequence[Path], among: Sequence[Path] = ()) -> int:
@@ -55,7 +55,7 @@ class ReadLimits:
     left: int | None = None
     """Unpacked bytes of all files together; `None`: whoever reads decides."""
     within: Sequence[Path] = ()
-    """Where each file has to be, as `open_file` takes it."""
+    """The directories that each file has to be in, as `open_file` takes them."""
 
 
 ANYTHING = ReadLimits()

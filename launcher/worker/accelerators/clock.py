@@ -44,7 +44,7 @@ class Stamps(Protocol):
     device: torch.device
 
     def now(self) -> Any:
-        """This moment; on a GPU the moment at which the work submitted so far will be done."""
+        """A mark of this moment; on a GPU of when the work submitted so far will be done."""
 
     def elapsed_ns(self, start: Any, end: Any) -> int | None:
         """Nanoseconds between two moments; `None` while the later one is in the future."""
@@ -92,7 +92,7 @@ class EventClock:
 
     new_event: Callable[[], TimingEvent]
     record: Callable[[Any], None]
-    """On the device's own stream, whichever device is current."""
+    """Records an event on the device's own stream, whichever device is current."""
     synchronize: Callable[[], None]
     events: list[TimingEvent] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)

@@ -24,7 +24,7 @@ class CudaRuntime(StreamRuntime):
 
     @contextmanager
     def memory_history(self, max_entries: int) -> Iterator[Write | None]:
-        """As stated; other allocators than torch's own record nothing, and are an error.
+        """Records allocations; other allocators than torch's own record nothing, and are an error.
 
         Source: `recordHistory` in c10/cuda/CUDAMallocAsyncAllocator.cpp and
         torch/csrc/cuda/CUDAPluggableAllocator.cpp.

@@ -137,7 +137,7 @@ def text_of(value: object) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """As Python would print it; as far as it can, where the exceptions in it have no message."""
+    """The traceback as Python would print it, as far as its exceptions have a message."""
     try:
         return encodable("".join(traceback.format_exception(error)))
     except Exception:
@@ -182,7 +182,7 @@ class UserError(VariantError):
 
 
 def place_of(*objects: Any, users_only: bool = False) -> SourceLine | None:
-    """Where the first of the objects that is the user's own is defined: a function, class or instance.
+    """The place at which the first of the objects that is the user's own is defined.
 
     Where none is, the first one's place or, with `users_only`, nothing: a line of torch's may help no one.
     """
@@ -194,7 +194,7 @@ def place_of(*objects: Any, users_only: bool = False) -> SourceLine | None:
 
 
 def definition(obj: Any) -> SourceLine | None:
-    """Where a function or class (or the class of an instance) is written down; `None` for built-in ones."""
+    """The place of a function or class (or the class of an instance); `None` for built-in ones."""
     obj = inspect.unwrap(obj) if callable(obj) else obj
     obj = getattr(obj, "func", obj)  # functools.partial
     if not (inspect.isclass(obj) or inspect.isroutine(obj)):
@@ -210,7 +210,7 @@ def definition(obj: Any) -> SourceLine | None:
 
 @functools.cache
 def _first_line(cls: type) -> int:
-    """Where a class begins; to find it takes reading the whole file."""
+    """The line at which a class begins; to find it takes reading the whole file."""
     return inspect.getsourcelines(cls)[1]
 
 

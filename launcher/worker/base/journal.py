@@ -38,7 +38,7 @@ class Journal:
     levels: dict[Path, int] = field(default_factory=dict)
     """The levels of the sample, when each file was last thinned out."""
     late_events: int = 0
-    """Since those of rounds that aren't kept were removed."""
+    """Events since those of rounds that aren't kept were removed."""
     sample: RoundSample = field(init=False)
 
     def __post_init__(self) -> None:

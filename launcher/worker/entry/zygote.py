@@ -219,7 +219,7 @@ def run_rank(request: StartRequest, server: int) -> NoReturn:
 
 
 def leave_server(server: int) -> None:
-    """Its own session: neither a terminal nor `kill 0` in user code connects the rank to anything else."""
+    """Starts a session of its own: no terminal and no `kill 0` in user code connects it to anything else."""
     die_with(server)
     os.setsid()
 

@@ -107,4 +107,4 @@ FORMULAS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
 }
-"""For operators that torch's own counter leaves out, by their shapes."""
+"""Formulas of operators that torch's own counter leaves out, by their shapes."""

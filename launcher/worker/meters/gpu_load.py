@@ -53,7 +53,7 @@ class GpuMeter:
             self.clocks_mhz.append(clock_mhz)
 
     def sample(self) -> None:
-        """To be called while the GPU works: some of what its driver says holds for this moment only."""
+        """Reads the sensors while the GPU works: some of what its driver says holds for this moment only."""
         self.reason = self.sensors.throttling() or self.reason
         power_w = self.sensors.power_w() or 0.0
         self.power_w = power_w if power_w > 0 else self.power_w
@@ -112,7 +112,7 @@ class LoadMeter:
         return tuple(gpu.load() for gpu in self.gpus)
 
     def peak_bytes(self) -> int | None:
-        """The largest peak of any GPU; on the CPU that of the process."""
+        """The largest peak of any GPU in bytes; on the CPU that of the process."""
         if not self.gpus:
             return runtime_of(self.device).peak_bytes(self.device)
         peaks = [gpu.runtime.peak_bytes(gpu.device) for gpu in self.gpus]

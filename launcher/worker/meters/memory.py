@@ -46,7 +46,7 @@ class StorageChange:
     """A storage grows by `num_bytes`; it shrinks where that is negative."""
 
     storage: int
-    """Its number: storages are counted in the order in which they are seen."""
+    """The number of the storage, counted in the order in which storages are seen."""
     num_bytes: int
 
 

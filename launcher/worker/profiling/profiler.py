@@ -84,7 +84,7 @@ def capture(
 
 
 def run_unrecorded(run_one_step: Callable[[], None], steps: int, align: Callable[[], None]) -> None:
-    """The same steps on a rank that isn't recorded: the others need it in their collectives."""
+    """Runs the recorded steps on a rank that isn't recorded: the others need it in their collectives."""
     run_one_step()
     align()
     for _ in range(steps):

@@ -36,7 +36,7 @@ def profile_config(request: CaptureRequest) -> ProfileConfig:
 
 @dataclass
 class StepCapture:
-    """For programs whose steps are only observed: a trace begins and ends between two of them.
+    """Traces of programs whose steps are only observed: a trace begins and ends between two of them.
 
     Not every rank sees the bell before the same step, so the request names the first one to be recorded.
     """
@@ -52,7 +52,7 @@ class StepCapture:
     _recorded: int = 0
 
     def between_steps(self, waits: bool = False) -> bool:
-        """To be called after every step; whether the next one is recorded, so that its time doesn't count.
+        """Called after every step; returns whether the next one is recorded: its time doesn't count.
 
         Args:
             waits: because another trace is being taken.

@@ -109,9 +109,9 @@ class KeptSteps:
     _num_whole: int | None = None
     """The first rounds, of which all steps are written; `None`: so far it is all."""
     _open: list[StepRecord] = field(default_factory=list)
-    """Those of a round that isn't complete yet."""
+    """The steps of a round that isn't complete yet."""
     _written: StepRecord | None = None
-    """The last that was."""
+    """The last step that was written."""
     _last: StepRecord | None = None
     """The last of all steps."""
 
@@ -143,7 +143,7 @@ class KeptSteps:
         return [*left, replace(last, block_ns=mean_ns)]
 
     def _in_sample(self, steps: list[StepRecord]) -> list[StepRecord]:
-        """Those that still are."""
+        """The steps that are still in the sample."""
         kept = [step for step in steps if self.has(step)]
         self._written = kept[-1] if kept else self._written
         return kept
@@ -169,5 +169,5 @@ class KeptSteps:
 
 
 def number_of_round(step: StepRecord) -> int:
-    """From 0, of any step of a program."""
+    """The number of the round, from 0, that a step of a program is in."""
     return step.step // WINDOW_STEPS

@@ -79,12 +79,12 @@ def reduce_rates(device: torch.device, is_host: bool) -> tuple[ReduceRate, ...]:
 
 
 def rate(amount: float, time_ns: float) -> float:
-    """Per ns; 0 where the time can't be, which no rate is: JSON has no other number for that."""
+    """The rate per ns; 0 where the time is impossible, since JSON has no other number for that."""
     return amount / time_ns if finite(time_ns) > 0 else 0.0
 
 
 def finite(value: float) -> float:
-    """Itself; 0 where it is no number, or infinite."""
+    """The value; 0 where it is no number, or infinite."""
     return value if math.isfinite(value) else 0.0
 
 
@@ -104,7 +104,7 @@ def fastest_ns(device: torch.device, run: Callable[[], object]) -> float:
 def pair_rates(
     rank: int, device: torch.device, is_host: bool, pairs: Sequence[tuple[int, int]]
 ) -> tuple[PairRate, ...]:
-    """Those of the pairs in which this rank is the lower one, while all others wait; one after the other."""
+    """Rates of the pairs in which this rank is the lower one, one after the other; all others wait."""
     message = torch.zeros(SENT_BYTES[is_host], dtype=torch.uint8, device=device)
     found = []
     for low, high in pairs:
@@ -118,7 +118,7 @@ def pair_rates(
 
 
 def there_and_back_ns(message: Tensor, rank: int, low: int, high: int) -> int:
-    """From the lower rank to the higher one and back, in ns."""
+    """Nanoseconds of a message from the lower rank to the higher one and back."""
     start_ns = time.perf_counter_ns()
     if rank == low:
         dist.send(message, high)

@@ -45,7 +45,7 @@ def without_set_device(training: Training) -> None:
 
 
 def loader_workers(training: Training) -> None:
-    """Its workers are forked again in every epoch, from a process that has a device in use."""
+    """A program with loader workers, which are forked again in every epoch from a process with a device."""
     data = TensorDataset(torch.randn(BATCHES * BATCH, WIDTH))
     for _ in range(EPOCHS):
         for (x,) in DataLoader(data, batch_size=BATCH, num_workers=1):

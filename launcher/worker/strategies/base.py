@@ -53,7 +53,7 @@ class WorkerStrategy(Protocol):
     """A model on the devices of this process."""
 
     device: torch.device
-    """Where inputs and targets go, and outputs come from."""
+    """The device that inputs and targets go to, and outputs come from."""
     world_size: int
     """Over how many ranks gradients are averaged."""
     compression: str
@@ -175,7 +175,7 @@ def blocks_of(model: nn.Module, named: Sequence[type[nn.Module]] = ()) -> list[n
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
-    """Its modules, in place of lists and sequences those in them."""
+    """The module's children; in place of lists and sequences the modules in them."""
     return [
         layer
         for child in module.children()
@@ -184,7 +184,7 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
 
 
 def repeated(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """Those of the class with most parameters among those that there are several of."""
+    """The layers of the class with most parameters, among classes with several layers."""
     by_class: dict[type, list[nn.Module]] = {}
     for layer in layers:
         by_class.setdefault(type(layer), []).append(layer)

@@ -101,7 +101,7 @@ class Replica:
     index: int
     module: nn.Module
     parameters: list[Tensor]
-    """Its copies of the parameters that require a gradient, in the network's order."""
+    """The replica's copies of the parameters that require a gradient, in the network's order."""
     inputs: Tree
     outputs: Tree = None
 

@@ -40,7 +40,7 @@ TORCHS_BUCKETS_MB = (1, 25)
 Source: torch/nn/parallel/distributed.py, `bucket_bytes_cap_default`.
 """
 POWERSGD_BEGINS = 2
-"""Before PowerSGD begins: DDP makes its buckets again after the first pass.
+"""Passes before PowerSGD begins: DDP makes its buckets again after the first pass.
 Source: torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, `start_powerSGD_iter`.
 """
 

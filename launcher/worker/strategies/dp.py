@@ -42,7 +42,7 @@ class OneProcess:
     """The base of all strategies of a single process: there are no other ranks."""
 
     network: nn.Module
-    """As the workload made it."""
+    """The network as the workload made it."""
     world_size = 1
     compression = ""
     first_passes = 0
@@ -138,7 +138,7 @@ def gather_tensors(device: int | torch.device, tensors: Sequence[Tensor]) -> Ten
 
 
 def stock(model: nn.Module, devices: Sequence[torch.device]) -> StockDataParallel:
-    """Without torch's advice to leave out the slower of unlike GPUs: to compare that is what a job is for."""
+    """torch's `DataParallel`, without its advice to leave out the slower of unlike GPUs."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*There is an imbalance between your GPUs")
         return StockDataParallel(model, device_ids=list(devices))

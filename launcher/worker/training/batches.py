@@ -55,7 +55,7 @@ class LoadedStep:
     total: int | None
     """The counts of the global batch added up; `None` where only all ranks together know it."""
     sync_every: int | None = None
-    """As in `VariantConfig`."""
+    """Micro-batches between two averages, as in `VariantConfig`."""
 
     @property
     def nbytes(self) -> int:
@@ -92,7 +92,7 @@ def device_rows(split: Sequence[int], accumulate: int, device: int) -> list[Rows
 
 
 def micro_rows(split: Sequence[int], accumulate: int, devices: Sequence[int]) -> list[tuple[Rows, ...]]:
-    """For each micro-batch, the rows of each of `devices`; empty ones for a device that has no more."""
+    """The rows of each of `devices`, for each micro-batch; empty ones for a device that has no more."""
     per_device = [device_rows(split, accumulate, device) for device in devices]
     return list(itertools.zip_longest(*per_device, fillvalue=(0, 0)))
 
@@ -104,7 +104,7 @@ def step_generator(seed: int, step: int) -> torch.Generator:
 
 
 class SampleSource(Protocol):
-    """Where a rank's samples come from."""
+    """The source of a rank's samples."""
 
     def prepare(self, variant: VariantConfig, step: int) -> StepInput:
         """This rank's part of a step, ready before the step begins unless it is read from a dataset."""

@@ -27,7 +27,7 @@ class PhaseClock(Protocol):
 
 
 class NoClock:
-    """For steps that aren't timed."""
+    """A clock for steps that aren't timed."""
 
     def mark(self, phase: str) -> None:
         return

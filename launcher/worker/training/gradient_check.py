@@ -23,7 +23,7 @@ CHECK_STEP = 0
 """The step whose batch is used, for all variants alike."""
 ONE_DEVICE = "one device"
 NUM_STEPS = 5
-"""After which weights are compared, where the ranks share the optimizer's work."""
+"""Steps after which weights are compared, where the ranks share the optimizer's work."""
 BATCH_NORM = (
     "the model has BatchNorm, whose statistics are those of each device's own samples: "
     "its gradient depends on the split; on GPUs with ddp, `nn.SyncBatchNorm.convert_sync_batchnorm` of the "
@@ -45,7 +45,7 @@ class Reference:
     name: str | None
     """`one device`, or the id of a variant; `None` where nothing could be compared."""
     gradient: Gradient | None
-    """On rank 0 only."""
+    """The reference gradient, on rank 0 only."""
     draws_random: bool
     """Whether the model draws random numbers, so that no two passes are alike."""
 

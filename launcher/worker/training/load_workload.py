@@ -1,4 +1,4 @@
-"""From the job's `workload` and `params` to a model: finds `build`, calls it, and checks what it returns."""
+"""Makes a model of the job's `workload` and `params`: finds `build`, calls it, checks what it returns."""
 
 import hashlib
 import importlib
@@ -33,7 +33,7 @@ WRAPPERS: Mapping[str, str] = {
     "FullyShardedDataParallel": "fsdp",
     "fully_shard": "fsdp",
 }
-"""What spreads a model over devices in torch, each with the strategy that does it."""
+"""Classes and functions of torch that spread a model over devices, each with the strategy that does it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LoadedWorkload(Workload):
 
 
 def place_in(workload: Workload, *objects: Any) -> SourceLine | None:
-    """Where the first of the objects that is the user's own is defined; else, where the workload was built.
+    """The place at which the first object that is the user's own is defined; else, the workload's.
 
     A line of torch's, or of a batch that is right, would help no one.
     """

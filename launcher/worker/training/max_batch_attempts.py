@@ -135,7 +135,7 @@ def attempt(trainer: Trainer, config: MaxBatchConfig, batch: int) -> bool:
 
 
 def split_of(config: MaxBatchConfig, batch: int) -> tuple[int, ...]:
-    """As many samples on each device of this process, and none on those before."""
+    """A split of as many samples on each device of this process, and none on the devices before."""
     return (0,) * config.index + (batch,) * len(config.devices)
 
 

@@ -109,7 +109,7 @@ def refusal(config: LaunchConfig, variant: VariantConfig) -> str:
 
 
 def ranks_of(config: LaunchConfig, variant: VariantConfig) -> Sequence[int]:
-    """Those that may be fullest: one for each number of samples, all where each has a part of its own."""
+    """The ranks that may be fullest: one per number of samples, or all where each has a part of its own."""
     ranks = range(config.world_size)
     if config.world_size == 1 or STRATEGIES[config.strategy].shards_optimizer:
         return ranks

@@ -32,7 +32,7 @@ from gpurun.launcher.worker.training.traces import TraceRequests
 from gpurun.launcher.worker.training.trainer import Trainer
 
 CONTROL = "~control"
-"""After the baseline's id: the id of its second variant."""
+"""The ending of the baseline's id that makes the id of its second variant."""
 PREFETCH_BYTES = 256 << 20
 MAX_PREFETCH_STEPS = 64
 

@@ -43,7 +43,7 @@ from gpurun.workloads.base import Workload
 
 DEFAULT_LEARNING_RATE = 1e-3
 SHAPES_PER_VARIANT = 4
-"""Its own batch, a smaller last micro-batch, the whole batch of the gradient check, and one to spare."""
+"""A variant's own batch, a smaller last micro-batch, the whole batch of the gradient check, one to spare."""
 CHECK_LOSS_SCALE = 1024.0
 """Scale of fp16 losses in the gradient check: large enough not to underflow, far from an overflow."""
 
@@ -275,7 +275,7 @@ def on_cpu(value: Any) -> Any:
 
 
 def source_of(workload: Workload, config: LaunchConfig, rank: int, precision: Precision) -> SampleSource:
-    """Where this rank's samples come from."""
+    """The source of this rank's samples."""
     positions = STRATEGIES[config.strategy].positions_of(rank, len(config.devices))
     pin = not accelerator_of(config.devices[rank]).is_host
     layout = Layout(positions, precision, pin, config.channels_last)

@@ -32,7 +32,7 @@ class Share:
     """This rank's part of one global batch."""
 
     start: int
-    """Its first sample, within the global batch."""
+    """Position of the first sample within the global batch."""
     stop: int
     """One past its last."""
     weight: float

@@ -38,7 +38,7 @@ class Ranges:
     thread: Int32
     """Number of its thread, or of its stream."""
     launch: Int32
-    """For GPU work the position, among the launches, of the call that launched it; else `NONE`."""
+    """The position, among the launches, of the call that launched GPU work; else `NONE`."""
     correlation: Int64
     is_comm: NDArray[np.bool_]
     """Whether it is a collective, whose waiting and transfer are shown separately."""
@@ -159,7 +159,7 @@ def _of_gpu(trace: Trace, *kinds: GpuKind) -> Intervals:
 
 
 def exclusive(found: Activities, transfers: Intervals) -> dict[BlockKind, Intervals]:
-    """The same moments without overlap: each counts for the first of compute, communication, copy and input.
+    """The moments without overlap: each counts for the first of compute, communication, copy and input.
 
     Args:
         found: what the device did.
@@ -179,7 +179,7 @@ def exclusive(found: Activities, transfers: Intervals) -> dict[BlockKind, Interv
 def split_transfers(
     parts: Mapping[BlockKind, Intervals], kinds: Mapping[BlockKind, Intervals]
 ) -> dict[BlockKind, Intervals]:
-    """The same moments with transfers by kind: each moment counts for the first that has it."""
+    """The parts with transfers by kind: each moment counts for the first kind that has it."""
     found = dict(parts)
     rest = found.pop(BlockKind.TRANSFER)
     for kind, moments in kinds.items():
@@ -189,7 +189,7 @@ def split_transfers(
 
 
 def shifted(moments: Intervals, realigned: Realigned) -> Intervals:
-    """The same moments on another clock."""
+    """The moments on another clock."""
     return Intervals(realigned.each(moments.starts), realigned.each(moments.ends))
 
 

@@ -48,10 +48,10 @@ class PartEntry:
 
     collective: int
     entry: int
-    """Its wait, among the rank's entries."""
+    """Number of the entry of its wait, among the rank's entries."""
     start: int
     split: int
-    """Where waiting ends."""
+    """The time at which waiting ends."""
     end: int
 
 

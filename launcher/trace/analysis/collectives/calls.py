@@ -21,7 +21,7 @@ from gpurun.launcher.trace.kineto.events import CommFacts
 CALLS_KEY = "gpurunCalls"
 """In the header of a trace."""
 CLOCK_KEY = "gpurunClock"
-"""Likewise: identifies the clock, equal for ranks whose times come from the same one."""
+"""The key of a trace's header that identifies the clock; equal for ranks with the same one."""
 CLOCK_NS = 20_000
 """The difference that the profiler's clock and the system's may have."""
 
@@ -151,7 +151,7 @@ class Calls:
         return self._from_input(facts)
 
     def _from_input(self, facts: CommFacts) -> CommFacts:
-        """Only the input is known: all of a reduce-scatter, but one rank's share of an all-gather."""
+        """The facts by the input alone: all of a reduce-scatter, but one rank's share of an all-gather."""
         size = self.size_of(facts)
         if facts.kind != "all_gather" or facts.num_bytes is None:
             return facts
@@ -174,7 +174,7 @@ def _filled(facts: CommFacts, call: CommFacts) -> CommFacts:
 
 
 def _from_pair(facts: CommFacts, pair: tuple[int, ...]) -> CommFacts:
-    """With the larger of output and input; its ratio to the smaller is the number of ranks."""
+    """The facts with the larger of output and input; its ratio to the smaller is the number of ranks."""
     whole, share = max(pair), min(pair)
     ratio = whole // share if whole % share == 0 else None
     size = ratio if facts.group_size is None else facts.group_size

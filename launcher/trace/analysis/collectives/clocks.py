@@ -60,7 +60,7 @@ class Clocks:
     def with_drift(
         self, rates: Mapping[int, float | None], collectives: Sequence[Sequence[RankPart]]
     ) -> Clocks:
-        """With these rates; offsets of which the drift isn't known may be all that their collectives show."""
+        """The clocks with these rates; where a drift is unknown, offsets may be all that collectives show."""
         left = [
             [(part.rank, part.end_ns - self.offsets[part.rank]) for part in parts]
             for parts in collectives
@@ -79,7 +79,7 @@ class Clocks:
         return replace(self, rates=rates, between=between)
 
     def realigned(self, rank: int, base_ns: int, origin_ns: int) -> Realigned:
-        """From times since a rank's `base_ns` to those since `origin_ns`, on the lowest rank's clock."""
+        """Converts times since a rank's `base_ns` to those since `origin_ns`, on the lowest rank's clock."""
         return Realigned(base_ns - self.offsets[rank] - origin_ns, self.rates.get(rank))
 
 
@@ -230,7 +230,7 @@ def _shift(
 def _travelled(
     senders: Mapping[int, int], receivers: Mapping[int, int], messages: Sequence[tuple[RankPart, RankPart]]
 ) -> Iterator[int]:
-    """From when each message was sent to when it had arrived, on the two clocks.
+    """The time from the sending of each message to its arrival, on the two clocks.
 
     On a GPU a receiver is done after its sender; on a CPU the sender may notice later that it is done, and a
     kernel of several messages goes on with the others.

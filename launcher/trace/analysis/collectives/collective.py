@@ -67,12 +67,12 @@ class Collective:
         return self.transfer_ns if is_apart else part.local.duration - self.waits[part.rank]
 
     def waiting(self, part: RankPart) -> tuple[int, int]:
-        """From when to when a rank waited, in its trace's time; empty if that isn't known."""
+        """Start and end of a rank's wait, in its trace's time; empty if that isn't known."""
         waited_ns = self.waits[part.rank] if self.matched else 0
         return part.local.start, part.local.start + waited_ns
 
     def moving(self, part: RankPart) -> tuple[int, int]:
-        """From when to when data moved; all of it if waiting isn't known."""
+        """Start and end of the movement of data; all of the part if waiting isn't known."""
         if not self.matched:
             return part.local.start, part.local.end
         _, start_ns = self.waiting(part)

@@ -87,7 +87,7 @@ class ProcessGroups:
         return TracedGroup(name, ranks, description=facts.description or self.descriptions.get(name))
 
     def size(self, facts: CommFacts) -> int | None:
-        """Its number of ranks: from the kernel, else from the header."""
+        """The number of ranks: from the kernel, else from the header."""
         if facts.group_size is not None:
             return facts.group_size
         group = self.group(facts)

@@ -25,9 +25,9 @@ SOURCE = 4
 """Place of the sender in the key of a message."""
 
 GPU_NOISE_NS = 1_000_000
-"""On GPUs the ends of a collective scatter by microseconds; a millisecond leaves room for clock drift."""
+"""Scatter of a collective's ends on GPUs: microseconds; a millisecond leaves room for clock drift."""
 CPU_NOISE_NS = 50_000_000
-"""On CPUs a thread may have to wait for a core before it sees the end."""
+"""Scatter on CPUs: a thread may have to wait for a core before it sees the end."""
 MIN_IN_ORDER = 3
 """Fewer parts of a sort don't show where they belong among another rank's."""
 MAX_COMPARED = 64
@@ -294,7 +294,7 @@ def _are_several(same: Sequence[Sequence[RankPart]], offsets: Mapping[int, int])
 
 
 def _group_size(parts: Sequence[RankPart], all_here: bool) -> int | None:
-    """From the traces; else the number of parts, if no rank's trace is missing."""
+    """The size of the group in the traces; else the number of parts, if no rank's trace is missing."""
     if parts[0].local.kind in POINT_TO_POINT:
         return 2
     said = {part.local.group_size for part in parts} - {None}

@@ -194,7 +194,7 @@ class _Builder:
         return task
 
     def _across_streams(self) -> dict[int, list[int]]:
-        """For each piece of work, that of other streams that it waits for by the calls before it."""
+        """The work of other streams that each piece of work waits for, by the calls before it."""
         found: dict[int, list[int]] = defaultdict(list)
         computed: dict[int, int] = {}
         pending: dict[int, bool] = {}

@@ -44,7 +44,7 @@ class Graph:
     labels: tuple[tuple[str, str], ...]
     """Part and name of what tasks are labelled with."""
     ends: Int64
-    """As recorded, in ns since the start of all."""
+    """Recorded ends of the tasks, in ns since the start of all."""
     num_guessed: int
     num_unordered: int
     """Waits that contradict each other, and were left out."""

@@ -180,7 +180,7 @@ class _CpuBuilder:
         return each.start
 
     def _waited(self, issued: list[int]) -> dict[int, int]:
-        """For each collective that ends while no operator runs: since when the program had nothing to do."""
+        """Since when the program had nothing to do, by each collective that ends while no operator runs."""
         found = {}
         order = sorted(issued)
         for i, each in enumerate(self.ranges):

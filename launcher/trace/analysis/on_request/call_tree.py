@@ -25,7 +25,7 @@ ROOT = -1
 
 Place = tuple[RowKind, str]
 Path = tuple[Place, ...]
-"""From the outermost module or operator to the one that is meant."""
+"""The places from the outermost module or operator to the one that is meant."""
 OUTSIDE: Path = (("outside", "outside of all operators and modules"),)
 
 
@@ -46,7 +46,7 @@ class _Tree:
     of_op: Int64
     of_work: Int64
     nodes: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Numbers, by that of the node around it and the number of its name: modules', then operators'.
+    """Numbers of nodes, by the number of the node around each and of its name: modules', then operators'.
 
     A node comes after the one around it.
     """

@@ -41,7 +41,7 @@ class LaunchStatistics:
     queue_times: Int64
     """When the queue's length changes, in ns since the trace's base."""
     queue_lengths: Int64
-    """From then on; as given to `thinned`."""
+    """Lengths of the queue from each of these times on; as given to `thinned`."""
     queue_mean: float
     queue_max: int
     queue_empty: float

@@ -85,7 +85,7 @@ def rank_tables(
 
 
 def _tasks(trace: Trace, work: Launched, steps: Sequence[HostStep]) -> Tasks:
-    """From the first step's start to the last one's end; of all of the trace where it has no steps."""
+    """Tasks from the first step's start to the last one's end; of all of the trace where it has no steps."""
     window = _window(trace, steps)
     return gpu_tasks(trace, work, window) if len(trace.gpu) else cpu_tasks(trace, window)
 
