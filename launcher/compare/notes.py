@@ -349,10 +349,12 @@ def _other_batches(baseline: MeasuredVariant, others: list[MeasuredVariant]) -> 
 def dangers(results: Sequence[VariantResult]) -> list[Finding]:
     """Variants that train another model, or have no figures, and what to do about those that failed."""
     wrong = [result for result in results if result.gradient_warning]
-    ended = [(one, ENDED[result.status]) for result in results if result.status in ENDED]
+    ended = [(result, ENDED[result.status]) for result in results if result.status in ENDED]
     failed = [
-        finding("variant-failed", result.id, where=variant_label(result), ended=how, reason=short_reason(result))
-        for one, how in ended
+        finding(
+            "variant-failed", result.id, where=variant_label(result), ended=how, reason=short_reason(result)
+        )
+        for result, how in ended
         if any(is_ranked(each) for each in results)  # else the answer says it
     ]
     is_to_mend = failed and any(result.status in ("failed", "hung") for result in results)
@@ -367,7 +369,7 @@ def _wrong_gradients(wrong: Sequence[VariantResult], num_variants: int) -> list[
     errors = [result.gradient_error for result in wrong if result.gradient_error is not None]
     worst = f"{max(errors):.2g}" if errors else None
     danger = _of_variants(wrong, finding("gradient-differs", of="", error=worst), num_variants)
-    each = ((one, finding("gradient-not-exact", of="", found=result.gradient_warning)) for result in wrong)
+    each = ((result, finding("gradient-not-exact", of="", found=result.gradient_warning)) for result in wrong)
     advice = to_do("gradient-differs", ADVICE["gradient"].in_torch, weight=2.0)
     return [danger, *named_once(each, num_variants), advice]
 

@@ -33,7 +33,11 @@ def measured_line(comparison: Comparison) -> str:
         parts.append("95 % CI")
     if comparison.noise.ci is not None:
         parts.append(f"noise {interval_text(comparison.noise.ci)} %")
-    errors = [result.gradient_error for result in known if result.gradient_error is not None and not result.compression]
+    errors = [
+        result.gradient_error
+        for result in known
+        if result.gradient_error is not None and not result.compression
+    ]
     are_wrong = any(each.code in ("gradient-differs", "gradient-not-exact") for each in comparison.findings)
     if are_wrong:
         parts.append("gradients don't all agree")
