@@ -90,6 +90,8 @@ def gate_findings(
         **FIGURES[gate.outcome](gate),
     )
     more = (*undecided, *_visible(gate)) if gate.outcome == UNDECIDED else ()
+    if gate.outcome == SLOWER:
+        more = (_advice("versions"),)
     return (answer, *more, *([finding("plan-note", case="cpu-time")] if gate.metric != "wall" else []))
 
 

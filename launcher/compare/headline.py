@@ -257,7 +257,7 @@ def _clear_lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) 
     )
     found = (answer, *_why(reference, leader, 1.0))
     if runner_up.result.id != baseline:
-        found = (*found, slower(runner_up, leader), *_why(runner_up.result, leader))
+        found = (*found, slower(runner_up, leader), *_why(runner_up.result, leader, AFTER_ALL))
     return found
 
 

@@ -422,6 +422,7 @@ ADVICE: Mapping[str, Advice] = {
         "mend what the reason in the table names (`gpurun logs RUN` has more), then `gpurun --resume RUN`"
     ),
     "throttled": Advice("let the GPUs cool down, or lower their power limit, then run again"),
+    "versions": Advice("`gpurun diff A B --show operators` of traces of both versions shows what grew"),
     "environments": Advice(
         "give each version an environment of its own (`--python-a`, `--python-b`): a package is installed "
         "from the working copy (editable)"

@@ -69,10 +69,10 @@ TRACED = {
 
 TIMED = {
     "input": TRACED["input"],
-    "h2d": ("░", "-", "cyan"),
-    "forward": ("▇", "=", "blue"),
-    "backward": ("▒", "#", "yellow"),
-    "optimizer": ("▪", "+", "green"),
+    "h2d": TRACED["copy"],
+    "forward": ("╱", "/", "blue"),
+    "backward": ("╲", "\\", "yellow"),
+    "optimizer": ("┼", "x", "green"),
     "between_phases": TRACED["idle"],
 }
 """Glyph, glyph without box drawing, and colour of the parts of a timed step (`PHASES`)."""
