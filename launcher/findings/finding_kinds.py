@@ -200,7 +200,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "gate": Kind(
         "answer",
-        "[failed: {who} {more} than {before}[ ({ci})][ ({ratio_ci})], more than {threshold_percent}"
+        "[failed: {who} {more} {before}[ ({ci})][ ({ratio_ci})], more than {threshold_percent}"
         "[; {num_more:other} as well]]"
         "[passed: {who} {no_more} than {before} by more than {threshold_percent}[; closest is {where}]"
         f"{_CHANGE}]"

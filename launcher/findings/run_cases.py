@@ -39,17 +39,17 @@ TIMES: Mapping[str, str] = {
     "program": "takes {by} as long per step",
 }
 GATED: Mapping[str, tuple[str, str, str]] = {
-    "wall": ("is {by} slower", "is not slower", "is slower"),
+    "wall": ("is {by} slower than", "is not slower", "is slower"),
     "cpu": (
-        "takes {by} more CPU time per step",
+        "takes {by} more CPU time per step than",
         "doesn't take more CPU time per step",
         "takes more CPU time per step",
     ),
 }
 """That a version takes more by a metric, that it doesn't, and whether it does."""
 LONGER_BY: Mapping[str, str] = {
-    "wall": "takes {by}× as long",
-    "cpu": "takes {by}× the CPU time per step",
+    "wall": "takes {by}× as long as",
+    "cpu": "takes {by}× as much CPU time per step as",
 }
 """By a metric, from twice on."""
 SCATTER: Cases = {
