@@ -91,6 +91,10 @@ TIME_SPENT: Cases = {
     "before its first step, {steps_s} in and between its {num_steps:step}, {after_s} after the last one"
     "[ (of {num_programs} programs it has the most time outside of steps)]",
 }
+_TREND = (
+    "on average {first_ms} ms in its first third and {last_ms} ms in its last: the step time depends on how "
+    "many steps are made"
+)
 _ABLATION = (
     "exposed communication is {traced_ms} ms in the trace, but {ablation_ms} ms when measured by disabling it"
 )
@@ -106,8 +110,8 @@ NOTICED: Cases = {
     "other-work": "{one} made {num_steps:step} and {other} {other_steps}: a step of the one may do other "
     "work than a step of the other, and only steps are compared"
     "[; their whole runs took {run_s} and {other_s}]",
-    "trend": "steps take {how} during a launch, on average {first_ms} ms in its first third and {last_ms} "
-    "ms in its last: the step time depends on how many steps are made",
+    "steps-grow": f"steps take longer and longer during a launch, {_TREND}",
+    "steps-shrink": f"steps take less and less time during a launch, {_TREND}",
     "ablation-contention": f"{_ABLATION}; communication may also slow down compute",
     "ablation-varies": f"{_ABLATION}; that is more than a step, and steps vary too much to measure it so",
     "ablation-hardware": f"{_ABLATION}; ranks that don't communicate may compete for the hardware instead",

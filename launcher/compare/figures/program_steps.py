@@ -112,8 +112,8 @@ def trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[Finding, 
     if 2 * len(large) <= len(found):
         return ()
     first_ms, last_ms = large[-1]
-    how = "longer and longer" if last_ms > first_ms else "less and less time"
-    return (noticed("trend", how=how, first_ms=first_ms, last_ms=last_ms),)
+    case = "steps-grow" if last_ms > first_ms else "steps-shrink"
+    return (noticed(case, first_ms=first_ms, last_ms=last_ms),)
 
 
 def _thinned(values: Sequence[float]) -> list[float]:
