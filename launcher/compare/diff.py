@@ -149,7 +149,9 @@ def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> 
     if not known:
         yield finding("not-measured", case="no-times")
         yield from (
-            finding("too-few", variant.id, why=variant.note) for variant in variants[:1] if variant.note
+            finding("too-few", variant.id, why=variant.note, weight=1)
+            for variant in variants[:1]
+            if variant.note
         )
         return
     most = max(known, key=lambda variant: abs(variant.difference.percent or 0.0))
@@ -158,9 +160,9 @@ def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> 
         yield finding("unchanged", most.id, where=most.label, change_percent=percent, ci=ci)
         is_few = most.note is not None
         yield (
-            finding("too-few", most.id, why=most.note)
+            finding("too-few", most.id, why=most.note, weight=1)
             if is_few
-            else finding("scatter-hides-it", most.id, case="rounds")
+            else finding("scatter-hides-it", most.id, case="rounds", weight=1)
         )
         return
     is_longer = percent > 0

@@ -316,10 +316,15 @@ class _Pair:
         long = too_long(per_launch_s)
         if (equal := self.launches_if_equal(looks)) is None or equal > most:
             scatter_percent = percent_from_log(estimate.error * math.sqrt(estimate.launches))
-            noise = finding("scatter-hides-it", case="gate", scatter_percent=scatter_percent, long=long)
+            noise = finding(
+                "scatter-hides-it", case="gate", scatter_percent=scatter_percent, long=long, weight=1
+            )
             has_load = self.gate.metric == "wall" and load_percent((self.a, self.b))
             return (noise, _advice("cpu_time", weight=0.5) if has_load else _advice("scatter"))
-        return (finding("near-threshold", threshold_percent=threshold, long=long), _advice("threshold"))
+        return (
+            finding("near-threshold", threshold_percent=threshold, long=long, weight=1),
+            _advice("threshold"),
+        )
 
     def launches_if_equal(self, looks: Sequence[Look]) -> int | None:
         """How many launches would decide it if nothing had changed, with what these scatter by."""

@@ -25,7 +25,7 @@ from gpurun.launcher.compare.ranking import (
 )
 from gpurun.launcher.compare.variant_causes import cause, remaining, why_slower
 from gpurun.launcher.compare.variant_difference import opposite
-from gpurun.launcher.findings.finding import Finding, finding, worded
+from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding, worded
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
 from gpurun.launcher.findings.run_cases import ENDED, FASTER, SLOWER, TIMES
 from gpurun.launcher.machine.accelerators import CPU
@@ -177,8 +177,6 @@ def ranking_findings(
 
 MOST_EXPLAINED = 8
 """Variants whose causes are looked for, those closest to the fastest."""
-AFTER_ALL = 1e-3
-"""The weight of causes in variants that the answer doesn't name."""
 
 
 def _separate_work(plan: Plan, results: Sequence[VariantResult]) -> Finding:

@@ -189,6 +189,8 @@ def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 NEXT = "Next"
 """The title of what to do."""
+AFTER_ALL = 1e-3
+"""The weight of causes that concern nothing in the answer, up to which they are details."""
 MOST_DANGERS = 2
 """That are written out; of more, their number."""
 
@@ -206,7 +208,8 @@ class Screen:
 
 def screen_of(findings: Sequence[Finding], most_dangers: int = MOST_DANGERS) -> Screen:
     """The first screen of these findings, which are ranked."""
-    answer, why, then = (of_level(findings, level)[:1] for level in ("answer", "cause", "remedy"))
+    answer, then = (of_level(findings, level)[:1] for level in ("answer", "remedy"))
+    why = tuple(cause for cause in of_level(findings, "cause")[:1] if cause.weight > AFTER_ALL)
     dangers = of_level(findings, "danger")
     titles = [*((KINDS[each.code].title, each) for each in answer)]
     titles += [*(("Why", each) for each in why), *((NEXT, each) for each in then)]

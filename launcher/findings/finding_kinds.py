@@ -507,9 +507,9 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "measure-longer": Kind(
         "remedy",
-        "[{num_minutes:minute} would separate {what} from the fastest (`budget: {num_minutes}m` in a new "
+        "[{num_minutes:minute} may separate {what} from the fastest (`budget: {num_minutes}m` in a new "
         "run)]"
-        "[a `--budget` of about {decides_minutes:minute} would decide it]",
+        "[a `--budget` of about {decides_minutes:minute} may decide it]",
         "The budget ended before every difference was decided.",
         _POWER,
         "Start a new run with that budget.",

@@ -76,7 +76,7 @@ def gate_table(gate: Gate, width: int) -> list[str]:
 
 def bounds_note(gate: Gate) -> list[str]:
     """The meaning of the bounds, if the table has any."""
-    says = "At least, at most: one-sided bounds; each is wrong with at most 5 %, over all looks."
+    says = "At least, at most: one-sided bounds, each wrong with at most 5 % over all looks."
     return [says] if any(row.ci for row in gate.rows) else []
 
 

@@ -38,7 +38,7 @@ def test_runs_with_nothing_in_common_say_so(wording: Wording) -> None:
 def test_a_note_on_all_variants_is_printed_once_and_no_level_of_intervals_that_are_not_there() -> None:
     note = "both runs have only one launch"
     unsure = replace(SLOWER, difference=Difference(13.8, None, "inconclusive"), note=note)
-    findings = (finding("unchanged"), finding("too-few", why=note))
+    findings = (finding("unchanged"), finding("too-few", why=note, weight=1))
     text = render_diff(replace(DIFF, variants=(unsure, replace(LOST, note=note)), findings=findings), 80)
     assert text.count(note) == 1
     assert "confidence" not in text
