@@ -168,7 +168,7 @@ def launches_s(events: Mapping[str, Sequence[Event]], commands: Sequence[Command
     stages = [(event.stage, seconds) for events in logs for event, seconds in stages_s(events)]
     return {
         **{name: sum(s for stage, s in stages if stage in names) for name, names in SPENT_ON.items()},
-        "before the first launch": before_s(logs, commands),
+        "before launches": before_s(logs, commands),
         "between launches": sum(between_s(logs, commands)),
     }
 

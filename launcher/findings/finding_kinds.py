@@ -106,7 +106,8 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "fastest-on-average": Kind(
         "answer",
-        "undecided: on average, {leader} leads {other}[ by {percent}][ and {num_more:other} by more]",
+        "undecided: on average, {leader} leads {other}[ by {percent}][ and {num_more:other} by more]"
+        f"{_LOAD}",
         "There are too few launches or rounds for an interval.",
         _SIX,
         _LONGER,

@@ -157,7 +157,8 @@ REASONS: Cases = {
     "to {ratio}×)",
     "tried": "The search tried {num_tried} of {num_distinct} different combinations[, of which {num_failed} "
     "failed]",
-    "searching": "{tried}[; the fastest is {leader}]; it is not over",
+    "searching": "The search is not over: {num_tried} of {num_distinct} different combinations have been "
+    "tried[, of which {num_failed} failed][; the fastest is {leader}]",
     "searched": "{tried}, and compared {num_compared} of them[; by a model of their times no other is more "
     "than {missed_percent} faster than the best of these (95 % confidence)]",
     "searched-few": "{tried}, and compared {num_compared} of them, too few to say how much faster others "

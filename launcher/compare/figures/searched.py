@@ -261,17 +261,19 @@ LEAST_MISSED = 0.1
 
 def _summary(record: SearchRecord, tried: Sequence[Tried]) -> str:
     """How many combinations were tried, and how much better others may be."""
-    counts = reason(
-        "tried", num_tried=len(tried), num_distinct=record.distinct, num_failed=len(record.failed) or None
-    )
+    nums = {
+        "num_tried": len(tried),
+        "num_distinct": record.distinct,
+        "num_failed": len(record.failed) or None,
+    }
     if not record.finalists:
         best = next((combination.label for combination in tried if combination.variant == record.best), None)
-        return f"{reason('searching', tried=counts, leader=best)}."
+        return f"{reason('searching', leader=best, **nums)}."
     missed = record.at_most_missed_percent
     has_all = len(tried) == record.distinct
     said = reason(
         "searched-few" if missed is None and not has_all else "searched",
-        tried=counts,
+        tried=reason("tried", **nums),
         num_compared=len(record.finalists),
         missed_percent=None if has_all or missed is None else max(missed, LEAST_MISSED),
     )

@@ -77,7 +77,7 @@ def test_a_program_that_became_slower_fails_the_gate(canonical_run: Callable[[st
     assert found["outcome"] == "slower"
     assert row["label"] == "script on 1 device"
     assert row["ci"][0] > 50
-    assert answer_of(result).startswith("failed: script on 1 device is")
+    assert answer_of(result).startswith("failed: script on 1 device takes ")
     assert "50 %: script on 1 device" in result.err
 
     files_of = {one["id"]: one["code"] for one in result.json["variants"]}
