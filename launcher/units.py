@@ -39,10 +39,23 @@ def format_percent(percent: float, ci: Interval | None = None, signed: bool = Fa
     return f"{format_number(percent, decimals, signed)} %"
 
 
+def format_factor(percent: float, ci: Interval | None = None) -> str:
+    """How many times as long, of percent longer: `2.3×`, as precise as `ci` supports."""
+    decimals = 1 if ci is None else supported_decimals((ci[1] - ci[0]) / 200, most=2)
+    return f"{format_number(1 + percent / 100, decimals)}×"
+
+
+def format_factor_interval(ci: Interval) -> str:
+    """`1.7 to 3.1×`, as precise as `format_factor`, of an interval in percent."""
+    decimals = supported_decimals((ci[1] - ci[0]) / 200, most=2)
+    low, high = (format_number(1 + end / 100, decimals) for end in ci)
+    return f"{low} to {high}×"
+
+
 def change_text(percent: float) -> str:
     """How much longer something takes: `14 % longer`, `9 % less time`, from twice on `2.3× as long`."""
     if percent >= TWICE:
-        return f"{format_number(1 + percent / 100, 1)}× as long"
+        return f"{format_factor(percent)} as long"
     return f"{format_percent(abs(percent))} {'longer' if percent > 0 else 'less time'}"
 
 

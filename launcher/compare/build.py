@@ -142,6 +142,8 @@ def compare_run(run: RunDir) -> Comparison:
 
 def named_by_what_differs(plan: Plan) -> Plan:
     """A search's plan, in which variants aren't named by values that all of them have."""
+    if len(plan.variants) == 1:
+        return plan
     values = [{key: str(value) for key, value in variant.varied.items()} for variant in plan.variants]
     common = set.intersection(*(set(each.items()) for each in values))
     variants = (

@@ -35,7 +35,14 @@ from gpurun.launcher.stats.family import (
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.stats.sequential import MIN_LAUNCHES, POWER, is_spent, next_look
 from gpurun.launcher.trace.causes import to_do
-from gpurun.launcher.units import TWICE, format_number, format_percent, interval_figures, round_up
+from gpurun.launcher.units import (
+    TWICE,
+    format_factor,
+    format_number,
+    format_percent,
+    interval_figures,
+    round_up,
+)
 
 SLOWER: Outcome = "slower"
 NOT_SLOWER: Outcome = "not slower"
@@ -101,7 +108,7 @@ def _of_slower(gate: Gate) -> dict[str, Any]:
     percent = first.percent or 0.0
     more = GATED[gate.metric][0].format(by=format_percent(percent, first.ci))
     if percent >= TWICE:
-        more = LONGER_BY[gate.metric].format(by=format_number(1 + percent / 100, 1))
+        more = LONGER_BY[gate.metric].format(by=format_factor(percent, first.ci))
     return {
         "who": first.label,
         "more": more,

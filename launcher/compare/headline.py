@@ -8,9 +8,9 @@ from gpurun.launcher.compare.interference import (
     LESS_AT_ONCE,
     MOST_NAMED,
     cool_down,
-    interference_in,
     is_hot,
     load_percent,
+    throttled_in,
     waiting_findings,
 )
 from gpurun.launcher.compare.label import variant_label, varied_texts
@@ -20,6 +20,7 @@ from gpurun.launcher.compare.ranking import (
     Rival,
     Standings,
     fastest_first,
+    is_ranked,
     standings,
     time_per_sample,
 )
@@ -36,12 +37,11 @@ from gpurun.launcher.units import (
     GIB,
     TWICE,
     Interval,
+    format_factor,
     format_ms,
-    format_number,
     format_percent,
     interval_figures,
     plural,
-    supported_decimals,
 )
 
 
@@ -75,7 +75,13 @@ def conclude(
         if complete and results:
             found = (*found, to_do("not-measured", ADVICE["ended"].in_torch))
     elif is_hot(results) and standings.rivals:
-        return (finding("not-ranked", reasons=interference_in(results)[:MOST_NAMED]), cool_down())
+        hot = [
+            text
+            for result in results
+            if is_ranked(result)
+            for text in throttled_in(result, variant_label(result))
+        ]
+        return (finding("not-ranked", reasons=hot[:MOST_NAMED]), cool_down())
     else:
         found = ranking_findings(standings, plan.baseline, within, load_percent(results))
     rival = _named_rival(standings, plan.baseline) if standings else None
@@ -272,10 +278,8 @@ def _behind(rival: Rival, leader: VariantResult) -> dict[str, Any]:
     percent = behind.percent if behind.ci else None
     measure, name = _measure(leader, rival.result), named_with_error(rival.result)
     if percent is not None and behind.ci and percent >= TWICE:
+        how = TIMES[measure].format(by=format_factor(percent, behind.ci))
         figures = interval_figures(percent, behind.ci)
-        low, high = figures["ratio_ci"]
-        decimals = supported_decimals((high - low) / 2, most=2)
-        how = TIMES[measure].format(by=f"{format_number(1 + percent / 100, decimals)}×")
         return {"other": name, "how": how, **figures, **_shown(percent, None, behind)}
     how = worded(SLOWER[measure], {} if percent is None else {"by": format_percent(percent, behind.ci)})
     return {"other": name, "how": how, **_shown(percent, behind.ci, behind)}

@@ -113,16 +113,19 @@ def interference_of(result: VariantResult, label: str | None = None) -> tuple[st
     """Other load during one variant, the worst first; with its label if one is given."""
     queued = [rank for rank in result.ranks if (rank.queue_percent or 0) > QUEUE_PERCENT]
     worst_first = sorted(queued, key=lambda rank: -(rank.queue_percent or 0))
-    return (
-        *(
-            reason("queued", rank=rank.rank, where=label, queued=queued_text(rank.queue_percent or 0.0))
-            for rank in worst_first
-        ),
-        *(
-            reason("throttled-of", device=rank.device, where=label, reason=rank.throttled)
-            for rank in result.ranks
-            if rank.throttled
-        ),
+    waited = (
+        reason("queued", rank=rank.rank, where=label, queued=queued_text(rank.queue_percent or 0.0))
+        for rank in worst_first
+    )
+    return (*waited, *throttled_in(result, label))
+
+
+def throttled_in(result: VariantResult, label: str | None = None) -> tuple[str, ...]:
+    """Which GPUs of a variant had low clocks, and why."""
+    return tuple(
+        reason("throttled-of", device=rank.device, where=label, reason=rank.throttled)
+        for rank in result.ranks
+        if rank.throttled
     )
 
 

@@ -254,23 +254,28 @@ def cause(
 
 
 def _scaled(found: Cause, factor: float) -> Cause:
-    """The cause with all its times so many times as long."""
+    """The cause with all its times so many times as long, but that of the traced step itself."""
+
+    def scaled(name: str, value: Any) -> Any:
+        if not name.endswith("_ms") or name == "traced_ms":
+            return value
+        return (
+            {each: factor * ms for each, ms in value.items()} if isinstance(value, dict) else factor * value
+        )
+
     return replace(
         found,
         saved_ns=factor * found.saved_ns,
         span_ns=factor * found.span_ns,
         more_ns=None if found.more_ns is None else factor * found.more_ns,
-        figures={
-            name: factor * value if name.endswith("_ms") and isinstance(value, float) else value
-            for name, value in found.figures.items()
-        },
+        figures={name: value and scaled(name, value) for name, value in found.figures.items()},
     )
 
 
 def _other_timed_ms(found: Cause, variant: VariantResult) -> float | None:
     step_ms = variant.step_ms.estimate if variant.step_ms else None
     is_far = step_ms is not None and is_far_from_timed(found.span_ns / 1e6, step_ms)
-    return step_ms if is_far and found.part != "compute" else None
+    return step_ms if is_far else None
 
 
 def remaining(fastest: VariantResult) -> tuple[Finding, ...]:

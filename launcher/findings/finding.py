@@ -11,15 +11,14 @@ from gpurun.launcher.findings.run_cases import REASONS
 from gpurun.launcher.units import (
     format_count,
     format_duration,
+    format_factor_interval,
     format_gib,
     format_ms,
-    format_number,
     format_percent,
     format_percent_interval,
     format_rate,
     listed,
     plural,
-    supported_decimals,
 )
 
 _GROUP = re.compile(r"\[([^][]*)\]")
@@ -59,7 +58,7 @@ class Finding:
 
     @property
     def headline(self) -> str:
-        """`Fastest: ddp 32/32, the baseline; dp 32/32 is 46 % slower (43 to 48).`"""
+        """`Fastest: the baseline ddp 32/32; dp 32/32 is 46 % slower (43 to 48).`"""
         title = KINDS[self.code].title
         return self.sentence if title in _OF_THE_SCREEN else f"{title}: {self.text}."
 
@@ -143,15 +142,13 @@ def _shown(name: str, noun: str | None, figures: Mapping[str, Any]) -> str:
     if name == "threshold_percent":
         return f"{value:g} %"
     if name == "ratio_ci":
-        low, high = value
-        decimals = supported_decimals((high - low) / 2, most=2)
-        return f"{format_number(low, decimals)} to {format_number(high, decimals)}×"
+        return format_factor_interval((100 * (value[0] - 1), 100 * (value[1] - 1)))
     if name == "ci":
         return format_percent_interval(figures.get("percent", figures.get("change_percent", 0.0)), value)
     for suffix, shown in _BY_UNIT.items():
         if name.endswith(suffix):
             return " to ".join(map(shown, value)) if isinstance(value, list) else shown(value)
-    return format_count(value) if isinstance(value, int) else listed([str(one) for one in value])
+    return format_count(value) if isinstance(value, int) else listed([str(each) for each in value])
 
 
 def _gib(value: float) -> str:

@@ -344,8 +344,8 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "`gpurun stacks RUN` shows what they wait for.",
     ),
     "computes-longer": (
-        "[in {where} ]{who} computes for {percent} of its step ({lost_ms} of {whole_ms} ms),"
-        " {more_ms} ms more than in {than}[, mostly in {grown_ms}]"
+        "[in {where} ]{who} computes for {percent} of its step ({lost_ms} of {whole_ms} ms"
+        "[; timed steps take {timed_ms} ms]), {more_ms} ms more than in {than}[, mostly in {grown_ms}]"
         "[, at {sm_clock_mhz} instead of {other_sm_clock_mhz}]"
         "[, while torch released its cache {num_retries:time}]"
         "[, for {num_samples:sample} instead of {other_samples}]",
@@ -408,7 +408,7 @@ ADVICE: Mapping[str, Advice] = {
         _SLOW_RANK,
     ),
     "gradient": Advice("mend the gradients first: weigh losses by samples (docs/your-model.md)"),
-    "far": Advice("record more steps (`profile: {steps: 16}`): the traced ones are unlike the timed ones"),
+    "far": Advice("record more steps (`--set profile.steps=16`): the traced ones are unlike the timed ones"),
     "untraced": Advice("`--set profile.steps=4` records traces, which show where the time of a step goes"),
     "unlike": Advice(
         "for two versions of the code, run one job file with each; for two settings, list both under "

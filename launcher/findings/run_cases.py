@@ -48,8 +48,8 @@ GATED: Mapping[str, tuple[str, str, str]] = {
 }
 """That a version takes more by a metric, that it doesn't, and whether it does."""
 LONGER_BY: Mapping[str, str] = {
-    "wall": "takes {by}× as long as",
-    "cpu": "takes {by}× as much CPU time per step as",
+    "wall": "takes {by} as long as",
+    "cpu": "takes {by} as much CPU time per step as",
 }
 """By a metric, from twice on."""
 SCATTER: Cases = {

@@ -7,6 +7,8 @@ from gpurun.launcher.units import (
     LOPSIDED,
     TWICE,
     Interval,
+    format_factor,
+    format_factor_interval,
     format_number,
     format_percent,
     format_percent_interval,
@@ -39,9 +41,9 @@ def verdict_text(difference: Difference | None) -> Text:
         return Text(difference.verdict, style)
     directed = difference.verdict in ("faster", "slower")
     percent = abs(difference.percent) if directed else difference.percent
-    shown = format_percent(percent, _directed(difference), signed=not directed)
     if difference.verdict == "slower" and percent >= TWICE:
-        return Text(f"{format_number(1 + percent / 100, 1)}× as long", style)
+        return Text(f"{format_factor(percent, difference.ci)} as long", style)
+    shown = format_percent(percent, _directed(difference), signed=not directed)
     return Text(f"{shown} {difference.verdict}", style)
 
 
@@ -52,13 +54,12 @@ def uncertainty_text(difference: Difference | None) -> Text:
     if difference.ci is None or difference.percent is None:
         return Text("")
     if difference.verdict == "slower" and difference.percent >= TWICE:
-        low, high = (format_number(1 + end / 100, 1) for end in difference.ci)
-        return Text(f"{low} to {high}×", "dim")
+        return Text(format_factor_interval(difference.ci), "dim")
     half = half_width(difference.percent, difference.ci)
     if is_lopsided(difference.percent, difference.ci, AS_LONG if half > WIDE else LOPSIDED):
-        directed = _directed(difference) or difference.ci
-        sign = -1 if directed is not difference.ci else 1
-        return Text(format_percent_interval(sign * difference.percent, directed), "dim")
+        sign = -1 if difference.verdict == "faster" else 1
+        ends = sorted(sign * end for end in difference.ci)
+        return Text(format_percent_interval(sign * difference.percent, (ends[0], ends[1])), "dim")
     return Text(format_number(round_up(half, 1), 1), "dim")
 
 

@@ -66,7 +66,7 @@ def detail_lines(comparison: Comparison, with_codes: bool = False) -> list[str]:
     names = {result.id: variant_label(result) for result in comparison.variants}
     lines = fact_lines(comparison)
     for variant in (None, *names):
-        about = [each for each in details if each.variant == variant]
+        about = [each for each in details if (each.variant if each.variant in names else None) == variant]
         if variant is not None and about and with_codes:
             lines.append(f"{names[variant]}:")
         indent = "  " if variant is not None and with_codes else ""

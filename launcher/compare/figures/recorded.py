@@ -146,10 +146,7 @@ def read_measured(
         of_steps = (*sample_of_steps(steps), *short, *uneven)
     facts = replace(facts, warnings=(*facts.warnings, *read.damage, *of_steps))
     balance = None if variant.split else run.read_balance(variant.id)
-    if status is not None and status.status == "ok" and unsteady:
-        status = VariantStatus("unsteady", unsteady)
-    if read.damage and not timed and status is not None and status.status == "ok":
-        status = VariantStatus("failed", read.damage[0])
+    status = _judged(status, unsteady, () if timed else read.damage)
     points = run.read_points(variant.id)
     ended = _ended(run, variant, events) if variant.kind.runs_program else {}
     counting, timed = launches_that_count(launches, timed)
@@ -177,6 +174,17 @@ def read_measured(
         first_launch=plan.launches[0].id if variant.kind.runs_program else "",
         around_s=[found for events in ended.values() if (found := around_steps(events))],
     )
+
+
+def _judged(
+    status: VariantStatus | None, unsteady: str | None, damage: Sequence[str]
+) -> VariantStatus | None:
+    """The status that was written, unless steps that are short of settling, or damaged, say another one."""
+    if status is None or status.status != "ok":
+        return status
+    if unsteady:
+        return VariantStatus("unsteady", unsteady)
+    return VariantStatus("failed", damage[0]) if damage else status
 
 
 def launches_that_count(

@@ -189,11 +189,16 @@ def report_screen(comparison: Comparison, run: str | None, in_progress: str | No
     """
     screen = screen_of(comparison.findings)
     if comparison.complete:
-        named = ((title, text.replace("RUN", run)) if run else (title, text) for title, text in screen.lines)
-        return replace(screen, lines=tuple(named))
+        lines = ((title, _with_path(text, run) if title == NEXT else text) for title, text in screen.lines)
+        return replace(screen, lines=tuple(lines))
     said = (in_progress or incomplete_text(comparison, run)).removesuffix(".")
     lines = (line for line in screen.lines if line[0] != NEXT)
     return replace(screen, lines=(*lines, (NEXT, said)))
+
+
+def _with_path(text: str, run: str | None) -> str:
+    """The text with the run's path in its commands, where that is known."""
+    return re.sub(r"\bRUN\b", lambda _: run or "RUN", text)
 
 
 def _body(comparison: Comparison, page: Page, details: bool) -> list[Text]:

@@ -349,6 +349,20 @@ def test_compute_that_grew_on_all_ranks_is_named_with_its_reason(
     assert why_slower(fast, slow) is None
 
 
+@pytest.mark.parametrize(("timed_ms", "fast_ms"), [(66.0, 50.0), (25.0, 20.0)])
+def test_compute_that_grew_is_in_ms_of_the_timed_step_unless_that_is_far_from_it(
+    timed_ms: float, fast_ms: float, wording: Wording
+) -> None:
+    """Traced steps took 60 ms."""
+    alike = [rank(number, 32, 50.0) for number in (0, 1)]
+    fast = variant(
+        "ddp-fast", (32, 32), fast_ms, *(replace(one, operators_ms={"gemm": 30.0}) for one in alike)
+    )
+    more = {"span_ms": 60.0, "compute_ms": 60.0}
+    longer = (replace(one, operators_ms={"gemm": 40.0}, **more) for one in alike)  # type: ignore[arg-type]
+    wording(why_text(variant("ddp-slow", (32, 32), timed_ms, *longer), fast))
+
+
 def test_a_rank_without_samples_waits_for_no_ones_larger_batch(wording: Wording) -> None:
     idle = rank(1, 0, 0.7, 24.1)
     alone = variant("ddp-13-0-8", (13, 0, 8), 25.0, rank(0, 13, 24.8), idle, rank(2, 8, 24.7))

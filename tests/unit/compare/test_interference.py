@@ -297,6 +297,13 @@ def test_a_hot_gpu_leaves_nothing_ranked_and_says_what_to_do(files: Any, wording
     wording(pasted)
 
 
+def test_what_wasnt_ranked_for_a_low_clock_names_only_clocks(files: Any) -> None:
+    """Other load is no reason to rank nothing."""
+    found = noisy(files, 30.0, "power brake").findings[0]
+    assert (found.code, len(found.figures["reasons"])) == ("not-ranked", 1)
+    assert "power brake" in found.figures["reasons"][0]
+
+
 def test_a_variant_alone_is_looked_at_too(files: Any, wording: Wording) -> None:
     files.rounds(hand_made.EVEN, "01-ddp-2", [100.0] * 8)
     files.close(hand_made.EVEN)

@@ -150,6 +150,7 @@ def test_ranks_know_how_often_they_have_been_started_again(tmp_path: Path) -> No
     starter = Starter(plan, load_job(tmp_path / "job.yaml"), run, tmp_path, Machine())
     _, rank = starter.prepare(launch, "01-script-1~3", dict.fromkeys(launch.variants, 1))
     assert rank.env["TORCHELASTIC_RESTART_COUNT"] == "2"
+    assert rank.env["TORCHELASTIC_RUN_ID"] == f"{plan.name}-{launch.id}"
 
 
 def test_every_rank_sees_all_gpus_of_its_launch_by_uuid(tmp_path: Path) -> None:

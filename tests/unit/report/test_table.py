@@ -19,7 +19,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Noise, StepTime, VariantResult
 from gpurun.launcher.compare.notes import named_once
 from gpurun.launcher.findings.finding import Finding, finding
-from gpurun.launcher.report.footnotes import noise_lines
+from gpurun.launcher.report.footnotes import detail_lines, noise_lines
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.table import (
@@ -290,6 +290,12 @@ def test_scatter_of_launches_is_not_said_to_be_0_where_rounds_hide_it(
 ) -> None:
     """The estimate of what launches add is 0 wherever their rounds alone scatter by more."""
     wording(*noise_lines(Noise(None, None, launch, round_), "The baseline"))
+
+
+def test_details_keep_findings_about_variants_that_a_report_leaves_out() -> None:
+    left_out = replace(COMPARISON.findings[-1], variant="left-out", text="of another variant")
+    found = replace(COMPARISON, findings=(*COMPARISON.findings, left_out))
+    assert any("of another variant" in line for line in detail_lines(found))
 
 
 def test_a_gradient_that_differs_as_the_model_is_is_not_said_to_agree() -> None:

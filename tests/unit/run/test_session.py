@@ -8,7 +8,7 @@ import pytest
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.notes import quiet_notes
-from gpurun.launcher.errors import MachineError, ParamsError
+from gpurun.launcher.errors import Interrupted, MachineError, ParamsError
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run import session
@@ -201,6 +201,19 @@ def test_what_only_later_ranks_need_is_imported_for_them(tmp_path: Path) -> None
     assert Case(tmp_path / "one", SPLITS, [WELL]).done().ranks.preloads == []
     assert Case(tmp_path / "two", STRATEGIES, [WELL, WELL[:-1]]).done().ranks.preloads == ["after 01-ddp-2"]
     assert Case(tmp_path / "again", SPLITS, [KILLED, WELL]).done().ranks.preloads == ["after 01-ddp-2"]
+
+
+def test_an_error_before_the_first_launch_has_nothing_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise Interrupted
+
+    case = Case(tmp_path, SPLITS, [])
+    monkeypatch.setattr(session, "remaining", interrupted)
+    with pytest.raises(Interrupted):
+        case.session.execute()
+    assert case.ranks.log == []
 
 
 def test_a_failure_costs_only_the_variant_that_caused_it(tmp_path: Path, wording: Wording) -> None:
