@@ -20,6 +20,7 @@ from gpurun.launcher.compare.ranking import (
     Rival,
     Standings,
     fastest_first,
+    is_baseline,
     is_ranked,
     standings,
     time_per_sample,
@@ -328,6 +329,8 @@ def _close_race(
     ci, code = closest.behind.ci, "not-distinguished" if open_ else "equally-fast"
     if open_ and ci is not None and not ci[0] <= 0 <= ci[1]:  # by less than counts as slower
         code = "differ-too-little"
+    in_table = leader.vs_baseline if is_baseline(closest.result) else None
+    shown = closest.behind if in_table is None else in_table
     answer = finding(
         code,
         leader.id,
@@ -335,8 +338,9 @@ def _close_race(
         choice=_what_differs(leader, closest.result),
         leader=named_with_error(leader),
         other=named_with_error(closest.result),
-        change_percent=closest.behind.percent or 0.0,
-        ci=ci,
+        which="latter" if in_table is None else "former",
+        change_percent=shown.percent or 0.0,
+        ci=shown.ci,
         num_more=len(open_ or undecided) - 1 or None,
         **limits,
     )

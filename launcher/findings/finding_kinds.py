@@ -1,10 +1,12 @@
 """The table of findings: for each kind its code, sentence, meaning, how it is decided, and what to do."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from gpurun.launcher.findings import check_cases, run_cases, trace_cases
+from gpurun.launcher.units import plural
 
 Level = Literal["answer", "danger", "cause", "remedy", "detail"]
 
@@ -45,7 +47,7 @@ _PAIRS = "[; {wins} of {of} pairs]"
 _LOAD = "[, with {queue_percent} of a step spent waiting for cores]"
 _RANGE = f"[ ({{ci}}{_PAIRS})][ ({{ratio_ci}}{_PAIRS})]"
 _CHANGE = "[ ({change_percent}[, {ci}])]"
-_LATTER = "[ (the latter {change_percent}[, {ci}])]"
+_BETWEEN = "[ (the {which} {change_percent}[, {ci}])]"
 _NONE = "no {choice} is clearly fastest: {leader} and {other}"
 _SURE = (
     "The interval over paired launches (or over paired rounds, where variants share launches) excludes 0; "
@@ -82,7 +84,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "not-distinguished": Kind(
         "answer",
-        f"{_NONE} can't be distinguished{_LATTER}[, nor can {{num_more:other}}]{_WITHIN}{_LOAD}",
+        f"{_NONE} can't be distinguished{_BETWEEN}[, nor can {{num_more:other}}]{_WITHIN}{_LOAD}",
         "The fastest on average isn't surely faster than the next.",
         "The interval of their difference includes 0.",
         _LONGER,
@@ -90,7 +92,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "differ-too-little": Kind(
         "answer",
-        f"{_NONE} differ by too little to be ranked{_LATTER}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
+        f"{_NONE} differ by too little to be ranked{_BETWEEN}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
         "The difference is sure, and so small that it counts for nothing.",
         "The interval excludes 0, and the difference may be below 1 %.",
         _OTHER_FIGURE,
@@ -98,7 +100,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "equally-fast": Kind(
         "answer",
-        f"{_NONE} are equally fast{_LATTER}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
+        f"{_NONE} are equally fast{_BETWEEN}[, as {{num_more:other}}]{_WITHIN}{_LOAD}",
         "The fastest variants differ by less than 1 %, and that is sure.",
         "The whole interval of their difference lies within ±1 %.",
         _OTHER_FIGURE,
@@ -643,8 +645,16 @@ LABELS = {"means": "What it means", "decided": "How it is decided", "todo": "Wha
 
 def cases_of(entry: Mapping[str, Any]) -> list[str]:
     """A list of the sentences of its cases, after an empty line; nothing where it has none."""
-    cases: Mapping[str, str] = entry["cases"]
-    return ["", *(f"- {name}: {sentence}" for name, sentence in cases.items())] if cases else []
+    cases = {name: outline(sentence) for name, sentence in entry["cases"].items()}
+    told = [f"- {name}: {sentence}" for name, sentence in cases.items() if sentence != "…"]
+    return ["", *told] if told else []
+
+
+def outline(sentence: str) -> str:
+    """The longest form of a sentence, with `…` in its slots: `… of … ranks are present`."""
+    whole = re.sub(r"[][]", "", sentence.removeprefix("[{file}: ]"))
+    whole = re.sub(r"\{\w+:(\w[\w ]*)\}", lambda slot: f"… {plural(2, slot[1])[2:]}", whole)
+    return re.sub(r"\{\w+\}", "…", whole)
 
 
 def findings_page() -> str:

@@ -26,7 +26,7 @@ from gpurun.launcher.findings.finding import (
     with_figures,
     worded,
 )
-from gpurun.launcher.findings.finding_kinds import KINDS, Kind
+from gpurun.launcher.findings.finding_kinds import KINDS, Kind, cases_of, outline
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir
 
@@ -184,6 +184,14 @@ def test_a_code_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.split()[0] for line in listed] == list(KINDS)
     (entry,) = json.loads(CliRunner().invoke(cli, ["explain", "gate", "--json"]).output)["findings"]
     assert (entry["code"], entry["level"]) == ("gate", "answer")
+
+
+@pytest.mark.parametrize("code", KINDS)
+def test_an_explanation_has_no_slots(code: str) -> None:
+    assert not [
+        case for case in cases_of({"cases": KINDS[code].cases}) if re.search(r"{\w+(:\w|})|[][]", case)
+    ]
+    assert outline("[{file}: ]{num:launch} of {which}[ ({ms} ms)]") == "… launches of … (… ms)"
 
 
 def test_an_unknown_code_has_the_nearest_one() -> None:
