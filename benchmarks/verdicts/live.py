@@ -207,12 +207,15 @@ def write(directory: Path, job: str, ms: float) -> None:
 
 def outcome(name: str, number: int, found: Mapping[str, Any], wall_s: float, verdict: str) -> Outcome:
     """Of a job with two variants; of more, the one whose difference is the least clear."""
-    asked = CELLS[name].strategy
-    compared = [one for one in found["variants"] if one["vs_baseline"] and asked in ("", one["strategy"])]
-    others = [one for one in compared if one["vs_baseline"]["verdict"] != "baseline"]
-    by_decided = {"inconclusive": 0, "same": 1}
-    other = min(others, key=lambda one: by_decided.get(one["vs_baseline"]["verdict"], 2))
-    difference = other["vs_baseline"]
+    asked, gate = CELLS[name].strategy, found.get("gate")
+    if gate is not None:
+        (difference,) = gate["rows"]
+    else:
+        compared = [one for one in found["variants"] if one["vs_baseline"] and asked in ("", one["strategy"])]
+        differences = [one["vs_baseline"] | {"launches": one["launches"]} for one in compared]
+        others = [one for one in differences if one["verdict"] != "baseline"]
+        by_decided = {"inconclusive": 0, "same": 1}
+        difference = min(others, key=lambda one: by_decided.get(one["verdict"], 2))
     return Outcome(
         name,
         number,
@@ -220,7 +223,7 @@ def outcome(name: str, number: int, found: Mapping[str, Any], wall_s: float, ver
         difference["percent"],
         difference["ci"],
         (difference.get("without_load") or {}).get("holds"),
-        other["launches"],
+        difference["launches"],
         wall_s,
         found["findings"][0]["text"],
     )
