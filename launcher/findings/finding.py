@@ -113,6 +113,13 @@ def with_figures(found: Finding, **figures: Any) -> Finding:
     return finding(found.code, found.variant, found.ranks, found.host, found.weight, **both)
 
 
+def below_its_name(found: Finding) -> Finding:
+    """The finding without the variant's name, for a place that has it already."""
+    if KINDS[found.code].sentence_of(found.figures).startswith("{of}"):
+        return with_figures(found, of="")
+    return with_figures(found, where=None) if found.level == "cause" else found
+
+
 def relative_to(directory: Path, found: Finding) -> Finding:
     """The finding with the paths in its figures from the directory on."""
     texts = {name: text for name, text in found.figures.items() if isinstance(text, str)}

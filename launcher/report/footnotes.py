@@ -6,7 +6,7 @@ from sys import float_info
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
-from gpurun.launcher.findings.finding import screen_of
+from gpurun.launcher.findings.finding import below_its_name, screen_of
 from gpurun.launcher.report.differences import interval_text
 from gpurun.launcher.units import format_number, least_decimals, listed, plural
 
@@ -67,9 +67,11 @@ def detail_lines(comparison: Comparison, with_codes: bool = False) -> list[str]:
     lines = fact_lines(comparison)
     for variant in (None, *names):
         about = [each for each in details if (each.variant if each.variant in names else None) == variant]
-        if variant is not None and about and with_codes:
+        is_group = variant is not None and with_codes
+        if variant is not None and is_group and about:
             lines.append(f"{names[variant]}:")
-        indent = "  " if variant is not None and with_codes else ""
+            about = [below_its_name(each) for each in about]
+        indent = "  " if is_group else ""
         code = " [{}]" if with_codes else ""
         lines += [f"{indent}{each.sentence}{code.format(each.code)}" for each in about]
     return lines

@@ -232,10 +232,13 @@ def operators(server: TabServer, query: Query) -> Answer:
 
     def answer(index: Index) -> Answer:
         late = None if ours else index.header.straggler
-        found = operators_answer(index.header, against, kind, late.rank if late else None)
         listed = server.run(query)
+        shown = shown_as(listed, query.name("variant"))
         other = shown_as(listed, query.name("against")) if against else None
-        said = operators_said(found, shown_as(listed, query.name("variant")), other)
+        slowest = late.rank if late else shown.slowest_rank
+        found = operators_answer(index.header, against, kind, slowest, other.slowest_rank if other else None)
+        found["is_straggler"] = late is not None and found["slowest_rank"] == late.rank
+        said = operators_said(found, shown, other)
         return {**found, **said, "version": version(index.version, said)}
 
     return with_index(server, query, answer)

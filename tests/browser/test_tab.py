@@ -99,7 +99,7 @@ def test_parts_of_a_bar_add_up_to_its_step(open_tab: OpenTab) -> None:
     values = parts.evaluate_all("all => all.map((one) => Number(one.dataset.value))")
     assert sum(values) == pytest.approx(64.3, abs=0.3)
     assert block.locator(".total").all_inner_texts() == ["64.3", "64.3"]
-    said = "64.3 ms a step as timed. In ddp 48/16 rank 1 waits 32 % of its step (20.8 of 64.3 ms)"
+    said = "64.3 ms a step as timed. Rank 1 waits 32 % of its step (20.8 of 64.3 ms)"
     expect(block.locator(".said")).to_contain_text(said)
     expect(block.locator("canvas")).to_have_attribute("aria-label", re.compile("224 steps, estimate 64.3 ms"))
 

@@ -82,7 +82,11 @@ class RankTimes:
 
 
 def operators_answer(
-    header: Header, against: Header | None, kind: Kind, straggler: int | None = None
+    header: Header,
+    against: Header | None,
+    kind: Kind,
+    slowest: int | None = None,
+    slowest_against: int | None = None,
 ) -> dict[str, Any]:
     """The table; see README.md.
 
@@ -90,29 +94,30 @@ def operators_answer(
         header: of the index.
         against: of another variant's.
         kind: what the rows are.
-        straggler: the rank that the table is about; `None`: the one that works longest.
+        slowest: the rank that the table is about; `None`: the one that works longest by these traces.
+        slowest_against: likewise of the other variant.
     """
     ranks = [rank_times(rank, kind) for rank in header.ranks]
-    slowest = next((each for each in ranks if each.rank == straggler), None) or slowest_of(ranks)
-    other = slowest_of([rank_times(rank, kind) for rank in against.ranks]) if against else None
+    shown = slowest_of(ranks, slowest)
+    others = [rank_times(rank, kind) for rank in against.ranks] if against else []
+    other = slowest_of(others, slowest_against) if others else None
     names = sorted(
         {name for rank in ranks for name in rank.names} | set(other.names if other else ()),
-        key=lambda name: (-_self_ms(slowest, name), -_self_ms(other, name), name),
+        key=lambda name: (-_self_ms(shown, name), -_self_ms(other, name), name),
     )
-    rows = [_row([name], name, ranks, slowest, other) for name in names[:MAX_ROWS]]
+    rows = [_row([name], name, ranks, shown, other) for name in names[:MAX_ROWS]]
     if names[MAX_ROWS:]:
-        rows.append(_row(names[MAX_ROWS:], None, ranks, slowest, other))
+        rows.append(_row(names[MAX_ROWS:], None, ranks, shown, other))
     return {
         "kind": kind,
         "ranks": [each.rank for each in ranks],
-        "slowest_rank": slowest.rank,
-        "is_straggler": slowest.rank == straggler,
-        "steps": slowest.num_steps,
-        "step_ms": slowest.step_ms,
+        "slowest_rank": shown.rank,
+        "steps": shown.num_steps,
+        "step_ms": shown.step_ms,
         "step_by_rank_ms": [each.step_ms for each in ranks],
-        "rest_ms": slowest.rest_ms,
+        "rest_ms": shown.rest_ms,
         "rest_by_rank_ms": [each.rest_ms for each in ranks],
-        "overlap_ms": slowest.overlap_ms,
+        "overlap_ms": shown.overlap_ms,
         "overlap_by_rank_ms": [each.overlap_ms for each in ranks],
         "against_step_ms": other.step_ms if other else None,
         "against_rest_ms": other.rest_ms if other else None,
@@ -121,8 +126,9 @@ def operators_answer(
     }
 
 
-def slowest_of(ranks: Sequence[RankTimes]) -> RankTimes:
-    return max(ranks, key=lambda each: (each.work_ms, -each.rank))
+def slowest_of(ranks: Sequence[RankTimes], known: int | None = None) -> RankTimes:
+    """The rank that is known to be the slowest, else the one that works longest."""
+    return max(ranks, key=lambda each: (each.rank == known, each.work_ms, -each.rank))
 
 
 def rank_times(rank: RankTrace, kind: Kind) -> RankTimes:

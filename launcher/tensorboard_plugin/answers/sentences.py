@@ -11,6 +11,7 @@ from gpurun.launcher.compare.figures.traced import TRACED
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.variant_causes import cause, is_far_from_timed, largest_loss, why_slower
+from gpurun.launcher.findings.finding import below_its_name
 from gpurun.launcher.report.differences import interval_text, uncertainty_text
 from gpurun.launcher.report.metrics import parts_ms
 from gpurun.launcher.report.phases import REST, timed_parts
@@ -46,7 +47,7 @@ def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
     best = next((each for each in comparison.variants if each.id == comparison.first), None)
     loss = why_slower(variant, best) if best is not None and best.id != variant.id else None
     loss = loss or _large_enough(variant)
-    return cause(loss, variant).sentence if loss else _sentence(_all_compute(variant))
+    return below_its_name(cause(loss, variant)).sentence if loss else _sentence(_all_compute(variant))
 
 
 def _large_enough(variant: VariantResult) -> Cause | None:
@@ -163,10 +164,11 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ShownVariant:
-    """The name of a variant in the sentences, and how long its timed steps are."""
+    """The name of a variant in the sentences, how long its timed steps are, and its slowest rank."""
 
     label: str
     step_ms: float | None = None
+    slowest_rank: int | None = None
 
 
 def shown_as(listed: Listed, variant: str) -> ShownVariant:
@@ -175,7 +177,9 @@ def shown_as(listed: Listed, variant: str) -> ShownVariant:
         return ShownVariant(listed.title(outline(listed).name))
     if comparison := read_comparison(listed):
         result = next(each for each in comparison.variants if each.id == variant)
-        return ShownVariant(variant_label(result), result.step_ms.estimate if result.step_ms else None)
+        step_ms = result.step_ms.estimate if result.step_ms else None
+        slowest = slowest_rank(result.ranks)
+        return ShownVariant(variant_label(result), step_ms, slowest.rank if slowest else None)
     plan = read_plan(listed)
     return ShownVariant(
         next(variant_label(each) for each in (plan.variants if plan else ()) if each.id == variant)

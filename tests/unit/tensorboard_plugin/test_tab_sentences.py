@@ -11,7 +11,7 @@ import pytest
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, slowest_rank
 from gpurun.launcher.compare.model import Comparison, StepTime, VariantResult
-from gpurun.launcher.findings.finding import finding
+from gpurun.launcher.findings.finding import below_its_name, finding
 from gpurun.launcher.findings.run_cases import NOTICED
 from gpurun.launcher.report.phases import timed_parts
 from gpurun.launcher.report.terminal.table import phase_parts
@@ -191,5 +191,5 @@ def test_the_tab_has_the_cause_of_the_report(tmp_path: Path) -> None:
     comparison = compare_run(run)
     for variant in comparison.variants:
         about = (each for each in comparison.findings if each.variant == variant.id)
-        causes = [each.sentence for each in about if each.level == "cause"]
+        causes = [below_its_name(each).sentence for each in about if each.level == "cause"]
         assert not causes or explanation(variant, comparison) in causes

@@ -246,7 +246,7 @@ def test_of_anybodys_traces_all_steps_count_and_the_straggler_is_named(
     assert theirs["mean"]["span_ms"] == pytest.approx(0.25)
     assert theirs["mean"]["compute_ms"] == pytest.approx(0.72 * 0.25, rel=0.01)
     wording(theirs["sentence"])
-    assert operators_answer(header, None, "kernels", straggler=0)["slowest_rank"] == 0
+    assert operators_answer(header, None, "kernels", slowest=0)["slowest_rank"] == 0
     assert operators_answer(header, None, "kernels")["slowest_rank"] == 1
     ours = breakdown_answer(header)
     assert [rank["typical"]["span_ms"] for rank in ours["ranks"]] == pytest.approx([0.17, 0.23])
