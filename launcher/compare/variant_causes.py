@@ -12,6 +12,7 @@ from typing import Any
 from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
+from gpurun.launcher.compare.size_curves import DeviceCost
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.machine.accelerators import CPU
@@ -166,7 +167,7 @@ def largest_loss(ranks: Sequence[RankFigures]) -> Cause | None:
 
 def why_slower(slower: VariantResult, faster: VariantResult) -> Cause | None:
     """`rank 1 waits 19 % of its step (11.2 of 60.1 ms) for rank 0's larger batch`; `None`: it isn't known."""
-    return main_cause(slower, faster) or grown_compute(slower, faster)
+    return main_cause(slower, faster) or grown_compute(slower, faster) or _by_costs(slower, faster)
 
 
 def main_cause(slower: VariantResult, faster: VariantResult) -> Cause | None:
@@ -180,6 +181,30 @@ def _longer_ms(slower: VariantResult, faster: VariantResult) -> float | None:
     if slower.step_ms is None or faster.step_ms is None or slower.global_batch != faster.global_batch:
         return None
     return slower.step_ms.estimate - faster.step_ms.estimate
+
+
+def _by_costs(slower: VariantResult, faster: VariantResult) -> Cause | None:
+    """The wait that grew, by the costs of samples on each device, where these were measured for a split."""
+    longer_ms, balanced = _longer_ms(slower, faster), faster.balanced or slower.balanced
+    is_split = (slower.strategy, slower.varied) == (faster.strategy, faster.varied)
+    if longer_ms is None or balanced is None or not is_split:
+        return None
+    waits, waits_before = (_waits(each, balanced.devices) for each in (slower, faster))
+    return grown(waits, waits_before, 1e6 * longer_ms)
+
+
+def _waits(result: VariantResult, costs: Sequence[DeviceCost]) -> list[Cause]:
+    """The wait for the rank whose samples take longest; empty where the costs aren't known."""
+    batches = [rank.local_batch for rank in result.ranks if rank.local_batch is not None]
+    if result.step_ms is None or len(batches) != len(costs) or not all(cost.straight for cost in costs):
+        return []
+    step_ns = 1e6 * result.step_ms.estimate
+    works_ns = [1e6 * cost.ms(samples) for cost, samples in zip(costs, batches, strict=True)]
+    times = tuple(
+        RankTime(rank.rank, step_ns, {}, step_ns - work_ns, max(works_ns) - work_ns, samples)
+        for rank, work_ns, samples in zip(result.ranks, works_ns, batches, strict=True)
+    )
+    return causes(MeasuredRanks(times, max(times, key=lambda each: each.work_ns).rank))
 
 
 def grown_compute(slower: VariantResult, faster: VariantResult) -> Cause | None:
