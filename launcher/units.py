@@ -28,6 +28,12 @@ def format_ms(ms: float, ci: Interval | None = None) -> str:
     return f"{format_number(ms, decimals)} ± {format_number(round_up(half, decimals), decimals)}"
 
 
+def format_half(ms: float, half_ms: float) -> str:
+    """Half of an interval, rounded up to the decimals of `format_ms(ms)`."""
+    decimals = _three_digits(ms)
+    return format_number(round_up(half_ms, decimals), decimals)
+
+
 def us_in_ms(us: float) -> str:
     """Microseconds in ms, to the microsecond; `-` for none."""
     return format_number(us / 1000, 3) if us else "-"

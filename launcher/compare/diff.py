@@ -162,7 +162,7 @@ def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> 
         yield (
             finding("too-few", most.id, why=most.note, weight=1)
             if is_few
-            else finding("scatter-hides-it", most.id, case="rounds", weight=1)
+            else finding("scatter-hides-it", most.id, case="launches", weight=1)
         )
         return
     is_longer = percent > 0

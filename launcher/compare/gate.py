@@ -16,8 +16,9 @@ from gpurun.launcher.compare.interference import (
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.compare.variant_causes import cause, why_slower
 from gpurun.launcher.compare.variant_difference import Differences, differences_of, in_cpu_time
-from gpurun.launcher.findings.finding import Finding, finding, reason
+from gpurun.launcher.findings.finding import Finding, finding, reason, with_figures
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.findings.run_cases import GATED, LONGER_BY
 from gpurun.launcher.plan.model import GatePlan, Metric, Plan, Side
@@ -80,7 +81,10 @@ def gate_of(threshold_percent: float, before: str, rows: Sequence[GateRow], metr
 
 
 def gate_findings(
-    gate: Gate, undecided: Sequence[Finding] = (), queue_percent: float | None = None
+    gate: Gate,
+    undecided: Sequence[Finding] = (),
+    queue_percent: float | None = None,
+    grown: Sequence[Finding] = (),
 ) -> tuple[Finding, ...]:
     """The outcome of a gate, and of an undecided one what it lacks.
 
@@ -88,6 +92,7 @@ def gate_findings(
         gate: over all variants.
         undecided: why it is undecided, and what to do about that.
         queue_percent: of a step that its worst rank waited for cores under other load.
+        grown: why the slowest variant is slower, and what to do about that.
     """
     answer = finding(
         "gate",
@@ -98,7 +103,7 @@ def gate_findings(
     )
     more = (*undecided, *_visible(gate)) if gate.outcome == UNDECIDED else ()
     if gate.outcome == SLOWER:
-        more = (_advice("versions"),)
+        more = tuple(grown) or (_advice("parts"),)
     return (answer, *more, *([finding("plan-note", case="cpu-time")] if gate.metric != "wall" else []))
 
 
@@ -209,10 +214,21 @@ def gate_of_run(
     lacks = {each.text: each for pair in pairs for each in pair.lacks(plan.budget_s or 0.0, looks)}
     load = load_percent(results) if gate.metric == "wall" else None  # CPU time has no waiting in it
     less = () if load is None else (to_do("affected-by-load", LESS_AT_ONCE),)
-    said = gate_findings(found, (*lacks.values(), *less), load)
+    slowest = max(found.of(SLOWER), key=lambda row: row.percent or 0.0, default=None)
+    grown = () if slowest is None else _grown(slowest.label, by_id[slowest.a], by_id[slowest.b])
+    said = gate_findings(found, (*lacks.values(), *less), load, grown)
     if gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs):
         said = (*said, _advice("same_code", weight=1.0))
     return found, said
+
+
+def _grown(label: str, a: VariantResult, b: VariantResult) -> tuple[Finding, ...]:
+    """The cause that traces of both versions show, and where more is to be seen."""
+    if a.traced_steps is None or b.traced_steps is None:
+        return (_advice("no_versions"),)
+    found = why_slower(b, a)
+    why = (with_figures(cause(found, b, 1.0, "the version before"), where=label),) if found else ()
+    return (*why, to_do("gate", ADVICE["versions"].in_torch.format(a=a.id, b=b.id)))
 
 
 def _advice(name: str, weight: float = 0.0) -> Finding:

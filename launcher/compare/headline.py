@@ -41,7 +41,9 @@ from gpurun.launcher.units import (
     format_factor,
     format_ms,
     format_percent,
+    half_width,
     interval_figures,
+    is_lopsided,
     plural,
 )
 
@@ -176,7 +178,9 @@ def ranking_findings(
         queue_percent: of a step that its worst rank waited for cores under other load.
     """
     limits = {"within": _scope(within), "queue_percent": queue_percent}
-    found = (*_lead(standings, baseline, limits), *remaining(standings.leader))
+    lead = _lead(standings, baseline, limits)
+    is_explained = KINDS[lead[0].code].title == "Fastest" and any(each.level == "cause" for each in lead)
+    found = (*lead, *remaining(standings.leader, is_explained))
     named = {each.variant for each in found if each.level == "cause"}
     others = [rival.result for rival in standings.rivals[:MOST_EXPLAINED] if rival.result.id not in named]
     return (*found, *(each for result in others for each in _why(result, standings.leader, AFTER_ALL)))
@@ -235,9 +239,10 @@ def _lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) -> tup
 def _alone(leader: VariantResult) -> Finding:
     step_ms = leader.step_ms
     estimate, ci = (step_ms.estimate, step_ms.ci) if step_ms else (None, None)
-    ci = None if ci is None or format_ms(ci[0]) == format_ms(ci[1]) else ci
-    name = named_with_error(leader)
-    return finding("only-variant", leader.id, leader=name, step_ms=estimate, range_ms=ci)
+    figures: dict[str, Any] = {}
+    if estimate is not None and ci is not None and format_ms(ci[0]) != format_ms(ci[1]):
+        figures = {"range_ms": ci} if is_lopsided(estimate, ci) else {"half_ms": half_width(estimate, ci)}
+    return finding("only-variant", leader.id, leader=named_with_error(leader), step_ms=estimate, **figures)
 
 
 def _clear_lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -309,6 +314,7 @@ def _unproven_lead(
         other=named_with_error(closest.result),
         num_more=len(undecided) - 1 or None,
         percent=percent if percent > 0 else None,
+        per="sample" if _measure(leader, closest.result) == "sample" else None,
         queue_percent=limits["queue_percent"],
     )
     found = [answer]
@@ -347,7 +353,8 @@ def _close_race(
     if closest.behind.why:
         return (answer, finding("too-few", closest.result.id, why=closest.behind.why, weight=1))
     if code == "not-distinguished":
-        return (answer, finding("scatter-hides-it", closest.result.id, case="rounds", weight=1))
+        case = "rounds" if limits["within"] else "launches"
+        return (answer, finding("scatter-hides-it", closest.result.id, case=case, weight=1))
     return (answer, to_do(code, KINDS[code].todo.removesuffix("."), 0.5))
 
 

@@ -303,9 +303,14 @@ def _other_timed_ms(found: Cause, variant: VariantResult) -> float | None:
     return step_ms if is_far else None
 
 
-def remaining(fastest: VariantResult) -> tuple[Finding, ...]:
-    """The largest loss of the fastest variant, if it is large, and the next thing to try."""
+def remaining(fastest: VariantResult, is_explained: bool = False) -> tuple[Finding, ...]:
+    """The largest loss of the fastest variant, if it is large, and the next thing to try.
+
+    `is_explained`: whether it is known why others are slower.
+    """
     found, where = largest_loss(fastest.ranks), variant_label(fastest)
+    if found is None and is_explained and len(set(fastest.split or ())) > 1:
+        return (to_do("fastest", ADVICE["uneven"].in_torch),)
     if found is None:
         return (to_do("not-recorded", ADVICE["untraced"].in_torch),) if fastest.traced_steps is None else ()
     if _other_timed_ms(found, fastest) is not None:
@@ -320,16 +325,16 @@ def remaining(fastest: VariantResult) -> tuple[Finding, ...]:
 def _next_step(found: Cause, variant: VariantResult, is_named: bool) -> tuple[Finding, ...]:
     """The next step against a loss."""
     where = None if is_named else variant_label(variant)
-    return (advice_finding(found, advice(found.part, variant), variant.id, where),)
+    return (advice_finding(found, advice(found, variant), variant.id, where),)
 
 
-def advice(part: Part, variant: VariantResult) -> str:
+def advice(found: Cause, variant: VariantResult) -> str:
     """The advice about a loss, other than what the variant does already."""
     of_program = variant.kind.runs_program
     has_no_other_split = variant.split_name == "balanced" or of_program
     strategy = STRATEGIES[variant.strategy]
     of_transfer = ADVICE["buckets"].in_torch if _fills_buckets(variant) else strategy.transfer_advice
-    return advice_for(part, not of_program, has_no_other_split, of_transfer)
+    return advice_for(found, not of_program, has_no_other_split, of_transfer)
 
 
 SMALLEST_BUCKET_GIB = 1 / 1024

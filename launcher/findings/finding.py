@@ -13,6 +13,7 @@ from gpurun.launcher.units import (
     format_duration,
     format_factor_interval,
     format_gib,
+    format_half,
     format_ms,
     format_percent,
     format_percent_interval,
@@ -146,6 +147,8 @@ def _shown(name: str, noun: str | None, figures: Mapping[str, Any]) -> str:
         return listed([f"{each} {of(figure)}" for each, figure in value.items()])
     if name in ("percent", "change_percent"):
         return format_percent(value, figures.get("ci"), signed=name != "percent")
+    if name == "half_ms":
+        return format_half(figures["step_ms"], value)
     if name == "threshold_percent":
         return f"{value:g} %"
     if name == "ratio_ci":

@@ -44,10 +44,10 @@ class Kind:
 
 _WITHIN = "[ within {within}]"
 _PAIRS = "[; {wins} of {of} pairs]"
-_LOAD = "[, with {queue_percent} of a step spent waiting for cores]"
+_LOAD = "[, at this load ({queue_percent} of a step waits for cores)]"
 _RANGE = f"[ ({{ci}}{_PAIRS})][ ({{ratio_ci}}{_PAIRS})]"
 _CHANGE = "[ ({change_percent}[, {ci}])]"
-_BETWEEN = "[ (the {which} {change_percent}[, {ci}])]"
+_BETWEEN = "[ (the {which}'s time {change_percent}[, {ci}])]"
 _NONE = "no {choice} is clearly fastest: {leader} and {other}"
 _SURE = (
     "The interval over paired launches (or over paired rounds, where variants share launches) excludes 0; "
@@ -108,7 +108,8 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "fastest-on-average": Kind(
         "answer",
-        "undecided: on average, {leader} leads {other}[ by {percent}][ and {num_more:other} by more]"
+        "undecided: on average, {leader} leads {other}[ by {percent}[ per {per}]]"
+        "[ and {num_more:other} by more]"
         f"{_LOAD}",
         "There are too few launches or rounds for an interval.",
         _SIX,
@@ -117,7 +118,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "only-variant": Kind(
         "answer",
-        "{leader}[: {step_ms} ms per step[ ({range_ms})]]",
+        "{leader}[: {step_ms}[ ± {half_ms}] ms per step[ ({range_ms})]]",
         "Only one variant has times, so there is nothing to compare.",
         _AVERAGE,
         "Name several values in the job: `compare: {split: [even, [3, 1]]}`; of a program: "
@@ -371,7 +372,7 @@ class Advice:
     """Where no other split can be had; empty: the same."""
 
 
-_SLOW_RANK = "find out what slows that rank down"
+_SLOW_RANK = "find out what slows RANK down"
 ADVICE: Mapping[str, Advice] = {
     "input": Advice(
         "raise num_workers, or do less work per sample",
@@ -392,7 +393,9 @@ ADVICE: Mapping[str, Advice] = {
     "unknown": Advice("record the CPU as well (ProfilerActivity.CPU)", "in gaps"),
     "gaps": Advice("look for synchronisation and dependencies in the timeline", "in gaps"),
     "transfer": Advice("try larger batches or gradient accumulation", "on transfers"),
-    "buckets": Advice("try larger batches, gradient accumulation or another bucket size"),
+    "buckets": Advice(
+        "try larger batches (`global_batch`), gradient accumulation (`accumulate`) or other `bucket_mb`"
+    ),
     "model_transfer": Advice(
         "overlap it with compute, or place its ranks where links are fastest", "on transfers"
     ),
@@ -410,8 +413,9 @@ ADVICE: Mapping[str, Advice] = {
         _SLOW_RANK,
     ),
     "gradient": Advice("mend the gradients first: weigh losses by samples (docs/your-model.md)"),
-    "far": Advice("record more steps (`--set profile.steps=16`): the traced ones are unlike the timed ones"),
-    "untraced": Advice("`--set profile.steps=4` records traces, which show where the time of a step goes"),
+    "far": Advice("run again with `--set profile.steps=16`: the traced steps are unlike the timed ones"),
+    "untraced": Advice("run again with `--set profile.steps=4`: traces show where the time of a step goes"),
+    "uneven": Advice("`gpurun report RUN --details` prints the code that trains with this split"),
     "unlike": Advice(
         "for two versions of the code, run one job file with each; for two settings, list both under "
         "`compare` of one job; `--allow params` compares variants that differ in `params` alone"
@@ -425,7 +429,8 @@ ADVICE: Mapping[str, Advice] = {
         "mend what the reason in the table names (`gpurun logs RUN` has more), then `gpurun --resume RUN`"
     ),
     "throttled": Advice("let the GPUs cool down, or lower their power limit, then run again"),
-    "versions": Advice("`gpurun diff A B --show operators` of traces of both versions shows what grew"),
+    "versions": Advice("`gpurun diff RUN/variants/{a} RUN/variants/{b} --show operators` shows what grew"),
+    "no_versions": Advice("set `profile: {steps: 4}` in the job: traces of both versions show what grew"),
     "environments": Advice(
         "give each version an environment of its own (`--python-a`, `--python-b`): a package is installed "
         "from the working copy (editable)"

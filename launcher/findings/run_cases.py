@@ -53,7 +53,8 @@ LONGER_BY: Mapping[str, str] = {
 }
 """By a metric, from twice on."""
 SCATTER: Cases = {
-    "rounds": "that difference is within the scatter of their launches and rounds",
+    "launches": "that difference is within the scatter of their launches",
+    "rounds": "that difference is within the scatter of their rounds",
     "gate": "launches differ by {scatter_percent} (standard deviation): even equal versions would take "
     "{long}",
 }
@@ -122,7 +123,7 @@ UNUSED_BUDGET = "`budget` is not used"
 REASONS: Cases = {
     "unused-budget": f"{UNUSED_BUDGET}, since no variant is compared with another; {{setting}} says how much "
     "is measured",
-    "few": "{seen} {are} too few to rule out chance[ in {num} comparisons]; that takes at least {enough}",
+    "few": "{seen} {are} too few to rule out chance[ in {num} comparisons]",
     "outlying": "one of {num_rounds:round} of {where} took {step_ms} ms per step, the others {others}",
     "few-of-each": "{num_launches:launch} of each version, and a verdict takes {least}",
     "few-launches": "{have}, and a verdict takes {least} of each run: set {setting}",

@@ -401,17 +401,19 @@ def advice_finding(
     )
 
 
-def advice_for(part: Part, of_job: bool = False, is_balanced: bool = False, of_transfer: str = "") -> str:
+def advice_for(found: Cause, of_job: bool = False, is_balanced: bool = False, of_transfer: str = "") -> str:
     """The advice about a part of a step: in the keys of a job, or in torch's terms for anything else.
 
     Args:
-        part: what takes the time.
+        found: what takes the time.
         of_job: whether a job of ours can set its keys.
         is_balanced: whether no other split can be chosen.
         of_transfer: the advice about transfers; by default that of data parallel training.
     """
-    if part == "transfer" and of_transfer:
+    if found.part == "transfer" and of_transfer:
         return of_transfer
-    advice = ADVICE[part]
+    advice = ADVICE[found.part]
+    has_less_to_do = found.part == "straggler" and "other_work_ms" not in found.figures
     words = advice.in_keys if of_job and advice.in_keys else advice.in_torch
-    return advice.if_balanced if is_balanced and advice.if_balanced else words
+    words = advice.if_balanced if (is_balanced or has_less_to_do) and advice.if_balanced else words
+    return words.replace("RANK", f"rank {found.ranks[0]}" if found.ranks else "the last rank")

@@ -70,7 +70,7 @@ def _said(cause: Cause) -> tuple[Finding, ...]:
     """A cause, and what to do about it; of waiting for no rank in particular nothing is known."""
     if cause.part == "straggler" and not cause.ranks:
         return (cause_finding(cause),)
-    return (cause_finding(cause), advice_finding(cause, advice_for(cause.part)))
+    return (cause_finding(cause), advice_finding(cause, advice_for(cause)))
 
 
 def _traced(report: TraceReport, **figures: Any) -> Finding:

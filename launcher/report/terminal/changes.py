@@ -18,7 +18,15 @@ from gpurun.launcher.report.terminal.layout import clean, plain, screen_lines, t
 from gpurun.launcher.report.terminal.trace import INDENT, MAX_NAMES, MAX_ROWS, note_lines
 from gpurun.launcher.stats.sequential import ALPHA
 from gpurun.launcher.trace.diff import Change, OperatorChange, TraceDiff, without_steps
-from gpurun.launcher.units import format_count, format_ms, format_number, plural, us_in_ms
+from gpurun.launcher.units import (
+    TWICE,
+    format_count,
+    format_factor,
+    format_ms,
+    format_number,
+    plural,
+    us_in_ms,
+)
 
 CHANGE = ("change", "%")
 OPERATOR_TREE = "modules and operators by caller, that changed"
@@ -75,17 +83,27 @@ def gate_table(gate: Gate, width: int) -> list[str]:
 
 
 def bounds_note(gate: Gate) -> list[str]:
-    """The meaning of the bounds, if the table has any."""
-    says = "At least, at most: one-sided bounds, each wrong with at most 5 % over all looks."
-    return [says] if any(row.ci for row in gate.rows) else []
+    """The origin of A, where no line above has it, and the meaning of the bounds, if the table has any."""
+    origin = f"A is {gate.before}." if gate.before.startswith("at ") else ""
+    bounds = "At least, at most: one-sided 95 % bounds, over all looks at the evidence."
+    said = " ".join(filter(None, (origin, bounds if any(row.ci for row in gate.rows) else "")))
+    return [said] if said else []
 
 
 def gate_cells(row: GateRow) -> tuple[str, ...]:
     """A variant's row, in the columns of `gate_header`."""
     times = ("" if ms is None else format_ms(ms) for ms in (row.a_ms, row.b_ms))
+    is_factor = row.percent is not None and row.percent >= TWICE
     ends = row.ci or (None, None)
-    percents = ("" if p is None else f"{format_number(p, 1, signed=True)} %" for p in (row.percent, *ends))
-    return (row.label, *times, *percents, row.outcome)
+    shown = [
+        ""
+        if p is None
+        else format_factor(p, row.ci)
+        if is_factor
+        else f"{format_number(p, 1, signed=True)} %"
+        for p in (row.percent, *ends)
+    ]
+    return (row.label, *times, *shown, row.outcome)
 
 
 def _notes(variants: Sequence[VariantDiff]) -> list[str]:

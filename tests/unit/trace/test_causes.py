@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
 from gpurun.launcher.trace.causes import (
     PARTS,
+    Cause,
     MeasuredRanks,
     Part,
     RankTime,
@@ -68,4 +69,6 @@ def test_every_part_of_a_step_is_a_kind_with_advice() -> None:
     assert set(PARTS.values()) <= KINDS.keys()
     assert {code for code, kind in KINDS.items() if kind.level == "cause"} > set(PARTS.values())
     assert PARTS.keys() - {"transfer"} <= ADVICE.keys()
-    assert all(advice_for(part) and advice_for(part, True) and advice_for(part, True, True) for part in PARTS)
+    for part in PARTS:
+        cause = Cause(part, (0,), 1.0, 2.0, {})
+        assert all(advice_for(cause, *of) for of in ((), (True,), (True, True)))
