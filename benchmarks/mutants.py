@@ -197,7 +197,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "traced-steps-are-timed",
-        "launcher/worker/program/recorder.py",
+        "launcher/worker/program/program_rank.py",
         'self._ended.append((self._start, now, "profile" if self._is_slowed else kind))',
         'self._ended.append((self._start, now, "profile" if self._is_captured else kind))',
         ("tests/unit/worker/test_program_steps.py", "tests/integration/programs/test_programs.py"),
@@ -225,7 +225,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "capture-takes-a-step-more",
-        "launcher/worker/profiling/step_traces.py",
+        "launcher/worker/profiling.py",
         "        if self._recorded < self._request.steps:\n",
         "        if self._recorded <= self._request.steps:\n",
         ("tests/unit/worker/test_program_steps.py", "tests/integration/run/test_operations.py"),
@@ -242,7 +242,7 @@ MUTANTS: list[Mutant] = [
     # --- cli/ -----------------------------------------------------------------------------------------------
     Mutant(
         "directory-of-runs-loses-its-newest",
-        "launcher/cli/commands/run_list.py",
+        "launcher/cli/commands/runs.py",
         "    if found != path and path.name != LATEST:\n",
         "    if found == path and path.name == LATEST:\n",
         ("tests/unit/cli/test_runs.py",),
@@ -263,7 +263,7 @@ MUTANTS: list[Mutant] = [
     # --- everything else: one each --------------------------------------------------------------------------
     Mutant(
         "proportional-split-upside-down",
-        "launcher/balance/calibrate.py",
+        "launcher/balance.py",
         "split_proportional(batch, [1 / beta for beta in betas])",
         "split_proportional(batch, [1 * beta for beta in betas])",
         ("tests/unit/balance/test_balance.py",),
@@ -347,7 +347,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "level-of-the-next-look",
-        "launcher/stats/sequential.py",
+        "launcher/stats/launches.py",
         "if look.launches >= launches",
         "if look.launches > launches",
         ("tests/unit/stats/test_stats_sequential.py", "tests/unit/stats"),
@@ -404,7 +404,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "text-one-byte-short",
-        "workloads/data/text.py",
+        "workloads/gpt.py",
         "torch.randint(len(text) - length + 1, (size, 1), generator=generator)",
         "torch.randint(len(text) - length, (size, 1), generator=generator)",
         ("tests/unit/workloads",),

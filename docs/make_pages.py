@@ -28,7 +28,7 @@ from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, as_json
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.selftest.machine_checks import LEAST_OF_EARLIER
-from gpurun.launcher.selftest.result import MOST_EARLIER, RUNS
+from gpurun.launcher.selftest.self_test import MOST_EARLIER, RUNS
 from gpurun.launcher.units import format_percent
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -186,7 +186,7 @@ def stock_data_parallel(num_samples: int = 50) -> list[int]:
 def two_devices(num_samples: int = 50) -> list[int]:
     """The same by gpurun's own DataParallel, which works on CPU devices too: 25 and 25."""
     from gpurun.launcher.splits import split_even
-    from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
+    from gpurun.launcher.worker.strategies.dp import CpuDataParallel
 
     model = Counted()
     CpuDataParallel(model, 2)(torch.ones(num_samples, 3), split_even(num_samples, 2))

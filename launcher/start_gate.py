@@ -17,7 +17,7 @@ from gpurun.launcher.machine.git import SHORT, checked_out, commit_of, is_change
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import with_mistakes_of_plan
 from gpurun.launcher.plan.model import GatePlan, Metric, Side
-from gpurun.launcher.processes.pool_per_env import WorkerPools
+from gpurun.launcher.processes.pool import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
 from gpurun.launcher.run.max_batch import wants_max
 from gpurun.launcher.run.open import Invocation, load_invocation

@@ -22,11 +22,9 @@ from gpurun.launcher.nodes.node_link import LINGER_S, NodeLink
 from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.devices import all_devices
-from gpurun.launcher.plan.model import Plan
-from gpurun.launcher.plan.nodes import Node, node_of_device
+from gpurun.launcher.plan.model import Node, Plan, node_of_device
 from gpurun.launcher.processes.incoming_signals import forwarded
-from gpurun.launcher.processes.pool import say_on_stderr
-from gpurun.launcher.processes.pool_per_env import WorkerPools
+from gpurun.launcher.processes.pool import WorkerPools, say_on_stderr
 from gpurun.launcher.run.attempts import num_restarts
 from gpurun.launcher.run.job import Finished, Job, Prepared, carry_out, prepare
 from gpurun.launcher.run.max_batch import Place, combined, find_rooms, wants_max

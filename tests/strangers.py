@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpurun.launcher.nodes.messages import End, LogText, StartRanks, encode
-from gpurun.launcher.nodes.transport.connection import StreamFrame, encode_frame
 from gpurun.launcher.nodes.transport.credentials import identity_from
+from gpurun.launcher.nodes.transport.exchange import StreamFrame, encode_frame
 
 Approach = Callable[[socket.socket, random.Random], None]
 TIMEOUT_S = 5.0

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from gpurun.workloads.base import Workload
-from gpurun.workloads.data.images import CLASSES, IMAGE_PIXELS, image_workload
 from gpurun.workloads.gpt import Block
+from gpurun.workloads.images import CLASSES, IMAGE_PIXELS, image_workload
 
 PATCH_PIXELS = 16
 LAYERS, WIDTH, HEADS = 12, 768, 12

@@ -10,8 +10,7 @@ import torch
 from benchmarks.timing import record, table
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import ProgramConfig, VariantRef
-from gpurun.launcher.worker.program.program_rank import watch_steps
-from gpurun.launcher.worker.program.recorder import StepRecorder
+from gpurun.launcher.worker.program.program_rank import StepRecorder, watch_steps
 
 STEPS = 5_000
 

@@ -101,7 +101,7 @@ def serve(captures: int) -> None:
     import torch
 
     from gpurun.launcher.rundir.records import ProfileConfig
-    from gpurun.launcher.worker.profiling.profiler import capture
+    from gpurun.launcher.worker.profiling import capture
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

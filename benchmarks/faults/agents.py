@@ -21,7 +21,7 @@ from gpurun.launcher.nodes.messages import End, Hello, Run
 from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
 from gpurun.launcher.nodes.transport.credentials import identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
-from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.plan.model import Node
 from gpurun.launcher.processes.protocol import Exit, StartRequest
 from gpurun.launcher.rundir.files import RunDir, write_json
 

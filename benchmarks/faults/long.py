@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.timing import BIN, machine_facts, record, table
-from gpurun.launcher.compare.figures.rounds import round_blocks_ns
+from gpurun.launcher.compare.figures.recorded import round_blocks_ns
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_bytes, write_json
 from gpurun.launcher.rundir.paths import MAX_KEPT_ROUNDS
 from gpurun.launcher.rundir.records import Event, ProgramConfig, StepRecord
 from gpurun.launcher.rundir.step_sample import RoundSample
 from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, WINDOW_STEPS
-from gpurun.launcher.worker.program.recorder import FLUSH_NS, PROGRESS_PARTS, StepRecorder
+from gpurun.launcher.worker.program.program_rank import FLUSH_NS, PROGRESS_PARTS, StepRecorder
 
 RANKS = 8
 DAYS = 10

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.splitting.bare import bare_ms
 from benchmarks.timing import machine_facts, record, table, wall_s
-from gpurun.launcher.balance.solve import slowest, solve
+from gpurun.launcher.balance import slowest, solve
 from gpurun.launcher.rundir.files import write_bytes
 
 SEED = 2026

@@ -49,7 +49,7 @@ OURS = (
 )
 """What to import, and then to measure; `sys.argv[1]` is the file."""
 WITH_TABLES = (
-    f"{OURS[0]}\nfrom gpurun.launcher.trace.requested_tables import TABLES",
+    f"{OURS[0]}\nfrom gpurun.launcher.trace.model import TABLES",
     "msgspec.json.encode(analyse_paths([Path(sys.argv[1])], show=frozenset(TABLES) - {left_out}))",
 )
 SHOWN = {

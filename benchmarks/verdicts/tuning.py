@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.timing import machine_facts, record, table
 from gpurun.launcher.search.policy import Search, Trial
-from gpurun.launcher.search.trials import FIRST_STEPS, MEDIAN_VARIANCE
+from gpurun.launcher.search.tune import FIRST_STEPS, MEDIAN_VARIANCE
 
 SHAPE = (5, 4, 4, 3)
 STEP_S = 0.05

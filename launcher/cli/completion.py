@@ -101,7 +101,7 @@ def job_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 def device_words(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Words that `--devices` takes on any machine; numbers of GPUs aren't completed."""
-    from gpurun.launcher.jobfile.device_values import AUTO, GPU_KINDS
+    from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS
     from gpurun.launcher.machine.accelerators import CPU
 
     return [word for word in (AUTO, CPU.device(2), *GPU_KINDS) if word.startswith(incomplete)]

@@ -14,8 +14,8 @@ from gpurun.launcher.jobfile import DEVICES_HELP
 if TYPE_CHECKING:
     from gpurun.launcher.jobfile.kinds import JobKind
     from gpurun.launcher.nodes.rendezvous import NodeFlags
-    from gpurun.launcher.rundir.url import Url
-    from gpurun.launcher.trace.requested_tables import Table
+    from gpurun.launcher.rundir.paths import Url
+    from gpurun.launcher.trace.model import Table
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,7 +84,7 @@ class RunPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if ":/" in str(value):
-            from gpurun.launcher.rundir.url import as_url
+            from gpurun.launcher.rundir.paths import as_url
 
             if (url := as_url(str(value), self._is_used_here)) is not None:
                 return self._of_url(url)
@@ -100,7 +100,7 @@ def read_copy(url: "Url") -> Path:
 
 def written_url(url: "Url") -> "Url":
     """The URL at which a run is to be kept."""
-    from gpurun.launcher.rundir.url import to_write
+    from gpurun.launcher.rundir.paths import to_write
 
     return to_write(url)
 
@@ -227,8 +227,8 @@ def parse_ranks(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 def parse_nodes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
     """`4`, or a range `2..4`, as the key `nodes` has it."""
-    from gpurun.launcher.jobfile.device_values import parse_nodes
-    from gpurun.launcher.jobfile.field_types import InvalidValue
+    from gpurun.launcher.jobfile.section import InvalidValue
+    from gpurun.launcher.jobfile.values import parse_nodes
 
     try:
         return parse_nodes(int(value) if value.isdecimal() else value) if value is not None else None
@@ -262,7 +262,7 @@ def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -
 def parse_tables(ctx: click.Context, param: click.Parameter, value: str | None) -> "tuple[Table, ...] | None":
     """`shapes,copies`, or `all`, as names of tables of `gpurun trace`."""
     from gpurun.launcher.jobfile.yaml.describe import near_or_all
-    from gpurun.launcher.trace.requested_tables import TABLES
+    from gpurun.launcher.trace.model import TABLES
 
     if value is None:
         return None
@@ -331,7 +331,7 @@ def parse_wait(ctx: click.Context, param: click.Parameter, value: str | None) ->
     """`90s`, `10m`, `1h` or plain seconds, in seconds."""
     if value is None:
         return None
-    from gpurun.launcher.jobfile.field_types import InvalidValue
+    from gpurun.launcher.jobfile.section import InvalidValue
     from gpurun.launcher.jobfile.values import parse_duration
 
     try:

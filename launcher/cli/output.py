@@ -12,7 +12,7 @@ import click
 from gpurun.launcher.errors import GateError, MachineError, UndecidedError, VariantError
 
 if TYPE_CHECKING:
-    from gpurun.launcher.rundir.url import Url
+    from gpurun.launcher.rundir.paths import Url
 
 
 def width() -> int:
@@ -124,7 +124,7 @@ def run_and_print(
     if resume is None:
         check_writable_on_node_0(directory or Path("runs"), place)
     with split_process() as guard:  # forks: nothing heavy may be imported before
-        from gpurun.launcher.processes.pool_per_env import early_servers
+        from gpurun.launcher.processes.pool import early_servers
 
         with early_servers(guard) as pools:
             from gpurun.launcher.cli.options import node_flags

@@ -6,32 +6,35 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpurun.launcher.compare.figures.probes import probe_result
-from gpurun.launcher.compare.figures.program_steps import (
+from gpurun.launcher.compare.figures.ranks import (
+    RankFigures,
+    Traced,
+    TracedSteps,
+    of_devices,
+    of_timed,
+    rank_figures,
+    read_traced,
+)
+from gpurun.launcher.compare.figures.recorded import (
     LEAST_AROUND,
+    MeasuredVariant,
     around_note,
+    has_cold_peak,
     median_attempt,
     other_work,
     planned_launch,
+    read_measured,
     steps_of_launches,
+    typical_ms,
 )
-from gpurun.launcher.compare.figures.ranks import RankFigures, rank_figures
-from gpurun.launcher.compare.figures.recorded import MeasuredVariant, has_cold_peak, read_measured, typical_ms
 from gpurun.launcher.compare.figures.searched import (
     SearchResult,
     effects_note,
     search_result,
     winner_findings,
 )
-from gpurun.launcher.compare.figures.step_time import step_times
+from gpurun.launcher.compare.figures.size_curves import probe_result
 from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
-from gpurun.launcher.compare.figures.traced import (
-    Traced,
-    TracedSteps,
-    of_devices,
-    of_timed,
-    read_traced,
-)
 from gpurun.launcher.compare.figures.variant import (
     balanced,
     batch_curves,
@@ -40,6 +43,7 @@ from gpurun.launcher.compare.figures.variant import (
     noise,
     scaling_efficiency,
     scatter,
+    step_times,
 )
 from gpurun.launcher.compare.gate import UNDECIDED, gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, fitting_in, is_one_task
@@ -72,17 +76,23 @@ from gpurun.launcher.compare.notes import (
     software_notes,
     stall_notes,
 )
-from gpurun.launcher.compare.ranking import Standings, is_ranked, open_pairs, standings, with_lead
-from gpurun.launcher.compare.variant_difference import Differences, differences_of
+from gpurun.launcher.compare.ranking import (
+    Differences,
+    Standings,
+    differences_of,
+    is_ranked,
+    open_pairs,
+    standings,
+    with_lead,
+)
 from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.jobfile.settings import Settings
-from gpurun.launcher.plan.model import Plan, refuse_unknown_names_in_job
-from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.plan.model import Node, Plan, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Command, Event, Look, Restart, TimeChange
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
-from gpurun.launcher.stats.sequential import ALPHA, is_spent
+from gpurun.launcher.stats.launches import ALPHA, is_spent
 
 SCHEMA = 3
 MAX_MAPPING_BYTES = 1 << 22

@@ -21,8 +21,7 @@ from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.stats.busy import waiting_bias
 from gpurun.launcher.stats.estimates import percent_from_log, percent_interval, verdict_of
-from gpurun.launcher.stats.family import UNKNOWN, Estimate, bounded, unpaired
-from gpurun.launcher.stats.sequential import ALPHA, MIN_LAUNCHES
+from gpurun.launcher.stats.launches import ALPHA, MIN_LAUNCHES, UNKNOWN, Estimate, bounded, unpaired
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import change_text, interval_figures
 

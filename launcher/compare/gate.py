@@ -15,26 +15,28 @@ from gpurun.launcher.compare.interference import (
 )
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Gate, GateRow, VariantResult
-from gpurun.launcher.compare.ranking import is_ranked
+from gpurun.launcher.compare.ranking import Differences, differences_of, in_cpu_time, is_ranked
 from gpurun.launcher.compare.variant_causes import cause, why_slower
-from gpurun.launcher.compare.variant_difference import Differences, differences_of, in_cpu_time
 from gpurun.launcher.findings.finding import Finding, finding, reason, with_figures
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.findings.run_cases import GATED, LONGER_BY
 from gpurun.launcher.plan.model import GatePlan, Metric, Plan, Side
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.estimates import percent_from_log, verdict_of
-from gpurun.launcher.stats.family import (
+from gpurun.launcher.stats.launches import (
+    MIN_LAUNCHES,
+    POWER,
     UNKNOWN,
     Bounded,
     Estimate,
     Outcome,
     bounded,
+    is_spent,
     launches_to_decide,
+    next_look,
     paired,
 )
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
-from gpurun.launcher.stats.sequential import MIN_LAUNCHES, POWER, is_spent, next_look
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (
     TWICE,

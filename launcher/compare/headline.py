@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpurun.launcher.compare.figures.probes import probe_summary
+from gpurun.launcher.compare.figures.size_curves import probe_summary
 from gpurun.launcher.compare.interference import (
     LESS_AT_ONCE,
     MOST_NAMED,
@@ -22,11 +22,11 @@ from gpurun.launcher.compare.ranking import (
     fastest_first,
     is_baseline,
     is_ranked,
+    opposite,
     standings,
     time_per_sample,
 )
 from gpurun.launcher.compare.variant_causes import cause, remaining, why_slower
-from gpurun.launcher.compare.variant_difference import opposite
 from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding, worded
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
 from gpurun.launcher.findings.run_cases import ENDED, FASTER, SLOWER, TIMES

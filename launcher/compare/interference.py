@@ -7,14 +7,14 @@ clocks change isn't known. Threads of one run that wait for each other are part 
 
 from collections.abc import Sequence
 
-from gpurun.launcher.compare.figures.waiting import queue_percent, sharing, waiting_of_ranks
+from gpurun.launcher.compare.figures.recorded import queue_percent, sharing, waiting_of_ranks
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult, WithoutLoad
 from gpurun.launcher.compare.ranking import Rival, is_ranked
 from gpurun.launcher.findings.finding import Finding, finding, reason
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.machine.accelerators import CPU
-from gpurun.launcher.machine.cores import less_at_once
+from gpurun.launcher.machine.process_tree import less_at_once
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import StepRecord

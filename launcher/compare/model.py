@@ -9,17 +9,16 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, TracedSteps
 from gpurun.launcher.compare.figures.searched import SearchResult
+from gpurun.launcher.compare.figures.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.compare.figures.throughput import Rates
-from gpurun.launcher.compare.figures.traced import TracedSteps
-from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.findings.finding import Finding, of_level
 from gpurun.launcher.findings.finding_kinds import KINDS
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.plan.model import NAMES, Metric, refuse_unknown_names, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.records import CodeVersion, LossOver, Resumption, Status
-from gpurun.launcher.stats.family import Outcome
+from gpurun.launcher.stats.launches import Outcome
 from gpurun.launcher.units import Interval
 
 Verdict = Literal["baseline", "faster", "slower", "same", "inconclusive"]

@@ -4,11 +4,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpurun.launcher.compare.figures.program_steps import planned_launch, steps_of_launches, with_longest
 from gpurun.launcher.compare.figures.ranks import RankFigures, disagreement, slowest_rank
-from gpurun.launcher.compare.figures.recorded import MeasuredVariant
-from gpurun.launcher.compare.figures.step_time import within_launch
-from gpurun.launcher.compare.figures.variant import ablation_interval_ms
+from gpurun.launcher.compare.figures.recorded import (
+    MeasuredVariant,
+    planned_launch,
+    steps_of_launches,
+    with_longest,
+)
+from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.headline import replicas_on_host, short_reason
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
@@ -31,8 +34,8 @@ from gpurun.launcher.rundir.records import (
     between_s,
     stages_s,
 )
+from gpurun.launcher.stats.launches import MIN_LAUNCHES, next_look
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
-from gpurun.launcher.stats.sequential import MIN_LAUNCHES, next_look
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (
     first_of,

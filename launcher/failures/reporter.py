@@ -10,8 +10,14 @@ from typing import Any
 import msgspec
 
 from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError, SpecError
-from gpurun.launcher.failures.remedies import REFUSED_ARGUMENTS
-from gpurun.launcher.failures.root_cause import Failure, explain, last_lines, what_to_do, with_crash
+from gpurun.launcher.failures.root_cause import (
+    REFUSED_ARGUMENTS,
+    Failure,
+    explain,
+    last_lines,
+    what_to_do,
+    with_crash,
+)
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.lines import plain
 from gpurun.launcher.machine.resource_limits import remedy

@@ -1,17 +1,17 @@
-"""The root cause of a failed launch: which rank failed first, and why. Pure, from exits and failure records.
+"""The root cause of a failed launch: which rank failed first, why, and what to do about it.
 
-One rank's failure makes the others fail: they lose their peer, or the command stops them. The root cause is
-the earliest failure of another kind.
+Pure, from exits, failure records and what ranks wrote. One rank's failure makes the others fail: they lose
+their peer, or the command stops them. The root cause is the earliest failure of another kind.
 """
 
 import re
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpurun.launcher.errors import TRACEBACK, ParamsError
-from gpurun.launcher.failures.remedies import GLOO_MISMATCH, OF_WORKLOADS, STEPS_DIFFER, USUAL, usual_remedy
 from gpurun.launcher.inspect.collectives import MISMATCHED
 from gpurun.launcher.inspect.stacks import Fatal, fatal_error, is_users
 from gpurun.launcher.logs.lines import is_noise
@@ -19,6 +19,76 @@ from gpurun.launcher.machine.resource_limits import oom_killed, remedy
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.records import FailureRecord
 from gpurun.launcher.units import ranks_text
+
+GLOO_MISMATCH = "Is there a distributed collective mismatch in your code"
+"""The message of gloo before it aborts. Source: gloo/transport/tcp/pair.cc."""
+NO_CUDA = (
+    r"\w+: (Torch not compiled with CUDA|module 'torch._C' has no attribute '_cuda_"
+    r"|Found no NVIDIA driver|No CUDA GPUs are)"
+)
+"""Torch's answers where a program asks for a GPU in vain."""
+REFUSED_ARGUMENTS = r"SystemExit: exit code 2\n(?s:.*)^(?P<said>[Uu]sage: (?s:.*))"
+"""How argparse and click end a program; what they said begins with its usage."""
+RELATIVE_IMPORT = "ImportError: attempted relative import with no known parent package"
+STEPS_DIFFER = (
+    "all ranks must make the same steps: give each as many batches (`DistributedSampler`, `drop_last=True`), "
+    "and let none `return`, `break` or exit alone"
+)
+"""The advice about a rank that ended well while others waited for it."""
+USUAL = {
+    r"ModuleNotFoundError: No module named": (
+        f"the ranks' Python is {sys.executable}: install the module there, or start gpurun with PYTHONPATH=…"
+    ),
+    NO_CUDA: (
+        "the program asks for a GPU, and torch finds none: `gpurun devices` says why; on CPU devices it must "
+        'take the device "cpu" and the backend "gloo"'
+    ),
+    r"\w+: (Distributed package doesn't have NCCL|ProcessGroupNCCL is only supported with GPUs)": (
+        'NCCL needs NVIDIA GPUs; CPU devices need the backend "gloo", and '
+        "`init_process_group()` without a backend takes the one that fits"
+    ),
+    f"(?s:.*){GLOO_MISMATCH}": (
+        "ranks called different collectives, or one with different sizes; to see which, let torch compare "
+        "them before each call: start gpurun with TORCH_DISTRIBUTED_DEBUG=DETAIL"
+    ),
+    RELATIVE_IMPORT: (
+        "a file that belongs to a package is run as its module: `gpurun run -m package.train`, from the "
+        "directory that contains the package; in a job `module: package.train`"
+    ),
+    r"EOFError: EOF when reading a line": (
+        "the ranks' input is empty: pass what `input()` asks for as an argument, after `--`; in a job "
+        "arguments are `args` of a program, `params` of a workload"
+    ),
+    r"SystemExit: exit code 2\n(?s:.*)^usage: (?s:.*)error: .*(required|unrecognized).*--local[-_]rank": (
+        'the ranks get no `--local-rank`, as under torchrun: read `int(os.environ["LOCAL_RANK"])` instead'
+    ),
+    REFUSED_ARGUMENTS: (
+        "the program refused its arguments; they follow `--`: `gpurun run train.py -- --epochs 1`; "
+        "in a job they are `args`"
+    ),
+}
+"""Remedies by type, message and log of an error; the first that fits is given."""
+OF_WORKLOADS = {
+    RELATIVE_IMPORT: (
+        "a file that belongs to a package is named as its module: `workload: package.train:build`, with the "
+        "job file next to the package"
+    ),
+    r"RuntimeError: expected (target dtype to be Long or Byte, but got|scalar type Long but found)": (
+        "targets that are classes must be whole numbers: `targets.long()`, in `batch` or in `loss`"
+    ),
+    NO_CUDA: (
+        "leave the model on the CPU and unwrapped: gpurun moves it to its device and wraps it "
+        "(docs/your-model.md)"
+    ),
+}
+"""The advice where a workload does what gpurun would."""
+
+
+def _usual_remedy(found: str, usual: Mapping[str, str]) -> str | None:
+    """The advice about a failure, if it is one of the usual ones."""
+    fitting = (text for pattern, text in usual.items() if re.match(pattern, found, re.MULTILINE))
+    return next(fitting, None)
+
 
 MAX_HEADLINE = 300
 """Characters of a message that are shown in one line."""
@@ -219,7 +289,7 @@ def what_to_do(failure: Failure, log: str) -> str | None:
     mistake = _GOT.search(failure.message) if failure.kind == "user" else None
     found = f"{mistake[1] if mistake else f'{failure.error}: {failure.message}'}\n{log}"
     usual = USUAL | (OF_WORKLOADS if failure.kind == "user" else {})
-    return usual_remedy(found, usual) or remedy(f"{failure.traceback}\n{found}")
+    return _usual_remedy(found, usual) or remedy(f"{failure.traceback}\n{found}")
 
 
 def last_lines(log: str, failure: Failure, num_lines: int = 20) -> list[str]:

@@ -4,27 +4,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from gpurun.launcher.jobfile import device_values, values
-from gpurun.launcher.jobfile.field_types import ListOf, ValueKind, number_of, whole
+from gpurun.launcher.jobfile import values
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, TRAINING, JobKind, workload_kind
-from gpurun.launcher.jobfile.section import Derived, Section, Setting, key_of, plain, setting
+from gpurun.launcher.jobfile.section import (
+    Derived,
+    ListOf,
+    Section,
+    Setting,
+    ValueKind,
+    key_of,
+    number_of,
+    plain,
+    setting,
+    whole,
+)
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.masking import masked
 from gpurun.launcher.units import GIB
 
 Name = Annotated[str, ValueKind(values.parse_name, {"type": "string", "pattern": r"^\w[\w.+-]{0,99}$"})]
 Devices = Annotated[
-    device_values.Devices,
+    values.Devices,
     ValueKind(
-        device_values.parse_devices,
+        values.parse_devices,
         {
             "anyOf": [
-                {"enum": [device_values.AUTO, *device_values.GPU_KINDS]},
+                {"enum": [values.AUTO, *values.GPU_KINDS]},
                 {"type": "string", "pattern": "^cpu:[0-9]+$"},
-                {"type": "string", "pattern": device_values.ONE_GPU_PATTERN},
+                {"type": "string", "pattern": values.ONE_GPU_PATTERN},
                 {
                     "type": "array",
-                    "items": {"type": "string", "pattern": device_values.DEVICE_PATTERN},
+                    "items": {"type": "string", "pattern": values.DEVICE_PATTERN},
                     "minItems": 1,
                 },
             ]
@@ -155,9 +165,7 @@ class Profile(Section):
     """Whether a trace holds Python stacks; the traces grow and the traced steps become slower."""
     modules: bool = False
     """Whether a trace names the `nn.Module` of each operator; costs as much as `stacks`, which include it."""
-    ranks: Annotated[tuple[int, ...], ListOf(whole(0, below=device_values.MAX_DEVICES), most=None)] | None = (
-        None
-    )
+    ranks: Annotated[tuple[int, ...], ListOf(whole(0, below=values.MAX_DEVICES), most=None)] | None = None
     """Ranks to record; by default all. Without the others, waiting can't be distinguished from transfer."""
 
 
@@ -184,7 +192,7 @@ class JobSpec(Settings, Section):
     `cuda:0`: that one. A list names several, GPUs also by the UUID of a GPU or of a MIG instance; a GPU that
     is listed twice is shared by two ranks. Numbers count what CUDA_VISIBLE_DEVICES leaves. Where nodes
     differ, `cuda:1@0` is the second GPU of node 0."""
-    nodes: Annotated[device_values.Nodes, device_values.NODES] = 1
+    nodes: Annotated[values.Nodes, values.NODES] = 1
     """Machines that train together. Each runs `gpurun` with this job file. `devices` are those of each node,
     unless a list names nodes; those of the first node come first. `2..4`: as many as are there at the start.
     How they find each other: see `docs/clusters.md`."""

@@ -7,19 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gpurun.launcher.errors import Problem
-from gpurun.launcher.jobfile.field_types import (
+from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM, PROGRAM_KEYS
+from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, key_settings
+from gpurun.launcher.jobfile.section import (
     MAPPING,
     InvalidValue,
+    Key,
     ListOf,
+    Section,
     ValueKind,
     by_other_names,
     check_mapping,
     expected,
 )
-from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM, PROGRAM_KEYS
-from gpurun.launcher.jobfile.model import SECTIONS, JobSpec, key_settings
-from gpurun.launcher.jobfile.program_values import for_message
-from gpurun.launcher.jobfile.section import Key, Section
+from gpurun.launcher.jobfile.values import for_message
 from gpurun.launcher.jobfile.yaml.describe import flow_text, nearest, shorten, truth_in
 from gpurun.launcher.jobfile.yaml.source import Source
 from gpurun.launcher.jobfile.yaml.tree import Path, Unreadable

@@ -14,10 +14,19 @@ from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from gpurun.launcher.jobfile import program_values, values
-from gpurun.launcher.jobfile.field_types import MAPPING, ValueKind, by_other_names, one_of, whole
+from gpurun.launcher.jobfile import values
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS, JobKind
-from gpurun.launcher.jobfile.section import ITEMS, WORDS, Setting, setting
+from gpurun.launcher.jobfile.section import (
+    ITEMS,
+    MAPPING,
+    WORDS,
+    Setting,
+    ValueKind,
+    by_other_names,
+    one_of,
+    setting,
+    whole,
+)
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES, strategy_named
 from gpurun.workloads.limits import RANGES
 
@@ -53,7 +62,7 @@ def _strategies_text() -> str:
 class Settings:
     """The settings that make a variant. Under `compare` the keys vary in this order, the last one fastest."""
 
-    workload: Annotated[str, ValueKind(program_values.parse_workload, {"type": "string"})] | None = setting(
+    workload: Annotated[str, ValueKind(values.parse_workload, {"type": "string"})] | None = setting(
         None,
         compare="Workloads to run, each by itself: they do different work, so they are not ranked. A "
         "built-in with a default batch size uses that if the job gives none.",
@@ -63,14 +72,10 @@ class Settings:
     )
     """Model to train: a built-in (`gpt`), a function in a file next to the job (`train.py:build`) or one in a
     module (`package.module:build`). A job has this, a `script` or a `module`."""
-    script: Annotated[str, program_values.SCRIPT] | None = setting(
-        None, kinds=frozenset({PROGRAM}), is_task=True
-    )
+    script: Annotated[str, values.SCRIPT] | None = setting(None, kinds=frozenset({PROGRAM}), is_task=True)
     """A program to run unchanged, once per device, with the environment that `torchrun` gives: `train.py`.
     Its steps are those of its optimizer."""
-    module: Annotated[str, program_values.MODULE] | None = setting(
-        None, kinds=frozenset({PROGRAM}), is_task=True
-    )
+    module: Annotated[str, values.MODULE] | None = setting(None, kinds=frozenset({PROGRAM}), is_task=True)
     """Like `script`, by its module's name as for `python -m`: `package.train`."""
     strategy: Annotated[str, one_of(IN_JOBS, _STRATEGIES_ELSEWHERE, _NOT_STRATEGIES)] = setting(
         "ddp",
@@ -322,7 +327,7 @@ class Settings:
         decides=False,
     )
     """Arguments of the workload's function, by name."""
-    args: Annotated[tuple[str, ...], program_values.ARGS] = setting(
+    args: Annotated[tuple[str, ...], values.ARGS] = setting(
         (),
         compare="Arguments of the program to compare: a list of lists, each appended to the `args` at the "
         "top.",
@@ -331,10 +336,10 @@ class Settings:
         instead=_OF_WORKLOADS,
         shape=WORDS,
         absent=(),
-        check_list=program_values.check_args_list,
+        check_list=values.check_args_list,
     )
     """Arguments of the program: `[--epochs, "1"]`; `{launch_dir}` is replaced by its launch's directory."""
-    options: Annotated[Mapping[str, str], program_values.OPTIONS] = setting(
+    options: Annotated[Mapping[str, str], values.OPTIONS] = setting(
         {},
         compare="Options of the program to compare: a list of mappings, each merged into the `options` at "
         "the top.",
@@ -348,7 +353,7 @@ class Settings:
     """Options that are set in `args`, in the form that they have there; others are added. `{workers: 2}` is
     `--workers 2`, `{amp: on}` is the flag `--amp`, which `{amp: off}` removes, and `{+model.width: 64}` is
     Hydra's `model.width=64`."""
-    env: Annotated[Mapping[str, str], program_values.ENV] = setting(
+    env: Annotated[Mapping[str, str], values.ENV] = setting(
         {},
         compare="Environments of the program to compare: a list of mappings, each merged into the `env` at "
         "the top.",

@@ -11,9 +11,17 @@ from typing import Any
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.gpus import amd, nvml
-from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus, Sensors
-from gpurun.launcher.machine.gpus.health import GpuHealth, inspect_health
-from gpurun.launcher.machine.gpus.peaks import AMD_PEAKS, NVIDIA_PEAKS, Peak, memory_sizes_gb, peak_of
+from gpurun.launcher.machine.gpus.gpu import (
+    AMD_PEAKS,
+    NVIDIA_PEAKS,
+    Gpu,
+    Gpus,
+    Peak,
+    Sensors,
+    memory_sizes_gb,
+    peak_of,
+)
+from gpurun.launcher.machine.gpus.nvml import GpuHealth, inspect_health
 from gpurun.launcher.machine.gpus.torch_build import TorchBuild, installed_torch, nvidia_problem
 
 Inspect = Callable[[Mapping[str, str], Path, Any], Gpus]

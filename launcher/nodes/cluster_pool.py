@@ -6,14 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.errors import NodesError, SpecError
-from gpurun.launcher.inspect.capture import (
+from gpurun.launcher.inspect.requests import (
     HEAD_START_STEPS,
-    next_number,
-    ranks_to_record,
-    ring,
-    write_request,
-)
-from gpurun.launcher.inspect.questions import (
     Answer,
     Declined,
     Question,
@@ -21,7 +15,11 @@ from gpurun.launcher.inspect.questions import (
     TracesRequested,
     WantTraces,
     answer,
+    next_number,
+    ranks_to_record,
+    ring,
     take_question,
+    write_request,
 )
 from gpurun.launcher.inspect.snapshot import STACKS_S, RankSnapshot
 from gpurun.launcher.nodes.messages import (
@@ -44,7 +42,7 @@ from gpurun.launcher.nodes.messages import (
 )
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Inbox
-from gpurun.launcher.processes.pool_per_env import Pools, RankPool
+from gpurun.launcher.processes.pool import Pools, RankPool
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, Exit, StartRequest
 from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json

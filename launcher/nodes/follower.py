@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpurun.launcher.inspect.capture import ring, write_request
+from gpurun.launcher.inspect.requests import ring, write_request
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.nodes.messages import (
@@ -32,7 +32,7 @@ from gpurun.launcher.nodes.messages import (
 )
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Outbox
-from gpurun.launcher.processes.pool_per_env import Pools, RankPool
+from gpurun.launcher.processes.pool import Pools, RankPool
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, WORKER_ENTRY, StartRequest
 from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir, leave, read_states
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json

@@ -15,8 +15,8 @@ import gpurun
 from gpurun.launcher import __version__
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesError, SpecError
-from gpurun.launcher.jobfile.device_values import MAX_NODES
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.values import MAX_NODES
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.network import (
     NodeAddress,
@@ -40,7 +40,7 @@ from gpurun.launcher.nodes.rendezvous import (
 from gpurun.launcher.nodes.transport.credentials import find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
 from gpurun.launcher.plan.devices import node_of
-from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.plan.model import Node
 from gpurun.launcher.units import format_duration, plural
 
 RESOLVE_EVERY_S = 0.5

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpurun.launcher.inspect.snapshot import RankSnapshot
-from gpurun.launcher.plan.nodes import Node
+from gpurun.launcher.plan.model import Node
 from gpurun.launcher.processes.protocol import Exit, StartRequest
 from gpurun.launcher.rundir.records import CaptureRequest, NodeRooms
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.device_values import Nodes, node_bounds
+from gpurun.launcher.jobfile.values import Nodes, node_bounds
 from gpurun.launcher.schedulers import SCHEDULERS, scheduler_here
 
 DEFAULT_PORT = 29400

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gpurun.launcher.errors import MachineError, Problem, SpecError
-from gpurun.launcher.jobfile.device_values import node_bounds
 from gpurun.launcher.jobfile.load import JobError, in_order
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
+from gpurun.launcher.jobfile.values import node_bounds
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.combination import group_id, make_unique, too_large
 from gpurun.launcher.plan.devices import (
@@ -30,10 +30,16 @@ from gpurun.launcher.plan.expand import (
     processes_in_turns,
     processes_of,
 )
-from gpurun.launcher.plan.model import MAX_PROCESSES, GatePlan, Launch, Plan, Process, SideName, Variant
-from gpurun.launcher.plan.nodes import (
+from gpurun.launcher.plan.model import (
+    MAX_PROCESSES,
+    GatePlan,
+    Launch,
     Node,
+    Plan,
+    Process,
     RankPlace,
+    SideName,
+    Variant,
     bind_ranks,
     device_of_node,
     node_of_device,

@@ -6,13 +6,12 @@ from dataclasses import fields, replace
 from typing import Protocol
 
 from gpurun.launcher.errors import GpurunError, MachineError, Problem, SpecError
-from gpurun.launcher.jobfile.device_values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
-from gpurun.launcher.machine.cores import cores_text, free_cores
 from gpurun.launcher.machine.host import Machine, Topology
-from gpurun.launcher.plan.model import Variant
-from gpurun.launcher.plan.nodes import Node, NodeGpu, device_of_node, node_of_device
+from gpurun.launcher.machine.process_tree import cores_text, free_cores
+from gpurun.launcher.plan.model import Node, NodeGpu, Variant, device_of_node, node_of_device
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 

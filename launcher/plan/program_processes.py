@@ -6,8 +6,15 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.devices import MachineLike, interface_env, is_part, share_of_cores, visible_gpus
-from gpurun.launcher.plan.model import Process, Variant
-from gpurun.launcher.plan.nodes import Node, RankPlace, device_of_node, node_of_device, places
+from gpurun.launcher.plan.model import (
+    Node,
+    Process,
+    RankPlace,
+    Variant,
+    device_of_node,
+    node_of_device,
+    places,
+)
 
 
 def program_processes(

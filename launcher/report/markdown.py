@@ -9,8 +9,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.findings.finding import Screen, of_level, screen_of
-from gpurun.launcher.report.differences import uncertainty_text, verdict_text
-from gpurun.launcher.report.footnotes import detail_lines
+from gpurun.launcher.report.footnotes import detail_lines, uncertainty_text, verdict_text
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.changes import bounds_note, gate_cells, gate_header
 from gpurun.launcher.report.terminal.curves import (

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from gpurun.launcher.trace.model import TraceReport
-from gpurun.launcher.trace.requested_tables import (
+from gpurun.launcher.trace.model import (
     CollectiveTotal,
     CopyTotal,
     CriticalPath,
@@ -18,6 +17,7 @@ from gpurun.launcher.trace.requested_tables import (
     PathPart,
     ShapeTotal,
     Table,
+    TraceReport,
 )
 from gpurun.launcher.units import format_count, format_number, format_percent, format_rate, plural, us_in_ms
 

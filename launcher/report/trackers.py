@@ -16,7 +16,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.masking import hidden
 from gpurun.launcher.report.markdown import status_text, summary_markdown, verdict_with_interval
 from gpurun.launcher.report.metrics import figures_of, measured_metrics, values_of
-from gpurun.launcher.report.tensorboard.hparams import hyperparameters, is_sound
+from gpurun.launcher.report.tensorboard import hyperparameters, is_sound
 
 DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",

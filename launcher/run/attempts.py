@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpurun.launcher.compare.figures.rounds import round_times
+from gpurun.launcher.compare.figures.recorded import round_times
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.failures.root_cause import Failure, fails_everywhere
 from gpurun.launcher.findings.run_cases import ENDED
@@ -27,7 +27,7 @@ from gpurun.launcher.rundir.records import (
     between_s,
     elapsed_s,
 )
-from gpurun.launcher.stats.sequential import is_spent
+from gpurun.launcher.stats.launches import is_spent
 from gpurun.launcher.units import first_of, plural
 
 _MOST_NAMED = 5

@@ -23,18 +23,16 @@ from gpurun.launcher.machine.resource_limits import check_limits
 from gpurun.launcher.masking import hidden
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.estimate import estimate_s
-from gpurun.launcher.plan.model import GatePlan, Launch, Plan
-from gpurun.launcher.plan.nodes import Node, ranks_there
+from gpurun.launcher.plan.model import GatePlan, Launch, Node, Plan, ranks_there
 from gpurun.launcher.processes.incoming_signals import forwarded
-from gpurun.launcher.processes.pool import WorkerPool, say_on_stderr
-from gpurun.launcher.processes.pool_per_env import Pools, WorkerPools
+from gpurun.launcher.processes.pool import Pools, WorkerPool, WorkerPools, say_on_stderr
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.attempts import has_ended, let_run_again, resumption_text, spent_s
-from gpurun.launcher.run.earlier_runs import find_earlier
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import (
     Invocation,
     as_planned_for,
+    find_earlier,
     find_run,
     open_run,
     own_run,
@@ -44,11 +42,17 @@ from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
-from gpurun.launcher.rundir.copier import INTERRUPTED_S, copied
 from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.paths import Url
 from gpurun.launcher.rundir.records import MEASURED, Event, MaxBatch, Resumption
-from gpurun.launcher.rundir.store import keep_at, kept_at, refuse_taken, refuse_unwritable
-from gpurun.launcher.rundir.url import Url
+from gpurun.launcher.rundir.store import (
+    INTERRUPTED_S,
+    copied,
+    keep_at,
+    kept_at,
+    refuse_taken,
+    refuse_unwritable,
+)
 from gpurun.launcher.units import format_duration, plural
 
 LATEST = Path("latest")
@@ -295,7 +299,7 @@ def finish(session: Session) -> Finished:
 
 def tensorboard_writer() -> Callable[[Comparison, RunDir], None]:
     """The writer of event files. It is slow to import: on node 0 alone, and while the first ranks start."""
-    from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
+    from gpurun.launcher.report.tensorboard import write_tensorboard
 
     return write_tensorboard
 

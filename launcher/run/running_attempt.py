@@ -20,8 +20,7 @@ from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, program_config, turns_of
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
-from gpurun.launcher.processes.pool import OPTIMIZING
-from gpurun.launcher.processes.pool_per_env import RankPool
+from gpurun.launcher.processes.pool import OPTIMIZING, RankPool
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, SERVICE_RANK, WORKER_ENTRY, Exit, StartRequest
 from gpurun.launcher.run.attempts import attempt_id, num_restarts
 from gpurun.launcher.run.watch import Due, Tick

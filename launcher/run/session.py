@@ -16,9 +16,9 @@ from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
 from gpurun.launcher.failures.root_cause import Failure, is_transient, root_cause
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.relay import Relay
-from gpurun.launcher.machine.cores import becomes_quiet
+from gpurun.launcher.machine.process_tree import becomes_quiet
 from gpurun.launcher.plan.model import Launch
-from gpurun.launcher.processes.pool_per_env import Pools, RankPool
+from gpurun.launcher.processes.pool import Pools, RankPool
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.attempts import (
     Ended,

@@ -14,10 +14,9 @@ from pathlib import Path
 from gpurun.launcher import __version__
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError, SpecError
-from gpurun.launcher.jobfile.device_values import AUTO, GPU_KINDS, Nodes, node_bounds
-from gpurun.launcher.jobfile.field_types import InvalidValue
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.values import parse_duration
+from gpurun.launcher.jobfile.section import InvalidValue
+from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS, Nodes, node_bounds, parse_duration
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.processes.incoming_signals import forwarded, interruptible

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gpurun.launcher.errors import NodesError
-from gpurun.launcher.jobfile.device_values import node_bounds
+from gpurun.launcher.jobfile.values import node_bounds
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (

@@ -11,7 +11,7 @@ from gpurun.launcher.failures.reporter import CANT_WRITE
 from gpurun.launcher.findings.check_cases import REMEDIES
 from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM
 from gpurun.launcher.machine.resource_limits import of_hang
-from gpurun.launcher.selftest import link_checks, machine_checks, run_checks
+from gpurun.launcher.selftest import machine_checks, run_checks
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
     GRADIENTS,
@@ -111,7 +111,7 @@ CHECKS = (
     Check(
         "all-reduce sums",
         MEASURING,
-        link_checks.sums,
+        machine_checks.sums,
         REMEDIES["test-links"],
         tools={_OF_CPU: "memtest86+", _OF_NVIDIA: "nccl-tests", _OF_AMD: "rccl-tests"},
         least_devices=2,
@@ -119,7 +119,7 @@ CHECKS = (
     Check(
         "all-reduce rate",
         MEASURING,
-        link_checks.reduce_bandwidth,
+        machine_checks.reduce_bandwidth,
         REMEDIES["see-ways"],
         tools=dict.fromkeys((_OF_NVIDIA, _OF_AMD), "NCCL_DEBUG=INFO"),
         least_devices=2,
@@ -127,7 +127,7 @@ CHECKS = (
     Check(
         "pairs of devices",
         MEASURING,
-        link_checks.peer_pairs,
+        machine_checks.peer_pairs,
         REMEDIES["mend-links"],
         tools={
             _OF_NVIDIA: "nvidia-smi topo -m, nvidia-smi nvlink -e",
@@ -135,7 +135,7 @@ CHECKS = (
         },
         least_devices=2,
     ),
-    Check("PCIe links", MEASURING, link_checks.pcie_links, REMEDIES["reseat-card"], only_gpus=True),
+    Check("PCIe links", MEASURING, machine_checks.pcie_links, REMEDIES["reseat-card"], only_gpus=True),
     Check("strategies", TRAINING, run_checks.strategies, REMEDIES["read-logs"]),
     Check("traces", TRAINING, run_checks.traces, REMEDIES["report-log"]),
     Check("gradients", GRADIENTS, run_checks.gradients, REMEDIES["other-precision"]),
@@ -158,18 +158,18 @@ CHECKS = (
 NODE_CHECKS = (
     Check("nodes together", LINKS, run_checks.measuring, REMEDIES["open-firewall"]),
     Check("speed of nodes", LINKS, machine_checks.device_speed, REMEDIES["cool-node"]),
-    Check("sums over nodes", LINKS, link_checks.sums, REMEDIES["test-network"]),
+    Check("sums over nodes", LINKS, machine_checks.sums, REMEDIES["test-network"]),
     Check(
         "rate over nodes",
         LINKS,
-        link_checks.reduce_bandwidth,
+        machine_checks.reduce_bandwidth,
         REMEDIES["other-way"],
         tools=dict.fromkeys((_OF_NVIDIA, _OF_AMD), "NCCL_DEBUG=INFO"),
     ),
     Check(
         "pairs of nodes",
         LINKS,
-        link_checks.peer_pairs,
+        machine_checks.peer_pairs,
         REMEDIES["mend-network"],
         tools={_OF_CPU: "ethtool", _OF_NVIDIA: "ethtool, ibstat", _OF_AMD: "ethtool, ibstat"},
     ),

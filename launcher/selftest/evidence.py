@@ -9,7 +9,7 @@ from gpurun.launcher.findings.check_cases import FAILED, OK, SKIPPED, Case
 from gpurun.launcher.findings.finding import worded
 from gpurun.launcher.machine.accelerators import Accelerator
 from gpurun.launcher.machine.gpus.gpu import Gpu
-from gpurun.launcher.machine.gpus.health import GpuHealth
+from gpurun.launcher.machine.gpus.nvml import GpuHealth
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.rundir.records import DeviceFacts, StepRecord
 

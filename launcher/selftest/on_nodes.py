@@ -12,17 +12,17 @@ from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.nodes.join import Joined, joined
 from gpurun.launcher.nodes.messages import End, Tested, Welcome
 from gpurun.launcher.nodes.rendezvous import NodeFlags
-from gpurun.launcher.processes.pool import say_on_stderr
-from gpurun.launcher.processes.pool_per_env import WorkerPools
+from gpurun.launcher.processes.pool import WorkerPools, say_on_stderr
 from gpurun.launcher.run.job import Finished, Job, prepare
 from gpurun.launcher.run.open import new_directory
 from gpurun.launcher.rundir.files import read_json
 from gpurun.launcher.rundir.records import DeviceFacts
 from gpurun.launcher.selftest.check_table import blocking, findings, without_links
 from gpurun.launcher.selftest.evidence import LINKS, PARTS, TITLES, CheckResult, Evidence
-from gpurun.launcher.selftest.result import RUNS, Result
 from gpurun.launcher.selftest.run_checks import joining_job, links_job
 from gpurun.launcher.selftest.self_test import (
+    RUNS,
+    Result,
     SelfTest,
     at_node,
     carry_out_quietly,

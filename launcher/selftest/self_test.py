@@ -1,37 +1,50 @@
-"""Runs the jobs of a self-test one after the other, on the same servers, and judges what they show."""
+"""Runs the jobs of a self-test one after the other, on the same servers, and judges what they show.
+
+It keeps a record, to which later ones on the same machine compare their figures.
+"""
 
 import gc
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpurun.launcher.compare.figures.traced import TRACED
-from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, Problem, SpecError, unwritable
+from gpurun.launcher.compare.figures.ranks import TRACED
+from gpurun.launcher.errors import (
+    GpurunError,
+    Interrupted,
+    MachineError,
+    NodesError,
+    Problem,
+    SpecError,
+    unwritable,
+)
 from gpurun.launcher.failures.reporter import Reporter, log_tail
 from gpurun.launcher.failures.root_cause import Failure
+from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.jobfile import DEVICES_HELP
-from gpurun.launcher.jobfile.device_values import AUTO, parse_devices
-from gpurun.launcher.jobfile.field_types import InvalidValue
 from gpurun.launcher.jobfile.load import split_devices
+from gpurun.launcher.jobfile.section import InvalidValue
+from gpurun.launcher.jobfile.values import AUTO, parse_devices
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.gpus.torch_build import installed_torch
 from gpurun.launcher.machine.host import Machine, inspect_machine, machine_id
 from gpurun.launcher.machine.resource_limits import exhausted, remedy
 from gpurun.launcher.plan.devices import Devices, gpus_of, named_devices
 from gpurun.launcher.processes.incoming_signals import forwarded
-from gpurun.launcher.processes.pool import OPTIMIZING
-from gpurun.launcher.processes.pool_per_env import Pools, WorkerPools
+from gpurun.launcher.processes.pool import OPTIMIZING, Pools, WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, Prepared, finish, prepare
 from gpurun.launcher.run.open import Invocation, check_free, load_invocation, new_directory
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
-from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.rundir.files import RunDir, read_json, write_bytes, write_json
+from gpurun.launcher.rundir.paths import SELFTEST
 from gpurun.launcher.rundir.records import MEASURED, DeviceFacts, StepRecord
 from gpurun.launcher.selftest.check_table import blocking, findings
 from gpurun.launcher.selftest.evidence import (
@@ -41,13 +54,140 @@ from gpurun.launcher.selftest.evidence import (
     PARTS,
     TRAINING,
     CheckResult,
+    DeviceRate,
+    EarlierRate,
     Evidence,
     RanJob,
+    is_possible,
+    ok,
 )
-from gpurun.launcher.selftest.machine_checks import rates_of
-from gpurun.launcher.selftest.result import DAY, RUNS, Result, earlier_rates, findings_of, keep
+from gpurun.launcher.selftest.machine_checks import comparable, rates_of
 from gpurun.launcher.selftest.run_checks import job_of
+from gpurun.launcher.stats.busy import QUEUE_PERCENT
+from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import GIB
+
+RUNS = Path("runs/selftest")
+DAY = "%Y-%m-%d"
+MOST_EARLIER = 20
+"""Results of a device that are looked at, the newest ones."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """`selftest.json`."""
+
+    checks: tuple[CheckResult, ...]
+    schema: int = 1
+    hostname: str = ""
+    day: str = ""
+    rates: tuple[DeviceRate, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """The answer, the checks that failed, and the advice about the first of them."""
+
+    @property
+    def failures(self) -> str:
+        """`2 of 63 checks failed, on node 1 (hostb)`; empty where none did."""
+        failed = [check for check in self.checks if check.status == "failed"]
+        places = dict.fromkeys(f"node {each.node} ({each.host})" for each in failed if each.node is not None)
+        where = f", on {', '.join(places)}" if places else ""
+        return f"{len(failed)} of {len(self.checks)} checks failed{where}" if failed else ""
+
+
+def findings_of(checks: Sequence[CheckResult]) -> tuple[Finding, ...]:
+    """The answer of these checks, what each that failed has found wrong, and the advice about each."""
+    num = Counter(check.status for check in checks)
+    lost = [check for check in checks if check.status == "failed"]
+    num_failed, num_skipped = num["failed"] or None, num["skipped"] or None
+    answer = finding("checked", num_failed=num_failed, num_ok=num["ok"], num_skipped=num_skipped)
+    failed = (
+        finding(
+            "check-failed",
+            host=each.host,
+            weight=float(figures is each.figures[0]),  # of every check the first, then the others
+            where=each.host,
+            check=each.name,
+            **figures,
+        )
+        for each in lost
+        for figures in each.figures
+    )
+    return ranked((answer, *failed, *(to_do("check-failed", each.remedy) for each in lost if each.remedy)))
+
+
+def earlier_rates(
+    directories: tuple[Path, ...],
+) -> tuple[tuple[EarlierRate, ...], frozenset[str], tuple[CheckResult, ...]]:
+    """The fastest that each device was in earlier self-tests, also of other machines.
+
+    A rate of a CPU where a rank waited for a core doesn't count; the identities of such are returned too,
+    and notes about damaged files.
+    """
+    files = {path.resolve() for directory in directories for path in directory.glob(f"*/{SELFTEST}")}
+    found: dict[tuple[str, int], list[EarlierRate]] = {}
+    busy, notes = set(), dict[str, CheckResult]()
+    for path in sorted(files, key=_written_ns, reverse=True):
+        try:
+            result = read_json(path, Result)
+        except MachineError:
+            continue  # of another version
+        for rate in result.rates:
+            if wrong := damage(str(path), rate, result.day):
+                notes[wrong.found] = wrong
+            elif is_of_host(rate.device) and 100 * rate.queue_share > QUEUE_PERCENT:
+                busy.add(rate.identity)
+            else:
+                found.setdefault(comparable(rate), []).append(EarlierRate(rate, result.day))
+    best = (max(newest[:MOST_EARLIER], key=lambda was: was.rate.gflop_per_s) for newest in found.values())
+    return tuple(best), frozenset(busy), tuple(notes.values())
+
+
+def _written_ns(path: Path) -> int:
+    """When a file was written; 0 if it is gone."""
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def damage(path: str, rate: DeviceRate, day: str) -> CheckResult | None:
+    """Why a rate can't have been written by a self-test; a damaged file may hold anything."""
+    if is_of_host(rate.device) is None:
+        return ok("unknown-device", path=path, device=repr(rate.device[:20]))
+    if not is_day(day):
+        return ok("no-day", path=path, day=repr(day[:20]))
+    if not is_possible(rate.gflop_per_s):
+        return ok("no-rate", path=path, rate=f"{rate.gflop_per_s:g}")
+    return None
+
+
+def is_day(text: str) -> bool:
+    """Whether it is written as the day of a self-test."""
+    try:
+        return time.strftime(DAY, time.strptime(text, DAY)) == text
+    except ValueError:
+        return False
+
+
+def is_of_host(device: str) -> bool | None:
+    """Whether the device is a share of the host; `None` where there is no such kind."""
+    try:
+        return accelerator_of(device).is_host
+    except SpecError:
+        return None
+
+
+def keep(result: Result, directory: Path, is_latest: bool) -> str | None:
+    """Writes `selftest.json`; why it can't be written, and what is left in the directory then."""
+    try:
+        write_json(directory / SELFTEST, result)
+        if is_latest:
+            write_bytes(RUNS / "latest", f"{directory.name}\n".encode())
+    except MachineError as error:
+        with suppress(OSError):
+            directory.rmdir()  # it is empty where no rank was started
+        return f"{error}\n    {directory} has what its jobs wrote" if directory.exists() else str(error)
+    return None
 
 
 @dataclass

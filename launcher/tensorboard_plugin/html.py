@@ -30,8 +30,8 @@ from gpurun.launcher.tensorboard_plugin.logdir.documents import read_host
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
 from gpurun.launcher.tensorboard_plugin.timeline.answers import Window, meta_answer, window_answer
 from gpurun.launcher.tensorboard_plugin.timeline.bands import ENTRY_LANES
+from gpurun.launcher.tensorboard_plugin.timeline.format import Index
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Indexes
-from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 
 STATIC = Path(__file__).parent / "static"
 FILE_NAME = "report.html"

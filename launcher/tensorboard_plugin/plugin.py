@@ -28,7 +28,7 @@ from gpurun.launcher.tensorboard_plugin.routes import (
     TabServer,
     state_answer,
 )
-from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
+from gpurun.launcher.tensorboard_plugin.timeline.format import Index
 
 logger = logging.getLogger(__name__)
 

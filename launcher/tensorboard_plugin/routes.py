@@ -31,18 +31,17 @@ from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed, Listing
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
 from gpurun.launcher.tensorboard_plugin.timeline.answers import (
     Window,
+    entry_of,
+    event_answer,
     meta_answer,
     search_answer,
     selection_answer,
     window_answer,
 )
-from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
-from gpurun.launcher.tensorboard_plugin.timeline.format import Header, UnreadableFile
+from gpurun.launcher.tensorboard_plugin.timeline.format import Header, Index, UnreadableFile
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Broken, Indexes, Indexing, State
-from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
-from gpurun.launcher.trace.model import TraceReport
-from gpurun.launcher.trace.requested_tables import TABLES, Table
+from gpurun.launcher.trace.model import TABLES, Table, TraceReport
 
 MAX_NS = 1 << 53
 """Larger numbers the page's numbers can't hold."""

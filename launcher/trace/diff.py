@@ -10,8 +10,7 @@ from gpurun.launcher.findings.finding import Finding, finding, noticed, of_level
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.trace.analysis.on_request.call_tree import MAX_ROWS, Path, in_order
 from gpurun.launcher.trace.causes import to_do
-from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, TraceReport
-from gpurun.launcher.trace.requested_tables import RowKind
+from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, TraceReport
 from gpurun.launcher.units import change_text, listed
 
 Per = Literal["step", "second"]

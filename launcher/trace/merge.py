@@ -17,14 +17,13 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import replacing
 from gpurun.launcher.trace.analysis.analyse import Analysis, analyse
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
-from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
+from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.discover import MARK, find_traces, place_for
 from gpurun.launcher.trace.kineto.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
-from gpurun.launcher.trace.kineto.events import time_texts
-from gpurun.launcher.trace.kineto.file_blocks import TraceBlocks
-from gpurun.launcher.trace.kineto.trace_file import ReadLimits, allowed_bytes, open_source
+from gpurun.launcher.trace.kineto.columns import time_texts
+from gpurun.launcher.trace.kineto.trace_file import ReadLimits, TraceBlocks, allowed_bytes, open_source
 
 RawEvent = dict[str, Any]
 

@@ -17,7 +17,7 @@ from gpurun.launcher.errors import TraceError
 from gpurun.launcher.machine.helper_process import helper_argv, yield_to_others
 from gpurun.launcher.trace.analysis.digest import Digest, digest_file
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits, allowed_bytes, size_of
-from gpurun.launcher.trace.requested_tables import Table
+from gpurun.launcher.trace.model import Table
 
 PARALLEL_FROM_BYTES = 16 << 20
 """Bytes in total below which starting processes takes longer than reading."""

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from gpurun.launcher.compare.model import Comparison
-from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
+from gpurun.launcher.report.tensorboard import write_tensorboard
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.tensorboard_plugin.view import open_view
 from tests.browser.pages import Tab, Watched, watched_page

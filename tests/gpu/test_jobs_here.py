@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.rundir.records.outcome import MEASURED
+from gpurun.launcher.rundir.records import MEASURED
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
 from tests.gpu.machine import LIMITS, LONGEST_S, Devices, Report
 from tests.integration.command import Result, gpurun, write

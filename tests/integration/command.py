@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.rundir.records.outcome import MEASURED
+from gpurun.launcher.rundir.records import MEASURED
 from tests import forkserver
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ import torch
 
 from gpurun.launcher.cli import interrupt
 from gpurun.launcher.cli.main import main
-from gpurun.launcher.compare.figures.traced import read_traced
+from gpurun.launcher.compare.figures.ranks import read_traced
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.failures.root_cause import root_cause
@@ -32,16 +32,15 @@ from gpurun.launcher.machine import accelerators
 from gpurun.launcher.machine.accelerators import CUDA
 from gpurun.launcher.machine.gpus import nvml
 from gpurun.launcher.machine.gpus.torch_build import read_build
-from gpurun.launcher.processes import guard, pool_per_env
+from gpurun.launcher.processes import guard, pool
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.selftest.evidence import FAULTS, MEASURING, PROGRAMS, RanJob
 from gpurun.launcher.selftest.self_test import SelfTest
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base.failure import record_failure
-from gpurun.launcher.worker.program import recorder as recorder_module
-from gpurun.launcher.worker.program.program_rank import watch_steps
-from gpurun.launcher.worker.program.recorder import StepRecorder
+from gpurun.launcher.worker.program import program_rank as recorder_module
+from gpurun.launcher.worker.program.program_rank import StepRecorder, watch_steps
 from gpurun.launcher.worker.selftest import device_program, plain_programs
 from tests.sim.faults import driver, environment
 from tests.sim.machine import SIM
@@ -173,7 +172,7 @@ class Command:
         for module, name, value in (
             (interrupt, "quit_on_interrupt", lambda: None),
             (guard, "split_process", lambda: nullcontext()),
-            (pool_per_env, "early_servers", lambda guard: nullcontext(SimpleNamespace(get=self.pool))),
+            (pool, "early_servers", lambda guard: nullcontext(SimpleNamespace(get=self.pool))),
         ):
             monkeypatch.setattr(module, name, value)
         monkeypatch.setattr(SelfTest, "run_job", self.run_job)

@@ -22,7 +22,7 @@ from gpurun import Workload
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import LaunchConfig, ProfileConfig, VariantConfig
 from gpurun.launcher.worker.base.process_group import init_group, join_store, open_store
-from gpurun.launcher.worker.profiling.profiler import capture
+from gpurun.launcher.worker.profiling import capture
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.truth.plan import Case, Lengths, Series, Session, capture_id, delays_file, lengths_file

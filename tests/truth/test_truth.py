@@ -7,7 +7,7 @@ import torch
 
 from gpurun.launcher.rundir.records import ProfileConfig
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.worker.profiling.profiler import capture
+from gpurun.launcher.worker.profiling import capture
 from tests.truth.plan import FAULTS, Fault
 from tests.truth.sessions import draw_session, run_session
 from tests.truth.verdict import BOUND, verdicts

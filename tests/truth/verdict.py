@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from gpurun.launcher.compare.figures.ranks import RankFigures, with_breakdown
-from gpurun.launcher.compare.figures.traced import Traced, read_traced
+from gpurun.launcher.compare.figures.ranks import RankFigures, Traced, read_traced, with_breakdown
 from gpurun.launcher.compare.model import StepTime, VariantResult
 from gpurun.launcher.compare.variant_causes import main_cause
 from gpurun.launcher.rundir.files import RunDir, read_json

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpurun.workloads.base import Workload
-from gpurun.workloads.data.images import classified, image_workload
+from gpurun.workloads.images import classified, image_workload
 from gpurun.workloads.limits import check
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpurun.workloads.base import Workload
-from gpurun.workloads.data.images import classified
+from gpurun.workloads.images import classified
 from gpurun.workloads.limits import check
 
 FCN_S = (26752, 2048, 2048, 2048, 26752)

@@ -124,7 +124,7 @@ def run(request: Callable[[], Any], out: Path | None, only_rank: int | None, qui
     from gpurun.launcher.processes.guard import split_process
 
     with split_process() as guard:  # forks: nothing heavy may be imported before
-        from gpurun.launcher.processes.pool_per_env import early_servers
+        from gpurun.launcher.processes.pool import early_servers
 
         with early_servers(guard) as pools:
             from gpurun.launcher.run.job import Output

@@ -40,7 +40,7 @@ from gpurun.launcher.errors import Problem, SpecError
 if TYPE_CHECKING:
     from gpurun.launcher.plan.estimate import Earlier
     from gpurun.launcher.plan.model import Plan
-    from gpurun.launcher.rundir.url import Url
+    from gpurun.launcher.rundir.paths import Url
 
 
 MISSING_RUN = (
@@ -131,8 +131,8 @@ def check(job: Path, with_memory: bool, as_json: bool, overrides: tuple[str, ...
 
     Example: gpurun check job.yaml --set global_batch=128
     """
-    from gpurun.launcher.jobfile.device_values import node_bounds
     from gpurun.launcher.jobfile.load import load_job
+    from gpurun.launcher.jobfile.values import node_bounds
     from gpurun.launcher.machine.host import inspect_machine
     from gpurun.launcher.plan.build import build_plan, with_mistakes_of_plan
     from gpurun.launcher.plan.devices import assumed_nodes, core_notes, with_free_cores
@@ -169,7 +169,7 @@ def earlier_run(job: str, hostname: str) -> "Earlier | None":
     """One that shows what can be detected; without any, the modules that read it aren't loaded."""
     if not Path("runs").is_dir():
         return None
-    from gpurun.launcher.run.earlier_runs import find_earlier
+    from gpurun.launcher.run.open import find_earlier
 
     return find_earlier(job, hostname)
 
@@ -278,7 +278,7 @@ def run(
     script, args = (None, words) if module is not None else (words[0], words[1:])
 
     def invocation() -> Any:
-        from gpurun.launcher.cli.compared import compared
+        from gpurun.launcher.jobfile.load import compared
         from gpurun.launcher.run.open import program_invocation
 
         more = (f"nodes={nodes}",) if nodes else ()
@@ -364,7 +364,7 @@ def finished_search(
     from gpurun.launcher.processes.guard import split_process
 
     with split_process() as guard:  # forks: nothing heavy may be imported before
-        from gpurun.launcher.processes.pool_per_env import early_servers
+        from gpurun.launcher.processes.pool import early_servers
 
         with early_servers(guard) as pools:
             from gpurun.launcher.run.job import Output

@@ -56,11 +56,11 @@ def checked_workload(name: str, job_dir: Path) -> Sequence[str]:
     Raises:
         SpecError: it isn't there, or trains nothing.
     """
-    from gpurun.launcher.jobfile.checks.workload import function_mistakes, params_taken
-    from gpurun.launcher.jobfile.field_types import InvalidValue
+    from gpurun.launcher.jobfile.checks.code import function_mistakes, params_taken
     from gpurun.launcher.jobfile.kinds import workload_kind
     from gpurun.launcher.jobfile.model import JobSpec
-    from gpurun.launcher.jobfile.program_values import parse_workload
+    from gpurun.launcher.jobfile.section import InvalidValue
+    from gpurun.launcher.jobfile.values import parse_workload
 
     try:
         parse_workload(name)

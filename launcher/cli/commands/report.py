@@ -34,7 +34,7 @@ def print_json(comparison: Any, run: Any) -> None:
 
 def write_for_tensorboard(comparison: Any, run: Any) -> None:
     """TensorBoard's files in the run directory."""
-    from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
+    from gpurun.launcher.report.tensorboard import write_tensorboard
     from gpurun.launcher.rundir.store import source_of
 
     write_tensorboard(comparison, run)
@@ -51,7 +51,7 @@ def write_page(comparison: Any, run: Any, with_host: bool = False, output: Path 
 
 def log_to(name: str, comparison: Any, run: Any, with_host: bool = False) -> None:
     """A run of an experiment tracker, and one per variant."""
-    from gpurun.launcher.report.tensorboard.event_files import run_name
+    from gpurun.launcher.report.tensorboard import run_name
     from gpurun.launcher.report.trackers import TRACKERS, Logged, log_comparison
     from gpurun.launcher.tensorboard_plugin.html import comparison_without_host, render_html
 

@@ -18,7 +18,7 @@ from gpurun.launcher.schedulers.base import Queue, Submission, SubmitOptions, ra
 from gpurun.launcher.units import first_of
 
 if TYPE_CHECKING:
-    from gpurun.launcher.jobfile.device_values import Nodes
+    from gpurun.launcher.jobfile.values import Nodes
 
 F = TypeVar("F", bound=Callable[..., Any])
 QUEUES = {name: scheduler.queue for name, scheduler in SCHEDULERS.items() if scheduler.queue}
@@ -61,7 +61,7 @@ def store_url(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     Raises:
         SpecError: it is no URL, one that can't keep a run, or one with credentials.
     """
-    from gpurun.launcher.rundir.url import as_url, to_write
+    from gpurun.launcher.rundir.paths import as_url, to_write
 
     if value is None:
         return None
@@ -161,8 +161,8 @@ def check_numbers_of_nodes(queue: Queue, job: Path, overrides: tuple[str, ...], 
     Raises:
         SpecError: it can't run on any.
     """
-    from gpurun.launcher.jobfile.device_values import node_bounds
     from gpurun.launcher.jobfile.load import load_job
+    from gpurun.launcher.jobfile.values import node_bounds
 
     least, most = node_bounds(nodes)
     problems, numbers = {}, range(least if queue.fewer else most, most + 1)

@@ -17,7 +17,7 @@ from gpurun.launcher.cli.output import check_gate, line_width, say_if_large, sho
 from gpurun.launcher.errors import SpecError
 
 if TYPE_CHECKING:
-    from gpurun.launcher.trace.requested_tables import Table
+    from gpurun.launcher.trace.model import Table
 
 
 @click.command()
@@ -180,7 +180,7 @@ def trace(
     """
     from gpurun.launcher.cli.named import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
-    from gpurun.launcher.trace.requested_tables import TABLES
+    from gpurun.launcher.trace.model import TABLES
 
     found = traces_of(*paths)
     if merge is not None:

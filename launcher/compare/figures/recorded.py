@@ -1,46 +1,31 @@
-"""The records of a run directory about one variant, read once, and other load during its steps."""
+"""The records of a run directory about one variant, read once: steps, rounds, and other load during them.
+
+Threads of one run wait for each other too: two ranks with two threads each on two cores wait 6 to 16 % of a
+step on a quiet machine. That is part of what is measured. Other load is the CPU time that the rank's cores
+spent on anything but the run's own processes.
+"""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from statistics import fmean, median
+from typing import Literal
 
-from gpurun.launcher.compare.figures.program_steps import (
-    Around,
-    around_steps,
-    last_half,
-    planned_launch,
-    sample_of_steps,
-    trend_of_steps,
-    uneven_ranks,
-)
-from gpurun.launcher.compare.figures.rounds import (
-    RoundKey,
-    launch_logs,
-    mean_logs,
-    program_times,
-    round_blocks_ns,
-    round_times,
-)
-from gpurun.launcher.compare.figures.waiting import (
-    Sharing,
-    WaitingOfRanks,
-    queue_percent,
-    sharing,
-    waiting_of_ranks,
-)
-from gpurun.launcher.findings.finding import Finding, reason
+import msgspec
+
+from gpurun.launcher.findings.finding import Finding, finding, noticed, reason
 from gpurun.launcher.machine.accelerators import CPU
-from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
     MEASURED,
     Balance,
     Event,
     GpuLoad,
+    Kind,
     MemoryPeak,
     PointRecord,
     RoundTime,
@@ -50,8 +35,464 @@ from gpurun.launcher.rundir.records import (
     elapsed_s,
 )
 from gpurun.launcher.rundir.step_sample import VariantSteps
+from gpurun.launcher.stats.busy import MOST_PERCENT, Waiting, waiting
+from gpurun.launcher.stats.estimates import trend
+from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, USUALLY_ENOUGH, WINDOW_STEPS
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import GIB
+
+LEAST_AROUND = 0.1
+"""The share of a program's time outside of its steps from which the report says where it went."""
+LEAST_OTHER_WORK = 0.1
+"""The share by which the numbers of steps must differ: of a program, a batch that isn't whole may be one."""
+LEAST_LONGER = 0.1
+"""The share by which the mean step exceeds the median one from which on the report says so."""
+LEAST_STEPS = 4
+"""Half of fewer steps says nothing."""
+LEAST_TIMED = 6
+"""So many values give an interval of their median."""
+LEAST_TREND = 0.1
+"""Share by which steps must grow or shrink during a launch to be worth a warning."""
+MOST_FOR_TREND = 200
+"""Values that are looked at for a trend: their pairs are counted."""
+
+
+def _last_half(
+    steps: Mapping[int, Sequence[StepRecord]],
+) -> tuple[Mapping[int, Sequence[StepRecord]], str | None]:
+    """Takes the last half of a launch as timed steps, if the program ended in its warm-up or soon after.
+
+    Most of the warm-up is over by then, but without timed steps nothing shows that all of it is. Also returns
+    what to say of it; `None` of a program that had enough timed steps on all ranks in every launch.
+    """
+    nums = steps_of_launches(steps)
+    fewest = {launch: min(num_timed(of_rank, launch) for of_rank in steps.values()) for launch in nums}
+    enough = {planned_launch(launch) for launch, num in fewest.items() if num >= LEAST_TIMED}
+    short = {launch: num for launch, num in nums.items() if planned_launch(launch) not in enough}
+    halves = {launch: range(num // 2, num) for launch, num in short.items() if num >= LEAST_STEPS}
+    found = {rank: [_timed_from(step, halves) for step in of_rank] for rank, of_rank in steps.items()}
+    of_short = [[step for step in of_rank if step.launch in halves] for of_rank in found.values()]
+    timed = [{step.step for step in of_rank if step.kind == "timed"} for of_rank in of_short]
+    shown = set.intersection(*timed) if timed else set()
+    if not shown:
+        return steps, None
+    num = max(step.step + 1 for of_rank in of_short for step in of_rank)
+    said = reason(
+        "short",
+        num_short=len(short) if enough else None,
+        num_launches=len(short) + len(enough),
+        num_steps=num,
+        num_shown=len(shown),
+        enough=USUALLY_ENOUGH if num < USUALLY_ENOUGH else None,
+    )
+    return found, said
+
+
+def num_timed(steps: Iterable[StepRecord], launch: str) -> int:
+    """How many steps of one rank were timed in a launch."""
+    return sum(step.launch == launch and step.kind == "timed" for step in steps)
+
+
+def whole_rounds(steps: Iterable[StepRecord]) -> set[tuple[str, int]]:
+    """Launch and number of the rounds of which all steps were timed; one may be recorded with their mean."""
+    nums: Counter[tuple[str, int]] = Counter()
+    for step in steps:
+        if step.kind == "timed":
+            nums[step.launch, step.round] += WINDOW_STEPS if step.block_ns is not None else 1
+    return {key for key, num in nums.items() if num >= WINDOW_STEPS}
+
+
+def _sample_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
+    """The warning for a variant of which only a sample of steps was kept; nothing where all were."""
+    of_rank = next(iter(steps.values()), ())
+    total = sum({step.launch: step.step + 1 for step in of_rank}.values())
+    if not _may_be_sample(of_rank) or len(of_rank) >= total:
+        return ()
+    return (reason("sample", num_kept=len(of_rank), num_steps=total),)
+
+
+def _uneven_ranks(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
+    """The warning for a program of which one rank made a tenth more steps than another in a launch."""
+    made: dict[str, dict[int, int]] = {}
+    for rank, of_rank in steps.items():
+        for step in of_rank:
+            made.setdefault(step.launch, {})[rank] = step.step + 1
+    whole = [nums for nums in made.values() if len(nums) == len(steps)]
+    nums = max(whole, key=lambda nums: max(nums.values()) - min(nums.values()), default={})
+    if not nums or max(nums.values()) < (1 + LEAST_OTHER_WORK) * min(nums.values()):
+        return ()
+    most, fewest = max(nums, key=nums.__getitem__), min(nums, key=nums.__getitem__)
+    said = reason("uneven-ranks", rank=most, num_steps=nums[most], other=fewest, other_steps=nums[fewest])
+    return (said,)
+
+
+def _trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[Finding, ...]:
+    """The finding about a program whose steps grow or shrink by a tenth or more in most of its launches.
+
+    Short windows of the warm-up can't show that. The first steps don't count, nor those that were skipped.
+    """
+    launches: dict[str, list[float]] = {}
+    for step in next(iter(steps.values()), ()):
+        if step.step >= WINDOW_STEPS and step.kind in ("warmup", "timed"):
+            launches.setdefault(step.launch, []).append((step.block_ns or step.step_ns) / 1e6)
+    found = [trend(_thinned(steps_ms)) for steps_ms in launches.values()]
+    large = [ends for ends in found if ends and abs(ends[1] - ends[0]) >= LEAST_TREND * min(ends)]
+    if 2 * len(large) <= len(found):
+        return ()
+    first_ms, last_ms = large[-1]
+    case = "steps-grow" if last_ms > first_ms else "steps-shrink"
+    return (noticed(case, first_ms=first_ms, last_ms=last_ms),)
+
+
+def _thinned(values: Sequence[float]) -> list[float]:
+    """Means of neighbours, at most `MOST_FOR_TREND`."""
+    size = -(-len(values) // MOST_FOR_TREND)
+    return [fmean(values[i : i + size]) for i in range(0, len(values), size)]
+
+
+def step_numbers(steps: Sequence[StepRecord]) -> Sequence[int]:
+    """Positions of one rank's timed steps on an axis; in a sample the number of steps before each."""
+    if not _may_be_sample(steps):
+        return range(len(steps))
+    numbers, before = [], 0
+    for last, step in zip([*steps[:1], *steps], steps, strict=False):
+        before += last.step + 1 if last.launch != step.launch else 0
+        numbers.append(before + step.step)
+    return numbers
+
+
+def _may_be_sample(steps: Sequence[StepRecord]) -> bool:
+    return any(step.step >= MAX_KEPT_STEPS or step.block_ns is not None for step in steps)
+
+
+def steps_of_launches(steps: Mapping[int, Sequence[StepRecord]]) -> dict[str, int]:
+    """How many steps all ranks have of each launch."""
+    found: dict[str, int] = {}
+    for of_rank in steps.values():
+        for launch, num in {step.launch: step.step + 1 for step in of_rank}.items():
+            found[launch] = min(num, found.get(launch, num))
+    return found
+
+
+@dataclass(frozen=True)
+class Around:
+    """The parts of the time of a program's attempt, in seconds."""
+
+    before: float
+    """The time from the start of the program on rank 0 to its first step."""
+    steps: float
+    """The time from the first step to the end of the last one, with all that is between steps."""
+    after: float
+    """The time from the end of the last step to the end of the last rank."""
+    num_steps: int
+
+    @property
+    def total(self) -> float:
+        """The time that the program ran."""
+        return self.before + self.steps + self.after
+
+    @property
+    def outside(self) -> float:
+        """The time before and after its steps."""
+        return self.before + self.after
+
+
+def _around_steps(events: Sequence[Event]) -> Around | None:
+    """The parts of an attempt that ended, by rank 0's clock; `None` without steps, and in older runs."""
+    last = next((event for event in reversed(events) if event.steps_ns is not None), None)
+    if last is None or last.steps_ns is None:
+        return None
+    marks = (events[0].monotonic_ns, *last.steps_ns, events[-1].monotonic_ns)
+    before, steps, after = ((end - start) / 1e9 for start, end in pairwise(marks))
+    return Around(before, steps, after, last.round) if min(before, steps, after) >= 0 else None
+
+
+def median_attempt(attempts: Sequence[Around]) -> Around | None:
+    """The attempt of median length, whose parts add up."""
+    ordered = sorted(attempts, key=lambda each: each.total)
+    return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+
+def around_note(name: str, found: Around, num_attempts: int, num_programs: int) -> Finding:
+    """The note on where a program's time went: of several, the one with most time outside of its steps."""
+    return finding(
+        "time-spent",
+        case="program",
+        where=name,
+        num_programs=num_programs if num_programs > 1 else None,
+        num_attempts=num_attempts if num_attempts > 1 else None,
+        run_s=found.total,
+        before_s=found.before,
+        steps_s=found.steps,
+        num_steps=found.num_steps,
+        after_s=found.after,
+    )
+
+
+def with_longest(median_ms: float | None, step_ms: float) -> tuple[Finding, ...]:
+    """The finding about a program whose mean step is longer than most steps of its slowest rank."""
+    if not median_ms or step_ms < (1 + LEAST_LONGER) * median_ms:
+        return ()
+    return (noticed("longest-steps", median_ms=median_ms, step_ms=step_ms),)
+
+
+def other_work(made: Mapping[str, int], run_s: Mapping[str, float]) -> tuple[Finding, ...]:
+    """The note that a step of one variant may do more than one of another, since it makes fewer of them.
+
+    Args:
+        made: steps of a launch, by the name of the variant.
+        run_s: how long each ran.
+    """
+    most, fewest = max(made, key=made.__getitem__, default=""), min(made, key=made.__getitem__, default="")
+    if not made or made[most] < (1 + LEAST_OTHER_WORK) * made[fewest]:
+        return ()
+    found = noticed(
+        "other-work",
+        one=most,
+        num_steps=made[most],
+        other=fewest,
+        other_steps=made[fewest],
+        run_s=run_s.get(most),
+        other_s=run_s.get(fewest),
+    )
+    return (found,)
+
+
+def _timed_from(step: StepRecord, halves: Mapping[str, range]) -> StepRecord:
+    """The step; timed in the second half of its launch, else warm-up, also where its rank got steady earlier.
+
+    So rounds have the same steps on all ranks. Traced and skipped steps stay what they are.
+    """
+    if step.kind not in ("warmup", "timed") or step.launch not in halves:
+        return step
+    if step.step not in halves[step.launch]:
+        return msgspec.structs.replace(step, kind="warmup", round=0)
+    return msgspec.structs.replace(step, kind="timed", round=step.step // WINDOW_STEPS + 1)
+
+
+def planned_launch(launch: str) -> str:
+    """The planned launch that `launch` is an attempt at: `03-ddp-2~2` is the second at `03-ddp-2`."""
+    return launch.partition("~")[0]
+
+
+RoundKey = tuple[str, int]
+"""Launch and round number."""
+
+
+def round_times(
+    steps_by_rank: Mapping[int, Sequence[StepRecord]], world_size: int, kind: Kind
+) -> tuple[RoundTime, ...]:
+    """The time of every complete round, in the order in which rank 0 ran them.
+
+    A round counts only if all ranks have all its lines, that is the same number of steps: a crash may cut off
+    some ranks earlier than others.
+    """
+    blocks = [round_blocks_ns(steps_by_rank.get(rank, ()), kind) for rank in range(world_size)]
+    return tuple(RoundTime(*key, max(fmean(block[key]) for block in blocks)) for key in _common(blocks))
+
+
+def program_times(
+    steps_by_rank: Mapping[int, Sequence[StepRecord]], world_size: int
+) -> tuple[RoundTime, ...]:
+    """The time of every complete round of a program, on the rank that is slowest in the whole launch.
+
+    No barrier begins the rounds of a program. A rank that is late makes its own step longer, and the next one
+    of those that wait for it: with another slowest rank in each round, the same time would count twice.
+    """
+    blocks = [round_blocks_ns(steps_by_rank.get(rank, ()), "timed") for rank in range(world_size)]
+    common, whole = _common(blocks), whole_rounds(steps_by_rank.get(0, ()))
+    times: dict[str, list[list[RoundTime]]] = {}
+    for key in common:
+        num_steps = WINDOW_STEPS if key in whole else len(blocks[0][key])
+        of_ranks = [RoundTime(*key, fmean(block[key]), num_steps) for block in blocks]
+        times.setdefault(key[0], []).append(of_ranks)
+    return tuple(time for rounds in times.values() for time in max(zip(*rounds, strict=True), key=total_ns))
+
+
+def total_ns(times: Iterable[RoundTime]) -> float:
+    """How long all steps of the rounds took."""
+    return math.fsum(time.step_ns * time.num_steps for time in times)
+
+
+def _common(blocks: Sequence[Mapping[RoundKey, Sequence[float]]]) -> list[RoundKey]:
+    """The rounds of which all ranks have equally many steps."""
+    return [key for key in blocks[0] if len({len(block.get(key, ())) for block in blocks}) == 1]
+
+
+def round_blocks_ns(steps: Iterable[StepRecord], kind: Kind) -> dict[RoundKey, list[float]]:
+    """One rank's step times by round, in the order in which they were written; or the means of blocks."""
+    blocks: dict[RoundKey, list[float]] = {}
+    for step in steps:
+        if step.kind == kind and step.round > 0:
+            time_ns = step.step_ns if step.block_ns is None else step.block_ns
+            blocks.setdefault((step.launch, step.round), []).append(time_ns)
+    return blocks
+
+
+def launch_logs(
+    rounds: Iterable[RoundTime], repetitions: Mapping[str, int]
+) -> dict[int, dict[RoundKey, float]]:
+    """ln(step time in ns) of the rounds of each launch, by repetition in rising order.
+
+    Args:
+        rounds: of one variant; the attempts at one launch count as one.
+        repetitions: repetition by id of the planned launch; rounds of other launches are left out.
+    """
+    return {
+        repetition: {(time.launch, time.round): math.log(time.step_ns) for time in times}
+        for repetition, times in _by_repetition(rounds, repetitions).items()
+    }
+
+
+def _mean_logs(rounds: Iterable[RoundTime], repetitions: Mapping[str, int]) -> dict[int, float]:
+    """ln(mean step in ns) of the same launches: all timed steps count alike, rare long ones too."""
+    return {
+        repetition: math.log(total_ns(times) / sum(time.num_steps for time in times))
+        for repetition, times in _by_repetition(rounds, repetitions).items()
+    }
+
+
+def _by_repetition(rounds: Iterable[RoundTime], repetitions: Mapping[str, int]) -> dict[int, list[RoundTime]]:
+    found: dict[int, list[RoundTime]] = {}
+    for time in rounds:
+        repetition = repetitions.get(planned_launch(time.launch))
+        if repetition is not None:
+            found.setdefault(repetition, []).append(time)
+    return dict(sorted(found.items()))
+
+
+Sharing = Mapping[int, frozenset[int]]
+"""The other ranks of a launch that run on the same cores, by rank."""
+
+
+def sharing(processes: Sequence[Process]) -> Sharing:
+    """Ranks of one node share its cores unless they are bound to different ones."""
+
+    def share(process: Process, other: Process) -> bool:
+        is_apart = process.cpus and other.cpus and not {*process.cpus} & {*other.cpus}
+        return process.node == other.node and not is_apart
+
+    return {
+        process.rank: frozenset(
+            other.rank for other in processes if other is not process and share(process, other)
+        )
+        for process in processes
+    }
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A rank's block of steps: nanoseconds in the mean step."""
+
+    step_ns: float
+    queue_ns: float | None
+    others_ns: float | None
+    own_ns: float
+    """CPU time of the rank and of the processes that it has started."""
+    children_ns: float
+    thread_ns: float
+    """CPU time of the thread that makes the steps; 0 if it isn't known."""
+
+
+def _blocks(steps: Iterable[StepRecord]) -> dict[RoundKey, _Block]:
+    by_round: dict[RoundKey, list[StepRecord]] = {}
+    for step in steps:
+        by_round.setdefault((step.launch, step.round), []).append(step)
+    return {key: _block(block) for key, block in by_round.items()}
+
+
+def _block(steps: Sequence[StepRecord]) -> _Block:
+    def mean(times_ns: Iterable[int | None]) -> float | None:
+        known = [time_ns for time_ns in times_ns if time_ns is not None]
+        return fmean(known) if known else None
+
+    children_ns = mean(step.children_ns for step in steps) or 0.0
+    return _Block(
+        fmean(step.block_ns or step.step_ns for step in steps),
+        mean(step.queue_ns for step in steps),
+        mean(step.others_ns for step in steps),
+        (mean(step.cpu_ns for step in steps) or 0.0) + children_ns,
+        children_ns,
+        mean(step.thread_cpu_ns for step in steps) or 0.0,
+    )
+
+
+WaitingOfRanks = Mapping[int, Mapping[RoundKey, Waiting]]
+
+
+def waiting_of_ranks(steps: Mapping[int, Iterable[StepRecord]], shared: Sharing) -> WaitingOfRanks:
+    """Each rank's waiting for other load by round; nothing where the kernel doesn't count it."""
+    blocks = {rank: _blocks(its) for rank, its in steps.items()}
+    return {
+        rank: {
+            key: _waiting(block, [blocks[x][key] for x in shared.get(rank, ()) if key in blocks.get(x, {})])
+            for key, block in its.items()
+            if block.queue_ns is not None
+        }
+        for rank, its in blocks.items()
+    }
+
+
+def _waiting(block: _Block, siblings: Sequence[_Block]) -> Waiting:
+    """The waiting of a rank in a block; `siblings` are the blocks of the run's other ranks on its cores."""
+    siblings_ns = math.fsum(sibling.own_ns for sibling in siblings)
+    load_ns = None if block.others_ns is None else block.others_ns - block.children_ns - siblings_ns
+    return waiting(
+        (block.queue_ns or 0.0) / block.step_ns,
+        None if load_ns is None else load_ns / block.step_ns,
+        max(0.0, block.own_ns + siblings_ns - block.thread_ns) / block.step_ns,
+        block.thread_ns / block.step_ns,
+    )
+
+
+def cpu_ns_of_rounds(
+    steps: Mapping[int, Iterable[StepRecord]], rounds: Iterable[RoundKey]
+) -> dict[RoundKey, float]:
+    """CPU time of all ranks in the mean step of each round; without rounds in which a rank has no steps."""
+    blocks = [_blocks(its) for its in steps.values()]
+    common = [key for key in rounds if blocks and all(key in its for its in blocks)]
+    return {key: cpu_ns for key in common if (cpu_ns := math.fsum(its[key].own_ns for its in blocks)) > 0}
+
+
+def other_cores(waited: Mapping[RoundKey, Waiting]) -> float | None:
+    """The number of cores that other load kept busy: the mean over a rank's blocks; `None`: not known."""
+    known = [block.load for block in waited.values() if block.load is not None]
+    return max(0.0, fmean(known)) if known else None
+
+
+def queue_percent(waited: Mapping[RoundKey, Waiting]) -> float | None:
+    """A rank's waiting for other load in percent of its step; `None` where it wasn't counted.
+
+    The median over its blocks: neither the coarse clock of the other processes nor a short burst moves it.
+    """
+    return max(0.0, median(100 * block.most for block in waited.values())) if waited else None
+
+
+Bound = Literal["least", "most"]
+BOUNDS: tuple[Bound, ...] = ("least", "most")
+
+
+def shares_of_rounds(
+    waited: WaitingOfRanks, rounds: Iterable[RoundKey], bound: Bound
+) -> dict[RoundKey, float] | None:
+    """The share of each round's steps that other load took; `None` where a rank's isn't known.
+
+    Ranks wait at the same time or one after the other: together at least as long as the rank that waits
+    longest, at most the sum, and never so long that no time is left for what a thread has computed.
+    """
+    keys = tuple(rounds)
+    if not waited or not all(key in its for key in keys for its in waited.values()):
+        return None
+    return {key: _together([its[key] for its in waited.values()], bound) for key in keys}
+
+
+def _together(ranks: Sequence[Waiting], bound: Bound) -> float:
+    if bound == "least":
+        share = max(rank.least for rank in ranks)
+    else:
+        left = 1 - max(rank.worked for rank in ranks)
+        share = max(max(rank.most for rank in ranks), min(left, math.fsum(rank.most for rank in ranks)))
+    return min(max(share, 0.0), MOST_PERCENT / 100)
 
 
 @dataclass(frozen=True)
@@ -133,7 +574,7 @@ def read_measured(
     unsteady: str | None = None
     short: tuple[str, ...] = ()
     if variant.kind.runs_program and status is not None:
-        was_timed, (steps, text) = bool(timed), last_half(steps)
+        was_timed, (steps, text) = bool(timed), _last_half(steps)
         short, unsteady = ((text,) if text else (), None) if was_timed else ((), text)
     if variant.kind.runs_program:
         timed = program_times(steps, world_size)
@@ -141,9 +582,9 @@ def read_measured(
     of_steps: tuple[str, ...] = ()
     trends: tuple[Finding, ...] = ()
     if status is None or status.status in MEASURED:  # else the failure is what there is to say
-        trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
-        uneven = uneven_ranks(steps) if variant.kind.runs_program and status is not None else ()
-        of_steps = (*sample_of_steps(steps), *short, *uneven)
+        trends = _trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
+        uneven = _uneven_ranks(steps) if variant.kind.runs_program and status is not None else ()
+        of_steps = (*_sample_of_steps(steps), *short, *uneven)
     facts = replace(facts, warnings=(*facts.warnings, *read.damage, *of_steps))
     balance = None if variant.split else run.read_balance(variant.id)
     status = _judged(status, unsteady, () if timed else read.damage)
@@ -163,7 +604,7 @@ def read_measured(
         timed=timed,
         aa=tuple(aa),
         logs=launch_logs(timed, repetitions),
-        means=mean_logs(timed, repetitions) if variant.kind.runs_program else {},
+        means=_mean_logs(timed, repetitions) if variant.kind.runs_program else {},
         aa_logs=launch_logs(aa, repetitions),
         memory=run.read_memory(variant.id),
         balance=balance,
@@ -172,7 +613,7 @@ def read_measured(
         num_planned=len(counting),
         sharing=sharing(counting[0].processes) if counting else {},
         first_launch=plan.launches[0].id if variant.kind.runs_program else "",
-        around_s=[found for events in ended.values() if (found := around_steps(events))],
+        around_s=[found for events in ended.values() if (found := _around_steps(events))],
     )
 
 

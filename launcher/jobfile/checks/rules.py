@@ -1,23 +1,148 @@
-"""Mistakes that lie between the keys of a job, or in its kind, and need no knowledge of the machine."""
+"""Mistakes that lie between the keys of a job, in its kind, or between it and the devices that it gets."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gpurun.launcher.errors import Problem
-from gpurun.launcher.jobfile.checks.device_checks import find_misfits, find_misplaced, named_devices
-from gpurun.launcher.jobfile.checks.program_file import find_program_mistakes
-from gpurun.launcher.jobfile.checks.workload import find_workload_mistakes
-from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM_KEYS, JobKind, default_batch, is_workload
+from gpurun.launcher.jobfile.checks.code import find_program_mistakes, find_workload_mistakes, given_params
+from gpurun.launcher.jobfile.kinds import (
+    KIND_KEYS,
+    PROGRAM_KEYS,
+    JobKind,
+    builtin_workloads,
+    default_batch,
+    is_workload,
+)
 from gpurun.launcher.jobfile.model import SIZES, Baseline, JobSpec, Steps, key_settings
-from gpurun.launcher.jobfile.program_values import MODULE_NAME, SCRIPT_PATH, WORKLOAD_NAME
+from gpurun.launcher.jobfile.params import signature_of_builtin
 from gpurun.launcher.jobfile.read import Draft
 from gpurun.launcher.jobfile.section import ITEMS, Section, Setting
 from gpurun.launcher.jobfile.settings import SETTINGS
+from gpurun.launcher.jobfile.values import (
+    MODULE_NAME,
+    SCRIPT_PATH,
+    WORKLOAD_NAME,
+    Devices,
+    Nodes,
+    node_bounds,
+    nodes_named,
+)
 from gpurun.launcher.jobfile.yaml.tree import REMOVE_ONE
-from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.splits import is_same_split
+from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
+from gpurun.launcher.machine.accelerators import Accelerator, accelerator_of, precision_problem
+from gpurun.launcher.splits import is_same_split, parts_of
 from gpurun.launcher.strategies import strategy_named
+from gpurun.launcher.units import plural
+
+
+def _named_devices(devices: Devices, nodes: Nodes) -> tuple[str, ...] | None:
+    """The devices of all nodes where the job names them; `None` if the machines decide."""
+    num_nodes, most = node_bounds(nodes)
+    if num_nodes < most:
+        return None
+    if isinstance(devices, tuple):
+        return devices if nodes_named(devices) else devices * num_nodes
+    kind, _, count = devices.partition(":")
+    return (kind,) * int(count) * num_nodes if count else None
+
+
+def _find_misplaced(draft: Draft) -> Iterator[Problem]:
+    """Devices that name their node: all of them do, and every node has one."""
+    devices, (num_nodes, most) = draft.spec.devices, node_bounds(draft.spec.nodes)
+    if not (named := nodes_named(devices)):
+        return
+    if len(named) < len(devices):
+        message = "some of `devices` name their node, as `cuda:1@0` does, and some do not"
+    elif num_nodes < most:
+        message = f"`devices` names its nodes, but the job has {draft.spec.nodes} of them"
+    elif set(named) != set(range(num_nodes)):
+        message = (
+            f"`devices` has devices of node {_listed(named)}, but the job has {plural(num_nodes, 'node')}"
+        )
+    else:
+        return
+    hint = "one GPU of node 0 and two of node 1 are [cuda:0@0, cuda:0@1, cuda:1@1]"
+    yield draft.spec.problem(("devices",), message, hint)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    found = sorted(set(numbers))
+    return ", ".join(map(str, found[:8])) + (", …" if len(found) > 8 else "")
+
+
+def find_misfits(draft: Draft, devices: Sequence[str]) -> list[Problem]:
+    """The problems of settings that can't run on these devices, whatever they are combined with."""
+    return [
+        *_too_many(draft, len(devices)),
+        *_foreign_precision(draft, accelerator_of(devices[0])),
+        *_foreign_splits(draft, len(devices)),
+        *_foreign_lists(draft, len(devices)),
+    ]
+
+
+def _too_many(draft: Draft, num_devices: int) -> Iterator[Problem]:
+    counts = draft.values("device_count")
+    if counts is None or None in counts or min(counts) <= num_devices:
+        return
+    message = f"the job needs {min(counts)} devices, but `devices` has only {num_devices}"
+    yield draft.spec.problem(_place(draft, "device_count"), message, "add devices, or lower `device_count`")
+
+
+def _foreign_precision(draft: Draft, kind: Accelerator) -> Iterator[Problem]:
+    """A precision that this kind of device lacks, if the job varies no other."""
+    precisions = set(draft.values("precision") or ())
+    message = precision_problem(precisions.pop(), kind) if len(precisions) == 1 else None
+    if message is not None:
+        hint = f"use fp32 on {kind.title} devices"
+        yield draft.spec.problem(_place(draft, "precision"), message, hint)
+
+
+def _foreign_splits(draft: Draft, num_devices: int) -> Iterator[Problem]:
+    """Splits for a number of devices that no variant has. Strategies without a split use none of them."""
+    strategies, stated = draft.values("strategy"), draft.values("device_count")
+    if strategies is None or stated is None or not any(strategy_named(name).has_split for name in strategies):
+        return
+    counts = [num_devices if count is None else count for count in stated]
+    for path, split in draft.placed("split"):
+        parts = parts_of(split)
+        if parts is not None and parts not in counts:
+            text = split if isinstance(split, str) else str(list(split))[:80]
+            used = " or ".join(str(count) for count in dict.fromkeys(counts))
+            message = f"the split {text} is for {plural(parts, 'device')}, but the job uses {used}"
+            yield draft.spec.problem(path, message, "a split needs one number per device")
+
+
+def _foreign_lists(draft: Draft, num_devices: int) -> Iterator[Problem]:
+    """Parameters of built-in workloads with a value for each device, but for another number of devices."""
+    counts = draft.values("device_count")
+    if counts is None:
+        return
+    used = max(num_devices if count is None else count for count in counts)
+    strategies = [strategy_named(name) for name in draft.values("strategy") or ()]
+    used = max((strategy.most_devices(used, used) for strategy in strategies), default=used)
+    per_device = {name for _, workload in draft.placed("workload") for name in _per_device_params(workload)}
+    for place, given in given_params(draft):
+        for name in sorted(per_device & given.keys()):
+            values = given[name]
+            if isinstance(values, list | tuple) and not used <= len(values) <= num_devices:
+                message = (
+                    f"`{name}` has {plural(len(values), 'value')}, but the job uses {plural(used, 'device')}"
+                )
+                hint = "give one value per device, in the job's order, or a single number for all"
+                yield draft.spec.problem((*place, name), message, hint)
+
+
+def _per_device_params(workload: str | None) -> Iterator[str]:
+    if workload is None or workload not in builtin_workloads():
+        return
+    signature = signature_of_builtin(workload)
+    yield from (param.name for param in signature.params if param.is_per_device) if signature else ()
+
+
+def _place(draft: Draft, key: str) -> KeyPath:
+    return ("compare", key) if getattr(draft.spec.compare, key) else (key,)
+
 
 _HINTS = {
     "workload": "add `workload: gpt` (built in), `workload: train.py:build` (a function of yours) or "
@@ -28,7 +153,7 @@ _HINTS = {
 def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
     """Mistakes between values that are right by themselves; what the draft doesn't know is left alone."""
     knows_devices = draft.knows(("devices",)) and draft.knows(("nodes",))
-    devices = named_devices(draft.spec.devices, draft.spec.nodes) if knows_devices else None
+    devices = _named_devices(draft.spec.devices, draft.spec.nodes) if knows_devices else None
     return [
         *find_kind_mistakes(draft),
         *_no_effect(draft),
@@ -36,7 +161,7 @@ def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
         *_max_of_shards(draft),
         *_wrong_sums(draft),
         *_foreign_baseline(draft),
-        *(find_misplaced(draft) if knows_devices else ()),
+        *(_find_misplaced(draft) if knows_devices else ()),
         *(find_misfits(draft, devices) if devices else ()),
         *find_workload_mistakes(draft, job_dir),
         *find_program_mistakes(draft, job_dir),

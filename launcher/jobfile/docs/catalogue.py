@@ -144,7 +144,7 @@ programs. In a job: `workload: NAME`, and its parameters under `params`.
 
 For training steps every report has samples/s and, where they are known, FLOP/s (counted once per run, outside
 the timing), MFU (a share of the GPUs' dense peak in the job's precision; sources:
-`launcher/machine/gpus/peaks.py`), the input's bytes/s, and joules per sample (the GPUs' own counters). What
+`launcher/machine/gpus/gpu.py`), the input's bytes/s, and joules per sample (the GPUs' own counters). What
 is not known is left out.
 """
 

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpurun.launcher.jobfile import model, settings
-from gpurun.launcher.jobfile.device_values import DEVICE_PATTERN, NODES_PATTERN
 from gpurun.launcher.jobfile.kinds import KIND_KEYS
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
 from gpurun.launcher.jobfile.section import Key, Section
 from gpurun.launcher.jobfile.settings import SETTINGS
-from gpurun.launcher.jobfile.values import RATIO_PATTERN
+from gpurun.launcher.jobfile.values import DEVICE_PATTERN, NODES_PATTERN, RATIO_PATTERN
 from gpurun.launcher.strategies import IN_JOBS
 from gpurun.launcher.units import GIB, format_count
 

@@ -2,10 +2,20 @@
 
 PyYAML's own constructors are not used: its events come one at a time however deep the text nests, so that
 depth, size and tags are judged before anything is built, and nothing but plain data can ever come out.
+
+PyYAML implements YAML 1.1, where `3:1` is the number 181, `no` is false and `1e-3` is text: all three would
+turn a job file into something that its author did not write. Plain scalars follow YAML 1.2's core schema.
+
+libyaml stops at the first mistake. A slip is one whose line can be written right, so that the mistakes after
+it are reported as well.
+
+Source: https://yaml.org/spec/1.2.2/#103-core-schema
 """
 
+import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,17 +23,230 @@ import yaml
 
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.yaml.describe import describe, shorten
-from gpurun.launcher.jobfile.yaml.scalars import SCALAR_TAGS, Scalar, resolve_scalar
-from gpurun.launcher.jobfile.yaml.slips import (
-    MAX_DEPTH,
-    TOO_DEEP,
-    Slip,
-    explained,
-    lines_without_colon,
-    no_colon,
-    slips_in,
-)
 from gpurun.launcher.units import format_count
+
+Scalar = str | int | float | bool | None
+
+SCALAR_TAGS: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "null": (type(None),),
+}
+"""The values that may have a tag, such as `!!int`."""
+
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_BASES = {"0o": 8, "0x": 16}
+
+_MAX_DIGITS = 40
+"""More digits are far outside the range below; Python refuses to convert more than 4,300."""
+
+_INTEGERS = range(-(2**63), 2**64)
+"""The integers that the JSON files of a run can hold."""
+
+
+def _resolve_scalar(text: str) -> Scalar:
+    """The value of an unquoted scalar.
+
+    Raises:
+        ValueError: a number that is not finite, or too large for the files of a run.
+    """
+    if text in _NULLS:
+        return None
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if _INTEGER.fullmatch(text):
+        return _integer(text)
+    if _FLOAT.fullmatch(text):
+        return _float(text)
+    if _NOT_FINITE.fullmatch(text):
+        raise ValueError(f"`{text}` is not a number that a job can use")
+    return text
+
+
+def _integer(text: str) -> int:
+    number = int(text, _BASES.get(text[:2], 10)) if len(text) <= _MAX_DIGITS else None
+    if number is None or number not in _INTEGERS:
+        raise ValueError(f"the number {text[:20]}… is too large")
+    return number
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return number
+
+
+MAX_DEPTH = 50
+"""A job needs 4 levels; recursion over a tree this deep is safe."""
+TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep", "a job needs about 4 levels"
+_KEY = re.compile(r"\s*(?:- +)*[\w.-]+ *:(?=\s|$)")
+_ASSIGNED = re.compile(r"(\s*)([A-Za-z_][\w.]*)(?: *(?:=|:) *| +)([^\s:=#][^#]*?)\s*(#.*)?")
+"""A key and a value with something else than `: ` between them."""
+_SPACES = "indent YAML with spaces, not tabs"
+_TABS = re.compile(r" *\t[ \t]*")
+_NEEDS_QUOTES = re.compile(r'([^"\'#]*[^"\'#\s])\s*')
+
+
+@dataclass(frozen=True)
+class _Slip:
+    """A mistake in one line, and the lines as they were meant. Lines and columns count from 0."""
+
+    line: int
+    column: int
+    message: str
+    hint: str
+    lines: Mapping[int, str]
+
+
+def _slips_in(error: yaml.YAMLError, text: str) -> list[_Slip]:
+    """The slips that keep libyaml from reading on; none where it isn't plain what was meant."""
+    lines, mark = text.splitlines(), getattr(error, "problem_mark", None)
+    if mark is None or mark.line > len(lines):
+        return []
+    here, problem = lines[mark.line] if mark.line < len(lines) else "", str(getattr(error, "problem", ""))
+    if (indent := _TABS.match(here)) and indent.end() >= mark.column:
+        return [_tabs(lines, mark.line)]
+    if "expected ':'" in problem and getattr(error, "context_mark", None):
+        return _lines_without_colon(lines, range(error.context_mark.line, mark.line))  # type: ignore[attr-defined]
+    return _two_colons(lines, mark) if "mapping values" in problem else []
+
+
+def _lines_without_colon(lines: Sequence[str], where: Sequence[int]) -> list[_Slip]:
+    """A slip for each of these lines that has text; none if one of them isn't a key and a value."""
+    found = []
+    for at in (at for at in where if _has_text(lines[at])):
+        meant = _ASSIGNED.fullmatch(lines[at])
+        if meant is None:
+            return []
+        indent, key, value, comment = meant.groups()
+        right = f"{indent}{key}: {value}{f'  {comment}' if comment else ''}"
+        found.append(_Slip(at, len(indent), *_no_colon(key, value), {at: right}))
+    return found
+
+
+def _no_colon(key: str, value: str) -> tuple[str, str]:
+    """The message and the advice for a key and a value without `: ` between them."""
+    return f"no colon and space between `{key}` and its value", f"write `{key}: {value}`"
+
+
+def _has_text(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
+def _tabs(lines: Sequence[str], at: int) -> _Slip:
+    right = {
+        number: " " * len(indent[0].expandtabs(2)) + line[indent.end() :]
+        for number, line in enumerate(lines)
+        if (indent := _TABS.match(line))
+    }
+    return _Slip(at, 0, "a tab in the indentation", _SPACES, right)
+
+
+def _two_colons(lines: Sequence[str], mark: Any) -> list[_Slip]:
+    """Explains a colon after a value: quotes are missing, a colon before it, or less indentation."""
+    here = lines[mark.line]
+    if (key := _KEY.match(here)) and key.end() <= mark.column:
+        return _quotes(mark.line, here, key.end())
+    above = [at for at in range(mark.line) if _has_text(lines[at])]
+    if above and (before := _KEY.match(lines[above[-1]])):
+        return _indented(lines, above[-1], mark.line, before)
+    start = next((index + 1 for index in range(len(above) - 1, -1, -1) if _KEY.match(lines[above[index]])), 0)
+    return _lines_without_colon(lines, above[start:])
+
+
+def _quotes(line: int, text: str, end: int) -> list[_Slip]:
+    """The line with its value in quotes."""
+    begin = end + len(text[end:]) - len(text[end:].lstrip())
+    if not (value := _NEEDS_QUOTES.fullmatch(text[begin:])):
+        return []
+    value_text = re.sub("(?<=[0-9]) *: *(?=[0-9])", ":", value[1])
+    right = f"{text[:begin]}{json.dumps(value_text, ensure_ascii=False)}"
+    return [
+        _Slip(
+            line, begin, "a `: ` within a value that has no quotes", f"write `{right.strip()}`", {line: right}
+        )
+    ]
+
+
+def _indented(lines: Sequence[str], above: int, line: int, before: re.Match[str]) -> list[_Slip]:
+    column = len(before[0]) - len(before[0].lstrip(" -"))
+    text = lines[line].lstrip()
+    found = len(lines[line]) - len(text)
+    if found <= column:
+        return []
+    message = f"indented below `{before[0].strip(' -:')}` of line {above + 1}, which has a value"
+    return [_Slip(line, found, message, _spaces(column, above), {line: " " * column + text})]
+
+
+def _spaces(column: int, above: int) -> str:
+    """The advice to begin a line where another one begins."""
+    return f"begin it with {column} spaces, as line {above + 1}" if column else "begin it without spaces"
+
+
+_HINTS = {
+    "',' or ']'": "close the `[`{begun}",
+    "',' or '}'": "close the `{{`{begun}",
+    "unexpected end of stream": "close the quote{begun}",
+    "node content": "check the brackets and commas",
+    "cannot start any token": "put the value in quotes",
+    "expected key": "check the indentation and the quotes",
+    "'-' indicator": "check the indentation",
+    "expected ':'": "write `key: value`",
+    "mapping values": "check indentation and the `: ` after each key; quote a value that has `: ` in it",
+}
+"""The advice, by a part of libyaml's message."""
+
+
+def explained(
+    error: yaml.YAMLError, text: str, line_of: Callable[[Any], int | None]
+) -> tuple[Any, str, str | None]:
+    """The place that libyaml names, its message and the advice.
+
+    Args:
+        line_of: the number of a mark's line, from 1.
+    """
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return None, f"invalid YAML: {error}", None
+    mark = error.problem_mark or error.context_mark
+    problem, lines = str(error.problem), text.splitlines()
+    if "nesting depth" in problem:  # libyaml's own limit of 1,000: it reads ahead of its events
+        return mark, *TOO_DEEP
+    if "expected ':'" in problem and error.context_mark:
+        mark = error.context_mark
+    context = f" ({error.context})" if error.context and error.problem else ""
+    message = f"invalid YAML: {error.problem or error.context}{context}"
+    line = lines[mark.line] if mark and mark.line < len(lines) else ""
+    if "\t" in line[: mark.column + 1 if mark else 0]:
+        return mark, message, _SPACES
+    if "expected key" in problem and (advice := _no_such_column(lines, mark)):
+        return mark, "the indentation of this line is that of none above it", advice
+    begun = line_of(error.context_mark)
+    hint = next((hint for part, hint in _HINTS.items() if part in problem), None)
+    return mark, message, hint and hint.format(begun=f" of line {begun}" if begun else "")
+
+
+def _no_such_column(lines: Sequence[str], mark: Any) -> str | None:
+    """The advice for a line that begins where none above it does."""
+    column = len(lines[mark.line]) - len(lines[mark.line].lstrip()) if mark.line < len(lines) else 0
+    begins = dict(_begins(lines[: mark.line]))
+    if mark.column != column or column in begins:
+        return None
+    near = sorted(begins, key=lambda each: abs(each - column))[:2]
+    return ", or ".join(_spaces(each, begins[each]) for each in sorted(near)) or None
+
+
+def _begins(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Columns in which lines begin, with the number of the line."""
+    for number, line in enumerate(lines):
+        if _has_text(line):
+            yield len(line) - len(line.lstrip()), number
+
 
 MAX_NODES = 10_000
 """Values in the file once all aliases are written out. A job has about 50; this many wrong ones are still
@@ -40,7 +263,7 @@ _TAG_PREFIX = "tag:yaml.org,2002:"
 
 REMOVE_ONE = "remove one of them"
 
-_ASSIGNED = re.compile(r"(\w{1,40}) *= *(\S{1,40})")
+_ONE_ASSIGNED = re.compile(r"(\w{1,40}) *= *(\S{1,40})")
 """A key of `{width=128}`."""
 
 
@@ -170,7 +393,7 @@ def compose(text: str, file: str, *, has_lines: bool = True) -> tuple[YamlNode, 
             if not slips:
                 return root, [*found, *composer.problems]
         except yaml.YAMLError as error:
-            slips = slips_in(error, repaired) if has_lines else []
+            slips = _slips_in(error, repaired) if has_lines else []
             if not slips:
                 raise SpecError(*found, *composer.unreadable(error)) from error
         except SpecError as error:
@@ -180,10 +403,10 @@ def compose(text: str, file: str, *, has_lines: bool = True) -> tuple[YamlNode, 
     raise SpecError(*found)
 
 
-def _slips_of_text(root: YamlNode, text: str) -> list[Slip]:
+def _slips_of_text(root: YamlNode, text: str) -> list[_Slip]:
     """The lines of a document in which no key has a colon."""
     lines = text.splitlines()
-    return lines_without_colon(lines, range(len(lines))) if isinstance(root.value, str) else []
+    return _lines_without_colon(lines, range(len(lines))) if isinstance(root.value, str) else []
 
 
 def _with_lines(text: str, instead: Mapping[int, str]) -> str:
@@ -216,7 +439,7 @@ class _Composer:
         given, read = self._given[line] if line < len(self._given) else ("", "")
         return column if given[:column] == read[:column] else max(0, column + len(given) - len(read))
 
-    def slip(self, slip: Slip) -> Problem:
+    def slip(self, slip: _Slip) -> Problem:
         mark = Mark(self._file, slip.line + 1, self._column(slip.line, slip.column) + 1)
         return mark.problem(slip.message, slip.hint)
 
@@ -317,10 +540,10 @@ class _Composer:
 
     def _bare(self, values: dict[str, YamlNode], item: YamlNode) -> tuple[str | None, YamlNode]:
         """The key and the value that are meant; no key where it is one more value of the key before it."""
-        if assigned := _ASSIGNED.fullmatch(str(item.value)):
+        if assigned := _ONE_ASSIGNED.fullmatch(str(item.value)):
             key, value = assigned.groups()
-            self.problems.append(item.mark.problem(*no_colon(key, value)))
-            return key, YamlNode(resolve_scalar(value), item.mark)
+            self.problems.append(item.mark.problem(*_no_colon(key, value)))
+            return key, YamlNode(_resolve_scalar(value), item.mark)
         before = next(reversed(values.values())).value if values else None
         if before is not None and not isinstance(before, dict) and isinstance(item.value, Scalar):
             self._forgotten_brackets(values, item)
@@ -377,7 +600,7 @@ class _Composer:
             self._reject_tag(event)
             return YamlNode(Unreadable(), mark)
         try:
-            value = resolve_scalar(event.value)
+            value = _resolve_scalar(event.value)
         except ValueError as error:
             self.problems.append(mark.problem(str(error), "write a finite number, or put it in quotes"))
             return YamlNode(Unreadable(), mark)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.machine.gpus.gpu import HOT_BY_DRIVER, HOT_BY_HARDWARE, Gpu, GpuProcess, Gpus, Sensors
-from gpurun.launcher.machine.gpus.health import GpuHealth
+from gpurun.launcher.machine.gpus.nvml import GpuHealth
 from gpurun.launcher.units import GIB, plural
 
 VISIBLE = "HIP_VISIBLE_DEVICES"

@@ -1,6 +1,12 @@
-"""GPUs as the launcher sees them, whatever driver reported them."""
+"""GPUs as the launcher sees them, whatever driver reported them; the highest rates that they are sold with.
 
-from collections.abc import Callable, Mapping
+The utilisation of a model or an operator is a share of these: dense rates in TFLOP/s (10¹² per second),
+without sparsity, with float32 accumulation where that matters. `fp32` and `fp64` are what torch computes in
+those precisions: `fp32` on NVIDIA's GPUs without tensor cores, on AMD's with matrix cores.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 BUSY_GIB = 1.0
@@ -115,3 +121,151 @@ class Sensors:
     """Power drawn now."""
     pcie_link: Callable[[], tuple[int, int] | None] = unknown
     """Generation and lanes that its PCIe link has now; an idle one may be at an older generation."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """One kind of GPU."""
+
+    names: tuple[str, ...]
+    """Words that the driver's name for the GPU must all contain; apart from them only `USUAL` ones."""
+    tflop_per_s: Mapping[str, float]
+    """The peak by precision."""
+    gb_per_s: float
+    """The rate of its memory, in 10⁹ bytes per second."""
+    gb: tuple[int, ...]
+    """Its memory as it is sold, in 10⁹ bytes; several sizes share a row where they compute alike. By the same
+    source."""
+
+
+USUAL = frozenset(
+    {
+        "NVIDIA",
+        "AMD",
+        "Instinct",
+        "OAM",
+        "Tesla",
+        "GeForce",
+        "SXM4",
+        "PCIE",
+        "PCIe",
+        "16GB",
+        "32GB",
+        "40GB",
+        "80GB",
+    }
+)
+"""Words of a name that leave the rates as they are; others may not: `D`, `Ti`, `Laptop`, `MIG`, `24Q`."""
+
+A100_RATES = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5, "fp64": 19.5}
+
+NVIDIA_PEAKS = (
+    # Source: NVIDIA H100 product page, H100 NVL, half of the figures "with sparsity".
+    # https://www.nvidia.com/en-us/data-center/h100/
+    Peak(
+        ("H100", "NVL"),
+        {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0, "fp64": 60.0},
+        3900.0,
+        (94,),
+    ),
+    # Source: NVIDIA H100 Tensor Core GPU Architecture white paper, V1.04, tables 1 and 3: H100 PCIe.
+    # https://nvdam.widen.net/s/95bdhpsgrs/nvidia_h100_tensor_core_gpu_architecture_whitepaper_v1.03
+    Peak(
+        ("H100", "PCIe"),
+        {"bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.2, "fp64": 51.2},
+        2000.0,
+        (80,),
+    ),
+    # Source: the same, H100 SXM5.
+    Peak(
+        ("H100", "HBM3"),
+        {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9, "fp64": 66.9},
+        3350.0,
+        (80,),
+    ),
+    # Source: NVIDIA H200 product page, H200 NVL, half of the figures "with sparsity".
+    # https://www.nvidia.com/en-us/data-center/h200/
+    Peak(
+        ("H200", "NVL"),
+        {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60.0, "fp64": 60.0},
+        4800.0,
+        (141,),
+    ),
+    # Source: the same, H200 SXM: 1979, 989 and 67 are the H100 SXM5's, here as its white paper has them.
+    Peak(
+        ("H200",), {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9, "fp64": 66.9}, 4800.0, (141,)
+    ),
+    # Source: NVIDIA Blackwell datasheet, a GPU of the HGX B200, half of the figures "with sparsity".
+    # https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703
+    Peak(
+        ("B200",),
+        {"bf16": 2250.0, "fp16": 2250.0, "tf32": 1100.0, "fp32": 75.0, "fp64": 37.0},
+        8000.0,
+        (180,),
+    ),
+    # Source: NVIDIA A100 Tensor Core GPU datasheet; all forms compute alike.
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
+    Peak(("A100", "SXM4", "80GB"), A100_RATES, 2039.0, (80,)),
+    Peak(("A100", "PCIe", "80GB"), A100_RATES, 1935.0, (80,)),
+    # Source: the edition of 2020, A100 40GB.
+    Peak(("A100",), A100_RATES, 1555.0, (40,)),
+    # Source: NVIDIA V100 Tensor Core GPU datasheet, V100 SXM2.
+    # https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
+    Peak(("V100", "SXM2"), {"fp16": 125.0, "fp32": 15.7, "fp64": 7.8}, 900.0, (16, 32)),
+    # Source: the same, V100 PCIe.
+    Peak(("V100", "PCIE"), {"fp16": 112.0, "fp32": 14.0, "fp64": 7.0}, 900.0, (16, 32)),
+    # Source: NVIDIA T4 Tensor Core GPU datasheet.
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf
+    Peak(("T4",), {"fp16": 65.0, "fp32": 8.1}, 300.0, (16,)),
+    # Source: NVIDIA L40S datasheet, as printed there, though half of its 733 "with sparsity" is 366.5.
+    # https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413
+    Peak(("L40S",), {"bf16": 362.05, "fp16": 362.05, "tf32": 183.0, "fp32": 91.6}, 864.0, (48,)),
+    # Source: NVIDIA L4 Tensor Core GPU datasheet, half of the figures "with sparsity".
+    # https://www.cisco.com/c/dam/en/us/products/collateral/servers-unified-computing/ucs-c-series-rack-servers/nvidia-l4-gpu.pdf
+    Peak(("L4",), {"bf16": 121.0, "fp16": 121.0, "tf32": 60.0, "fp32": 30.3}, 300.0, (24,)),
+    # Source: NVIDIA A10 Tensor Core GPU datasheet.
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/a10-datasheet.pdf
+    Peak(("A10",), {"bf16": 125.0, "fp16": 125.0, "tf32": 62.5, "fp32": 31.2}, 600.0, (24,)),
+    # Source: NVIDIA Ada GPU Architecture white paper, V2.02, appendix A, table 2: float32 accumulation.
+    # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf
+    Peak(("RTX", "4090"), {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6}, 1008.0, (24,)),
+    # Source: NVIDIA Ampere GA102 GPU Architecture white paper, V2, appendix A: float32 accumulation.
+    # https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf
+    Peak(("RTX", "3090"), {"bf16": 71.0, "fp16": 71.0, "tf32": 35.6, "fp32": 35.6}, 936.0, (24,)),
+)
+
+AMD_PEAKS = (
+    # Source: AMD Instinct MI325X and MI300X data sheets: they differ in memory alone.
+    # https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf
+    Peak(("MI325X",), {"bf16": 1307.4, "fp16": 1307.4, "fp32": 163.4, "fp64": 163.4}, 6000.0, (256,)),
+    Peak(("MI300X",), {"bf16": 1307.4, "fp16": 1307.4, "fp32": 163.4, "fp64": 163.4}, 5300.0, (192,)),
+    # Source: AMD Instinct MI200 series data sheet; of MI250X and MI250 half of all: torch sees two GPUs.
+    # https://www.amd.com/system/files/documents/amd-instinct-mi200-datasheet.pdf
+    Peak(("MI250X",), {"bf16": 191.5, "fp16": 191.5, "fp32": 47.85, "fp64": 47.85}, 1638.4, (64,)),
+    Peak(("MI250",), {"bf16": 181.05, "fp16": 181.05, "fp32": 45.25, "fp64": 45.25}, 1638.4, (64,)),
+    Peak(("MI210",), {"bf16": 181.0, "fp16": 181.0, "fp32": 45.3, "fp64": 45.3}, 1638.4, (64,)),
+)
+
+
+def peak_of(peaks: Sequence[Peak], gpu_name: str) -> Peak | None:
+    """The peak of the GPU that the driver calls `gpu_name`; `None` where none of `peaks` is for it."""
+    words = set(gpu_name.replace("-", " ").split())
+    for peak in peaks:
+        if words.issuperset(peak.names) and words <= USUAL.union(peak.names):
+            return peak
+    return None
+
+
+_SIZE = re.compile(r"(\d+) ?GB")
+
+
+def memory_sizes_gb(peaks: Sequence[Peak], gpu_name: str) -> tuple[int, ...]:
+    """The memory of the GPUs that a person may call `gpu_name` (`H100 80GB`, `RTX 4090`), in 10⁹ bytes.
+
+    Several where the name leaves it open, none where there is no such GPU.
+    """
+    named = {int(size) for size in _SIZE.findall(gpu_name)}
+    words = set(_SIZE.sub("", gpu_name).upper().replace("-", " ").split()) - {word.upper() for word in USUAL}
+    rows = [peak for peak in peaks if words and words <= {word.upper() for word in peak.names}]
+    sizes = {size for peak in rows for size in peak.gb}
+    return tuple(sorted(sizes & named if named else sizes))

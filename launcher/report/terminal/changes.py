@@ -10,13 +10,12 @@ from gpurun.launcher.compare.diff import Diff, Unpaired, VariantDiff
 from gpurun.launcher.compare.model import Gate, GateRow
 from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.plan.model import Metric
-from gpurun.launcher.report.differences import uncertainty_text, verdict_text
-from gpurun.launcher.report.footnotes import confidence_text
+from gpurun.launcher.report.footnotes import confidence_text, uncertainty_text, verdict_text
 from gpurun.launcher.report.tables_on_request import Cell, ShownRow, ShownTable, TableContent
 from gpurun.launcher.report.terminal.grid import cut, fitted
 from gpurun.launcher.report.terminal.layout import clean, plain, screen_lines, table_of, text_of
 from gpurun.launcher.report.terminal.trace import INDENT, MAX_NAMES, MAX_ROWS, note_lines
-from gpurun.launcher.stats.sequential import ALPHA
+from gpurun.launcher.stats.launches import ALPHA
 from gpurun.launcher.trace.diff import Change, OperatorChange, TraceDiff, without_steps
 from gpurun.launcher.units import (
     TWICE,

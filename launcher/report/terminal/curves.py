@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from gpurun.launcher.compare.label import split_text, variant_label, varied_texts
-from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.compare.size_curves import (
+from gpurun.launcher.compare.figures.size_curves import (
     Balanced,
     BatchCurve,
     Curve,
@@ -15,6 +13,8 @@ from gpurun.launcher.compare.size_curves import (
     DeviceCost,
     could_be_best,
 )
+from gpurun.launcher.compare.label import split_text, variant_label, varied_texts
+from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.report.metrics import with_interval
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.report.terminal.layout import Column, header_line, row_line

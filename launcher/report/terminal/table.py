@@ -16,11 +16,15 @@ from gpurun.launcher.compare.label import split_label, varied_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.findings.finding import NEXT, Screen, screen_of
-from gpurun.launcher.jobfile.device_values import node_bounds
-from gpurun.launcher.report.differences import factor_text, uncertainty_text, verdict_text
-from gpurun.launcher.report.footnotes import detail_lines, measured_line
-from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms
-from gpurun.launcher.report.phases import timed_parts
+from gpurun.launcher.jobfile.values import node_bounds
+from gpurun.launcher.report.footnotes import (
+    detail_lines,
+    factor_text,
+    measured_line,
+    uncertainty_text,
+    verdict_text,
+)
+from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms, timed_parts
 from gpurun.launcher.report.terminal.changes import gate_table
 from gpurun.launcher.report.terminal.curves import (
     balanced_lines,

@@ -38,9 +38,9 @@ from gpurun.launcher.trace.model import (
     NameTotal,
     PipelineStage,
     RankTrace,
+    Table,
     TraceReport,
 )
-from gpurun.launcher.trace.requested_tables import Table
 from gpurun.launcher.units import format_count, format_number, format_percent, us_in_ms
 
 MAX_STEPS = 20

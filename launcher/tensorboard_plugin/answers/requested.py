@@ -22,16 +22,14 @@ from gpurun.launcher.machine.helper_process import helper_argv, yield_to_others
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.report.tables_on_request import TITLES, shown_table
 from gpurun.launcher.report.terminal.changes import shown_changes
-from gpurun.launcher.tensorboard_plugin.timeline.format import Header
+from gpurun.launcher.tensorboard_plugin.timeline.format import Header, Index
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, with_file_names
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import BUILD_LIMIT_S, MAX_BUILDS
-from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.trace.analysis.analyse import analyse
 from gpurun.launcher.trace.diff import diff_traces
 from gpurun.launcher.trace.explain import capture_text
 from gpurun.launcher.trace.merge import merge_traces
-from gpurun.launcher.trace.model import RankTrace, TraceReport
-from gpurun.launcher.trace.requested_tables import TABLES, Table
+from gpurun.launcher.trace.model import TABLES, RankTrace, Table, TraceReport
 
 MERGED_FILE = "merged.pt.trace.json.gz"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")

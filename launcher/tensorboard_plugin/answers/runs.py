@@ -16,8 +16,7 @@ from gpurun.launcher.machine.accelerators import recorded_gpus
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.footnotes import detail_lines
 from gpurun.launcher.report.markdown import lines_after
-from gpurun.launcher.report.metrics import PARTS, answer_figures, described, figures_of
-from gpurun.launcher.report.phases import PHASES, timed_parts
+from gpurun.launcher.report.metrics import PARTS, PHASES, answer_figures, described, figures_of, timed_parts
 from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE, curve_tables
 from gpurun.launcher.report.terminal.table import report_screen
 from gpurun.launcher.rundir.files import RunDir

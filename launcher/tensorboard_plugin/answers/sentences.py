@@ -6,20 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank
-from gpurun.launcher.compare.figures.traced import TRACED
+from gpurun.launcher.compare.figures.ranks import TRACED, RankFigures, slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.variant_causes import cause, is_far_from_timed, largest_loss, why_slower
 from gpurun.launcher.findings.finding import below_its_name
-from gpurun.launcher.report.differences import interval_text, uncertainty_text
-from gpurun.launcher.report.metrics import parts_ms
-from gpurun.launcher.report.phases import REST, timed_parts
+from gpurun.launcher.report.footnotes import interval_text, uncertainty_text
+from gpurun.launcher.report.metrics import REST, parts_ms, timed_parts
 from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.rundir.records import NO_TRACE
 from gpurun.launcher.tensorboard_plugin.logdir.documents import outline, read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
-from gpurun.launcher.tensorboard_plugin.timeline.blocks import short_name
+from gpurun.launcher.tensorboard_plugin.timeline.format import short_name
 from gpurun.launcher.trace.causes import MENTION_FROM, Cause
 from gpurun.launcher.units import format_ms, format_number, plural
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpurun.launcher.compare.figures.traced import (
+from gpurun.launcher.compare.figures.ranks import (
     RankBreakdown,
     mean_breakdown,
     quiet_steps,

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from gpurun.launcher.compare.figures.program_steps import step_numbers
+from gpurun.launcher.compare.figures.recorded import step_numbers
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import Running

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpurun.launcher.tensorboard_plugin.timeline.blocks import KIND_NAMES, BlockKind
-from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
+from gpurun.launcher.tensorboard_plugin.timeline.format import KIND_NAMES, BlockKind, Index
 from gpurun.launcher.trace.model import RankTrace
 
 ENTRY_LANES = frozenset({"thread", "stream"})

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gpurun.launcher.findings.finding import Finding, relative_to
-from gpurun.launcher.machine.cache import cache_directory
+from gpurun.launcher.rundir.store import cache_directory
 from gpurun.launcher.tensorboard_plugin.timeline.format import FORMAT, INDEX_FILE
 
 TIMELINE = "timeline"

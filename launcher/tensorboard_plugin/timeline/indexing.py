@@ -16,10 +16,9 @@ from typing import IO
 import msgspec
 
 from gpurun.launcher.machine.helper_process import helper_argv
-from gpurun.launcher.tensorboard_plugin.timeline.format import UnreadableFile
+from gpurun.launcher.tensorboard_plugin.timeline.format import DamagedIndex, Index, UnreadableFile, open_index
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import News, Order
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, forget, making
-from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
 from gpurun.launcher.trace.kineto.trace_file import allowed_bytes
 from gpurun.launcher.units import format_count
 

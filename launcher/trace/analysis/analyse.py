@@ -11,14 +11,16 @@ from typing import Any
 from gpurun.launcher.errors import SpecError, TraceError
 from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, Shift
-from gpurun.launcher.trace.analysis.collectives.collective import (
+from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
+from gpurun.launcher.trace.analysis.collectives.match import (
     Collective,
+    Matched,
+    RankCollectives,
     bandwidths,
     last_rank,
+    match,
     stragglers,
 )
-from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
-from gpurun.launcher.trace.analysis.collectives.match import Matched, RankCollectives, match
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.discover import (
     HOW_TO_TRACE,
@@ -42,10 +44,10 @@ from gpurun.launcher.trace.model import (
     CollectiveReport,
     PipelineStage,
     StragglerReport,
+    Table,
     TraceReport,
 )
 from gpurun.launcher.trace.parallel import Read, read_all
-from gpurun.launcher.trace.requested_tables import Table
 from gpurun.launcher.units import first_of
 
 MENTION_SLACK_NS = 10_000

@@ -25,7 +25,6 @@ from gpurun.launcher.trace.analysis.breakdown import (
 )
 from gpurun.launcher.trace.analysis.collectives.calls import clock_id
 from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, local_collectives
-from gpurun.launcher.trace.analysis.nesting import stretches
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, rank_tables
 from gpurun.launcher.trace.analysis.steps import (
     HostStep,
@@ -50,15 +49,19 @@ from gpurun.launcher.trace.analysis.tables import (
     everything,
     kernel_times,
     op_times,
+    stretches,
 )
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
-from gpurun.launcher.trace.kineto.foreign import devices_not_read, kind_of_events, notes_on_categories
 from gpurun.launcher.trace.kineto.read_trace import read_trace
-from gpurun.launcher.trace.kineto.trace_file import ReadLimits
-from gpurun.launcher.trace.model import RANK_KEY, RankFacts
-from gpurun.launcher.trace.requested_tables import Table
+from gpurun.launcher.trace.kineto.trace_file import (
+    ReadLimits,
+    devices_not_read,
+    kind_of_events,
+    notes_on_categories,
+)
+from gpurun.launcher.trace.model import RANK_KEY, RankFacts, Table
 
 MAX_RANKS = 1 << 31
 MAX_SAMPLES = 1 << 31

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.collectives.local_collectives import BEGIN_NS, RankPart
+from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.digest import Scope
 from gpurun.launcher.trace.analysis.rank_trace import MatchedRank, Parts, spans_of, transfers
 from gpurun.launcher.trace.intervals import EMPTY, Intervals

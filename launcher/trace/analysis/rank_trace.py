@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
-from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
+from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.digest import Digest, Scope
 from gpurun.launcher.trace.analysis.tables import NameTime
 from gpurun.launcher.trace.intervals import Intervals, union

@@ -30,29 +30,27 @@ from gpurun.launcher.trace.kineto.classify import (
     host_kind,
 )
 from gpurun.launcher.trace.kineto.columns import (
-    NO_NAME,
-    Columns,
-    DetailedEvent,
-    DetailsReader,
-    GpuWork,
-    HostRange,
-    Int32,
-    NameTable,
-    Numbering,
-    RuntimeCalls,
-    Spans,
-    Threads,
-    Trace,
-)
-from gpurun.launcher.trace.kineto.events import (
     MAX_BYTES,
     MAX_NS,
     NO_ARGUMENTS,
+    NO_NAME,
     Arguments,
+    Columns,
     CommFacts,
+    DetailedEvent,
+    DetailsReader,
+    GpuWork,
     GroupRanks,
+    HostRange,
+    Int32,
+    NameTable,
     Number,
+    Numbering,
+    RuntimeCalls,
+    Spans,
     Text,
+    Threads,
+    Trace,
     TraceEvent,
     bounded,
     call_facts,
@@ -62,8 +60,7 @@ from gpurun.launcher.trace.kineto.events import (
     to_ns,
     whole,
 )
-from gpurun.launcher.trace.kineto.file_blocks import Skipped, TraceBlocks
-from gpurun.launcher.trace.kineto.trace_file import ANYTHING, ReadLimits, open_source
+from gpurun.launcher.trace.kineto.trace_file import ANYTHING, ReadLimits, Skipped, TraceBlocks, open_source
 
 MAX_US = 1 << 63
 """Columns hold no later times."""

@@ -17,7 +17,7 @@ from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone, GroupPeers, Peers, init_group
 from gpurun.launcher.worker.entry.workload_rank import release, report_failure
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
-from gpurun.launcher.worker.profiling.step_traces import open_block
+from gpurun.launcher.worker.profiling import open_block
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
 from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of

@@ -21,7 +21,7 @@ from gpurun.launcher.worker.base.process_group import Alone, GroupPeers, Peers, 
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import load_meter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds, site_of
-from gpurun.launcher.worker.profiling.step_traces import open_block
+from gpurun.launcher.worker.profiling import open_block
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load_workload import load_workload

@@ -22,9 +22,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from gpurun.launcher.machine.accelerators import ACCELERATORS
-from gpurun.launcher.machine.cores import cores_ns
 from gpurun.launcher.machine.host import has_own_quota
-from gpurun.launcher.machine.process_tree import cpu_ns
+from gpurun.launcher.machine.process_tree import cores_ns, cpu_ns
 
 COMMUNICATING = tuple(kind.backend for kind in ACCELERATORS.values())
 """In the names of threads that communicate during a step: they queue behind their own rank's computing."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import Protocol
 
-from gpurun.launcher.balance.calibrate import (
+from gpurun.launcher.balance import (
     BLOCK_MS,
     MAX_BLOCK_STEPS,
     Calibration,

@@ -24,7 +24,7 @@ from gpurun.launcher.worker.base.failure import SourceLine, UserError, place_of,
 from gpurun.launcher.worker.base.nested import Tree, join_rows, map_tensors, row_counts, take_rows, tensors_of
 from gpurun.launcher.worker.base.precision import Precision
 from gpurun.workloads.base import Workload
-from gpurun.workloads.data.images import ImageFolder
+from gpurun.workloads.images import ImageFolder
 
 Rows = tuple[int, int]
 """Samples of the global batch: first, and one past the last."""

@@ -39,7 +39,7 @@ from gpurun.launcher.worker.base.failure import text_of
 from gpurun.launcher.worker.base.nested import map_tensors
 from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.meters.memory import label, peak_of_step
-from gpurun.launcher.worker.strategies import cpu_parallel
+from gpurun.launcher.worker.strategies import dp
 from gpurun.launcher.worker.strategies.base import (
     Hints,
     WorkerStrategy,
@@ -260,9 +260,9 @@ def replicas_in_turn() -> Iterator[None]:
 
     All have their activations at the end of the forward pass either way.
     """
-    threaded = cpu_parallel.run_replicas
-    cpu_parallel.run_replicas = lambda calls: [function() for _, function in calls]  # type: ignore[assignment]
+    threaded = dp.run_replicas
+    dp.run_replicas = lambda calls: [function() for _, function in calls]  # type: ignore[assignment]
     try:
         yield
     finally:
-        cpu_parallel.run_replicas = threaded
+        dp.run_replicas = threaded

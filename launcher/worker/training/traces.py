@@ -11,8 +11,7 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Peers
-from gpurun.launcher.worker.profiling.profiler import capture, run_unrecorded
-from gpurun.launcher.worker.profiling.step_traces import profile_config, read_request
+from gpurun.launcher.worker.profiling import capture, profile_config, read_request, run_unrecorded
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 

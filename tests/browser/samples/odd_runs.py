@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpurun.launcher.compare.figures.ranks import RankFigures
-from gpurun.launcher.compare.size_curves import Curve, CurvePoint, ProbeResult
+from gpurun.launcher.compare.figures.size_curves import Curve, CurvePoint, ProbeResult
 from gpurun.launcher.findings.finding import finding
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.claim import Running, boot_id

@@ -10,6 +10,13 @@ from pathlib import Path
 
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
 from gpurun.launcher.compare.figures.searched import search_result
+from gpurun.launcher.compare.figures.size_curves import (
+    Balanced,
+    BatchCurve,
+    BatchPoint,
+    DeviceCost,
+    SplitCost,
+)
 from gpurun.launcher.compare.headline import ranking_findings
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
@@ -21,7 +28,6 @@ from gpurun.launcher.compare.model import (
     Verdict,
 )
 from gpurun.launcher.compare.ranking import standings, time_per_sample
-from gpurun.launcher.compare.size_curves import Balanced, BatchCurve, BatchPoint, DeviceCost, SplitCost
 from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
 from gpurun.launcher.rundir.records import Effect, SearchRecord, Status, TimeChange, TrialRecord, Unmeasured

@@ -20,7 +20,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from torch.profiler import profile
 
 from gpurun.launcher.rundir.records import ProfileConfig
-from gpurun.launcher.worker.profiling.profiler import capture, export
+from gpurun.launcher.worker.profiling import capture, export
 
 RANKS = 4
 STEPS = 1

@@ -45,7 +45,7 @@ import os, socket, sys
 from pathlib import Path
 from gpurun.launcher.machine.process_tree import descendants
 from gpurun.launcher.processes.guard import split_process
-from gpurun.launcher.machine.cache import cache_directory
+from gpurun.launcher.rundir.store import cache_directory
 far = os.dup2(1, 900)
 ours, theirs = socket.socketpair()
 leaves = "import os, time\\nif os.fork() == 0:\\n os.setsid()\\n time.sleep(60)"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.compare.figures.traced import read_traced
+from gpurun.launcher.compare.figures.ranks import read_traced
 from gpurun.launcher.rundir.files import RunDir
 from tests.canonical import NAMES
 from tests.integration.command import Result, ending, gpurun, write

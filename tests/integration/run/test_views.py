@@ -13,7 +13,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.report.markdown import summary_markdown
-from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
+from gpurun.launcher.report.tensorboard import write_tensorboard
 from gpurun.launcher.report.terminal.table import render_table, report_screen
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer

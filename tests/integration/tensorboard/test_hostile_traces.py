@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.tensorboard_plugin.answers.requested import Merges
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
+from gpurun.launcher.tensorboard_plugin.timeline.format import Index
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Indexes
-from gpurun.launcher.tensorboard_plugin.timeline.mapped import Index
 from gpurun.launcher.tensorboard_plugin.view import open_view
 from tests.integration.tensorboard.test_tab import get, of, trace
 from tests.whole import first

@@ -31,8 +31,7 @@ from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.tensorboard_plugin.plugin import MIME_TYPES, STATIC, static_files
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import ENTRY
 from gpurun.launcher.tensorboard_plugin.view import open_view
-from gpurun.launcher.trace.model import TraceReport
-from gpurun.launcher.trace.requested_tables import TABLES
+from gpurun.launcher.trace.model import TABLES, TraceReport
 from tests.unit.trace.trace_files import kernel, launch, rank_info, step, write
 from tests.whole import first
 

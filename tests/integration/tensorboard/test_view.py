@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
+from gpurun.launcher.report.tensorboard import write_tensorboard
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.tensorboard_plugin.view import TensorBoardServer, open_view

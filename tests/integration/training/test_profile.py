@@ -15,8 +15,8 @@ from torch.profiler import profiler as torch_profiler
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.records import ProfileConfig
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.worker.profiling.profiler import capture, memory_history, new_profiler
-from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
+from gpurun.launcher.worker.profiling import capture, memory_history, new_profiler
+from gpurun.launcher.worker.strategies.dp import CpuDataParallel
 
 SLEEP_S = 0.02
 

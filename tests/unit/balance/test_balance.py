@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.balance import calibrate
-from gpurun.launcher.balance.calibrate import Calibration, balance_of
-from gpurun.launcher.balance.solve import cost_ms, fit_curve, isotonic, slowest, solve, theil_sen
+from gpurun.launcher import balance
+from gpurun.launcher.balance import (
+    Calibration,
+    balance_of,
+    cost_ms,
+    fit_curve,
+    isotonic,
+    slowest,
+    solve,
+    theil_sen,
+)
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.rundir.records import CostCurve
 from gpurun.launcher.splits import split_near_even, split_proportional
@@ -238,7 +246,7 @@ def test_of_kinked_devices_a_split_that_was_measured_is_taken_after_few_steps(nu
 def test_straight_curves_are_measured_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     devices, others = GlassDevices([(3.3, 1), (25.5, 2.5)]), GlassDevices([(3.3, 1), (25.5, 2.5)])
     search(devices, 64)
-    monkeypatch.setattr(calibrate, "MAX_REFINEMENTS", 0)
+    monkeypatch.setattr(balance, "MAX_REFINEMENTS", 0)
     search(others, 64)
     assert devices.asked == others.asked
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.cli.compared import compared
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.load import load_job, load_text, program_job
+from gpurun.launcher.jobfile.load import compared, load_job, load_text, program_job
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
 from tests.unit.plan.machines import FakeMachine

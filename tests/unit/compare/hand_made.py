@@ -11,8 +11,7 @@ import pytest
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.records import Status, StepRecord, VariantStatus
-from gpurun.launcher.rundir.records.measured import Kind
+from gpurun.launcher.rundir.records import Kind, Status, StepRecord, VariantStatus
 
 
 def variant(variant_id: str, split: tuple[int, ...], strategy: str = "ddp", **changes: Any) -> Variant:

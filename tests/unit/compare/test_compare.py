@@ -7,15 +7,14 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.rounds import round_times
+from gpurun.launcher.compare.figures.recorded import round_times
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.model import Comparison, Difference
-from gpurun.launcher.compare.variant_difference import EARLY_ROUNDS_SHARE
+from gpurun.launcher.compare.ranking import EARLY_ROUNDS_SHARE
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.plan.model import SkippedCombination
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import MemoryPeak, RoundTime, StepRecord, VariantFacts
-from gpurun.launcher.rundir.records.measured import Kind
+from gpurun.launcher.rundir.records import Kind, MemoryPeak, RoundTime, StepRecord, VariantFacts
 from gpurun.launcher.stats.estimates import (
     hodges_lehmann,
     median_interval,

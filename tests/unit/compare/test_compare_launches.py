@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.rounds import launch_logs
+from gpurun.launcher.compare.figures.recorded import launch_logs
 from gpurun.launcher.compare.model import OpenPair
 from gpurun.launcher.compare.notes import open_notes
 from gpurun.launcher.compare.ranking import Following, following
@@ -18,7 +18,7 @@ from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.rundir.files import append_lines, read_json, write_json
 from gpurun.launcher.rundir.records import Command, Event, Look, RoundTime, Status, before_s, between_s
 from gpurun.launcher.stats.estimates import percent_interval, t_interval, wilcoxon_interval
-from gpurun.launcher.stats.sequential import launches_needed, levels
+from gpurun.launcher.stats.launches import launches_needed, levels
 from tests.known import known
 from tests.said import notes_of
 from tests.unit.compare import hand_made

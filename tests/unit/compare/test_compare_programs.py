@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.program_steps import step_numbers
+from gpurun.launcher.compare.figures.recorded import step_numbers
 from gpurun.launcher.compare.model import Noise
 from gpurun.launcher.plan.model import Launch, Variant
 from gpurun.launcher.rundir.files import append_lines, write_json

@@ -11,8 +11,7 @@ from gpurun.launcher.compare.figures.ranks import ExposedComm
 from gpurun.launcher.compare.headline import conclude, ranking_findings
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
-from gpurun.launcher.compare.ranking import standings
-from gpurun.launcher.compare.variant_difference import opposite
+from gpurun.launcher.compare.ranking import opposite, standings
 from gpurun.launcher.findings.finding import Finding
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.records import Status

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank, with_breakdown
-from gpurun.launcher.compare.figures.traced import (
+from gpurun.launcher.compare.figures.ranks import (
     RankBreakdown,
+    RankFigures,
     Traced,
     of_devices,
     of_timed,
     read_traced,
+    slowest_rank,
+    with_breakdown,
 )
 from gpurun.launcher.compare.variant_causes import largest_loss, losses
 from gpurun.launcher.rundir.files import RunDir

@@ -14,7 +14,7 @@ from gpurun.launcher.compare.diff import diff_runs, gated
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.compare.model import Comparison, Difference, Gate, Noise, StepTime, VariantResult
-from gpurun.launcher.compare.variant_difference import opposite
+from gpurun.launcher.compare.ranking import opposite
 from gpurun.launcher.errors import GateError, UndecidedError
 from gpurun.launcher.rundir.records import CodeVersion, Status
 from gpurun.launcher.stats.estimates import percent_from_log

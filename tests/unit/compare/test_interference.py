@@ -12,17 +12,16 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.recorded import throttled
-from gpurun.launcher.compare.figures.waiting import (
+from gpurun.launcher.compare.figures.recorded import (
     queue_percent,
     shares_of_rounds,
     sharing,
+    throttled,
     waiting_of_ranks,
 )
 from gpurun.launcher.compare.interference import interference_in, is_long_enough
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.machine.cores import cores_ns
-from gpurun.launcher.machine.process_tree import TICK_NS
+from gpurun.launcher.machine.process_tree import TICK_NS, cores_ns
 from gpurun.launcher.plan.model import Process
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.rundir.files import write_json

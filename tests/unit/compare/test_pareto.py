@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gpurun.launcher.compare.headline import fitting_in
 from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
 from gpurun.launcher.compare.notes import memory_notes
-from gpurun.launcher.compare.ranking import pareto_front
-from gpurun.launcher.compare.variant_difference import opposite
+from gpurun.launcher.compare.ranking import opposite, pareto_front
 from gpurun.launcher.units import GIB
 from tests.known import known
 from tests.wording import Wording

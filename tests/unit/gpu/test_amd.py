@@ -25,7 +25,7 @@ from gpurun.launcher.machine.accelerators import (
     sold_memory_gb,
 )
 from gpurun.launcher.machine.gpus import amd
-from gpurun.launcher.machine.gpus.health import GpuHealth
+from gpurun.launcher.machine.gpus.nvml import GpuHealth
 from gpurun.launcher.machine.gpus.torch_build import read_build
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.devices import resolve_devices, visible_gpus

@@ -26,8 +26,7 @@ from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base.failure import is_secondary
 from gpurun.launcher.worker.base.process_group import nccl_variables
 from gpurun.launcher.worker.entry.zygote import remember_collectives
-from gpurun.launcher.worker.program.program_rank import watch_steps
-from gpurun.launcher.worker.program.recorder import StepRecorder
+from gpurun.launcher.worker.program.program_rank import StepRecorder, watch_steps
 from tests.unit.gpu.fake_cuda import FakeCuda, fake_cuda  # noqa: F401 - a fixture
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.unit.plan.test_plan_expand import spec_of

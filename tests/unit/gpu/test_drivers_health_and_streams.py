@@ -16,8 +16,7 @@ from gpurun.launcher.inspect.stacks import COLLECTIVE, GPU, activity, parse_thre
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.accelerators import CUDA
 from gpurun.launcher.machine.gpus.gpu import Gpus
-from gpurun.launcher.machine.gpus.health import GpuHealth, inspect_health
-from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus
+from gpurun.launcher.machine.gpus.nvml import GpuHealth, inspect_health, inspect_nvidia_gpus
 from gpurun.launcher.selftest import machine_checks
 from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.base.precision import PRECISIONS

@@ -29,12 +29,12 @@ from gpurun.launcher.rundir.records import (
     ProfileConfig,
     VariantConfig,
 )
+from gpurun.launcher.worker import profiling
 from gpurun.launcher.worker.accelerators.clock import HostClock
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base import process_group
 from gpurun.launcher.worker.base.precision import PRECISIONS
-from gpurun.launcher.worker.profiling import profiler
 from gpurun.launcher.worker.strategies import ddp, dp
 from gpurun.launcher.worker.training.balanced_split import TimedRanks
 from gpurun.launcher.worker.training.trainer import Trainer
@@ -81,9 +81,9 @@ def test_traced_steps_synchronize_once_at_the_end(
 
             return note
 
-    monkeypatch.setattr(profiler, "new_profiler", lambda config, all_threads: Profiler())
+    monkeypatch.setattr(profiling, "new_profiler", lambda config, all_threads: Profiler())
     monkeypatch.setattr(cuda, "synchronize", lambda device=None: made.append(f"wait {cuda.index(device)}"))
-    profiler.capture(lambda: made.append("step"), ProfileConfig(steps=3), tmp_path / "t.json")
+    profiling.capture(lambda: made.append("step"), ProfileConfig(steps=3), tmp_path / "t.json")
     starting = ["prepare_trace", "step", "wait 1", "wait 0", "start_trace"]
     assert made == [*starting, *["step"] * 3, "wait 1", "wait 0", "stop_trace", "export_chrome_trace"]
 

@@ -14,8 +14,7 @@ from torch import nn
 import gpurun
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.worker.entry.zygote import ASK_THE_DRIVER, ForkServer
-from gpurun.launcher.worker.program.program_rank import watch_steps
-from gpurun.launcher.worker.program.recorder import StepRecorder
+from gpurun.launcher.worker.program.program_rank import StepRecorder, watch_steps
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda  # noqa: F401 - a fixture
 from tests.unit.worker.test_program_steps import program_config
 
@@ -52,8 +51,8 @@ def recorder(tmp_path: Path, cuda: FakeCuda) -> Iterator[StepRecorder]:
 
 FORKING = """
 import os, sys
-from gpurun.launcher.worker.program import recorder as module
-from gpurun.launcher.worker.program.recorder import StepRecorder
+from collections import deque
+from gpurun.launcher.worker.program.program_rank import StepRecorder
 
 class Event:
     def __del__(self):
@@ -63,7 +62,7 @@ class Event:
 
 parent = os.getpid()
 recorder = StepRecorder.__new__(StepRecorder)
-recorder._ended, recorder._start = module.deque([(Event(), Event(), "timed")]), Event()
+recorder._ended, recorder._start = deque([(Event(), Event(), "timed")]), Event()
 recorder.tracer, recorder.capture = Event(), Event()
 os.register_at_fork(after_in_child=recorder.abandon)
 pid = os.fork()

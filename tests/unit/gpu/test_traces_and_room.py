@@ -20,9 +20,9 @@ from gpurun.launcher.inspect.stacks import Activity, Frame
 from gpurun.launcher.machine.accelerators import CUDA
 from gpurun.launcher.machine.gpus.gpu import Gpus
 from gpurun.launcher.rundir.records import MaxBatchConfig, ProfileConfig
+from gpurun.launcher.worker import profiling
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.precision import PRECISIONS
-from gpurun.launcher.worker.profiling import profiler
 from gpurun.launcher.worker.training import max_batch_attempts
 from gpurun.launcher.worker.training.batches import DatasetSource, Layout
 from gpurun.workloads.base import Workload
@@ -39,7 +39,7 @@ def test_a_trace_ends_on_a_gpu_of_the_program(cuda: FakeCuda) -> None:
     device, which makes a context on the current one: GPU 0 of every rank."""
     cuda.allocated = {1: 7}
     ended_on: list[int] = []
-    profiler.stop(lambda: ended_on.append(cuda.current_device()))
+    profiling.stop(lambda: ended_on.append(cuda.current_device()))
     assert ended_on == [1]
     assert cuda.current == 0
 
@@ -47,9 +47,9 @@ def test_a_trace_ends_on_a_gpu_of_the_program(cuda: FakeCuda) -> None:
 def test_a_program_on_the_cpu_is_traced_without_cuda(cuda: FakeCuda) -> None:
     """`profile.__exit__` synchronizes CUDA wherever it is among the activities, used or not."""
     cuda.initialized = False
-    made = profiler.new_profiler(ProfileConfig(1), all_threads=False)
+    made = profiling.new_profiler(ProfileConfig(1), all_threads=False)
     assert set(made.activities) == {ProfilerActivity.CPU}
-    profiler.stop(lambda: None)
+    profiling.stop(lambda: None)
     assert not cuda.initialized
 
 

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from gpurun.launcher.cli.commands.running import outside_launcher, render_stacks
+from gpurun.launcher.cli.commands.runs import outside_launcher, render_stacks
 from gpurun.launcher.inspect.hang_diagnosis import Hang, RankView, find_hang
 from gpurun.launcher.inspect.snapshot import ask_stacks
 from gpurun.launcher.inspect.stacks import (

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.inspect.capture import request
-from gpurun.launcher.inspect.questions import WantTraces, take_question
+from gpurun.launcher.inspect.requests import WantTraces, request, take_question
 from gpurun.launcher.inspect.snapshot import ask_history
 from gpurun.launcher.rundir.control import (
     MAX_BYTES,

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.jobfile.device_values import ONE_GPU_PATTERN
 from gpurun.launcher.jobfile.kinds import JOB_KINDS, JobKind
 from gpurun.launcher.jobfile.load import load_job, load_text, program_job
+from gpurun.launcher.jobfile.values import ONE_GPU_PATTERN
 from gpurun.launcher.machine.host import Topology
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.launch_config import program_config

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.jobfile.program_line import with_options
+from gpurun.launcher.jobfile.values import with_options
 
 NAME = "num_workers"
 FORMS = ("--num_workers {}", "--num-workers {}", "--num_workers={}", "-num-workers={}", "num_workers={}")

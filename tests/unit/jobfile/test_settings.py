@@ -24,7 +24,7 @@ from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.expand import processes_in_turns
 from gpurun.launcher.plan.launch_config import launch_config_for, program_config
 from gpurun.launcher.plan.model import Plan, Variant
-from gpurun.launcher.report.tensorboard.hparams import hyperparameters
+from gpurun.launcher.report.tensorboard import hyperparameters
 from gpurun.launcher.run.attempts import model_of
 from gpurun.launcher.rundir.records import LaunchConfig, ProgramConfig, VariantConfig
 from gpurun.launcher.search.space import keys_of, processes_for

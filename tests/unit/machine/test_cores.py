@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.machine import cores
-from gpurun.launcher.machine.cores import Reading, becomes_quiet, free_cores, left_by_others, less_at_once
-from gpurun.launcher.machine.process_tree import cpu_ns
+from gpurun.launcher.machine import process_tree
+from gpurun.launcher.machine.process_tree import (
+    Reading,
+    becomes_quiet,
+    cpu_ns,
+    free_cores,
+    left_by_others,
+    less_at_once,
+)
 
 MS = 1_000_000
 START = Reading(0, 5_000 * MS, 400 * MS)
@@ -35,7 +41,7 @@ def test_others_take_whole_cores_and_own_processes_none(others_ms: int, own_ms: 
 
 def test_this_machine_is_looked_at_between_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([START, Reading(250 * MS, START.all_ns + 250 * MS, START.own_ns)])
-    monkeypatch.setattr(cores, "_read", lambda: next(readings))
+    monkeypatch.setattr(process_tree, "_read", lambda: next(readings))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     pauses: list[float] = []
     assert free_cores(2, pauses.append) == 1
@@ -46,7 +52,7 @@ def test_where_the_kernel_does_not_say_all_cores_are_free(monkeypatch: pytest.Mo
     def unreadable() -> Reading:
         raise PermissionError
 
-    monkeypatch.setattr(cores, "_read", unreadable)
+    monkeypatch.setattr(process_tree, "_read", unreadable)
     assert free_cores(8) == 8
     assert becomes_quiet(30, lambda: 0.0, lambda seconds: None) is None
 
@@ -61,7 +67,7 @@ def test_quiet_is_waited_for(
 ) -> None:
     all_ms = accumulate(busy_ms, initial=0)
     readings = (Reading(250 * number * MS, ms * MS, 0) for number, ms in enumerate(all_ms))
-    monkeypatch.setattr(cores, "_read", lambda: next(readings))
+    monkeypatch.setattr(process_tree, "_read", lambda: next(readings))
     pauses: list[float] = []
     assert becomes_quiet(limit_s, lambda: sum(pauses), pauses.append) is is_quiet
     assert pauses == [0.25] * looks

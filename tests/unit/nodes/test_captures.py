@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.inspect.capture import traces_requested
-from gpurun.launcher.inspect.questions import Answer, Declined, TracesRequested, WantTraces, ask
+from gpurun.launcher.inspect.requests import (
+    Answer,
+    Declined,
+    TracesRequested,
+    WantTraces,
+    ask,
+    traces_requested,
+)
 from gpurun.launcher.nodes.cluster_pool import ClusterPool
 from gpurun.launcher.nodes.follower import Follower, Places
 from gpurun.launcher.nodes.messages import Chunk, Message, TracesWanted, decode, encode

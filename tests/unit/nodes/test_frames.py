@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.nodes.messages import LogText, encode
-from gpurun.launcher.nodes.transport.connection import (
+from gpurun.launcher.nodes.transport.exchange import (
     CLOSED_S,
     MessageLane,
     Silence,

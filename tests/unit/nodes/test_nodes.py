@@ -24,7 +24,7 @@ from gpurun.launcher.nodes.join import disagreement, find_place, missing_nodes, 
 from gpurun.launcher.nodes.messages import Hello, decode, encode
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.nodes import Node, NodeGpu
+from gpurun.launcher.plan.model import Node, NodeGpu
 from gpurun.launcher.processes.protocol import Exit, StartRequest
 from gpurun.launcher.rundir.records import FailureRecord
 from tests.wording import Wording

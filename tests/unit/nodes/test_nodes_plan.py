@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from gpurun.launcher.errors import MachineError, NodesError, SpecError
-from gpurun.launcher.inspect.questions import RanksSeen, WhatRanksDo, answer, take_question, take_snapshots
+from gpurun.launcher.inspect.requests import RanksSeen, WhatRanksDo, answer, take_question, take_snapshots
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import Topology, inspect_machine
@@ -16,8 +16,7 @@ from gpurun.launcher.nodes.join import await_welcome, gather, source_sha256, wai
 from gpurun.launcher.nodes.messages import Hello
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.model import Plan
-from gpurun.launcher.plan.nodes import Node, NodeGpu
+from gpurun.launcher.plan.model import Node, NodeGpu, Plan
 from gpurun.launcher.run.job import Prepared
 from gpurun.launcher.run.open import as_read_back
 from gpurun.launcher.run.running_attempt import Starter

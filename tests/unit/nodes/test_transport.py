@@ -22,11 +22,11 @@ from gpurun.launcher.nodes.join import joined
 from gpurun.launcher.nodes.messages import End, LogText, Message, StartRanks
 from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
 from gpurun.launcher.nodes.rendezvous import NodeFlags
-from gpurun.launcher.nodes.transport.connection import (
-    CLOSED_S,
-)
 from gpurun.launcher.nodes.transport.credentials import Identity, identity_from
-from gpurun.launcher.nodes.transport.exchange import LinkOptions
+from gpurun.launcher.nodes.transport.exchange import (
+    CLOSED_S,
+    LinkOptions,
+)
 from gpurun.launcher.nodes.transport.server import MAX_STRANGERS, MOST_REFUSALS, Server
 from tests.strangers import CRAFTED, REFUSED, SILENT, approach, few_files, noise
 from tests.wording import Wording

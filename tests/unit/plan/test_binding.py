@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.machine.host import Topology, gpu_node, inspect_topology, parse_cpus
-from gpurun.launcher.plan.nodes import bind_ranks
+from gpurun.launcher.plan.model import bind_ranks
 
 TWO_NODES = Topology(
     nodes={0: (0, 1, 2, 3, 8, 9, 10, 11), 1: (4, 5, 6, 7, 12, 13, 14, 15)},

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.balance.calibrate import balance_of
-from gpurun.launcher.balance.solve import fit_curve
+from gpurun.launcher.balance import balance_of, fit_curve
 from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.figures.size_curves import DeviceCost, could_be_best
 from gpurun.launcher.compare.label import split_label
-from gpurun.launcher.compare.size_curves import DeviceCost, could_be_best
 from gpurun.launcher.report.terminal.curves import balanced_lines
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import write_json

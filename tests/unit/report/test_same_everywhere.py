@@ -23,10 +23,10 @@ from gpurun.launcher.compare.model import CONCLUSIONS, Comparison
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.findings.finding import finding, ranked
 from gpurun.launcher.report import metrics
+from gpurun.launcher.report import tensorboard as hparams_module
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import METRICS, PARTS, Metric, figures_of, values_of
-from gpurun.launcher.report.tensorboard import hparams as hparams_module
-from gpurun.launcher.report.tensorboard.event_files import write_tensorboard
+from gpurun.launcher.report.tensorboard import write_tensorboard
 from gpurun.launcher.report.terminal.table import TRACED, render_table
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer

@@ -22,7 +22,7 @@ from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.selftest.check_table import findings as checks_of
 from gpurun.launcher.selftest.evidence import PARTS
-from gpurun.launcher.selftest.result import findings_of
+from gpurun.launcher.selftest.self_test import findings_of
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.diff import diff_traces
 from tests.browser.samples import odd_runs, sample_runs

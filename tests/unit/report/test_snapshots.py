@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from gpurun.launcher.cli.commands.running import render_stacks
+from gpurun.launcher.cli.commands.runs import render_stacks
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.inspect.hang_diagnosis import RankView

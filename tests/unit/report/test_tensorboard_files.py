@@ -18,14 +18,14 @@ from gpurun.launcher.compare.figures.ranks import ExposedComm
 from gpurun.launcher.compare.model import Comparison, StepTime
 from gpurun.launcher.report.markdown import escape, summary_markdown
 from gpurun.launcher.report.metrics import values_of
-from gpurun.launcher.report.tensorboard.event_files import (
+from gpurun.launcher.report.tensorboard import (
     Point,
     Times,
+    hyperparameters,
     round_points,
     step_points,
     write_tensorboard,
 )
-from gpurun.launcher.report.tensorboard.hparams import hyperparameters
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Event, Kind, StepRecord
 

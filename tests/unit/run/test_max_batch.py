@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpurun.launcher.compare.figures.size_curves import BatchCurve, BatchPoint
 from gpurun.launcher.compare.figures.variant import knee
-from gpurun.launcher.compare.size_curves import BatchCurve, BatchPoint
 from gpurun.launcher.errors import Interrupted
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec

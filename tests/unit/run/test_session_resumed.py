@@ -17,11 +17,11 @@ from gpurun.launcher.run import job
 from gpurun.launcher.run.attempts import let_run_again, resumption_text
 from gpurun.launcher.run.job import Output, Prepared, attended, carry_out, check_store, finish
 from gpurun.launcher.run.open import Invocation, as_planned_for, open_run, plan_difference, run_to_resume
-from gpurun.launcher.rundir import copier
+from gpurun.launcher.rundir import store
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.paths import Url
 from gpurun.launcher.rundir.records import Event, LaunchConfig, StepRecord
 from gpurun.launcher.rundir.store import Store, keep_at
-from gpurun.launcher.rundir.url import Url
 from tests.said import notes_of
 from tests.unit.run.fake_ranks import FakeClock, OfRank, Script
 from tests.unit.run.session_case import (
@@ -145,7 +145,7 @@ def test_a_run_whose_results_never_reach_the_store_ends_with_an_error(
         raise OSError("connection refused")
 
     monkeypatch.setattr(Store, "put", away)
-    monkeypatch.setattr(copier, "FIRST_PAUSE_S", 100.0)  # too long for another try
+    monkeypatch.setattr(store, "FIRST_PAUSE_S", 100.0)  # too long for another try
     case = Case(tmp_path, STRATEGIES, [[*WELL[:-1], (3.0, last)] if last else WELL] * 2)
     keep_at(case.run.path, Url("memory://bucket/run"))
     finished = attended(case.run, lambda _: finish(case.session))
@@ -159,8 +159,8 @@ def test_a_run_whose_results_never_reach_the_store_ends_with_an_error(
     ("cause", "limit_s", "answers"),
     [
         ("Ctrl-C", 0.0, False),
-        ("SIGTERM", copier.INTERRUPTED_S, False),
-        ("SIGTERM", copier.INTERRUPTED_S, True),
+        ("SIGTERM", store.INTERRUPTED_S, False),
+        ("SIGTERM", store.INTERRUPTED_S, True),
     ],
 )
 def test_a_signal_during_the_last_copy_loses_no_results(
@@ -189,7 +189,7 @@ def test_a_signal_during_the_last_copy_loses_no_results(
         patch.setattr(threading.Thread, "join", join_interrupted)
         finished = attended(case.run, lambda _: finish(case.session))
     may_answer.set()
-    assert waited_s == [copier.FINAL_S, limit_s]
+    assert waited_s == [store.FINAL_S, limit_s]
     assert finished.comparison.variants
     said = re.findall(r".*memory:.*(?:\n    .*)*", capsys.readouterr().err)
     wording(*said, str(finished.error), hide=r"\b\d+(?= (of|files))")

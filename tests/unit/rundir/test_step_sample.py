@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.rounds import round_times
+from gpurun.launcher.compare.figures.recorded import round_times
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import GpuLoad, StepRecord
 from gpurun.launcher.rundir.step_sample import LEAST_KEPT_ROUNDS, RoundSample, StepsInMemory

@@ -18,14 +18,15 @@ from fsspec.asyn import get_loop
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.machine.cache import cache_directory
 from gpurun.launcher.run.open import check_free
 from gpurun.launcher.rundir import store as stores
 from gpurun.launcher.rundir.claim import claimed
-from gpurun.launcher.rundir.copier import Copier
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.paths import Url
 from gpurun.launcher.rundir.store import (
+    Copier,
     Store,
+    cache_directory,
     fetched,
     kept_at,
     refreshed,
@@ -33,7 +34,6 @@ from gpurun.launcher.rundir.store import (
     refuse_unwritable,
     stamps,
 )
-from gpurun.launcher.rundir.url import Url
 from tests.s3 import S3Server
 from tests.wording import Wording
 
@@ -264,9 +264,9 @@ import os, sys
 from pathlib import Path
 from s3fs.core import S3File
 from gpurun.launcher.run.open import check_free
-from gpurun.launcher.rundir.copier import Copier, copied
+from gpurun.launcher.rundir.store import Copier, copied
 from gpurun.launcher.rundir.store import Store
-from gpurun.launcher.rundir.url import Url
+from gpurun.launcher.rundir.paths import Url
 S3File.commit = lambda file: os.kill(os.getpid(), 9)
 Copier(Path(sys.argv[1]), Store(Url(sys.argv[2])), print).step()
 """
@@ -335,7 +335,7 @@ def test_a_read_that_breaks_off_leaves_the_old_copy(
 def test_large_files_are_copied_again_when_they_have_grown_by_a_quarter(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpurun.launcher.rundir.copier.SMALL_BYTES", 100)
+    monkeypatch.setattr("gpurun.launcher.rundir.store.SMALL_BYTES", 100)
     log = run / "log"
     log.write_bytes(b"x" * 1000)
     copier = Copier(run, Store(HERE), print)

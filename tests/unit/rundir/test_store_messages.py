@@ -12,10 +12,19 @@ from gpurun.launcher.cli.named import traces_of
 from gpurun.launcher.errors import Interrupted, MachineError, SpecError
 from gpurun.launcher.run.job import check_store
 from gpurun.launcher.run.open import find_run
-from gpurun.launcher.rundir import url as urls
-from gpurun.launcher.rundir.copier import INTERRUPTED_S, Copier, copied
-from gpurun.launcher.rundir.store import Store, fetched, keep_at, kept_at, refuse_taken, source_of
-from gpurun.launcher.rundir.url import Url, as_url
+from gpurun.launcher.rundir import paths as urls
+from gpurun.launcher.rundir.paths import Url, as_url
+from gpurun.launcher.rundir.store import (
+    INTERRUPTED_S,
+    Copier,
+    Store,
+    copied,
+    fetched,
+    keep_at,
+    kept_at,
+    refuse_taken,
+    source_of,
+)
 from gpurun.launcher.tensorboard_plugin.answers.runs import runs_answer
 from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
 from gpurun.launcher.trace.analysis import discover

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.build import MAX_MAPPING_BYTES, compare_run
-from gpurun.launcher.compare.figures.traced import read_traced
+from gpurun.launcher.compare.figures.ranks import read_traced
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.logs.relay import all_lines, not_shown
 from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Plan

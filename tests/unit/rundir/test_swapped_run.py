@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from gpurun.launcher.cli.commands.report import keep_if_other
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.traced import read_traced
+from gpurun.launcher.compare.figures.ranks import read_traced
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.report.tensorboard.event_files import SUFFIX, write_tensorboard
+from gpurun.launcher.report.tensorboard import SUFFIX, write_tensorboard
 from gpurun.launcher.run.open import find_run
 from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir

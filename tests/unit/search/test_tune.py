@@ -17,14 +17,13 @@ from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.run.job import Finished, attended
 from gpurun.launcher.run.open import run_to_resume
 from gpurun.launcher.run.progress_line import Progress
-from gpurun.launcher.rundir import copier
+from gpurun.launcher.rundir import store
 from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.paths import Url
 from gpurun.launcher.rundir.records import TimeChange, TrialRecord
 from gpurun.launcher.rundir.store import Store, fetched, keep_at
-from gpurun.launcher.rundir.url import Url
 from gpurun.launcher.search.space import Space, build_space, keys_of, levels_of, processes_for
-from gpurun.launcher.search.trials import Trials
-from gpurun.launcher.search.tune import Screening, Tuning, finals, interrupted, job_to_tune, resumed
+from gpurun.launcher.search.tune import Screening, Trials, Tuning, finals, interrupted, job_to_tune, resumed
 from tests.known import known
 from tests.unit.plan.machines import FakeMachine
 from tests.wording import Wording
@@ -92,7 +91,7 @@ def test_a_search_is_copied_to_a_store_as_it_grows_and_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(copier, "EVERY_S", 0.01)
+    monkeypatch.setattr(store, "EVERY_S", 0.01)
     tuning, url = tuning_of(tmp_path), Url(f"memory://bucket/{tmp_path.name}")
     keep_at(tuning.run.path, url)
 

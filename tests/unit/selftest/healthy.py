@@ -8,7 +8,7 @@ from msgspec.structs import replace as changed
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.machine.accelerators import CUDA
-from gpurun.launcher.machine.gpus.health import GpuHealth, inspect_health
+from gpurun.launcher.machine.gpus.nvml import GpuHealth, inspect_health
 from gpurun.launcher.machine.host import Machine, Topology
 from gpurun.launcher.rundir.records import DeviceFacts, PairRate, ReduceRate, StepRecord
 from gpurun.launcher.selftest.evidence import (

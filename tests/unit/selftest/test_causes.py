@@ -22,8 +22,7 @@ from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.paths import SELFTEST, elsewhere
 from gpurun.launcher.selftest.check_table import blocking
 from gpurun.launcher.selftest.evidence import FAULTS, LINKS, MEASURING, TRAINING, Evidence, RanJob
-from gpurun.launcher.selftest.result import Result
-from gpurun.launcher.selftest.self_test import hint_of, not_run, outcome_of, run_selftest
+from gpurun.launcher.selftest.self_test import Result, hint_of, not_run, outcome_of, run_selftest
 from tests.unit.selftest.healthy import evidence, faulty, variant
 from tests.unit.selftest.test_named_faults import judged
 from tests.wording import Wording

@@ -19,13 +19,12 @@ from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import DeviceFacts
-from gpurun.launcher.selftest import link_checks, machine_checks, run_checks
+from gpurun.launcher.selftest import machine_checks, run_checks
 from gpurun.launcher.selftest.run_checks import LATE_MS, NUM_STEPS
 from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
-from gpurun.launcher.worker.program import recorder as recorder_module
-from gpurun.launcher.worker.program.program_rank import watch_steps
-from gpurun.launcher.worker.program.recorder import StepRecorder
+from gpurun.launcher.worker.program import program_rank as recorder_module
+from gpurun.launcher.worker.program.program_rank import StepRecorder, watch_steps
 from gpurun.launcher.worker.selftest import device_program, misbehaving_model, plain_programs
 from tests.unit.selftest.healthy import evidence
 from tests.unit.worker.test_program_steps import program_config
@@ -182,7 +181,7 @@ def test_an_all_reduce_that_gives_another_sum_in_one_type_is_named(
     monkeypatch.setattr(dist, "all_reduce", wrong)
     wording(device_program.wrong_sums(0, HOST, is_host=True))
     seen = replace(evidence(), facts=(measured(), *evidence().facts[1:]))
-    wording(link_checks.sums(seen).found)
+    wording(machine_checks.sums(seen).found)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 41, 172, 256])
@@ -226,7 +225,7 @@ def test_a_slow_link_is_measured_and_named(monkeypatch: Patch) -> None:
     pairs = device_program.pair_rates(0, HOST, is_host=True, pairs=device_program.parsed_pairs(""))
     assert [(pair.low, pair.high, pair.gb_per_s) for pair in pairs] == [(0, 1, 40.0), (0, 2, 0.5)]
     seen = evidence()
-    found = link_checks.peer_pairs(
+    found = machine_checks.peer_pairs(
         replace(seen, facts=(replace(seen.facts[0], pairs=pairs), *seen.facts[1:]))
     )
     assert "cuda:0 and cuda:2: 0.50" in found.found

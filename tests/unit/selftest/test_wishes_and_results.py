@@ -19,8 +19,8 @@ from gpurun.launcher.machine.accelerators import CPU, CUDA
 from gpurun.launcher.machine.host import machine_id
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.paths import SELFTEST
-from gpurun.launcher.selftest import result as result_module
 from gpurun.launcher.selftest import self_test
+from gpurun.launcher.selftest import self_test as result_module
 from gpurun.launcher.selftest.check_table import CHECKS, findings
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
@@ -34,10 +34,16 @@ from gpurun.launcher.selftest.evidence import (
     skipped,
 )
 from gpurun.launcher.selftest.machine_checks import driver, earlier_speed, rates_of, visible_devices
-from gpurun.launcher.selftest.result import MOST_EARLIER, Result, earlier_rates, findings_of
-from gpurun.launcher.selftest.result import keep as keep_result
 from gpurun.launcher.selftest.run_checks import out_of_memory, traces
-from gpurun.launcher.selftest.self_test import run_selftest, wished_devices
+from gpurun.launcher.selftest.self_test import (
+    MOST_EARLIER,
+    Result,
+    earlier_rates,
+    findings_of,
+    run_selftest,
+    wished_devices,
+)
+from gpurun.launcher.selftest.self_test import keep as keep_result
 from tests.unit.machine.fake_driver import UUIDS, NVMLError
 from tests.unit.selftest.healthy import DEVICES, evidence, faulty, health, three_gpus
 from tests.unit.selftest.test_named_faults import CU130, first_variant, in_job, judged, unusable

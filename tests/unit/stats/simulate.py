@@ -15,11 +15,9 @@ import numpy as np
 import scipy.signal
 from numpy.typing import NDArray
 
-from gpurun.launcher.compare.figures.step_time import step_times
-from gpurun.launcher.compare.figures.variant import scatter
+from gpurun.launcher.compare.figures.variant import scatter, step_times
 from gpurun.launcher.compare.model import Difference, OpenPair, StepTime
-from gpurun.launcher.compare.ranking import Standings, open_pairs, standings, with_lead
-from gpurun.launcher.compare.variant_difference import Differences
+from gpurun.launcher.compare.ranking import Differences, Standings, open_pairs, standings, with_lead
 from gpurun.launcher.jobfile.kinds import TRAINING
 from gpurun.launcher.run.budget import Costs, Outlook
 from gpurun.launcher.rundir.records import Look
@@ -33,9 +31,8 @@ from gpurun.launcher.stats.estimates import (
     verdict_of,
     wilcoxon_interval,
 )
-from gpurun.launcher.stats.family import Family, bounded, holm, paired, unpaired
+from gpurun.launcher.stats.launches import ALPHA, Family, bounded, holm, paired, planned_looks, unpaired
 from gpurun.launcher.stats.schedule import ROUNDS
-from gpurun.launcher.stats.sequential import ALPHA, planned_looks
 from gpurun.launcher.units import Interval
 
 FALSE_ALARMS = ("faster", "slower")

@@ -16,8 +16,7 @@ from gpurun.launcher.stats.estimates import (
     round_effects,
     t_interval,
 )
-from gpurun.launcher.stats.family import Family, holm
-from gpurun.launcher.stats.sequential import levels
+from gpurun.launcher.stats.launches import Family, holm, levels
 from gpurun.launcher.units import Interval
 from tests.known import known
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.compare.figures.rounds import round_times
+from gpurun.launcher.compare.figures.recorded import round_times
 from gpurun.launcher.rundir.records import RoundTime, StepRecord
 from gpurun.launcher.stats.estimates import (
     Verdict,

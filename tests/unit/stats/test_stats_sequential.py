@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.estimates import t_quantile
-from gpurun.launcher.stats.sequential import (
+from gpurun.launcher.stats.launches import (
     ALPHA,
     SHARE_OF_ALPHA,
     SPENDING_POWER,

@@ -20,8 +20,8 @@ from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.rundir.claim import claimed, entered
 from gpurun.launcher.rundir.control import ControlDir, make_directory
 from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.rundir.paths import Url
 from gpurun.launcher.rundir.store import keep_at
-from gpurun.launcher.rundir.url import Url
 from gpurun.launcher.tensorboard_plugin import plugin
 from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
 from gpurun.launcher.tensorboard_plugin.openmetrics import (

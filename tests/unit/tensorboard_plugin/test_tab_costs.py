@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from gpurun.launcher.compare.figures.size_curves import Balanced, DeviceCost, SplitCost
 from gpurun.launcher.compare.model import Comparison
-from gpurun.launcher.compare.size_curves import Balanced, DeviceCost, SplitCost
 from gpurun.launcher.tensorboard_plugin.answers.sentences import cost_sentences
 from tests.wording import Wording
 

@@ -13,7 +13,7 @@ from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, slow
 from gpurun.launcher.compare.model import Comparison, StepTime, VariantResult
 from gpurun.launcher.findings.finding import below_its_name, finding
 from gpurun.launcher.findings.run_cases import NOTICED
-from gpurun.launcher.report.phases import timed_parts
+from gpurun.launcher.report.metrics import timed_parts
 from gpurun.launcher.report.terminal.table import phase_parts
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (

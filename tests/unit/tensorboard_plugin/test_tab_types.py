@@ -6,7 +6,8 @@ from typing import Any, get_args
 
 import pytest
 
-from gpurun.launcher.compare import model, size_curves
+from gpurun.launcher.compare import model
+from gpurun.launcher.compare.figures import size_curves
 from gpurun.launcher.compare.figures.ranks import RankFigures
 from gpurun.launcher.rundir.records import Status
 from gpurun.launcher.tensorboard_plugin.html import STATIC

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.tensorboard_plugin.timeline.blocks import MERGED, BlockKind, Blocks, join, merge, single
+from gpurun.launcher.tensorboard_plugin.timeline.format import MERGED, BlockKind, Blocks, join, merge, single
+from gpurun.launcher.tensorboard_plugin.timeline.index.build import coarser
 from gpurun.launcher.tensorboard_plugin.timeline.index.rank_draft import order_and_rows
-from gpurun.launcher.tensorboard_plugin.timeline.index.writer import coarser
 
 Range = tuple[int, int]
 ranges = st.lists(st.tuples(st.integers(-50, 200), st.integers(0, 60)), max_size=60)

@@ -13,19 +13,19 @@ from gpurun.launcher.tensorboard_plugin.answers.operators import operators_answe
 from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
 from gpurun.launcher.tensorboard_plugin.timeline.answers import (
     Window,
+    entry_of,
+    event_answer,
     meta_answer,
     search_answer,
     selection_answer,
     window_answer,
     window_blocks,
 )
-from gpurun.launcher.tensorboard_plugin.timeline.blocks import MERGED
-from gpurun.launcher.tensorboard_plugin.timeline.event import entry_of, event_answer
+from gpurun.launcher.tensorboard_plugin.timeline.format import MERGED, DamagedIndex, Index, open_index
 from gpurun.launcher.tensorboard_plugin.timeline.index import build as build_module
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import BrokenTraces, build, recorded_apart
-from gpurun.launcher.tensorboard_plugin.timeline.mapped import DamagedIndex, Index, open_index
-from gpurun.launcher.trace.analysis.collectives.collective import Collective
 from gpurun.launcher.trace.analysis.collectives.local_collectives import LocalCollective, RankPart
+from gpurun.launcher.trace.analysis.collectives.match import Collective
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
 

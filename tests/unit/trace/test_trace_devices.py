@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.compare.figures.traced import quiet_steps
+from gpurun.launcher.compare.figures.ranks import quiet_steps
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import trace_causes

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.model import TraceReport
-from gpurun.launcher.trace.requested_tables import TABLES
+from gpurun.launcher.trace.model import TABLES, TraceReport
 from tests.said import trace_notes
 from tests.unit.trace.trace_files import Event, kernel, rank_info, span, step, write
 

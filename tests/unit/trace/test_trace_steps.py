@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from gpurun.launcher.compare.figures.traced import quiet_steps
+from gpurun.launcher.compare.figures.ranks import quiet_steps
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.tensorboard_plugin.answers.operators import operators_answer
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header

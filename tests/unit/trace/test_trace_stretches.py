@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.trace.analysis import nesting
+from gpurun.launcher.trace.analysis import tables
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.kineto.columns import Timed
 from tests.unit.trace.trace_files import REAL, Event, kernel, launch, span, step, write
@@ -27,8 +27,8 @@ def test_stretches_follow_each_other_and_cut_no_range(
     ranges: list[tuple[int, int]], others: list[tuple[int, int]], size: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nesting, "SIZE", size)
-        found = list(nesting.stretches(timed(ranges), timed(others)))
+        patch.setattr(tables, "SIZE", size)
+        found = list(tables.stretches(timed(ranges), timed(others)))
     assert [each.end_ns for each in found[:-1]] == [each.begin_ns for each in found[1:]]
     for start, length in ranges + others:
         (mine,) = (each for each in found if each.holds(np.array([start])).all())
@@ -38,15 +38,15 @@ def test_stretches_follow_each_other_and_cut_no_range(
 def test_a_long_trace_is_cut() -> None:
     apart = timed([(10 * i, 5) for i in range(40)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nesting, "SIZE", 10)
-        found = list(nesting.stretches(apart))
+        patch.setattr(tables, "SIZE", 10)
+        found = list(tables.stretches(apart))
     assert [each.begin_ns for each in found[1:]] == [100, 200, 300]
 
 
 def assert_same_in_stretches(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = msgspec.json.encode(analyse_paths([path]))
     for size in SIZES:
-        monkeypatch.setattr(nesting, "SIZE", size)
+        monkeypatch.setattr(tables, "SIZE", size)
         assert msgspec.json.encode(analyse_paths([path])) == whole
 
 
@@ -75,8 +75,8 @@ def test_a_made_trace_says_the_same_in_stretches(tmp_path: Path, monkeypatch: py
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the directory of real traces next to the repository")
 @pytest.mark.parametrize("directory", ["nccl_args_A100", "vit_H100"])
 def test_a_real_trace_says_the_same_in_stretches(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nesting, "SIZE", 1 << 30)
+    monkeypatch.setattr(tables, "SIZE", 1 << 30)
     path = min((REAL / directory).glob("*.json.gz"))
     whole = msgspec.json.encode(analyse_paths([path]))
-    monkeypatch.setattr(nesting, "SIZE", 500)
+    monkeypatch.setattr(tables, "SIZE", 500)
     assert msgspec.json.encode(analyse_paths([path])) == whole

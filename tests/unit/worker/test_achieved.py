@@ -10,10 +10,10 @@ from torch import nn
 from gpurun.launcher.compare.figures.recorded import MeasuredVariant
 from gpurun.launcher.compare.figures.throughput import Rates, throughput
 from gpurun.launcher.machine.accelerators import peak_flop_per_s, total_peak_flop_per_s
-from gpurun.launcher.machine.gpus.peaks import NVIDIA_PEAKS
+from gpurun.launcher.machine.gpus.gpu import NVIDIA_PEAKS
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.records import StepRecord, VariantFacts, VariantStatus
-from gpurun.launcher.worker.meters.flops import Counting
+from gpurun.launcher.worker.training.try_out import Counting
 
 
 def counted(work: Callable[[], torch.Tensor]) -> int | None:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from gpurun import device_index
 from gpurun.launcher.worker.base.nested import join_rows, map_tensors, split_rows, tensors_of
 from gpurun.launcher.worker.strategies import dp as data_parallel
-from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
-from gpurun.launcher.worker.strategies.dp import StockDataParallel
+from gpurun.launcher.worker.strategies.dp import CpuDataParallel, StockDataParallel
 from gpurun.launcher.worker.training import batches
 from tests.wording import Wording
 

@@ -27,10 +27,10 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantConfig, VariantStatus
+from gpurun.launcher.worker import profiling
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base.failure import UserError
 from gpurun.launcher.worker.base.precision import PRECISIONS
-from gpurun.launcher.worker.profiling import profiler
 from gpurun.launcher.worker.training import gradient_check
 from gpurun.launcher.worker.training.batches import IndexFeed, check_samples
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings, unused_notes
@@ -239,7 +239,7 @@ def compile_five() -> bool:
 
 
 def make_profiler_config() -> bool:
-    return isinstance(profiler._experimental_config(all_threads=True), Torch26ProfilerConfig)
+    return isinstance(profiling._experimental_config(all_threads=True), Torch26ProfilerConfig)
 
 
 def allow_tf32() -> bool:
@@ -248,14 +248,14 @@ def allow_tf32() -> bool:
 
 
 def list_calls() -> bool:
-    return profiler.collective_calls(0) == []
+    return profiling.collective_calls(0) == []
 
 
 @pytest.mark.parametrize(
     ("name", "older", "works"),
     [
         ("torch._dynamo.config", Torch26Dynamo, compile_five),
-        (f"{profiler.__name__}._ExperimentalConfig", Torch26ProfilerConfig, make_profiler_config),
+        (f"{profiling.__name__}._ExperimentalConfig", Torch26ProfilerConfig, make_profiler_config),
         ("torch.backends.cuda.matmul", SimpleNamespace(allow_tf32=False), allow_tf32),
         ("torch._C._distributed_c10d._dump_fr_trace_json", None, list_calls),
     ],

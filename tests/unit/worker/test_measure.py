@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from gpurun.launcher.compare.figures.rounds import round_times
+from gpurun.launcher.compare.figures.recorded import round_times
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Kind, LaunchConfig, StepRecord, VariantConfig
 from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming

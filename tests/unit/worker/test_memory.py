@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 
 from gpurun.launcher.rundir.records import MEMORY_PARTS, MemoryPart
 from gpurun.launcher.worker.meters.memory import MemoryLog, StorageChange, fullest, peak_of_step
-from gpurun.launcher.worker.strategies.cpu_parallel import CpuDataParallel
+from gpurun.launcher.worker.strategies.dp import CpuDataParallel
 
 SAMPLES, FEATURES, HIDDEN, CLASSES = 32, 100, 200, 10
 WEIGHTS = 4 * (FEATURES * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES)

@@ -9,15 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from gpurun.launcher.compare.figures.probes import crossover, curve, fit, probe_result, probe_summary
-from gpurun.launcher.compare.size_curves import Curve, CurvePoint, ProbeResult
+from gpurun.launcher.compare.figures.size_curves import (
+    Curve,
+    CurvePoint,
+    ProbeResult,
+    crossover,
+    curve,
+    fit,
+    probe_result,
+    probe_summary,
+)
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.kinds import workload_kind
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.source import parse_source
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.report.tensorboard.event_files import curve_points
+from gpurun.launcher.report.tensorboard import curve_points
 from gpurun.launcher.report.terminal.curves import curve_lines, curve_tables
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantConfig

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gpurun
-from gpurun.launcher.compare.figures.waiting import queue_percent, waiting_of_ranks
+from gpurun.launcher.compare.figures.recorded import queue_percent, waiting_of_ranks
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import (
     CaptureRequest,
@@ -22,13 +22,12 @@ from gpurun.launcher.rundir.records import (
     StepRecord,
     VariantRef,
 )
+from gpurun.launcher.worker import profiling
 from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
-from gpurun.launcher.worker.profiling import step_traces
-from gpurun.launcher.worker.profiling.step_traces import StepTracer
-from gpurun.launcher.worker.program import recorder as recorder_module
-from gpurun.launcher.worker.program.program_rank import ProgramRank, watch_steps
-from gpurun.launcher.worker.program.recorder import StepRecorder
+from gpurun.launcher.worker.profiling import StepTracer
+from gpurun.launcher.worker.program import program_rank as recorder_module
+from gpurun.launcher.worker.program.program_rank import ProgramRank, StepRecorder, watch_steps
 from gpurun.launcher.worker.program.step_rules import Classifier
 from tests.known import known
 from tests.wording import Wording
@@ -413,10 +412,10 @@ def test_a_capture_has_as_many_steps_as_were_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("new_profiler", "synchronize", "stop", "export"):
-        monkeypatch.setattr(step_traces, name, Mock())
-    monkeypatch.setattr(step_traces, "read_request", Mock(return_value=CaptureRequest(1, 3, None, 2)))
+        monkeypatch.setattr(profiling, name, Mock())
+    monkeypatch.setattr(profiling, "read_request", Mock(return_value=CaptureRequest(1, 3, None, 2)))
     block = Mock(bell=1, steps=0)
-    capture = step_traces.StepCapture(RunDir(tmp_path), "00", 0, block)
+    capture = profiling.StepCapture(RunDir(tmp_path), "00", 0, block)
     recorded = []
     for block.steps in range(8):
         recorded.append(capture.between_steps())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.compare.figures.rounds import round_blocks_ns
+from gpurun.launcher.compare.figures.recorded import round_blocks_ns
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.rundir.step_sample import RoundSample
 from gpurun.launcher.stats.schedule import WINDOW_STEPS

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from gpurun.launcher.balance.calibrate import Calibration
+from gpurun.launcher.balance import Calibration
 from gpurun.launcher.worker.training.balanced_split import with_progress
 
 

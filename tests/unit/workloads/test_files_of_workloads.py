@@ -11,9 +11,9 @@ from torch import nn
 from gpurun import Workload
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.worker.training.load_workload import load_workload
-from gpurun.workloads.data import images
-from gpurun.workloads.data.images import image_workload, read_directory
-from gpurun.workloads.data.text import open_corpus
+from gpurun.workloads import images
+from gpurun.workloads.gpt import open_corpus
+from gpurun.workloads.images import image_workload, read_directory
 from tests.wording import Wording
 
 TINY = {"layers": 1, "width": 8, "heads": 1, "context": 4}

@@ -8,10 +8,10 @@ from torch import nn
 
 from gpurun import Workload
 from gpurun.launcher.jobfile.kinds import default_batch
-from gpurun.launcher.worker.meters.flops import Counting
 from gpurun.launcher.worker.training.load_workload import load_workload
+from gpurun.launcher.worker.training.try_out import Counting
 from gpurun.workloads.classics.resnet import Bottleneck
-from gpurun.workloads.data.text import corpus
+from gpurun.workloads.gpt import corpus
 from tests.whole import first
 
 CLASSICS = {

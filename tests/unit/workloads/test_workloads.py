@@ -9,7 +9,7 @@ import torch
 
 from gpurun import Workload, device_index, on_device
 from gpurun.launcher.worker.training.load_workload import load_workload
-from gpurun.workloads.data.text import corpus, random_windows
+from gpurun.workloads.gpt import corpus, random_windows
 from gpurun.workloads.registry import BUILTINS
 from gpurun.workloads.sleep import Sleep
 

@@ -117,7 +117,7 @@ function curveOf(device, samples, index) {
 }
 
 /**
- * Where the drawn line is, as `cost_ms` of launcher/balance/solve.py has it: between points and before the first
+ * Where the drawn line is, as `cost_ms` of launcher/balance.py has it: between points and before the first
  * on the line through the nearest two, beyond the last by beta.
  * @param {DeviceCost} device
  * @param {number} size

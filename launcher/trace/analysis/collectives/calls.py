@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, collective_kind
-from gpurun.launcher.trace.kineto.columns import HostRange
-from gpurun.launcher.trace.kineto.events import CommFacts
+from gpurun.launcher.trace.kineto.columns import CommFacts, HostRange
 
 CALLS_KEY = "gpurunCalls"
 """In the header of a trace."""

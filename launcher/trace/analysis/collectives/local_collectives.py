@@ -18,8 +18,7 @@ from gpurun.launcher.trace.analysis.collectives.calls import (
 )
 from gpurun.launcher.trace.analysis.steps import HostStep, Launched, step_at
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostKind, collective_kind
-from gpurun.launcher.trace.kineto.columns import HostRange, Trace
-from gpurun.launcher.trace.kineto.events import CommFacts, RankTuple
+from gpurun.launcher.trace.kineto.columns import CommFacts, HostRange, RankTuple, Trace
 
 UNKNOWN = "unknown"
 """Instead of the name of a group that may be any of several."""

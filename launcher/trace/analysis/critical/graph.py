@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.trace.analysis.collectives.collective import Collective
+from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.critical.tasks import NO_LABEL, StepPart, Tasks
 from gpurun.launcher.trace.intervals import Int64
-from gpurun.launcher.trace.requested_tables import CriticalPath, PathPart
+from gpurun.launcher.trace.model import CriticalPath, PathPart
 
 SOURCE = 0
 """The task that all others come after: the start of the capture."""

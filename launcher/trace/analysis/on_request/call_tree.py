@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpurun.launcher.trace.analysis.cuda_graphs import capture_begun
-from gpurun.launcher.trace.analysis.nesting import Nesting, nest, stretches
 from gpurun.launcher.trace.analysis.on_request.shapes import own_host_ns, shapes_and_types
-from gpurun.launcher.trace.analysis.steps import Launched
-from gpurun.launcher.trace.analysis.tables import Selection, compute_ops
+from gpurun.launcher.trace.analysis.steps import Launched, capture_begun
+from gpurun.launcher.trace.analysis.tables import Nesting, Selection, compute_ops, nest, stretches
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.columns import NO_SHAPES, Spans, Trace
-from gpurun.launcher.trace.requested_tables import OperatorTotal, RowKind
+from gpurun.launcher.trace.model import OperatorTotal, RowKind
 
 MAX_DEPTH = 64
 """The depth limit: what is nested deeper counts for the range at that depth."""

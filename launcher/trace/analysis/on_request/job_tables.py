@@ -11,11 +11,21 @@ from gpurun.launcher.trace.analysis.collectives.match import Matched
 from gpurun.launcher.trace.analysis.critical.graph import RankTasks, critical_path, join
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.on_request.call_tree import operator_totals
-from gpurun.launcher.trace.analysis.on_request.feeding import Copies, LaunchStatistics, thinned
-from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables
+from gpurun.launcher.trace.analysis.on_request.rank_tables import (
+    Copies,
+    LaunchStatistics,
+    RankTables,
+    thinned,
+)
 from gpurun.launcher.trace.analysis.on_request.shapes import kernel_totals, shape_totals
-from gpurun.launcher.trace.model import CollectiveReport, TraceReport
-from gpurun.launcher.trace.requested_tables import CollectiveTotal, CopyTotal, CriticalPath, LaunchTotals
+from gpurun.launcher.trace.model import (
+    CollectiveReport,
+    CollectiveTotal,
+    CopyTotal,
+    CriticalPath,
+    LaunchTotals,
+    TraceReport,
+)
 
 Ranks = Sequence[tuple[int, Digest]]
 

@@ -14,8 +14,7 @@ from gpurun.launcher.report.terminal.changes import render_operator_changes
 from gpurun.launcher.report.terminal.trace import render_tables
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.diff import OperatorChange, diff_traces
-from gpurun.launcher.trace.model import TraceReport
-from gpurun.launcher.trace.requested_tables import OperatorTotal, Table
+from gpurun.launcher.trace.model import OperatorTotal, Table, TraceReport
 from tests.unit.trace.trace_files import REAL, Event, kernel, launch, load, rank_info, span, step, write
 from tests.wording import Wording
 

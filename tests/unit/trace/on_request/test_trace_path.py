@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.requested_tables import CriticalPath
+from gpurun.launcher.trace.model import CriticalPath
 from tests.unit.trace.on_request.simulated_job import draw
 from tests.unit.trace.trace_files import kernel, launch, rank_info, write
 from tests.whole import first

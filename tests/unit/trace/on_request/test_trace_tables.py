@@ -9,10 +9,9 @@ import pytest
 from gpurun.launcher.report.terminal.changes import render_trace_diff
 from gpurun.launcher.report.terminal.trace import render_tables
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.analysis.on_request.operator_work import Work, call_of, work_of
+from gpurun.launcher.trace.analysis.on_request.shapes import Work, call_of, work_of
 from gpurun.launcher.trace.diff import diff_traces
-from gpurun.launcher.trace.model import TraceReport
-from gpurun.launcher.trace.requested_tables import TABLES
+from gpurun.launcher.trace.model import TABLES, TraceReport
 from tests.said import trace_notes
 from tests.unit.trace.on_request.simulated_job import draw
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write

@@ -18,8 +18,8 @@ from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace import parallel
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.discover import find_traces
-from gpurun.launcher.trace.kineto import events as trace_events
-from gpurun.launcher.trace.kineto import file_blocks, trace_file
+from gpurun.launcher.trace.kineto import columns as trace_events
+from gpurun.launcher.trace.kineto import trace_file
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from tests.said import trace_notes
 from tests.unit.trace.several_ranks.generated_job import Job
@@ -34,12 +34,12 @@ def message(path: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("block_bytes", first(1, [100, file_blocks.BLOCK_BYTES]))
+@pytest.mark.parametrize("block_bytes", first(1, [100, trace_file.BLOCK_BYTES]))
 def test_a_truncated_file_is_read_as_far_as_it_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
     """Wherever it ends: every event that is whole counts, and the note says where it ends."""
-    monkeypatch.setattr(file_blocks, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(trace_file, "BLOCK_BYTES", block_bytes)
     events = [kernel("k", 10 * i, 1) for i in range(3)]
     whole = write(tmp_path / "whole.json", events, **rank_info(0, 1)).read_bytes()
     ends = [whole.index(json.dumps(event).encode()) + len(json.dumps(event)) for event in events]
@@ -300,9 +300,9 @@ GREEDY = {
 def test_what_a_trace_holds_takes_no_more_than_a_few_times_its_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: str
 ) -> None:
-    monkeypatch.setattr(file_blocks, "BLOCK_BYTES", 1 << 17)
-    monkeypatch.setattr(file_blocks, "PIECE_BYTES", 1 << 14)
-    monkeypatch.setattr(file_blocks, "MAX_PART_BYTES", 1 << 20)
+    monkeypatch.setattr(trace_file, "BLOCK_BYTES", 1 << 17)
+    monkeypatch.setattr(trace_file, "PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(trace_file, "MAX_PART_BYTES", 1 << 20)
     monkeypatch.setattr(trace_events, "MAX_RANKS", 1 << 16)
     path = tmp_path / "t.json"
     path.write_text('{"traceEvents": [' + events + "]}")

@@ -12,7 +12,7 @@ import pytest
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.kineto import file_blocks
+from gpurun.launcher.trace.kineto import trace_file
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from tests.unit.trace.trace_files import kernel, launch, step, write
 from tests.wording import Wording
@@ -24,13 +24,13 @@ def message(path: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("block_bytes", [100, file_blocks.BLOCK_BYTES])
+@pytest.mark.parametrize("block_bytes", [100, trace_file.BLOCK_BYTES])
 @pytest.mark.parametrize("header_last", [False, True])
 def test_damage_is_reported_where_it_is_and_not_where_the_file_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, header_last: bool
 ) -> None:
     """Every bracket, quote, colon and comma of the third of ten events in turn is lost, or doubled."""
-    monkeypatch.setattr(file_blocks, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(trace_file, "BLOCK_BYTES", block_bytes)
     events = [json.dumps(kernel("k", 10 * i, 1)).encode() for i in range(10)]
     header = b'"device": {"name": "x"}'
     head, tail = (b"{", b"," + header + b"}") if header_last else (b"{" + header + b",", b"}")

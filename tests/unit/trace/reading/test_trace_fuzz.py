@@ -10,8 +10,8 @@ import pytest
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.report.terminal.trace import render_tables, render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.kineto import file_blocks
-from gpurun.launcher.trace.requested_tables import TABLES
+from gpurun.launcher.trace.kineto import trace_file
+from gpurun.launcher.trace.model import TABLES
 from tests.damage.content import damaged
 from tests.unit.trace.trace_files import REAL
 from tests.whole import first
@@ -28,7 +28,7 @@ ROUNDS = 10
 def test_damaged_files_never_end_in_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
 ) -> None:
-    monkeypatch.setattr(file_blocks, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(trace_file, "BLOCK_BYTES", 1 << 16)
     chance = random.Random(f"{name} {seed}")
     packed = (REAL / name).read_bytes()
     if seed % 5 == 0:

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.analysis.nesting import nest
-from gpurun.launcher.trace.kineto import file_blocks
-from gpurun.launcher.trace.kineto.columns import Spans
-from gpurun.launcher.trace.kineto.events import needs_text, time_texts, to_ns
-from gpurun.launcher.trace.kineto.file_blocks import find_events, scan_events
+from gpurun.launcher.trace.analysis.tables import nest
+from gpurun.launcher.trace.kineto import trace_file
+from gpurun.launcher.trace.kineto.columns import Spans, needs_text, time_texts, to_ns
 from gpurun.launcher.trace.kineto.read_trace import read_trace
+from gpurun.launcher.trace.kineto.trace_file import find_events, scan_events
 from tests.unit.trace.trace_files import kernel, launch, span, write
 
 AWKWARD = ["}, {", '"}, {"', "\\", '\\"', "]}", '{"traceEvents": [', "\u2028\x07", "名前", "<script>", ""]
@@ -32,11 +31,11 @@ NESTED = st.recursive(
 @given(
     st.lists(st.dictionaries(st.sampled_from(AWKWARD), NESTED, max_size=3), max_size=6),
     st.booleans(),
-    st.sampled_from([1, 2, 3, 7, file_blocks.PIECE_BYTES]),
+    st.sampled_from([1, 2, 3, 7, trace_file.PIECE_BYTES]),
 )
 def test_scan_finds_every_event_whatever_strings_hold(events: list[str], spaced: bool, piece: int) -> None:
     text = json.dumps(events, indent=1 if spaced else None)[1:].encode() + b', "x": [{}]}'
-    with patch.object(file_blocks, "PIECE_BYTES", piece):
+    with patch.object(trace_file, "PIECE_BYTES", piece):
         scan = scan_events(text)
     cut = [text[start:end] for start, end in zip(scan.starts.tolist(), scan.ends.tolist(), strict=True)]
     assert [json.loads(each) for each in cut] == events
@@ -59,7 +58,7 @@ def test_blocks_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for i in range(40)
     ]
     path = write(tmp_path / "trace.json", events, before="x" * 200)
-    monkeypatch.setattr(file_blocks, "BLOCK_BYTES", size)
+    monkeypatch.setattr(trace_file, "BLOCK_BYTES", size)
     trace = read_trace(path)
     assert len(trace.ops) == 40
     assert [trace.op_names[i] for i in trace.ops.name] == [event["name"] for event in events]

@@ -16,6 +16,7 @@ from gpurun.workloads.limits import check, listed, name_in, not_there, path_of, 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+
 IMAGE_PIXELS = 224
 CLASSES = 1000
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"})

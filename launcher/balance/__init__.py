@@ -1,1 +1,0 @@
-"""`split: balanced`: cost curves of devices, and the provably optimal split. Pure functions."""

@@ -1,1 +1,0 @@
-"""Files for TensorBoard: scalars, HParams, custom charts."""

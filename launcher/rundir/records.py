@@ -1,0 +1,904 @@
+"""The files through which workers and the command communicate, one dataclass each.
+
+The run directory is the only channel back from a worker. `LaunchConfig` goes in, the rest comes out. All are
+JSON, encoded and checked by msgspec.
+"""
+
+import time
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, Any, Literal, get_args
+
+from msgspec import Meta, Struct
+
+from gpurun.launcher.machine import LOOPBACK
+from gpurun.launcher.strategies import STRATEGIES, strategy_named
+from gpurun.launcher.units import format_count, refuse_no_time
+
+
+@dataclass(frozen=True)
+class BalanceConfig:
+    """The bounds of the search for `split: balanced`."""
+
+    minimum: int
+    """The fewest samples of a device; with 0, a device may be unused."""
+    caps: tuple[int, ...]
+    """The most samples of each device."""
+
+
+@dataclass(frozen=True)
+class VariantConfig:
+    """One variant as a worker needs it."""
+
+    id: str
+    split: tuple[int, ...]
+    accumulate: int
+    balance: BalanceConfig | None = None
+    """If set, `split` is only the start: the launch measures the devices, and finds the best split."""
+    rounds: int | None = None
+    """Rounds that it takes part in, the launch's first ones; `None`: all."""
+    sync_every: int | None = None
+    """Micro-batches between two averages of the gradients; `None`: only the last one is followed by one."""
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """A `torch.profiler` capture per variant and rank, after the timed rounds."""
+
+    steps: int
+    shapes: bool = False
+    memory: bool = False
+    stacks: bool = False
+    modules: bool = False
+    ranks: tuple[int, ...] | None = None
+    """Ranks that are recorded; `None`: all."""
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Everything that the workers of one launch need; `launches/ID/launch.json`."""
+
+    launch: str
+    run_dir: str
+    workload: str
+    """`gpt`, `train.py:build` or `package.module:build`."""
+    job_dir: str
+    """Directory of the job file: relative file names of the job start here."""
+    params: Mapping[str, Any]
+    strategy: str
+    devices: tuple[str, ...]
+    """torch device of each rank (`ddp`) or replica (`dp`), as the worker sees them: `cpu`, `cuda:0`."""
+    backend: str | None
+    """`gloo` or `nccl` for `ddp`; `None` for one process."""
+    precision: str
+    seed: int
+    threads: int
+    """Intra-op threads of one device; a CPU device is this share of the cores."""
+    variants: tuple[VariantConfig, ...]
+    baseline: str | None
+    """The baseline's id if it is measured in this launch; it is then measured twice (A/A)."""
+    warmup: int
+    rounds: int
+    gradient_check: bool = True
+    profile: ProfileConfig | None = None
+    memory: bool = False
+    """Whether a step of each variant is run to see what its memory holds."""
+    block_ms: float = 200.0
+    """A round runs a block of steps of one variant that lasts at least this long."""
+    compile: bool = False
+    """Whether the model is compiled, separately for each shape of its inputs."""
+    checkpointing: int | str = "none"
+    """Which layers compute their activations again: `none`, `full`, or every n-th one."""
+    optimizer: str = "default"
+    """The implementation of the workload's optimizer: `default`, `foreach` or `fused`."""
+    workers: int | None = None
+    """Processes that read the dataset on each rank; `None`: as many as the workload says."""
+    prefetch: int | None = None
+    """Micro-batches that each of them reads ahead; `None`: as many as torch does by default."""
+    channels_last: bool = False
+    """Whether images have the channels-last memory format."""
+    cudnn_benchmark: bool = False
+    """Whether convolutions try their algorithms for each new shape."""
+    ablation_rounds: int = 0
+    """In how many of the first rounds every variant also runs a block without communication (`ddp`)."""
+    draw: str = ""
+    """The seed of the order of blocks: differs between runs, and is the same on all nodes."""
+    collective_timeout_s: float = 900.0
+    """After how long torch gives up a collective: later than the command ends the launch."""
+    address: str = LOOPBACK
+    """The address at which rank 0 listens: the loopback interface, unless other nodes have to reach it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that the strategy's class takes as keyword arguments."""
+    nccl: Mapping[str, Any] = field(default_factory=dict)
+    """The job's choices for NCCL, by the names of the job file."""
+    device_names: tuple[str, ...] = ()
+    """The job's names for the devices; a process that sees one GPU only calls each `cuda:0`."""
+
+    guests: tuple["LaunchConfig", ...] = ()
+    """Other strategies in the same processes, each with a model of its own. One that has a single process is
+    in the first rank alone."""
+    takes_turns: bool = True
+    """Whether they are measured in the same rounds; otherwise one follows the other, with the memory for
+    itself."""
+
+    def __post_init__(self) -> None:
+        """Rejects an unknown strategy, also in a file that is read back."""
+        strategy_named(self.strategy)
+
+    @property
+    def parts(self) -> tuple["LaunchConfig", ...]:
+        """The configuration of each strategy."""
+        return (self, *self.guests)
+
+    @property
+    def world_size(self) -> int:
+        return STRATEGIES[self.strategy].num_processes(len(self.devices))
+
+
+@dataclass(frozen=True)
+class VariantRef:
+    """A variant, in both kinds of configurations."""
+
+    id: str
+    rounds: int | None = None
+    """The rounds, as in `VariantConfig`."""
+
+
+@dataclass(frozen=True)
+class ProgramConfig:
+    """Everything that the ranks of a program's launch need; `launches/ID/launch.json`."""
+
+    launch: str
+    run_dir: str
+    job_dir: str
+    """Working directory, where relative file names of the job start."""
+    script: str | None
+    """Path of a Python file, as the job states it."""
+    module: str | None
+    """Name of a module, if there is no script."""
+    args: tuple[str, ...]
+    seed: int | None
+    """Seeds the random numbers of Python, numpy and torch; `None`: they are not seeded."""
+    world_size: int
+    warmup: int
+    variants: tuple[VariantRef, ...]
+    """The one variant that runs."""
+    profile: ProfileConfig | None = None
+    first_traced_step: int = 0
+    """Counts from 0."""
+
+    @property
+    def variant(self) -> str:
+        return self.variants[0].id
+
+
+@dataclass(frozen=True)
+class LaunchHead:
+    """The keys that both kinds of configurations have in common."""
+
+    variants: tuple[VariantRef, ...]
+    rounds: int = 1
+    guests: tuple["LaunchHead", ...] = ()
+    """Other strategies in the same processes, as in `LaunchConfig`."""
+
+    @property
+    def all_variants(self) -> tuple[VariantRef, ...]:
+        """The variants of the launch and of its guests."""
+        return (*self.variants, *(variant for guest in self.guests for variant in guest.all_variants))
+
+
+MAX_STEP_S = 10.0
+"""The longest step that is wanted of `global_batch: max`."""
+
+
+@dataclass(frozen=True)
+class MaxBatchConfig:
+    """The configuration of a process that finds the largest batch that each of its devices holds."""
+
+    workload: str
+    job_dir: str
+    params: Mapping[str, Any]
+    devices: tuple[str, ...]
+    """The devices of this process, as it sees them: one, or all where one process has them."""
+    index: int
+    """Position of the first among the job's devices."""
+    num_devices: int
+    precision: str
+    accumulate: int
+    """Micro-batches of a batch."""
+    keeps_gradients: bool
+    """Whether as much memory as all gradients take is occupied all the time, as by DDP's buckets."""
+    gradients_are_views: bool
+    """Whether that is the gradients' only memory."""
+    seed: int
+    threads: int
+    limit_bytes: int | None
+    """Host memory that it may use in addition to its start; `None` on a GPU, which has its own limit."""
+    attempts: str
+    """Path of the file for its attempts, one line each."""
+    fits: int
+    """The largest batch that fit in earlier processes; 0 for none."""
+    fails: int | None
+    """The smallest batch that did not fit."""
+    max_step_s: float = MAX_STEP_S
+    """A batch whose step takes longer is large enough, whatever the memory."""
+
+
+@dataclass(frozen=True)
+class EstimateConfig:
+    """Launches of whose variants a process estimates the memory."""
+
+    launches: tuple[LaunchConfig, ...]
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """A request of `gpurun capture` to the running ranks; `launches/ID/control/captureN.json`."""
+
+    number: int
+    steps: int
+    ranks: tuple[int, ...] | None
+    """Ranks to record; `None`: all."""
+    first_step: int
+    """The first step by the control block's counter: the trace begins there, unless ranks agree on one."""
+
+
+Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+"""Anyone may have written a record, so that its numbers have limits: within these, no figure overflows."""
+Length = Annotated[int, Meta(ge=1, le=1 << 62)]
+"""Nanoseconds that something took; a figure may be the logarithm of it."""
+Count = Annotated[int, Meta(ge=0, le=1 << 48)]
+Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
+LengthOfMean = Annotated[float, Meta(ge=1e-3, le=1e18)]
+"""Nanoseconds, of the mean of several."""
+Kind = Literal["warmup", "timed", "aa", "ablation", "profile", "skipped"]
+"""`aa`: the baseline's second block in a round. `skipped`: a step whose update a GradScaler left out."""
+LossOver = Literal["mean", "sum", "counted"]
+"""How a workload's loss is reduced over its samples; `counted`: the mean over what `count` returns."""
+MemoryPart = Literal["parameters", "optimizer", "gradients", "communication", "activations"]
+MEMORY_PARTS: tuple[MemoryPart, ...] = get_args(MemoryPart)
+"""A tensor with several parts counts as the first of them: DDP may keep gradients in its buckets."""
+NO_STEPS = (
+    "no steps were recorded, only the running time: no optimizer stepped at least twice; "
+    "in a loop without an optimizer, mark each step: `with gpurun.step():`; a program that goes "
+    "on from its own checkpoint may have had nothing left to do"
+)
+"""A warning about one attempt at a program: another may have recorded some."""
+NO_GROUP = (
+    "the ranks made no process group; unless they communicate without torch, each trained its own model. "
+    "Call `torch.distributed.init_process_group`, and wrap the model in `DistributedDataParallel`"
+)
+"""A warning that ranks record of a program, and that reports don't repeat."""
+NO_TRACE = "no trace: "
+"""How a warning about a program begins that ended before the steps to be traced."""
+GRADIENT_DIFFERS = "the gradient differs from that of "
+"""How a warning begins where an error is larger than the precision explains: gradients don't agree then."""
+
+
+@dataclass(frozen=True)
+class GpuLoad:
+    """One GPU's load during a block of steps."""
+
+    peak_bytes: Whole | None = None
+    """Peak of allocated memory."""
+    sm_clock_mhz: Number | None = None
+    """The mean, where the driver keeps samples; else at the end."""
+    power_w: Number | None = None
+    """The mean, where the driver counts energy; else at the end."""
+    throttled: str | None = None
+    """Why it ran below its clock."""
+    alloc_retries: Count = 0
+    """How often torch had to release cached memory, and so to wait, before an allocation succeeded."""
+
+
+class StepRecord(Struct, frozen=True, gc=False):
+    """One step on one rank; a line of `variants/ID/rankN.jsonl`. No dataclass, since a run has many."""
+
+    launch: str
+    round: Count
+    """Counts from 1 within its launch; 0 outside rounds (warm-up, profile)."""
+    order: Count
+    """Position of the variant's block within the round."""
+    step: Count
+    kind: Kind
+    step_ns: Length
+    phases_ns: Mapping[str, Whole]
+    """data, h2d, forward, backward, optimizer; adds up to `step_ns` without the gaps between them."""
+    peak_bytes: Whole | None
+    """Peak since the block began: of allocated memory on the rank's fullest GPU, or of the process's resident
+    set (CPU)."""
+    queue_ns: Whole | None = None
+    """How long the computing thread of this rank that waited longest was ready to run but had no core, in the
+    mean step of the block."""
+    throttled: str | None = None
+    """Why a GPU of the rank ran below its clock in the block: `too hot`, `power brake`; `None`: none did."""
+    energy_mj: Number | None = None
+    """Millijoules that the rank's GPUs took for the block, shared among its steps."""
+    others_ns: Whole | None = None
+    """CPU time of other processes on the rank's cores, in the mean step of the block. The clock is so coarse
+    that only a mean over blocks is meaningful; `None` if it is not measured."""
+    gpus: tuple[GpuLoad, ...] = ()
+    """The load of each GPU of the rank, during the block; in the record of a block's first step only."""
+    cpu_ns: Whole | None = None
+    """CPU time of all threads of the rank, in the mean step of the block; `None` in older runs."""
+    thread_cpu_ns: Whole | None = None
+    """CPU time of the thread that makes the steps, in the mean step of the block; `None` in older runs."""
+    block_ns: LengthOfMean | None = None
+    """The mean step of the block, where this is the only one of its steps that is recorded."""
+    children_ns: Whole | None = None
+    """CPU time of the processes that the rank has started, in the mean step of the block: part of
+    `others_ns`. `None` in older runs."""
+
+
+@dataclass(frozen=True)
+class MemoryPeak:
+    """The content of a rank's device when live tensors had most bytes, in one untimed step;
+    `variants/ID/rankN.memory.json`. In bytes."""
+
+    parameters: Whole = 0
+    """Buffers of the model, gathered shards and the copies of `dp` included."""
+    gradients: Whole = 0
+    optimizer: Whole = 0
+    """State of the optimizer, and what it makes while it runs."""
+    activations: Whole = 0
+    """The tensors that forward and backward make and keep, inputs included."""
+    communication: Whole = 0
+    """Buffers of collectives that are nothing else, such as the buckets of `ddp`."""
+    reserved: Whole | None = None
+    """The memory that the allocator held by then, in use or not; `None` on the CPU."""
+
+    @property
+    def parts(self) -> dict[MemoryPart, int]:
+        """Bytes by part."""
+        return {part: getattr(self, part) for part in MEMORY_PARTS}
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """The memory that a step of a variant is expected to hold, on its fullest rank."""
+
+    peak: MemoryPeak | None = None
+    reason: str = ""
+    """Why it isn't estimated."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimates:
+    """The estimates by variant."""
+
+    variants: Mapping[str, MemoryEstimate]
+
+
+@dataclass(frozen=True)
+class PointRecord:
+    """One block of a micro-benchmark's case; a line of `variants/ID/points.jsonl`, written by rank 0."""
+
+    launch: str
+    round: Count
+    series: str
+    unit: Literal["bytes", "rows"]
+    size: Count
+    """In `unit`."""
+    time_ns: LengthOfMean
+    """The time of one repetition: the block's mean on the slowest rank."""
+    repetitions: Count
+    nbytes: Whole | None = None
+    flops: Whole | None = None
+    bus_factor: Number | None = None
+    """Bytes that cross the busiest link, as a share of `nbytes`."""
+
+
+@dataclass(frozen=True)
+class RoundTime:
+    """Mean step of a variant in a round: of the rank that is slowest in it, of a program in the launch."""
+
+    launch: str
+    round: int
+    step_ns: float
+    num_steps: int = 1
+    """How many steps it is the mean of: of a program, whose last round may be shorter."""
+
+
+@dataclass(frozen=True)
+class VariantFacts:
+    """A launch's findings about a variant besides times; `variants/ID/facts.json`."""
+
+    gradient_error: Number | None = None
+    gradient_reference: str | None = None
+    """`one device`, or the id of the variant that it was compared with."""
+    warnings: tuple[str, ...] = ()
+    """Findings to show next to the figures: BatchNorm, dropout."""
+    unsteady: str | None = None
+    """Why the warm-up did not become steady."""
+    untimed: str | None = None
+    """Why no step of a program was timed, though it had some."""
+    flops_per_sample: Number | None = None
+    """Floating-point operations of forward and backward; `None` if an operator can't be counted."""
+    bytes_per_sample: Number | None = None
+    """Memory of a sample's inputs and targets."""
+    loss: LossOver | None = None
+    """`None` in runs that are older than this field."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Every file of the user's code that rank 0 has loaded, relative to the job's directory, with a hash of
+    its content. Empty where there was none, and in older runs."""
+    gradient_warning: str | None = None
+    """The warning that the gradient isn't the reference's, by how much, and the likely reason."""
+    parameter_error: Number | None = None
+    """Relative difference of the parameters after 5 steps to those of one device; `None` where each rank
+    updates all of them, so that the gradient says it."""
+
+
+@dataclass(frozen=True)
+class CodeVersion:
+    """`code.json`: which commit a run was started from; absent outside of git."""
+
+    root: str
+    """Top directory of the working copy."""
+    commit: str
+    is_changed: bool
+    """Whether tracked files differ from the commit."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A line of `looks.jsonl`: when a run with a budget judged what it had measured."""
+
+    launches: Count
+    """Repetitions that were complete."""
+    fraction: Number
+    """The share of the budget that was spent, up to 1: as much of the error rate is spent, too."""
+
+
+@dataclass(frozen=True)
+class ReduceRate:
+    """An all-reduce over all ranks, at its fastest."""
+
+    num_bytes: Count
+    time_us: Number
+    """The time of the slowest rank."""
+    bus_gb_per_s: Number
+    """Bytes that cross the busiest link of a ring, per second; 0 where the time can't be."""
+
+
+@dataclass(frozen=True)
+class PairRate:
+    """A message from one rank to another one and back, at its fastest."""
+
+    low: Count
+    high: Count
+    gb_per_s: Number
+    """One way; 0 where the time can't be."""
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """A rank's findings about its device and its links in `gpurun selftest`; `facts/rankN.json`.
+
+    What the device or its driver doesn't report is `None`."""
+
+    rank: Count
+    device: str
+    name: str
+    uuid: str | None
+    clock_off: Number
+    """How far half a second of products is off by the device's clock, as a share of the host's time."""
+    matrix_rows: Whole
+    gflop_per_s: Number
+    """Float32 products of square matrices: the fastest of many blocks."""
+    queue_share: Number
+    """The share of that time in which the rank was ready to run, but other processes had the cores."""
+    power_w: Number | None = None
+    energy_mj: Number | None = None
+    """Over that time."""
+    clock_mhz: Number | None = None
+    throttled: str | None = None
+    """Why the clock was low at work."""
+    pcie_link: tuple[Whole, Whole] | None = None
+    """Generation and lanes of its PCIe link at work."""
+    wrong_sums: tuple[str, ...] = ()
+    """All-reduces that gave another sum than they should."""
+    reduces: tuple[ReduceRate, ...] = ()
+    """The reductions by size, smallest first."""
+    pairs: tuple[PairRate, ...] = ()
+    """The rates of the pairs in which this rank is the lower one."""
+    cores: tuple[Whole, ...] = ()
+    """Numbers of the cores that it may use."""
+    cpu_share: Number = 0.0
+    """CPU time of this rank over that of the products."""
+    others_share: Number | None = None
+    """CPU time of other processes on its cores, as `cpu_share`; below 0 where the kernel's ticks say so."""
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """The time of a step on one device over its samples, without communication, in milliseconds."""
+
+    alpha_ms: Number
+    """The constant part of a step."""
+    alpha_ci: tuple[Number, Number] | None
+    beta_ms: Number
+    """The time of each sample."""
+    beta_ci: tuple[Number, Number] | None
+    straight: bool
+    """Whether the line α + β·b fits the measured points; else the curve goes through them."""
+    points: tuple[tuple[Count, Number], ...]
+    """Samples and their measured time, both increasing."""
+    cap: Count | None
+    """The most samples that its memory holds, if the batch has more."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction of the curves for a split."""
+
+    split: tuple[Count, ...]
+    compute_ms: Number
+    """The time of its slowest device."""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The best split of a batch over measured devices; `variants/ID/balance.json`."""
+
+    curves: tuple[CostCurve, ...]
+    best: Prediction
+    """The split with the least predicted time, T*; of measured sizes, if a curve is not straight."""
+    even: Prediction | None
+    """`None` if it does not fit."""
+    proportional: Prediction | None
+    """In proportion to speed, 1/β: best only if all α are equal. `None` if a curve is not straight."""
+    overhead_ms: Number
+    """The time of a step of the best split beyond its slowest device: communication, measured."""
+
+    @property
+    def predicted_ms(self) -> float:
+        """The step of the best split."""
+        return self.best.compute_ms + self.overhead_ms
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A line of a search: a batch begins, fits or fails; or the search is done, or has failed."""
+
+    outcome: str
+    batch: Count
+    """The batch; of a search that is done the one that needs no margin, since the dataset has no more."""
+    message: str = ""
+    step_s: Number = 0.0
+    """The time of a step of a batch that fits, without communication."""
+
+
+@dataclass(frozen=True, order=True)
+class Room:
+    """How many samples a device can hold, less a margin where memory is the limit."""
+
+    samples: int
+    open_end: str = ""
+    """Why no more was tried, if something else than memory ended the search."""
+
+    def __str__(self) -> str:
+        samples = format_count(self.samples)
+        return f"at least {samples} ({self.open_end})" if self.open_end else samples
+
+
+@dataclass(frozen=True)
+class NodeRooms:
+    """The findings of one machine."""
+
+    devices: tuple[str, ...]
+    """Names, on several nodes with the node's rank."""
+    rooms: tuple[Room, ...]
+    step_s: float
+    """A step of the largest batch that fits, on the slowest device."""
+
+
+@dataclass(frozen=True)
+class MaxBatch:
+    """The result of `global_batch: max`; `max_batch.json`."""
+
+    global_batch: Count
+    caps: tuple[Count, ...]
+    """The most samples of each device of the job, with a margin."""
+    step_s: Number = 0.0
+    """The time of a step of the largest batches that were tried; 0 in older runs."""
+
+
+Stage = Literal["start", "build", "balance", "check", "warmup", "round", "profile", "memory", "run", "done"]
+"""`run`: a program is running."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """The stage of a rank, or of the command; a line of `launches/ID/events.jsonl`, rank 0's and the
+    command's, or of another rank's file."""
+
+    time_ns: Whole
+    stage: Stage
+    variant: str | None = None
+    round: Count = 0
+    """The round; of a program its steps so far."""
+    rounds: Count = 0
+    monotonic_ns: Whole = 0
+    """The moment by `time.monotonic_ns()`, which no one sets: durations within a launch are differences of
+    it. 0 in runs that are older than this field."""
+    steps_ns: tuple[Whole, Whole] | None = None
+    """Of a program: when its first step began and its last one so far ended, by that clock; `None` before,
+    and in older runs."""
+
+    @classmethod
+    def now(
+        cls,
+        stage: Stage,
+        variant: str | None = None,
+        round: int = 0,
+        rounds: int = 0,
+        steps_ns: tuple[int, int] | None = None,
+    ) -> "Event":
+        """An event of this moment."""
+        return cls(time.time_ns(), stage, variant, round, rounds, time.monotonic_ns(), steps_ns)
+
+
+def elapsed_s(events: Sequence[Event]) -> float:
+    """Seconds from the first to the last event of an attempt; 0 if there is none."""
+    if not events:
+        return 0.0
+    first, last = events[0], events[-1]
+    if first.monotonic_ns and last.monotonic_ns:
+        return (last.monotonic_ns - first.monotonic_ns) / 1e9
+    return (last.time_ns - first.time_ns) / 1e9
+
+
+def stages_s(events: Sequence[Event]) -> list[tuple[Event, float]]:
+    """Every event of an attempt but the last, with the seconds until the next one."""
+    return [(event, elapsed_s((event, after))) for event, after in pairwise(events)]
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """The parts of a run that `--resume` keeps, and those that it measures again."""
+
+    launches: Count
+    """The number of launches in which variants are measured completely."""
+    variants: Count
+    """The number of variants that are measured completely in at least one of them."""
+    again: Mapping[str, str] = field(default_factory=dict)
+    """How each variant ended that is tried again."""
+    with_baseline: str | None = None
+    """The baseline, where it runs once more next to what is missing of a launch, since rounds are pairs."""
+    left_out: tuple[str, ...] = ()
+    """Variants that ran out of memory, as they would again."""
+    replaced: tuple[str, ...] = ()
+    """Attempts whose launches are measured again, since they ran other software."""
+    interrupted: Mapping[str, tuple[Count, Count]] = field(default_factory=dict)
+    """Launches that go on: how many of how many rounds they have completed."""
+    not_begun: Count | None = 0
+    """Launches that are still to come; `None`: a budget decides."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line of `commands.jsonl`: a command begins to work on a run."""
+
+    time_ns: Whole
+    resumed: Resumption | None = None
+    """The beginning of a `--resume`; `None` of the first command, and in older runs."""
+
+
+def between_s(logs: Iterable[Sequence[Event]], commands: Sequence[Command]) -> list[float]:
+    """Seconds from the end of each launch to the start of the next one that the same command ran.
+
+    Args:
+        logs: of each attempt.
+        commands: all of the run; a run that is older than their file has none, and no time between launches.
+    """
+    pairs = (pair for _, own in _by_command(logs, commands) for pair in pairwise(own))
+    gaps = (elapsed_s((before[-1], after[0])) for before, after in pairs)
+    return [gap for gap in gaps if gap > 0]
+
+
+def before_s(logs: Iterable[Sequence[Event]], commands: Sequence[Command]) -> float:
+    """Seconds from the start of each command to its first launch, together: processes import torch."""
+    gaps_ns = (own[0][0].time_ns - begun_ns for begun_ns, own in _by_command(logs, commands))
+    return sum(gap for gap in gaps_ns if gap > 0) / 1e9
+
+
+def _by_command(
+    logs: Iterable[Sequence[Event]], commands: Sequence[Command]
+) -> Iterator[tuple[int, list[Sequence[Event]]]]:
+    """When each command that ran launches began, and their logs in order."""
+    begun_ns = sorted(command.time_ns for command in commands)
+    by_command: dict[int, list[Sequence[Event]]] = {}
+    for log in sorted((log for log in logs if log), key=lambda log: log[0].time_ns):
+        by_command.setdefault(bisect(begun_ns, log[0].time_ns), []).append(log)
+    by_command.pop(0, None)  # no command is known
+    return ((begun_ns[number - 1], own) for number, own in by_command.items())
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """A rank's own record of its failure; `launches/ID/failures/rankN.json`."""
+
+    time_ns: Whole
+    rank: Count
+    variant: str | None
+    stage: str
+    kind: Literal["exception", "oom", "exit", "user"]
+    """`user`: a mistake in the user's workload that gpurun explains (file, line, expected, got)."""
+    type: str
+    """The exception's type; for a mistake in the workload, that of the user's exception, if any."""
+    message: str
+    traceback: str
+    secondary: bool
+    """Whether the rank only lost its peer ("connection closed by peer")."""
+
+
+Status = Literal["ok", "unsteady", "oom", "failed", "timeout", "hung", "skipped"]
+MEASURED = frozenset({"ok", "unsteady"})
+"""The states of a variant that ran to its end."""
+
+
+@dataclass(frozen=True)
+class VariantStatus:
+    """How a variant ended; `variants/ID/status.json`, written by the command."""
+
+    status: Status
+    reason: str | None = None
+    launch: str | None = None
+    rank: Count | None = None
+    log: str | None = None
+    """Path of the log with more, relative to the run directory."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A line of `restarts.jsonl`."""
+
+    time_ns: Whole
+    launch: str
+    """The attempt that failed."""
+    restart: Count
+    """Counts from 1 within the launch."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class QuietWait:
+    """A line of `waits.jsonl`: a launch began later, for other programs to leave the cores."""
+
+    time_ns: Whole
+    launch: str
+    waited_s: float
+    is_quiet: bool
+    """Whether they did."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A line of `stalls.jsonl`: for a while no step was completed, and the launch wasn't ended."""
+
+    time_ns: Whole
+    launch: str
+    """The attempt."""
+    reason: str
+    """`ddp-2-6-2: no step completed for 60 s: rank 1 is in `forward` (model.py:12); rank 0 waits`."""
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """The next trial of live ranks; `launches/ID/trials/N.json`."""
+
+    launch: LaunchConfig
+    """The configuration with the one variant that is tried."""
+    steps: int
+    """Timed steps, at least."""
+    least_ms: float
+    """How long they last together, at least."""
+
+
+@dataclass(frozen=True)
+class TrialTimes:
+    """The times that live ranks have measured; `launches/ID/trials/N.times.json`, written by rank 0."""
+
+    step_ns: tuple[float, ...]
+    """The time of each timed step, on the slowest rank."""
+    peak_bytes: int | None = None
+    """The peak of the fullest device in one step; `None`: it wasn't looked at."""
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """How a trial of a combination ended; a line of `trials.jsonl`."""
+
+    variant: str
+    number: int
+    """Counts from 1 for each variant."""
+    status: Literal["ok", "oom", "failed", "timeout", "hung"]
+    seconds: float
+    """The length of the trial, the start of processes included."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings that make the variant."""
+    label: str = ""
+    """The name in reports; empty in runs that are older than this field."""
+    global_batch: Count | None = None
+    step_ms: float | None = None
+    """The median of its steps."""
+    variance: float = 0.0
+    """The variance of that logarithm, by the scatter of the steps."""
+    peak_gib: float | None = None
+    reason: str | None = None
+    """Why it failed."""
+
+    def is_too_large(self, memory_gib: float | None) -> bool:
+        """Whether it takes more memory than it may."""
+        return None not in (memory_gib, self.peak_gib) and (self.peak_gib or 0.0) > (memory_gib or 0.0)
+
+
+@dataclass(frozen=True)
+class TimeChange:
+    """How much longer steps take, in percent; negative: shorter."""
+
+    percent: float
+    ci: tuple[float, float] | None
+    """The interval at 95 % confidence; `None` where too few launches show it."""
+    variant: str | None = None
+    """The combination that takes so much longer; `None` of an average."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The effect of a value of a key on the time of a step: at the best combination, and on average."""
+
+    key: str
+    """The key in the job; of a mapping or of arguments with the name of the part: `params width`."""
+    value: str
+    against: str
+    """The value that it is compared with: the best combination's, where this has one that was measured."""
+    at_best: TimeChange | None = None
+    """The best combination with this one value changed, compared with the best as it is. Of several, which
+    differ in keys that the best lacks, the fastest; `None` where none was measured."""
+    average: TimeChange | None = None
+    """By the model of the search: the geometric mean over all pairs of combinations that differ in no other
+    key that both have. `None` in older runs."""
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """A combination that wasn't tried, or that failed."""
+
+    settings: Mapping[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True)
+class SearchRecord:
+    """The space of a search, and its result; `search.json`."""
+
+    space: int
+    """Combinations of what the job compares."""
+    distinct: int
+    """The number of possible combinations that differ."""
+    own: str | None
+    """The variant that is the job's own setting; `None`: that can't be."""
+    budget_s: float
+    finalists: tuple[str, ...] = ()
+    """The combinations that are compared in the end; empty while combinations are tried."""
+    best: str | None = None
+    """The fastest by the trials."""
+    left_out: tuple[Unmeasured, ...] = ()
+    failed: tuple[Unmeasured, ...] = ()
+    at_most_missed_percent: float | None = None
+    """The bound by the model, with 95 % confidence: no other combination is faster than the best by more."""
+    effects_at: Mapping[str, tuple[Effect, ...]] = field(default_factory=dict)
+    """The effects of values, for each combination that may turn out to be the best."""
+    memory_gib: float | None = None
+    """The memory that a combination may take, where the job states `memory`."""
+
+    def __post_init__(self) -> None:
+        refuse_no_time(self.budget_s)

@@ -1,1 +1,0 @@
-"""Where workloads get their samples: files, text, images, random tensors."""
