@@ -142,7 +142,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "missed-collective-off-by-one",
-        "launcher/inspect/collectives.py",
+        "launcher/inspect/snapshot.py",
         "return Gap(CalledCollective(group, lowest + 1, name, backend), waiting, missing)",
         "return Gap(CalledCollective(group, lowest, name, backend), waiting, missing)",
         ("tests/unit/inspect/test_collectives.py",),
@@ -371,7 +371,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "copies-under-communication-exposed",
-        "launcher/trace/analysis/breakdown.py",
+        "launcher/trace/analysis/digest.py",
         "inside.copies.subtract(inside.compute.join(inside.comm))",
         "inside.copies.subtract(inside.compute)",
         ("tests/unit/trace/test_trace_intervals.py", "tests/unit/trace"),

@@ -21,8 +21,8 @@ from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.findings.finding_kinds import findings_page
-from gpurun.launcher.jobfile.docs.catalogue import workload_reference
-from gpurun.launcher.jobfile.docs.schema import job_reference
+from gpurun.launcher.jobfile.params import workload_reference
+from gpurun.launcher.jobfile.schema import job_reference
 from gpurun.launcher.nodes.rendezvous import LAST_CALL_S
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, as_json

@@ -23,8 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
+from gpurun.launcher.machine.accelerators import DEFAULT, INDEX, build_for  # noqa: E402
 from gpurun.launcher.machine.gpus.nvml import has_driver, inspect_nvidia_gpus  # noqa: E402
-from gpurun.launcher.machine.gpus.torch_build import DEFAULT, INDEX, build_for  # noqa: E402
 
 CONSTRAINTS = ROOT / "constraints.txt"
 PYTHON = "python{}.{}".format(*sys.version_info)

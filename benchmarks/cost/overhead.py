@@ -75,8 +75,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     from gpurun.launcher.worker.base.journal import Journal
     from gpurun.launcher.worker.base.process_group import GroupPeers
     from gpurun.launcher.worker.training.load_workload import load_workload
-    from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of
-    from gpurun.launcher.worker.training.traces import TraceRequests
+    from gpurun.launcher.worker.training.timed_rounds import TimedRounds, TraceRequests, load_of
     from gpurun.launcher.worker.training.trainer import Trainer
     from gpurun.workloads.base import Workload
 

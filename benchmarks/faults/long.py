@@ -18,10 +18,9 @@ import numpy.typing as npt
 from benchmarks.timing import BIN, machine_facts, record, table
 from gpurun.launcher.compare.figures.recorded import round_blocks_ns
 from gpurun.launcher.plan.model import Plan
-from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_bytes, write_json
+from gpurun.launcher.rundir.files import RoundSample, RunDir, append_lines, read_json, write_bytes, write_json
 from gpurun.launcher.rundir.paths import MAX_KEPT_ROUNDS
 from gpurun.launcher.rundir.records import Event, ProgramConfig, StepRecord
-from gpurun.launcher.rundir.step_sample import RoundSample
 from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, WINDOW_STEPS
 from gpurun.launcher.worker.program.program_rank import FLUSH_NS, PROGRESS_PARTS, StepRecorder
 

@@ -19,7 +19,7 @@ from werkzeug.datastructures import MultiDict
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import GpurunError
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
+from gpurun.launcher.tensorboard_plugin.logdir import Listing
 from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, RequestRefused, TabServer
 from tests.damage.content import damaged
 

@@ -19,12 +19,14 @@ from gpurun.launcher.compare.figures.recorded import (
     LEAST_AROUND,
     MeasuredVariant,
     around_note,
+    gpu_names,
     has_cold_peak,
     median_attempt,
     other_work,
     planned_launch,
     read_measured,
     steps_of_launches,
+    throughput,
     typical_ms,
 )
 from gpurun.launcher.compare.figures.searched import (
@@ -34,7 +36,6 @@ from gpurun.launcher.compare.figures.searched import (
     winner_findings,
 )
 from gpurun.launcher.compare.figures.size_curves import probe_result
-from gpurun.launcher.compare.figures.throughput import gpu_names, throughput
 from gpurun.launcher.compare.figures.variant import (
     balanced,
     batch_curves,

@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, TracedSteps
+from gpurun.launcher.compare.figures.recorded import Rates
 from gpurun.launcher.compare.figures.searched import SearchResult
 from gpurun.launcher.compare.figures.size_curves import Balanced, BatchCurve, ProbeResult
-from gpurun.launcher.compare.figures.throughput import Rates
 from gpurun.launcher.findings.finding import Finding, of_level
 from gpurun.launcher.findings.finding_kinds import KINDS
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpurun.launcher.errors import TRACEBACK, ParamsError
-from gpurun.launcher.inspect.collectives import MISMATCHED
+from gpurun.launcher.inspect.snapshot import MISMATCHED
 from gpurun.launcher.inspect.stacks import Fatal, fatal_error, is_users
 from gpurun.launcher.logs.lines import is_noise
 from gpurun.launcher.machine.resource_limits import oom_killed, remedy

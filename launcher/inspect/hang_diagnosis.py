@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpurun.launcher.inspect.collectives import (
+from gpurun.launcher.inspect.snapshot import (
     MISMATCHED,
     CalledCollective,
     Gap,
     Mismatch,
+    RankSnapshot,
     find_gap,
     find_mismatch,
     find_pending,
     last_ones,
 )
-from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.inspect.stacks import (
     BACKWARD,
     COLLECTIVE,

@@ -29,8 +29,15 @@ from gpurun.launcher.jobfile.values import (
     with_options,
 )
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, flow_text, shorten
-from gpurun.launcher.jobfile.yaml.source import Source, override_source, read_source
-from gpurun.launcher.jobfile.yaml.tree import MAX_PROBLEMS, Mark, YamlNode, compose
+from gpurun.launcher.jobfile.yaml.tree import (
+    MAX_PROBLEMS,
+    Mark,
+    Source,
+    YamlNode,
+    compose,
+    override_source,
+    read_source,
+)
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.units import format_count
 

@@ -22,8 +22,7 @@ from gpurun.launcher.jobfile.section import (
 )
 from gpurun.launcher.jobfile.values import for_message
 from gpurun.launcher.jobfile.yaml.describe import flow_text, nearest, shorten, truth_in
-from gpurun.launcher.jobfile.yaml.source import Source
-from gpurun.launcher.jobfile.yaml.tree import Path, Unreadable
+from gpurun.launcher.jobfile.yaml.tree import Path, Source, Unreadable
 from gpurun.launcher.units import format_count
 
 S = TypeVar("S", bound=Section)

@@ -20,8 +20,7 @@ from gpurun.launcher.jobfile.yaml.describe import (
     flow_text,
     shorten,
 )
-from gpurun.launcher.jobfile.yaml.source import Source
-from gpurun.launcher.jobfile.yaml.tree import Path
+from gpurun.launcher.jobfile.yaml.tree import Path, Source
 from gpurun.launcher.strategies import Strategy
 
 

@@ -405,3 +405,15 @@ def backend_for(strategy: str, devices: tuple[str, ...], machines: Sequence[Mach
         by_node.setdefault(node_of_device(name), []).append(name)
     is_shared = any(shared_gpus(names, machines[node]) for node, names in by_node.items())
     return CPU.backend if is_shared else accelerator_of(devices[0]).backend
+
+
+def part_notes(devices: Sequence[str], machines: Sequence[MachineLike]) -> tuple[str, ...]:
+    """The note that ranks which get parts of GPUs see one GPU each, whatever their LOCAL_RANK."""
+    kind, has_several = accelerator_of(devices[0]), False
+    for node, machine in enumerate(machines if not kind.is_host else ()):
+        own = [device_of_node(name) for name in devices if node_of_device(name) == node]
+        has_several |= len(own) > 1 and any(is_part(name, machine) for name in own)
+    if not has_several:
+        return ()
+    own_rank, first = f"{kind.name}:LOCAL_RANK", kind.device(0)
+    return (f"each rank sees its own MIG instance alone, as {first}: a program that takes {own_rank} fails",)

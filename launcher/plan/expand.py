@@ -36,9 +36,9 @@ from gpurun.launcher.plan.devices import (
     gpu_of,
     is_part,
     notes_on,
+    part_notes,
 )
 from gpurun.launcher.plan.model import Node, SkippedCombination, Variant, node_of_device
-from gpurun.launcher.plan.program_processes import part_notes
 from gpurun.launcher.splits import BALANCED, Split, resolve_split
 from gpurun.launcher.strategies import NCCL_ALGORITHMS, NCCL_ANY_PROTOCOL, Reach, Strategy
 from gpurun.launcher.units import plural

@@ -21,7 +21,7 @@ SERVICE_RANK = -1
 
 WORKER_ENTRY = "gpurun.launcher.worker.entry.workload_rank:main"
 """The entry point of a workload's rank."""
-TRIAL_ENTRY = "gpurun.launcher.worker.entry.trial_rank:main"
+TRIAL_ENTRY = "gpurun.launcher.worker.entry.workload_rank:try_combinations"
 """The entry point of a rank that tries several combinations of a workload's settings."""
 PROGRAM_ENTRY = "gpurun.launcher.worker.program.program_rank:main"
 """The entry point of a program's rank."""

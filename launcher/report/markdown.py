@@ -12,7 +12,7 @@ from gpurun.launcher.findings.finding import Screen, of_level, screen_of
 from gpurun.launcher.report.footnotes import detail_lines, uncertainty_text, verdict_text
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.changes import bounds_note, gate_cells, gate_header
-from gpurun.launcher.report.terminal.curves import (
+from gpurun.launcher.report.terminal.table import (
     balanced_lines,
     batch_curve_lines,
     curve_lines,

@@ -1,7 +1,7 @@
 """Every figure of the reports, defined once: its key, titles, unit, format and where it comes from.
 
 The terminal, Markdown, HParams, scalars, the tab, the HTML file and JSON all read these rows. A new figure is
-a row here, and a field of `Rates` (`compare/figures/throughput.py`) where `VariantResult` lacks its value.
+a row here, and a field of `Rates` (`compare/figures/recorded.py`) where `VariantResult` lacks its value.
 """
 
 from __future__ import annotations

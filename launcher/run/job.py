@@ -350,7 +350,7 @@ class ProgressTracker:
 
 
 _HELD = re.compile(r"the devices can hold .*= (?P<samples>\d+) samples?, not")
-"""Words of `balance/solve.py`."""
+"""Words of `balance.py`."""
 
 
 def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) -> GpurunError | None:

@@ -1,4 +1,4 @@
-"""Opens the run directory: a new one under `runs/`, the one that `--out` names, or one to resume.
+"""Opens the run directory: a new one under `runs/`, the one that `--out` names, or one to resume or to show.
 
 Earlier runs on this machine say how much launches scatter, and how long one takes.
 """
@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +28,6 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.control import checked_run
 from gpurun.launcher.rundir.files import RunDir, read_json, write_bytes, write_json
-from gpurun.launcher.rundir.opening import newest_name
 from gpurun.launcher.rundir.paths import (
     LATEST,
     SELFTEST,
@@ -38,6 +38,8 @@ from gpurun.launcher.rundir.paths import (
     inside_of_run,
     is_name,
     is_ours,
+    newest_name,
+    places_of,
 )
 from gpurun.launcher.rundir.records import CodeVersion, between_s, elapsed_s
 from gpurun.launcher.rundir.store import source_of
@@ -452,3 +454,77 @@ def differing(before: Any, now: Any) -> list[tuple[str, Any, Any]]:
     """Fields of two dataclasses of one class that differ, with both values."""
     pairs = ((each.name, getattr(before, each.name), getattr(now, each.name)) for each in fields(before))
     return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def is_run(path: Path) -> bool:
+    """Whether `path` means a run directory."""
+    return run_directory(path) is not None
+
+
+def are_runs(a: Path, b: Path) -> bool:
+    """Whether both are runs; if neither is, they must be traces.
+
+    Raises:
+        SpecError: only one is a run, or a path that isn't one doesn't exist or is a job file.
+    """
+    runs = [is_run(path) for path in (a, b)]
+    for path, found in zip((a, b), runs, strict=True):
+        if not found and (is_job_file(path) or not through_latest(path).exists()):
+            find_run(path)
+    if runs[0] != runs[1]:
+        run, other = (a, b) if runs[0] else (b, a)
+        raise SpecError(
+            f"{run} is a run and {other} is not; pass two runs, "
+            f"or two directories of traces ({run}/variants/ID)"
+        )
+    return all(runs)
+
+
+def through_latest(path: Path) -> Path:
+    """`runs/NAME/latest/…` as the path that it means; `latest` is a file, which no system call follows."""
+    for directory in path.parents:
+        if directory.name == LATEST and directory.is_file():
+            return find_run(directory).path / path.relative_to(directory)
+    return path
+
+
+@dataclass(frozen=True)
+class NamedTraces:
+    """The traces that the command line names."""
+
+    paths: tuple[Path, ...]
+    within: tuple[Path, ...]
+    """The directories that their files have to be in when they are opened."""
+
+
+def traces_of(*paths: Path) -> NamedTraces:
+    """Each path itself, or, where it is a run, the directory of the one variant that has traces.
+
+    Raises:
+        SpecError: several variants of a run have traces: their ranks must not be mixed. Or a path is a job
+            file.
+        TraceError: a path doesn't exist.
+    """
+    found = [_traces_of(path) for path in paths]
+    return NamedTraces(
+        tuple(chain(*(traces.paths for traces in found))), tuple(chain(*(traces.within for traces in found)))
+    )
+
+
+def _traces_of(path: Path) -> NamedTraces:
+    if not is_run(path) and not is_job_file(path):
+        meant = through_latest(path)
+        return NamedTraces((meant,), places_of((meant,)))
+    run = find_run(path)
+    directories = sorted({trace.parent for trace in run.path.glob("variants/*/*.pt.trace.json.gz")})
+    if not directories:
+        raise SpecError(
+            f"{path}: this run took no traces (to take some, put `profile: {{steps: 3}}` into the job)"
+        )
+    if len(directories) > 1:
+        named = "".join(f"\n    gpurun trace {source_of(directory)}" for directory in directories)
+        text = (
+            f"{source_of(path)} holds the traces of {len(directories)} variants; choose one of them:{named}"
+        )
+        raise SpecError(text)
+    return NamedTraces(tuple(directories), run.within)

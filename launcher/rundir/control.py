@@ -21,8 +21,7 @@ from typing import Self
 
 from gpurun.launcher.errors import SpecError, unwritable
 from gpurun.launcher.rundir.files import RunDir, replacing
-from gpurun.launcher.rundir.opening import real_path, refuse_links
-from gpurun.launcher.rundir.paths import RunPaths, is_rank
+from gpurun.launcher.rundir.paths import RunPaths, is_rank, real_path, refuse_links
 
 _MAGIC = 0x6770_7572_756E_0001
 """`gpurun`, version 1: a file that is not complete yet has none."""

@@ -18,7 +18,7 @@ from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.expand import expand
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.records import Effect, TimeChange, Unmeasured
-from gpurun.launcher.search.model import Levels, MeasuredCombination, Posterior, changes, fastest_with
+from gpurun.launcher.search.policy import Levels, MeasuredCombination, Posterior, changes, fastest_with
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 

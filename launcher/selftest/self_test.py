@@ -31,8 +31,7 @@ from gpurun.launcher.jobfile import DEVICES_HELP
 from gpurun.launcher.jobfile.load import split_devices
 from gpurun.launcher.jobfile.section import InvalidValue
 from gpurun.launcher.jobfile.values import AUTO, parse_devices
-from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
-from gpurun.launcher.machine.gpus.torch_build import installed_torch
+from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds, installed_torch
 from gpurun.launcher.machine.host import Machine, inspect_machine, machine_id
 from gpurun.launcher.machine.resource_limits import exhausted, remedy
 from gpurun.launcher.plan.devices import Devices, gpus_of, named_devices

@@ -25,10 +25,13 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.control import write_in
 from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, steps_answer
-from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
-from gpurun.launcher.tensorboard_plugin.logdir.documents import read_host
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
-from gpurun.launcher.tensorboard_plugin.timeline.answers import Window, meta_answer, window_answer
+from gpurun.launcher.tensorboard_plugin.logdir import Listed, read_host
+from gpurun.launcher.tensorboard_plugin.timeline.answers import (
+    Window,
+    breakdown_answer,
+    meta_answer,
+    window_answer,
+)
 from gpurun.launcher.tensorboard_plugin.timeline.bands import ENTRY_LANES
 from gpurun.launcher.tensorboard_plugin.timeline.format import Index
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Indexes

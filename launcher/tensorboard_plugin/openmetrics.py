@@ -22,10 +22,8 @@ from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.control import read_states
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.store import source_of
-from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
-from gpurun.launcher.tensorboard_plugin.logdir.documents import read_comparison, read_plan
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
-from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
+from gpurun.launcher.tensorboard_plugin.answers.live import LiveDevices, progress_answer
+from gpurun.launcher.tensorboard_plugin.logdir import Listed, read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.plugin import EXPECTED, BoundedServer, refusal
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -19,7 +19,7 @@ from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.tensorboard_plugin.answers.requested import Merges, file_name
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
+from gpurun.launcher.tensorboard_plugin.logdir import Listing
 from gpurun.launcher.tensorboard_plugin.routes import (
     ROUTES,
     Answer,

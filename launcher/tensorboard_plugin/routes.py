@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
+from gpurun.launcher.tensorboard_plugin.answers.live import LiveDevices, progress_answer
 from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS, operators_answer
 from gpurun.launcher.tensorboard_plugin.answers.requested import (
     RequestedTables,
@@ -25,12 +25,10 @@ from gpurun.launcher.tensorboard_plugin.answers.runs import (
     variant_ids,
 )
 from gpurun.launcher.tensorboard_plugin.answers.sentences import operators_said, shown_as
-from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
-from gpurun.launcher.tensorboard_plugin.logdir.documents import version
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed, Listing
-from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
+from gpurun.launcher.tensorboard_plugin.logdir import Listed, Listing, version
 from gpurun.launcher.tensorboard_plugin.timeline.answers import (
     Window,
+    breakdown_answer,
     entry_of,
     event_answer,
     meta_answer,

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.machine.accelerators import CUDA, inspect_gpus
+from gpurun.launcher.machine.accelerators import CUDA, inspect_gpus, installed_torch
 from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
-from gpurun.launcher.machine.gpus.torch_build import installed_torch
 from gpurun.launcher.machine.host import host_record, inspect_machine
 
 LIMITS = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 1.2e-2, "bf16": 1e-1, "fp16": 1.2e-2}

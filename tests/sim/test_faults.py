@@ -29,9 +29,8 @@ from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.failures.root_cause import root_cause
 from gpurun.launcher.findings.check_cases import NOT_REPORTED
 from gpurun.launcher.machine import accelerators
-from gpurun.launcher.machine.accelerators import CUDA
+from gpurun.launcher.machine.accelerators import CUDA, read_build
 from gpurun.launcher.machine.gpus import nvml
-from gpurun.launcher.machine.gpus.torch_build import read_build
 from gpurun.launcher.processes import guard, pool
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpurun.launcher.machine.accelerators import DEFAULT
 from gpurun.launcher.machine.gpus.gpu import Gpus
-from gpurun.launcher.machine.gpus.torch_build import DEFAULT
 from tests.wording import Wording
 from tools import environment, system_packages
 from tools.environment import OURS, Environment

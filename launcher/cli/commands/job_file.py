@@ -31,7 +31,7 @@ def init(path: Path, workload: str | None, force: bool) -> None:
     Example: gpurun init job.yaml --workload train.py:build
     """
     from gpurun.launcher.errors import no_directory
-    from gpurun.launcher.jobfile.docs.schema import SCHEMA_FILE, job_schema, job_template
+    from gpurun.launcher.jobfile.schema import SCHEMA_FILE, job_schema, job_template
     from gpurun.launcher.rundir.files import write_bytes, write_json
 
     if path.is_dir():
@@ -190,7 +190,7 @@ def schema() -> None:
 
     Example: gpurun schema > job.schema.json
     """
-    from gpurun.launcher.jobfile.docs.schema import job_schema
+    from gpurun.launcher.jobfile.schema import job_schema
 
     show_json(job_schema())
 
@@ -218,7 +218,7 @@ def workloads(names: tuple[str, ...], as_json: bool) -> None:
 
     Example: gpurun workloads gpt
     """
-    from gpurun.launcher.jobfile.docs.catalogue import catalogue, render_catalogue, render_entry
+    from gpurun.launcher.jobfile.params import catalogue, render_catalogue, render_entry
 
     entries = [entry for entry in catalogue() if entry.name in _known(names)] if names else catalogue()
     if as_json:

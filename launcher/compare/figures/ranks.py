@@ -173,7 +173,7 @@ def _analysed(
     # Imports numpy; with the outcome at hand no report needs it.
     from gpurun.launcher.errors import TraceError
     from gpurun.launcher.trace.analysis.analyse import analyse
-    from gpurun.launcher.trace.analysis.breakdown import SEVERAL
+    from gpurun.launcher.trace.analysis.digest import SEVERAL
 
     try:
         analysis = analyse(traces, among=of_all, within=run.within)

@@ -17,8 +17,7 @@ from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.footnotes import detail_lines
 from gpurun.launcher.report.markdown import lines_after
 from gpurun.launcher.report.metrics import PARTS, PHASES, answer_figures, described, figures_of, timed_parts
-from gpurun.launcher.report.terminal.curves import KNEE, NO_KNEE, curve_tables
-from gpurun.launcher.report.terminal.table import report_screen
+from gpurun.launcher.report.terminal.table import KNEE, NO_KNEE, curve_tables, report_screen
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import SELFTEST, bytes_below, is_name
 from gpurun.launcher.rundir.records import MEASURED
@@ -38,9 +37,13 @@ from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     system_line,
     untraced,
 )
-from gpurun.launcher.tensorboard_plugin.logdir.documents import (
+from gpurun.launcher.tensorboard_plugin.logdir import (
+    TRACES,
+    Listed,
+    Listing,
     Status,
     changed_s,
+    find_all,
     outline,
     read_comparison,
     read_host,
@@ -49,7 +52,6 @@ from gpurun.launcher.tensorboard_plugin.logdir.documents import (
     variant_steps,
     version,
 )
-from gpurun.launcher.tensorboard_plugin.logdir.listing import TRACES, Listed, Listing, find_all
 from gpurun.launcher.tensorboard_plugin.timeline.format import UnreadableFile
 
 RELOAD_S = 5

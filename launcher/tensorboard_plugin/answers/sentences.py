@@ -13,10 +13,9 @@ from gpurun.launcher.compare.variant_causes import cause, is_far_from_timed, lar
 from gpurun.launcher.findings.finding import below_its_name
 from gpurun.launcher.report.footnotes import interval_text, uncertainty_text
 from gpurun.launcher.report.metrics import REST, parts_ms, timed_parts
-from gpurun.launcher.report.terminal.curves import balanced_lines
+from gpurun.launcher.report.terminal.table import balanced_lines
 from gpurun.launcher.rundir.records import NO_TRACE
-from gpurun.launcher.tensorboard_plugin.logdir.documents import outline, read_comparison, read_plan
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
+from gpurun.launcher.tensorboard_plugin.logdir import Listed, outline, read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.timeline.format import short_name
 from gpurun.launcher.trace.causes import MENTION_FROM, Cause
 from gpurun.launcher.units import format_ms, format_number, plural

@@ -15,7 +15,7 @@ import msgspec
 
 from gpurun.launcher.errors import SpecError, TraceError, no_directory
 from gpurun.launcher.findings.finding import Finding, noticed
-from gpurun.launcher.rundir.opening import places_of, real_path
+from gpurun.launcher.rundir.paths import places_of, real_path
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits, open_source

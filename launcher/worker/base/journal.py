@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, write_json
+from gpurun.launcher.rundir.files import RoundSample, RunDir, append_lines, keep_lines, write_json
 from gpurun.launcher.rundir.records import (
     Balance,
     Event,
@@ -18,7 +18,6 @@ from gpurun.launcher.rundir.records import (
     StepRecord,
     VariantFacts,
 )
-from gpurun.launcher.rundir.step_sample import RoundSample
 from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, MAX_LATE_EVENTS
 from gpurun.launcher.worker.accelerators.clock import StepTiming
 from gpurun.launcher.worker.meters.cpu_time import QUIET, BlockNoise

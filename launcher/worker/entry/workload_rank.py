@@ -1,7 +1,13 @@
-"""The body of a rank that trains a workload or runs a micro-benchmark: launch file in, records out."""
+"""The body of a rank that trains a workload or runs a micro-benchmark: launch file in, records out.
+
+A rank of a search tries one combination after the other, building all again each time.
+"""
 
 import gc
+import itertools
+import math
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,22 +17,28 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.jobfile.kinds import workload_kind
 from gpurun.launcher.rundir.control import ControlBlock
-from gpurun.launcher.rundir.files import read_json
-from gpurun.launcher.rundir.records import LaunchConfig, LossOver
+from gpurun.launcher.rundir.files import read_json, write_json
+from gpurun.launcher.rundir.records import LaunchConfig, LossOver, TrialConfig, TrialTimes
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone, GroupPeers, Peers, close_group, init_group
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
-from gpurun.launcher.worker.meters.gpu_load import load_meter
+from gpurun.launcher.worker.meters.gpu_load import LoadMeter, load_meter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds, site_of
 from gpurun.launcher.worker.profiling import open_block
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load_workload import load_workload
-from gpurun.launcher.worker.training.timed_rounds import TimedRounds, Turn, load_of, run_in_turns
-from gpurun.launcher.worker.training.traces import TraceRequests, profile
+from gpurun.launcher.worker.training.timed_rounds import (
+    TimedRounds,
+    TraceRequests,
+    Turn,
+    load_of,
+    profile,
+    run_in_turns,
+)
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
 from gpurun.workloads.micro_benchmarks import Probe
@@ -200,3 +212,78 @@ def loss_over(workload: Workload) -> LossOver:
     if workload.reduction == "sum":
         return "sum"
     return "mean" if workload.count is None else "counted"
+
+
+WARMUP_STEPS = 3
+"""The first allocates memory, and DDP orders its buckets by it; the last says how long a step is."""
+MOST_STEPS = 1000
+POLL_S = 0.002
+
+
+def try_combinations(argv: Sequence[str]) -> None:
+    """Runs rank `argv[1]` of the launch whose first trial is in the file `argv[0]`; never returns.
+
+    The command ends it when there is nothing left to try.
+    """
+    first, rank = Path(argv[0]), int(argv[1])
+    journal = Journal(await_trial(first).launch, rank)
+    try:
+        run_trials(journal, first)
+    except BaseException as error:
+        finish(report_failure(error, journal))
+
+
+def run_trials(journal: Journal, first: Path) -> None:
+    """Joins the other ranks, and answers one request after the other."""
+    config = journal.config
+    journal.enter("start")
+    torch.set_num_threads(config.threads)
+    peers: Peers = Alone()
+    if config.backend is not None:
+        init_group(config, journal.rank)
+        peers = GroupPeers()
+    block, load = open_block(journal.run, config.launch, journal.rank), load_of(config, journal.rank)
+    for number in itertools.count(int(first.stem)):
+        trial = await_trial(first.with_name(f"{number}.json"))
+        journal.config = trial.launch
+        times = measure_trial(trial, journal, peers, block, load)
+        release(trial.launch, journal.rank)
+        if journal.rank == 0:
+            write_json(journal.run.trial_times(config.launch, number), times)
+
+
+def await_trial(path: Path) -> TrialConfig:
+    """The request in a file, which appears complete or not at all; waits until it is there."""
+    while not path.exists():
+        time.sleep(POLL_S)
+    return read_json(path, TrialConfig)
+
+
+def measure_trial(
+    trial: TrialConfig, journal: Journal, peers: Peers, block: ControlBlock | None, load: LoadMeter
+) -> TrialTimes:
+    """The times of some steps of one variant; nothing of it is left afterwards."""
+    config, rank = trial.launch, journal.rank
+    device, variant = torch.device(config.devices[rank]), config.variants[0].id
+    journal.enter("build", variant)
+    torch.manual_seed(config.seed)
+    workload = load_workload(config.workload, dict(config.params), Path(config.job_dir))
+    assert isinstance(workload, Workload), "a micro-benchmark is never searched"
+    trainer = Trainer(workload, config, rank)
+    clock = runtime_of(device).clock(device)
+    journal.config = resolve_balanced(config, trainer, clock, peers, journal)
+    requests = TraceRequests(config, rank, block)
+    timed = TimedRounds(journal.config, trainer, clock, peers, journal, device, requests, load)
+    (tried,) = journal.config.variants
+    journal.enter("warmup", variant)
+    *_, last_ns = timed.slowest([float(step.step_ns) for step in timed.run_steps(tried, WARMUP_STEPS)], tried)
+    journal.enter("round", variant, 1)
+    fewest = max(trial.steps, math.ceil(trial.least_ms * 1e6 / max(last_ns, 1.0)))
+    timings = timed.run_steps(tried, min(fewest, MOST_STEPS))
+    step_ns = timed.slowest([float(step.step_ns) for step in timings], tried)
+    peak_bytes = None
+    if config.memory:
+        journal.enter("memory", variant)
+        peak_bytes = int(max(peers.gather(float(trainer.memory_peak(tried).total))))
+    trainer.close()
+    return TrialTimes(tuple(step_ns), peak_bytes)

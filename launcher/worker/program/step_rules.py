@@ -9,8 +9,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from gpurun.launcher.rundir.files import RoundSample
 from gpurun.launcher.rundir.records import Kind, StepRecord
-from gpurun.launcher.rundir.step_sample import RoundSample
 from gpurun.launcher.stats.schedule import (
     WINDOW_STEPS,
     is_steady,

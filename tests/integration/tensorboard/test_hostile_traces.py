@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.tensorboard_plugin.answers.requested import Merges
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
+from gpurun.launcher.tensorboard_plugin.logdir import Listing
 from gpurun.launcher.tensorboard_plugin.timeline.format import Index
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Indexes

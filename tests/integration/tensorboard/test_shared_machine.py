@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from gpurun.launcher.machine.helper_process import helper_argv
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
+from gpurun.launcher.tensorboard_plugin.logdir import Listing
 from gpurun.launcher.tensorboard_plugin.timeline import indexing
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Broken, Indexes, Indexing

@@ -22,11 +22,11 @@ from gpurun.launcher.machine.accelerators import (
     kinds_of,
     peak_gb_per_s,
     peak_tflop_per_s,
+    read_build,
     sold_memory_gb,
 )
 from gpurun.launcher.machine.gpus import amd
 from gpurun.launcher.machine.gpus.nvml import GpuHealth
-from gpurun.launcher.machine.gpus.torch_build import read_build
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.devices import resolve_devices, visible_gpus
 from gpurun.launcher.report.terminal.hardware import render_devices

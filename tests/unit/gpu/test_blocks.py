@@ -42,8 +42,7 @@ from gpurun.launcher.worker.meters.gpu_load import GpuMeter, LoadMeter
 from gpurun.launcher.worker.strategies.dp import Single
 from gpurun.launcher.worker.training import max_batch_attempts
 from gpurun.launcher.worker.training.forward_backward import NoClock
-from gpurun.launcher.worker.training.timed_rounds import TimedRounds, load_of
-from gpurun.launcher.worker.training.traces import TraceRequests
+from gpurun.launcher.worker.training.timed_rounds import TimedRounds, TraceRequests, load_of
 from gpurun.launcher.worker.training.trainer import Trainer, new_scaler
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda, launch  # noqa: F401 - a fixture
 from tests.unit.gpu.test_drivers import spec_of

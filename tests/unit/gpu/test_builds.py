@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.cuda import DEVICE_REQUIREMENT, PYTORCH_RELEASES_CODE_CC
 
-from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
-from gpurun.launcher.machine.gpus.torch_build import (
+from gpurun.launcher.machine.accelerators import (
     CAPABILITIES,
     DEFAULT,
     TorchBuild,
@@ -18,6 +17,7 @@ from gpurun.launcher.machine.gpus.torch_build import (
     nvidia_problem,
     runs_on,
 )
+from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
 from tests.wording import Wording
 
 # 23: a build of torch lacks the kernels of some GPUs

@@ -15,7 +15,7 @@ import torch
 
 import gpurun
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.inspect.collectives import find_pending, parse_history
+from gpurun.launcher.inspect.snapshot import find_pending, parse_history
 from gpurun.launcher.plan.expand import expand
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.strategies import NCCL_ALGORITHMS

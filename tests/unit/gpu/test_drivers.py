@@ -11,13 +11,19 @@ import pytest
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import read_spec
-from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.machine import accelerators
-from gpurun.launcher.machine.accelerators import inspect_gpus, recorded_uuids
+from gpurun.launcher.machine.accelerators import (
+    TorchBuild,
+    inspect_gpus,
+    installed_torch,
+    nvidia_problem,
+    read_build,
+    recorded_uuids,
+)
 from gpurun.launcher.machine.gpus import nvml as driver
 from gpurun.launcher.machine.gpus.gpu import Gpus
 from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, inspect_sensors
-from gpurun.launcher.machine.gpus.torch_build import TorchBuild, installed_torch, nvidia_problem, read_build
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.devices import (
@@ -30,7 +36,7 @@ from gpurun.launcher.plan.devices import (
 )
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.report.terminal.hardware import render_devices
-from gpurun.launcher.tensorboard_plugin.logdir import machine as tab
+from gpurun.launcher.tensorboard_plugin.answers import live as tab
 from tests.unit.machine.fake_driver import UUIDS, NVMLError, NVMLErrorLibraryNotFound, fake
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.wording import Wording

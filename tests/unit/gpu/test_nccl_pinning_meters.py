@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gpurun.launcher.inspect.collectives import CalledCollective, Gap
 from gpurun.launcher.inspect.hang_diagnosis import find_hang
+from gpurun.launcher.inspect.snapshot import CalledCollective, Gap
 from gpurun.launcher.inspect.stacks import Activity, Frame
 from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.machine.gpus.nvml import NvmlSensors

@@ -20,8 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from gpurun.launcher.inspect.collectives import CalledCollective, find_gap, last_ones, parse_history
-from gpurun.launcher.inspect.snapshot import ask_history
+from gpurun.launcher.inspect.snapshot import CalledCollective, ask_history, find_gap, last_ones, parse_history
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.rundir.control import ControlDir, RankState, socket_name

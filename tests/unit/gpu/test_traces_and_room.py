@@ -13,9 +13,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from gpurun.launcher.inspect.collectives import find_pending, parse_history
 from gpurun.launcher.inspect.hang_diagnosis import diagnose, find_hang
-from gpurun.launcher.inspect.snapshot import RankSnapshot
+from gpurun.launcher.inspect.snapshot import RankSnapshot, find_pending, parse_history
 from gpurun.launcher.inspect.stacks import Activity, Frame
 from gpurun.launcher.machine.accelerators import CUDA
 from gpurun.launcher.machine.gpus.gpu import Gpus

@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpurun.launcher.inspect.collectives import (
+from gpurun.launcher.inspect.hang_diagnosis import RankUsage, diagnose, find_hang, usage_of
+from gpurun.launcher.inspect.snapshot import (
     CalledCollective,
     Gap,
+    RankSnapshot,
     find_gap,
     find_mismatch,
     last_ones,
     parse_history,
 )
-from gpurun.launcher.inspect.hang_diagnosis import RankUsage, diagnose, find_hang, usage_of
-from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, Activity, Frame, Thread
 from gpurun.launcher.units import ranks_text
 from tests.wording import Wording

@@ -11,14 +11,15 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.docs.catalogue import (
+from gpurun.launcher.jobfile.kinds import builtin_workloads
+from gpurun.launcher.jobfile.params import (
     catalogue,
+    read_module,
     render_catalogue,
     render_entry,
+    signature_of,
     workload_reference,
 )
-from gpurun.launcher.jobfile.kinds import builtin_workloads
-from gpurun.launcher.jobfile.params import read_module, signature_of
 from tests.wording import Wording
 
 ROOT = Path(__file__).resolve().parents[3]

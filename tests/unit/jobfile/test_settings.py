@@ -15,10 +15,10 @@ from gpurun.launcher.compare.figures.ranks import ExposedComm
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.docs.schema import job_reference, job_schema
 from gpurun.launcher.jobfile.kinds import KIND_KEYS, PROGRAM, TRAINING, JobKind
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.schema import job_reference, job_schema
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings, settings_for
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.expand import processes_in_turns

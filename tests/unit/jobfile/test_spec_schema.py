@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.jobfile.docs.schema import job_reference, job_schema, job_template
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
+from gpurun.launcher.jobfile.schema import job_reference, job_schema, job_template
 from gpurun.launcher.jobfile.section import Section
 
 ROOT = Path(__file__).resolve().parents[3]

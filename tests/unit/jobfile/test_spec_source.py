@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.yaml.source import Source, override_source, parse_source, read_source
-from gpurun.launcher.jobfile.yaml.tree import Unreadable
+from gpurun.launcher.jobfile.yaml.tree import Source, Unreadable, override_source, parse_source, read_source
 from tests.wording import Wording
 
 BOMB = "a: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(

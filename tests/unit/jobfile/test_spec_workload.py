@@ -22,7 +22,7 @@ from gpurun.launcher.jobfile.params import (
     signature_of,
     signature_of_function,
 )
-from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.run.open import Invocation, load_invocation
 from gpurun.workloads.registry import BUILTINS
 from tests.known import known

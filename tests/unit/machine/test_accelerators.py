@@ -102,7 +102,7 @@ xpu = replace(CUDA, name="xpu", title="XPU", noun="Intel GPU", backend="xccl", o
     visible_variable="ZE_AFFINITY_MASK", uuid_prefixes=("XPU-",), interface_variable="CCL_SOCKET_IFNAME")
 accelerators.ACCELERATORS["xpu"] = xpu
 from gpurun.launcher.jobfile.load import read_spec
-from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
 from tests.unit.plan.machines import FakeGpu, FakeMachine

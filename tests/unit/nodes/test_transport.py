@@ -280,7 +280,7 @@ def test_a_silent_node_counts_as_lost_when_it_is_said() -> None:
 def test_insecure_on_one_side_only_is_named_at_once(
     of_node_0: Identity | None, loop: LinkLoop, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    monkeypatch.setattr("gpurun.launcher.nodes.transport.client._CLOSED_TIMES", 2)
+    monkeypatch.setattr("gpurun.launcher.nodes.node_link._CLOSED_TIMES", 2)
     port = free_port()
     ends = options(0, port, of_node_0), options(1, port, None if of_node_0 else SECRET)
     with linked(loop, *ends) as (_, second), wording.raises(MachineError, hide=r"(?<=:)\d+"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import read_spec
-from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.estimate import estimate_s
 from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, turns_of

@@ -9,7 +9,7 @@ import pytest
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.devices import (

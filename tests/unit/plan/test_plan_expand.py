@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import Compare, JobSpec
-from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.combination import make_unique
 from gpurun.launcher.plan.expand import Expansion, expand
 from tests.unit.plan.machines import FakeGpu, FakeMachine

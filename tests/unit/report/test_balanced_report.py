@@ -10,8 +10,7 @@ from gpurun.launcher.balance import balance_of, fit_curve
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.size_curves import DeviceCost, could_be_best
 from gpurun.launcher.compare.label import split_label
-from gpurun.launcher.report.terminal.curves import balanced_lines
-from gpurun.launcher.report.terminal.table import render_table
+from gpurun.launcher.report.terminal.table import balanced_lines, render_table
 from gpurun.launcher.rundir.files import write_json
 from tests.known import known
 from tests.unit.compare import hand_made

@@ -31,7 +31,7 @@ from gpurun.launcher.report.terminal.table import TRACED, render_table
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
 from gpurun.launcher.tensorboard_plugin.html import STATIC, report_data
-from gpurun.launcher.tensorboard_plugin.logdir.documents import read_comparison
+from gpurun.launcher.tensorboard_plugin.logdir import read_comparison
 from tests.wording import Wording
 
 RECORDED = msgspec.json.decode(

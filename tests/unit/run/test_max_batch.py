@@ -15,11 +15,11 @@ from gpurun.launcher.compare.figures.variant import knee
 from gpurun.launcher.errors import Interrupted
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.combination import max_batch
 from gpurun.launcher.plan.expand import assume_batch
 from gpurun.launcher.processes.incoming_signals import interruptible
-from gpurun.launcher.report.terminal.curves import KNEE, batch_curve_lines
+from gpurun.launcher.report.terminal.table import KNEE, batch_curve_lines
 from gpurun.launcher.run.max_batch import (
     ENDLESS,
     MaxBatchSearch,

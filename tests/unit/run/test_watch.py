@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.inspect.collectives import CalledCollective
 from gpurun.launcher.inspect.hang_diagnosis import Hang, RankUsage
+from gpurun.launcher.inspect.snapshot import CalledCollective
 from gpurun.launcher.run.watch import (
     IDLE_S,
     IDLE_SHARE,

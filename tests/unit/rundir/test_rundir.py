@@ -9,8 +9,7 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, read_lines, write_json
-from gpurun.launcher.rundir.opening import refuse_links
-from gpurun.launcher.rundir.paths import check_writable
+from gpurun.launcher.rundir.paths import check_writable, refuse_links
 from gpurun.launcher.rundir.records import Event, VariantFacts, elapsed_s
 from tests.wording import Wording
 

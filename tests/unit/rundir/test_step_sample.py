@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.recorded import round_times
-from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.files import LEAST_KEPT_ROUNDS, RoundSample, RunDir, StepsInMemory
 from gpurun.launcher.rundir.records import GpuLoad, StepRecord
-from gpurun.launcher.rundir.step_sample import LEAST_KEPT_ROUNDS, RoundSample, StepsInMemory
 from tests.known import known
 from tests.said import warnings_of
 from tests.whole import first

@@ -8,10 +8,9 @@ from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gpurun.launcher.cli.main import cli
-from gpurun.launcher.cli.named import traces_of
 from gpurun.launcher.errors import Interrupted, MachineError, SpecError
 from gpurun.launcher.run.job import check_store
-from gpurun.launcher.run.open import find_run
+from gpurun.launcher.run.open import find_run, traces_of
 from gpurun.launcher.rundir import paths as urls
 from gpurun.launcher.rundir.paths import Url, as_url
 from gpurun.launcher.rundir.store import (
@@ -26,7 +25,7 @@ from gpurun.launcher.rundir.store import (
     source_of,
 )
 from gpurun.launcher.tensorboard_plugin.answers.runs import runs_answer
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
+from gpurun.launcher.tensorboard_plugin.logdir import Listing
 from gpurun.launcher.trace.analysis import discover
 from tests.wording import Wording
 

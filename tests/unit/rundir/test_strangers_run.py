@@ -20,9 +20,15 @@ from gpurun.launcher.logs.relay import all_lines, not_shown
 from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Plan
 from gpurun.launcher.run.open import find_run, read_invocation
 from gpurun.launcher.rundir.control import MAX_RECORDS_BYTES
-from gpurun.launcher.rundir.files import MAX_BYTES, MAX_EVENTS_BYTES, MAX_LINES_BYTES, RunDir, read_json
+from gpurun.launcher.rundir.files import (
+    MAX_BYTES,
+    MAX_EVENTS_BYTES,
+    MAX_LINES_BYTES,
+    RunDir,
+    StepsInMemory,
+    read_json,
+)
 from gpurun.launcher.rundir.paths import rank_files
-from gpurun.launcher.rundir.step_sample import StepsInMemory
 from gpurun.launcher.trace.kineto import trace_file
 from tests.whole import IS_WHOLE
 from tests.wording import Wording
@@ -120,7 +126,7 @@ def test_steps_that_fill_the_memory_cost_their_own_variant_alone(
 
 
 def test_files_without_end_are_refused(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpurun.launcher.rundir.opening.MAX_ENTRIES", 50)
+    monkeypatch.setattr("gpurun.launcher.rundir.paths.MAX_ENTRIES", 50)
     find_run(run.path)
     for number in range(50):
         (run.path / f"launches/{number}").touch()

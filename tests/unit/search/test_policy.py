@@ -8,8 +8,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpurun.launcher.search.model import Levels, MeasuredCombination, Posterior, changes, posterior
-from gpurun.launcher.search.policy import MOST_TRIALS, Search, Trial, design, measured, missed
+from gpurun.launcher.search.policy import (
+    MOST_TRIALS,
+    Levels,
+    MeasuredCombination,
+    Posterior,
+    Search,
+    Trial,
+    changes,
+    design,
+    measured,
+    missed,
+    posterior,
+)
 
 SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
 

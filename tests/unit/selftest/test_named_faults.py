@@ -9,10 +9,9 @@ import pytest
 from msgspec.structs import replace as changed
 
 from gpurun.launcher.findings.check_cases import NOT_REPORTED
-from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM
+from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM, TorchBuild, nvidia_problem
 from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.machine.gpus.nvml import GpuHealth
-from gpurun.launcher.machine.gpus.torch_build import TorchBuild, nvidia_problem
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.selftest.check_table import (
     CHECKS,

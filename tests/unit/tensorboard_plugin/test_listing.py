@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.tensorboard_plugin.logdir import listing
-from gpurun.launcher.tensorboard_plugin.logdir.documents import choose
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listing
+from gpurun.launcher.tensorboard_plugin import logdir
+from gpurun.launcher.tensorboard_plugin.logdir import Listing, choose
 
 
 def files(directory: Path, count: int) -> None:
@@ -18,7 +17,7 @@ def files(directory: Path, count: int) -> None:
 def test_neither_data_nor_a_virtual_environment_hides_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "MAX_ENTRIES", 40)
+    monkeypatch.setattr(logdir, "MAX_ENTRIES", 40)
     files(tmp_path / "data", 100)
     files(tmp_path / "datasets/a", 100)
     files(tmp_path / "env/lib/python3.11/site-packages/a", 100)

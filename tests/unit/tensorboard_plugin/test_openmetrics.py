@@ -23,7 +23,7 @@ from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.paths import Url
 from gpurun.launcher.rundir.store import keep_at
 from gpurun.launcher.tensorboard_plugin import plugin
-from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
+from gpurun.launcher.tensorboard_plugin.answers.live import LiveDevices
 from gpurun.launcher.tensorboard_plugin.openmetrics import (
     CONTENT_TYPE,
     MOST_REQUESTS,

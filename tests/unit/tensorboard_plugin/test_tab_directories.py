@@ -21,14 +21,14 @@ from werkzeug.test import Client
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.rundir.claim import Running
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer, steps_answer, variant_ids
-from gpurun.launcher.tensorboard_plugin.logdir.documents import status
-from gpurun.launcher.tensorboard_plugin.logdir.listing import (
+from gpurun.launcher.tensorboard_plugin.logdir import (
     TRACES,
     Listed,
     Listing,
     inside,
     read_end,
     read_inside,
+    status,
 )
 from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
 from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, RequestRefused, TabServer

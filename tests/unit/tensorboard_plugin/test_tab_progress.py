@@ -17,13 +17,12 @@ from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.claim import claimed, read
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event, StepRecord
-from gpurun.launcher.tensorboard_plugin.answers.live import progress_answer
+from gpurun.launcher.tensorboard_plugin import logdir
+from gpurun.launcher.tensorboard_plugin.answers import live
+from gpurun.launcher.tensorboard_plugin.answers.live import LiveDevices, progress_answer
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, steps_answer
 from gpurun.launcher.tensorboard_plugin.html import without_host
-from gpurun.launcher.tensorboard_plugin.logdir import documents, machine
-from gpurun.launcher.tensorboard_plugin.logdir.documents import Kept, stamp_of, status
-from gpurun.launcher.tensorboard_plugin.logdir.listing import Listed
-from gpurun.launcher.tensorboard_plugin.logdir.machine import LiveDevices
+from gpurun.launcher.tensorboard_plugin.logdir import Kept, Listed, stamp_of, status
 from tests.known import known
 from tests.wording import Wording
 
@@ -152,7 +151,7 @@ def test_the_steps_of_many_ranks_take_no_more_memory_than_those_of_few(
 ) -> None:
     assert steps_answer(run, [IDS[1]])["variants"][IDS[1]]["total"] == 300
     num_bytes = run.steps(IDS[1], 0).stat().st_size
-    monkeypatch.setattr(documents, "MAX_VARIANT_BYTES", num_bytes)
+    monkeypatch.setattr(logdir, "MAX_VARIANT_BYTES", num_bytes)
     found = steps_answer(run, [IDS[1]])["variants"][IDS[1]]
     assert (found["ranks"], found["total"]) == ([0, 1], pytest.approx(150, abs=5))
 
@@ -190,8 +189,8 @@ def test_the_use_of_the_cpu_is_unknown_at_first_and_then_what_it_was_since(
     cpu_times = namedtuple("cpu_times", "user idle")
     times = iter([cpu_times(10.0, 90.0), cpu_times(13.0, 91.0)])
     monkeypatch.setattr("psutil.cpu_times", lambda: next(times))
-    monkeypatch.setattr(machine, "FRESH_S", -1.0)
-    monkeypatch.setattr(machine, "inspect_gpus", lambda *_: SimpleNamespace(gpus=()))
+    monkeypatch.setattr(live, "FRESH_S", -1.0)
+    monkeypatch.setattr(live, "inspect_gpus", lambda *_: SimpleNamespace(gpus=()))
     devices = LiveDevices()
     found = [devices.of({"hostname": platform.node()})[0]["utilisation_percent"] for _ in range(2)]
     assert found == [None, 75.0]

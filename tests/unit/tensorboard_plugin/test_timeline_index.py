@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpurun.launcher.tensorboard_plugin.answers.operators import operators_answer
-from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer
 from gpurun.launcher.tensorboard_plugin.timeline.answers import (
     Window,
+    breakdown_answer,
     entry_of,
     event_answer,
     meta_answer,

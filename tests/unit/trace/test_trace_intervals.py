@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.trace.analysis.breakdown import Waits, gpu_activity, measure
+from gpurun.launcher.trace.analysis.digest import Waits, gpu_activity, measure
 from gpurun.launcher.trace.intervals import EMPTY, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind
 

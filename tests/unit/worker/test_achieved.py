@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpurun.launcher.compare.figures.recorded import MeasuredVariant
-from gpurun.launcher.compare.figures.throughput import Rates, throughput
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant, Rates, throughput
 from gpurun.launcher.machine.accelerators import peak_flop_per_s, total_peak_flop_per_s
 from gpurun.launcher.machine.gpus.gpu import NVIDIA_PEAKS
 from gpurun.launcher.plan.model import Variant

@@ -20,7 +20,7 @@ from gpurun.launcher.compare.headline import is_one_task
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan

@@ -17,8 +17,7 @@ from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone
 from gpurun.launcher.worker.entry.workload_rank import measure
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
-from gpurun.launcher.worker.training.timed_rounds import TimedRounds, Turn, run_in_turns
-from gpurun.launcher.worker.training.traces import TraceRequests
+from gpurun.launcher.worker.training.timed_rounds import TimedRounds, TraceRequests, Turn, run_in_turns
 from gpurun.launcher.worker.training.trainer import Trainer
 
 MS = 1_000_000

@@ -23,10 +23,10 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.kinds import workload_kind
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.yaml.source import parse_source
+from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.report.tensorboard import curve_points
-from gpurun.launcher.report.terminal.curves import curve_lines, curve_tables
+from gpurun.launcher.report.terminal.table import curve_lines, curve_tables
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantConfig
 from gpurun.launcher.units import size_text

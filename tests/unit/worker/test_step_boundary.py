@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.compare.figures.recorded import round_blocks_ns
+from gpurun.launcher.rundir.files import RoundSample
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.rundir.step_sample import RoundSample
 from gpurun.launcher.stats.schedule import WINDOW_STEPS
 from gpurun.launcher.worker.program.step_rules import TAKEOVER_CALLS, KeptSteps, StepBoundary
 

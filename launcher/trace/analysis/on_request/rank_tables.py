@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.trace.analysis.critical.tasks import Tasks, cpu_tasks, gpu_tasks
+from gpurun.launcher.trace.analysis.critical_path import Tasks, cpu_tasks, gpu_tasks
 from gpurun.launcher.trace.analysis.on_request.call_tree import CallNode, call_trees
 from gpurun.launcher.trace.analysis.on_request.shapes import (
     KernelShape,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpurun.launcher.report.terminal.trace import render_trace
-from gpurun.launcher.tensorboard_plugin.answers.where import breakdown_answer, parallelism_sentences
+from gpurun.launcher.tensorboard_plugin.timeline.answers import breakdown_answer, parallelism_sentences
 from gpurun.launcher.tensorboard_plugin.timeline.format import INDEX_FILE, Header
 from gpurun.launcher.tensorboard_plugin.timeline.index.build import build
 from gpurun.launcher.trace.analysis.analyse import analyse_paths

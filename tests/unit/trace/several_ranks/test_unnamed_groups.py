@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.analysis.collectives.calls import (
+from gpurun.launcher.trace.analysis.collectives.local_collectives import (
     CALLS_KEY,
     CallRecord,
     call_records,

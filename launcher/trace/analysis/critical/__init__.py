@@ -1,1 +1,0 @@
-"""The critical path over all ranks, and what the job would gain without each of its parts."""
