@@ -347,7 +347,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "level-of-the-next-look",
-        "launcher/stats/launches.py",
+        "launcher/stats/estimates.py",
         "if look.launches >= launches",
         "if look.launches > launches",
         ("tests/unit/stats/test_stats_sequential.py", "tests/unit/stats"),
@@ -396,7 +396,7 @@ MUTANTS: list[Mutant] = [
     # --- workloads/ -----------------------------------------------------------------------------------------
     Mutant(
         "sigmoid-after-the-last-layer",
-        "workloads/classics/shi2016.py",
+        "workloads/classics.py",
         "nn.Sequential(*layers[:-1])",
         "nn.Sequential(*layers)",
         ("tests/unit/test_shi2016.py", "tests/unit/workloads"),

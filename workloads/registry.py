@@ -38,11 +38,9 @@ class Builtin:
         return build
 
 
-def _classic(family: str, name: str, batch: int, bound_by: str, summary: str) -> Builtin:
+def _classic(name: str, batch: int, bound_by: str, summary: str) -> Builtin:
     """A network of Shi et al. 2016 with the batch that they published."""
-    return Builtin(
-        f"gpurun.workloads.classics.{family}", summary, bound_by, name, defaults={"global_batch": batch}
-    )
+    return Builtin("gpurun.workloads.classics", summary, bound_by, name, defaults={"global_batch": batch})
 
 
 def _probe(name: str, strategies: tuple[str, ...], bound_by: str, summary: str, **more: Any) -> Builtin:
@@ -76,7 +74,6 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
             "vit_b16",
         ),
         "resnet50": _classic(
-            "resnet",
             "resnet50",
             16,
             f"convolutions and memory (norms, ReLUs); {_READING}",
@@ -85,29 +82,24 @@ BUILTINS: Mapping[str, Builtin] = MappingProxyType(
         "mlp": Builtin(
             "gpurun.workloads.mlp", "a multi-layer perceptron on random vectors", "small matrix products"
         ),
-        "fcn_s": _classic("shi2016", "fcn_s", 64, _DENSE, "FCN-S: four layers, 118 M parameters"),
+        "fcn_s": _classic("fcn_s", 64, _DENSE, "FCN-S: four layers, 118 M parameters"),
         "alexnet_s": _classic(
-            "shi2016",
             "alexnet_s",
             16,
             "convolutions, and reading the weights of its linear layers",
             "AlexNet-S for 224² images, 62 M parameters",
         ),
-        "fcn_r": _classic(
-            "shi2016", "fcn_r", 1024, "large matrix products", "FCN-R: four layers, as for MNIST"
-        ),
+        "fcn_r": _classic("fcn_r", 1024, "large matrix products", "FCN-R: four layers, as for MNIST"),
         "alexnet_r": _classic(
-            "shi2016", "alexnet_r", 1024, _CONVOLUTIONS, "AlexNet-R for 32² images, 85,000 parameters"
+            "alexnet_r", 1024, _CONVOLUTIONS, "AlexNet-R for 32² images, 85,000 parameters"
         ),
         "resnet56": _classic(
-            "resnet",
             "resnet56",
             128,
             "many small convolutions and norms: memory, and launching them",
             "ResNet-56 for 32² images",
         ),
         "lstm": _classic(
-            "shi2016",
             "lstm",
             128,
             "the last layer's matrix product; steps in sequence",

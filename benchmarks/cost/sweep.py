@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.timing import BIN, record, table, wall_s
-from gpurun.launcher.stats.launches import ALPHA
+from gpurun.launcher.stats.estimates import ALPHA
 
 SPLITS = [[16, 16], [17, 15], [18, 14], [20, 12], [24, 8], [28, 4]]
 PARAMS = {"layers": 2, "width": 64, "context": 64}

@@ -93,7 +93,7 @@ from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Command, Event, Look, Restart, TimeChange
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
-from gpurun.launcher.stats.launches import ALPHA, is_spent
+from gpurun.launcher.stats.estimates import ALPHA, is_spent
 
 SCHEMA = 3
 MAX_MAPPING_BYTES = 1 << 22

@@ -20,8 +20,17 @@ from gpurun.launcher.plan.model import resolved_setting
 from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.stats.busy import waiting_bias
-from gpurun.launcher.stats.estimates import percent_from_log, percent_interval, verdict_of
-from gpurun.launcher.stats.launches import ALPHA, MIN_LAUNCHES, UNKNOWN, Estimate, bounded, unpaired
+from gpurun.launcher.stats.estimates import (
+    ALPHA,
+    MIN_LAUNCHES,
+    UNKNOWN,
+    Estimate,
+    bounded,
+    percent_from_log,
+    percent_interval,
+    unpaired,
+    verdict_of,
+)
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import change_text, interval_figures
 

@@ -22,8 +22,7 @@ from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.findings.run_cases import GATED, LONGER_BY
 from gpurun.launcher.plan.model import GatePlan, Metric, Plan, Side
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.estimates import percent_from_log, verdict_of
-from gpurun.launcher.stats.launches import (
+from gpurun.launcher.stats.estimates import (
     MIN_LAUNCHES,
     POWER,
     UNKNOWN,
@@ -35,6 +34,8 @@ from gpurun.launcher.stats.launches import (
     launches_to_decide,
     next_look,
     paired,
+    percent_from_log,
+    verdict_of,
 )
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.trace.causes import to_do

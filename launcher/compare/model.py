@@ -18,7 +18,7 @@ from gpurun.launcher.findings.finding_kinds import KINDS
 from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
 from gpurun.launcher.plan.model import NAMES, Metric, refuse_unknown_names, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.records import CodeVersion, LossOver, Resumption, Status
-from gpurun.launcher.stats.launches import Outcome
+from gpurun.launcher.stats.estimates import Outcome
 from gpurun.launcher.units import Interval
 
 Verdict = Literal["baseline", "faster", "slower", "same", "inconclusive"]

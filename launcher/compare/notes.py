@@ -34,7 +34,7 @@ from gpurun.launcher.rundir.records import (
     between_s,
     stages_s,
 )
-from gpurun.launcher.stats.launches import MIN_LAUNCHES, next_look
+from gpurun.launcher.stats.estimates import MIN_LAUNCHES, next_look
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (

@@ -35,9 +35,15 @@ from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import node_of_device
 from gpurun.launcher.rundir.records import MEASURED, Look, RoundTime
 from gpurun.launcher.stats.estimates import (
+    ALPHA,
+    MIN_LAUNCHES,
     RELEVANT_PERCENT,
+    Family,
+    IntervalAt,
     fewest_values,
+    holm,
     launch_values,
+    launches_needed,
     percent_from_log,
     percent_interval,
     round_differences,
@@ -45,7 +51,6 @@ from gpurun.launcher.stats.estimates import (
     verdict_of,
     wilcoxon_interval,
 )
-from gpurun.launcher.stats.launches import ALPHA, MIN_LAUNCHES, Family, IntervalAt, holm, launches_needed
 from gpurun.launcher.units import Interval, format_ms, plural
 
 OPPOSITE: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}

@@ -66,7 +66,7 @@ def _program_processes(
             **_interface_env(machines[place.node]),
             **variant.env,
             **_node_env(variant, place, machines[place.node]),
-            **_shared_env(place, found[-1].node + 1, store_address(machines[0])),
+            **_shared_env(place, found[-1].node + 1, _store_address(machines[0])),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.restarts),
         }
         for place in found
@@ -82,7 +82,7 @@ def _program_processes(
     )
 
 
-def store_address(first: MachineLike) -> str:
+def _store_address(first: MachineLike) -> str:
     """The address at which a program's ranks find each other: on the first node, if there are others."""
     return first.address if isinstance(first, Node) else LOOPBACK
 

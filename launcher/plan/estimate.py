@@ -108,7 +108,7 @@ def detectable(plan: Plan, spec: JobSpec, earlier: Earlier | None) -> Detectable
     scatter = earlier.scatter_percent(is_shared=len(groups) == 1) if earlier is not None else None
     if scatter is None:
         return Detectable(launches, len(groups) == 1, enough_s=enough_s)
-    from gpurun.launcher.stats.launches import detectable_percent  # loads numpy
+    from gpurun.launcher.stats.estimates import detectable_percent  # loads numpy
 
     percent = detectable_percent(scatter, launches)
     return Detectable(launches, len(groups) == 1, percent, scatter, enough_s)

@@ -47,7 +47,7 @@ from gpurun.launcher.rundir.files import RunDir, replacing
 from gpurun.launcher.rundir.records import MEASURED, StepRecord
 
 
-def experiment_value(comparison: Comparison) -> Summary.Value:
+def _experiment_value(comparison: Comparison) -> Summary.Value:
     """The columns of the table; belongs to the root run."""
     rows = [hyperparameters(variant) for variant in comparison.variants]
     names = dict.fromkeys(name for row in rows for name in row)
@@ -69,7 +69,7 @@ def experiment_value(comparison: Comparison) -> Summary.Value:
     return _value(metadata.EXPERIMENT_TAG, HParamsPluginData(experiment=experiment))
 
 
-def start_value(variant: VariantResult, run_name: str, time_s: float) -> Summary.Value:
+def _start_value(variant: VariantResult, run_name: str, time_s: float) -> Summary.Value:
     """The variant's row; belongs to the variant's own run, where its metrics are.
 
     Args:
@@ -86,7 +86,7 @@ def start_value(variant: VariantResult, run_name: str, time_s: float) -> Summary
     return _value(metadata.SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=info))
 
 
-def end_value(variant: VariantResult, time_s: float) -> Summary.Value:
+def _end_value(variant: VariantResult, time_s: float) -> Summary.Value:
     """How the variant ended."""
     status = api_pb2.Status.STATUS_SUCCESS if is_sound(variant) else api_pb2.Status.STATUS_FAILURE
     info = SessionEndInfo(status=status, end_time_secs=time_s)
@@ -338,7 +338,7 @@ def write_tensorboard(comparison: Comparison, run: RunDir) -> None:
 
 def _root_events(comparison: Comparison, tags: Collection[str]) -> list[EventProto]:
     values = [
-        experiment_value(comparison),
+        _experiment_value(comparison),
         *layout_values(tags),
         text_value("summary", summary_markdown(comparison)),
     ]
@@ -362,13 +362,13 @@ def _variant_events(variant: VariantResult, run: RunDir, metrics: Mapping[str, f
     ranks = run.read_steps(variant.id)
     times = _times(run, {record.launch for records in ranks.values() for record in records})
     times_s = times.known or [time.time()]
-    values = [start_value(variant, run_name(run), min(times_s)), *_scalars(metrics)]
+    values = [_start_value(variant, run_name(run), min(times_s)), *_scalars(metrics)]
     return [
         _event(0, min(times_s), values),
         *map(_point_event, round_points(ranks, times)),
         *map(_point_event, step_points(ranks, times)),
         *map(_point_event, curve_points(variant.probe, min(times_s))),
-        _event(0, max(times_s), [end_value(variant, max(times_s))]),
+        _event(0, max(times_s), [_end_value(variant, max(times_s))]),
     ]
 
 

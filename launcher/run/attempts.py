@@ -27,7 +27,7 @@ from gpurun.launcher.rundir.records import (
     between_s,
     elapsed_s,
 )
-from gpurun.launcher.stats.launches import is_spent
+from gpurun.launcher.stats.estimates import is_spent
 from gpurun.launcher.units import first_of, plural
 
 _MOST_NAMED = 5

@@ -14,7 +14,7 @@ from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.run.attempts import attempts, spent_s
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Event, Look, elapsed_s, stages_s
-from gpurun.launcher.stats.launches import (
+from gpurun.launcher.stats.estimates import (
     ROUNDS_WITHIN,
     best_rounds,
     detectable_percent,

@@ -299,7 +299,7 @@ def find_run(path: Path) -> RunDir:
 
 def _found(path: Path) -> str:
     """The kind of thing that is there instead of a run, by the name that its user knows."""
-    if is_job_file(path):
+    if _is_job_file(path):
         return f"{source_of(path)} is a job file"
     selftest = next((each for each in _meant(path) if (each / SELFTEST).is_file()), None)
     if selftest is not None:
@@ -325,7 +325,7 @@ def _meant(path: Path) -> Iterator[Path]:
             yield directory / name
 
 
-def is_job_file(path: Path) -> bool:
+def _is_job_file(path: Path) -> bool:
     return path.suffix in (".yaml", ".yml") and path.is_file()
 
 
@@ -456,7 +456,7 @@ def differing(before: Any, now: Any) -> list[tuple[str, Any, Any]]:
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
-def is_run(path: Path) -> bool:
+def _is_run(path: Path) -> bool:
     """Whether `path` means a run directory."""
     return run_directory(path) is not None
 
@@ -467,9 +467,9 @@ def are_runs(a: Path, b: Path) -> bool:
     Raises:
         SpecError: only one is a run, or a path that isn't one doesn't exist or is a job file.
     """
-    runs = [is_run(path) for path in (a, b)]
+    runs = [_is_run(path) for path in (a, b)]
     for path, found in zip((a, b), runs, strict=True):
-        if not found and (is_job_file(path) or not through_latest(path).exists()):
+        if not found and (_is_job_file(path) or not _through_latest(path).exists()):
             find_run(path)
     if runs[0] != runs[1]:
         run, other = (a, b) if runs[0] else (b, a)
@@ -480,7 +480,7 @@ def are_runs(a: Path, b: Path) -> bool:
     return all(runs)
 
 
-def through_latest(path: Path) -> Path:
+def _through_latest(path: Path) -> Path:
     """`runs/NAME/latest/…` as the path that it means; `latest` is a file, which no system call follows."""
     for directory in path.parents:
         if directory.name == LATEST and directory.is_file():
@@ -512,8 +512,8 @@ def traces_of(*paths: Path) -> NamedTraces:
 
 
 def _traces_of(path: Path) -> NamedTraces:
-    if not is_run(path) and not is_job_file(path):
-        meant = through_latest(path)
+    if not _is_run(path) and not _is_job_file(path):
+        meant = _through_latest(path)
         return NamedTraces((meant,), places_of((meant,)))
     run = find_run(path)
     directories = sorted({trace.parent for trace in run.path.glob("variants/*/*.pt.trace.json.gz")})

@@ -198,7 +198,7 @@ def _draft(target: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def read_versions(run: Path) -> Versions:
+def _read_versions(run: Path) -> Versions:
     """The versions of the files that were copied, in either direction."""
     try:
         with open_regular(run / VERSIONS) as file:
@@ -381,7 +381,7 @@ def _copies() -> Path:
 
 def _renew(store: Store, place: Path, versions: Mapping[str, str]) -> None:
     """Makes the copy what is in the store."""
-    known = read_versions(place)
+    known = _read_versions(place)
     for name, version in versions.items():
         if not all(is_name(part) for part in name.split("/")):
             raise SpecError(f"{store.url} has a file {name!r}, which no run of gpurun contains; remove it")
@@ -433,7 +433,7 @@ class Copier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._store, self._say, self._clock = run, store, say, clock
-        self._copied: dict[str, Stamp] | None = None if read_versions(run) else {}
+        self._copied: dict[str, Stamp] | None = None if _read_versions(run) else {}
         """`None`: an earlier command has copied the run, and the store hasn't been asked yet."""
         self._failures = 0
         self._next_s = float("-inf")
@@ -593,5 +593,5 @@ def _in_both(run: Path, store: Store) -> dict[str, Stamp]:
     """The files that an earlier command has copied, and that no one has changed in the store since."""
     there = store.versions()
     return {
-        name: stamp for name, (version, stamp) in read_versions(run).items() if there.get(name) == version
+        name: stamp for name, (version, stamp) in _read_versions(run).items() if there.get(name) == version
     }

@@ -90,7 +90,7 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
     except nvml.NVMLError as error:
         return Gpus(nvml_error=str(error))
     try:
-        handles = visible_handles(nvml, visible)
+        handles = _visible_handles(nvml, visible)
         return Gpus(
             gpus=tuple(_gpu(nvml, index, handles) for index in range(len(handles))),
             notes=(*_hidden_notes(nvml), *_order_notes(nvml, environ)),
@@ -103,7 +103,7 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
         nvml.nvmlShutdown()
 
 
-def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
+def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
     """NVML handles by CUDA's rules: UUIDs may be cut short, the first unknown device ends the list, and one
     that is named twice empties it.
 
@@ -268,11 +268,11 @@ def _nvlinks(nvml: Any, handle: Any) -> tuple[int, dict[str, int]]:
 
 def _address(nvml: Any, handle: Any) -> str:
     """The PCI address of a GPU, or of the one that a MIG instance is a part of."""
-    parent = parent_of(nvml, handle)
+    parent = _parent_of(nvml, handle)
     return _bus(ask(nvml, "nvmlDeviceGetPciInfo", handle if parent is None else parent))
 
 
-def parent_of(nvml: Any, handle: Any) -> Any:
+def _parent_of(nvml: Any, handle: Any) -> Any:
     """The whole GPU of a MIG instance; `None` for a whole GPU."""
     if not (ask(nvml, "nvmlDeviceGetUUID", handle) or "").startswith(MIG_PREFIX):
         return None
@@ -328,7 +328,7 @@ def inspect_sensors(
     try:
         if nvml is not None:
             nvml.nvmlInit()
-        handles = visible_handles(nvml, environ.get(VISIBLE)) if nvml is not None else []
+        handles = _visible_handles(nvml, environ.get(VISIBLE)) if nvml is not None else []
     except nvml.NVMLError:
         handles = []
     return tuple(_sensors(nvml, handles[i]) if i < len(handles) else Sensors() for i in indices)
@@ -336,7 +336,7 @@ def inspect_sensors(
 
 def _sensors(nvml: Any, handle: Any) -> Sensors:
     """The sensors that a MIG instance's whole GPU has; energy and power are not the instance's alone."""
-    parent = parent_of(nvml, handle)
+    parent = _parent_of(nvml, handle)
     asked = NvmlSensors(nvml, handle if parent is None else parent)
     shared = Sensors(
         hot_ns=asked.hot_ns,
@@ -440,7 +440,7 @@ def inspect_health(
     except nvml.NVMLError:
         return unknown
     try:
-        handles = visible_handles(nvml, environ.get(VISIBLE))
+        handles = _visible_handles(nvml, environ.get(VISIBLE))
         return tuple(_health(nvml, handles[i]) if i < len(handles) else GpuHealth() for i in indices)
     except nvml.NVMLError:  # a driver that has failed since it was loaded
         return unknown
@@ -449,7 +449,7 @@ def inspect_health(
 
 
 def _health(nvml: Any, handle: Any) -> GpuHealth:
-    parent = parent_of(nvml, handle)
+    parent = _parent_of(nvml, handle)
     gpu = handle if parent is None else parent
     rows = ask(nvml, "nvmlDeviceGetRemappedRows", gpu)
     return GpuHealth(

@@ -17,8 +17,13 @@ from gpurun.launcher.compare.ranking import Following, following
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.rundir.files import append_lines, read_json, write_json
 from gpurun.launcher.rundir.records import Command, Event, Look, RoundTime, Status, before_s, between_s
-from gpurun.launcher.stats.estimates import percent_interval, t_interval, wilcoxon_interval
-from gpurun.launcher.stats.launches import launches_needed, levels
+from gpurun.launcher.stats.estimates import (
+    launches_needed,
+    levels,
+    percent_interval,
+    t_interval,
+    wilcoxon_interval,
+)
 from tests.known import known
 from tests.said import notes_of
 from tests.unit.compare import hand_made

@@ -22,16 +22,22 @@ from gpurun.launcher.jobfile.kinds import TRAINING
 from gpurun.launcher.run.budget import Costs, Outlook
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.estimates import (
+    ALPHA,
+    Family,
     Verdict,
+    bounded,
     hodges_lehmann,
+    holm,
     launch_values,
+    paired,
     percent_from_log,
     percent_interval,
+    planned_looks,
     t_quantile,
+    unpaired,
     verdict_of,
     wilcoxon_interval,
 )
-from gpurun.launcher.stats.launches import ALPHA, Family, bounded, holm, paired, planned_looks, unpaired
 from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.units import Interval
 

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.estimates import (
+    Family,
     components,
     hodges_lehmann,
+    holm,
     launch_values,
+    levels,
     round_effects,
     t_interval,
 )
-from gpurun.launcher.stats.launches import Family, holm, levels
 from gpurun.launcher.units import Interval
 from tests.known import known
 

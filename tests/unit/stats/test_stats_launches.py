@@ -12,8 +12,8 @@ from gpurun.launcher.stats.estimates import (
     t_interval,
     t_quantile,
     trend,
+    unpaired,
 )
-from gpurun.launcher.stats.launches import unpaired
 from tests.known import known
 
 PROBABILITIES = (0.5, 0.6, 0.9, 0.95, 0.975, 0.992, 0.995, 0.9975, 1 - 0.025 / 6, 0.9999, 0.999999)

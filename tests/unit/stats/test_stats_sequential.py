@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.estimates import t_quantile
-from gpurun.launcher.stats.launches import (
+from gpurun.launcher.stats.estimates import (
     ALPHA,
     SHARE_OF_ALPHA,
     SPENDING_POWER,
@@ -21,6 +20,7 @@ from gpurun.launcher.stats.launches import (
     levels,
     next_look,
     planned_looks,
+    t_quantile,
 )
 from tests.known import known
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from gpurun.launcher.rundir.records import Look
-from gpurun.launcher.stats.launches import Estimate, bounded, launches_to_decide, paired, unpaired
+from gpurun.launcher.stats.estimates import Estimate, bounded, launches_to_decide, paired, unpaired
 from tests.known import known
 
 

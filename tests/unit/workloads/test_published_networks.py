@@ -10,7 +10,7 @@ from gpurun import Workload
 from gpurun.launcher.jobfile.kinds import default_batch
 from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.try_out import Counting
-from gpurun.workloads.classics.resnet import Bottleneck
+from gpurun.workloads.classics import Bottleneck
 from gpurun.workloads.gpt import corpus
 from tests.whole import first
 
