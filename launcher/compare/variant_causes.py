@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank
+from gpurun.launcher.compare.figures.size_curves import DeviceCost
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
-from gpurun.launcher.compare.size_curves import DeviceCost
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.machine.accelerators import CPU

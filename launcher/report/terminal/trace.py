@@ -53,7 +53,16 @@ from gpurun.launcher.trace.model import (
     Table,
     TraceReport,
 )
-from gpurun.launcher.units import TWICE, format_factor, format_count, format_ms, format_number, format_percent, plural, us_in_ms
+from gpurun.launcher.units import (
+    TWICE,
+    format_count,
+    format_factor,
+    format_ms,
+    format_number,
+    format_percent,
+    plural,
+    us_in_ms,
+)
 
 MAX_STEPS = 20
 MAX_NAMES = 10
