@@ -52,84 +52,6 @@ from gpurun.launcher.plan.model import (
 from gpurun.launcher.stats.schedule import MOST_REPETITIONS, ROUNDS, shuffled
 from gpurun.launcher.strategies import STRATEGIES
 
-
-def _program_processes(
-    spec: JobSpec, variant: Variant, machines: Sequence[MachineLike]
-) -> tuple[Process, ...]:
-    """One process per device; each sees the launch's GPUs on its node, of which its LOCAL_RANK names one.
-
-    Of parts of GPUs each sees its own, as the first GPU: CUDA shows a process one part only.
-    """
-    found = places([node_of_device(device) for device in variant.devices])
-    shared = {
-        place.node: {
-            **_interface_env(machines[place.node]),
-            **variant.env,
-            **_node_env(variant, place, machines[place.node]),
-            **_shared_env(place, found[-1].node + 1, _store_address(machines[0])),
-            "TORCHELASTIC_MAX_RESTARTS": str(spec.restarts),
-        }
-        for place in found
-    }
-    return tuple(
-        Process(
-            rank=place.rank,
-            env={**shared[place.node], **_rank_env(place), **_part_env(device, variant, machines)},
-            devices=(device,),
-            node=place.node,
-        )
-        for place, device in zip(found, variant.devices, strict=True)
-    )
-
-
-def _store_address(first: MachineLike) -> str:
-    """The address at which a program's ranks find each other: on the first node, if there are others."""
-    return first.address if isinstance(first, Node) else LOOPBACK
-
-
-def _interface_env(machine: MachineLike) -> Mapping[str, str]:
-    """Which way a node reaches the others; on a lone one the rank itself knows."""
-    return interface_env(machine) if isinstance(machine, Node) else {}
-
-
-def _node_env(variant: Variant, place: RankPlace, machine: MachineLike) -> Mapping[str, str]:
-    """The variables that depend on the node: its GPUs and its cores."""
-    own = tuple(device_of_node(name) for name in variant.devices if node_of_device(name) == place.node)
-    threads = str(share_of_cores(place.local_world_size, machine))  # a lone rank may use all cores
-    return {
-        **visible_gpus(own, machine),
-        "OMP_NUM_THREADS": variant.env.get("OMP_NUM_THREADS", threads),
-    }
-
-
-def _part_env(device: str, variant: Variant, machines: Sequence[MachineLike]) -> Mapping[str, str]:
-    """Source: NVIDIA's MIG user guide: "CUDA can only enumerate a single compute instance"."""
-    gpus = [name for name in variant.devices if not accelerator_of(name).is_host]
-    if not any(is_part(device_of_node(name), machines[node_of_device(name)]) for name in gpus):
-        return {}
-    return visible_gpus((device_of_node(device),), machines[node_of_device(device)])
-
-
-def _shared_env(place: RankPlace, num_nodes: int, address: str) -> Mapping[str, str]:
-    """Variables that `torchrun` gives every rank of one node. MASTER_PORT is known once the store has one."""
-    return {
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        "GROUP_RANK": str(place.node),
-        "GROUP_WORLD_SIZE": str(num_nodes),
-        "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(place.world_size),
-        "MASTER_ADDR": address,
-        "TORCHELASTIC_RESTART_COUNT": "0",  # of the first attempt
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    }
-
-
-def _rank_env(place: RankPlace) -> Mapping[str, str]:
-    return {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank), "ROLE_RANK": str(place.rank)}
-
-
 SHORTEST_LAUNCH_S = 1.0
 """The shortest launch without its warm-up: a budget can't be enough for more."""
 
@@ -451,3 +373,80 @@ def _missing_ranks(spec: JobSpec, variants: Sequence[Variant]) -> Iterator[Probl
     if beyond:
         message = f"no variant has a rank {beyond[0]}: {ranks_there(num_ranks)}"
         yield spec.problem(("profile", "ranks"), message, "a strategy with one process has only rank 0")
+
+
+def _program_processes(
+    spec: JobSpec, variant: Variant, machines: Sequence[MachineLike]
+) -> tuple[Process, ...]:
+    """One process per device; each sees the launch's GPUs on its node, of which its LOCAL_RANK names one.
+
+    Of parts of GPUs each sees its own, as the first GPU: CUDA shows a process one part only.
+    """
+    found = places([node_of_device(device) for device in variant.devices])
+    shared = {
+        place.node: {
+            **_interface_env(machines[place.node]),
+            **variant.env,
+            **_node_env(variant, place, machines[place.node]),
+            **_shared_env(place, found[-1].node + 1, _store_address(machines[0])),
+            "TORCHELASTIC_MAX_RESTARTS": str(spec.restarts),
+        }
+        for place in found
+    }
+    return tuple(
+        Process(
+            rank=place.rank,
+            env={**shared[place.node], **_rank_env(place), **_part_env(device, variant, machines)},
+            devices=(device,),
+            node=place.node,
+        )
+        for place, device in zip(found, variant.devices, strict=True)
+    )
+
+
+def _store_address(first: MachineLike) -> str:
+    """The address at which a program's ranks find each other: on the first node, if there are others."""
+    return first.address if isinstance(first, Node) else LOOPBACK
+
+
+def _interface_env(machine: MachineLike) -> Mapping[str, str]:
+    """Which way a node reaches the others; on a lone one the rank itself knows."""
+    return interface_env(machine) if isinstance(machine, Node) else {}
+
+
+def _node_env(variant: Variant, place: RankPlace, machine: MachineLike) -> Mapping[str, str]:
+    """The variables that depend on the node: its GPUs and its cores."""
+    own = tuple(device_of_node(name) for name in variant.devices if node_of_device(name) == place.node)
+    threads = str(share_of_cores(place.local_world_size, machine))  # a lone rank may use all cores
+    return {
+        **visible_gpus(own, machine),
+        "OMP_NUM_THREADS": variant.env.get("OMP_NUM_THREADS", threads),
+    }
+
+
+def _part_env(device: str, variant: Variant, machines: Sequence[MachineLike]) -> Mapping[str, str]:
+    """Source: NVIDIA's MIG user guide: "CUDA can only enumerate a single compute instance"."""
+    gpus = [name for name in variant.devices if not accelerator_of(name).is_host]
+    if not any(is_part(device_of_node(name), machines[node_of_device(name)]) for name in gpus):
+        return {}
+    return visible_gpus((device_of_node(device),), machines[node_of_device(device)])
+
+
+def _shared_env(place: RankPlace, num_nodes: int, address: str) -> Mapping[str, str]:
+    """Variables that `torchrun` gives every rank of one node. MASTER_PORT is known once the store has one."""
+    return {
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.node),
+        "GROUP_WORLD_SIZE": str(num_nodes),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "MASTER_ADDR": address,
+        "TORCHELASTIC_RESTART_COUNT": "0",  # of the first attempt
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+
+
+def _rank_env(place: RankPlace) -> Mapping[str, str]:
+    return {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank), "ROLE_RANK": str(place.rank)}
