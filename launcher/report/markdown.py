@@ -11,13 +11,13 @@ from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.findings.finding import Screen, of_level, screen_of
 from gpurun.launcher.report.footnotes import detail_lines, uncertainty_text, verdict_text
 from gpurun.launcher.report.metrics import figures_of
+from gpurun.launcher.report.terminal.changes import bounds_note, gate_cells, gate_header
 from gpurun.launcher.report.terminal.table import (
     balanced_lines,
     batch_curve_lines,
     curve_lines,
     is_of_curves,
 )
-from gpurun.launcher.report.terminal.trace import bounds_note, gate_cells, gate_header
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 """TensorBoard's Markdown knows no escape of these."""

@@ -102,7 +102,7 @@ def diff_two_runs(
     if as_json:
         show_json(difference)
     else:
-        from gpurun.launcher.report.terminal.trace import render_diff
+        from gpurun.launcher.report.terminal.changes import render_diff
 
         click.echo(render_diff(difference, line_width()))
     if difference.gate is not None:
@@ -138,7 +138,7 @@ def diff_two_captures(a: Path, b: Path, as_tree: bool, as_json: bool) -> None:
     if as_json:
         show_json(difference)
         return
-    from gpurun.launcher.report.terminal.trace import render_operator_changes, render_trace_diff
+    from gpurun.launcher.report.terminal.changes import render_operator_changes, render_trace_diff
 
     render = render_operator_changes if as_tree else render_trace_diff
     click.echo(render(difference, width()), nl=False)

@@ -35,6 +35,7 @@ from gpurun.launcher.report.footnotes import (
     verdict_text,
 )
 from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms, timed_parts, with_interval
+from gpurun.launcher.report.terminal.changes import gate_table
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.report.terminal.layout import (
     GAP,
@@ -48,7 +49,6 @@ from gpurun.launcher.report.terminal.layout import (
     total_width,
 )
 from gpurun.launcher.report.terminal.plan import devices_text
-from gpurun.launcher.report.terminal.trace import gate_table
 from gpurun.launcher.rundir.records import MEASURED
 from gpurun.launcher.splits import split_even, split_proportional
 from gpurun.launcher.units import (

@@ -21,7 +21,7 @@ from gpurun.launcher.findings.finding import of_level
 from gpurun.launcher.machine.helper_process import helper_argv, yield_to_others
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.report.tables_on_request import TITLES, shown_table
-from gpurun.launcher.report.terminal.trace import shown_changes
+from gpurun.launcher.report.terminal.changes import shown_changes
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header, Index
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, with_file_names
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import BUILD_LIMIT_S, MAX_BUILDS

@@ -5,7 +5,7 @@ from dataclasses import replace
 from gpurun.launcher.compare.diff import Diff, NotComparable, Unpaired, VariantDiff
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.findings.finding import finding
-from gpurun.launcher.report.terminal.trace import render_diff
+from gpurun.launcher.report.terminal.changes import render_diff
 from gpurun.launcher.units import change_text
 from tests.wording import Wording
 

@@ -15,9 +15,10 @@ from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.notes import dangers
 from gpurun.launcher.findings.finding import Finding, finding, of_level, ranked, screen_of
 from gpurun.launcher.findings.finding_kinds import KINDS
+from gpurun.launcher.report.terminal.changes import render_diff, render_trace_diff
 from gpurun.launcher.report.terminal.layout import screen_lines
 from gpurun.launcher.report.terminal.table import render_table
-from gpurun.launcher.report.terminal.trace import render_diff, render_trace, render_trace_diff
+from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.selftest.check_table import findings as checks_of
 from gpurun.launcher.selftest.evidence import PARTS

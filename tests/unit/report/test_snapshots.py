@@ -19,10 +19,11 @@ from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.inspect.hang_diagnosis import RankView
 from gpurun.launcher.inspect.stacks import activity, parse_threads
 from gpurun.launcher.report.markdown import summary_markdown
+from gpurun.launcher.report.terminal.changes import render_diff, render_trace_diff
 from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.report.terminal.plan import render_plan
 from gpurun.launcher.report.terminal.table import render_table
-from gpurun.launcher.report.terminal.trace import render_diff, render_trace, render_trace_diff
+from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer
 from gpurun.launcher.tensorboard_plugin.html import report_data

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.report.terminal.trace import render_trace, render_trace_diff
+from gpurun.launcher.report.terminal.changes import render_trace_diff
+from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.discover import is_merged
 from gpurun.launcher.trace.diff import Change, TraceDiff, diff_traces

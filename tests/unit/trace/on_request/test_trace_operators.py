@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpurun.launcher.report.terminal.trace import render_operator_changes, render_tables
+from gpurun.launcher.report.terminal.changes import render_operator_changes
+from gpurun.launcher.report.terminal.trace import render_tables
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.diff import OperatorChange, diff_traces
 from gpurun.launcher.trace.model import OperatorTotal, Table, TraceReport

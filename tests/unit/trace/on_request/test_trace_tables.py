@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.report.terminal.trace import render_tables, render_trace_diff
+from gpurun.launcher.report.terminal.changes import render_trace_diff
+from gpurun.launcher.report.terminal.trace import render_tables
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.on_request.shapes import Work, call_of, work_of
 from gpurun.launcher.trace.diff import diff_traces
