@@ -12,6 +12,8 @@ MINUS = "\u2212"
 _BYTES = ("B", "KiB", "MiB", "GiB")
 TWICE = 100.0
 """Percent from which on a difference reads better as a factor."""
+HALF = 50.0
+"""Percent of time saved from which on a factor of the speed reads better."""
 LOPSIDED = 1.5
 """Ratio of its sides from which on an interval is written out: one ± for both would claim too much of one."""
 
@@ -26,6 +28,11 @@ def format_ms(ms: float, ci: Interval | None = None) -> str:
     half = half_width(ms, ci)
     decimals = supported_decimals(half, most=3)
     return f"{format_number(ms, decimals)} ± {format_number(round_up(half, decimals), decimals)}"
+
+
+def format_like(ms: float, other_ms: float) -> str:
+    """Milliseconds with the decimals of `format_ms(ms)`."""
+    return format_number(other_ms, _three_digits(ms))
 
 
 def format_half(ms: float, half_ms: float) -> str:
@@ -56,6 +63,11 @@ def format_factor_interval(ci: Interval) -> str:
     decimals = supported_decimals((ci[1] - ci[0]) / 200, most=2)
     low, high = (format_number(1 + end / 100, decimals) for end in ci)
     return f"{low} to {high}×"
+
+
+def times_as_fast(percent: float) -> float:
+    """Percent more of the speed: 50 % less time is 100 % more."""
+    return 100 * percent / (100 - percent)
 
 
 def change_text(percent: float) -> str:

@@ -68,6 +68,10 @@ def print_comparison(
         reported: what stderr has shown of failures; not repeated if stdout goes there too.
         details: show all that was found.
     """
+    from gpurun.launcher.report.footnotes import with_next_step
+    from gpurun.launcher.rundir.claim import progress_text
+
+    comparison = with_next_step(comparison, run.path.name, progress_text(run))
     if as_json:
         from gpurun.launcher.report.metrics import with_figures
 
@@ -75,14 +79,13 @@ def print_comparison(
         return
     from gpurun.launcher.logs.lines import has_colour
     from gpurun.launcher.report.terminal.table import render_table
-    from gpurun.launcher.rundir.claim import progress_text
     from gpurun.launcher.rundir.store import source_of
 
     plain, colour = not sys.stdout.isatty(), has_colour(sys.stdout, os.environ)
-    name, progress = str(source_of(run.path)), progress_text(run)
+    name = str(source_of(run.path))
     above = tuple(reported) if _is_one_place() else ()
     height = None if plain else shutil.get_terminal_size().lines
-    click.echo(render_table(comparison, width(), plain, name, colour, progress, above, details, height))
+    click.echo(render_table(comparison, width(), plain, name, colour, above, details, height))
 
 
 def _is_one_place() -> bool:

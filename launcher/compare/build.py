@@ -33,6 +33,7 @@ from gpurun.launcher.compare.figures.searched import (
     SearchResult,
     effects_note,
     search_result,
+    untried,
     winner_findings,
 )
 from gpurun.launcher.compare.figures.size_curves import probe_result
@@ -143,12 +144,16 @@ def compare_run(run: RunDir) -> Comparison:
     results, of_variants = variant_results(run, differences, recorded.host, recorded.plan.nodes)
     judged = _judge(recorded, differences, results)
     found = _compared(run, recorded, differences, judged)
-    findings = (*found.findings, *_notes(found, run, recorded, differences.within))
+    took_s = launches_s(recorded.events, recorded.commands)
+    findings = (*found.findings, *_notes(found, run, recorded, differences.within, took_s))
     said = [
-        (variant, each) for variant, its in zip(judged.variants, of_variants, strict=True) for each in its
+        (variant, each)
+        for variant, its in zip(judged.variants, of_variants, strict=True)
+        for each in its
+        if judged.leader is not None or each.figures.get("case") != "traced-far"  # else nothing was ranked
     ]
     findings = (*findings, *more_launches_note(findings, recorded.plan), *named_once(said, len(results)))
-    return replace(found, findings=ranked(findings))
+    return replace(found, findings=ranked(findings), measured_s=round(sum(took_s.values()), 3))
 
 
 def named_by_what_differs(plan: Plan) -> Plan:
@@ -225,7 +230,7 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
         noise=noise(differences),
         variants=results,
         fastest=named if ranking and ranking.is_settled else None,
-        findings=(*answer, *dangers(results), *found),
+        findings=(*untried(answer, search), *dangers(results), *found),
         restarts=len(recorded.restarts),
         resumed=next((command.resumed for command in reversed(recorded.commands)), None),
         complete=judged.is_measured and (search is None or search.is_over),
@@ -262,12 +267,13 @@ def _searched(run: RunDir, judged: _Judged) -> SearchResult | None:
     return search_result(run, leader.id if leader else None, against.percent if against else None, behind)
 
 
-def _notes(found: Comparison, run: RunDir, recorded: _Recorded, within: int) -> tuple[Finding, ...]:
+def _notes(
+    found: Comparison, run: RunDir, recorded: _Recorded, within: int, took_s: Mapping[str, float]
+) -> tuple[Finding, ...]:
     """Notes on a comparison and on the run itself."""
     plan, measured = recorded.plan, recorded.measured
     is_open = found.complete and not found.is_unranked
     has_any = any(variant.counts for variant in measured.values())
-    took_s = launches_s(recorded.events, recorded.commands)
     spent_s = sum(took_s.values())
     once = once_note(plan, measured, recorded.looks, spent_s) if is_open else None
     still_open = open_notes(plan, found.open, recorded.looks, spent_s) if is_open else ()
@@ -415,7 +421,9 @@ def _noticed(
     is_affected = any((rank.queue_percent or 0.0) > QUEUE_PERCENT for rank in ranks)
     trends = () if is_affected else measured.trends  # else load explains it
     in_traces = traced.notes if traced else ()
-    by_ranks = map(_of_rank, measured.facts.warnings)
+    warnings = measured.facts.warnings
+    is_normal = any("BatchNorm" in each for each in warnings)  # explains that the gradient isn't exact
+    by_ranks = [_of_rank(each) for each in warnings if not (is_normal and each.startswith(GRADIENT_DIFFERS))]
     return (*unsteady, *by_ranks, *trends, *in_traces, *found)
 
 

@@ -1,5 +1,6 @@
 """The answer of a run, and the findings that go with it."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,16 +27,17 @@ from gpurun.launcher.compare.ranking import (
     standings,
     time_per_sample,
 )
-from gpurun.launcher.compare.variant_causes import cause, remaining, why_slower
+from gpurun.launcher.compare.variant_causes import cause, largest_loss, remaining, why_slower
 from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding, worded
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
-from gpurun.launcher.findings.run_cases import ENDED, FASTER, SLOWER, TIMES
+from gpurun.launcher.findings.run_cases import AS_FAST, ENDED, FASTER, SLOWER, TIMES
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Plan, Variant
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.trace.causes import to_do
+from gpurun.launcher.trace.causes import MENTION_FROM, to_do
 from gpurun.launcher.units import (
     GIB,
+    HALF,
     TWICE,
     Interval,
     format_factor,
@@ -45,6 +47,7 @@ from gpurun.launcher.units import (
     interval_figures,
     is_lopsided,
     plural,
+    times_as_fast,
 )
 
 
@@ -72,7 +75,7 @@ def conclude(
         return (_separate_work(plan, results), *waiting_findings(results, less_load))
     ran = [result for result in results if result.wall_s is not None]
     if standings is None and ran:
-        return (_without_steps(plan, ran),)
+        return (_without_steps(plan, ran), to_do("without-steps", ADVICE["unmarked"].in_torch))
     if standings is None:
         found: tuple[Finding, ...] = (nothing_measured(plan, complete, results),)
         if complete and results:
@@ -157,7 +160,7 @@ def short_reason(result: VariantResult) -> str | None:
     if result.status != "failed" or not result.reason:
         return None
     first = result.reason.splitlines()[0]
-    return first if len(first) <= MOST_OF_REASON else f"{first[:MOST_OF_REASON]}…"
+    return textwrap.shorten(first, MOST_OF_REASON, placeholder=" …")
 
 
 def _named_rival(standings: Standings, baseline: str) -> Rival | None:
@@ -183,7 +186,7 @@ def ranking_findings(
     found = (*lead, *remaining(standings.leader, is_explained))
     named = {each.variant for each in found if each.level == "cause"}
     others = [rival.result for rival in standings.rivals[:MOST_EXPLAINED] if rival.result.id not in named]
-    return (*found, *(each for result in others for each in _why(result, standings.leader, AFTER_ALL)))
+    return (*found, *(each for result in others for each in _loss(result, standings.leader)))
 
 
 MOST_EXPLAINED = 8
@@ -256,14 +259,14 @@ def _clear_lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) 
         return (answer, *_why(runner_up.result, leader, 1.0))
     reference, difference = compared.result, opposite(compared.behind)
     percent, ci = _mirrored(difference)
+    by: dict[str, Any] = {"how": FASTER[_measure(leader, reference)], "by": format_percent(percent, ci)}
+    figures = _shown(percent, ci, difference)
+    if percent >= HALF and ci is not None:
+        faster, interval = times_as_fast(percent), (times_as_fast(ci[0]), times_as_fast(ci[1]))
+        by = {"how": AS_FAST[_measure(leader, reference)], "by": format_factor(faster, interval)}
+        figures |= {"ci": None, "ratio_ci": tuple(1 + end / 100 for end in interval)}
     answer = finding(
-        "fastest",
-        leader.id,
-        weight=1,
-        how=FASTER[_measure(leader, reference)],
-        **names,
-        other=named_with_error(reference),
-        **_shown(percent, ci, difference),
+        "fastest", leader.id, weight=1, **by, **names, other=named_with_error(reference), **figures
     )
     found = (answer, *_why(reference, leader, 1.0))
     if runner_up.result.id != baseline:
@@ -373,6 +376,13 @@ def _why(slower: VariantResult, leader: VariantResult, weight: float | None = No
     """The cause that traces show in a slower variant."""
     loss = why_slower(slower, leader)
     return (cause(loss, slower, weight),) if loss else ()
+
+
+def _loss(result: VariantResult, leader: VariantResult) -> tuple[Finding, ...]:
+    """The reason why it is slower, else its own largest loss, if that is a relevant part of its step."""
+    own = largest_loss(result.ranks)
+    relevant = (cause(own, result, AFTER_ALL),) if own and own.share >= MENTION_FROM else ()
+    return _why(result, leader, AFTER_ALL) or relevant
 
 
 def _mirrored(difference: Difference) -> tuple[float, Interval | None]:

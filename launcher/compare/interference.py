@@ -65,7 +65,7 @@ def less_load(results: Sequence[VariantResult], cores: int | None) -> str:
     others = [rank.other_cores for result in ranked for rank in result.ranks if rank.other_cores is not None]
     if not others or cores is None:
         return LESS_AT_ONCE
-    if any(len(set(result.split or ())) > 1 for result in ranked) and all(
+    if any(len(set(result.split or ())) > 1 for result in results) and all(
         result.threads <= 1 for result in ranked
     ):
         return LESS_AT_ONCE  # fewer devices don't have these splits

@@ -251,7 +251,7 @@ class Fitting:
     """All that fit, fastest first."""
 
 
-CONCLUSIONS = 31
+CONCLUSIONS = 32
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 
@@ -292,6 +292,8 @@ class Comparison:
     """The commit that the run was started from; `None` outside of git, and in older runs."""
     fitting: Fitting | None = None
     """The variants that fit in `memory`, where the job states it."""
+    measured_s: float | None = None
+    """Seconds that its launches took, with the time between them."""
     search: SearchResult | None = None
     """The search of `gpurun tune`; `None` of other runs."""
     gate: Gate | None = None

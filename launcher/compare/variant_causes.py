@@ -13,8 +13,9 @@ from gpurun.launcher.compare.figures.ranks import RankFigures, slowest_rank
 from gpurun.launcher.compare.figures.size_curves import DeviceCost
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
-from gpurun.launcher.findings.finding import Finding, finding
+from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
+from gpurun.launcher.findings.trace_cases import OF_TRACED_STEP
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
 from gpurun.launcher.strategies import STRATEGIES
@@ -224,7 +225,7 @@ def grown_compute(slower: VariantResult, faster: VariantResult) -> Cause | None:
     # waits for the interpreter's lock and for cores that replicas share, and `dp` has operators of its own
     # (scatter, replicate, gather). What grew would be the strategy, under the name of an operator.
     is_alike = STRATEGIES[slower.strategy].has_replicas == STRATEGIES[faster.strategy].has_replicas
-    figures: dict[str, Any] = {"who": f"rank {rank.rank}", **_why_compute_grew(rank, other)}
+    figures: dict[str, Any] = {"who": f"rank {rank.rank}", "of": "its step", **_why_compute_grew(rank, other)}
     if is_alike:
         figures["grown_ms"] = grown_operators(rank, other, more_ms) or None
     return Cause("compute", (rank.rank,), 1e6 * rank.compute_ms, 1e6 * span_ms, figures, 1e6 * more_ms)
@@ -275,7 +276,8 @@ def cause(
     timed_ms, step_ms = _other_timed_ms(found, variant), variant.step_ms
     if timed_ms is None and step_ms is not None and found.span_ns:
         found = _scaled(found, 1e6 * step_ms.estimate / found.span_ns)
-    return cause_finding(found, variant.id, weight, than, where=variant_label(variant), timed_ms=timed_ms)
+    of = {} if timed_ms is None else {"of": OF_TRACED_STEP, "timed_ms": timed_ms}
+    return cause_finding(found, variant.id, weight, than, where=variant_label(variant), **of)
 
 
 def _scaled(found: Cause, factor: float) -> Cause:
@@ -311,15 +313,18 @@ def remaining(fastest: VariantResult, is_explained: bool = False) -> tuple[Findi
     found, where = largest_loss(fastest.ranks), variant_label(fastest)
     if found is None and is_explained and len(set(fastest.split or ())) > 1:
         return (to_do("fastest", ADVICE["uneven"].in_torch),)
+    if found is None and any(rank.trace for rank in fastest.ranks):
+        return (to_do("noticed", ADVICE["far"].in_torch),)
     if found is None:
-        return (to_do("not-recorded", ADVICE["untraced"].in_torch),) if fastest.traced_steps is None else ()
+        return (to_do("not-recorded", ADVICE["untraced"].in_torch),)
     if _other_timed_ms(found, fastest) is not None:
         return (to_do("noticed", ADVICE["far"].in_torch),)
     if found.share < MENTION_FROM:
         most = max(1, math.ceil(100 * found.share))
         return (finding("nothing-left", fastest.id, where=where, most=most),)
     is_large = found.share >= LARGE_FROM
-    return (*([cause(found, fastest)] if is_large else []), *_next_step(found, fastest, is_large))
+    is_named = is_large and not is_explained
+    return (cause(found, fastest, None if is_large else AFTER_ALL), *_next_step(found, fastest, is_named))
 
 
 def _next_step(found: Cause, variant: VariantResult, is_named: bool) -> tuple[Finding, ...]:

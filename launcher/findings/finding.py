@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from gpurun.launcher.units import (
     format_factor_interval,
     format_gib,
     format_half,
+    format_like,
     format_ms,
     format_percent,
     format_percent_interval,
@@ -27,7 +28,7 @@ _GROUP = re.compile(r"\[([^][]*)\]")
 _SLOT = re.compile(r"\{(\w+)(?::(\w[\w ]*))?\}")
 
 
-_AS_IT_IS = ("{leader}", "{other}", "{where}", "{who}", "{what}", "{why}", "{of}", "{found}", "{note}")
+_AS_IT_IS = ("{leader}", "{other}", "{where}", "{who}", "{what}", "{why}", "{of}", "{note}")
 """Names and texts that keep their first letter."""
 _OF_THE_SCREEN = ("Answer", "Step", "Gate", "Traces", "")
 """Titles that a sentence by itself doesn't need."""
@@ -116,9 +117,9 @@ def with_figures(found: Finding, **figures: Any) -> Finding:
 
 def below_its_name(found: Finding) -> Finding:
     """The finding without the variant's name, for a place that has it already."""
-    if KINDS[found.code].sentence_of(found.figures).startswith("{of}"):
-        return with_figures(found, of="")
-    return with_figures(found, where=None) if found.level == "cause" else found
+    begins = KINDS[found.code].sentence_of(found.figures).startswith("{of}")
+    name = str(found.figures.get("of", "")) if begins else f"in {found.figures.get('where')} "
+    return replace(found, text=found.text.removeprefix(name), figures={**found.figures, "of": ""})
 
 
 def relative_to(directory: Path, found: Finding) -> Finding:
@@ -147,8 +148,10 @@ def _shown(name: str, noun: str | None, figures: Mapping[str, Any]) -> str:
         return listed([f"{each} {of(figure)}" for each, figure in value.items()])
     if name in ("percent", "change_percent"):
         return format_percent(value, figures.get("ci"), signed=name != "percent")
+    if name == "range_ms" and isinstance(value, list):
+        return " to ".join(format_like(figures.get("step_ms", end), end) for end in value)
     if name == "half_ms":
-        return format_half(figures["step_ms"], value)
+        return format_half(figures.get("step_ms", value), value)
     if name == "threshold_percent":
         return f"{value:g} %"
     if name == "ratio_ci":

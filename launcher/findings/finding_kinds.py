@@ -55,7 +55,7 @@ _SURE = (
 )
 _LONGER = "Give the run more time (`budget`), or more launches (`steps: {launches: …}`)."
 _OTHER_FIGURE = "Choose by another figure, such as memory."
-_SIX = "An interval takes at least six paired launches or rounds."
+_SIX = "An interval takes at least six paired launches or rounds; more, where several are compared."
 _POWER = "The number of launches that has an 80 % chance to decide a difference of this size."
 _QUEUE = "Run-queue time of the ranks, less the waiting for threads of the same run."
 _NVML = "NVML reported a reason for throttling during timed steps."
@@ -68,7 +68,7 @@ _AVERAGE = "The geometric mean over launches of a robust mean over rounds."
 ANSWERS: Mapping[str, Kind] = {
     "fastest": Kind(
         "answer",
-        f"{{leader}}, {{percent}} {{how}} the baseline {{other}}{_RANGE}{_WITHIN}{_LOAD}",
+        f"{{leader}}, {{by}} {{how}} the baseline {{other}}{_RANGE}{_WITHIN}{_LOAD}",
         "One variant is faster than all others, and that is sure.",
         _SURE,
         "Use it; `gpurun report RUN --details` prints the code for an uneven split.",
@@ -347,7 +347,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "`gpurun stacks RUN` shows what they wait for.",
     ),
     "computes-longer": (
-        "[in {where} ]{who} computes for {percent} of its step ({lost_ms} of {whole_ms} ms"
+        "[in {where} ]{who} computes for {percent} of {of} ({lost_ms} of {whole_ms} ms"
         "[; timed steps take {timed_ms} ms]), {more_ms} ms more than in {than}[, mostly in {grown_ms}]"
         "[, at {sm_clock_mhz} instead of {other_sm_clock_mhz}]"
         "[, while torch released its cache {num_retries:time}]"
@@ -372,7 +372,7 @@ class Advice:
     """Where no other split can be had; empty: the same."""
 
 
-_SLOW_RANK = "find out what slows RANK down"
+_SLOW_RANK = "find out what slows RANK down (`gpurun stacks` during the next run)"
 ADVICE: Mapping[str, Advice] = {
     "input": Advice(
         "raise num_workers, or do less work per sample",
@@ -392,14 +392,16 @@ ADVICE: Mapping[str, Advice] = {
     "communication": Advice("record the traces of all ranks", "in communication"),
     "unknown": Advice("record the CPU as well (ProfilerActivity.CPU)", "in gaps"),
     "gaps": Advice("look for synchronisation and dependencies in the timeline", "in gaps"),
-    "transfer": Advice("try larger batches or gradient accumulation", "on transfers"),
-    "buckets": Advice(
-        "try larger batches (`global_batch`), gradient accumulation (`accumulate`) or other `bucket_mb`"
+    "transfer": Advice(
+        "try larger batches or gradient accumulation",
+        "on transfers",
+        "raise `global_batch` or `accumulate`",
     ),
+    "buckets": Advice("raise `global_batch` or `accumulate`, or change `bucket_mb`"),
     "model_transfer": Advice(
         "overlap it with compute, or place its ranks where links are fastest", "on transfers"
     ),
-    "blocked": Advice("`gpurun stacks RUN` during a run shows what its ranks wait for", "blocked"),
+    "blocked": Advice("`gpurun stacks` during the next run shows what its ranks wait for", "blocked"),
     "compute": Advice("compare the operators of both traces: `gpurun diff`", "on compute"),
     "split": Advice(
         "try split: even or balanced",
@@ -415,6 +417,7 @@ ADVICE: Mapping[str, Advice] = {
     "gradient": Advice("mend the gradients first: weigh losses by samples (docs/your-model.md)"),
     "far": Advice("run again with `--set profile.steps=16`: the traced steps are unlike the timed ones"),
     "untraced": Advice("run again with `--set profile.steps=4`: traces show where the time of a step goes"),
+    "unmarked": Advice("mark each step of the program: `with gpurun.step():`"),
     "uneven": Advice("`gpurun report RUN --details` prints the code that trains with this split"),
     "unlike": Advice(
         "for two versions of the code, run one job file with each; for two settings, list both under "
@@ -503,7 +506,7 @@ REMEDIES: Mapping[str, Kind] = {
         "{case}",
         "Which variants fit in the memory that the job states.",
         "Their peaks, against `memory`; on CPU devices a peak is that of live tensors.",
-        "Nothing.",
+        "Take it where memory is short; else the fastest.",
         cases=run_cases.FITS,
     ),
     "act-on-cause": Kind(
@@ -511,7 +514,7 @@ REMEDIES: Mapping[str, Kind] = {
         "[{where} spends {percent} of its step {spent}: ][{advice}][set {settings} in the job]",
         "The next step: what would shorten the fastest variant's step most, or what the answer lacks.",
         "By failures, wrong gradients and other load; then the largest loss in traced steps, of 5 % or more.",
-        "Do it, or try it in a new variant, and compare.",
+        "As it says: change the job or the program so, and run again.",
     ),
     "measure-longer": Kind(
         "remedy",
@@ -648,9 +651,9 @@ def explained(codes: Iterable[str] = KINDS) -> list[dict[str, Any]]:
 LABELS = {"means": "What it means", "decided": "How it is decided", "todo": "What to do"}
 
 
-def cases_of(entry: Mapping[str, Any]) -> list[str]:
-    """A list of the sentences of its cases, after an empty line; nothing where it has none."""
-    cases = {name: outline(sentence) for name, sentence in entry["cases"].items()}
+def cases_of(sentences: Mapping[str, str]) -> list[str]:
+    """A list of the sentences of cases, after an empty line; nothing where there are none."""
+    cases = {name: outline(sentence) for name, sentence in sentences.items()}
     told = [f"- {name}: {sentence}" for name, sentence in cases.items() if sentence != "…"]
     return ["", *told] if told else []
 
@@ -677,5 +680,5 @@ def findings_page() -> str:
         for entry in (each for each in explained() if each["level"] == level):
             parts = [f"{label}: {entry[name]}" for name, label in LABELS.items()]
             lines += ["", f"### `{entry['code']}`", "", *"  \n".join(parts).splitlines()]
-            lines += cases_of(entry)
+            lines += cases_of(entry["cases"])
     return "\n".join(lines) + "\n"

@@ -28,6 +28,12 @@ FASTER: Mapping[str, str] = {
     "program": "shorter steps than",
 }
 """By what variants are compared: a step of the same samples, a sample, or a step of any work."""
+AS_FAST: Mapping[str, str] = {
+    "step": "as fast as",
+    "sample": "as fast per sample as",
+    "program": "as fast per step as",
+}
+"""From twice on."""
 SLOWER: Mapping[str, str] = {
     "step": "is[ {by}] slower",
     "sample": "takes[ {by}] more time per sample",
@@ -89,7 +95,7 @@ TIME_SPENT: Cases = {
     "budget": "[{num_trials:trial} and ]{num_launches:launch} took {spent_percent} of the budget"
     "[: {parts_percent}][; each variant was launched once, though {budget_s} are too short for it]",
     "program": "{where} ran for {run_s}[ in the launch of median length, of {num_attempts}]: {before_s} "
-    "before its first step, {steps_s} in and between its {num_steps:step}, {after_s} after the last one"
+    "before its first step, {steps_s} in and between its {num_steps:timed step}, {after_s} after the last one"
     "[ (of {num_programs} programs it has the most time outside of steps)]",
 }
 _TREND = (

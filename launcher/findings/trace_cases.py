@@ -70,9 +70,11 @@ _OF_ALL: Mapping[str, str] = {
     "nested-too-deeply": "{num_ranges} ranges are nested too deeply to be shown",
     "no-gpu-work": "no GPU work is in the traces of {who}, so it isn't known where their time goes: another "
     "profiler (Nsight, DCGM) may be in use, or the program uses no GPU",
-    "traced-short": "traced steps of {who} take {traced_ms} ms, timed ones usually {timed_ms} ms: the traces "
-    "don't show where the rest goes; record more steps (`profile: {steps: …}`)",
+    "traced-short": "traced steps of {who} take {traced_ms} ms, timed ones {timed_ms} ms on average: the "
+    "traces don't show where the rest goes; run again with `--set profile.steps=16`",
 }
+OF_TRACED_STEP = "its traced step"
+"""The whole of a share where traced steps are far from timed ones."""
 NOTICED: Mapping[str, str] = {
     **{case: f"[{{file}}: ]{sentence}" for case, sentence in _OF_A_FILE.items()},
     **_OF_ALL,

@@ -4,6 +4,7 @@ Also the difference to the baseline, in the cells of tables: verdict, uncertaint
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil, floor, log10
 from sys import float_info
 
@@ -11,11 +12,15 @@ from rich.text import Text
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Noise, VariantResult
-from gpurun.launcher.findings.finding import below_its_name, screen_of
+from gpurun.launcher.findings.finding import below_its_name, ranked, screen_of
+from gpurun.launcher.jobfile.values import node_bounds
+from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (
+    HALF,
     LOPSIDED,
     TWICE,
     Interval,
+    format_duration,
     format_factor,
     format_factor_interval,
     format_number,
@@ -27,6 +32,7 @@ from gpurun.launcher.units import (
     listed,
     plural,
     round_up,
+    times_as_fast,
 )
 
 WIDE = 5.0
@@ -55,6 +61,9 @@ def verdict_text(difference: Difference | None) -> Text:
     percent = abs(difference.percent) if directed else difference.percent
     if difference.verdict == "slower" and percent >= TWICE:
         return Text(f"{format_factor(percent, difference.ci)} as long", style)
+    if difference.verdict == "faster" and percent >= HALF and (saved := _directed(difference)):
+        faster = times_as_fast(saved[0]), times_as_fast(saved[1])
+        return Text(f"{format_factor(times_as_fast(percent), faster)} as fast", style)
     shown = format_percent(percent, _directed(difference), signed=not directed)
     return Text(f"{shown} {difference.verdict}", style)
 
@@ -67,6 +76,9 @@ def uncertainty_text(difference: Difference | None) -> Text:
         return Text("")
     if difference.verdict == "slower" and difference.percent >= TWICE:
         return Text(format_factor_interval(difference.ci), "dim")
+    if difference.verdict == "faster" and -difference.percent >= HALF and (saved := _directed(difference)):
+        faster = times_as_fast(saved[0]), times_as_fast(saved[1])
+        return Text(format_factor_interval(faster), "dim")
     half = half_width(difference.percent, difference.ci)
     if is_lopsided(difference.percent, difference.ci, AS_LONG if half > WIDE else LOPSIDED):
         sign = -1 if difference.verdict == "faster" else 1
@@ -104,12 +116,16 @@ def fact_lines(comparison: Comparison) -> list[str]:
 
 
 def measured_line(comparison: Comparison) -> str:
-    """How it was measured: `6 launches, 95 % CI, noise −5.9 to +3.8 %, gradients agree to 2e-7`."""
+    """How it was measured: `6 launches in 36 s, 95 % CI, noise −5.9 to +3.8 %, gradients agree to 2e-7`."""
     known = [result for result in comparison.variants if result.step_ms]
     launches = [result.launches for result in known]
     rounds = [result.rounds for result in known if not result.kind.runs_program and result.launches == 1]
     parts = [_range(nums, noun) for nums, noun in ((launches, "launch"), (rounds, "round")) if any(nums)]
-    if any(result.vs_baseline and result.vs_baseline.ci for result in known):
+    if parts and comparison.gate is not None:
+        parts[0] += " of each version"
+    if parts and comparison.complete and comparison.measured_s and max(launches) > 1:
+        parts[0] += f" in {format_duration(comparison.measured_s)}"
+    if any(result.step_ms and result.step_ms.ci for result in known):
         parts.append("95 % CI")
     if comparison.noise.ci is not None:
         parts.append(f"noise {interval_text(comparison.noise.ci)} %")
@@ -122,7 +138,7 @@ def measured_line(comparison: Comparison) -> str:
     if are_wrong:
         parts.append("gradients don't all agree")
     elif errors and max(errors) <= DISAGREEMENT:
-        parts.append(f"gradients agree {_closely(max(errors))}")
+        parts.append(f"gradients agree{_closely(max(errors))}")
     return ", ".join(parts)
 
 
@@ -133,8 +149,36 @@ def _range(nums: Sequence[int], noun: str) -> str:
 
 
 def _closely(error: float) -> str:
-    """`to 2e-7`, `exactly`."""
-    return "exactly" if error <= 0 else f"to {_one_digit_up(error)}"
+    """` to 2e-7`; nothing where they are the same."""
+    return "" if error <= 0 else f" to {_one_digit_up(error)}"
+
+
+def with_next_step(comparison: Comparison, name: str, in_progress: str | None = None) -> Comparison:
+    """The comparison; of a run that isn't complete the next step is to go on with it.
+
+    Args:
+        comparison: of the run.
+        name: of its directory.
+        in_progress: what a command that works on the run now does.
+    """
+    if comparison.complete:
+        return comparison
+    said = (in_progress or _to_complete(comparison, name)).removesuffix(".")
+    return replace(comparison, findings=ranked((to_do("not-measured", said, weight=1), *comparison.findings)))
+
+
+def _to_complete(comparison: Comparison, name: str) -> str:
+    """The advice for a run that was stopped; the versions of a gate are gone with it."""
+    if comparison.gate is not None:
+        return "this gate is not complete: start it again"
+    command = "gpurun tune" if comparison.search else "gpurun"
+    if node_bounds(comparison.job.get("nodes") or 1)[1] <= 1:
+        return f"this run is not complete: `{command} --resume RUN` measures what is missing"
+    from gpurun.launcher.schedulers import how_to_requeue  # few runs need it
+
+    requeued = how_to_requeue(name)
+    ways = [*([requeued] if requeued else []), "start all nodes as before, node 0 with `--resume RUN`"]
+    return f"this run is not complete: to measure what is missing, {', or '.join(ways)}"
 
 
 def detail_lines(comparison: Comparison, with_codes: bool = False) -> list[str]:
@@ -282,7 +326,7 @@ def _agreement(variants: list[VariantResult], reference: str, names: Mapping[str
     if error > DISAGREEMENT:
         return f"Gradients of {variant_label(worst)} differ from those of {other} by {error:.2g} (relative)."
     whose = "" if are_all else f" of {listed([names[result.id] for result in variants])}"
-    return f"Gradients{whose} agree with {other} {_closely(error)}."
+    return f"Gradients{whose} agree with {other}{_closely(error) or ' exactly'}."
 
 
 def _one_digit_up(error: float) -> str:

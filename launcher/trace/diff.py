@@ -127,11 +127,16 @@ def _findings(diff: TraceDiff) -> Iterator[Finding]:
     most = max(parts, key=lambda part: sign * part.change_us)
     name = PART_NAMES.get(most.name) or most.name.replace("_", " ")
     yield finding("part-grew", part=name, a_ms=most.a_us / 1000, b_ms=most.b_us / 1000, weight=1)
-    if most.name == "compute" and diff.operators is None:
+    if diff.operators is None:
         yield to_do("part-grew", ADVICE["parts"].in_torch)
 
 
-PART_NAMES = {"idle_data": ADVICE["input"].spent, "idle_host": ADVICE["host"].spent}
+PART_NAMES = {
+    "idle_data": ADVICE["input"].spent,
+    "idle_host": ADVICE["host"].spent,
+    "idle_other": "idle time for another reason",
+    "idle_unknown": "idle time for an unknown reason",
+}
 
 
 def without_steps(diff: TraceDiff, a: str = "A", b: str = "B") -> str:

@@ -224,6 +224,8 @@ def metrics(run: Path, port: int) -> None:
 def explain(code: str | None, as_json: bool) -> None:
     """Explain a finding: what it means, how it is decided, and what to do. Without a CODE, list all.
 
+    CODE may be a case of a kind of finding, as in `figures` of the JSON: `steps-grow`.
+
     `gpurun report RUN --json` has the code of each finding.
 
     Example: gpurun explain waits-for-larger-batch
@@ -232,12 +234,13 @@ def explain(code: str | None, as_json: bool) -> None:
 
     from gpurun.launcher.cli.output import line_width, show_json
     from gpurun.launcher.findings.finding_kinds import KINDS, LABELS, cases_of, explained
-
-    code = code.lower() if code else None
     from gpurun.launcher.report.terminal.grid import wrap
 
+    code, case = code.lower() if code else None, None
     if code is not None and code not in KINDS:
-        near = get_close_matches(code, KINDS, 1)
+        code, case = next((name for name, kind in KINDS.items() if code in kind.cases), code), code
+    if code is not None and code not in KINDS:
+        near = get_close_matches(code, [*KINDS, *(case for kind in KINDS.values() for case in kind.cases)], 1)
         meant = f"did you mean {near[0]}? " if near else ""
         raise SpecError(f"{code} is no finding: {meant}`gpurun explain` lists all")
     found = explained([code] if code else KINDS)
@@ -252,4 +255,5 @@ def explain(code: str | None, as_json: bool) -> None:
         click.echo(f"{entry['code']} ({entry['level']})")
         for name, label in LABELS.items():
             click.echo("\n".join(["", *wrap(f"{label}: {entry[name]}", line_width())]))
-        click.echo("\n".join(line for case in cases_of(entry) for line in wrap(case, line_width())))
+        cases = (entry["cases"] if case is None else {case: entry["cases"][case]}).items()
+        click.echo("\n".join(line for each in cases_of(dict(cases)) for line in wrap(each, line_width())))

@@ -156,6 +156,13 @@ def winner_findings(search: SearchResult, is_settled: bool) -> tuple[Finding, ..
     return (*costly_value(search), *use_it)
 
 
+def untried(found: Sequence[Finding], search: SearchResult | None) -> tuple[Finding, ...]:
+    """The findings without advice about keys whose values the search has tried."""
+    tried = {f"`{effect.key}`" for effect in search.effects} if search else set()
+    advice = {id(each): str(each.figures.get("advice")) for each in found if each.code == "act-on-cause"}
+    return tuple(each for each in found if not any(key in advice.get(id(each), "") for key in tried))
+
+
 def costly_value(search: SearchResult) -> tuple[Finding, ...]:
     """The value of the job's own setting that costs most at the best combination; none if none does."""
     own = next(

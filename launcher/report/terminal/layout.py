@@ -76,6 +76,8 @@ def aligned(cells: Sequence[Text], columns: Sequence[Column]) -> Text:
     return line
 
 
+NEVER_WRAPPED = 1_000_000
+"""Columns of a file or a pipe."""
 MIN_TEXT = 20
 """Columns for a text, however narrow the terminal is."""
 
@@ -94,8 +96,10 @@ def screen_lines(screen: Screen, width: int | None) -> list[Text]:
         first, *more = _wrapped(text, indent, width)
         lines.append(Text.assemble((title.ljust(indent), "dim"), (first, style)))
         lines += [Text(f"{'':{indent}}{line}", style) for line in more]
+    room = NEVER_WRAPPED if width is None else max(width - GAP, MIN_TEXT)
+    most = 2 if len(screen.dangers) == 1 else 1
     for text in screen.dangers:
-        first, *more = _wrapped(text, GAP, width)
+        first, *more = textwrap.wrap(text, room, max_lines=most, placeholder=" …", break_on_hyphens=False)
         lines += [Text.assemble(("! ", "red"), first), *(Text(f"{'':{GAP}}{line}") for line in more)]
     return lines
 
@@ -104,10 +108,6 @@ def _wrapped(text: str, indent: int, width: int | None) -> list[str]:
     if width is None:
         return [text]
     return textwrap.wrap(text, max(width - indent, MIN_TEXT), break_on_hyphens=False) or [""]
-
-
-NEVER_WRAPPED = 1_000_000
-"""Columns of a file or a pipe."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,6 @@ class Page:
     """Goes into a pipe: no colour, no wrapping."""
     run: str | None = None
     """The run directory as a person would type it."""
-    in_progress: str | None = None
-    """The text that a command works on the run now."""
     has_colour: bool = True
     """Whether the terminal shows colours; one that doesn't may show no escape at all."""
     above: tuple[str, ...] = ()

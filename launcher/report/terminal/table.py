@@ -6,6 +6,7 @@ Columns that don't fit are dropped, never wrapped. `plain` is for pipes: no colo
 one line per variant and per sentence.
 """
 
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,6 @@ from gpurun.launcher.compare.label import split_label, split_text, variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.findings.finding import NEXT, Screen, screen_of
-from gpurun.launcher.jobfile.values import node_bounds
 from gpurun.launcher.report.footnotes import (
     detail_lines,
     factor_text,
@@ -52,8 +52,10 @@ from gpurun.launcher.report.terminal.plan import devices_text
 from gpurun.launcher.rundir.records import MEASURED
 from gpurun.launcher.splits import split_even, split_proportional
 from gpurun.launcher.units import (
+    GIB,
     Interval,
     format_count,
+    format_gib,
     format_ms,
     format_number,
     format_rate,
@@ -171,7 +173,6 @@ def render_table(
     plain: bool,
     run_path: str | None = None,
     has_colour: bool = True,
-    in_progress: str | None = None,
     above: tuple[str, ...] = (),
     details: bool = False,
     height: int | None = None,
@@ -179,11 +180,10 @@ def render_table(
     """The whole report for a terminal of `width` columns; `plain` is for a file or a pipe.
 
     `run_path` is the run directory as a person would type it, for the paths of logs and the last commands.
-    `in_progress` says that a command works on the run now. `above` are messages about failures that the same
-    reader has just read. `details` shows all that was found. Of a report that is longer than `height` lines,
-    the answer comes again at the end.
+    `above` are messages about failures that the same reader has just read. `details` shows all that was
+    found. Of a report that is longer than `height` lines, the answer comes again at the end.
     """
-    page = Page(width, plain, run_path, in_progress, has_colour, above)
+    page = Page(width, plain, run_path, has_colour, above)
     screen = first_screen(comparison, page)
     parts = [screen, _body(comparison, page, details), footer(comparison, page, details)]
     lines = [line for part in parts if part for line in (*part, Text())][:-1]
@@ -194,27 +194,16 @@ def render_table(
 
 def first_screen(comparison: Comparison, page: Page, only_answer: bool = False) -> list[Text]:
     """The answer, why, and what to do next; then dangers."""
-    screen = report_screen(comparison, page.run, page.in_progress)
+    screen = screen_with_path(screen_of(comparison.findings), page.run)
     if only_answer:
         screen = replace(screen, lines=screen.lines[:1], dangers=())
     return screen_lines(screen, None if page.plain else page.width)
 
 
-def report_screen(comparison: Comparison, run: str | None, in_progress: str | None = None) -> Screen:
-    """The first screen; of a run that isn't complete the next step is to go on with it.
-
-    Args:
-        comparison: of the run.
-        run: its directory as a person would type it.
-        in_progress: what a command that works on the run now does.
-    """
-    screen = screen_of(comparison.findings)
-    if comparison.complete:
-        lines = ((title, _with_path(text, run) if title == NEXT else text) for title, text in screen.lines)
-        return replace(screen, lines=tuple(lines))
-    said = (in_progress or incomplete_text(comparison, run)).removesuffix(".")
-    lines = (line for line in screen.lines if line[0] != NEXT)
-    return replace(screen, lines=(*lines, (NEXT, said)))
+def screen_with_path(screen: Screen, run: str | None) -> Screen:
+    """The screen with the run's path in the command of its next step, where that is known."""
+    lines = ((title, _with_path(text, run) if title == NEXT else text) for title, text in screen.lines)
+    return replace(screen, lines=tuple(lines))
 
 
 def _with_path(text: str, run: str | None) -> str:
@@ -320,9 +309,15 @@ def _figure_text(figure: Figure | None) -> Text:
     return Text.assemble(figure.text, (f" {figure.uncertainty}" if figure.uncertainty else "", "dim"))
 
 
+SHOWN_FROM = ((160, math.inf), (120, 8), (100, 5), (0, 2))
+"""The highest `drop` of a column, by the width from which on it is shown, whatever other cells hold."""
+
+
 def _fitting(names: list[Column], figures: list[Column], width: int, bars: bool) -> list[Column]:
     """The figures that leave room for a bar, as far as it is worth more than they are."""
     room = width + GAP - total_width(names)
+    most = next(drop for least, drop in SHOWN_FROM if width >= least)
+    figures = [column for column in figures if column.drop <= most]
     if bars:
         figures = fit(figures, room - GAP - BAR_CELLS[0], least_drop=3)
     return fit(figures, room)
@@ -387,14 +382,18 @@ def _reason_lines(variant: VariantResult, indent: int, page: Page) -> list[str]:
     return textwrap.wrap(reason, room, max_lines=REASON_LINES, placeholder=" …")
 
 
-_OUT_OF_MEMORY = re.compile(r"^(.*?ran out of memory)\b.*?(tried to allocate [\d.]+ \w+)", re.I | re.S)
+_OUT_OF_MEMORY = re.compile(r"^(.*?ran out of memory)\b.*?tried to allocate ([\d.]+) (\w+)", re.I | re.S)
 """The beginning of the message of an allocator, which goes on for lines; the log has it all."""
 
 
 def _first_words(variant: VariantResult) -> str:
     """The reason on one line; of an allocator's message how much it lacked."""
     found = _OUT_OF_MEMORY.search(variant.reason or "")
-    return " ".join((f"{found[1]}: {found[2]}" if found else variant.reason or "").split())
+    if found and found[3] == "bytes":
+        lacked = format_gib(float(found[2]) / GIB, 1)
+        return f"{found[1]}: tried to allocate {lacked}"
+    text = f"{found[1]}: tried to allocate {found[2]} {found[3]}" if found else variant.reason or ""
+    return " ".join(text.split())
 
 
 def footer(comparison: Comparison, page: Page, details: bool = False) -> list[Text]:
@@ -406,40 +405,18 @@ def footer(comparison: Comparison, page: Page, details: bool = False) -> list[Te
     measured = measured_line(comparison)
     so_far = "" if comparison.complete else "So far "
     lines = [Text(f"{so_far}{measured}", "dim")] if measured else []
-    num = len(found) + bool(tables)
+    num = len(screen_of(comparison.findings).details)
     return lines if page.run is None else [*lines, *_more_lines(page.run, num, comparison, page)]
-
-
-def incomplete_text(comparison: Comparison, run: str | None) -> str:
-    """The advice for a run that was stopped; the versions of a gate are gone with it."""
-    if comparison.gate is not None:
-        return "this gate is not complete: start it again."
-    command = "gpurun tune" if comparison.search else "gpurun"
-    resume = f"--resume {run or 'RUN'}"
-    advice = f"{command} {resume} measures what is missing"
-    if node_bounds(comparison.job.get("nodes") or 1)[1] > 1:
-        from gpurun.launcher.schedulers import how_to_requeue  # few runs need it
-
-        requeued = how_to_requeue((run or "").rstrip("/").rpartition("/")[2])
-        ways = [*([requeued] if requeued else []), f"start all nodes as before, node 0 with {resume}"]
-        advice = f"to measure what is missing, {', or '.join(ways)}"
-    return f"this run is not complete: {advice}."
 
 
 def _more_lines(run: str, num_details: int, comparison: Comparison, page: Page) -> list[Text]:
     """The commands that show more of the same run. Without figures there is nothing to view, but logs."""
     has_figures = any(variant.step_ms or variant.probe for variant in comparison.variants)
-    code = " and the code to train with it" if _is_uneven(comparison) else ""
-    more = [f"{plural(num_details, 'detail')}{code}: gpurun report {run} --details"] if num_details else []
+    num = plural(num_details, "detail") if num_details else "details"
+    more = [f"{num}: gpurun report {run} --details"] if has_figures else []
     more.append(f"picture: gpurun view {run}" if has_figures else f"logs: gpurun logs {run}")
     line = "; ".join(more)
     return [Text(text, "dim") for text in ([line] if page.plain or len(line) <= page.width else more)]
-
-
-def _is_uneven(comparison: Comparison) -> bool:
-    """Whether the fastest variant has a split that a training script needs lines for."""
-    fastest = next((variant for variant in comparison.variants if variant.id == comparison.fastest), None)
-    return fastest is not None and len(set(fastest.split)) > 1
 
 
 FIGURES: tuple[tuple[str, Callable[[CurvePoint], float | None], int], ...] = (

@@ -14,10 +14,10 @@ from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.machine.accelerators import recorded_gpus
 from gpurun.launcher.plan.model import Variant
-from gpurun.launcher.report.footnotes import detail_lines
+from gpurun.launcher.report.footnotes import detail_lines, with_next_step
 from gpurun.launcher.report.markdown import lines_after
 from gpurun.launcher.report.metrics import PARTS, PHASES, answer_figures, described, figures_of, timed_parts
-from gpurun.launcher.report.terminal.table import KNEE, NO_KNEE, curve_tables, report_screen
+from gpurun.launcher.report.terminal.table import KNEE, NO_KNEE, curve_tables
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import SELFTEST, bytes_below, is_name
 from gpurun.launcher.rundir.records import MEASURED
@@ -195,9 +195,8 @@ def _conclusion(listed: Listed, comparison: Comparison | None) -> dict[str, str 
             "details": f"`gpurun report {shlex.quote(str(listed.path))}` compares them with this version.",
         }
     is_stopped = status(listed) == "stopped"
-    # Without its path: the HTML file has the same sentences, and may be given to others.
-    screen = report_screen(comparison, None) if is_stopped else screen_of(comparison.findings)
-    after = lines_after(screen)
+    shown = with_next_step(comparison, listed.path.name) if is_stopped else comparison
+    after = lines_after(screen_of(shown.findings))
     return {"headline": comparison.headline, "details": "\n".join(after)}
 
 

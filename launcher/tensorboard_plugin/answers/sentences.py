@@ -41,6 +41,9 @@ NAMED_FROM = 0.005
 
 def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
     """The sentence next to a variant's bars, in ms of its traced steps; `None` without traces."""
+    found = (each for each in comparison.about(variant.id) if each.level == "cause" and each.ranks)
+    if known := next(found, None):
+        return below_its_name(known).sentence
     best = next((each for each in comparison.variants if each.id == comparison.first), None)
     loss = why_slower(variant, best) if best is not None and best.id != variant.id else None
     loss = loss or _large_enough(variant)

@@ -12,9 +12,10 @@ from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.findings.finding import screen_of
+from gpurun.launcher.report.footnotes import with_next_step
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.tensorboard import write_tensorboard
-from gpurun.launcher.report.terminal.table import render_table, report_screen
+from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer
 from gpurun.launcher.tensorboard_plugin.html import report_data
@@ -74,7 +75,9 @@ def test_the_command_and_its_reports_say_what_became_of_each_variant(
         assert all(text in line for (_, text), line in zip(screen.lines, shown, strict=False))
     codes = [each["code"] for each in made.comparison["findings"]]
     assert codes == [each.code for each in comparison.findings]
-    screen = report_screen(comparison, None)  # of one that isn't complete, the next step is to go on
+    screen = screen_of(
+        with_next_step(comparison, run.path.name).findings
+    )  # of one that isn't complete, the next step is to go on
     for answer in (run_answer(run), report_data(comparison, run)["run"]):
         assert answer["headline"] == comparison.headline
         assert all(text in answer["details"] for _, text in screen.lines[1:])

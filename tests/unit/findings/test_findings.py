@@ -163,7 +163,7 @@ def test_of_a_report_that_is_longer_than_the_terminal_the_answer_is_at_the_end_t
 
 def test_a_finding_is_the_same_after_it_was_written_and_read() -> None:
     found = finding(
-        "fastest", "a", (0, 1), leader="a", other="b", percent=1.0, ci=(0.5, 1.5), how="faster than"
+        "fastest", "a", (0, 1), leader="a", other="b", by="1 %", percent=1.0, ci=(0.5, 1.5), how="faster than"
     )
     read = Finding(**json.loads(json.dumps(vars(found))))
     assert {**vars(read), "ranks": tuple(read.ranks)} == vars(found)
@@ -190,9 +190,7 @@ def test_a_code_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("code", KINDS)
 def test_an_explanation_has_no_slots(code: str) -> None:
-    assert not [
-        case for case in cases_of({"cases": KINDS[code].cases}) if re.search(r"{\w+(:\w|})|[][]", case)
-    ]
+    assert not [case for case in cases_of(KINDS[code].cases) if re.search(r"{\w+(:\w|})|[][]", case)]
     assert outline("[{file}: ]{num:launch} of {which}[ ({ms} ms)]") == "… launches of … (… ms)"
 
 

@@ -128,7 +128,7 @@ def printed_json(comparison: Comparison, run: RunDir) -> Shown:
 
     @click.command()
     def command() -> None:
-        print_comparison(comparison, run.path, as_json=True)
+        print_comparison(comparison, run, as_json=True)
 
     data = msgspec.json.decode(CliRunner().invoke(command).stdout)
     titles = {each["key"]: each["short"] for each in data["metrics"]}

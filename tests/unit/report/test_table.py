@@ -19,13 +19,12 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Noise, StepTime, VariantResult
 from gpurun.launcher.compare.notes import named_once
 from gpurun.launcher.findings.finding import Finding, finding
-from gpurun.launcher.report.footnotes import detail_lines, noise_lines
+from gpurun.launcher.report.footnotes import detail_lines, noise_lines, with_next_step
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.table import (
     BarPart,
     draw_bar,
-    incomplete_text,
     phase_parts,
     render_table,
 )
@@ -233,12 +232,12 @@ def test_a_long_reason_is_wrapped_below_itself_on_a_terminal_only() -> None:
         (
             "rank 0 ran out of memory: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: "
             "can't allocate memory: you tried to allocate 4503599627370496 bytes. Error code 12",
-            "rank 0 ran out of memory: tried to allocate 4503599627370496 bytes",
+            "rank 0 ran out of memory: tried to allocate 4,194,304.0 GiB",
         ),
         (
             "rank 1 ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
             "capacity of 79.1 GiB of which 1.1 GiB is free. Process 1 has 78 GiB memory in use.",
-            "rank 1 ran out of memory: Tried to allocate 2.00 GiB",
+            "rank 1 ran out of memory: tried to allocate 2.00 GiB",
         ),
         ("cuda:0 had 139.8 of 140.0 GiB in use", "cuda:0 had 139.8 of 140.0 GiB in use"),
     ],
@@ -304,7 +303,7 @@ def test_a_gradient_that_differs_as_the_model_is_is_not_said_to_agree() -> None:
     off = replace(variant("ddp-2-even"), gradient_error=0.03)
     findings = (*COMPARISON.findings, noticed("gradient-not-exact", warning, off))
     text = shown(replace(with_variants(off), findings=findings), 120)
-    assert "the gradient differs" in text
+    assert "The gradient differs" in text
     assert "Gradients" not in text
     alone = replace(off, id="one", strategy="single", gradient_error=0.0)
     both = shown(replace(with_variants(off, alone), findings=findings), 120)
@@ -352,11 +351,11 @@ def test_efficiency_is_shown_and_explained_only_where_several_devices_have_one(w
 
 def test_an_interrupted_run_says_how_to_go_on() -> None:
     on_nodes = replace(one := replace(COMPARISON, complete=False), job={**one.job, "nodes": "2..4"})
-    assert f"gpurun --resume {RUN} measures" in " ".join(whole(one).split())
-    assert f"is missing, start all nodes as before, node 0 with --resume {RUN}" in " ".join(
-        whole(on_nodes, 200).split()
-    )
-    assert "use `scontrol requeue 42_1` while" in incomplete_text(on_nodes, "runs/two/slurm-42_1")
+    alone, several = (" ".join(whole(with_next_step(each, "x"), 200).split()) for each in (one, on_nodes))
+    assert f"`gpurun --resume {RUN}` measures" in alone
+    assert f"is missing, start all nodes as before, node 0 with `--resume {RUN}`" in several
+    requeued = with_next_step(on_nodes, "slurm-42_1").findings
+    assert any("use `scontrol requeue 42_1` while" in each.text for each in requeued)
     assert "--resume" not in whole(COMPARISON)
 
 
