@@ -44,7 +44,7 @@ _NEEDS_NO_PINNING = re.compile(r"Pinned|DtoD|PtoP|Device -> Device|Memset")
 
 
 def explain(report: TraceReport) -> tuple[Finding, ...]:
-    """The traces, the largest loss, and the second if it is large too, each with the advice about it.
+    """The traces, and the largest losses, each with the advice about it.
 
     Where ranks wait for another stage and also for a slow rank, both are named: they need different cures.
     """
@@ -59,7 +59,7 @@ def explain(report: TraceReport) -> tuple[Finding, ...]:
     if found[0].share < MENTION_FROM:
         others = 100 * found[0].share
         return (_traced(report, percent=_compute_percent(report), most_percent=others or None),)
-    named = [found[0], *(cause for cause in found[1:2] if cause.share >= MENTION_NEXT_FROM)]
+    named = [found[0], *(cause for cause in found[1:] if cause.share >= MENTION_NEXT_FROM)]
     if any(cause.is_wait for cause in named):
         waits = [cause for cause in found if cause.is_wait and cause.share >= MENTION_FROM]
         named = [cause for cause in found if cause in named or cause in waits]
