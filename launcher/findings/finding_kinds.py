@@ -372,6 +372,9 @@ class Advice:
     """Where no other split can be had; empty: the same."""
 
 
+LESS_WORK = ", or give it less work"
+"""The end of advice about a slow rank; not where it has no more to do than others."""
+_LATE_RANK = "look at what RANK does before it comes: `gpurun view` draws the timeline"
 _SLOW_RANK = "find out what slows RANK down (`gpurun stacks` during the next run)"
 ADVICE: Mapping[str, Advice] = {
     "input": Advice(
@@ -409,9 +412,9 @@ ADVICE: Mapping[str, Advice] = {
         if_balanced=("find out why the ranks' times differ from those that were measured to find this split"),
     ),
     "straggler": Advice(
-        f"{_SLOW_RANK}, or give it less work",
+        _LATE_RANK + LESS_WORK,
         "waiting for a slower rank",
-        f"{_SLOW_RANK}, or give it less work (split: balanced)",
+        f"{_SLOW_RANK}{LESS_WORK} (split: balanced)",
         _SLOW_RANK,
     ),
     "gradient": Advice("mend the gradients first: weigh losses by samples (docs/your-model.md)"),

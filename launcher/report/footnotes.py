@@ -12,6 +12,7 @@ from rich.text import Text
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Noise, VariantResult
+from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.findings.finding import below_its_name, ranked, screen_of
 from gpurun.launcher.jobfile.values import node_bounds
 from gpurun.launcher.trace.causes import to_do
@@ -125,7 +126,7 @@ def measured_line(comparison: Comparison) -> str:
         parts[0] += " of each version"
     if parts and comparison.complete and comparison.measured_s and max(launches) > 1:
         parts[0] += f" in {format_duration(comparison.measured_s)}"
-    if any(result.step_ms and result.step_ms.ci for result in known):
+    if any(result.step_ms and result.step_ms.ci for result in known if is_ranked(result)):
         parts.append("95 % CI")
     if comparison.noise.ci is not None:
         parts.append(f"noise {interval_text(comparison.noise.ci)} %")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
-from gpurun.launcher.findings.finding_kinds import ADVICE
+from gpurun.launcher.findings.finding_kinds import ADVICE, LESS_WORK
 from gpurun.launcher.findings.trace_cases import NOT_RECORDED
 from gpurun.launcher.trace.model import StragglerReport
 from gpurun.launcher.units import format_ms, listed
@@ -415,5 +415,6 @@ def advice_for(found: Cause, of_job: bool = False, is_balanced: bool = False, of
     advice = ADVICE[found.part]
     has_less_to_do = found.part == "straggler" and "other_work_ms" not in found.figures
     words = advice.in_keys if of_job and advice.in_keys else advice.in_torch
-    words = advice.if_balanced if (is_balanced or has_less_to_do) and advice.if_balanced else words
+    words = advice.if_balanced if is_balanced and advice.if_balanced else words
+    words = words.partition(LESS_WORK)[0] if has_less_to_do else words
     return words.replace("RANK", f"rank {found.ranks[0]}" if found.ranks else "the last rank")

@@ -84,7 +84,7 @@ def gate_table(gate: Gate, width: int) -> list[str]:
 def bounds_note(gate: Gate) -> list[str]:
     """The origin of A, where no line above has it, and the meaning of the bounds, if the table has any."""
     origin = f"A is {gate.before}." if gate.before.startswith("at ") else ""
-    bounds = "At least, at most: one-sided 95 % bounds, over all looks at the evidence."
+    bounds = "At least, at most: one-sided 95 % bounds."
     said = " ".join(filter(None, (origin, bounds if any(row.ci for row in gate.rows) else "")))
     return [said] if said else []
 
