@@ -1,9 +1,8 @@
 """Run directory in, `Comparison` out. Works at any time, also on a run that is not finished."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from gpurun.launcher.compare.figures.ranks import (
@@ -19,14 +18,12 @@ from gpurun.launcher.compare.figures.recorded import (
     LEAST_AROUND,
     MeasuredVariant,
     around_note,
-    gpu_names,
     has_cold_peak,
     median_attempt,
     other_work,
     planned_launch,
     read_measured,
     steps_of_launches,
-    throughput,
     typical_ms,
 )
 from gpurun.launcher.compare.figures.searched import (
@@ -36,16 +33,12 @@ from gpurun.launcher.compare.figures.searched import (
     untried,
     winner_findings,
 )
-from gpurun.launcher.compare.figures.size_curves import probe_result
 from gpurun.launcher.compare.figures.variant import (
-    balanced,
     batch_curves,
-    exposed_comm,
-    launch_ms,
     noise,
-    scaling_efficiency,
     scatter,
     step_times,
+    variant_result,
 )
 from gpurun.launcher.compare.gate import UNDECIDED, gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, fitting_in, is_one_task
@@ -58,7 +51,6 @@ from gpurun.launcher.compare.model import (
     Fitting,
     Gate,
     OpenPair,
-    StepTime,
     VariantResult,
 )
 from gpurun.launcher.compare.notes import (
@@ -88,7 +80,6 @@ from gpurun.launcher.compare.ranking import (
     with_lead,
 )
 from gpurun.launcher.findings.finding import Finding, finding, ranked
-from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.plan.model import Node, Plan, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
@@ -338,11 +329,17 @@ def variant_results(
 ) -> tuple[tuple[VariantResult, ...], tuple[tuple[Finding, ...], ...]]:
     """One entry per variant, in the order of the plan; and what was noticed about each."""
     times, rows = step_times(differences), differences.vs_baseline()
-    found = [
-        variant_result(run, record, differences, times, rows[record.variant.id], host, nodes)
-        for record in differences.measured.values()
-    ]
-    return tuple(result for result, _ in found), tuple(its for _, its in found)
+    results, noticed = [], []
+    for measured in differences.measured.values():
+        variant = measured.variant
+        traced = of_timed(of_devices(read_traced(run, variant.id), variant.devices), typical_ms(measured))
+        ranks = rank_figures(run, measured, traced, nodes)
+        steps = TracedSteps(len(traced.steps), traced.num_steps) if traced and traced.steps else None
+        result = variant_result(measured, differences, times, rows[variant.id], host, ranks, steps)
+        step_ms = result.step_ms.estimate if result.step_ms else None
+        results.append(result)
+        noticed.append(_noticed(measured, ranks, traced, findings(measured, ranks, step_ms)))
+    return tuple(results), tuple(noticed)
 
 
 def with_verdicts(
@@ -350,66 +347,6 @@ def with_verdicts(
 ) -> tuple[VariantResult, ...]:
     """The results with these differences from the baseline."""
     return tuple(replace(result, vs_baseline=rows[result.id]) for result in results)
-
-
-def variant_result(
-    run: RunDir,
-    measured: MeasuredVariant,
-    differences: Differences,
-    times: Mapping[str, StepTime | None],
-    vs_baseline: Difference | None,
-    host: Mapping[str, Any],
-    nodes: Sequence[Node],
-) -> tuple[VariantResult, tuple[Finding, ...]]:
-    """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
-    variant, status, facts = measured.variant, measured.status, measured.facts
-    step_ms = times[variant.id]
-    middle_ms = step_ms.estimate if step_ms else None
-    traced = of_timed(of_devices(read_traced(run, variant.id), variant.devices), typical_ms(measured))
-    ranks = rank_figures(run, measured, traced, nodes)
-    about = _noticed(measured, ranks, traced, findings(measured, ranks, middle_ms))
-    rates = throughput(measured, middle_ms, host)
-    result = VariantResult(
-        id=variant.id,
-        strategy=variant.strategy,
-        devices=variant.devices,
-        split=variant.split,
-        split_name=variant.split_name,
-        global_batch=variant.global_batch,
-        precision=variant.precision,
-        accumulate=variant.accumulate,
-        varied=variant.varied,
-        status=status.status,
-        reason=status.reason,
-        log=status.log,
-        rounds=len(measured.timed),
-        launches=len(measured.logs),
-        step_ms=step_ms,
-        vs_baseline=vs_baseline,
-        scaling_efficiency=scaling_efficiency(measured, times, differences.measured.values()),
-        gradient_error=facts.gradient_error,
-        gradient_reference=facts.gradient_reference,
-        gradient_warning=facts.gradient_warning,
-        parameter_error=facts.parameter_error,
-        compression="" if variant.comm_hook == Settings.comm_hook else variant.comm_hook,
-        exposed_comm_ms=exposed_comm(ranks),
-        ranks=ranks,
-        launch_ms=launch_ms(measured, differences),
-        balanced=balanced(measured, step_ms, differences),
-        workload=variant.workload,
-        threads=variant.threads,
-        probe=probe_result(
-            measured.points, variant.workload, gpu_names(variant.devices, host)[0], variant.precision or ""
-        ),
-        wall_s=median(measured.ended_s[name] for name in measured.later(measured.ended_s))
-        if measured.ended_s
-        else None,
-        loss=facts.loss,
-        code=facts.code,
-        traced_steps=TracedSteps(len(traced.steps), traced.num_steps) if traced and traced.steps else None,
-        **asdict(rates),
-    )
-    return result, about
 
 
 def _noticed(

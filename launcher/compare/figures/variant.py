@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
+from typing import Any
 
-from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, slowest_rank
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, TracedSteps, slowest_rank
 from gpurun.launcher.compare.figures.recorded import (
     MeasuredVariant,
+    gpu_names,
     round_blocks_ns,
     slowest_steps,
+    throughput,
     whole_rounds,
 )
 from gpurun.launcher.compare.figures.size_curves import (
@@ -18,10 +21,12 @@ from gpurun.launcher.compare.figures.size_curves import (
     BatchPoint,
     DeviceCost,
     SplitCost,
+    probe_result,
 )
 from gpurun.launcher.compare.label import varied_texts
-from gpurun.launcher.compare.model import Noise, Scatter, StepTime, VariantResult
+from gpurun.launcher.compare.model import Difference, Noise, Scatter, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import Differences, is_ranked
+from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
 from gpurun.launcher.stats.estimates import (
     MOST_LOG,
@@ -40,6 +45,62 @@ from gpurun.launcher.units import Interval
 
 CI_ALPHA = 0.05
 """Level of figures by themselves; verdicts have the level of the comparison."""
+
+
+def variant_result(
+    measured: MeasuredVariant,
+    differences: Differences,
+    times: Mapping[str, StepTime | None],
+    vs_baseline: Difference | None,
+    host: Mapping[str, Any],
+    ranks: tuple[RankFigures, ...],
+    traced_steps: TracedSteps | None,
+) -> VariantResult:
+    """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
+    variant, status, facts = measured.variant, measured.status, measured.facts
+    step_ms = times[variant.id]
+    middle_ms = step_ms.estimate if step_ms else None
+    rates = throughput(measured, middle_ms, host)
+    return VariantResult(
+        id=variant.id,
+        strategy=variant.strategy,
+        devices=variant.devices,
+        split=variant.split,
+        split_name=variant.split_name,
+        global_batch=variant.global_batch,
+        precision=variant.precision,
+        accumulate=variant.accumulate,
+        varied=variant.varied,
+        status=status.status,
+        reason=status.reason,
+        log=status.log,
+        rounds=len(measured.timed),
+        launches=len(measured.logs),
+        step_ms=step_ms,
+        vs_baseline=vs_baseline,
+        scaling_efficiency=scaling_efficiency(measured, times, differences.measured.values()),
+        gradient_error=facts.gradient_error,
+        gradient_reference=facts.gradient_reference,
+        gradient_warning=facts.gradient_warning,
+        parameter_error=facts.parameter_error,
+        compression="" if variant.comm_hook == Settings.comm_hook else variant.comm_hook,
+        exposed_comm_ms=exposed_comm(ranks),
+        ranks=ranks,
+        launch_ms=launch_ms(measured, differences),
+        balanced=balanced(measured, step_ms, differences),
+        workload=variant.workload,
+        threads=variant.threads,
+        probe=probe_result(
+            measured.points, variant.workload, gpu_names(variant.devices, host)[0], variant.precision or ""
+        ),
+        wall_s=median(measured.ended_s[name] for name in measured.later(measured.ended_s))
+        if measured.ended_s
+        else None,
+        loss=facts.loss,
+        code=facts.code,
+        traced_steps=traced_steps,
+        **asdict(rates),
+    )
 
 
 def step_times(differences: Differences) -> dict[str, StepTime | None]:
