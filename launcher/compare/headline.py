@@ -28,7 +28,7 @@ from gpurun.launcher.compare.ranking import (
     time_per_sample,
 )
 from gpurun.launcher.compare.variant_causes import cause, largest_loss, remaining, why_slower
-from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding, worded
+from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding, with_figures, worded
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
 from gpurun.launcher.findings.run_cases import AS_FAST, ENDED, FASTER, SLOWER, TIMES
 from gpurun.launcher.machine.accelerators import CPU
@@ -268,10 +268,17 @@ def _clear_lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) 
     answer = finding(
         "fastest", leader.id, weight=1, **by, **names, other=named_with_error(reference), **figures
     )
-    found = (answer, *_why(reference, leader, 1.0))
+    why = _why(reference, leader, 1.0)
+    if len(variant_label(reference)) > LONG_NAME:
+        why = tuple(with_figures(each, where="the baseline") for each in why)
+    found = (answer, *why)
     if runner_up.result.id != baseline:
         found = (*found, slower(runner_up, leader), *_why(runner_up.result, leader, AFTER_ALL))
     return found
+
+
+LONG_NAME = 40
+"""Characters of a baseline's name from which on it stands only in the answer."""
 
 
 def _measure(leader: VariantResult, other: VariantResult) -> str:
@@ -317,7 +324,7 @@ def _unproven_lead(
         other=named_with_error(closest.result),
         num_more=len(undecided) - 1 or None,
         percent=percent if percent > 0 else None,
-        per="sample" if _measure(leader, closest.result) == "sample" else None,
+        per="sample" if any(_measure(leader, each.result) == "sample" for each in undecided) else None,
         queue_percent=limits["queue_percent"],
     )
     found = [answer]
@@ -357,7 +364,10 @@ def _close_race(
         return (answer, finding("too-few", closest.result.id, why=closest.behind.why, weight=1))
     if code == "not-distinguished":
         case = "rounds" if limits["within"] else "launches"
-        return (answer, finding("scatter-hides-it", closest.result.id, case=case, weight=1))
+        return (
+            answer,
+            finding("scatter-hides-it", closest.result.id, case=case, num_launches=leader.launches, weight=1),
+        )
     return (answer, to_do(code, KINDS[code].todo.removesuffix("."), 0.5))
 
 

@@ -146,7 +146,8 @@ def more_launches_note(findings: Sequence[Finding], plan: Plan) -> list[Finding]
     units, setting = "launches", more_launches(plan.budget_s is not None)
     if lacks_rounds and plan.budget_s is None:
         units, setting = "rounds", "`steps: {rounds: 28}`"
-    return [finding("more-launches", weight=0.99, units=units, setting=setting)]
+    num_failed = sum(each.code == "variant-failed" for each in findings) or None
+    return [finding("more-launches", weight=0.99, units=units, setting=setting, num_failed=num_failed)]
 
 
 MUCH_LONGER = 1.1

@@ -168,7 +168,8 @@ def largest_loss(ranks: Sequence[RankFigures]) -> Cause | None:
 
 def why_slower(slower: VariantResult, faster: VariantResult) -> Cause | None:
     """`rank 1 waits 19 % of its step (11.2 of 60.1 ms) for rank 0's larger batch`; `None`: it isn't known."""
-    return main_cause(slower, faster) or grown_compute(slower, faster) or _by_costs(slower, faster)
+    found = main_cause(slower, faster) or grown_compute(slower, faster)
+    return found or _by_costs(slower, faster) or _by_ablation(slower, faster)
 
 
 def main_cause(slower: VariantResult, faster: VariantResult) -> Cause | None:
@@ -192,6 +193,18 @@ def _by_costs(slower: VariantResult, faster: VariantResult) -> Cause | None:
         return None
     waits, waits_before = (_waits(each, balanced.devices) for each in (slower, faster))
     return grown(waits, waits_before, 1e6 * longer_ms)
+
+
+def _by_ablation(slower: VariantResult, faster: VariantResult) -> Cause | None:
+    """Communication that grew, as measured by leaving it out; `None` with traces, which show it better."""
+    longer_ms, rank = _longer_ms(slower, faster), slowest_rank(slower.ranks)
+    before_ms, lost_ms = (each.exposed_comm_ms.ablation or 0.0 for each in (faster, slower))
+    if rank is None or longer_ms is None or slower.step_ms is None or slower.traced_steps is not None:
+        return None
+    figures = {"who": f"rank {rank.rank}", "of": "its step", "case": "untraced"}
+    found = Cause("communication", (rank.rank,), 1e6 * lost_ms, 1e6 * slower.step_ms.estimate, figures)
+    before = replace(found, saved_ns=1e6 * max(0.0, before_ms))
+    return grown((found,), (before,), 1e6 * longer_ms)
 
 
 def _waits(result: VariantResult, costs: Sequence[DeviceCost]) -> list[Cause]:

@@ -168,7 +168,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "traced": Kind(
         "answer",
-        "{num_ranks:rank} on {devices}[, {num_steps:step}]"
+        "{num_ranks:rank} on {devices}[, {num_steps:step}][, {num_alone:step}, which may be unlike others]"
         "[; compute takes {percent} of the time[, no other cause more than {most_percent}]]"
         "[; {num_cut:file} cut off, so no cause is named]",
         "What the traces hold.",
@@ -303,7 +303,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "Larger batches, fewer operators, or `torch.compile`.",
     ),
     "not-recorded": (
-        f"{_SPENDS} {{case}}, which would show why",
+        f"{_SPENDS} {{case}}",
         "Time is lost for a reason that these traces don't have.",
         "What the traces would have to record: Python's stacks, launches, the device, other ranks.",
         "Record that: `with_stack=True`, `ProfilerActivity.CPU`, every rank.",
@@ -374,7 +374,7 @@ class Advice:
 
 LESS_WORK = ", or give it less work"
 """The end of advice about a slow rank; not where it has no more to do than others."""
-_LATE_RANK = "look at what RANK does before it comes: `gpurun view` draws the timeline"
+_LATE_RANK = "look at what RANK does before it comes: `gpurun view DIR` draws the timeline"
 _SLOW_RANK = "find out what slows RANK down (`gpurun stacks` during the next run)"
 ADVICE: Mapping[str, Advice] = {
     "input": Advice(
@@ -538,7 +538,8 @@ REMEDIES: Mapping[str, Kind] = {
     "more-launches": Kind(
         "remedy",
         "[{num_pairs} pairs of launches may decide it: set {setting}]"
-        "[more {units} may decide it: set {setting}]"
+        "[more {units} may decide it: set {setting}[; first mend or leave out {num_failed:variant} that "
+        "failed]]"
         "[{num_needed:launch} of each take about {num_minutes:minute} (`budget: {num_minutes}m` in a new "
         "run); from one of each it isn't known how launches vary]",
         "Identical launches vary; from few of them nothing follows.",

@@ -60,7 +60,7 @@ LONGER_BY: Mapping[str, str] = {
 """By a metric, from twice on."""
 SCATTER: Cases = {
     "launches": "that difference is within the scatter of their launches",
-    "rounds": "that difference is within the scatter of their rounds",
+    "rounds": "that difference is within the scatter of the rounds of {num_launches:launch}",
     "gate": "launches differ by {scatter_percent} (standard deviation): even equal versions would take "
     "{long}",
 }

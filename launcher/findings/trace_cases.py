@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 
 NOT_RECORDED: Mapping[str, str] = {
-    "outside": "outside of operators; the traces lack Python's stacks",
-    "unseen": "outside of operators; the traces lack the device's work",
-    "communication": "in communication or waiting for it; the traces lack other ranks",
-    "unknown": "in gaps; the traces lack launches",
+    "outside": "outside of operators; the traces lack Python's stacks, which would show why",
+    "unseen": "outside of operators; the traces lack the device's work, which would show why",
+    "communication": "in communication or waiting for it; the traces lack other ranks, which would show why",
+    "unknown": "in gaps; the traces lack launches, which would show why",
+    "untraced": "in communication or waiting for it",
 }
 """By the part of a step: where the time is lost, and what would show why."""
 _AS_TRANSFER = "their waiting is counted as transfer"

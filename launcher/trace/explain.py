@@ -79,7 +79,8 @@ def _traced(report: TraceReport, **figures: Any) -> Finding:
         "traced",
         num_ranks=len(report.ranks),
         devices=listed(sorted({rank.device for rank in report.ranks})),
-        num_steps=num_steps or None,
+        num_steps=num_steps if num_steps > 1 else None,
+        num_alone=1 if num_steps == 1 else None,
         **figures,
     )
 

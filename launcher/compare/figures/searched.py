@@ -153,7 +153,7 @@ def winner_findings(search: SearchResult, is_settled: bool) -> tuple[Finding, ..
     other = [f"`{key}: {best[key]}`" for key in keys if key in best and best[key] != own.get(key)]
     has_step = is_settled and other and own
     use_it = (finding("act-on-cause", weight=0.5, settings=other, what="fastest"),) if has_step else ()
-    return (*costly_value(search), *use_it)
+    return (*(costly_value(search) if len(other) > 1 else ()), *use_it)  # else the answer says it
 
 
 def untried(found: Sequence[Finding], search: SearchResult | None) -> tuple[Finding, ...]:

@@ -285,16 +285,17 @@ def _in_a_cell(value: str) -> str:
 
 def _figure_columns(ranked: Sequence[VariantResult]) -> list[Column]:
     """All metrics with a value here; after the first, how it compares with the baseline."""
+    has_batches = len({variant.global_batch for variant in ranked}) > 1
     metrics = [
         Column(metric.short, tuple(map(_figure_text, found)), True, metric.drop, metric.legend)
         for metric, found in figures_of(ranked).items()
     ]
     against = [
         Column(
-            "vs baseline",
+            "per sample" if has_batches else "vs baseline",
             tuple(verdict_text(v.vs_baseline) for v in ranked if len(ranked) > 1),
             right=True,
-            legend="by the time per sample" if len({v.global_batch for v in ranked}) > 1 else "",
+            legend="the time of a sample, against the baseline's" if has_batches else "",
         ),
         Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
         Column("speed", tuple(factor_text(v.vs_baseline) for v in ranked), right=True, drop=8),

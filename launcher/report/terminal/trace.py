@@ -106,8 +106,8 @@ def render_trace(report: TraceReport, width: int) -> str:
     parts: list[RenderableType] = [
         *screen_lines(screen, width),
         "",
-        "Ranks: ms from the first to the last work, or of the steps that --steps names.",
-        "Steps: with the time before their work. Exposed, wait: what no compute hides.",
+        "Ranks, ms: from the first to the last work in the trace, or of --steps alone.",
+        "Steps, ms: their own work, from their start. Exposed, wait: no compute hides it.",
         *_ranks(report, width),
     ]
     parts += _steps(report, width)
