@@ -241,8 +241,9 @@ class Setting:
     """Whether it says how training steps are made, so that a micro-benchmark refuses it."""
     strategies: Callable[[Strategy], bool] = lambda strategy: True
     """Which strategies have it."""
-    matters: Callable[[Any], bool] = lambda settings: True
-    """Whether it means anything next to the values that a combination or a variant has for other settings."""
+    matters: Callable[[Any], bool] | None = None
+    """Whether it means anything next to the values that a combination or a variant has for other settings;
+    `None`: it always does."""
     needs: str = ""
     """The other settings that it needs to have a meaning, in a few words."""
     absent: Any = None
@@ -271,6 +272,8 @@ class Setting:
     option: bool = False
     """Whether the worker's strategy takes it, as a keyword argument of this name."""
     shape: Shape = VALUE
+    rule: Any = None
+    """The `ValueKind` of one value, which `SETTINGS` has from the annotation of the field."""
     compared: ValueKind | None = None
     """The rule for one item under `compare`, where that is not the same as at the top."""
     check_list: Callable[[list[Any]], None] | None = None

@@ -38,18 +38,9 @@ class Combination(Settings):
     """Settings, and other keys of the job, that can't be relied on."""
 
     @property
-    def kind(self) -> JobKind:
-        """The kind of job that it belongs to."""
-        return variant_kind(self.strategy, self.workload)
-
-    @property
     def runs_as(self) -> Strategy:
         """The strategy with all that it implies."""
         return strategy_named(self.strategy)
-
-    def has(self, name: str) -> bool:
-        """Whether the setting means anything for it."""
-        return name in settings_for(self.kind, self.strategy) and SETTINGS[name].matters(self)
 
     @property
     def samples(self) -> int:
@@ -138,7 +129,7 @@ def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int, num_lo
         "global_batch": values["global_batch"] or (default_batch(workload) or 1 if kind.has_batch else None),
     }
     found = Combination(stated=stated, **values)
-    absent = {name: SETTINGS[name].absent for name in held if not SETTINGS[name].matters(found)}
+    absent = {name: SETTINGS[name].absent for name in held if not found.has(name)}
     return replace(found, **absent) if absent else found
 
 

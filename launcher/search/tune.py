@@ -29,7 +29,7 @@ from gpurun.launcher.machine.host import Machine, inspect_machine, software_of
 from gpurun.launcher.masking import hidden, revealed
 from gpurun.launcher.plan.build import build_plan, with_mistakes_of_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
-from gpurun.launcher.plan.model import Launch, Variant
+from gpurun.launcher.plan.model import Launch, TrialConfig, Variant
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import OPTIMIZING, Pools, RankPool, WorkerPools
 from gpurun.launcher.processes.protocol import TRIAL_ENTRY, Exit, StartRequest
@@ -50,14 +50,7 @@ from gpurun.launcher.run.watch import Watch, limits_of, located
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
 from gpurun.launcher.rundir.paths import Url
-from gpurun.launcher.rundir.records import (
-    Effect,
-    SearchRecord,
-    TrialConfig,
-    TrialRecord,
-    TrialTimes,
-    Unmeasured,
-)
+from gpurun.launcher.rundir.records import Effect, SearchRecord, TrialRecord, TrialTimes, Unmeasured
 from gpurun.launcher.rundir.store import keep_at, source_of
 from gpurun.launcher.search.policy import FINALISTS, Search, SearchOutcome, Trial, measured
 from gpurun.launcher.search.space import (

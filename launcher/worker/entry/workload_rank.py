@@ -16,9 +16,10 @@ import torch
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.jobfile.kinds import workload_kind
+from gpurun.launcher.plan.model import LaunchConfig, TrialConfig
 from gpurun.launcher.rundir.control import ControlBlock
 from gpurun.launcher.rundir.files import read_json, write_json
-from gpurun.launcher.rundir.records import LaunchConfig, LossOver, TrialConfig, TrialTimes
+from gpurun.launcher.rundir.records import LossOver, TrialTimes
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.rundir.records import LaunchConfig
+from gpurun.launcher.plan.model import LaunchConfig
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.launcher.worker.strategies.base import Hints, ProcessPerDevice
 from gpurun.workloads.base import on_device
@@ -103,7 +103,7 @@ class Ddp(ProcessPerDevice):
         """The model as a rank of the launch runs it."""
         skippable = any(0 in v.split or (v.balance and v.balance.minimum == 0) for v in config.variants)
         device = torch.device(config.devices[rank])
-        return cls(model, device, rank, hints.has_unused, skippable, **config.options)
+        return cls(model, device, rank, hints.has_unused, skippable, **config.strategy_options)
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         with on_device(self.rank):

@@ -23,7 +23,7 @@ from torch.nn.parallel._functions import Gather, Scatter
 from torch.optim import Optimizer
 
 from gpurun.launcher.machine.accelerators import ACCELERATORS, accelerator_of
-from gpurun.launcher.rundir.records import LaunchConfig
+from gpurun.launcher.plan.model import LaunchConfig
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.nested import (
@@ -308,7 +308,7 @@ class Single(OneProcess):
     @classmethod
     def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> "Single":
         """The model on the device of the rank."""
-        return cls(model, torch.device(config.devices[rank]), rank, **config.options)
+        return cls(model, torch.device(config.devices[rank]), rank, **config.strategy_options)
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         with on_device(self.index):
@@ -387,7 +387,7 @@ class Dp(OneProcess):
     @classmethod
     def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> "Dp":
         """The model on all devices of the launch."""
-        return cls(model, [torch.device(device) for device in config.devices], **config.options)
+        return cls(model, [torch.device(device) for device in config.devices], **config.strategy_options)
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         return self.model(inputs, chunks)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.rundir.records import LaunchConfig
+from gpurun.launcher.plan.model import LaunchConfig
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
@@ -94,7 +94,9 @@ class Fsdp(ProcessPerDevice):
     def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> "Fsdp":
         """The model as a rank of the launch runs it."""
         device, precision = torch.device(config.devices[rank]), PRECISIONS[config.precision]
-        return cls(model, device, rank, precision, hints, keeps_plan=config.gradient_check, **config.options)
+        return cls(
+            model, device, rank, precision, hints, keeps_plan=config.gradient_check, **config.strategy_options
+        )
 
     def mesh(self) -> DeviceMesh:
         """The ranks over which parameters are divided."""

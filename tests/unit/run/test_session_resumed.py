@@ -12,7 +12,7 @@ from gpurun.launcher.errors import Interrupted, MachineError, NodesError, SpecEr
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.model import LaunchConfig, Plan
 from gpurun.launcher.run import job
 from gpurun.launcher.run.attempts import let_run_again, resumption_text
 from gpurun.launcher.run.job import Output, Prepared, attended, carry_out, check_store, finish
@@ -20,7 +20,7 @@ from gpurun.launcher.run.open import Invocation, as_planned_for, open_run, plan_
 from gpurun.launcher.rundir import store
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.paths import Url
-from gpurun.launcher.rundir.records import Event, LaunchConfig, StepRecord
+from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.rundir.store import Store, keep_at
 from tests.said import notes_of
 from tests.unit.run.fake_ranks import FakeClock, OfRank, Script

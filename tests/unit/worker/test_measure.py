@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from gpurun.launcher.compare.figures.recorded import round_times
+from gpurun.launcher.plan.model import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Kind, LaunchConfig, StepRecord, VariantConfig
+from gpurun.launcher.rundir.records import Kind, StepRecord, VariantConfig
 from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming
 from gpurun.launcher.worker.base import journal as journal_module
 from gpurun.launcher.worker.base.journal import Journal

@@ -25,10 +25,11 @@ from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.model import LaunchConfig
 from gpurun.launcher.report.tensorboard import curve_points
 from gpurun.launcher.report.terminal.table import curve_lines, curve_tables
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantConfig
+from gpurun.launcher.rundir.records import PointRecord, VariantConfig
 from gpurun.launcher.units import size_text
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone
