@@ -7,7 +7,7 @@ clocks change isn't known. Threads of one run that wait for each other are part 
 
 from collections.abc import Sequence
 
-from gpurun.launcher.compare.figures.recorded import queue_percent, sharing, waiting_of_ranks
+from gpurun.launcher.compare.figures.recorded import queue_percent, sharing
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult, WithoutLoad
 from gpurun.launcher.compare.ranking import Rival, is_ranked
@@ -18,7 +18,7 @@ from gpurun.launcher.machine.process_tree import less_at_once
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text
+from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waiting_of_ranks
 from gpurun.launcher.trace.causes import to_do
 
 MOST_NAMED = 2

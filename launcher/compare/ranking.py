@@ -13,7 +13,6 @@ from gpurun.launcher.compare.figures.recorded import (
     BOUNDS,
     Bound,
     MeasuredVariant,
-    cpu_ns_of_rounds,
     is_throttled,
     shares_of_rounds,
     timed_steps,
@@ -34,6 +33,7 @@ from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import node_of_device
 from gpurun.launcher.rundir.records import MEASURED, Look, RoundTime
+from gpurun.launcher.stats.busy import cpu_ns_of_rounds
 from gpurun.launcher.stats.estimates import (
     ALPHA,
     MIN_LAUNCHES,

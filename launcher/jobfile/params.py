@@ -461,12 +461,11 @@ def _entry(name: str) -> CatalogueEntry:
         bound_by=builtin.bound_by,
         global_batch=default_batch(name) if workload_kind(name).has_batch else None,
         about=doc.partition("\n\n")[0].replace("\n", " "),
-        params=tuple(_parameter(param, meanings) for param in (signature.params if signature else ())),
+        params=tuple(
+            Parameter(param.name, param.default, meanings.get(param.name, ""))
+            for param in (signature.params if signature else ())
+        ),
     )
-
-
-def _parameter(param: Param, meanings: dict[str, str]) -> Parameter:
-    return Parameter(param.name, param.default, meanings.get(param.name, ""))
 
 
 def _docstring(module: ast.Module | None, function: str) -> str:

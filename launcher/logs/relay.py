@@ -37,7 +37,7 @@ class LogTail:
     offset: int = 0
     reader: LineReader = field(default_factory=LineReader)
     within: Sequence[Path] = ()
-    """As `RunPaths` has it."""
+    """As `RunDir` has it."""
 
     def read(self) -> list[str]:
         """Lines written since the last call; of too many, only the last ones, with a note."""
@@ -74,7 +74,7 @@ class Relay:
     """The most that all logs may take together; `None`: they are someone else's, and only read."""
     clock: Callable[[], float] = time.monotonic
     within: Sequence[Path] = ()
-    """The directories that logs have to be in; see `RunPaths`."""
+    """The directories that logs have to be in; see `RunDir`."""
     _tails: list[LogTail] = field(default_factory=list)
     _held: list[str] = field(default_factory=list)
     _bars: dict[int, tuple[float, str]] = field(default_factory=dict)

@@ -526,15 +526,13 @@ def _judge_all(
 def _left_out(refused: Refused) -> tuple[SkippedCombination, ...]:
     """Each once: params and seeds decide nothing."""
     left_out = [
-        SkippedCombination(_essence(wanted), "; ".join(reason for _, reason in reasons))
+        SkippedCombination(
+            {key: value for key, value in wanted.stated.items() if SETTINGS[key].decides and wanted.has(key)},
+            "; ".join(reason for _, reason in reasons),
+        )
         for wanted, reasons in refused
     ]
     return tuple(item for position, item in enumerate(left_out) if item not in left_out[:position])
-
-
-def _essence(wanted: Combination) -> dict[str, Any]:
-    """The values that decide whether a combination is possible: no params or seed, nothing unused."""
-    return {key: value for key, value in wanted.stated.items() if SETTINGS[key].decides and wanted.has(key)}
 
 
 def _variant(case: _JudgedCombination, share: int) -> Variant:

@@ -252,7 +252,7 @@ def own_run(path: Path) -> RunDir:
         SpecError: it is not, or no run is there.
     """
     run = find_run(path)
-    check_owner(run)
+    check_owner(run.path)
     return run
 
 

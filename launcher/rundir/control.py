@@ -21,7 +21,7 @@ from typing import Self
 
 from gpurun.launcher.errors import SpecError, unwritable
 from gpurun.launcher.rundir.files import RunDir, replacing
-from gpurun.launcher.rundir.paths import RunPaths, is_rank, real_path, refuse_links
+from gpurun.launcher.rundir.paths import is_rank, real_path, refuse_links
 
 _MAGIC = 0x6770_7572_756E_0001
 """`gpurun`, version 1: a file that is not complete yet has none."""
@@ -122,7 +122,7 @@ def checked_run(directory: Path) -> RunDir:
 
 
 @contextlib.contextmanager
-def opened_in(run: RunPaths, directory: Path) -> Iterator[int]:
+def opened_in(run: RunDir, directory: Path) -> Iterator[int]:
     """A descriptor of a directory in a run, made if it is missing: no link leads there, at any time.
 
     Raises:
@@ -146,7 +146,7 @@ def opened_in(run: RunPaths, directory: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def write_in(run: RunPaths, path: Path, content: bytes, is_asked: bool = True) -> None:
+def write_in(run: RunDir, path: Path, content: bytes, is_asked: bool = True) -> None:
     """Replaces a file of a run in one step, through no link.
 
     Args:

@@ -153,10 +153,6 @@ def _rows(rank: RankTrace, per: Per, kind: Literal["kernels", "ops"]) -> tuple[N
     return rows
 
 
-def _stretches(rank: RankTrace, per: Per) -> tuple[Breakdown, ...]:
-    return rank.steps if per == "step" else (rank.total,)
-
-
 def _units(report: TraceReport, per: Per) -> float:
     """The number of steps, or of seconds, of all ranks together."""
     if per == "step":
@@ -165,7 +161,9 @@ def _units(report: TraceReport, per: Per) -> float:
 
 
 def _mean(report: TraceReport, of: Callable[[Breakdown], float], per: Per) -> float:
-    return sum(of(each) for rank in report.ranks for each in _stretches(rank, per)) / _units(report, per)
+    return sum(
+        of(each) for rank in report.ranks for each in (rank.steps if per == "step" else (rank.total,))
+    ) / _units(report, per)
 
 
 def _changes(

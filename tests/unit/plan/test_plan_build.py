@@ -233,6 +233,8 @@ def test_a_config_holds_all_that_workers_need() -> None:
         draw="/run",
         bucket_mb=25,
         first_bucket_mb=1,
+        reshard=False,
+        shard_size=0,
         device_names=("cpu:0", "cpu:1"),
     )
     assert msgspec.json.decode(msgspec.json.encode(config), type=LaunchConfig) == config

@@ -272,7 +272,9 @@ class Writer:
         levels = [self._level(0, blocks)]
         levels += [self._level(shortest_ns, coarse) for shortest_ns, coarse in coarser(blocks)]
         row = Row(self.num_entries, self.num_entries, tuple(levels))
-        self.lanes.append(Lane(rank, name, _band_label(rank, name), (row,)))
+        self.lanes.append(
+            Lane(rank, name, f"rank {rank}" if name == "overview" else f"rank {rank} by {name}", (row,))
+        )
 
     def _level(self, shortest_ns: int, blocks: Blocks) -> Level:
         self._write(
@@ -290,10 +292,6 @@ class Writer:
     def _write(self, **columns: NDArray[Any]) -> None:
         for name, values in columns.items():
             values.astype(COLUMNS[name], copy=False).tofile(self._files[name])
-
-
-def _band_label(rank: int, name: str) -> str:
-    return f"rank {rank}" if name == "overview" else f"rank {rank} by {name}"
 
 
 def _on_clock(parts: dict[BlockKind, Intervals], realigned: Realigned) -> tuple[Int64, Int64, Int8]:
