@@ -16,8 +16,8 @@ from typing import BinaryIO
 from gpurun.launcher.errors import MachineError, SpecError, unreadable
 from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, is_noise, prefixed
 from gpurun.launcher.rundir.claim import read
-from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.paths import num_bytes, older_part, open_regular, rank_files
+from gpurun.launcher.rundir.files import RunDir, open_regular
+from gpurun.launcher.rundir.paths import num_bytes, older_part, rank_files
 from gpurun.launcher.units import GIB, format_number
 
 MOST_AT_ONCE_BYTES = 1 << 18

@@ -5,7 +5,7 @@ It is read back from the files of a run: names that no table has, and numbers wi
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal
@@ -185,6 +185,7 @@ def refuse_unknown_names(given: Mapping[str, Any]) -> None:
             _refuse_unknown_kind(str(device))
 
 
+@cache
 def _refuse_unknown_kind(device: str) -> None:
     try:
         accelerator_of(device)

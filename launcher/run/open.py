@@ -27,7 +27,7 @@ from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.control import checked_run
-from gpurun.launcher.rundir.files import RunDir, read_json, write_bytes, write_json
+from gpurun.launcher.rundir.files import RunDir, newest_name, read_json, write_bytes, write_json
 from gpurun.launcher.rundir.paths import (
     LATEST,
     SELFTEST,
@@ -38,7 +38,6 @@ from gpurun.launcher.rundir.paths import (
     inside_of_run,
     is_name,
     is_ours,
-    newest_name,
     places_of,
 )
 from gpurun.launcher.rundir.records import CodeVersion, between_s, elapsed_s

@@ -33,7 +33,7 @@ from gpurun.launcher.rundir.paths import (
     PROGRAM_FILES,
     is_name,
     num_bytes,
-    open_regular,
+    open_file,
     rank_files,
 )
 from gpurun.launcher.rundir.records import (
@@ -650,6 +650,30 @@ def _read_steps(portions: Iterable[bytes], file: Path, variant: str, rank: int, 
             return f"{name} ({size}) is not read: {reason}"
     of_all = f"{format_count(lost)} of {format_count(num_lines)} lines"
     return f"{of_all} of {file.name} can't be read, and are ignored" if lost else ""
+
+
+def open_regular(path: Path, within: Sequence[Path] = ()) -> BinaryIO:
+    """A file of a run, open for reading; it is no link, and lies in the run's directory as it was checked.
+
+    Args:
+        path: of the file.
+        within: as `RunDir` has it.
+
+    Raises:
+        OSError: it can't be opened, or is something else.
+    """
+    return os.fdopen(open_file(path, within, os.O_NOFOLLOW), "rb")
+
+
+_MOST_NAME_BYTES = 255
+
+
+def newest_name(pointer: Path) -> str:
+    """The name of the newest run; empty if there is no such file."""
+    if not pointer.is_file():
+        return ""
+    with open_regular(pointer) as file:
+        return file.read(_MOST_NAME_BYTES).decode("utf-8", "replace").strip()
 
 
 def read_json(path: Path, kind: type[T], within: Sequence[Path] = ()) -> T:

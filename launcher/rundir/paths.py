@@ -11,7 +11,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO
 
 from gpurun.launcher.errors import MachineError, SpecError, TraceError, unreadable, unwritable
 from gpurun.launcher.machine.resource_limits import remedy
@@ -329,19 +328,6 @@ def open_file(path: Path, within: Sequence[Path] = (), flags: int = 0) -> int:
         os.close(found)
 
 
-def open_regular(path: Path, within: Sequence[Path] = ()) -> BinaryIO:
-    """A file of a run, open for reading; it is no link, and lies in the run's directory as it was checked.
-
-    Args:
-        path: of the file.
-        within: as `RunDir` has it.
-
-    Raises:
-        OSError: it can't be opened, or is something else.
-    """
-    return os.fdopen(open_file(path, within, os.O_NOFOLLOW), "rb")
-
-
 def refuse_links(directory: Path) -> int:
     """How many bytes the records in a run directory have together, without steps and events.
 
@@ -384,14 +370,3 @@ def _num_bytes_of(entry: "os.DirEntry[str]") -> int:
         what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
         raise SpecError(f"{entry.path} is {what}, which no run of gpurun contains; remove it")
     return status.st_size if stat.S_ISREG(status.st_mode) and _RECORD.fullmatch(entry.name) else 0
-
-
-_MOST_NAME_BYTES = 255
-
-
-def newest_name(pointer: Path) -> str:
-    """The name of the newest run; empty if there is no such file."""
-    if not pointer.is_file():
-        return ""
-    with open_regular(pointer) as file:
-        return file.read(_MOST_NAME_BYTES).decode("utf-8", "replace").strip()
