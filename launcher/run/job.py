@@ -28,12 +28,12 @@ from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import Pools, WorkerPool, WorkerPools, say_on_stderr
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.attempts import has_ended, let_run_again, resumption_text, spent_s
+from gpurun.launcher.run.find import find_run
 from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
 from gpurun.launcher.run.open import (
     Invocation,
     as_planned_for,
     find_earlier,
-    find_run,
     open_run,
     own_run,
     run_to_resume,

@@ -21,7 +21,7 @@ from typing import Self
 
 from gpurun.launcher.errors import SpecError, unwritable
 from gpurun.launcher.rundir.files import RunDir, replacing
-from gpurun.launcher.rundir.paths import is_rank, real_path, refuse_links
+from gpurun.launcher.rundir.paths import is_rank
 
 _MAGIC = 0x6770_7572_756E_0001
 """`gpurun`, version 1: a file that is not complete yet has none."""
@@ -105,20 +105,7 @@ class ControlBlock:
         self._map.close()
 
 
-MAX_RECORDS_BYTES = 1 << 25
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
-
-def checked_run(directory: Path) -> RunDir:
-    """A run that may be anyone's, without links in it, and whose records fit into memory.
-
-    Raises:
-        SpecError: it has some, or can't be read.
-    """
-    place, status = real_path(directory), directory.stat()
-    if refuse_links(directory) > MAX_RECORDS_BYTES:
-        raise SpecError(f"{directory} has larger records than any run; gpurun has no memory for them")
-    return RunDir(directory, (status.st_dev, status.st_ino), place)
 
 
 @contextlib.contextmanager

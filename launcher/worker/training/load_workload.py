@@ -242,7 +242,7 @@ def as_workload(name: str, built: Any, place: SourceLine | None) -> Workload:
     Raises:
         UserError: an attribute is missing, or isn't what it must be.
     """
-    values = {
+    values: dict[str, Any] = {
         field.name: getattr(built, field.name, None if field.default is MISSING else field.default)
         for field in fields(Workload)
     }
