@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of
@@ -109,22 +108,10 @@ class Ddp(ProcessPerDevice):
         with on_device(self.rank):
             return self.model(inputs)
 
-    def optimizer(self, whole: Optimizer) -> Optimizer:
-        return whole
-
-    def unwrapped(self) -> nn.Module:
-        return self.network
-
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         # torch fails if the pass that finds out about a static graph isn't synchronized.
         is_first = self.is_static and not self.model._static_graph_delay_allreduce_enqueued
         return self.model.no_sync() if active and not is_first else nullcontext()
-
-    def abandon(self) -> None:
-        return
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.plan.model import LaunchConfig
@@ -91,7 +90,7 @@ class Fsdp(ProcessPerDevice):
             )
 
     @classmethod
-    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> "Fsdp":
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Self:
         """The model as a rank of the launch runs it."""
         device, precision = torch.device(config.devices[rank]), PRECISIONS[config.precision]
         return cls(
@@ -122,9 +121,6 @@ class Fsdp(ProcessPerDevice):
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         with on_device(self.rank):
             return self.model(inputs)
-
-    def optimizer(self, whole: Optimizer) -> Optimizer:
-        return whole
 
     def unwrapped(self) -> nn.Module | None:
         """A copy on rank 0, if it fits there; the others help to fill it."""
@@ -189,9 +185,6 @@ class Fsdp(ProcessPerDevice):
             assert isinstance(unit, FSDPModule)
             unit.set_custom_all_gather(gather)
             unit.set_custom_reduce_scatter(scatter)
-
-    def skip(self) -> Tensor:
-        raise AssertionError("every rank has samples, since each is needed for its part of the parameters")
 
     def abandon(self) -> None:
         self.root.reset_iter_state()

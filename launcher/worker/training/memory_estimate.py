@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -222,7 +222,7 @@ class Buckets(Single):
 def strategy_without_peers(model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> WorkerStrategy:
     """The launch's strategy, which doesn't ask other ranks for anything that only they know."""
     if STRATEGIES[config.strategy].has_buckets:
-        return cast(WorkerStrategy, Buckets(model, config))
+        return Buckets(model, config)
     kind: Any = class_of(config.strategy)
 
     def mesh(self: Any) -> Any:
