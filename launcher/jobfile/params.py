@@ -24,7 +24,6 @@ from typing import Any
 from gpurun.launcher.jobfile.kinds import (
     JobKind,
     builtin_file,
-    builtin_function,
     default_batch,
     workload_kind,
 )
@@ -280,7 +279,7 @@ def _is_patched(module: ast.Module, name: str) -> bool:
 def signature_of_builtin(name: str) -> Signature | None:
     """The parameters of a built-in workload, by its source."""
     module = read_module(builtin_file(name))
-    return signature_of(module, builtin_function(name)) if module else None
+    return signature_of(module, BUILTINS[name].function) if module else None
 
 
 def signature_of_function(function: Callable[..., Any]) -> Signature:

@@ -529,9 +529,5 @@ class Plan:
         """The address at which the first node's ranks listen for the others."""
         return self.nodes[0].address if self.nodes else LOOPBACK
 
-    def launches_of(self, variant_id: str) -> tuple[Launch, ...]:
-        """The launches that a variant is in."""
-        return tuple(launch for launch in self.launches if variant_id in launch.variants)
-
     def variant(self, variant_id: str) -> Variant:
         return next(variant for variant in self.variants if variant.id == variant_id)

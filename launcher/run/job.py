@@ -29,7 +29,7 @@ from gpurun.launcher.processes.pool import Pools, WorkerPool, WorkerPools, say_o
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.attempts import has_ended, let_run_again, resumption_text, spent_s
 from gpurun.launcher.run.find import find_run
-from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
+from gpurun.launcher.run.max_batch import find_max_batch, wants_max
 from gpurun.launcher.run.open import (
     Invocation,
     as_planned_for,
@@ -166,7 +166,7 @@ def prepare(
         found = find_run(resume).read_max_batch() if resume else None
         here = partial(find_max_batch, spec, machine, pool, job.job_dir, say_on_stderr)
         found = found or (find_max or here)()
-        spec = with_batch(spec, found)
+        spec = replace(spec, global_batch=found.global_batch)
     plan = build_plan(spec, machine, nodes, gate)
     plan = replace(plan, step_s=found.step_s) if found else plan
     job.output.check(plan)

@@ -489,7 +489,7 @@ def read_measured(
         events: of every attempt.
         read: its steps, of those of the run that are in memory.
     """
-    launches = plan.launches_of(variant.id)
+    launches = tuple(launch for launch in plan.launches if variant.id in launch.variants)
     world_size = variant.world_size
     status = run.read_status(variant.id)
     steps: Mapping[int, Sequence[StepRecord]]

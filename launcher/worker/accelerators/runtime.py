@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
+from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.worker.accelerators.clock import Clock, EventClock, EventStamps, Stamps
 
@@ -225,8 +225,3 @@ def used_runtime() -> Runtime:
     """The runtime of the GPUs that this process has used; of the CPU where it has used none."""
     found = (runtime_of_kind(kind.name) for kind in gpu_kinds())
     return next((runtime for runtime in found if runtime.is_initialized()), runtime_of_kind(CPU.name))
-
-
-def every_runtime() -> Iterator[Runtime]:
-    """The runtime of each kind of device, whether or not this process has one."""
-    return (runtime_of_kind(kind) for kind in ACCELERATORS)
