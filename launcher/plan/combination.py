@@ -15,7 +15,7 @@ from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP, SETTINGS, Setting
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Variant, allowed, num_devices
 from gpurun.launcher.splits import BALANCED, comes_to
-from gpurun.launcher.strategies import PROGRAM, STRATEGIES, Strategy, strategy_named
+from gpurun.launcher.strategies import PROGRAM, STRATEGIES, strategy_named
 from gpurun.launcher.units import format_count
 
 MAX_COMBINATIONS = 1000
@@ -36,11 +36,6 @@ class Combination(Settings):
     """The values under `compare` for this combination."""
     unknown: frozenset[str] = frozenset()
     """Settings, and other keys of the job, that can't be relied on."""
-
-    @property
-    def runs_as(self) -> Strategy:
-        """The strategy with all that it implies."""
-        return strategy_named(self.strategy)
 
     @property
     def samples(self) -> int:
@@ -157,7 +152,7 @@ def max_batch(spec: JobSpec, caps: Sequence[int], num_local: int | None = None) 
 def _batches(spec: JobSpec, caps: Sequence[int], num_local: int) -> Iterator[int]:
     for wanted in combinations(spec, len(caps), num_local):
         held = caps[: wanted.device_count]
-        if not wanted.runs_as.has_split:
+        if not STRATEGIES[wanted.strategy].has_split:
             yield caps[0]
         elif wanted.split == BALANCED:
             yield sum(held)

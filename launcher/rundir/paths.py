@@ -9,6 +9,7 @@ import re
 import stat
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,6 +32,7 @@ error of the median round is then up to 6 % of the rounds' standard deviation (1
 noise."""
 
 
+@lru_cache(maxsize=1000)
 def is_name(identity: str) -> bool:
     """Whether an id names a directory that lies where it should."""
     return Path(identity).name == identity and identity not in ("", ".", "..") and identity.isprintable()
