@@ -6,6 +6,7 @@ Differences are over launches, or within the few that there are.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -216,7 +217,7 @@ class Differences:
     def interval_at(self, variant: str, other: str) -> IntervalAt:
         """The interval over launches; over rounds if launches are too few and both ran in the same ones."""
         if self.unit == "launch":
-            return self.family.at(variant, other)
+            return partial(self.family.interval, variant, other)
         rounds = self.paired_rounds(variant, other) if self.share_launches(variant, other) else ()
         return lambda alpha: wilcoxon_interval(rounds, alpha * self.share_of_level)
 

@@ -24,7 +24,7 @@ from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.process_group import Alone, GroupPeers, Peers, close_group, init_group
+from gpurun.launcher.worker.base.process_group import GroupPeers, Peers, close_group, init_group
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter, load_meter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds, site_of
@@ -86,7 +86,7 @@ def run_launch(journal: Journal) -> None:
     if rank >= config.world_size:  # the variants that needed this rank aren't measured any more
         journal.enter("done")
         return
-    peers: Peers = Alone()
+    peers = Peers()
     if config.backend is not None:  # with one rank too: DDP needs a group, and a program would have one
         init_group(config, rank)
         peers = GroupPeers()
@@ -150,7 +150,7 @@ def turn_of(config: LaunchConfig, journal: Journal, peers: Peers, block: Control
     if rank >= config.world_size:
         return Turn(config)
     is_of_all = config.world_size == journal.config.world_size
-    own_peers = peers if is_of_all else Alone()
+    own_peers = peers if is_of_all else Peers()
     workload = build(config)
     assert isinstance(workload, Workload)
     device = torch.device(config.devices[rank])
@@ -239,7 +239,7 @@ def run_trials(journal: Journal, first: Path) -> None:
     config = journal.config
     journal.enter("start")
     torch.set_num_threads(config.threads)
-    peers: Peers = Alone()
+    peers = Peers()
     if config.backend is not None:
         init_group(config, journal.rank)
         peers = GroupPeers()
