@@ -15,9 +15,9 @@ import signal
 import stat
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from gpurun.launcher.errors import SpecError, unwritable
 from gpurun.launcher.rundir.files import RunDir, replacing
@@ -171,7 +171,7 @@ def capture_name(number: int) -> str:
     return f"capture{number}.json"
 
 
-class ControlDir:
+class ControlDir(AbstractContextManager["ControlDir"]):
     """The directory of all blocks of a launch, open.
 
     The run may be anyone's, and may change meanwhile. So everything in it is opened by way of this one
@@ -189,9 +189,6 @@ class ControlDir:
         self._owner = status.st_uid
         self.is_private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == DIRECTORY_MODE
         """Whether only this user can have put anything there."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self.fd)

@@ -15,12 +15,11 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -185,7 +184,7 @@ WORTH = 0.6
 """A level with more than this share of the blocks of the finer one isn't kept."""
 
 
-class Writer:
+class Writer(AbstractContextManager["Writer"]):
     """Appends to the column files in `directory`, and keeps count of what they hold."""
 
     def __init__(self, directory: Path, matched: Matched, parallelism: Sequence[str]) -> None:
@@ -205,12 +204,7 @@ class Writer:
             name: self._stack.enter_context((directory / name).open("wb")) for name in COLUMNS
         }
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def add(self, rank: int, draft: RankDraft, realigned: Realigned) -> None:
