@@ -69,7 +69,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from gpurun.launcher.plan.model import LaunchConfig
+    from gpurun.launcher.plan.rank_config import LaunchConfig
     from gpurun.launcher.rundir.records import VariantConfig
     from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
     from gpurun.launcher.worker.accelerators.runtime import runtime_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.timing import record, table
 from gpurun.launcher.failures.root_cause import root_cause
 from gpurun.launcher.machine.process_tree import descendants, is_alive
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.guard import split_process
 from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
 from gpurun.launcher.processes.protocol import Exit

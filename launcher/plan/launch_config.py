@@ -13,7 +13,8 @@ from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.devices import MachineLike, backend_for, job_devices, share_of_cores
 from gpurun.launcher.plan.estimate import ablation_rounds
 from gpurun.launcher.plan.expand import processes_of
-from gpurun.launcher.plan.model import Launch, LaunchConfig, Plan, Variant
+from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.records import (
     BalanceConfig,
     MemoryPeak,

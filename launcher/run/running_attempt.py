@@ -19,7 +19,8 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, program_config, turns_of
-from gpurun.launcher.plan.model import Launch, LaunchConfig, Plan, Process, Variant
+from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.pool import OPTIMIZING, RankPool
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, SERVICE_RANK, WORKER_ENTRY, Exit, StartRequest
 from gpurun.launcher.run.attempts import attempt_id, num_restarts

@@ -29,7 +29,8 @@ from gpurun.launcher.machine.host import Machine, inspect_machine, software_of
 from gpurun.launcher.masking import hidden, revealed
 from gpurun.launcher.plan.build import build_plan, with_mistakes_of_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
-from gpurun.launcher.plan.model import Launch, TrialConfig, Variant
+from gpurun.launcher.plan.model import Launch, Variant
+from gpurun.launcher.plan.rank_config import TrialConfig
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import OPTIMIZING, Pools, RankPool, WorkerPools
 from gpurun.launcher.processes.protocol import TRIAL_ENTRY, Exit, StartRequest

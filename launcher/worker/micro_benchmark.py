@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import append_lines
 from gpurun.launcher.rundir.records import PointRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, Waiting, queued_text, waiting

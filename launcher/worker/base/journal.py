@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RoundSample, RunDir, append_lines, keep_lines, write_json
 from gpurun.launcher.rundir.records import Balance, Event, Kind, MemoryPeak, Stage, StepRecord, VariantFacts
 from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, MAX_LATE_EVENTS

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of
 from gpurun.launcher.machine.network import family_of
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.strategies import NCCL_ALGORITHMS
 

@@ -16,7 +16,7 @@ import torch
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.jobfile.kinds import workload_kind
-from gpurun.launcher.plan.model import LaunchConfig, TrialConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig, TrialConfig
 from gpurun.launcher.rundir.control import ControlBlock
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import LossOver, TrialTimes

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.worker.base.nested import Tree
 

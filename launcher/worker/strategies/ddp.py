@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.launcher.worker.strategies.base import Hints, ProcessPerDevice
 from gpurun.workloads.base import on_device

@@ -22,7 +22,7 @@ from torch.nn.parallel import DataParallel, parallel_apply
 from torch.nn.parallel._functions import Gather, Scatter
 
 from gpurun.launcher.machine.accelerators import ACCELERATORS, accelerator_of
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.nested import (

@@ -25,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of
 from gpurun.launcher.machine.process_tree import die_with
-from gpurun.launcher.plan.model import EstimateConfig, LaunchConfig
+from gpurun.launcher.plan.rank_config import EstimateConfig, LaunchConfig
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.records import MemoryEstimate, MemoryEstimates, MemoryPeak, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES

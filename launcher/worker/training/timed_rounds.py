@@ -12,7 +12,7 @@ import torch
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.control import ControlBlock
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Kind, ProfileConfig, VariantConfig

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpurun.launcher.machine.process_tree import is_alive
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import read_json
 
 STEPS_BEFORE_FAULT = 3

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from gpurun import Workload
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
 from gpurun.launcher.worker.training import forward_backward

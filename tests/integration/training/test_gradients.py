@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpurun import Workload
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.records import BalanceConfig, VariantConfig
 from gpurun.launcher.strategies import IN_JOBS
 from gpurun.launcher.worker.training.forward_backward import NoClock

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 

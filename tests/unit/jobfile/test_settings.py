@@ -23,7 +23,8 @@ from gpurun.launcher.jobfile.settings import SETTINGS, Settings, settings_for
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.expand import processes_in_turns
 from gpurun.launcher.plan.launch_config import launch_config_for, program_config
-from gpurun.launcher.plan.model import LaunchConfig, Plan, Variant
+from gpurun.launcher.plan.model import Plan, Variant
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.report.tensorboard import hyperparameters
 from gpurun.launcher.run.attempts import model_of
 from gpurun.launcher.rundir.records import ProgramConfig, VariantConfig

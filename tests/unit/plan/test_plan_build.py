@@ -19,7 +19,8 @@ from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.estimate import estimate_s
 from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, turns_of
-from gpurun.launcher.plan.model import LaunchConfig, Plan
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.rundir.records import MemoryPeak, ProfileConfig, VariantConfig
 from tests.unit.plan.machines import FakeGpu, FakeMachine

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.inspect.snapshot import RankSnapshot
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.pool import RankPool
 from gpurun.launcher.processes.protocol import Exit, StartRequest
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json

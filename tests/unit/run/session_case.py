@@ -12,7 +12,7 @@ from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session

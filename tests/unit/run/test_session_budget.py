@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.model import Comparison
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.attempts import has_ended
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json

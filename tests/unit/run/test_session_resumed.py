@@ -12,7 +12,8 @@ from gpurun.launcher.errors import Interrupted, MachineError, NodesError, SpecEr
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.model import LaunchConfig, Plan
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.run import job
 from gpurun.launcher.run.attempts import let_run_again, resumption_text
 from gpurun.launcher.run.job import Output, Prepared, attended, carry_out, check_store, finish

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpurun.launcher.compare.figures.recorded import round_times
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Kind, StepRecord, VariantConfig
 from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming

@@ -25,7 +25,7 @@ from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.model import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.report.tensorboard import curve_points
 from gpurun.launcher.report.terminal.table import curve_lines, curve_tables
 from gpurun.launcher.rundir.files import RunDir
