@@ -86,13 +86,17 @@ def run_launch(journal: Journal) -> None:
     if rank >= config.world_size:  # the variants that needed this rank aren't measured any more
         journal.enter("done")
         return
-    peers = Peers()
-    if config.backend is not None:  # with one rank too: DDP needs a group, and a program would have one
-        init_group(config, rank)
-        peers = GroupPeers()
-    measure(journal, peers)
+    measure(journal, joined(config, rank))
     if config.backend is not None:
         close_group()
+
+
+def joined(config: LaunchConfig, rank: int) -> Peers:
+    """The other ranks, once all are there."""
+    if config.backend is None:
+        return Peers()
+    init_group(config, rank)  # with one rank too: DDP needs a group, and a program would have one
+    return GroupPeers()
 
 
 def measure(journal: Journal, peers: Peers) -> None:
@@ -239,10 +243,7 @@ def run_trials(journal: Journal, first: Path) -> None:
     config = journal.config
     journal.enter("start")
     torch.set_num_threads(config.threads)
-    peers = Peers()
-    if config.backend is not None:
-        init_group(config, journal.rank)
-        peers = GroupPeers()
+    peers = joined(config, journal.rank)
     block, load = open_block(journal.run, config.launch, journal.rank), load_of(config, journal.rank)
     for number in itertools.count(int(first.stem)):
         trial = await_trial(first.with_name(f"{number}.json"))
@@ -267,8 +268,7 @@ def measure_trial(
     config, rank = trial.launch, journal.rank
     device, variant = torch.device(config.devices[rank]), config.variants[0].id
     journal.enter("build", variant)
-    torch.manual_seed(config.seed)
-    workload = load_workload(config.workload, dict(config.params), Path(config.job_dir))
+    workload = build(config)
     assert isinstance(workload, Workload), "a micro-benchmark is never searched"
     trainer = Trainer(workload, config, rank)
     clock = runtime_of(device).clock(device)
