@@ -23,7 +23,7 @@ from gpurun.launcher.jobfile.section import (
     Setting,
     ValueKind,
     by_other_names,
-    key_of,
+    keys_of,
     one_of,
     setting,
     whole,
@@ -392,15 +392,19 @@ class Settings:
         return is_held and (row.matters is None or row.matters(self))
 
 
-def _completed(name: str, annotation: Any, row: Setting) -> Setting:
+def _completed(name: str, rule: Any, row: Setting) -> Setting:
     """The setting with its rule, and its description under `baseline` where it can name the baseline."""
     text = row.baseline or f"The baseline's `{name}`."
     named = text if row.compare and not row.is_task else row.baseline
-    return replace(row, rule=key_of(name, annotation).kind, baseline=named)
+    return replace(row, rule=rule, baseline=named)
 
 
+_KEYS = keys_of(Settings)
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {each.name: _completed(each.name, each.type, each.metadata["setting"]) for each in fields(Settings)}
+    {
+        each.name: _completed(each.name, _KEYS[each.name].kind, each.metadata["setting"])
+        for each in fields(Settings)
+    }
 )
 """All settings by name, in the order in which they vary."""
 
