@@ -78,14 +78,10 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(Starter):
     """Everything that is known before the first process of a run starts."""
 
-    spec: JobSpec
     machine: Machine
-    plan: Plan
-    run: RunDir
-    job_dir: Path
     resumed: Resumption | None = None
     """The parts that a resumed run keeps; `None` of a new one."""
 
@@ -179,7 +175,7 @@ def prepare(
         write_json(run.max_batch, found)
     if job.keep_at is not None:
         keep_at(run.path, job.keep_at)
-    return Prepared(spec, machine, plan, run, job.job_dir, resumed)
+    return Prepared(plan, spec, run, job.job_dir, machine, resumed=resumed)
 
 
 def check_store(keep_at: Url | None, resume: Path | None) -> None:
@@ -266,9 +262,7 @@ def execute(
             tensorboard_writer()
 
     session = Session(
-        starter=Starter(
-            plan, ready.spec, ready.run, ready.job_dir, ready.machine, software_of(ready.machine)
-        ),
+        starter=replace(ready, software=software_of(ready.machine)),
         pools=pools,
         on_event=on_event,
         reporter=Reporter(ready.run, say, hide),

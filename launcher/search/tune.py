@@ -389,7 +389,7 @@ def finals(tuning: Tuning, record: SearchRecord) -> Prepared:
     plan = build_plan(spec, tuning.machine, chosen=record.finalists)
     write_json(tuning.run.plan, plan)
     write_json(tuning.run.spec, spec.resolved())
-    return Prepared(spec, tuning.machine, plan, tuning.run, tuning.job_dir)
+    return Prepared(plan, spec, tuning.run, tuning.job_dir, tuning.machine)
 
 
 def screen(tuning: Tuning, pools: WorkerPools, output: Output, progress: Progress) -> SearchRecord | Finished:

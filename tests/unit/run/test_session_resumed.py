@@ -204,7 +204,7 @@ def test_only_the_node_that_copies_a_run_says_where_it_is(
     starter, machine = case.session.starter, replace(inspect_machine(), gpus=())
     keep_at(case.run.path, Url(url))
     monkeypatch.setattr(job, "Session", lambda **_: case.session)
-    ready = Prepared(starter.spec, machine, case.plan, case.run, tmp_path)
+    ready = Prepared(case.plan, starter.spec, case.run, tmp_path, machine)
     carry_out(ready, case.ranks, Output(quiet=True), on_other_nodes.append)
     assert f"the run is also at {url}" in capsys.readouterr().err
     assert on_other_nodes == []
