@@ -5,10 +5,12 @@ that of what it writes, and a reader of what it has in memory at once.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
 import secrets
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +35,6 @@ from gpurun.launcher.rundir.paths import (
     PROGRAM_FILES,
     is_name,
     num_bytes,
-    open_file,
     rank_files,
 )
 from gpurun.launcher.rundir.records import (
@@ -650,6 +651,33 @@ def _read_steps(portions: Iterable[bytes], file: Path, variant: str, rank: int, 
             return f"{name} ({size}) is not read: {reason}"
     of_all = f"{format_count(lost)} of {format_count(num_lines)} lines"
     return f"{of_all} of {file.name} can't be read, and are ignored" if lost else ""
+
+
+def open_file(path: Path, within: Sequence[Path] = (), flags: int = 0) -> int:
+    """A descriptor of a regular file, for reading.
+
+    What has been opened is judged, not what `path` led to before: its owner may put a link or a pipe in the
+    place of any part of it meanwhile. Until then it is opened for no access, which neither waits nor does
+    anything else.
+
+    Args:
+        path: of the file.
+        within: directories, or files, by `real_path`: it is one of them or in one. None: it may be anywhere.
+        flags: further ones of open(2).
+
+    Raises:
+        OSError: it can't be opened, is no regular file, or is elsewhere.
+    """
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
+    try:
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if within and not any(map(Path(os.readlink(f"/proc/self/fd/{found}")).is_relative_to, within)):
+            what = f"a link that leads out of {', '.join(map(str, within))}"
+            raise OSError(errno.ELOOP, what, str(path))
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(found)
 
 
 def open_regular(path: Path, within: Sequence[Path] = ()) -> BinaryIO:

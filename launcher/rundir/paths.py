@@ -272,7 +272,7 @@ def real_path(path: Path) -> Path:
     """
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        return _real_path(fd)
+        return Path(os.readlink(f"/proc/self/fd/{fd}"))
     finally:
         os.close(fd)
 
@@ -297,37 +297,6 @@ def _near(path: Path) -> str:
     names = os.listdir(path.parent) if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
     return f"did you mean {path.with_name(near[0])}?" if near else "name a trace, or a directory of traces"
-
-
-def _real_path(fd: int) -> Path:
-    return Path(os.readlink(f"/proc/self/fd/{fd}"))
-
-
-def open_file(path: Path, within: Sequence[Path] = (), flags: int = 0) -> int:
-    """A descriptor of a regular file, for reading.
-
-    What has been opened is judged, not what `path` led to before: its owner may put a link or a pipe in the
-    place of any part of it meanwhile. Until then it is opened for no access, which neither waits nor does
-    anything else.
-
-    Args:
-        path: of the file.
-        within: directories, or files, by `real_path`: it is one of them or in one. None: it may be anywhere.
-        flags: further ones of open(2).
-
-    Raises:
-        OSError: it can't be opened, is no regular file, or is elsewhere.
-    """
-    found = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
-    try:
-        if not stat.S_ISREG(os.fstat(found).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if within and not any(map(_real_path(found).is_relative_to, within)):
-            what = f"a link that leads out of {', '.join(map(str, within))}"
-            raise OSError(errno.ELOOP, what, str(path))
-        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    finally:
-        os.close(found)
 
 
 def refuse_links(directory: Path) -> int:

@@ -26,8 +26,8 @@ from gpurun.launcher.compare.figures.recorded import step_numbers
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import Running
-from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.paths import open_file, rank_files
+from gpurun.launcher.rundir.files import RunDir, open_file
+from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces

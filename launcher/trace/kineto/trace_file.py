@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.findings.finding import Finding, noticed
-from gpurun.launcher.rundir.paths import open_file
+from gpurun.launcher.rundir.files import open_file
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import DEVICES_NOT_READ, OTHER_CATEGORIES
 from gpurun.launcher.units import first_of, format_count
