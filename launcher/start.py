@@ -16,12 +16,13 @@ from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.plan.build import with_mistakes_of_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.rank_config import EstimateConfig
 from gpurun.launcher.processes.pool import WorkerPools, say_on_stderr
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
 from gpurun.launcher.run.open import Invocation, load_invocation, read_invocation
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.paths import Url
-from gpurun.launcher.rundir.records import EstimateConfig, MemoryEstimate, MemoryEstimates
+from gpurun.launcher.rundir.records import MemoryEstimate, MemoryEstimates
 from gpurun.launcher.units import format_duration
 
 ESTIMATE = "gpurun.launcher.worker.training.memory_estimate:main"

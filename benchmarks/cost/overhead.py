@@ -69,7 +69,8 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+    from gpurun.launcher.plan.rank_config import LaunchConfig
+    from gpurun.launcher.rundir.records import VariantConfig
     from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
     from gpurun.launcher.worker.accelerators.runtime import runtime_of
     from gpurun.launcher.worker.base.journal import Journal

@@ -13,11 +13,11 @@ from pathlib import Path
 from benchmarks.timing import record, table
 from gpurun.launcher.failures.root_cause import root_cause
 from gpurun.launcher.machine.process_tree import descendants, is_alive
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.guard import split_process
 from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import LaunchConfig
 
 TESTS = Path(__file__).resolve().parents[2] / "tests" / "integration" / "processes"
 WORLD = 4

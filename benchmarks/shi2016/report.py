@@ -22,7 +22,7 @@ from gpurun.launcher.compare.interference import interference_of
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of, recorded_names
 from gpurun.launcher.report.terminal.grid import grid
-from gpurun.launcher.run.open import find_run
+from gpurun.launcher.run.find import find_run
 from gpurun.launcher.units import Interval, plural
 
 RESTORED, OTHER, UNREADABLE = "~", "*", "?"

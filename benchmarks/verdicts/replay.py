@@ -24,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing import machine_facts, record, table
-from gpurun.launcher.compare.figures.recorded import MeasuredVariant, RoundKey, read_measured
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant, read_measured
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.stats.busy import RoundKey
 from tests.unit.stats.simulate import Model, is_false, run_until_decided
 
 SEED = 20261127

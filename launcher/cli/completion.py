@@ -81,7 +81,7 @@ def run_directories(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 def launch_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Launches of the run that the command line names already."""
-    from gpurun.launcher.run.open import find_run
+    from gpurun.launcher.run.find import find_run
 
     if (run := ctx.params["run"]) is None:  # click has given up on the line
         return []

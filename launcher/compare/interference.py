@@ -7,18 +7,18 @@ clocks change isn't known. Threads of one run that wait for each other are part 
 
 from collections.abc import Sequence
 
-from gpurun.launcher.compare.figures.recorded import queue_percent, sharing, waiting_of_ranks
+from gpurun.launcher.compare.figures.recorded import queue_percent, sharing
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult, WithoutLoad
 from gpurun.launcher.compare.ranking import Rival, is_ranked
 from gpurun.launcher.findings.finding import Finding, finding, reason
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.machine.accelerators import CPU
-from gpurun.launcher.machine.process_tree import less_at_once
+from gpurun.launcher.plan.devices import cores_text
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text
+from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waiting_of_ranks
 from gpurun.launcher.trace.causes import to_do
 
 MOST_NAMED = 2
@@ -147,3 +147,21 @@ def is_long_enough(timed: Sequence[StepRecord]) -> bool:
     """Whether steps say more than what a short burst did to them."""
     num_blocks = len({(step.launch, step.round) for step in timed})
     return num_blocks >= BLOCKS_TO_WARN or sum(step.step_ns for step in timed) / 1e9 >= TIME_TO_WARN_S
+
+
+def less_at_once(num_devices: int, threads: int, free: int) -> str | None:
+    """The next step where CPU devices take more cores than were free: fewer threads, else fewer devices.
+
+    `None` where they don't, or where nothing is left to reduce.
+
+    Args:
+        num_devices: CPU devices of one machine that compute at the same time.
+        threads: of each of them; 0 of a program, which may have started any number: counts as 1.
+        free: cores that other processes left, at least 1.
+    """
+    threads = max(1, threads)
+    if num_devices * threads <= free or num_devices == threads == 1:
+        return None
+    fewer = f"threads: {max(1, free // num_devices)}" if threads > 1 else f"devices: cpu:{free}"
+    were = "1 was" if free == 1 else f"{free} were"
+    return f"Set `{fewer}`: {cores_text(num_devices, threads)}, and {were} free."

@@ -6,6 +6,7 @@ Differences are over launches, or within the few that there are.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -13,7 +14,6 @@ from gpurun.launcher.compare.figures.recorded import (
     BOUNDS,
     Bound,
     MeasuredVariant,
-    cpu_ns_of_rounds,
     is_throttled,
     shares_of_rounds,
     timed_steps,
@@ -34,6 +34,7 @@ from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import node_of_device
 from gpurun.launcher.rundir.records import MEASURED, Look, RoundTime
+from gpurun.launcher.stats.busy import cpu_ns_of_rounds
 from gpurun.launcher.stats.estimates import (
     ALPHA,
     MIN_LAUNCHES,
@@ -216,7 +217,7 @@ class Differences:
     def interval_at(self, variant: str, other: str) -> IntervalAt:
         """The interval over launches; over rounds if launches are too few and both ran in the same ones."""
         if self.unit == "launch":
-            return self.family.at(variant, other)
+            return partial(self.family.interval, variant, other)
         rounds = self.paired_rounds(variant, other) if self.share_launches(variant, other) else ()
         return lambda alpha: wilcoxon_interval(rounds, alpha * self.share_of_level)
 

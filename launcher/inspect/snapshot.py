@@ -72,17 +72,22 @@ History = tuple[CalledCollective, ...]
 """The collectives of one rank, oldest first, as many as the flight recorder keeps."""
 
 
-class _Entry(msgspec.Struct):
+class RecordedCall(msgspec.Struct):
+    """A call of a collective, a send or a receive, as torch's flight recorder has it."""
+
     collective_seq_id: int
     process_group: tuple[str, str]
     profiling_name: str
     is_p2p: bool = False
     state: str = _COMPLETED
     input_sizes: list[list[int]] = []
+    time_created_ns: int = 0
 
 
-class _Dump(msgspec.Struct):
-    entries: list[_Entry] = []
+class FlightRecord(msgspec.Struct):
+    """A dump of the flight recorder."""
+
+    entries: list[RecordedCall] = []
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def parse_history(dump: bytes) -> History:
     Raises:
         msgspec.MsgspecError: this is not such a dump.
     """
-    entries = msgspec.json.decode(dump, type=_Dump).entries
+    entries = msgspec.json.decode(dump, type=FlightRecord).entries
     done: set[tuple[tuple[str, str], int]] = set()
     called = []
     for collective in reversed([_collective(entry) for entry in entries if not entry.is_p2p]):
@@ -114,7 +119,7 @@ def parse_history(dump: bytes) -> History:
     return tuple(reversed(called))
 
 
-def _collective(entry: _Entry) -> CalledCollective:
+def _collective(entry: RecordedCall) -> CalledCollective:
     """torch's name begins with that of the backend: `nccl:all_reduce`."""
     backend, _, name = entry.profiling_name.rpartition(":")
     is_pending = backend not in ("", CPU.backend) and entry.state != _COMPLETED

@@ -131,11 +131,6 @@ def builtin_file(name: str) -> Path:
     return _PACKAGES.joinpath(*BUILTINS[name].module.split(".")).with_suffix(".py")
 
 
-def builtin_function(name: str) -> str:
-    """The function in that file that builds it."""
-    return BUILTINS[name].function
-
-
 def is_workload(name: str) -> bool:
     """Whether it may be one: a built-in, or a function of the user's, wherever that is."""
     return ":" in name or name in BUILTINS

@@ -211,7 +211,7 @@ def _unknown_key(path: KeyPath, listed: set[KeyPath]) -> tuple[str, str | None]:
     hint = _INSTEAD.get(key) or _meant(key, known) or _elsewhere(key)
     if hint is None and path[:-1] not in listed:
         listed.add(path[:-1])
-        hint = _all_keys(known)
+        hint = "\n    ".join(textwrap.wrap(f"valid keys: {', '.join(known)}", 76))
     inside = f" under `{path[0]}`" if len(path) > 1 else ""
     return f"unknown key `{shorten(key)}`{inside}", hint
 
@@ -262,11 +262,6 @@ def _as_argument(path: KeyPath, source: Source) -> str | None:
         return f"write `args: {shorten(flow_text([name, *([] if given is None else [given])]))}`"
     values = given if isinstance(given, list) else [given]
     return f"write `args: {shorten(flow_text([[name, item] for item in values]))}`"
-
-
-def _all_keys(known: Iterable[str]) -> str:
-    """The keys, in lines that fit a terminal of 80 columns."""
-    return "\n    ".join(textwrap.wrap(f"valid keys: {', '.join(known)}", 76))
 
 
 def _elsewhere(key: str) -> str | None:

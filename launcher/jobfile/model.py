@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from gpurun.launcher.jobfile import values
@@ -12,7 +13,6 @@ from gpurun.launcher.jobfile.section import (
     Section,
     Setting,
     ValueKind,
-    key_of,
     number_of,
     plain,
     setting,
@@ -71,7 +71,7 @@ Memory = Annotated[
 def _compared() -> dict[str, Derived]:
     """A list under `compare` for every setting that may vary."""
     return {
-        name: Derived(Annotated[Any, ListOf(row.compared or _kind_of(name), row.check_list)], ())
+        name: Derived(Annotated[Any, ListOf(row.compared or row.rule, row.check_list)], ())
         for name, row in SETTINGS.items()
         if row.compare
     }
@@ -80,17 +80,10 @@ def _compared() -> dict[str, Derived]:
 def _named() -> dict[str, Derived]:
     """A value under `baseline` for every setting by which one can be named."""
     return {
-        name: Derived(Annotated[Any, row.named or _kind_of(name)] | None, None)
+        name: Derived(Annotated[Any, row.named or row.rule] | None, None)
         for name, row in SETTINGS.items()
         if row.baseline
     }
-
-
-def _kind_of(name: str) -> ValueKind:
-    """The rule for a setting at the top of a job."""
-    found = key_of(name, Settings.__annotations__[name]).kind
-    assert isinstance(found, ValueKind), "settings are single values"
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +260,7 @@ class JobSpec(Settings, Section):
         """The program that a job runs, in words: `train.py`, `-m package.train`; `None` for a workload's."""
         return f"-m {self.module}" if self.module else self.script
 
-    @property
+    @cached_property
     def kind(self) -> JobKind:
         """The kind of the job; of several workloads, the first one's."""
         if self.program is not None:

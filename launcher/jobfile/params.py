@@ -24,7 +24,6 @@ from typing import Any
 from gpurun.launcher.jobfile.kinds import (
     JobKind,
     builtin_file,
-    builtin_function,
     default_batch,
     workload_kind,
 )
@@ -280,7 +279,7 @@ def _is_patched(module: ast.Module, name: str) -> bool:
 def signature_of_builtin(name: str) -> Signature | None:
     """The parameters of a built-in workload, by its source."""
     module = read_module(builtin_file(name))
-    return signature_of(module, builtin_function(name)) if module else None
+    return signature_of(module, BUILTINS[name].function) if module else None
 
 
 def signature_of_function(function: Callable[..., Any]) -> Signature:
@@ -461,12 +460,11 @@ def _entry(name: str) -> CatalogueEntry:
         bound_by=builtin.bound_by,
         global_batch=default_batch(name) if workload_kind(name).has_batch else None,
         about=doc.partition("\n\n")[0].replace("\n", " "),
-        params=tuple(_parameter(param, meanings) for param in (signature.params if signature else ())),
+        params=tuple(
+            Parameter(param.name, param.default, meanings.get(param.name, ""))
+            for param in (signature.params if signature else ())
+        ),
     )
-
-
-def _parameter(param: Param, meanings: dict[str, str]) -> Parameter:
-    return Parameter(param.name, param.default, meanings.get(param.name, ""))
 
 
 def _docstring(module: ast.Module | None, function: str) -> str:

@@ -241,8 +241,9 @@ class Setting:
     """Whether it says how training steps are made, so that a micro-benchmark refuses it."""
     strategies: Callable[[Strategy], bool] = lambda strategy: True
     """Which strategies have it."""
-    matters: Callable[[Any], bool] = lambda settings: True
-    """Whether it means anything next to the values that a combination or a variant has for other settings."""
+    matters: Callable[[Any], bool] | None = None
+    """Whether it means anything next to the values that a combination or a variant has for other settings;
+    `None`: it always does."""
     needs: str = ""
     """The other settings that it needs to have a meaning, in a few words."""
     absent: Any = None
@@ -271,6 +272,8 @@ class Setting:
     option: bool = False
     """Whether the worker's strategy takes it, as a keyword argument of this name."""
     shape: Shape = VALUE
+    rule: Any = None
+    """The `ValueKind` of one value, which `SETTINGS` has from the annotation of the field."""
     compared: ValueKind | None = None
     """The rule for one item under `compare`, where that is not the same as at the top."""
     check_list: Callable[[list[Any]], None] | None = None
@@ -313,16 +316,7 @@ class Section:
         for name, each in derived.items():
             setattr(cls, name, each.default)
         cls.__annotations__ |= {name: each.annotation for name, each in derived.items()}
-        annotations = {
-            name: annotation
-            for part in reversed(cls.__mro__)
-            if part not in (Section, object)
-            for name, annotation in inspect.get_annotations(part).items()
-        }
-        cls.keys = {
-            name.removesuffix("_s").removesuffix("_bytes"): key_of(name, kind)
-            for name, kind in annotations.items()
-        }
+        cls.keys = keys_of(cls)
 
     def problem(self, path: Path, message: str, hint: str | None = None) -> Problem:
         """A mistake in the value at `path`, with its place in the file."""
@@ -331,6 +325,20 @@ class Section:
     def key_problem(self, path: Path, message: str, hint: str | None = None) -> Problem:
         """A mistake in the key at the end of `path`, with its place in the file."""
         return self.source.key_problem(path, message, hint) if self.source else Problem(message, hint)
+
+
+def keys_of(cls: type) -> dict[str, Key]:
+    """The keys that the fields of a class and of its bases are, by their names in the file."""
+    annotations = {
+        name: annotation
+        for part in reversed(cls.__mro__)
+        if part not in (Section, object)
+        for name, annotation in inspect.get_annotations(part).items()
+    }
+    return {
+        name.removesuffix("_s").removesuffix("_bytes"): key_of(name, kind)
+        for name, kind in annotations.items()
+    }
 
 
 def key_of(name: str, annotation: Any) -> Key:

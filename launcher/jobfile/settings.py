@@ -10,12 +10,12 @@ here, and the code that uses its value.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from gpurun.launcher.jobfile import values
-from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS, JobKind
+from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS, JobKind, variant_kind
 from gpurun.launcher.jobfile.section import (
     ITEMS,
     MAPPING,
@@ -23,6 +23,7 @@ from gpurun.launcher.jobfile.section import (
     Setting,
     ValueKind,
     by_other_names,
+    keys_of,
     one_of,
     setting,
     whole,
@@ -379,15 +380,31 @@ class Settings:
     """Seed of the weights and of the data. The same samples are drawn whatever the split. A program's random
     numbers are seeded only where the job states this."""
 
+    @cached_property
+    def kind(self) -> JobKind:
+        """The kind of job that it belongs to."""
+        return variant_kind(self.strategy, self.workload or "")
 
-def _named_in_baseline(name: str, row: Setting) -> Setting:
-    """The setting with its description under `baseline`, where a value can name the baseline."""
+    def has(self, name: str) -> bool:
+        """Whether the setting means anything for it."""
+        row = SETTINGS[name]
+        is_held = name in settings_for(self.kind, self.strategy)
+        return is_held and (row.matters is None or row.matters(self))
+
+
+def _completed(name: str, rule: Any, row: Setting) -> Setting:
+    """The setting with its rule, and its description under `baseline` where it can name the baseline."""
     text = row.baseline or f"The baseline's `{name}`."
-    return replace(row, baseline=text) if row.compare and not row.is_task else row
+    named = text if row.compare and not row.is_task else row.baseline
+    return replace(row, rule=rule, baseline=named)
 
 
+_KEYS = keys_of(Settings)
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {field.name: _named_in_baseline(field.name, field.metadata["setting"]) for field in fields(Settings)}
+    {
+        each.name: _completed(each.name, _KEYS[each.name].kind, each.metadata["setting"])
+        for each in fields(Settings)
+    }
 )
 """All settings by name, in the order in which they vary."""
 

@@ -16,8 +16,8 @@ from typing import BinaryIO
 from gpurun.launcher.errors import MachineError, SpecError, unreadable
 from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, is_noise, prefixed
 from gpurun.launcher.rundir.claim import read
-from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.paths import num_bytes, older_part, open_regular, rank_files
+from gpurun.launcher.rundir.files import RunDir, open_regular
+from gpurun.launcher.rundir.paths import num_bytes, older_part, rank_files
 from gpurun.launcher.units import GIB, format_number
 
 MOST_AT_ONCE_BYTES = 1 << 18
@@ -37,7 +37,7 @@ class LogTail:
     offset: int = 0
     reader: LineReader = field(default_factory=LineReader)
     within: Sequence[Path] = ()
-    """As `RunPaths` has it."""
+    """As `RunDir` has it."""
 
     def read(self) -> list[str]:
         """Lines written since the last call; of too many, only the last ones, with a note."""
@@ -74,7 +74,7 @@ class Relay:
     """The most that all logs may take together; `None`: they are someone else's, and only read."""
     clock: Callable[[], float] = time.monotonic
     within: Sequence[Path] = ()
-    """The directories that logs have to be in; see `RunPaths`."""
+    """The directories that logs have to be in; see `RunDir`."""
     _tails: list[LogTail] = field(default_factory=list)
     _held: list[str] = field(default_factory=list)
     _bars: dict[int, tuple[float, str]] = field(default_factory=dict)

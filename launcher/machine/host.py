@@ -40,8 +40,8 @@ class Topology:
         return tuple(sorted(cpu for cpus in self.nodes.values() for cpu in cpus))
 
 
-@dataclass(frozen=True)
-class Machine:
+@dataclass(frozen=True, kw_only=True)
+class Machine(Gpus):
     """The resources that this process may use, in a container or under `taskset` fewer than there are."""
 
     hostname: str
@@ -51,12 +51,6 @@ class Machine:
     memory_gib: float
     """The cgroup's limit if it is below the machine's memory."""
     memory_available_gib: float
-    gpus: tuple[Gpu, ...]
-    driver: str | None
-    cuda_driver_version: str | None
-    nvml_error: str | None
-    notes: tuple[str, ...]
-    """Other notes on the GPUs."""
     topology: Topology
     free_cores: int | None = None
     """Usable cores that other processes leave; `None`: not measured."""
@@ -81,17 +75,14 @@ def inspect_machine(
         pause(UTILISATION_S)
         found = with_second_look(found, inspect_gpus(environ, root, nvml))
     total, available = _memory_bytes(root)
+    gpus = tuple(replace(gpu, numa_node=gpu_node(gpu.bus, root)) for gpu in found.gpus)
     return Machine(
+        **(vars(found) | {"gpus": gpus}),
         hostname=platform.node(),
         cpu_model=_cpu_model(root),
         cpu_cores=usable_cores(root),
         memory_gib=total / GIB,
         memory_available_gib=available / GIB,
-        gpus=tuple(replace(gpu, numa_node=gpu_node(gpu.bus, root)) for gpu in found.gpus),
-        driver=found.driver,
-        cuda_driver_version=found.cuda_driver_version,
-        nvml_error=found.nvml_error,
-        notes=found.notes,
         topology=inspect_topology(root=root),
     )
 

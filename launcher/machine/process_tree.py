@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.units import plural
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -293,28 +292,3 @@ def cores_ns(stat: str, cores: Set[int]) -> int:
     if named == ticks.keys() - {"cpu"}:
         return ticks["cpu"] * TICK_NS  # rounded once, not once per core
     return sum(ticks[name] for name in named) * TICK_NS
-
-
-def less_at_once(num_devices: int, threads: int, free: int) -> str | None:
-    """The next step where CPU devices take more cores than were free: fewer threads, else fewer devices.
-
-    `None` where they don't, or where nothing is left to reduce.
-
-    Args:
-        num_devices: CPU devices of one machine that compute at the same time.
-        threads: of each of them; 0 of a program, which may have started any number: counts as 1.
-        free: cores that other processes left, at least 1.
-    """
-    threads = max(1, threads)
-    if num_devices * threads <= free or num_devices == threads == 1:
-        return None
-    fewer = f"threads: {max(1, free // num_devices)}" if threads > 1 else f"devices: cpu:{free}"
-    were = "1 was" if free == 1 else f"{free} were"
-    return f"Set `{fewer}`: {cores_text(num_devices, threads)}, and {were} free."
-
-
-def cores_text(num_devices: int, threads: int) -> str:
-    """`2 devices with 1 thread each take 2 cores`."""
-    devices, each = plural(num_devices, "device"), plural(threads, "thread")
-    take = f"{each} takes" if num_devices == 1 else f"{each} each take"
-    return f"{devices} with {take} {plural(num_devices * threads, 'core')}"

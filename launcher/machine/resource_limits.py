@@ -73,7 +73,7 @@ def start_problem(number: int) -> str:
         return "there is no memory left for a process\n    end others, or use fewer ranks"
     if number == errno.E2BIG:
         return "a variable of its environment, or all of them, is longer than Linux allows\n    shorten `env`"
-    return errno_text(number)
+    return errno.errorcode.get(number, f"error {number}") if number else "for an unknown reason"
 
 
 def check_limits(num_ranks: int) -> None:
@@ -198,10 +198,6 @@ def exhausted(error: Exception) -> MachineError | None:
     """The error with what to do, where an exhausted limit has caused it; `None`: it has another cause."""
     what_to_do = remedy(f"{type(error).__name__}: {error}")
     return MachineError(f"gpurun can't continue: {error}\n    {what_to_do}") if what_to_do else None
-
-
-def errno_text(number: int) -> str:
-    return errno.errorcode.get(number, f"error {number}") if number else "for an unknown reason"
 
 
 def _processes() -> str:

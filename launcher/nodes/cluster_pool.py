@@ -244,7 +244,7 @@ class ClusterPool:
         if isinstance(message, Chunk):
             self._inbox.write(message)
             self._link.send(message.node, Ack())
-        elif isinstance(message, Exits | Stopped) and message.attempt == self._attempt:
+        elif isinstance(message, Exits) and message.attempt == self._attempt:
             stopped = isinstance(message, Stopped)
             # Ranks that ended by themselves did so before their node got the stop, however late it reports.
             now_ns = time.time_ns() if stopped or not self._asked_to_stop_ns else self._asked_to_stop_ns

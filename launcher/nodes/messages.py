@@ -195,12 +195,8 @@ class StepCounts(msgspec.Struct, frozen=True, tag=True):
     steps: tuple[int, ...]
 
 
-class Stopped(msgspec.Struct, frozen=True, tag=True):
+class Stopped(Exits, frozen=True, tag=True):
     """All ranks of the node have ended, and their files have been sent."""
-
-    attempt: int
-    node: int
-    exits: tuple[Exit, ...]
 
 
 Message = (

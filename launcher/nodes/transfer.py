@@ -14,8 +14,8 @@ import msgspec
 
 from gpurun.launcher.errors import MachineError, unwritable
 from gpurun.launcher.nodes.messages import Chunk
-from gpurun.launcher.rundir.files import end_of_lines
-from gpurun.launcher.rundir.paths import CONTROL, is_name, is_of_program, open_regular
+from gpurun.launcher.rundir.files import end_of_lines, open_regular
+from gpurun.launcher.rundir.paths import CONTROL, is_name, is_of_program
 
 CHUNK_BYTES = 1 << 17
 """1 s at 1 Mbit/s: a slow connection still passes heartbeats in between."""

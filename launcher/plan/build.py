@@ -396,7 +396,13 @@ def _program_processes(
     return tuple(
         Process(
             rank=place.rank,
-            env={**shared[place.node], **_rank_env(place), **_part_env(device, variant, machines)},
+            env={
+                **shared[place.node],
+                "RANK": str(place.rank),
+                "LOCAL_RANK": str(place.local_rank),
+                "ROLE_RANK": str(place.rank),
+                **_part_env(device, variant, machines),
+            },
             devices=(device,),
             node=place.node,
         )
@@ -446,7 +452,3 @@ def _shared_env(place: RankPlace, num_nodes: int, address: str) -> Mapping[str, 
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-
-
-def _rank_env(place: RankPlace) -> Mapping[str, str]:
-    return {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank), "ROLE_RANK": str(place.rank)}

@@ -15,7 +15,7 @@ from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP, SETTINGS, Setting
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Variant, allowed, num_devices
 from gpurun.launcher.splits import BALANCED, comes_to
-from gpurun.launcher.strategies import PROGRAM, STRATEGIES, Strategy, strategy_named
+from gpurun.launcher.strategies import PROGRAM, STRATEGIES, strategy_named
 from gpurun.launcher.units import format_count
 
 MAX_COMBINATIONS = 1000
@@ -36,20 +36,6 @@ class Combination(Settings):
     """The values under `compare` for this combination."""
     unknown: frozenset[str] = frozenset()
     """Settings, and other keys of the job, that can't be relied on."""
-
-    @property
-    def kind(self) -> JobKind:
-        """The kind of job that it belongs to."""
-        return variant_kind(self.strategy, self.workload)
-
-    @property
-    def runs_as(self) -> Strategy:
-        """The strategy with all that it implies."""
-        return strategy_named(self.strategy)
-
-    def has(self, name: str) -> bool:
-        """Whether the setting means anything for it."""
-        return name in settings_for(self.kind, self.strategy) and SETTINGS[name].matters(self)
 
     @property
     def samples(self) -> int:
@@ -138,7 +124,7 @@ def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int, num_lo
         "global_batch": values["global_batch"] or (default_batch(workload) or 1 if kind.has_batch else None),
     }
     found = Combination(stated=stated, **values)
-    absent = {name: SETTINGS[name].absent for name in held if not SETTINGS[name].matters(found)}
+    absent = {name: SETTINGS[name].absent for name in held if not found.has(name)}
     return replace(found, **absent) if absent else found
 
 
@@ -166,7 +152,7 @@ def max_batch(spec: JobSpec, caps: Sequence[int], num_local: int | None = None) 
 def _batches(spec: JobSpec, caps: Sequence[int], num_local: int) -> Iterator[int]:
     for wanted in combinations(spec, len(caps), num_local):
         held = caps[: wanted.device_count]
-        if not wanted.runs_as.has_split:
+        if not STRATEGIES[wanted.strategy].has_split:
             yield caps[0]
         elif wanted.split == BALANCED:
             yield sum(held)

@@ -10,7 +10,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.host import Machine, Topology
-from gpurun.launcher.machine.process_tree import cores_text, free_cores
+from gpurun.launcher.machine.process_tree import free_cores
 from gpurun.launcher.plan.model import Node, NodeGpu, Variant, device_of_node, node_of_device
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
@@ -359,6 +359,13 @@ def core_notes(variants: Iterable[Variant], machine: MachineLike) -> tuple[str, 
     way = f"env: {{OMP_NUM_THREADS: {fewer}}}" if worst.kind.runs_program else f"threads: {fewer}"
     hint = f": set `{way}`" if fewer < threads else ""
     return (f"{cores_text(num_devices, threads)}, {why}{hint}",)
+
+
+def cores_text(num_devices: int, threads: int) -> str:
+    """`2 devices with 1 thread each take 2 cores`."""
+    devices, each = plural(num_devices, "device"), plural(threads, "thread")
+    take = f"{each} takes" if num_devices == 1 else f"{each} each take"
+    return f"{devices} with {take} {plural(num_devices * threads, 'core')}"
 
 
 def _threads_of(variant: Variant, machine: MachineLike) -> int:

@@ -40,7 +40,7 @@ from gpurun.launcher.plan.devices import (
 )
 from gpurun.launcher.plan.model import Node, SkippedCombination, Variant, node_of_device
 from gpurun.launcher.splits import BALANCED, Split, resolve_split
-from gpurun.launcher.strategies import NCCL_ALGORITHMS, NCCL_ANY_PROTOCOL, Reach, Strategy
+from gpurun.launcher.strategies import NCCL_ALGORITHMS, NCCL_ANY_PROTOCOL, STRATEGIES, Reach, Strategy
 from gpurun.launcher.units import plural
 
 NUMBER, MACHINE = "number of devices", "machine"
@@ -131,7 +131,7 @@ class _JudgedCombination:
 
     @property
     def strategy(self) -> Strategy:
-        return self.wanted.runs_as
+        return STRATEGIES[self.wanted.strategy]
 
     @cached_property
     def split(self) -> Split | str:
@@ -526,15 +526,13 @@ def _judge_all(
 def _left_out(refused: Refused) -> tuple[SkippedCombination, ...]:
     """Each once: params and seeds decide nothing."""
     left_out = [
-        SkippedCombination(_essence(wanted), "; ".join(reason for _, reason in reasons))
+        SkippedCombination(
+            {key: value for key, value in wanted.stated.items() if SETTINGS[key].decides and wanted.has(key)},
+            "; ".join(reason for _, reason in reasons),
+        )
         for wanted, reasons in refused
     ]
     return tuple(item for position, item in enumerate(left_out) if item not in left_out[:position])
-
-
-def _essence(wanted: Combination) -> dict[str, Any]:
-    """The values that decide whether a combination is possible: no params or seed, nothing unused."""
-    return {key: value for key, value in wanted.stated.items() if SETTINGS[key].decides and wanted.has(key)}
 
 
 def _variant(case: _JudgedCombination, share: int) -> Variant:
@@ -566,7 +564,7 @@ def _first_bucket_mb(wanted: Combination) -> int | None:
 
 def _varied(wanted: Combination) -> dict[str, Any]:
     """The words about `compare` that the variant's name needs, besides what each begins with."""
-    is_named = wanted.runs_as.in_jobs
+    is_named = STRATEGIES[wanted.strategy].in_jobs
     return {
         key: value
         for key, value in wanted.stated.items()

@@ -7,16 +7,16 @@ from types import MappingProxyType
 from typing import Any
 
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.settings import SETTINGS
+from gpurun.launcher.jobfile.settings import SETTINGS, settings_of
 from gpurun.launcher.jobfile.values import MAX_COUNT
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.devices import MachineLike, backend_for, job_devices, share_of_cores
 from gpurun.launcher.plan.estimate import ablation_rounds
 from gpurun.launcher.plan.expand import processes_of
 from gpurun.launcher.plan.model import Launch, Plan, Variant
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.records import (
     BalanceConfig,
-    LaunchConfig,
     MemoryPeak,
     ProfileConfig,
     ProgramConfig,
@@ -101,25 +101,21 @@ def launch_config_for(
     """
     variants = [plan.variant(variant_id) for variant_id in launch.variants]
     first, is_first = variants[0], launch.repetition == 0
+    shared = {
+        name: value for name, value in settings_of(first).items() if not SETTINGS[name].shares_processes
+    }
+    resolved = {
+        "workload": first.workload or str(spec.workload),
+        "seed": first.seed or 0,
+        "threads": first.threads or share_of_cores(len(job_devices(spec, machine)), machine),
+    }
     return LaunchConfig(
+        **(shared | resolved),
         launch=launch.id,
         run_dir=str(run_dir),
-        workload=first.workload or str(spec.workload),
         job_dir=str(job_dir),
-        params=first.params,
-        strategy=first.strategy,
         devices=worker_devices(first),
         backend=backend_for(first.strategy, first.devices, plan.nodes or (machine,)),
-        precision=str(first.precision),
-        seed=first.seed or 0,
-        compile=first.compile,
-        checkpointing=first.checkpointing,
-        optimizer=first.optimizer,
-        workers=first.workers,
-        prefetch=first.prefetch,
-        channels_last=first.channels_last,
-        cudnn_benchmark=first.cudnn_benchmark,
-        threads=first.threads or share_of_cores(len(job_devices(spec, machine)), machine),
         variants=tuple(variant_config(item, found.get(item.id), spec, caps) for item in variants),
         # Both versions of a gate must do the same: neither is measured twice.
         baseline=plan.baseline if plan.baseline in launch.variants and plan.gate is None else None,
@@ -132,20 +128,9 @@ def launch_config_for(
         draw=str(run_dir),
         collective_timeout_s=spec.timeout_s + COLLECTIVE_MARGIN_S,
         address=plan.address,
-        options=strategy_options(first),
-        nccl=first.nccl,
         device_names=first.devices,
         block_ms=accelerator_of(first.devices[0]).block_ms,
     )
-
-
-def strategy_options(variant: Variant) -> dict[str, Any]:
-    """Settings that the variant's strategy takes as keyword arguments."""
-    return {
-        name: getattr(variant, name)
-        for name, setting in SETTINGS.items()
-        if setting.option and variant.has(name)
-    }
 
 
 def program_config(

@@ -4,17 +4,16 @@ It is read back from the files of a run: names that no table has, and numbers wi
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Literal
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile import values
-from gpurun.launcher.jobfile.kinds import JobKind, is_workload, no_such_builtin, variant_kind
-from gpurun.launcher.jobfile.section import ValueKind, key_of
-from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings, settings_for, settings_of
+from gpurun.launcher.jobfile.kinds import is_workload, no_such_builtin
+from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings, settings_of
 from gpurun.launcher.jobfile.values import with_options
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import CUDA, accelerator_of
@@ -148,9 +147,9 @@ def ranks_there(num_ranks: int) -> str:
 SideName = Literal["a", "b", ""]
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        setting.name: tuple(kind.schema["enum"])
-        for setting in fields(Settings)
-        if isinstance(kind := key_of(setting.name, setting.type).kind, ValueKind) and "enum" in kind.schema
+        name: tuple(setting.rule.schema["enum"])
+        for name, setting in SETTINGS.items()
+        if "enum" in setting.rule.schema
     }
 )
 """The possible values of settings whose value is a name."""
@@ -185,6 +184,7 @@ def refuse_unknown_names(given: Mapping[str, Any]) -> None:
             _refuse_unknown_kind(str(device))
 
 
+@cache
 def _refuse_unknown_kind(device: str) -> None:
     try:
         accelerator_of(device)
@@ -275,15 +275,6 @@ class Variant(Settings):
     def line(self) -> tuple[str, ...]:
         """A program's arguments, with its options in them."""
         return with_options(self.args, self.options)
-
-    @cached_property
-    def kind(self) -> JobKind:
-        """The kind of job that it belongs to."""
-        return variant_kind(self.strategy, self.workload)
-
-    def has(self, name: str) -> bool:
-        """Whether the setting means anything for it."""
-        return name in settings_for(self.kind, self.strategy) and SETTINGS[name].matters(self)
 
     def same_task(self, other: "Variant") -> bool:
         """Whether both do the same task, so that one can be faster than the other."""
@@ -449,10 +440,6 @@ class Plan:
     def address(self) -> str:
         """The address at which the first node's ranks listen for the others."""
         return self.nodes[0].address if self.nodes else LOOPBACK
-
-    def launches_of(self, variant_id: str) -> tuple[Launch, ...]:
-        """The launches that a variant is in."""
-        return tuple(launch for launch in self.launches if variant_id in launch.variants)
 
     def variant(self, variant_id: str) -> Variant:
         return next(variant for variant in self.variants if variant.id == variant_id)

@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, Self
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any, NoReturn
 
 import gpurun
 from gpurun.launcher.errors import MachineError
@@ -65,7 +66,7 @@ def split_process() -> "Guard":
     return Guard(pid, ours)
 
 
-class Guard:
+class Guard(AbstractContextManager["Guard"]):
     """The front's handle of its supervisor. A context manager that leaves no process behind."""
 
     def __init__(self, supervisor: int, control: socket.socket) -> None:
@@ -141,12 +142,7 @@ class Guard:
         if status != 0:
             kill_descendants(os.getpid())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _on_child(self, number: int, frame: FrameType | None) -> None:

@@ -8,10 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
 
@@ -72,7 +71,7 @@ def say_on_stderr(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-class WorkerPool:
+class WorkerPool(AbstractContextManager["WorkerPool"]):
     """Starts ranks, reports when they end, and stops them. A context manager.
 
     The server begins to import as soon as the pool exists; nothing here waits for it. A pool has one
@@ -221,12 +220,7 @@ class WorkerPool:
         self.stop(0.0)
         self._drop_server()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start_server(self) -> None:
@@ -410,7 +404,7 @@ class Pools(Protocol):
         """The pool that starts ranks in this environment; `python`: an interpreter other than this one's."""
 
 
-class WorkerPools:
+class WorkerPools(AbstractContextManager["WorkerPools"]):
     """A `WorkerPool` per distinct environment. A context manager.
 
     The first one, which adds nothing to the environment, begins to import at once.
@@ -450,12 +444,7 @@ class WorkerPools:
         while self._pools:
             self._pools.popitem()[1].close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -20,7 +20,6 @@ from gpurun.launcher.rundir.records import (
     MEASURED,
     NO_STEPS,
     Resumption,
-    RoundTime,
     VariantFacts,
     VariantStatus,
     before_s,
@@ -184,14 +183,12 @@ def rounds_done(run: RunDir, plan: Plan, launch: Launch, variants: Sequence[str]
     names = set(attempts(run, launch))
     counts = []
     for variant in variants:
-        newest = {time.launch: time.round for time in variant_rounds(run, plan, variant)}
+        newest = {
+            time.launch: time.round
+            for time in round_times(run.read_steps(variant), plan.variant(variant).world_size, "timed")
+        }
         counts.append(sum(round_ for name, round_ in newest.items() if name in names))
     return min(counts, default=0)
-
-
-def variant_rounds(run: RunDir, plan: Plan, variant_id: str) -> tuple[RoundTime, ...]:
-    """Complete rounds of a variant so far, over all launches."""
-    return round_times(run.read_steps(variant_id), plan.variant(variant_id).world_size, "timed")
 
 
 def run_variants(run: RunDir, attempt: str) -> set[str]:

@@ -28,12 +28,12 @@ from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import Pools, WorkerPool, WorkerPools, say_on_stderr
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.attempts import has_ended, let_run_again, resumption_text, spent_s
-from gpurun.launcher.run.max_batch import find_max_batch, wants_max, with_batch
+from gpurun.launcher.run.find import find_run
+from gpurun.launcher.run.max_batch import find_max_batch, wants_max
 from gpurun.launcher.run.open import (
     Invocation,
     as_planned_for,
     find_earlier,
-    find_run,
     open_run,
     own_run,
     run_to_resume,
@@ -78,14 +78,10 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(Starter):
     """Everything that is known before the first process of a run starts."""
 
-    spec: JobSpec
     machine: Machine
-    plan: Plan
-    run: RunDir
-    job_dir: Path
     resumed: Resumption | None = None
     """The parts that a resumed run keeps; `None` of a new one."""
 
@@ -166,7 +162,7 @@ def prepare(
         found = find_run(resume).read_max_batch() if resume else None
         here = partial(find_max_batch, spec, machine, pool, job.job_dir, say_on_stderr)
         found = found or (find_max or here)()
-        spec = with_batch(spec, found)
+        spec = replace(spec, global_batch=found.global_batch)
     plan = build_plan(spec, machine, nodes, gate)
     plan = replace(plan, step_s=found.step_s) if found else plan
     job.output.check(plan)
@@ -179,7 +175,7 @@ def prepare(
         write_json(run.max_batch, found)
     if job.keep_at is not None:
         keep_at(run.path, job.keep_at)
-    return Prepared(spec, machine, plan, run, job.job_dir, resumed)
+    return Prepared(plan, spec, run, job.job_dir, machine, resumed=resumed)
 
 
 def check_store(keep_at: Url | None, resume: Path | None) -> None:
@@ -266,9 +262,7 @@ def execute(
             tensorboard_writer()
 
     session = Session(
-        starter=Starter(
-            plan, ready.spec, ready.run, ready.job_dir, ready.machine, software_of(ready.machine)
-        ),
+        starter=replace(ready, software=software_of(ready.machine)),
         pools=pools,
         on_event=on_event,
         reporter=Reporter(ready.run, say, hide),

@@ -42,11 +42,6 @@ def wants_max(spec: JobSpec) -> bool:
     return spec.global_batch == "max" and not spec.compare.global_batch
 
 
-def with_batch(spec: JobSpec, found: MaxBatch) -> JobSpec:
-    """The job with the batch that was found, in place of `max`."""
-    return replace(spec, global_batch=found.global_batch)
-
-
 @dataclass(frozen=True)
 class Place:
     """This machine in a job on several nodes."""

@@ -20,6 +20,7 @@ from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, program_config, turns_of
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.pool import OPTIMIZING, RankPool
 from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, SERVICE_RANK, WORKER_ENTRY, Exit, StartRequest
 from gpurun.launcher.run.attempts import attempt_id, num_restarts
@@ -35,7 +36,7 @@ from gpurun.launcher.rundir.files import (
     write_json,
 )
 from gpurun.launcher.rundir.paths import num_bytes
-from gpurun.launcher.rundir.records import Event, LaunchConfig, Stage
+from gpurun.launcher.rundir.records import Event, Stage
 
 STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
 

@@ -15,8 +15,8 @@ import msgspec
 
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.rundir.control import start_ticks
-from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
-from gpurun.launcher.rundir.paths import LATEST, PLAN, bytes_below, newest_name
+from gpurun.launcher.rundir.files import RunDir, newest_name, write_bytes, write_json
+from gpurun.launcher.rundir.paths import LATEST, PLAN, bytes_below
 
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """The errors of file systems without hard links: exFAT, many in user space."""

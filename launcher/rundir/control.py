@@ -15,13 +15,13 @@ import signal
 import stat
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from gpurun.launcher.errors import SpecError, unwritable
 from gpurun.launcher.rundir.files import RunDir, replacing
-from gpurun.launcher.rundir.paths import RunPaths, is_rank, real_path, refuse_links
+from gpurun.launcher.rundir.paths import is_rank
 
 _MAGIC = 0x6770_7572_756E_0001
 """`gpurun`, version 1: a file that is not complete yet has none."""
@@ -105,24 +105,11 @@ class ControlBlock:
         self._map.close()
 
 
-MAX_RECORDS_BYTES = 1 << 25
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def checked_run(directory: Path) -> RunDir:
-    """A run that may be anyone's, without links in it, and whose records fit into memory.
-
-    Raises:
-        SpecError: it has some, or can't be read.
-    """
-    place, status = real_path(directory), directory.stat()
-    if refuse_links(directory) > MAX_RECORDS_BYTES:
-        raise SpecError(f"{directory} has larger records than any run; gpurun has no memory for them")
-    return RunDir(directory, (status.st_dev, status.st_ino), place)
-
-
 @contextlib.contextmanager
-def opened_in(run: RunPaths, directory: Path) -> Iterator[int]:
+def opened_in(run: RunDir, directory: Path) -> Iterator[int]:
     """A descriptor of a directory in a run, made if it is missing: no link leads there, at any time.
 
     Raises:
@@ -146,7 +133,7 @@ def opened_in(run: RunPaths, directory: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def write_in(run: RunPaths, path: Path, content: bytes, is_asked: bool = True) -> None:
+def write_in(run: RunDir, path: Path, content: bytes, is_asked: bool = True) -> None:
     """Replaces a file of a run in one step, through no link.
 
     Args:
@@ -184,7 +171,7 @@ def capture_name(number: int) -> str:
     return f"capture{number}.json"
 
 
-class ControlDir:
+class ControlDir(AbstractContextManager["ControlDir"]):
     """The directory of all blocks of a launch, open.
 
     The run may be anyone's, and may change meanwhile. So everything in it is opened by way of this one
@@ -202,9 +189,6 @@ class ControlDir:
         self._owner = status.st_uid
         self.is_private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == DIRECTORY_MODE
         """Whether only this user can have put anything there."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self.fd)

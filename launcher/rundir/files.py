@@ -5,13 +5,16 @@ that of what it writes, and a reader of what it has in memory at once.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
 import secrets
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -21,13 +24,17 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from gpurun.launcher.errors import MachineError, unreadable, unwritable
+from gpurun.launcher.errors import MachineError, SpecError, unreadable, unwritable
 from gpurun.launcher.rundir.paths import (
+    CONTROL,
+    INVOCATION,
+    JOB,
+    LAUNCHES,
     MAX_KEPT_ROUNDS,
+    PLAN,
     PROGRAM_FILES,
-    RunPaths,
+    is_name,
     num_bytes,
-    open_regular,
     rank_files,
 )
 from gpurun.launcher.rundir.records import (
@@ -300,8 +307,203 @@ _NO_ROOM = "gpurun has no memory for so many steps of a run"
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
-class RunDir(RunPaths):
-    """Reads the files of one run; holds nothing but the path."""
+@dataclass(frozen=True)
+class RunDir:
+    """Owns every file name of one run, and reads its files; holds nothing but the path."""
+
+    path: Path
+    inode: tuple[int, int] | None = field(default=None, compare=False, repr=False)
+    """Device and inode of the directory that was checked, if one was: a path may lead elsewhere later."""
+    real: Path | None = field(default=None, compare=False, repr=False)
+    """The path of that directory then, links resolved."""
+
+    @cached_property
+    def within(self) -> tuple[Path, ...]:
+        """Where its files have to be when they are opened; empty where nothing was checked."""
+        return (self.real,) if self.real else ()
+
+    @property
+    def job(self) -> Path:
+        return self.path / JOB
+
+    @property
+    def plan(self) -> Path:
+        return self.path / PLAN
+
+    @property
+    def host(self) -> Path:
+        return self.path / "host.json"
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.json"
+
+    @property
+    def invocation(self) -> Path:
+        return self.path / INVOCATION
+
+    @property
+    def code(self) -> Path:
+        """The commit that it was started from."""
+        return self.path / "code.json"
+
+    @property
+    def max_batch(self) -> Path:
+        """The result of `global_batch: max`."""
+        return self.path / "max_batch.json"
+
+    @property
+    def comparison(self) -> Path:
+        return self.path / "comparison.json"
+
+    @property
+    def running(self) -> Path:
+        """Which command works on this run now; it exists only meanwhile."""
+        return self.path / "running.json"
+
+    @property
+    def commands(self) -> Path:
+        """A line per command that has worked on the run: the first one, and each `--resume`."""
+        return self.path / "commands.jsonl"
+
+    @property
+    def restarts(self) -> Path:
+        return self.path / "restarts.jsonl"
+
+    @property
+    def stalls(self) -> Path:
+        """A line per time in which a launch completed no step and wasn't ended."""
+        return self.path / "stalls.jsonl"
+
+    @property
+    def waits(self) -> Path:
+        """A line per launch that waited for a quiet moment."""
+        return self.path / "waits.jsonl"
+
+    @property
+    def replaced(self) -> Path:
+        """Attempts that don't count, since their launches were measured again with other software."""
+        return self.path / "replaced.json"
+
+    @property
+    def looks(self) -> Path:
+        """When a run with a budget judged what it had measured."""
+        return self.path / "looks.jsonl"
+
+    @property
+    def search(self) -> Path:
+        """The file with the space and the result of `gpurun tune`."""
+        return self.path / "search.json"
+
+    @property
+    def command(self) -> str:
+        """The command that continues the run."""
+        return "gpurun tune" if self.search.exists() else "gpurun"
+
+    @property
+    def trials(self) -> Path:
+        """A line per trial of `gpurun tune`."""
+        return self.path / "trials.jsonl"
+
+    @property
+    def screening(self) -> Path:
+        """Directory of what the trials' own ranks write, a run directory of its own without a plan."""
+        return self.path / "screening"
+
+    def trial(self, launch_id: str, number: int) -> Path:
+        """The file with the next trial of a launch's ranks."""
+        return self.launch(launch_id) / "trials" / f"{number}.json"
+
+    def trial_times(self, launch_id: str, number: int) -> Path:
+        """The file with the times that they have measured."""
+        return self.launch(launch_id) / "trials" / f"{number}.times.json"
+
+    def launch(self, launch_id: str) -> Path:
+        return self.path / LAUNCHES / self._named(launch_id)
+
+    def launch_config(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "launch.json"
+
+    def software(self, launch_id: str) -> Path:
+        """Versions that it was started with: `--resume` compares them with those of that time."""
+        return self.launch(launch_id) / "software.json"
+
+    def events(self, launch_id: str, rank: int = 0) -> Path:
+        return self.launch(launch_id) / (f"rank{rank}.events.jsonl" if rank else "events.jsonl")
+
+    def launch_facts(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "facts.json"
+
+    def control(self, launch_id: str) -> Path:
+        """Directory of what the ranks and the command share while they run; only the owner has access."""
+        return self.launch(launch_id) / CONTROL
+
+    def capture(self, launch_id: str, number: int) -> Path:
+        """Directory of the traces that `gpurun capture` has taken."""
+        return self.launch(launch_id) / "captures" / str(number)
+
+    def captured_trace(self, launch_id: str, number: int, rank: int) -> Path:
+        return self.capture(launch_id, number) / f"rank{rank}.pt.trace.json.gz"
+
+    def root_cause(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "failure.json"
+
+    def hang(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "hang.json"
+
+    def rendezvous(self, launch_id: str) -> Path:
+        return self.launch(launch_id) / "rendezvous"
+
+    def failure(self, launch_id: str, rank: int) -> Path:
+        return self.launch(launch_id) / "failures" / f"rank{rank}.json"
+
+    def log(self, launch_id: str, rank: int) -> Path:
+        return self.launch(launch_id) / "log" / f"rank{rank}.log"
+
+    def variant(self, variant_id: str) -> Path:
+        return self.path / "variants" / self._named(variant_id)
+
+    def _named(self, identity: str) -> str:
+        """The id of a launch or a variant, before it becomes a part of a path: a run may be anyone's.
+
+        Raises:
+            SpecError: it would lead elsewhere.
+        """
+        if not is_name(identity):
+            raise SpecError(f"{self.path}: {identity!r} is no id of a launch or a variant")
+        return identity
+
+    def steps(self, variant_id: str, rank: int) -> Path:
+        return self.variant(variant_id) / f"rank{rank}.jsonl"
+
+    def points(self, variant_id: str) -> Path:
+        """The file with the points of a micro-benchmark."""
+        return self.variant(variant_id) / "points.jsonl"
+
+    def trace(self, variant_id: str, rank: int) -> Path:
+        return self.variant(variant_id) / f"rank{rank}.pt.trace.json.gz"
+
+    def memory_snapshot(self, variant_id: str, rank: int) -> Path:
+        """Allocations of the traced steps, with their stacks; https://pytorch.org/memory_viz shows it."""
+        return self.variant(variant_id) / f"rank{rank}.memory.pickle"
+
+    def memory(self, variant_id: str, rank: int) -> Path:
+        """The file with the content of the rank's memory when it was fullest."""
+        return self.variant(variant_id) / f"rank{rank}.memory.json"
+
+    def traced(self, variant_id: str) -> Path:
+        """The analysis of the traces of all ranks."""
+        return self.variant(variant_id) / "trace.json"
+
+    def balance(self, variant_id: str) -> Path:
+        """How a balanced split was found."""
+        return self.variant(variant_id) / "balance.json"
+
+    def facts(self, variant_id: str) -> Path:
+        return self.variant(variant_id) / "facts.json"
+
+    def status(self, variant_id: str) -> Path:
+        return self.variant(variant_id) / "status.json"
 
     def read(self, path: Path, kind: type[T]) -> T:
         """Like `read_json`, of a file of this run."""
@@ -449,6 +651,57 @@ def _read_steps(portions: Iterable[bytes], file: Path, variant: str, rank: int, 
             return f"{name} ({size}) is not read: {reason}"
     of_all = f"{format_count(lost)} of {format_count(num_lines)} lines"
     return f"{of_all} of {file.name} can't be read, and are ignored" if lost else ""
+
+
+def open_file(path: Path, within: Sequence[Path] = (), flags: int = 0) -> int:
+    """A descriptor of a regular file, for reading.
+
+    What has been opened is judged, not what `path` led to before: its owner may put a link or a pipe in the
+    place of any part of it meanwhile. Until then it is opened for no access, which neither waits nor does
+    anything else.
+
+    Args:
+        path: of the file.
+        within: directories, or files, by `real_path`: it is one of them or in one. None: it may be anywhere.
+        flags: further ones of open(2).
+
+    Raises:
+        OSError: it can't be opened, is no regular file, or is elsewhere.
+    """
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
+    try:
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if within and not any(map(Path(os.readlink(f"/proc/self/fd/{found}")).is_relative_to, within)):
+            what = f"a link that leads out of {', '.join(map(str, within))}"
+            raise OSError(errno.ELOOP, what, str(path))
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(found)
+
+
+def open_regular(path: Path, within: Sequence[Path] = ()) -> BinaryIO:
+    """A file of a run, open for reading; it is no link, and lies in the run's directory as it was checked.
+
+    Args:
+        path: of the file.
+        within: as `RunDir` has it.
+
+    Raises:
+        OSError: it can't be opened, or is something else.
+    """
+    return os.fdopen(open_file(path, within, os.O_NOFOLLOW), "rb")
+
+
+_MOST_NAME_BYTES = 255
+
+
+def newest_name(pointer: Path) -> str:
+    """The name of the newest run; empty if there is no such file."""
+    if not pointer.is_file():
+        return ""
+    with open_regular(pointer) as file:
+        return file.read(_MOST_NAME_BYTES).decode("utf-8", "replace").strip()
 
 
 def read_json(path: Path, kind: type[T], within: Sequence[Path] = ()) -> T:

@@ -1,6 +1,6 @@
 """The files through which workers and the command communicate, one dataclass each.
 
-The run directory is the only channel back from a worker. `LaunchConfig` goes in, the rest comes out. All are
+The run directory is the only channel back from a worker: a configuration goes in, the rest comes out. All are
 JSON, encoded and checked by msgspec.
 """
 
@@ -13,8 +13,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta, Struct
 
-from gpurun.launcher.machine import LOOPBACK
-from gpurun.launcher.strategies import STRATEGIES, strategy_named
 from gpurun.launcher.units import format_count, refuse_no_time
 
 
@@ -54,87 +52,6 @@ class ProfileConfig:
     modules: bool = False
     ranks: tuple[int, ...] | None = None
     """Ranks that are recorded; `None`: all."""
-
-
-@dataclass(frozen=True)
-class LaunchConfig:
-    """Everything that the workers of one launch need; `launches/ID/launch.json`."""
-
-    launch: str
-    run_dir: str
-    workload: str
-    """`gpt`, `train.py:build` or `package.module:build`."""
-    job_dir: str
-    """Directory of the job file: relative file names of the job start here."""
-    params: Mapping[str, Any]
-    strategy: str
-    devices: tuple[str, ...]
-    """torch device of each rank (`ddp`) or replica (`dp`), as the worker sees them: `cpu`, `cuda:0`."""
-    backend: str | None
-    """`gloo` or `nccl` for `ddp`; `None` for one process."""
-    precision: str
-    seed: int
-    threads: int
-    """Intra-op threads of one device; a CPU device is this share of the cores."""
-    variants: tuple[VariantConfig, ...]
-    baseline: str | None
-    """The baseline's id if it is measured in this launch; it is then measured twice (A/A)."""
-    warmup: int
-    rounds: int
-    gradient_check: bool = True
-    profile: ProfileConfig | None = None
-    memory: bool = False
-    """Whether a step of each variant is run to see what its memory holds."""
-    block_ms: float = 200.0
-    """A round runs a block of steps of one variant that lasts at least this long."""
-    compile: bool = False
-    """Whether the model is compiled, separately for each shape of its inputs."""
-    checkpointing: int | str = "none"
-    """Which layers compute their activations again: `none`, `full`, or every n-th one."""
-    optimizer: str = "default"
-    """The implementation of the workload's optimizer: `default`, `foreach` or `fused`."""
-    workers: int | None = None
-    """Processes that read the dataset on each rank; `None`: as many as the workload says."""
-    prefetch: int | None = None
-    """Micro-batches that each of them reads ahead; `None`: as many as torch does by default."""
-    channels_last: bool = False
-    """Whether images have the channels-last memory format."""
-    cudnn_benchmark: bool = False
-    """Whether convolutions try their algorithms for each new shape."""
-    ablation_rounds: int = 0
-    """In how many of the first rounds every variant also runs a block without communication (`ddp`)."""
-    draw: str = ""
-    """The seed of the order of blocks: differs between runs, and is the same on all nodes."""
-    collective_timeout_s: float = 900.0
-    """After how long torch gives up a collective: later than the command ends the launch."""
-    address: str = LOOPBACK
-    """The address at which rank 0 listens: the loopback interface, unless other nodes have to reach it."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that the strategy's class takes as keyword arguments."""
-    nccl: Mapping[str, Any] = field(default_factory=dict)
-    """The job's choices for NCCL, by the names of the job file."""
-    device_names: tuple[str, ...] = ()
-    """The job's names for the devices; a process that sees one GPU only calls each `cuda:0`."""
-
-    guests: tuple["LaunchConfig", ...] = ()
-    """Other strategies in the same processes, each with a model of its own. One that has a single process is
-    in the first rank alone."""
-    takes_turns: bool = True
-    """Whether they are measured in the same rounds; otherwise one follows the other, with the memory for
-    itself."""
-
-    def __post_init__(self) -> None:
-        """Rejects an unknown strategy, also in a file that is read back."""
-        strategy_named(self.strategy)
-
-    @property
-    def parts(self) -> tuple["LaunchConfig", ...]:
-        """The configuration of each strategy."""
-        return (self, *self.guests)
-
-    @property
-    def world_size(self) -> int:
-        return STRATEGIES[self.strategy].num_processes(len(self.devices))
 
 
 @dataclass(frozen=True)
@@ -224,13 +141,6 @@ class MaxBatchConfig:
     """The smallest batch that did not fit."""
     max_step_s: float = MAX_STEP_S
     """A batch whose step takes longer is large enough, whatever the memory."""
-
-
-@dataclass(frozen=True)
-class EstimateConfig:
-    """Launches of whose variants a process estimates the memory."""
-
-    launches: tuple[LaunchConfig, ...]
 
 
 @dataclass(frozen=True)
@@ -788,18 +698,6 @@ class Stall:
     """The attempt."""
     reason: str
     """`ddp-2-6-2: no step completed for 60 s: rank 1 is in `forward` (model.py:12); rank 0 waits`."""
-
-
-@dataclass(frozen=True)
-class TrialConfig:
-    """The next trial of live ranks; `launches/ID/trials/N.json`."""
-
-    launch: LaunchConfig
-    """The configuration with the one variant that is tried."""
-    steps: int
-    """Timed steps, at least."""
-    least_ms: float
-    """How long they last together, at least."""
 
 
 @dataclass(frozen=True)

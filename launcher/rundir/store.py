@@ -20,7 +20,7 @@ import msgspec
 
 from gpurun.launcher.errors import CTRL_C, GpurunError, Interrupted, MachineError, SpecError, unwritable
 from gpurun.launcher.rundir.claim import read
-from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
+from gpurun.launcher.rundir.files import RunDir, open_regular, write_bytes, write_json
 from gpurun.launcher.rundir.paths import (
     CONTROL,
     MADE_BY_US,
@@ -29,7 +29,6 @@ from gpurun.launcher.rundir.paths import (
     inside_of_run,
     is_name,
     not_installed,
-    open_regular,
 )
 
 CACHE = "gpurun"

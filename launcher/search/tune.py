@@ -30,6 +30,7 @@ from gpurun.launcher.masking import hidden, revealed
 from gpurun.launcher.plan.build import build_plan, with_mistakes_of_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Launch, Variant
+from gpurun.launcher.plan.rank_config import TrialConfig
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import OPTIMIZING, Pools, RankPool, WorkerPools
 from gpurun.launcher.processes.protocol import TRIAL_ENTRY, Exit, StartRequest
@@ -50,14 +51,7 @@ from gpurun.launcher.run.watch import Watch, limits_of, located
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
 from gpurun.launcher.rundir.paths import Url
-from gpurun.launcher.rundir.records import (
-    Effect,
-    SearchRecord,
-    TrialConfig,
-    TrialRecord,
-    TrialTimes,
-    Unmeasured,
-)
+from gpurun.launcher.rundir.records import Effect, SearchRecord, TrialRecord, TrialTimes, Unmeasured
 from gpurun.launcher.rundir.store import keep_at, source_of
 from gpurun.launcher.search.policy import FINALISTS, Search, SearchOutcome, Trial, measured
 from gpurun.launcher.search.space import (
@@ -395,7 +389,7 @@ def finals(tuning: Tuning, record: SearchRecord) -> Prepared:
     plan = build_plan(spec, tuning.machine, chosen=record.finalists)
     write_json(tuning.run.plan, plan)
     write_json(tuning.run.spec, spec.resolved())
-    return Prepared(spec, tuning.machine, plan, tuning.run, tuning.job_dir)
+    return Prepared(plan, spec, tuning.run, tuning.job_dir, tuning.machine)
 
 
 def screen(tuning: Tuning, pools: WorkerPools, output: Output, progress: Progress) -> SearchRecord | Finished:

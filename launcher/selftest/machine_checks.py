@@ -359,10 +359,6 @@ def is_nvlink(way: str) -> bool:
     return _NVLINKS.fullmatch(way) is not None
 
 
-def is_pcie(way: str) -> bool:
-    return way.startswith("PCIe")
-
-
 def link_gb_per_s(seen: Evidence, low: int, high: int) -> float | None:
     """The rate of two devices' link in one direction; `None` where it isn't known."""
     if seen.nodes:
@@ -373,7 +369,7 @@ def link_gb_per_s(seen: Evidence, low: int, high: int) -> float | None:
     if found := _NVLINKS.fullmatch(transport(seen, low, high)):
         rates = [seen.health[rank].nvlink_gb_per_s for rank in (low, high)]
         return min(rate * int(found[1]) for rate in rates if rate) if all(rates) else None
-    if not is_pcie(transport(seen, low, high)):
+    if not transport(seen, low, high).startswith("PCIe"):
         return None
     lanes = [seen.health[rank].pcie_gb_per_s for rank in (low, high)]
     return min(rate for rate in lanes if rate) if all(lanes) else None

@@ -39,7 +39,6 @@ from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import OPTIMIZING, Pools, WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, Prepared, finish, prepare
 from gpurun.launcher.run.open import Invocation, check_free, load_invocation, new_directory
-from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, read_json, write_bytes, write_json
@@ -302,7 +301,7 @@ def small_job(text: str, directory: Path, part: str) -> Job:
 def carry_out_quietly(ready: Prepared, pools: Pools) -> Finished:
     """Executes the plan and shows nothing: failures are what some of these jobs are for."""
     session = Session(
-        starter=Starter(ready.plan, ready.spec, ready.run, ready.job_dir, ready.machine),
+        starter=ready,
         pools=pools,
         on_event=lambda launch, event: None,
         reporter=Reporter(ready.run, lambda text: None),

@@ -1,15 +1,23 @@
 """Contention for CPU cores: how much of a measured time was spent waiting for other processes."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
+from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.units import format_number, round_up
 
 QUEUE_PERCENT = 5.0
 """From this share of a time on, waiting is reported. Of less only a part counts: as rounds take turns, all
 variants have about as much."""
 MOST_PERCENT = 99.0
+
+RoundKey = tuple[str, int]
+"""Launch and round number."""
+
+Sharing = Mapping[int, frozenset[int]]
+"""The other ranks of a launch that run on the same cores, by rank."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,80 @@ def waiting(queue: float, load: float | None, own: float, worked: float = 0.0) -
     most = min(queue, load)
     total = abs(load) + own
     return Waiting(min(most, queue * load / total) if total else most, most, worked, load)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A rank's block of steps: nanoseconds in the mean step."""
+
+    step_ns: float
+    queue_ns: float | None
+    others_ns: float | None
+    own_ns: float
+    """CPU time of the rank and of the processes that it has started."""
+    children_ns: float
+    thread_ns: float
+    """CPU time of the thread that makes the steps; 0 if it isn't known."""
+
+
+def _blocks(steps: Iterable[StepRecord]) -> dict[RoundKey, _Block]:
+    by_round: dict[RoundKey, list[StepRecord]] = {}
+    for step in steps:
+        by_round.setdefault((step.launch, step.round), []).append(step)
+    return {key: _block(block) for key, block in by_round.items()}
+
+
+def _block(steps: Sequence[StepRecord]) -> _Block:
+    def mean(times_ns: Iterable[int | None]) -> float | None:
+        known = [time_ns for time_ns in times_ns if time_ns is not None]
+        return fmean(known) if known else None
+
+    children_ns = mean(step.children_ns for step in steps) or 0.0
+    return _Block(
+        fmean(step.block_ns or step.step_ns for step in steps),
+        mean(step.queue_ns for step in steps),
+        mean(step.others_ns for step in steps),
+        (mean(step.cpu_ns for step in steps) or 0.0) + children_ns,
+        children_ns,
+        mean(step.thread_cpu_ns for step in steps) or 0.0,
+    )
+
+
+WaitingOfRanks = Mapping[int, Mapping[RoundKey, Waiting]]
+
+
+def waiting_of_ranks(steps: Mapping[int, Iterable[StepRecord]], shared: Sharing) -> WaitingOfRanks:
+    """Each rank's waiting for other load by round; nothing where the kernel doesn't count it."""
+    blocks = {rank: _blocks(its) for rank, its in steps.items()}
+    return {
+        rank: {
+            key: _waiting(block, [blocks[x][key] for x in shared.get(rank, ()) if key in blocks.get(x, {})])
+            for key, block in its.items()
+            if block.queue_ns is not None
+        }
+        for rank, its in blocks.items()
+    }
+
+
+def _waiting(block: _Block, siblings: Sequence[_Block]) -> Waiting:
+    """The waiting of a rank in a block; `siblings` are the blocks of the run's other ranks on its cores."""
+    siblings_ns = math.fsum(sibling.own_ns for sibling in siblings)
+    load_ns = None if block.others_ns is None else block.others_ns - block.children_ns - siblings_ns
+    return waiting(
+        (block.queue_ns or 0.0) / block.step_ns,
+        None if load_ns is None else load_ns / block.step_ns,
+        max(0.0, block.own_ns + siblings_ns - block.thread_ns) / block.step_ns,
+        block.thread_ns / block.step_ns,
+    )
+
+
+def cpu_ns_of_rounds(
+    steps: Mapping[int, Iterable[StepRecord]], rounds: Iterable[RoundKey]
+) -> dict[RoundKey, float]:
+    """CPU time of all ranks in the mean step of each round; without rounds in which a rank has no steps."""
+    blocks = [_blocks(its) for its in steps.values()]
+    common = [key for key in rounds if blocks and all(key in its for its in blocks)]
+    return {key: cpu_ns for key in common if (cpu_ns := math.fsum(its[key].own_ns for its in blocks)) > 0}
 
 
 def waited_for_others_ns(queue_ns: int | None, others_ns: int | None) -> int | None:

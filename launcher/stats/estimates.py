@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import count
 from statistics import NormalDist, fmean, median, stdev, variance
 from typing import Literal, TypeVar
@@ -607,22 +607,14 @@ class Family:
         found = self.differences(variant, other)
         if len(found) < MIN_LAUNCHES:
             return None
-        return t_interval(found, self.level(self.launches(variant, other), alpha))
+        common = self.values[variant].keys() & self.values[other].keys()
+        return t_interval(found, self.level(max(common) + 1, alpha))
 
     def level(self, launches: int, alpha: float) -> float:
         """The level of an interval from so many launches."""
         if (launches, alpha) not in self._levels:
             self._levels[launches, alpha] = level_at(self.looks, launches, alpha)
         return self._levels[launches, alpha]
-
-    def launches(self, variant: str, other: str) -> int:
-        """The number of launches after which the last one common to both had run."""
-        common = self.values.get(variant, {}).keys() & self.values.get(other, {}).keys()
-        return max(common, default=-1) + 1
-
-    def at(self, variant: str, other: str) -> IntervalAt:
-        """The interval as a function of its level."""
-        return partial(self.interval, variant, other)
 
 
 def holm(intervals: Mapping[str, IntervalAt], alpha: float = ALPHA) -> dict[str, Interval | None]:

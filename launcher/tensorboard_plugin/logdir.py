@@ -26,8 +26,8 @@ from gpurun.launcher.compare.figures.recorded import step_numbers
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import Running
-from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.paths import open_file, rank_files
+from gpurun.launcher.rundir.files import RunDir, open_file
+from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
@@ -226,7 +226,8 @@ class Listed:
     def traces_of(self, variant: str) -> tuple[TraceFile, ...]:
         """The variant's traces that may be read, by rank; `variant` is an id out of our own listing."""
         inner = [path for path in self._paths(variant) if inside(self.root, path)]
-        ours = [path for path in inner if not _is_merged(self.root, path)]
+        # One that holds all ranks would count as one more rank next to them.
+        ours = [path for path in inner if not _is(is_merged, self.root, path)]
         found = [TraceFile(path, rank_in_name(path.name)) for path in ours]
         return tuple(sorted(found, key=lambda each: (each.rank is None, each.rank or 0, each.path.name)))
 
@@ -247,19 +248,22 @@ class Listed:
         return Traces(files[0].parent, files, self.root) if files else None
 
 
-def _is_merged(root: Path, path: Path) -> bool:
-    """Whether it holds all ranks: next to them it would count as one more rank."""
+Judge = Callable[[Path, tuple[Path, ...]], bool]
+"""Whether the head of a file in these directories says something of it."""
+
+
+def _is(judged: Judge, root: Path, path: Path) -> bool:
     try:
         status = path.stat()
     except OSError:
         return False
-    return _head_says_merged(root, path, status.st_size, status.st_mtime_ns)
+    return _judged_once(judged, root, path, status.st_size, status.st_mtime_ns)
 
 
-@lru_cache(maxsize=10_000)
-def _head_says_merged(root: Path, path: Path, num_bytes: int, mtime_ns: int) -> bool:
+@lru_cache(maxsize=20_000)
+def _judged_once(judged: Judge, root: Path, path: Path, num_bytes: int, mtime_ns: int) -> bool:
     """Read once per file as it is: a page asks for the same traces many times."""
-    return is_merged(path, (root,))
+    return judged(path, (root,))
 
 
 def find_all(root: Path) -> Iterator[Listed]:
@@ -284,23 +288,9 @@ def _traces_of_other_names(root: Path, directory: Directory) -> tuple[str, ...]:
     """Files of `export_chrome_trace`, under whatever name; only the content shows it."""
     names = [name for name in directory.files if name.endswith(SUFFIXES)]
     paths = [path for name in names[:MAX_TRACES] if (path := inside(root, directory.path / name))]
-    if not any(_is_trace(root, path) for path in paths[:MAX_OTHERS]):
+    if not any(_is(begins_as_trace, root, path) for path in paths[:MAX_OTHERS]):
         return ()
-    return tuple(path.name for path in paths if _is_trace(root, path))
-
-
-def _is_trace(root: Path, path: Path) -> bool:
-    try:
-        status = path.stat()
-    except OSError:
-        return False
-    return _head_says_trace(root, path, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=10_000)
-def _head_says_trace(root: Path, path: Path, num_bytes: int, mtime_ns: int) -> bool:
-    """Read once per file as it is."""
-    return begins_as_trace(path, (root,))
+    return tuple(path.name for path in paths if _is(begins_as_trace, root, path))
 
 
 class Listing:

@@ -17,7 +17,7 @@ from werkzeug import wrappers
 from gpurun.launcher.errors import GpurunError, MachineError
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.report.metrics import described, measured_metrics, values_of
-from gpurun.launcher.run.open import find_run
+from gpurun.launcher.run.find import find_run
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.control import read_states
 from gpurun.launcher.rundir.files import RunDir

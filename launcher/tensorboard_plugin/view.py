@@ -18,7 +18,7 @@ from typing import IO, Any
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.helper_process import helper_argv
 from gpurun.launcher.machine.process_tree import die_with
-from gpurun.launcher.run.open import find_run
+from gpurun.launcher.run.find import find_run
 from gpurun.launcher.tensorboard_plugin.logdir import Listing
 
 WsgiApp = Callable[[dict[str, Any], Any], Any]

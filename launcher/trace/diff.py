@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpurun.launcher.findings.finding import Finding, finding, noticed, of_level, with_figures
 from gpurun.launcher.findings.finding_kinds import ADVICE
-from gpurun.launcher.trace.analysis.on_request.call_tree import MAX_ROWS, Path, in_order
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, TraceReport
 from gpurun.launcher.units import change_text, listed
@@ -153,10 +153,6 @@ def _rows(rank: RankTrace, per: Per, kind: Literal["kernels", "ops"]) -> tuple[N
     return rows
 
 
-def _stretches(rank: RankTrace, per: Per) -> tuple[Breakdown, ...]:
-    return rank.steps if per == "step" else (rank.total,)
-
-
 def _units(report: TraceReport, per: Per) -> float:
     """The number of steps, or of seconds, of all ranks together."""
     if per == "step":
@@ -165,7 +161,9 @@ def _units(report: TraceReport, per: Per) -> float:
 
 
 def _mean(report: TraceReport, of: Callable[[Breakdown], float], per: Per) -> float:
-    return sum(of(each) for rank in report.ranks for each in _stretches(rank, per)) / _units(report, per)
+    return sum(
+        of(each) for rank in report.ranks for each in (rank.steps if per == "step" else (rank.total,))
+    ) / _units(report, per)
 
 
 def _changes(
@@ -210,6 +208,11 @@ def _by_shape(report: TraceReport, per: Per) -> dict[str, float]:
     return sums
 
 
+MAX_ROWS = 10_000
+"""The row limit of a rank, and of a report; those with most time."""
+Place = tuple[RowKind, str]
+Path = tuple[Place, ...]
+"""The places from the outermost module or operator to the one that is meant."""
 Totals = Mapping[Path, tuple[float, float]]
 """Time in µs and calls by path, per unit."""
 
@@ -240,6 +243,19 @@ def _tree(report: TraceReport, per: Per) -> Totals | None:
     for row in rows:
         path = (*path[: row.depth], (row.kind, row.name))
         found[path] = (row.total_us / units, row.count / units)
+    return found
+
+
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """Each path after the one around it, in the order in which those of one place come."""
+    inner: defaultdict[Path, list[Path]] = defaultdict(list)
+    for path in paths:
+        inner[path[:-1]].append(path)
+    found: list[Path] = []
+    waiting = inner[()][::-1]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += inner[found[-1]][::-1]
     return found
 
 

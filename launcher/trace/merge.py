@@ -167,7 +167,9 @@ class _Mover:
         return []
 
     def _moved(self, event: RawEvent, ts_ns: int | None) -> RawEvent:
-        moved = event | {"pid": self._pid(event.get("pid"))}
+        moved = event | {
+            "pid": self.pids.setdefault(str(event.get("pid")), self.rank * PIDS_PER_RANK + len(self.pids))
+        }
         if ts_ns is not None:
             moved["ts"] = self.moved_us(ts_ns)
         if "id" in event:
@@ -177,9 +179,6 @@ class _Mover:
         if ts_ns in self.starts_ns and _may_be_collective(event):
             self.places[ts_ns] = (moved["pid"], event.get("tid"))
         return moved
-
-    def _pid(self, pid: Any) -> int:
-        return self.pids.setdefault(str(pid), self.rank * PIDS_PER_RANK + len(self.pids))
 
     def _id(self, identity: Any) -> Any:
         if isinstance(identity, int):

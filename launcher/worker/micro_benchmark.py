@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import append_lines
-from gpurun.launcher.rundir.records import LaunchConfig, PointRecord
+from gpurun.launcher.rundir.records import PointRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, Waiting, queued_text, waiting
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection

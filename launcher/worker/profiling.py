@@ -19,6 +19,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import profile, record_function
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.inspect.snapshot import FlightRecord, RecordedCall
 from gpurun.launcher.rundir.claim import boot_id
 from gpurun.launcher.rundir.control import ControlBlock, ControlDir, capture_name
 from gpurun.launcher.rundir.files import RunDir, read_json
@@ -159,18 +160,6 @@ def export(write: Callable[[str], object], path: Path) -> None:
         raise MachineError(f"can't write the trace {path}: {error.strerror}; free some space") from error
 
 
-class _Entry(msgspec.Struct):
-    profiling_name: str
-    process_group: tuple[str, str]
-    collective_seq_id: int
-    time_created_ns: int
-    is_p2p: bool = False
-
-
-class _Dump(msgspec.Struct):
-    entries: list[_Entry] = []
-
-
 class CallProfile(profile):
     """A profiler whose traces also name their clock and hold the calls of gloo's collectives and messages.
 
@@ -202,11 +191,11 @@ class CallProfile(profile):
 
 def collective_calls(since_ns: int) -> list[CallRecord]:
     """The collectives of gloo called since then, as far as the flight recorder goes back."""
-    entries: list[_Entry] = []
+    entries: list[RecordedCall] = []
     with suppress(AttributeError, ImportError, RuntimeError, msgspec.MsgspecError):
         from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
 
-        entries = msgspec.json.decode(_dump_fr_trace_json(), type=_Dump).entries
+        entries = msgspec.json.decode(_dump_fr_trace_json(), type=FlightRecord).entries
     return [
         CallRecord(
             each.time_created_ns, each.profiling_name, each.process_group[0], each.collective_seq_id, None

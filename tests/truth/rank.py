@@ -19,8 +19,9 @@ from torch._C._distributed_c10d import GradBucket, PrefixStore
 from torch.nn import functional as F
 
 from gpurun import Workload
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import LaunchConfig, ProfileConfig, VariantConfig
+from gpurun.launcher.rundir.records import ProfileConfig, VariantConfig
 from gpurun.launcher.worker.base.process_group import init_group, join_store, open_store
 from gpurun.launcher.worker.profiling import capture
 from gpurun.launcher.worker.training.forward_backward import NoClock

@@ -19,8 +19,8 @@ from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
-from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES, strategy_named
 from gpurun.launcher.worker.strategies.base import Hints, blocks_of, strategy_of
 from gpurun.workloads.registry import BUILTINS

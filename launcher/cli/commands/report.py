@@ -137,7 +137,7 @@ def report(
     """
     from gpurun.launcher.compare.build import compare_run
     from gpurun.launcher.jobfile.yaml.describe import near_or_all
-    from gpurun.launcher.run.open import find_run
+    from gpurun.launcher.run.find import find_run
 
     names = ["json"] if as_json else [name.strip() for name in formats.split(",")]
     for name in names:

@@ -52,7 +52,7 @@ def runs(paths: tuple[Path, ...], is_delete: bool, as_json: bool) -> None:
             raise click.UsageError("--delete deletes the runs that you name: gpurun runs --delete RUN...")
         delete_runs(paths)
         return
-    from gpurun.launcher.run.open import find_run
+    from gpurun.launcher.run.find import find_run
     from gpurun.launcher.tensorboard_plugin.answers.runs import past_runs
 
     places = paths or ((DEFAULT,) if DEFAULT.is_dir() else ())
@@ -100,7 +100,7 @@ def runs_to_delete(paths: Sequence[Path]) -> list[Path]:
 
 def run_to_delete(path: Path) -> Path:
     """The run directory to delete that this path means."""
-    from gpurun.launcher.run.open import find_run, run_directory
+    from gpurun.launcher.run.find import find_run, run_directory
     from gpurun.launcher.rundir.paths import LATEST, PLAN, is_ours
     from gpurun.launcher.rundir.store import source_of
 
@@ -132,7 +132,7 @@ def stacks(run: Path, as_json: bool) -> None:
     """
     from gpurun.launcher.inspect.hang_diagnosis import diagnose
     from gpurun.launcher.inspect.requests import node_names, take_snapshots
-    from gpurun.launcher.run.open import find_run
+    from gpurun.launcher.run.find import find_run
     from gpurun.launcher.rundir.claim import running_launch
 
     found = find_run(run)
@@ -164,7 +164,7 @@ def capture(run: Path, steps: int, ranks: tuple[int, ...] | None, timeout_s: flo
     Example: gpurun capture runs/gpt-splits/latest --steps 3 --ranks 0
     """
     from gpurun.launcher.inspect.requests import capture_running
-    from gpurun.launcher.run.open import find_run
+    from gpurun.launcher.run.find import find_run
 
     directory = capture_running(find_run(run), steps, ranks, timeout_s)
     click.echo(f"{directory}")
@@ -193,7 +193,7 @@ def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
     from gpurun.launcher.cli.streams import is_reader_gone
     from gpurun.launcher.logs.lines import has_colour
     from gpurun.launcher.logs.relay import all_lines, newest_lines
-    from gpurun.launcher.run.open import find_run
+    from gpurun.launcher.run.find import find_run
 
     found = find_run(run)
     colour = has_colour(sys.stdout, os.environ)

@@ -63,7 +63,7 @@ def diff(
     Exit codes: 0 ok, 2 the command line is wrong; with --fail-slower: 5 a variant is slower than it allows, 6
     undecided.
     """
-    from gpurun.launcher.run.open import are_runs
+    from gpurun.launcher.run.find import are_runs
 
     if are_runs(a, b):
         if show:
@@ -86,7 +86,7 @@ def diff_two_runs(
 
     from gpurun.launcher.compare.build import compare_run
     from gpurun.launcher.compare.diff import diff_runs, gated
-    from gpurun.launcher.run.open import find_run
+    from gpurun.launcher.run.find import find_run
     from gpurun.launcher.rundir.store import source_of
 
     check_settings(may_differ)
@@ -126,7 +126,7 @@ def check_settings(names: tuple[str, ...]) -> None:
 
 def diff_two_captures(a: Path, b: Path, as_tree: bool, as_json: bool) -> None:
     """Operators and kernels that grew from the traces in A to those in B; `as_tree`: by what calls them."""
-    from gpurun.launcher.run.open import traces_of
+    from gpurun.launcher.run.find import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
     from gpurun.launcher.trace.diff import diff_traces
 
@@ -178,7 +178,7 @@ def trace(
 
     Example: gpurun trace traces/before --show operators --steps 8
     """
-    from gpurun.launcher.run.open import traces_of
+    from gpurun.launcher.run.find import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
     from gpurun.launcher.trace.model import TABLES
 

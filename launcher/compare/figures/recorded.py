@@ -34,7 +34,14 @@ from gpurun.launcher.rundir.records import (
     VariantStatus,
     elapsed_s,
 )
-from gpurun.launcher.stats.busy import MOST_PERCENT, Waiting, waiting
+from gpurun.launcher.stats.busy import (
+    MOST_PERCENT,
+    RoundKey,
+    Sharing,
+    Waiting,
+    WaitingOfRanks,
+    waiting_of_ranks,
+)
 from gpurun.launcher.stats.estimates import trend
 from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, USUALLY_ENOUGH, WINDOW_STEPS
 from gpurun.launcher.strategies import STRATEGIES
@@ -274,10 +281,6 @@ def planned_launch(launch: str) -> str:
     return launch.partition("~")[0]
 
 
-RoundKey = tuple[str, int]
-"""Launch and round number."""
-
-
 def round_times(
     steps_by_rank: Mapping[int, Sequence[StepRecord]], world_size: int, kind: Kind
 ) -> tuple[RoundTime, ...]:
@@ -360,10 +363,6 @@ def _by_repetition(rounds: Iterable[RoundTime], repetitions: Mapping[str, int]) 
     return dict(sorted(found.items()))
 
 
-Sharing = Mapping[int, frozenset[int]]
-"""The other ranks of a launch that run on the same cores, by rank."""
-
-
 def sharing(processes: Sequence[Process]) -> Sharing:
     """Ranks of one node share its cores unless they are bound to different ones."""
 
@@ -377,80 +376,6 @@ def sharing(processes: Sequence[Process]) -> Sharing:
         )
         for process in processes
     }
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A rank's block of steps: nanoseconds in the mean step."""
-
-    step_ns: float
-    queue_ns: float | None
-    others_ns: float | None
-    own_ns: float
-    """CPU time of the rank and of the processes that it has started."""
-    children_ns: float
-    thread_ns: float
-    """CPU time of the thread that makes the steps; 0 if it isn't known."""
-
-
-def _blocks(steps: Iterable[StepRecord]) -> dict[RoundKey, _Block]:
-    by_round: dict[RoundKey, list[StepRecord]] = {}
-    for step in steps:
-        by_round.setdefault((step.launch, step.round), []).append(step)
-    return {key: _block(block) for key, block in by_round.items()}
-
-
-def _block(steps: Sequence[StepRecord]) -> _Block:
-    def mean(times_ns: Iterable[int | None]) -> float | None:
-        known = [time_ns for time_ns in times_ns if time_ns is not None]
-        return fmean(known) if known else None
-
-    children_ns = mean(step.children_ns for step in steps) or 0.0
-    return _Block(
-        fmean(step.block_ns or step.step_ns for step in steps),
-        mean(step.queue_ns for step in steps),
-        mean(step.others_ns for step in steps),
-        (mean(step.cpu_ns for step in steps) or 0.0) + children_ns,
-        children_ns,
-        mean(step.thread_cpu_ns for step in steps) or 0.0,
-    )
-
-
-WaitingOfRanks = Mapping[int, Mapping[RoundKey, Waiting]]
-
-
-def waiting_of_ranks(steps: Mapping[int, Iterable[StepRecord]], shared: Sharing) -> WaitingOfRanks:
-    """Each rank's waiting for other load by round; nothing where the kernel doesn't count it."""
-    blocks = {rank: _blocks(its) for rank, its in steps.items()}
-    return {
-        rank: {
-            key: _waiting(block, [blocks[x][key] for x in shared.get(rank, ()) if key in blocks.get(x, {})])
-            for key, block in its.items()
-            if block.queue_ns is not None
-        }
-        for rank, its in blocks.items()
-    }
-
-
-def _waiting(block: _Block, siblings: Sequence[_Block]) -> Waiting:
-    """The waiting of a rank in a block; `siblings` are the blocks of the run's other ranks on its cores."""
-    siblings_ns = math.fsum(sibling.own_ns for sibling in siblings)
-    load_ns = None if block.others_ns is None else block.others_ns - block.children_ns - siblings_ns
-    return waiting(
-        (block.queue_ns or 0.0) / block.step_ns,
-        None if load_ns is None else load_ns / block.step_ns,
-        max(0.0, block.own_ns + siblings_ns - block.thread_ns) / block.step_ns,
-        block.thread_ns / block.step_ns,
-    )
-
-
-def cpu_ns_of_rounds(
-    steps: Mapping[int, Iterable[StepRecord]], rounds: Iterable[RoundKey]
-) -> dict[RoundKey, float]:
-    """CPU time of all ranks in the mean step of each round; without rounds in which a rank has no steps."""
-    blocks = [_blocks(its) for its in steps.values()]
-    common = [key for key in rounds if blocks and all(key in its for its in blocks)]
-    return {key: cpu_ns for key in common if (cpu_ns := math.fsum(its[key].own_ns for its in blocks)) > 0}
 
 
 def other_cores(waited: Mapping[RoundKey, Waiting]) -> float | None:
@@ -564,7 +489,7 @@ def read_measured(
         events: of every attempt.
         read: its steps, of those of the run that are in memory.
     """
-    launches = plan.launches_of(variant.id)
+    launches = tuple(launch for launch in plan.launches if variant.id in launch.variants)
     world_size = variant.world_size
     status = run.read_status(variant.id)
     steps: Mapping[int, Sequence[StepRecord]]

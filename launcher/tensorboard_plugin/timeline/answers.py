@@ -497,7 +497,7 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
         ours: whether the traces are of a run of ours, whose comparison takes the half of its steps
             with the least interference. Of other traces all steps count, as for `gpurun trace`.
     """
-    typical = quiet_steps(header.ranks)[1] if ours else _mean_steps(header)
+    typical = quiet_steps(header.ranks)[1] if ours else {rank.rank: mean_of(rank) for rank in header.ranks}
     whole = whole_ranks(header.ranks)
     has_steps = any(rank.steps for rank in whole)
     every = [rank_breakdown(each) for rank in whole for each in rank.steps or (rank.total,)]
@@ -519,11 +519,6 @@ def breakdown_answer(header: Header, ours: bool = True) -> dict[str, Any]:
             for rank in header.ranks
         ],
     }
-
-
-def _mean_steps(header: Header) -> dict[int, RankBreakdown]:
-    """Each rank's mean over all of its steps; all of its trace where that has no steps."""
-    return {rank.rank: mean_of(rank) for rank in header.ranks}
 
 
 def mean_of(rank: RankTrace) -> RankBreakdown:

@@ -150,7 +150,11 @@ class Reader:
             return
         if self.base_us is None:
             self.base_us = next((int(event.ts or 0) for event in spans if abs(event.ts or 0) < MAX_US), None)
-        times = self._texts(events, block) if needs_text([event.ts or 0 for event in spans]) else None
+        times = (
+            {id(event): times for event, times in zip(events, time_texts(block), strict=True)}
+            if needs_text([event.ts or 0 for event in spans])
+            else None
+        )
         roles = bytes(map(self.roles.__getitem__, map(_CATEGORY, spans)))
         self._add_gpu(*self._timed(_of(Role.GPU, spans, roles), times))
         self._add_launches(*self._timed(_of(Role.LAUNCH, spans, roles), times))
@@ -165,9 +169,6 @@ class Reader:
         kept = [event for event in spans if event.ts is not None and event.dur is not None]
         self.timeless += len(spans) - len(kept)
         return kept
-
-    def _texts(self, events: Sequence[TraceEvent], block: bytes) -> Times:
-        return {id(event): times for event, times in zip(events, time_texts(block), strict=True)}
 
     def _timed(self, events: list[TraceEvent], texts: Times | None) -> tuple[list[TraceEvent], Int64, Int64]:
         """Events with start and duration in ns, except those of negative length or out of range."""

@@ -13,11 +13,11 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from io import BytesIO, FileIO
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.findings.finding import Finding, noticed
-from gpurun.launcher.rundir.paths import open_file
+from gpurun.launcher.rundir.files import open_file
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import DEVICES_NOT_READ, OTHER_CATEGORIES
 from gpurun.launcher.units import first_of, format_count
@@ -122,7 +122,7 @@ class Unpacked:
 
 
 @dataclass
-class TraceSource:
+class TraceSource(AbstractContextManager["TraceSource"]):
     """A file, plain or gzip judged by its first bytes, read sequentially."""
 
     path: Path
@@ -173,12 +173,7 @@ class TraceSource:
                 "this looks like a gzip bomb; if it is a trace, decompress it yourself"
             )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.raw.close()
 
 

@@ -2,15 +2,14 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.worker.accelerators.clock import Clock, HostClock, Stamps
-from gpurun.launcher.worker.accelerators.runtime import Runtime, Write
+from gpurun.launcher.worker.accelerators.runtime import Runtime
 
 
 class CpuStamps:
@@ -36,9 +35,6 @@ class CpuRuntime(Runtime):
     def is_initialized(self) -> bool:
         return True
 
-    def synchronize(self, device: torch.device | None = None) -> None:
-        return
-
     def clock(self, device: torch.device) -> Clock:
         return HostClock()
 
@@ -47,12 +43,6 @@ class CpuRuntime(Runtime):
 
     def used_devices(self) -> Sequence[torch.device]:
         return (CpuStamps.device,)
-
-    def is_capturing(self, device: torch.device) -> bool:
-        return False
-
-    def current(self, device: torch.device) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def reset_peak(self, device: torch.device) -> None:
         # "5" resets the high-water mark of the resident set. Source: Linux, proc(5).
@@ -72,19 +62,6 @@ class CpuRuntime(Runtime):
                 return int(line.split()[1]) * 1024
         return None
 
-    def reserved_bytes(self, device: torch.device) -> int | None:
-        return None
-
-    def alloc_retries(self, device: torch.device) -> int:
-        return 0
-
-    def release_memory(self) -> None:
-        return
-
-    @contextmanager
-    def memory_history(self, max_entries: int) -> Iterator[Write | None]:
-        yield None
-
     def random_state(self, device: torch.device) -> torch.Tensor:
         return torch.get_rng_state()
 
@@ -92,12 +69,3 @@ class CpuRuntime(Runtime):
     def forked_random_state(self, device: torch.device) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]):  # which always includes the CPU
             yield
-
-    def allow_tf32(self, allowed: bool) -> None:
-        return
-
-    def set_convolution_search(self, searches: bool) -> None:
-        return
-
-    def sensors(self, devices: Sequence[torch.device]) -> Sequence[Sensors]:
-        return ()

@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
+from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, gpu_kinds
 from gpurun.launcher.machine.gpus.gpu import Sensors
 from gpurun.launcher.worker.accelerators.clock import Clock, EventClock, EventStamps, Stamps
 
@@ -20,7 +20,10 @@ T = TypeVar("T")
 
 
 class Runtime(ABC):
-    """One kind of device, as this process uses it. All devices passed to it are of that kind."""
+    """One kind of device, as this process uses it. All devices passed to it are of that kind.
+
+    What isn't overridden is so where work is done when its call returns, and torch caches no memory.
+    """
 
     activities: Sequence[ProfilerActivity]
     """The activities that `torch.profiler` records."""
@@ -29,9 +32,9 @@ class Runtime(ABC):
     def is_initialized(self) -> bool:
         """Whether this process has used such a device."""
 
-    @abstractmethod
     def synchronize(self, device: torch.device | None = None) -> None:
         """Waits for all work submitted to `device`, by default the current one."""
+        return
 
     @abstractmethod
     def clock(self, device: torch.device) -> Clock:
@@ -45,13 +48,13 @@ class Runtime(ABC):
     def used_devices(self) -> Sequence[torch.device]:
         """The devices on which this process holds memory, the one with most first."""
 
-    @abstractmethod
     def is_capturing(self, device: torch.device) -> bool:
         """Whether the current stream of `device` records a graph: what is submitted does not run then."""
+        return False
 
-    @abstractmethod
     def current(self, device: torch.device) -> AbstractContextManager[object]:
         """Makes `device` the current one of this thread within it."""
+        return nullcontext()
 
     @abstractmethod
     def reset_peak(self, device: torch.device) -> None:
@@ -61,24 +64,24 @@ class Runtime(ABC):
     def peak_bytes(self, device: torch.device) -> int | None:
         """Peak memory since `reset_peak`, in bytes; `None` where it can't be measured."""
 
-    @abstractmethod
     def reserved_bytes(self, device: torch.device) -> int | None:
         """The bytes that torch's allocator holds now, in use or not; `None` where it keeps nothing."""
+        return None
 
-    @abstractmethod
     def alloc_retries(self, device: torch.device) -> int:
         """How often so far an allocation succeeded only after cached memory was released, which waits."""
+        return 0
 
-    @abstractmethod
     def release_memory(self) -> None:
         """Returns memory that torch's allocator caches but no tensor uses."""
+        return
 
-    @abstractmethod
     def memory_history(self, max_entries: int) -> AbstractContextManager[Write | None]:
         """Records allocations inside the context.
 
         Yields a function that writes them to a file; `None` where torch can't record them.
         """
+        return nullcontext()
 
     @abstractmethod
     def random_state(self, device: torch.device) -> torch.Tensor:
@@ -90,17 +93,17 @@ class Runtime(ABC):
         with torch.random.fork_rng(devices=[device], device_type=device.type):
             yield
 
-    @abstractmethod
     def allow_tf32(self, allowed: bool) -> None:
         """Whether float32 products on this kind may round their inputs to 10 bits; one mode per process."""
+        return
 
-    @abstractmethod
     def set_convolution_search(self, searches: bool) -> None:
         """Whether convolutions try their algorithms for each new shape, and keep the fastest."""
+        return
 
-    @abstractmethod
     def sensors(self, devices: Sequence[torch.device]) -> Sequence[Sensors]:
         """The driver's sensors of each of the devices."""
+        return ()
 
 
 class StreamRuntime(Runtime):
@@ -149,9 +152,6 @@ class StreamRuntime(Runtime):
         used = [(-(num_bytes or 0), index) for index, num_bytes in enumerate(held) if num_bytes]
         return [torch.device(self.kind, index) for _, index in sorted(used)]
 
-    def is_capturing(self, device: torch.device) -> bool:
-        return False
-
     def current(self, device: torch.device) -> AbstractContextManager[object]:
         guard: AbstractContextManager[object] = self.module.device(device)
         return guard
@@ -174,16 +174,9 @@ class StreamRuntime(Runtime):
     def release_memory(self) -> None:
         self.module.empty_cache()
 
-    @contextmanager
-    def memory_history(self, max_entries: int) -> Iterator[Write | None]:
-        yield None
-
     def random_state(self, device: torch.device) -> torch.Tensor:
         state: torch.Tensor = self.module.get_rng_state(device)
         return state
-
-    def set_convolution_search(self, searches: bool) -> None:
-        return
 
     def sensors(self, devices: Sequence[torch.device]) -> Sequence[Sensors]:
         return accelerator_of(self.kind).sensors([device.index or 0 for device in devices], os.environ)
@@ -225,8 +218,3 @@ def used_runtime() -> Runtime:
     """The runtime of the GPUs that this process has used; of the CPU where it has used none."""
     found = (runtime_of_kind(kind.name) for kind in gpu_kinds())
     return next((runtime for runtime in found if runtime.is_initialized()), runtime_of_kind(CPU.name))
-
-
-def every_runtime() -> Iterator[Runtime]:
-    """The runtime of each kind of device, whether or not this process has one."""
-    return (runtime_of_kind(kind) for kind in ACCELERATORS)

@@ -214,14 +214,9 @@ def _first_line(cls: type) -> int:
     return inspect.getsourcelines(cls)[1]
 
 
-def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of an error's traceback that lie in the user's files, outermost first."""
-    return [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
-
-
 def from_exception(error: BaseException, what: str, expected: str, fallback: SourceLine | None) -> UserError:
     """An exception in a user's code as a `UserError`, with the traceback reduced to their frames."""
-    frames = user_frames(error)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     place = SourceLine(frames[-1].filename, frames[-1].lineno or 0) if frames else fallback
     if isinstance(error, SyntaxError) and error.filename:
         place = SourceLine(error.filename, error.lineno or 0)

@@ -7,17 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RoundSample, RunDir, append_lines, keep_lines, write_json
-from gpurun.launcher.rundir.records import (
-    Balance,
-    Event,
-    Kind,
-    LaunchConfig,
-    MemoryPeak,
-    Stage,
-    StepRecord,
-    VariantFacts,
-)
+from gpurun.launcher.rundir.records import Balance, Event, Kind, MemoryPeak, Stage, StepRecord, VariantFacts
 from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, MAX_LATE_EVENTS
 from gpurun.launcher.worker.accelerators.clock import StepTiming
 from gpurun.launcher.worker.meters.cpu_time import QUIET, BlockNoise

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gpurun.launcher.worker.accelerators.runtime import every_runtime
+from gpurun.launcher.machine.accelerators import ACCELERATORS
+from gpurun.launcher.worker.accelerators.runtime import runtime_of_kind
 from gpurun.launcher.worker.base.nested import Tree, map_tensors
 
 
@@ -26,8 +27,8 @@ class Precision:
 
     def apply(self) -> None:
         """Sets what float32 matrix products of this process compute in."""
-        for runtime in every_runtime():
-            runtime.allow_tf32(self.name == "tf32")
+        for kind in ACCELERATORS:
+            runtime_of_kind(kind).allow_tf32(self.name == "tf32")
 
     def prepare_model(self, model: nn.Module) -> None:
         """Casts the weights, in place, and sets what float32 matrix products compute in."""

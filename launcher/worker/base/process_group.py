@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import TCPStore
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of
 from gpurun.launcher.machine.network import family_of
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir, write_bytes
-from gpurun.launcher.rundir.records import LaunchConfig
 from gpurun.launcher.strategies import NCCL_ALGORITHMS
 
 _POLL_S = 0.005
@@ -160,39 +160,27 @@ def serve_store(argv: Sequence[str]) -> None:
         signal.pause()
 
 
-class Peers(Protocol):
-    """The other ranks."""
+class Peers:
+    """The other ranks; the base is of a process that has none."""
 
     def barrier(self) -> None:
         """Returns on all ranks within some tens of microseconds."""
-
-    def maximum(self, values: Sequence[float]) -> list[float]:
-        """Element by element, the largest value over ranks."""
-
-    def gather(self, value: float) -> list[float]:
-        """Every rank's value, by rank."""
-
-    def gather_text(self, text: str) -> list[str]:
-        """Every rank's text, by rank."""
-
-
-class Alone:
-    """One process has no peers."""
-
-    def barrier(self) -> None:
         return
 
     def maximum(self, values: Sequence[float]) -> list[float]:
+        """Element by element, the largest value over ranks."""
         return list(values)
 
     def gather(self, value: float) -> list[float]:
+        """Every rank's value, by rank."""
         return [value]
 
     def gather_text(self, text: str) -> list[str]:
+        """Every rank's text, by rank."""
         return [text]
 
 
-class GroupPeers:
+class GroupPeers(Peers):
     """The ranks of a process group. CPU tensors use gloo, whatever backend the gradients use."""
 
     def __init__(self) -> None:

@@ -16,14 +16,15 @@ import torch
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.jobfile.kinds import workload_kind
+from gpurun.launcher.plan.rank_config import LaunchConfig, TrialConfig
 from gpurun.launcher.rundir.control import ControlBlock
 from gpurun.launcher.rundir.files import read_json, write_json
-from gpurun.launcher.rundir.records import LaunchConfig, LossOver, TrialConfig, TrialTimes
+from gpurun.launcher.rundir.records import LossOver, TrialTimes
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.process_group import Alone, GroupPeers, Peers, close_group, init_group
+from gpurun.launcher.worker.base.process_group import GroupPeers, Peers, close_group, init_group
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter, load_meter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds, site_of
@@ -85,13 +86,17 @@ def run_launch(journal: Journal) -> None:
     if rank >= config.world_size:  # the variants that needed this rank aren't measured any more
         journal.enter("done")
         return
-    peers: Peers = Alone()
-    if config.backend is not None:  # with one rank too: DDP needs a group, and a program would have one
-        init_group(config, rank)
-        peers = GroupPeers()
-    measure(journal, peers)
+    measure(journal, joined(config, rank))
     if config.backend is not None:
         close_group()
+
+
+def joined(config: LaunchConfig, rank: int) -> Peers:
+    """The other ranks, once all are there."""
+    if config.backend is None:
+        return Peers()
+    init_group(config, rank)  # with one rank too: DDP needs a group, and a program would have one
+    return GroupPeers()
 
 
 def measure(journal: Journal, peers: Peers) -> None:
@@ -149,7 +154,7 @@ def turn_of(config: LaunchConfig, journal: Journal, peers: Peers, block: Control
     if rank >= config.world_size:
         return Turn(config)
     is_of_all = config.world_size == journal.config.world_size
-    own_peers = peers if is_of_all else Alone()
+    own_peers = peers if is_of_all else Peers()
     workload = build(config)
     assert isinstance(workload, Workload)
     device = torch.device(config.devices[rank])
@@ -238,10 +243,7 @@ def run_trials(journal: Journal, first: Path) -> None:
     config = journal.config
     journal.enter("start")
     torch.set_num_threads(config.threads)
-    peers: Peers = Alone()
-    if config.backend is not None:
-        init_group(config, journal.rank)
-        peers = GroupPeers()
+    peers = joined(config, journal.rank)
     block, load = open_block(journal.run, config.launch, journal.rank), load_of(config, journal.rank)
     for number in itertools.count(int(first.stem)):
         trial = await_trial(first.with_name(f"{number}.json"))
@@ -266,8 +268,7 @@ def measure_trial(
     config, rank = trial.launch, journal.rank
     device, variant = torch.device(config.devices[rank]), config.variants[0].id
     journal.enter("build", variant)
-    torch.manual_seed(config.seed)
-    workload = load_workload(config.workload, dict(config.params), Path(config.job_dir))
+    workload = build(config)
     assert isinstance(workload, Workload), "a micro-benchmark is never searched"
     trainer = Trainer(workload, config, rank)
     clock = runtime_of(device).clock(device)

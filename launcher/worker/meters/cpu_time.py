@@ -39,7 +39,10 @@ def waited_ns() -> dict[str, int] | None:
     `note_end`; the kernel forgets the others.
     """
     try:
-        threads = {thread: _waited_ns(f"/proc/self/task/{thread}") for thread in _computing()}
+        threads = {
+            thread: _waited_ns(f"/proc/self/task/{thread}")
+            for thread in [thread for thread in os.listdir("/proc/self/task") if not _communicates(thread)]
+        }
     except (OSError, ValueError, IndexError):
         return None
     return {**_ended_ns, **threads}
@@ -58,10 +61,6 @@ def thread_waited_ns() -> int:
         return _waited_ns("/proc/thread-self")
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _computing() -> list[str]:
-    return [thread for thread in os.listdir("/proc/self/task") if not _communicates(thread)]
 
 
 @lru_cache(maxsize=4096)

@@ -1,12 +1,13 @@
 """The interface of a strategy for a step, and the layers of a model that strategies treat one by one."""
 
 import importlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from gpurun.launcher.rundir.records import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.worker.base.nested import Tree
 
@@ -29,11 +30,71 @@ class Hints:
     """The layers to treat one by one."""
 
 
-class ProcessPerDevice:
-    """The base of strategies with a process per device; the process group must be there already."""
+class WorkerStrategy(ABC):
+    """A model on the devices of this process; what isn't overridden is so where there are no other ranks."""
 
+    device: torch.device
+    """The device that inputs and targets go to, and outputs come from."""
+    network: nn.Module
+    """The network as the workload made it."""
+    world_size = 1
+    """Over how many ranks gradients are averaged."""
     compression = ""
+    """How gradients are compressed on their way, so that they aren't exact; empty where they aren't."""
     first_passes = 0
+    """Passes of all ranks that must come before all others."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Self:
+        """The model, on its device already, as a rank of the launch runs it."""
+
+    @abstractmethod
+    def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
+        """The model's outputs on `device`; the devices of this process get `chunks` samples each."""
+
+    def optimizer(self, whole: Optimizer) -> Optimizer:
+        """The optimizer that updates the parameters: `whole`, or the part of it that is this rank's."""
+        return whole
+
+    def unwrapped(self) -> nn.Module | None:
+        """The model with all its parameters, on rank 0 at least; `None` where there is no room for it.
+
+        All ranks call it.
+        """
+        return self.network
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All of a parameter or gradient of which this rank may have a part; all ranks call it."""
+        return tensor
+
+    def accumulating(self, active: bool) -> AbstractContextManager[object]:
+        """Forward and backward within it leave their gradients on this rank, if `active`."""
+        return nullcontext()
+
+    def abandon(self) -> None:
+        """Drops what a forward or backward that failed has left."""
+        return
+
+    def alone(self) -> AbstractContextManager[object]:
+        """Forward, backward and the optimizer's step within it communicate with no other rank."""
+        return nullcontext()
+
+    def skip(self) -> torch.Tensor:
+        """The loss of a rank without samples: zero."""
+        raise AssertionError("every rank has samples")
+
+    def total(self, count: int) -> int:
+        """`count` added up over all ranks."""
+        return count
+
+    def share(self, values: Sequence[float]) -> list[float]:
+        """Rank 0's values, on every rank."""
+        return list(values)
+
+
+class ProcessPerDevice(WorkerStrategy):
+    """The base of strategies with a process per device; the process group must be there already."""
 
     def __init__(self, device: torch.device, rank: int) -> None:
         self.device, self.rank, self.world_size = device, rank, dist.get_world_size()
@@ -47,56 +108,6 @@ class ProcessPerDevice:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.broadcast(tensor, src=0)
         return [float(value) for value in tensor]
-
-
-class WorkerStrategy(Protocol):
-    """A model on the devices of this process."""
-
-    device: torch.device
-    """The device that inputs and targets go to, and outputs come from."""
-    world_size: int
-    """Over how many ranks gradients are averaged."""
-    compression: str
-    """How gradients are compressed on their way, so that they aren't exact; empty where they aren't."""
-    first_passes: int
-    """Passes of all ranks that must come before all others."""
-
-    @classmethod
-    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Self:
-        """The model, on its device already, as a rank of the launch runs it."""
-
-    def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
-        """The model's outputs on `device`; the devices of this process get `chunks` samples each."""
-
-    def optimizer(self, whole: Optimizer) -> Optimizer:
-        """The optimizer that updates the parameters: `whole`, or the part of it that is this rank's."""
-
-    def unwrapped(self) -> nn.Module | None:
-        """The model with all its parameters, on rank 0 at least; `None` where there is no room for it.
-
-        All ranks call it.
-        """
-
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All of a parameter or gradient of which this rank may have a part; all ranks call it."""
-
-    def accumulating(self, active: bool) -> AbstractContextManager[object]:
-        """Forward and backward within it leave their gradients on this rank, if `active`."""
-
-    def abandon(self) -> None:
-        """Drops what a forward or backward that failed has left."""
-
-    def alone(self) -> AbstractContextManager[object]:
-        """Forward, backward and the optimizer's step within it communicate with no other rank."""
-
-    def skip(self) -> torch.Tensor:
-        """The loss of a rank without samples: zero."""
-
-    def total(self, count: int) -> int:
-        """`count` added up over all ranks."""
-
-    def share(self, values: Sequence[float]) -> list[float]:
-        """Rank 0's values, on every rank."""
 
 
 def strategy_of(model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> WorkerStrategy:

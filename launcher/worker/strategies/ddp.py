@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.rundir.records import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.launcher.worker.strategies.base import Hints, ProcessPerDevice
 from gpurun.workloads.base import on_device
@@ -103,28 +102,16 @@ class Ddp(ProcessPerDevice):
         """The model as a rank of the launch runs it."""
         skippable = any(0 in v.split or (v.balance and v.balance.minimum == 0) for v in config.variants)
         device = torch.device(config.devices[rank])
-        return cls(model, device, rank, hints.has_unused, skippable, **config.options)
+        return cls(model, device, rank, hints.has_unused, skippable, **config.strategy_options)
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         with on_device(self.rank):
             return self.model(inputs)
 
-    def optimizer(self, whole: Optimizer) -> Optimizer:
-        return whole
-
-    def unwrapped(self) -> nn.Module:
-        return self.network
-
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
     def accumulating(self, active: bool) -> AbstractContextManager[object]:
         # torch fails if the pass that finds out about a static graph isn't synchronized.
         is_first = self.is_static and not self.model._static_graph_delay_allreduce_enqueued
         return self.model.no_sync() if active and not is_first else nullcontext()
-
-    def abandon(self) -> None:
-        return
 
     @contextmanager
     def alone(self) -> Iterator[None]:

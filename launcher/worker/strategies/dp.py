@@ -11,19 +11,18 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, parallel_apply
 from torch.nn.parallel._functions import Gather, Scatter
-from torch.optim import Optimizer
 
 from gpurun.launcher.machine.accelerators import ACCELERATORS, accelerator_of
-from gpurun.launcher.rundir.records import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.nested import (
@@ -38,7 +37,7 @@ from gpurun.launcher.worker.base.nested import (
 )
 from gpurun.launcher.worker.meters import memory
 from gpurun.launcher.worker.meters.cpu_time import note_end
-from gpurun.launcher.worker.strategies.base import Hints
+from gpurun.launcher.worker.strategies.base import Hints, WorkerStrategy
 from gpurun.workloads.base import on_device
 
 T = TypeVar("T")
@@ -261,44 +260,7 @@ def make_replica(
     return copies[network]
 
 
-class OneProcess:
-    """The base of all strategies of a single process: there are no other ranks."""
-
-    network: nn.Module
-    """The network as the workload made it."""
-    world_size = 1
-    compression = ""
-    first_passes = 0
-
-    def optimizer(self, whole: Optimizer) -> Optimizer:
-        return whole
-
-    def unwrapped(self) -> nn.Module:
-        return self.network
-
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def accumulating(self, active: bool) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def abandon(self) -> None:
-        return
-
-    def alone(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def skip(self) -> torch.Tensor:
-        raise AssertionError("one process has all samples")
-
-    def total(self, count: int) -> int:
-        return count
-
-    def share(self, values: Sequence[float]) -> list[float]:
-        return list(values)
-
-
-class Single(OneProcess):
+class Single(WorkerStrategy):
     """The model on one device."""
 
     def __init__(self, model: nn.Module, device: torch.device, index: int = 0) -> None:
@@ -306,9 +268,9 @@ class Single(OneProcess):
         self.network, self.device, self.index = model, device, index
 
     @classmethod
-    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> "Single":
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Self:
         """The model on the device of the rank."""
-        return cls(model, torch.device(config.devices[rank]), rank, **config.options)
+        return cls(model, torch.device(config.devices[rank]), rank, **config.strategy_options)
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         with on_device(self.index):
@@ -373,7 +335,7 @@ def call_replica(replica: Callable[..., Tree], state: ThreadState, index: int, *
         return replica(*inputs)
 
 
-class Dp(OneProcess):
+class Dp(WorkerStrategy):
     """The model on all devices of the job; outputs are gathered, and the loss computed, on the first."""
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
@@ -385,9 +347,9 @@ class Dp(OneProcess):
         )
 
     @classmethod
-    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> "Dp":
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Self:
         """The model on all devices of the launch."""
-        return cls(model, [torch.device(device) for device in config.devices], **config.options)
+        return cls(model, [torch.device(device) for device in config.devices], **config.strategy_options)
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         return self.model(inputs, chunks)

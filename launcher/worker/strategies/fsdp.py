@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.rundir.records import LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.worker.base.failure import is_out_of_memory
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
@@ -91,10 +90,12 @@ class Fsdp(ProcessPerDevice):
             )
 
     @classmethod
-    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> "Fsdp":
+    def of(cls, model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> Self:
         """The model as a rank of the launch runs it."""
         device, precision = torch.device(config.devices[rank]), PRECISIONS[config.precision]
-        return cls(model, device, rank, precision, hints, keeps_plan=config.gradient_check, **config.options)
+        return cls(
+            model, device, rank, precision, hints, keeps_plan=config.gradient_check, **config.strategy_options
+        )
 
     def mesh(self) -> DeviceMesh:
         """The ranks over which parameters are divided."""
@@ -120,9 +121,6 @@ class Fsdp(ProcessPerDevice):
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         with on_device(self.rank):
             return self.model(inputs)
-
-    def optimizer(self, whole: Optimizer) -> Optimizer:
-        return whole
 
     def unwrapped(self) -> nn.Module | None:
         """A copy on rank 0, if it fits there; the others help to fill it."""
@@ -187,9 +185,6 @@ class Fsdp(ProcessPerDevice):
             assert isinstance(unit, FSDPModule)
             unit.set_custom_all_gather(gather)
             unit.set_custom_reduce_scatter(scatter)
-
-    def skip(self) -> Tensor:
-        raise AssertionError("every rank has samples, since each is needed for its part of the parameters")
 
     def abandon(self) -> None:
         self.root.reset_iter_state()

@@ -15,7 +15,8 @@ from gpurun.launcher.balance import (
     balance_of,
     predict,
 )
-from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
+from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming
 from gpurun.launcher.worker.accelerators.runtime import runtime_of

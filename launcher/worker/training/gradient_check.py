@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, LaunchConfig, VariantConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
+from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 from gpurun.launcher.worker.accelerators.runtime import runtime_of

@@ -242,7 +242,10 @@ def as_workload(name: str, built: Any, place: SourceLine | None) -> Workload:
     Raises:
         UserError: an attribute is missing, or isn't what it must be.
     """
-    values = {field.name: getattr(built, field.name, default_of(field.default)) for field in fields(Workload)}
+    values: dict[str, Any] = {
+        field.name: getattr(built, field.name, None if field.default is MISSING else field.default)
+        for field in fields(Workload)
+    }
     workload = LoadedWorkload(**values, built_at=place)
     for attribute, expected, is_right in requirements(workload):
         if not is_right:
@@ -252,10 +255,6 @@ def as_workload(name: str, built: Any, place: SourceLine | None) -> Workload:
             what = f"the workload of {name} has an invalid {attribute!r}"
             raise UserError(what, expected=expected, got=got, place=place)
     return workload
-
-
-def default_of(default: Any) -> Any:
-    return None if default is MISSING else default
 
 
 def shown(value: Any) -> str:
@@ -310,15 +309,15 @@ def requirements(workload: Workload) -> Iterable[tuple[str, str, bool]]:
     yield "count", f"a function count(targets) {optional}", is_optional(w.count)
     yield "blocks", "a tuple of classes of modules", is_classes(w.blocks)
     yield "num_workers", "a number of processes, at least 0", is_count(w.num_workers)
-    yield "notes", "a tuple of sentences", is_sentences(w.notes)
+    yield (
+        "notes",
+        "a tuple of sentences",
+        isinstance(w.notes, tuple | list) and all(isinstance(item, str) for item in w.notes),
+    )
 
 
 def is_optional(value: Any) -> bool:
     return value is None or callable(value)
-
-
-def is_sentences(value: Any) -> bool:
-    return isinstance(value, tuple | list) and all(isinstance(item, str) for item in value)
 
 
 def is_classes(value: Any) -> bool:

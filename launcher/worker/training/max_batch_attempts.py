@@ -10,14 +10,9 @@ import torch
 
 from gpurun.launcher.errors import GpurunError, SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import append_lines, read_json
-from gpurun.launcher.rundir.records import (
-    MAX_STEP_S,
-    Attempt,
-    LaunchConfig,
-    MaxBatchConfig,
-    VariantConfig,
-)
+from gpurun.launcher.rundir.records import MAX_STEP_S, Attempt, MaxBatchConfig, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import format_count, plural
 from gpurun.launcher.worker.accelerators.runtime import runtime_of

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,15 +25,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of
 from gpurun.launcher.machine.process_tree import die_with
+from gpurun.launcher.plan.rank_config import EstimateConfig, LaunchConfig
 from gpurun.launcher.rundir.files import read_json, write_json
-from gpurun.launcher.rundir.records import (
-    EstimateConfig,
-    LaunchConfig,
-    MemoryEstimate,
-    MemoryEstimates,
-    MemoryPeak,
-    VariantConfig,
-)
+from gpurun.launcher.rundir.records import MemoryEstimate, MemoryEstimates, MemoryPeak, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.base.failure import text_of
 from gpurun.launcher.worker.base.nested import map_tensors
@@ -102,7 +96,7 @@ def refusal(config: LaunchConfig, variant: VariantConfig) -> str:
     reasons = {
         "torch.compile decides what is kept": config.compile,
         "its split is found when it runs": variant.balance is not None,
-        "the buffers of `comm_hook` aren't known": config.options.get("comm_hook", "none") != "none",
+        "the buffers of `comm_hook` aren't known": config.comm_hook != "none",
         "the replicas of dp aren't alike on GPUs": STRATEGIES[config.strategy].has_replicas and not is_host,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -200,7 +194,7 @@ class Buckets(Single):
         super().__init__(model, torch.device(CPU.name))
         self.world_size = config.world_size
         self.shards_optimizer = STRATEGIES[config.strategy].shards_optimizer
-        self.is_view = bool(config.options.get("gradient_as_bucket_view"))
+        self.is_view = config.gradient_as_bucket_view
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.buckets: dict[Tensor, Tensor] = {
             parameter: torch.empty_like(parameter.detach()) for parameter in trained
@@ -228,7 +222,7 @@ class Buckets(Single):
 def strategy_without_peers(model: nn.Module, config: LaunchConfig, rank: int, hints: Hints) -> WorkerStrategy:
     """The launch's strategy, which doesn't ask other ranks for anything that only they know."""
     if STRATEGIES[config.strategy].has_buckets:
-        return cast(WorkerStrategy, Buckets(model, config))
+        return Buckets(model, config)
     kind: Any = class_of(config.strategy)
 
     def mesh(self: Any) -> Any:

@@ -12,9 +12,10 @@ import torch
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.control import ControlBlock
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Kind, LaunchConfig, ProfileConfig, VariantConfig
+from gpurun.launcher.rundir.records import Kind, ProfileConfig, VariantConfig
 from gpurun.launcher.stats.schedule import (
     NEXT_WINDOW_STEPS,
     WINDOW_STEPS,

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.rundir.records import LaunchConfig, MemoryPeak, VariantConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
+from gpurun.launcher.rundir.records import MemoryPeak, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpurun.launcher.machine.process_tree import is_alive
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import read_json
-from gpurun.launcher.rundir.records import LaunchConfig
 
 STEPS_BEFORE_FAULT = 3
 

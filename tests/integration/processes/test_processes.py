@@ -20,11 +20,11 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, root_cause
 from gpurun.launcher.inspect.snapshot import observe
 from gpurun.launcher.machine.process_tree import is_alive, kill_descendants
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.guard import Guard, split_process
 from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import LaunchConfig
 from tests.known import known
 from tests.whole import first
 

@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from gpurun import Workload
-from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
+from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
 from gpurun.launcher.worker.training import forward_backward
 from gpurun.launcher.worker.training.batches import step_generator
@@ -175,12 +176,11 @@ def kinds_of(strategy: str, world: int) -> tuple[str, ...]:
 def config(
     strategy: str, world: int, variants: tuple[VariantConfig, ...], precision: str = "fp64"
 ) -> LaunchConfig:
-    in_groups = STRATEGIES[strategy].has_shard_groups
     return LaunchConfig(
         launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
         devices=("cpu",) * world, backend="gloo" if STRATEGIES[strategy].has_backend else None,
         precision=precision, seed=SEED, threads=1, variants=variants, baseline=variants[0].id, warmup=1,
-        rounds=1, options={"shard_size": 3 if world == 3 else 2} if in_groups else {},
+        rounds=1, shard_size=3 if world == 3 else 2,
     )  # fmt: skip
 
 

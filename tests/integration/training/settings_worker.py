@@ -66,7 +66,7 @@ def collectives(rank: int) -> dict[str, int]:
     ]
     for strategy, options, sync_every in cases:
         mine = replace(variant, sync_every=sync_every)
-        trainer = Trainer(workload("mean"), replace(config(strategy, 2, (mine,)), options=options), rank)
+        trainer = Trainer(workload("mean"), replace(config(strategy, 2, (mine,)), **options), rank)
         for number in range(3):  # DDP makes its buckets again after its first step
             before = group._get_sequence_number_for_group()
             trainer.step(trainer.prepare(mine, number), NoClock())
@@ -81,7 +81,7 @@ def ddp_settings(rank: int) -> dict[str, dict[str, Any]]:
     found = {}
     variant = VariantConfig("even", (4, 4), 2)
     for options in DDP_OPTIONS:
-        launch = replace(config("ddp", 2, (variant,), "fp32"), options=options)
+        launch = replace(config("ddp", 2, (variant,), "fp32"), **options)
         trainer = Trainer(wide(), launch, rank)
         assert isinstance(trainer.strategy, Ddp)
         (facts,) = check_gradients(trainer, launch, rank).values()

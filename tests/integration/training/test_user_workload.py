@@ -16,7 +16,8 @@ from PIL import Image
 
 from gpurun.launcher.errors import ParamsError, VariantError
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU
-from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
+from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.worker.base.failure import UserError
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.gradient_check import check_gradients

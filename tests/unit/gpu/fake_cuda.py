@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpurun.launcher.rundir.records import LaunchConfig, VariantConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
+from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 
 

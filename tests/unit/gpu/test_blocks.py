@@ -37,7 +37,7 @@ from gpurun.launcher.worker.accelerators.clock import HostClock
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.precision import PRECISIONS
-from gpurun.launcher.worker.base.process_group import Alone
+from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.meters.gpu_load import GpuMeter, LoadMeter
 from gpurun.launcher.worker.strategies.dp import Single
 from gpurun.launcher.worker.training import max_batch_attempts
@@ -242,7 +242,7 @@ def bench_on_gpu(directory: Path, trainer: Steps) -> TimedRounds:
     device, requests = torch.device("cuda", 0), TraceRequests(config, 0, None)
     clock = Said(now_ns=lambda: next(times))
     return TimedRounds(
-        config, cast(Any, trainer), clock, Alone(), Journal(config, 0), device, requests, Sampled(device)
+        config, cast(Any, trainer), clock, Peers(), Journal(config, 0), device, requests, Sampled(device)
     )
 
 

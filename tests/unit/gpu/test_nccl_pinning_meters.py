@@ -27,7 +27,7 @@ from gpurun.launcher.worker.base.failure import is_secondary
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.nested import join_rows, tensors_of
 from gpurun.launcher.worker.base.precision import PRECISIONS
-from gpurun.launcher.worker.base.process_group import Alone
+from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.meters import cpu_time
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import GpuMeter, LoadMeter
@@ -270,7 +270,7 @@ def test_the_untimed_step_is_done_before_energy_is_counted(
 # 31: micro-benchmarks
 
 
-class Texts(Alone):
+class Texts(Peers):
     """Two ranks: the other one's GPU is slowed down, too."""
 
     def gather_text(self, text: str) -> list[str]:

@@ -24,9 +24,10 @@ from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.expand import processes_in_turns
 from gpurun.launcher.plan.launch_config import launch_config_for, program_config
 from gpurun.launcher.plan.model import Plan, Variant
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.report.tensorboard import hyperparameters
 from gpurun.launcher.run.attempts import model_of
-from gpurun.launcher.rundir.records import LaunchConfig, ProgramConfig, VariantConfig
+from gpurun.launcher.rundir.records import ProgramConfig, VariantConfig
 from gpurun.launcher.search.space import keys_of, processes_for
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
 from tests.unit.house.source import identifiers, modules
@@ -199,7 +200,9 @@ def test_the_worker_reads_all_that_it_is_given(kind: type) -> None:
     read = {
         name for module in modules().values() if module.package == "worker" for _, name in identifiers(module)
     }
-    assert {one.name for one in fields(kind)} <= read
+    others = {name for name, row in SETTINGS.items() if TRAINING not in row.kinds} | {"device_count"}
+    assert {one.name for one in fields(kind)} - others <= read
+    assert others - {"device_count"} >= {"script", "module", "args", "options", "env"}
 
 
 @pytest.mark.parametrize("name", VARYING)

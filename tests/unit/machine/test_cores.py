@@ -6,15 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.launcher.compare.interference import less_at_once
 from gpurun.launcher.machine import process_tree
-from gpurun.launcher.machine.process_tree import (
-    Reading,
-    becomes_quiet,
-    cpu_ns,
-    free_cores,
-    left_by_others,
-    less_at_once,
-)
+from gpurun.launcher.machine.process_tree import Reading, becomes_quiet, cpu_ns, free_cores, left_by_others
 
 MS = 1_000_000
 START = Reading(0, 5_000 * MS, 400 * MS)

@@ -57,7 +57,7 @@ def test_a_lost_node_is_replaced_by_one_that_is_like_it(tmp_path: Path) -> None:
     text = "nodes: 2\nscript: train.py\ndevices: cuda\n"
     plan = plan_of(text.removeprefix("nodes: 2\n"), tmp_path)
     spec, machine = load_text(text, "job.yaml", (), tmp_path), inspect_machine()
-    ready = Prepared(spec, machine, plan, RunDir(tmp_path / "run"), tmp_path)
+    ready = Prepared(plan, spec, RunDir(tmp_path / "run"), tmp_path, machine)
     other = replace(NODES[1], host="c", address="10.0.0.3", gpus=(NodeGpu("G-c0", "H200"),))
     replaced = with_nodes(ready, machine, (NODES[0], other))
     assert replaced.plan.launches[0].processes[2].env["CUDA_VISIBLE_DEVICES"] == "G-c0"

@@ -20,8 +20,9 @@ from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.estimate import estimate_s
 from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, turns_of
 from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.report.terminal.plan import headlines
-from gpurun.launcher.rundir.records import LaunchConfig, MemoryPeak, ProfileConfig, VariantConfig
+from gpurun.launcher.rundir.records import MemoryPeak, ProfileConfig, VariantConfig
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.wording import Wording
 
@@ -213,6 +214,7 @@ def test_a_config_holds_all_that_workers_need() -> None:
         job_dir="/job",
         params={"width": 8},
         strategy="ddp",
+        device_count=2,
         devices=("cpu", "cpu"),
         backend="gloo",
         precision="fp32",
@@ -230,13 +232,10 @@ def test_a_config_holds_all_that_workers_need() -> None:
         memory=True,
         ablation_rounds=6,
         draw="/run",
-        options={
-            "bucket_mb": 25,
-            "first_bucket_mb": 1,
-            "static_graph": False,
-            "comm_hook": "none",
-            "gradient_as_bucket_view": False,
-        },
+        bucket_mb=25,
+        first_bucket_mb=1,
+        reshard=False,
+        shard_size=0,
         device_names=("cpu:0", "cpu:1"),
     )
     assert msgspec.json.decode(msgspec.json.encode(config), type=LaunchConfig) == config

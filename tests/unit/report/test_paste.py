@@ -11,7 +11,7 @@ from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.jobfile.settings import SETTINGS, Settings
 from gpurun.launcher.report.snippet import NOT_OF_LOOP, in_lines, lines_to_paste, map_style, settings_of_loop
 from gpurun.launcher.run.attempts import merged_facts
-from gpurun.launcher.run.open import find_run
+from gpurun.launcher.run.find import find_run
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import NO_STEPS, VariantFacts
 from tests.unit.compare import hand_made

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.inspect.snapshot import RankSnapshot
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.pool import RankPool
 from gpurun.launcher.processes.protocol import Exit, StartRequest
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
-from gpurun.launcher.rundir.records import Event, FailureRecord, LaunchConfig
+from gpurun.launcher.rundir.records import Event, FailureRecord
 
 Steps = tuple[int, ...]
 Line = tuple[

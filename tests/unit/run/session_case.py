@@ -12,11 +12,12 @@ from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import Event, FailureRecord, LaunchConfig, VariantStatus
+from gpurun.launcher.rundir.records import Event, FailureRecord, VariantStatus
 from tests.unit.run.fake_ranks import FakeClock, FakeRanks, Script
 
 EVEN, SPLIT = "ddp-2-even", "ddp-2-6-2"

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.model import Comparison
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.attempts import has_ended
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
-from gpurun.launcher.rundir.records import LaunchConfig, Look, MemoryPeak, StepRecord
+from gpurun.launcher.rundir.records import Look, MemoryPeak, StepRecord
 from tests.said import notes_of
 from tests.unit.run.fake_ranks import Script
 from tests.unit.run.session_case import (

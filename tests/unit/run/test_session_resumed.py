@@ -13,6 +13,7 @@ from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.run import job
 from gpurun.launcher.run.attempts import let_run_again, resumption_text
 from gpurun.launcher.run.job import Output, Prepared, attended, carry_out, check_store, finish
@@ -20,7 +21,7 @@ from gpurun.launcher.run.open import Invocation, as_planned_for, open_run, plan_
 from gpurun.launcher.rundir import store
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.paths import Url
-from gpurun.launcher.rundir.records import Event, LaunchConfig, StepRecord
+from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.rundir.store import Store, keep_at
 from tests.said import notes_of
 from tests.unit.run.fake_ranks import FakeClock, OfRank, Script
@@ -203,7 +204,7 @@ def test_only_the_node_that_copies_a_run_says_where_it_is(
     starter, machine = case.session.starter, replace(inspect_machine(), gpus=())
     keep_at(case.run.path, Url(url))
     monkeypatch.setattr(job, "Session", lambda **_: case.session)
-    ready = Prepared(starter.spec, machine, case.plan, case.run, tmp_path)
+    ready = Prepared(case.plan, starter.spec, case.run, tmp_path, machine)
     carry_out(ready, case.ranks, Output(quiet=True), on_other_nodes.append)
     assert f"the run is also at {url}" in capsys.readouterr().err
     assert on_other_nodes == []

@@ -28,12 +28,12 @@ def run(tmp_path: Path) -> RunDir:
 def test_a_run_that_a_group_may_change_is_not_resumed(run: RunDir, place: str, wording: Wording) -> None:
     path = run.path / place
     path.chmod(0o775)
-    check_owner(run)  # the group of root has no other member
+    check_owner(run.path)  # the group of root has no other member
     os.chown(path, -1, 12345)
     with wording.raises(SpecError):
-        check_owner(run)
+        check_owner(run.path)
     path.chmod(0o755)
-    check_owner(run)
+    check_owner(run.path)
 
 
 ACL = "system.posix_acl_access"
@@ -61,12 +61,12 @@ def test_a_run_that_an_access_list_lets_others_change_is_not_resumed(
     path = run.path / place
     let_write(path, tag, 5)
     if os.geteuid() == 0:  # whose group has no other member
-        check_owner(run)
+        check_owner(run.path)
     let_write(path, tag, 7)
     with wording.raises(SpecError):
-        check_owner(run)
+        check_owner(run.path)
     path.chmod(0o755)  # as the remedy does: the mask
-    check_owner(run)
+    check_owner(run.path)
 
 
 @other_user

@@ -9,8 +9,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import Interrupted, MachineError, SpecError
+from gpurun.launcher.run.find import find_run, traces_of
 from gpurun.launcher.run.job import check_store
-from gpurun.launcher.run.open import find_run, traces_of
 from gpurun.launcher.rundir import paths as urls
 from gpurun.launcher.rundir.paths import Url, as_url
 from gpurun.launcher.rundir.store import (

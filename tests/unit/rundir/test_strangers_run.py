@@ -18,8 +18,8 @@ from gpurun.launcher.compare.figures.ranks import read_traced
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.logs.relay import all_lines, not_shown
 from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Plan
-from gpurun.launcher.run.open import find_run, read_invocation
-from gpurun.launcher.rundir.control import MAX_RECORDS_BYTES
+from gpurun.launcher.run.find import MAX_RECORDS_BYTES, find_run
+from gpurun.launcher.run.open import read_invocation
 from gpurun.launcher.rundir.files import (
     MAX_BYTES,
     MAX_EVENTS_BYTES,

@@ -19,8 +19,7 @@ from gpurun.launcher.compare.figures.ranks import read_traced
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.report.tensorboard import SUFFIX, write_tensorboard
-from gpurun.launcher.run.open import find_run
-from gpurun.launcher.rundir.control import checked_run
+from gpurun.launcher.run.find import checked_run, find_run
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.html import write_html
 from gpurun.launcher.trace.analysis.analyse import analyse
@@ -170,7 +169,7 @@ def test_nothing_is_read_through_a_link_that_was_put_there_after_the_check(
         if left:
             swapped(victim := left.pop(), outside / victim.relative_to(traced_run.path))
 
-    monkeypatch.setattr("gpurun.launcher.run.open.checked_run", check_and_swap)
+    monkeypatch.setattr("gpurun.launcher.run.find.checked_run", check_and_swap)
     monkeypatch.setattr("gpurun.launcher.trace.analysis.analyse.find_traces", find_and_swap)
     assert "OUTSIDE" not in shown(command, traced_run.path)
     assert not left

@@ -99,7 +99,7 @@ def unusable(build: TorchBuild, cuda: str) -> Change:
     def change(seen: Evidence) -> Evidence:
         found = replace(seen.machine, cuda_driver_version=cuda)
         gpu = found.gpus[0]
-        problem = nvidia_problem(build, found, gpu, "cuda", "x86_64")  # type: ignore[arg-type]  # enough of it
+        problem = nvidia_problem(build, found, gpu, "cuda", "x86_64")
         assert problem
         return with_gpus(seen, lambda gpu: replace(gpu, unusable=problem))
 

@@ -24,9 +24,10 @@ from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
-from gpurun.launcher.rundir.records import LaunchConfig, StepRecord, VariantConfig, VariantStatus
+from gpurun.launcher.rundir.records import StepRecord, VariantConfig, VariantStatus
 from gpurun.launcher.worker import profiling
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
 from gpurun.launcher.worker.base.failure import UserError

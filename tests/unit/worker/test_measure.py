@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from gpurun.launcher.compare.figures.recorded import round_times
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Kind, LaunchConfig, StepRecord, VariantConfig
+from gpurun.launcher.rundir.records import Kind, StepRecord, VariantConfig
 from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming
 from gpurun.launcher.worker.base import journal as journal_module
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.process_group import Alone
+from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.entry.workload_rank import measure
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 from gpurun.launcher.worker.training.timed_rounds import TimedRounds, TraceRequests, Turn, run_in_turns
@@ -67,7 +68,7 @@ class FakeTrainer:
 
 
 @dataclass
-class SlowPeer(Alone):
+class SlowPeer(Peers):
     """Another rank that takes longer by `extra_ns`."""
 
     extra_ns: float = 0.0
@@ -107,7 +108,7 @@ def bench(
     journal = Journal(config, 0)
     device, requests = torch.device("cpu"), TraceRequests(config, 0, None)
     load = LoadMeter(device)
-    measured = TimedRounds(config, cast(Trainer, trainer), clock, Alone(), journal, device, requests, load)
+    measured = TimedRounds(config, cast(Trainer, trainer), clock, Peers(), journal, device, requests, load)
     return measured, trainer
 
 
@@ -241,7 +242,7 @@ def test_the_slowest_rank_decides(tmp_path: Path) -> None:
 
 
 @dataclass
-class CountingPeers(Alone):
+class CountingPeers(Peers):
     """All ranks of a launch."""
 
     barriers: int = 0
@@ -278,7 +279,7 @@ def test_strategies_of_one_process_are_measured_in_the_same_rounds_or_one_after_
         gradient_check=False,
     )  # fmt: skip
     dp = replace(config, strategy="dp", devices=("cpu", "cpu"), variants=(VariantConfig("dp", (1, 1), 1),))
-    measure(Journal(replace(config, guests=(dp,), takes_turns=takes_turns), 0), Alone())
+    measure(Journal(replace(config, guests=(dp,), takes_turns=takes_turns), 0), Peers())
     events = [(event.stage, event.variant) for event in RunDir(tmp_path).read_events(config.launch)]
     assert events[-1] == ("done", None)
     rounds = [str(variant) for stage, variant in events if stage == "round"]

@@ -25,13 +25,14 @@ from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.report.tensorboard import curve_points
 from gpurun.launcher.report.terminal.table import curve_lines, curve_tables
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantConfig
+from gpurun.launcher.rundir.records import PointRecord, VariantConfig
 from gpurun.launcher.units import size_text
 from gpurun.launcher.worker.base.journal import Journal
-from gpurun.launcher.worker.base.process_group import Alone
+from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.meters.cpu_time import BlockNoise, NoiseMeter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds
 from gpurun.workloads.micro_benchmarks import (
@@ -110,7 +111,7 @@ def test_every_round_runs_each_case_for_a_block(tmp_path: Path) -> None:
     )  # fmt: skip
     work = FakeWork()
     journal = Journal(config, 0)
-    ProbeRounds(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns).run()
+    ProbeRounds(Probe("bytes", work.cases), CPU, journal, Peers(), lambda: work.now_ns).run()
     records = RunDir(tmp_path).read_points("v")
     assert [record.round for record in records] == [1, 1, 2, 2, 3, 3]
     assert {(r.series, r.time_ns, r.repetitions) for r in records} == {("quick", 1e6, 10), ("slow", 40e6, 1)}
@@ -209,13 +210,13 @@ def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path, wording: 
     work, journal = FakeWork(), Journal(config, 0)
     waited, others = itertools.count(0, 10**15), itertools.count(0, 10**15)
     meter = NoiseMeter(lambda: {"main": next(waited)}, lambda: next(others), lambda: False)
-    ProbeRounds(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns, meter).run()
+    ProbeRounds(Probe("bytes", work.cases), CPU, journal, Peers(), lambda: work.now_ns, meter).run()
     skipped, busy = journal.facts["v"].warnings
     assert skipped == "skipped: something"
     wording(busy, hide="(?<=core in ).*(?= % of)")
 
 
-class Two(Alone):
+class Two(Peers):
     """Two ranks on the same cores, which do the same."""
 
     def gather(self, value: float) -> list[float]:

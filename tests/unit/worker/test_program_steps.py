@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gpurun
-from gpurun.launcher.compare.figures.recorded import queue_percent, waiting_of_ranks
+from gpurun.launcher.compare.figures.recorded import queue_percent
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import (
     CaptureRequest,
@@ -22,6 +22,7 @@ from gpurun.launcher.rundir.records import (
     StepRecord,
     VariantRef,
 )
+from gpurun.launcher.stats.busy import waiting_of_ranks
 from gpurun.launcher.worker import profiling
 from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter

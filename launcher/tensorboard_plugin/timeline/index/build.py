@@ -15,12 +15,11 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -185,7 +184,7 @@ WORTH = 0.6
 """A level with more than this share of the blocks of the finer one isn't kept."""
 
 
-class Writer:
+class Writer(AbstractContextManager["Writer"]):
     """Appends to the column files in `directory`, and keeps count of what they hold."""
 
     def __init__(self, directory: Path, matched: Matched, parallelism: Sequence[str]) -> None:
@@ -205,12 +204,7 @@ class Writer:
             name: self._stack.enter_context((directory / name).open("wb")) for name in COLUMNS
         }
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def add(self, rank: int, draft: RankDraft, realigned: Realigned) -> None:
@@ -272,7 +266,9 @@ class Writer:
         levels = [self._level(0, blocks)]
         levels += [self._level(shortest_ns, coarse) for shortest_ns, coarse in coarser(blocks)]
         row = Row(self.num_entries, self.num_entries, tuple(levels))
-        self.lanes.append(Lane(rank, name, _band_label(rank, name), (row,)))
+        self.lanes.append(
+            Lane(rank, name, f"rank {rank}" if name == "overview" else f"rank {rank} by {name}", (row,))
+        )
 
     def _level(self, shortest_ns: int, blocks: Blocks) -> Level:
         self._write(
@@ -290,10 +286,6 @@ class Writer:
     def _write(self, **columns: NDArray[Any]) -> None:
         for name, values in columns.items():
             values.astype(COLUMNS[name], copy=False).tofile(self._files[name])
-
-
-def _band_label(rank: int, name: str) -> str:
-    return f"rank {rank}" if name == "overview" else f"rank {rank} by {name}"
 
 
 def _on_clock(parts: dict[BlockKind, Intervals], realigned: Realigned) -> tuple[Int64, Int64, Int8]:

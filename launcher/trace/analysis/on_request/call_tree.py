@@ -11,19 +11,14 @@ import numpy as np
 from gpurun.launcher.trace.analysis.on_request.shapes import own_host_ns, shapes_and_types
 from gpurun.launcher.trace.analysis.steps import Launched, capture_begun
 from gpurun.launcher.trace.analysis.tables import Nesting, Selection, compute_ops, nest, stretches
+from gpurun.launcher.trace.diff import MAX_ROWS, Path, Place, in_order
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.columns import NO_SHAPES, Spans, Trace
-from gpurun.launcher.trace.model import OperatorTotal, RowKind
+from gpurun.launcher.trace.model import OperatorTotal
 
 MAX_DEPTH = 64
 """The depth limit: what is nested deeper counts for the range at that depth."""
-MAX_ROWS = 10_000
-"""The row limit of a rank, and of a report; those with most time."""
 ROOT = -1
-
-Place = tuple[RowKind, str]
-Path = tuple[Place, ...]
-"""The places from the outermost module or operator to the one that is meant."""
 OUTSIDE: Path = (("outside", "outside of all operators and modules"),)
 
 
@@ -246,16 +241,3 @@ def operator_totals(ranks: Iterable[Sequence[CallNode]]) -> tuple[OperatorTotal,
         OperatorTotal(len(path) - 1, *path[-1], sums[path][0], totals[path] / 1000, sums[path][1] / 1000)
         for path in in_order(kept)
     )
-
-
-def in_order(paths: Iterable[Path]) -> list[Path]:
-    """Each path after the one around it, in the order in which those of one place come."""
-    inner: defaultdict[Path, list[Path]] = defaultdict(list)
-    for path in paths:
-        inner[path[:-1]].append(path)
-    found: list[Path] = []
-    waiting = inner[()][::-1]
-    while waiting:
-        found.append(waiting.pop())
-        waiting += inner[found[-1]][::-1]
-    return found

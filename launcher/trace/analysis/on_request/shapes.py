@@ -113,7 +113,7 @@ def op_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Selection, de
 def _hands_on(trace: Trace) -> NDArray[np.bool_]:
     """Operators that leave their work to another one with shapes: as `aten::linear` does to `aten::addmm`."""
     assert trace.details is not None
-    works = np.array([_has_formula(name) for name in trace.op_names], dtype=bool)[trace.ops.name]
+    works = np.array([name in _FORMULAS for name in trace.op_names], dtype=bool)[trace.ops.name]
     works &= trace.details.of_op != NO_SHAPES
     found = np.zeros(len(trace.ops), dtype=bool)
     for stretch in stretches(trace.ops):
@@ -509,11 +509,6 @@ _FORMULAS: Mapping[str, Formula] = {
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention(7, passes=2.5, first=1),
     "aten::_scaled_dot_product_efficient_attention_backward": _attention(11, passes=2.5, first=1),
 }  # fmt: skip
-
-
-def _has_formula(name: str) -> bool:
-    """Whether the work of this operator's calls is known from their shapes."""
-    return name in _FORMULAS
 
 
 def call_of(dims: Sequence[Any], types: Sequence[Any], values: Sequence[Any]) -> OperatorCall:
