@@ -32,8 +32,7 @@ JOB = "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n"
 )
 def test_a_bad_job_file_is_reported_with_its_place(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "job.yaml").write_bytes(content)
-    result = gpurun(tmp_path, "check", "job.yaml")
-    assert result.code == 2
+    result = gpurun(tmp_path, "check", "job.yaml").ended(2)
     assert words in result.err
     assert "Traceback" not in result.err
     assert not (tmp_path / "owned").exists()
@@ -48,18 +47,15 @@ def test_a_missing_argument_is_named_with_what_to_do(tmp_path: Path, command: st
 
 def test_what_is_no_job_file(tmp_path: Path) -> None:
     assert "this is a directory" in gpurun(tmp_path, "check", ".").err
-    missing = gpurun(tmp_path, "nothing.yaml")
-    assert missing.code == 2
+    missing = gpurun(tmp_path, "nothing.yaml").ended(2)
     assert "nothing.yaml" in missing.err
-    typo = gpurun(tmp_path, "chek")
-    assert typo.code == 2
+    typo = gpurun(tmp_path, "chek").ended(2)
     assert "gpurun check" in typo.err
 
 
 def test_gpus_that_are_not_there_are_the_machines_fault(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB.replace("cpu:2", "[cuda:0, cuda:97]"))
-    result = gpurun(tmp_path, "job.yaml", "--out", "run")
-    assert result.code == 3
+    result = gpurun(tmp_path, "job.yaml", "--out", "run").ended(3)
     assert "cuda:97" in result.err or "no GPU" in result.err
     line = next(n for n, text in enumerate(JOB.splitlines(), 1) if "cpu:2" in text)
     assert f"job.yaml:{line}:" in result.err
@@ -71,16 +67,13 @@ def test_init_writes_a_job_that_check_accepts_and_never_overwrites(tmp_path: Pat
     first = (tmp_path / "job.yaml").read_text().partition("\n")[0]
     schema = (tmp_path / first.removeprefix("# yaml-language-server: $schema=")).read_text()
     assert json.loads(schema)["properties"]["compare"]
-    checked = gpurun(tmp_path, "check", "job.yaml")
-    assert checked.code == 0
+    checked = gpurun(tmp_path, "check", "job.yaml").ended()
     assert "2 variants" in checked.out  # it compares something
     (tmp_path / "job.yaml").write_text(JOB)
-    again = gpurun(tmp_path, "init")
-    assert again.code == 2
+    again = gpurun(tmp_path, "init").ended(2)
     assert "--force" in again.err
     assert (tmp_path / "job.yaml").read_text() == JOB
-    nowhere = gpurun(tmp_path, "init", "new/job.yaml")
-    assert nowhere.code == 2
+    nowhere = gpurun(tmp_path, "init", "new/job.yaml").ended(2)
     assert "create it first: mkdir" in nowhere.err
     assert not (tmp_path / "new").exists()
 
@@ -208,8 +201,7 @@ def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     write(tmp_path, "torch.py", "open('imported', 'w')")
     before = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     for command in ("job.yaml", "run torch.py"):
-        result = gpurun(tmp_path, *command.split(), "--out", "file/run", env=before)
-        assert result.code == 3
+        result = gpurun(tmp_path, *command.split(), "--out", "file/run", env=before).ended(3)
         assert "can't write file/run: " in result.err
         assert "--out" in result.err
         assert "Traceback" not in result.err
@@ -218,33 +210,28 @@ def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_no_file_can_be_made_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = gpurun(tmp_path, "init", "file/job.yaml")
-    assert result.code == 3
+    result = gpurun(tmp_path, "init", "file/job.yaml").ended(3)
     assert "a part of that path is not a directory" in result.err
     assert "--out" not in result.err
     assert "space" not in result.err
 
 
 def test_mistakes_of_gpurun_run_have_the_commands_name_once(tmp_path: Path, wording: Wording) -> None:
-    result = gpurun(tmp_path, "run", "nope.py", "--devices", "cpu:2")
-    assert result.code == 2
+    result = gpurun(tmp_path, "run", "nope.py", "--devices", "cpu:2").ended(2)
     wording(result.err)
-    result = gpurun(tmp_path, "run", "-m", "no_such_package", "--devices", "cpu:2")
-    assert result.code == 2
+    result = gpurun(tmp_path, "run", "-m", "no_such_package", "--devices", "cpu:2").ended(2)
     wording(result.err.splitlines()[0])
     wording(result.err)
 
 
 def test_resume_without_a_job_says_what_to_type(tmp_path: Path, wording: Wording) -> None:
-    result = gpurun(tmp_path, "--resume")
-    assert result.code == 2
+    result = gpurun(tmp_path, "--resume").ended(2)
     wording(result.err)
 
 
 def test_a_directory_with_other_files_is_not_to_be_resumed(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
-    result = gpurun(tmp_path, "job.yaml", "--out", ".")
-    assert result.code == 2
+    result = gpurun(tmp_path, "job.yaml", "--out", ".").ended(2)
     assert "with other files" in result.err
     assert "--resume" not in result.err
 
@@ -332,8 +319,7 @@ def test_the_newest_run_is_found_by_name_and_ddp_may_have_one_rank(tmp_path: Pat
     assert (variant["strategy"], ending(variant), variant["gradient_error"]) == ("ddp", "ok", 0.0)
     kept = json.loads((latest.parent / latest.read_text().strip() / "comparison.json").read_text())
     for named in (("job.yaml", "--resume"), ("--resume", "runs/short/latest")):
-        again = gpurun(tmp_path, *named, "--json")
-        assert again.code == 0, again.err
+        again = gpurun(tmp_path, *named, "--json").ended()
         assert (again.measured["resumed"]["launches"], again.measured["resumed"]["not_begun"]) == (1, 0)
         assert again.measured | {"resumed": None} == kept
 
@@ -387,8 +373,7 @@ def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(
     assert not before["complete"]
     assert before["variants"][0]["rounds"] >= 2
     shutil.copytree(made.directory, tmp_path, dirs_exist_ok=True)
-    result = gpurun(tmp_path, "--resume", "run")
-    assert result.code == 0, result.err
+    result = gpurun(tmp_path, "--resume", "run").ended()
     assert result.comparison["complete"]
     # The round that was cut off counts for neither; the half of it that was complete is still there.
     assert {variant["rounds"] for variant in result.comparison["variants"]} <= {4, 5}

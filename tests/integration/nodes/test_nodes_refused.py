@@ -21,8 +21,7 @@ JOB = """
 
 def test_flags_without_nodes(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
-    result = gpurun(tmp_path, "job.yaml", "--set", "nodes=1", "--node-rank", "0")
-    assert result.code == 2
+    result = gpurun(tmp_path, "job.yaml", "--set", "nodes=1", "--node-rank", "0").ended(2)
     assert "job with several nodes" in result.err
 
 

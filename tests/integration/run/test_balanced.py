@@ -24,9 +24,7 @@ JOB = """
 def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
     directory = tmp_path_factory.mktemp("balance")
     write(directory, "job.yaml", JOB)
-    result = gpurun(directory, "job.yaml", "--out", "run")
-    assert result.code == 0, result.err
-    return result
+    return gpurun(directory, "job.yaml", "--out", "run").ended()
 
 
 @pytest.mark.alone
@@ -77,8 +75,7 @@ def test_a_resumed_run_keeps_the_split_that_was_found(run: Result) -> None:
     status = run.directory / "run/variants/ddp-2-balanced/status.json"
     status.write_text(json.dumps({"status": "failed", "reason": "as if"}))
     (run.directory / "run/launches/01-ddp-2/events.jsonl").write_text("")
-    again = gpurun(run.directory, "job.yaml", "--resume", "run")
-    assert again.code == 0, again.err
+    again = gpurun(run.directory, "job.yaml", "--resume", "run").ended()
     assert (run.directory / "run/variants/ddp-2-balanced/balance.json").read_bytes() == before
     config = json.loads((run.directory / "run/launches/01-ddp-2~2/launch.json").read_text())
     assert config["variants"][-1]["split"] == json.loads(before)["best"]["split"]
@@ -90,8 +87,7 @@ def test_the_plan_holds_it_unresolved_and_leaves_out_a_batch_that_is_too_small(t
     plan = gpurun(tmp_path, "check", "job.yaml", "--json").json
     assert [variant["split"] for variant in plan["variants"]] == [[16, 16], []]
     three = ("--set", "devices=cpu:3", "--set", "params.alpha_ms=1", "--set", "params.beta_ms=1")
-    shown = gpurun(tmp_path, "check", "job.yaml", *three, "--set", "global_batch=2")
-    assert shown.code == 0
+    shown = gpurun(tmp_path, "check", "job.yaml", *three, "--set", "global_batch=2").ended()
     assert "2 samples can't give" in shown.out
 
 
@@ -99,8 +95,9 @@ def test_the_plan_holds_it_unresolved_and_leaves_out_a_batch_that_is_too_small(t
 @pytest.mark.alone
 def test_dp_measures_its_replicas(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "strategy=dp", "--set", "steps.rounds=2")
-    assert result.code == 0, result.err
+    result = gpurun(
+        tmp_path, "job.yaml", "--out", "run", "--set", "strategy=dp", "--set", "steps.rounds=2"
+    ).ended()
     found = result.variant("dp-2-balanced")
     assert 6 <= found["split"][1] <= 8
     assert found["gradient_error"] < 1e-4
@@ -111,8 +108,7 @@ def test_dp_measures_its_replicas(tmp_path: Path) -> None:
 def test_a_device_may_be_left_without_samples(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     far = ("--set", "params.alpha_ms=[1, 60]", "--set", "min_local_batch=0", "--set", "steps.rounds=2")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", *far)
-    assert result.code == 0, result.err
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", *far).ended()
     found = result.variant("ddp-2-balanced")
     assert found["split"] == [32, 0]
     assert found["gradient_error"] < 1e-4
@@ -123,8 +119,7 @@ def test_a_device_may_be_left_without_samples(tmp_path: Path) -> None:
 def test_fewer_samples_than_devices_leave_some_out(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
     few = ("--set", "global_batch=1", "--set", "min_local_batch=0", "--set", "compare.split=[balanced]")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", *few, "--set", "steps.rounds=2")
-    assert result.code == 0, result.err
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", *few, "--set", "steps.rounds=2").ended()
     assert result.variant("ddp-2-balanced")["split"] == [1, 0]
 
 

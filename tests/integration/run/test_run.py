@@ -19,8 +19,7 @@ Made = Callable[[str], Result]
 @pytest.fixture
 def naps(canonical_run: Made) -> Path:
     """A finished run of the sleep job; its directory holds `job.yaml` and `run`."""
-    result = canonical_run("splits")
-    assert result.code == 0, result.err
+    result = canonical_run("splits").ended()
     return result.directory
 
 
@@ -41,9 +40,7 @@ def by_formula(naps: Path, tmp_path: Path) -> Result:
                 "others_ns": 0,
             }
         steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = gpurun(tmp_path, "report", "run")
-    assert result.code == 0, result.err
-    return result
+    return gpurun(tmp_path, "report", "run").ended()
 
 
 def test_the_run_itself_ends_with_the_table_its_sentence_and_how_to_look_further(
@@ -174,8 +171,7 @@ def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> Non
     assert (same.code, same.err) == (0, "A and B are the same run: run\n")
     assert "A: run   B: run" in same.out.splitlines()
     assert not [line for line in same.out.splitlines() if line.endswith("…") or line.startswith("    ")]
-    result = gpurun(naps, "diff", "run", "run", "--fail-slower", "1%", "--json")
-    assert result.code == 6
+    result = gpurun(naps, "diff", "run", "run", "--fail-slower", "1%", "--json").ended(6)
     assert "undecided at 1 %" in result.err
     found = result.json["gate"]
     assert found["outcome"] == "undecided"
@@ -188,8 +184,7 @@ def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> Non
 def test_resuming_a_finished_run_measures_nothing(naps: Path, tmp_path: Path) -> None:
     naps = shutil.copytree(naps, tmp_path / "naps")
     steps = (naps / "run" / "variants" / "ddp-2-even" / "rank0.jsonl").read_bytes()
-    result = gpurun(naps, "--resume", "run")
-    assert result.code == 0, result.err
+    result = gpurun(naps, "--resume", "run").ended()
     assert (naps / "run" / "variants" / "ddp-2-even" / "rank0.jsonl").read_bytes() == steps
     assert json.loads((naps / "run" / "comparison.json").read_text())["findings"][0]["text"] in result.out
 
@@ -197,22 +192,18 @@ def test_resuming_a_finished_run_measures_nothing(naps: Path, tmp_path: Path) ->
 def test_another_job_is_not_resumed(naps: Path) -> None:
     result = gpurun(
         naps, "job.yaml", "--resume", "run", "--set", "global_batch=16", "--set", "compare.split=[even]"
-    )
-    assert result.code == 2
+    ).ended(2)
     assert "another job" in result.err
 
 
 def test_a_new_run_never_overwrites_one(naps: Path) -> None:
-    result = gpurun(naps, "job.yaml", "--out", "run")
-    assert result.code == 2
+    result = gpurun(naps, "job.yaml", "--out", "run").ended(2)
     assert "--resume run" in result.err
 
 
 @pytest.fixture
 def strategies(canonical_run: Made) -> Result:
-    result = canonical_run("strategies")
-    assert result.code == 0, result.err
-    return result
+    return canonical_run("strategies").ended()
 
 
 def test_strategies_share_processes_after_their_first_launches(strategies: Result) -> None:

@@ -185,8 +185,7 @@ def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_port_in_use_is_named(url: str, logdir: Path) -> None:
-    port = urlsplit(url).port
-    assert port is not None
+    port = known(urlsplit(url).port)
     with pytest.raises(MachineError, match=str(port)), open_view(logdir, port=port):
         pass
 

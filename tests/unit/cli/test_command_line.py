@@ -72,8 +72,7 @@ def test_help_shows_every_command_with_its_whole_summary() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_found_by_its_name_and_its_examples_can_be_pasted(name: str) -> None:
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None
+    command = known(cli.get_command(click.Context(cli), name))
     assert command.name == name
     examples = re.findall(r"Example: gpurun .*\n", f"{command.help}\n")
     assert examples

@@ -216,8 +216,7 @@ def test_a_thread_that_ended_still_counts() -> None:
     thread = threading.Thread(target=note_end, name="gone-by-now")
     thread.start()
     thread.join()
-    found = waited_ns()
-    assert found is not None
+    found = known(waited_ns())
     assert "gone-by-now" in found
     assert Counter(found)["gone-by-now"] >= 0
 
@@ -291,8 +290,7 @@ def test_a_hot_gpu_leaves_nothing_ranked_and_says_what_to_do(files: Any, wording
     assert "cool down" in comparison.summary
     assert (comparison.leader, comparison.fastest) == (None, None)
     assert [one.id for one in by_rank(comparison)[0]] == [one.id for one in comparison.variants]
-    pasted = lines_to_paste(comparison)
-    assert pasted is not None
+    pasted = known(lines_to_paste(comparison))
     wording(pasted)
 
 

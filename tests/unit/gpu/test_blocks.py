@@ -16,8 +16,6 @@ from gpurun.launcher.compare.figures.recorded import MeasuredVariant
 from gpurun.launcher.compare.notes import full_memory
 from gpurun.launcher.machine.gpus import nvml as driver
 from gpurun.launcher.machine.gpus.gpu import Sensors
-from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.metrics import METRICS
 from gpurun.launcher.run import max_batch
@@ -46,7 +44,7 @@ from gpurun.launcher.worker.training.timed_rounds import TimedRounds, TraceReque
 from gpurun.launcher.worker.training.trainer import Trainer, new_scaler
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda, launch  # noqa: F401 - a fixture
 from tests.unit.gpu.test_drivers import spec_of
-from tests.unit.plan.machines import FakeGpu, FakeMachine
+from tests.unit.plan.machines import FakeGpu, FakeMachine, planned
 from tests.wording import Wording
 
 # 8, 9, 10, 12: what a block's GPUs did
@@ -269,20 +267,11 @@ def test_a_dataset_is_read_on_and_no_sample_twice(tmp_path: Path, cuda: FakeCuda
     assert [word for word in trainer.said if word.startswith("draw")] == [f"draw {i}" for i in range(6)]
 
 
-def test_a_block_on_a_gpu_lasts_a_second(tmp_path: Path) -> None:
+def test_a_block_on_a_gpu_lasts_a_second() -> None:
     machine = FakeMachine(8, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
     for devices, block_ms in (("cuda", 1000.0), ("cpu:2", 200.0)):
-        spec = spec_of(f"devices: {devices}\n")
-        plan = build_plan(spec, machine)
-        config = launch_config_for(
-            plan,
-            spec,
-            plan.launches[0],
-            run_dir=tmp_path,
-            job_dir=tmp_path,
-            machine=machine,
-        )
-        assert config.block_ms == block_ms
+        _, configs = planned(spec_of(f"devices: {devices}\n"), machine)
+        assert configs[0].block_ms == block_ms
 
 
 # 11: the largest batch

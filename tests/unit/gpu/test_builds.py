@@ -18,6 +18,7 @@ from gpurun.launcher.machine.accelerators import (
     runs_on,
 )
 from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
+from tests.known import known
 from tests.wording import Wording
 
 # 23: a build of torch lacks the kernels of some GPUs
@@ -69,25 +70,20 @@ V100, A100, H200, B200 = (7, 0), (8, 0), (9, 0), (10, 0)
 def test_the_hint_names_a_build_for_driver_and_gpu(
     cuda: str, newest: str | None, capabilities: Sequence[Any], index: str
 ) -> None:
-    found = problem(cuda, newest, *capabilities)
-    assert found is not None
+    found = known(problem(cuda, newest, *capabilities))
     assert found.endswith(f"--index-url https://download.pytorch.org/whl/{index}")
 
 
 def test_a_gpu_that_torch_has_no_kernels_for_is_refused_before_the_first_one_fails(wording: Wording) -> None:
-    found = problem("13.0", "13.0", V100)
-    assert found is not None
+    found = known(problem("13.0", "13.0", V100))
     wording(found)
     assert problem("12.6", "13.0", V100) is None
     assert problem("13.0", "13.0", A100, V100) is None  # the other GPU is refused, not this one
-    kepler = problem("12.6", "12.6", (3, 7))
-    assert kepler is not None
+    kepler = known(problem("12.6", "12.6", (3, 7)))
     wording(kepler)
-    old = problem("13.0", "11.4", A100)
-    assert old is not None
+    old = known(problem("13.0", "11.4", A100))
     assert old.endswith("\n    update the driver")
-    blackwell = problem("cpu", "11.4", B200)
-    assert blackwell is not None
+    blackwell = known(problem("cpu", "11.4", B200))
     assert blackwell.endswith("\n    update the driver")
 
 

@@ -34,11 +34,12 @@ from gpurun.launcher.plan.devices import (
     node_of,
     resolve_devices,
 )
-from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.tensorboard_plugin.answers import live as tab
+from tests.known import known
 from tests.unit.machine.fake_driver import UUIDS, NVMLError, NVMLErrorLibraryNotFound, fake
-from tests.unit.plan.machines import FakeGpu, FakeMachine
+from tests.unit.plan import machines
+from tests.unit.plan.machines import FakeGpu, FakeMachine, planned
 from tests.wording import Wording
 
 CUDA_13 = TorchBuild("2.13.0+cu130", {"cuda": "13.0"})
@@ -47,11 +48,7 @@ CPU_ONLY = TorchBuild("2.13.0+cpu", {})
 
 
 def spec_of(text: str) -> JobSpec:
-    spec, mistakes = read_spec(
-        parse_source(f"name: t\nworkload: gpt\nglobal_batch: 8\n{text}".encode(), "job.yaml")
-    )
-    assert not mistakes, mistakes
-    return spec
+    return machines.spec_of(f"name: t\nworkload: gpt\nglobal_batch: 8\n{text}")
 
 
 # 3: torch's build and the driver
@@ -71,8 +68,7 @@ def test_torch_says_how_it_was_built() -> None:
 def test_the_installed_torch_is_read_without_importing_it() -> None:
     import torch  # here, since this test compares with it
 
-    build = installed_torch()
-    assert build is not None
+    build = known(installed_torch())
     assert build.version == torch.__version__
     assert build.built_for.get("cuda") == torch.version.cuda
 
@@ -85,19 +81,16 @@ def problem_of(build: TorchBuild | None, found: Gpus) -> str | None:
 
 
 def test_torchs_build_and_the_driver_are_compared(wording: Wording) -> None:
-    problem = problem_of(CUDA_13, GPUS_OF_570)
-    assert problem is not None
+    problem = known(problem_of(CUDA_13, GPUS_OF_570))
     wording(problem)
     assert "--index-url https://download.pytorch.org/whl/cu126" in problem
     assert problem_of(CUDA_12, GPUS_OF_570) is None
     newer = replace(GPUS_OF_570, cuda_driver_version="13.2")
     assert problem_of(CUDA_12, newer) is problem_of(CUDA_13, newer) is None
-    without = problem_of(CPU_ONLY, newer)
-    assert without is not None
+    without = known(problem_of(CPU_ONLY, newer))
     wording(without)
     assert "whl/cu130" in without
-    ancient = problem_of(CUDA_12, replace(GPUS_OF_570, cuda_driver_version="11.4"))
-    assert ancient is not None
+    ancient = known(problem_of(CUDA_12, replace(GPUS_OF_570, cuda_driver_version="11.4")))
     assert "update the driver" in ancient
     assert problem_of(None, newer) is None
 
@@ -309,28 +302,27 @@ def test_a_part_of_a_gpu_asks_the_whole_one_for_its_clock_and_has_no_energy() ->
 # 18: utilisation is an average over the past
 
 
-def test_utilisation_alone_makes_no_gpu_busy() -> None:
-    """A second run right after the first: no process holds the GPU, but the driver's average is high."""
-    nvml = fake()
-    nvml.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=97)
-    nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=100, used=1)
-    nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: []
-    pauses: list[float] = []
-    machine = inspect_machine(nvml, {}, pause=pauses.append)
-    assert [gpu.busy_with for gpu in machine.gpus] == [None] * 3
-    assert pauses == []
+@pytest.mark.parametrize(
+    ("lists_processes", "answers", "pauses_s"),
+    [(True, {0: [97], 1: [97], 2: [97]}, []), (False, {0: [97, 0], 1: [97, 95], 2: [0, 0]}, [1.0])],
+)
+def test_utilisation_alone_makes_no_gpu_busy_unless_processes_are_not_listed(
+    lists_processes: bool, answers: dict[int, list[int]], pauses_s: list[float], wording: Wording
+) -> None:
+    """A second run right after the first: no process holds the GPU, but the driver's average is high.
 
-
-def test_where_processes_are_not_listed_utilisation_is_looked_at_twice(wording: Wording) -> None:
+    Where processes aren't listed, it is looked at twice.
+    """
     nvml = fake()
-    answers = {0: [97, 0], 1: [97, 95], 2: [0, 0]}
     nvml.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=answers[handle].pop(0))
     nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=100, used=1)
-    del nvml.nvmlDeviceGetComputeRunningProcesses
+    nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: []
+    if not lists_processes:
+        del nvml.nvmlDeviceGetComputeRunningProcesses
     pauses: list[float] = []
     machine = inspect_machine(nvml, {}, pause=pauses.append)
     wording([gpu.busy_with for gpu in machine.gpus])
-    assert pauses == [1.0]
+    assert pauses == pauses_s
 
 
 # 19: in which order GPUs are counted
@@ -391,9 +383,7 @@ def test_tf32_is_refused_on_gpus_before_ampere(wording: Wording) -> None:
 # 16: how long torch waits for a collective
 
 
-def test_torch_gives_a_collective_up_after_the_command_has(tmp_path: Path) -> None:
+def test_torch_gives_a_collective_up_after_the_command_has() -> None:
     spec = spec_of("devices: cpu:2\ntimeout: 30m\n")
-    plan = build_plan(spec, FakeMachine())
-    (launch,) = plan.launches
-    config = launch_config_for(plan, spec, launch, run_dir=tmp_path, job_dir=tmp_path, machine=FakeMachine())
+    _, (config,) = planned(spec, FakeMachine())
     assert config.collective_timeout_s > spec.timeout_s

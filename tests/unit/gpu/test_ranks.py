@@ -21,8 +21,6 @@ from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from gpurun.launcher.inspect.snapshot import CalledCollective, ask_history, find_gap, last_ones, parse_history
-from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.rundir.control import ControlDir, RankState, socket_name
 from gpurun.launcher.rundir.records import (
     ProfileConfig,
@@ -40,7 +38,7 @@ from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda, launch  # noqa: F401 - a fixture
 from tests.unit.gpu.test_drivers import spec_of
-from tests.unit.plan.machines import FakeMachine
+from tests.unit.plan.machines import FakeMachine, planned
 
 # 6: the two ways of asking for TF32
 
@@ -298,14 +296,11 @@ def test_cudnn_searches_only_where_the_job_says_so(
     """From the job's key to `torch.backends`: a trainer on the CPU asks the runtime of GPUs."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not searches)
     monkeypatch.setattr(CpuRuntime, "set_convolution_search", CudaRuntime.set_convolution_search)
-    machine = FakeMachine(8, ())
-    spec = spec_of(f"devices: cpu:1\nstrategy: dp\n{key}")
-    plan = build_plan(spec, machine)
-    config = launch_config_for(plan, spec, plan.launches[0], run_dir=Path(), job_dir=Path(), machine=machine)
+    _, configs = planned(spec_of(f"devices: cpu:1\nstrategy: dp\n{key}"), FakeMachine(8))
     perceptron = Workload(
         nn.Linear(4, 1), lambda size, _: (torch.ones(size, 4), torch.ones(size, 1)), F.mse_loss
     )
-    Trainer(perceptron, config, 0)
+    Trainer(perceptron, configs[0], 0)
     assert torch.backends.cudnn.benchmark is searches
 
 

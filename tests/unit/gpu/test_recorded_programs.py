@@ -15,6 +15,7 @@ import gpurun
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.worker.entry.zygote import ASK_THE_DRIVER, ForkServer
 from gpurun.launcher.worker.program.program_rank import StepRecorder, watch_steps
+from tests.known import known
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda  # noqa: F401 - a fixture
 from tests.unit.worker.test_program_steps import program_config
 
@@ -45,6 +46,17 @@ def recorder(tmp_path: Path, cuda: FakeCuda) -> Iterator[StepRecorder]:
     made = StepRecorder(program_config(tmp_path), 1, RunDir(tmp_path))
     with watch_steps(made):
         yield made
+
+
+def times_of(recorder: StepRecorder) -> list[int]:
+    """Nanoseconds of the steps that were recorded."""
+    recorder.close(wait=True)
+    return [step.step_ns for step in recorder.run.read_steps("script-1")[1]]
+
+
+def device_of(recorder: StepRecorder) -> torch.device:
+    """Where its clock runs."""
+    return known(recorder.stamps).device
 
 
 # 1: events in a forked process
@@ -98,55 +110,33 @@ def test_what_is_imported_before_the_fork_asks_the_driver_instead_of_cuda(
 # 2: graph capture, and errors in the recorder
 
 
-def test_steps_in_a_graph_capture_are_no_steps(recorder: StepRecorder, cuda: FakeCuda) -> None:
+@pytest.mark.parametrize("gpu", [0, 1], ids=["the current GPU", "the program's own"])
+def test_steps_in_a_graph_capture_are_no_steps(recorder: StepRecorder, cuda: FakeCuda, gpu: int) -> None:
     """torch's whole-network capture calls `optimizer.step()` within `torch.cuda.graph`."""
-    optimizer = OnGpu(0)
+    cuda.captured_device = gpu
+    optimizer = OnGpu(gpu)
     for capturing in (False, False, True, False, False):
         cuda.capturing = capturing
         cuda.now_ms += 5.0
         optimizer.step()
     cuda.capturing = False
-    recorder.close(wait=True)
-    times = [step.step_ns for step in recorder.run.read_steps("script-1")[1]]
-    assert times == [5_000_000, 10_000_000, 5_000_000]  # from call to call, the captured one apart
-
-
-def test_a_capture_on_the_programs_own_gpu_is_seen_where_another_one_is_current(
-    recorder: StepRecorder, cuda: FakeCuda
-) -> None:
-    cuda.captured_device = 1
-    optimizer = OnGpu(1)
-    for capturing in (False, False, True, False):
-        cuda.capturing = capturing
-        cuda.now_ms += 5.0
-        optimizer.step()
     assert cuda.current == 0
-    recorder.close(wait=True)
-    times = [step.step_ns for step in recorder.run.read_steps("script-1")[1]]
-    assert times == [5_000_000, 10_000_000]
+    # from call to call, the captured one apart
+    assert times_of(recorder) == [5_000_000, 10_000_000, 5_000_000]
 
 
-def test_a_marked_step_at_whose_end_a_graph_is_captured_is_none(
-    recorder: StepRecorder, cuda: FakeCuda
+@pytest.mark.parametrize("begins_within", [False, True])
+def test_a_marked_step_that_captures_a_graph_is_none(
+    recorder: StepRecorder, cuda: FakeCuda, begins_within: bool
 ) -> None:
     cuda.allocated[0] = 1
     for capturing in (False, True, False):
+        cuda.capturing = capturing and not begins_within
         with gpurun.step():
             cuda.now_ms += 3.0
             cuda.capturing = capturing
         cuda.capturing = False
-    recorder.close(wait=True)
-    assert [step.step_ns for step in recorder.run.read_steps("script-1")[1]] == [3_000_000, 3_000_000]
-
-
-def test_a_marked_step_that_captures_a_graph_is_none(recorder: StepRecorder, cuda: FakeCuda) -> None:
-    cuda.allocated[0] = 1
-    for capturing in (False, True, False):
-        cuda.capturing = capturing
-        with gpurun.step():
-            cuda.now_ms += 3.0
-    recorder.close(wait=True)
-    assert [step.step_ns for step in recorder.run.read_steps("script-1")[1]] == [3_000_000, 3_000_000]
+    assert times_of(recorder) == [3_000_000, 3_000_000]
 
 
 def test_nothing_of_the_recorder_raises_into_the_program(
@@ -182,8 +172,7 @@ def test_a_program_without_set_device_is_timed_on_its_own_gpu(recorder: StepReco
         cuda.now_ms += 4.0
         optimizer.step()
     assert cuda.current == 0
-    assert recorder.stamps is not None
-    assert recorder.stamps.now().stream == Stream(device=1)
+    assert known(recorder.stamps).now().stream == Stream(device=1)
     recorder.close(wait=True)
     steps = recorder.run.read_steps("script-1")[1]
     assert [(step.step_ns, step.peak_bytes) for step in steps] == [(4_000_000, 99)] * 2
@@ -196,15 +185,11 @@ def test_without_an_optimizer_the_gpu_that_holds_memory_is_timed(
     cuda.allocated = {1: 1 << 30}
     with gpurun.step():
         pass
-    assert recorder.stamps is not None
-    assert recorder.stamps.device == torch.device("cuda", 1)
+    assert device_of(recorder) == torch.device("cuda", 1)
 
 
 def test_a_program_on_the_cpu_makes_no_context_on_a_gpu(recorder: StepRecorder, cuda: FakeCuda) -> None:
     cuda.initialized = False
-    layer = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-    optimizer.step()
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1).step()
     assert not cuda.initialized
-    assert recorder.stamps is not None
-    assert recorder.stamps.device == torch.device("cpu")
+    assert device_of(recorder) == torch.device("cpu")

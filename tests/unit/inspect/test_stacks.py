@@ -94,8 +94,7 @@ IN_TORCH = stack("torch/nn/functional.py:7 linear", "torch/nn/parallel/distribut
     ],
 )
 def test_waiting_differs_from_working(text: str, waiting: str | None, place: str) -> None:
-    doing = activity(parse_threads(f"step 3\n{text}"))
-    assert doing is not None
+    doing = known(activity(parse_threads(f"step 3\n{text}")))
     assert doing.waiting == waiting
     assert place in str(doing.frame)
 
@@ -103,8 +102,7 @@ def test_waiting_differs_from_working(text: str, waiting: str | None, place: str
 def test_a_replica_or_an_autograd_thread_shows_where_the_main_thread_waits_for_it() -> None:
     replica = stack(f"{USER}:25 forward", "~/worker/strategies/cpu_parallel.py:40 run", header="Thread")
     main = stack(f"{STDLIB}/threading.py:320 wait", "~/worker/strategies/cpu_parallel.py:60 join")
-    doing = activity(parse_threads(f"{replica}\n{main}"))
-    assert doing is not None
+    doing = known(activity(parse_threads(f"{replica}\n{main}")))
     assert (doing.waiting, str(doing.frame)) == (None, f"{USER}:25 in forward")
 
 
@@ -112,8 +110,7 @@ def test_a_users_thread_in_the_background_counts_for_nothing() -> None:
     reader = stack(f"{USER}:5 read_ahead", header="Thread").replace(
         TOP[0], '  File "t.py", line 1 in _bootstrap'
     )
-    doing = activity(parse_threads(f"{reader}\n{IN_BACKWARD}"))
-    assert doing is not None
+    doing = known(activity(parse_threads(f"{reader}\n{IN_BACKWARD}")))
     assert doing.waiting == BACKWARD
 
 
@@ -182,8 +179,7 @@ CRASH = dedent(f"""\
 
 
 def test_a_crash_is_reported_as_far_as_the_users_line() -> None:
-    fatal = fatal_error(CRASH)
-    assert fatal is not None
+    fatal = known(fatal_error(CRASH))
     assert (fatal.what, len(fatal.frames), str(fatal.place)) == (
         "Segmentation fault",
         2,

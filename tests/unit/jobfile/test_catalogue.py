@@ -20,6 +20,7 @@ from gpurun.launcher.jobfile.params import (
     signature_of,
     workload_reference,
 )
+from tests.known import known
 from tests.wording import Wording
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,8 +73,6 @@ def test_listing_needs_no_torch() -> None:
 
 
 def test_defaults_are_in_the_signature() -> None:
-    module = read_module(ROOT / "workloads" / "gpt.py")
-    assert module is not None
-    signature = signature_of(module, "build")
-    assert signature is not None
+    module = known(read_module(ROOT / "workloads" / "gpt.py"))
+    signature = known(signature_of(module, "build"))
     assert {param.name: param.default for param in signature.params}["learning_rate"] == "0.0003"

@@ -197,10 +197,8 @@ def test_a_modules_function_is_checked_by_its_source(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(builtin_workloads()))
 def test_the_source_of_a_builtin_shows_what_the_function_takes(name: str) -> None:
-    module = read_module(builtin_file(name))
-    assert module is not None
-    signature = signature_of(module, BUILTINS[name].function)
-    assert signature is not None
+    module = known(read_module(builtin_file(name)))
+    signature = known(signature_of(module, BUILTINS[name].function))
     real = inspect.signature(BUILTINS[name].load()).parameters
     assert [param.name for param in signature.params] == list(real)
     assert [param.is_required for param in signature.params] == [p.default is p.empty for p in real.values()]
@@ -221,8 +219,7 @@ def test_source_and_function_have_one_signature(params: str, tmp_path: Path) -> 
     module, names = read_module(tmp_path / "train.py"), dict[str, Any]()
     exec(source, names)
     assert module is not None
-    read = signature_of(module, "build")
-    assert read is not None
+    read = known(signature_of(module, "build"))
     found = signature_of_function(names["build"])
     assert found.is_open == read.is_open
     assert [replace(param, default=None) for param in found.params] == [

@@ -12,7 +12,7 @@ from gpurun.launcher.inspect.requests import RanksSeen, WhatRanksDo, answer, tak
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import Topology, inspect_machine
-from gpurun.launcher.nodes.join import await_welcome, gather, source_sha256, waiting_text
+from gpurun.launcher.nodes.join import await_welcome, gather, waiting_text
 from gpurun.launcher.nodes.messages import Hello
 from gpurun.launcher.nodes.rendezvous import Facts, NodeFlags
 from gpurun.launcher.plan.build import build_plan
@@ -157,17 +157,6 @@ def test_a_node_waits_for_no_longer_than_its_timeout_and_a_moment(wording: Wordi
     with wording.raises(NodesError):
         await_welcome(Silent(), 60.0)  # type: ignore[arg-type]
     assert Silent.waits == [65.0]
-
-
-def test_a_working_copy_is_known_by_what_its_links_lead_to(tmp_path: Path) -> None:
-    """There, gpurun is a directory of links."""
-    for name in ("launcher", "package"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "package" / "launcher").symlink_to("../launcher")
-    (tmp_path / "launcher" / "start.py").write_text("1")
-    before = source_sha256(tmp_path / "package")
-    (tmp_path / "launcher" / "start.py").write_text("2")
-    assert source_sha256(tmp_path / "package") != before
 
 
 def test_nodes_that_share_a_directory_see_a_file_in_it_for_as_long_as_they_look(tmp_path: Path) -> None:

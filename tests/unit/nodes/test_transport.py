@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from gpurun.launcher.nodes.transport.exchange import (
     LinkOptions,
 )
 from gpurun.launcher.nodes.transport.server import MAX_STRANGERS, MOST_REFUSALS, Server
+from tests.integration.command import free_port
+from tests.known import known
 from tests.strangers import CRAFTED, REFUSED, SILENT, approach, few_files, noise
 from tests.wording import Wording
 
@@ -67,11 +69,19 @@ def linked(loop: LinkLoop, *chosen: LinkOptions) -> Iterator[list[NodeLink]]:
     try:
         yield links
     finally:
-        closing = [threading.Thread(target=link.close, args=(0.1,)) for link in links]
-        for thread in closing:
+        ending = [threading.Thread(target=link.close, args=(0.1,)) for link in links]
+        for thread in ending:
             thread.start()
-        for thread in closing:
+        for thread in ending:
             thread.join()
+
+
+@contextmanager
+def connected(loop: LinkLoop, *chosen: LinkOptions) -> Iterator[list[NodeLink]]:
+    """The same, once all are connected."""
+    with linked(loop, *chosen) as links:
+        assert all(link.await_connected(WAIT_S) for link in links)
+        yield links
 
 
 def collect(link: NodeLink, count: int) -> list[Message]:
@@ -81,11 +91,6 @@ def collect(link: NodeLink, count: int) -> list[Message]:
         assert more, f"nothing came in {WAIT_S} s after {found}"
         found += more
     return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Cable:
@@ -137,30 +142,25 @@ class Cable:
 
 def test_connections_that_break_cost_no_message_and_no_order(loop: LinkLoop) -> None:
     port = free_port()
-    with linked(loop, options(0, port)) as (first,):
-        assert first.await_connected(WAIT_S)
-        cable = Cable(port)
-        try:
-            with linked(loop, options(1, cable.port)) as (second,):
-                assert second.await_connected(WAIT_S)
-                sent: list[Message] = [LogText(str(number)) for number in range(60)]
-                for number, message in enumerate(sent):
-                    second.send(0, message)
-                    first.send(1, message)
-                    if number % 20 == 10:
-                        cable.cut()
-                assert collect(first, len(sent)) == sent
-                assert collect(second, len(sent)) == sent
-        finally:
-            cable.close()
+    with (
+        connected(loop, options(0, port)) as (first,),
+        closing(Cable(port)) as cable,
+        connected(loop, options(1, cable.port)) as (second,),
+    ):
+        sent: list[Message] = [LogText(str(number)) for number in range(60)]
+        for number, message in enumerate(sent):
+            second.send(0, message)
+            first.send(1, message)
+            if number % 20 == 10:
+                cable.cut()
+        assert collect(first, len(sent)) == sent
+        assert collect(second, len(sent)) == sent
 
 
 def test_connections_and_heartbeats_are_linear_in_the_number_of_nodes(loop: LinkLoop) -> None:
     """Each node has one connection, to node 0. `benchmarks.faults.agents` measures 256 of them."""
     port, num_nodes = free_port(), 9
-    with linked(loop, *(options(rank, port, num_nodes=num_nodes) for rank in range(num_nodes))) as links:
-        for link in links:
-            assert link.await_connected(WAIT_S)
+    with connected(loop, *(options(rank, port, num_nodes=num_nodes) for rank in range(num_nodes))):
         found = [one for one in psutil.net_connections("tcp") if one.status == "ESTABLISHED"]
         assert sum(one.laddr[1:2] == (port,) for one in found) == num_nodes - 1
         assert sum(one.raddr[1:2] == (port,) for one in found) == num_nodes - 1
@@ -177,23 +177,19 @@ def test_a_message_to_oneself_comes_after_those_that_have_come(loop: LinkLoop) -
 
 def test_the_first_end_is_the_end_for_all(loop: LinkLoop) -> None:
     port = free_port()
-    with linked(loop, *(options(rank, port) for rank in range(3))) as links:
-        for link in links:
-            assert link.await_connected(WAIT_S)
+    with connected(loop, *(options(rank, port) for rank in range(3))) as links:
         links[2].announce(End(3, "it is over"))
-        said = []
         for link in links:
             with pytest.raises(NodesEnded) as ended:
                 link.poll(WAIT_S)
-            said.append((str(ended.value), ended.value.exit_code))
-        assert said == [("it is over", 3)] * 3
+            assert (str(ended.value), ended.value.exit_code) == ("it is over", 3)
 
 
 def test_a_node_that_ends_without_a_word_is_lost(loop: LinkLoop, wording: Wording) -> None:
     port = free_port()
     with linked(loop, options(0, port, silence_s=3.0)) as (first,):
-        with linked(loop, options(1, port)) as (second,):
-            assert second.await_connected(WAIT_S)
+        with connected(loop, options(1, port)):
+            pass
         with wording.raises(NodesError):
             collect(first, 1)
     with linked(loop, options(1, port)) as (second,):
@@ -203,18 +199,19 @@ def test_a_node_that_ends_without_a_word_is_lost(loop: LinkLoop, wording: Wordin
             collect(second, 1)
 
 
-@pytest.mark.parametrize("was_there", [True, False])
+@pytest.mark.parametrize(
+    ("was_there", "twin"), [(True, False), (False, False), (False, True)], ids=["True", "False", "twin"]
+)
 def test_a_node_that_comes_too_late_learns_it_and_costs_nothing(
-    loop: LinkLoop, was_there: bool, wording: Wording
+    loop: LinkLoop, was_there: bool, twin: bool, wording: Wording
 ) -> None:
-    """Also one that connects at the moment when the run begins with the others."""
+    """Also one that connects at the moment when the run begins with the others, and a second of a rank."""
     port = free_port()
-    with linked(loop, options(0, port), options(1, port)) as (first, second):
-        assert first.await_connected(WAIT_S)
-        assert second.await_connected(WAIT_S)
+    third = replace(options(1, port), own_host="twin") if twin else options(2, port)
+    with connected(loop, options(0, port), options(1, port)) as (first, second):
         if not was_there:
             first.begin(("host0", "host1"))
-        with linked(loop, options(2, port)) as (late,):
+        with linked(loop, third) as (late,):
             if was_there:
                 assert late.await_connected(WAIT_S)
                 first.begin(("host0", "host1"))
@@ -226,30 +223,12 @@ def test_a_node_that_comes_too_late_learns_it_and_costs_nothing(
         assert collect(first, 1) == [LogText("still here")]
 
 
-def test_a_second_node_of_a_rank_learns_that_the_run_has_begun_with_another(
-    loop: LinkLoop, wording: Wording
-) -> None:
-    port = free_port()
-    with linked(loop, options(0, port), options(1, port)) as (first, second):
-        assert second.await_connected(WAIT_S)
-        first.begin(("host0", "host1"))
-        with linked(loop, replace(options(1, port), own_host="twin")) as (twin,):
-            with wording.raises(NodesEnded) as end:
-                twin.poll(WAIT_S)
-            assert end.value.exit_code == 3
-            twin.announce(End(1, "this is heard by no one"))
-        second.send(0, LogText("still here"))
-        assert collect(first, 1) == [LogText("still here")]
-
-
 def test_one_that_is_started_again_waits_until_the_lost_one_is_noticed(loop: LinkLoop) -> None:
     port = free_port()
     with linked(loop, options(0, port)) as (first,):
-        with linked(loop, options(1, port)) as (second,):
-            assert second.await_connected(WAIT_S)
+        with connected(loop, options(1, port)):
             first.begin(("host0", "host1"))
-        with linked(loop, options(1, port)) as (again,):
-            assert again.await_connected(WAIT_S)
+        with connected(loop, options(1, port)) as (again,):
             first.announce(End(3, "it is lost", starts_again=True))
             with pytest.raises(NodesEnded, match="it is lost") as end:
                 again.poll(WAIT_S)
@@ -330,8 +309,7 @@ def test_strangers_fill_no_screen() -> None:
 def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None:
     port, chance = free_port(), random.Random(7)
     approaches = (noise, *CRAFTED)
-    with linked(loop, options(0, port), options(1, port)) as (first, second):
-        assert second.await_connected(WAIT_S)
+    with connected(loop, options(0, port), options(1, port)) as (first, second):
         for number in range(200):
             approach(port, approaches[number % len(approaches)], chance)
         launch = StartRanks(1, "01", "workload", b"{}", (), {})
@@ -347,33 +325,32 @@ def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None
 
 def test_what_was_said_to_node_0_can_be_neither_read_nor_said_again(loop: LinkLoop) -> None:
     port, said = free_port(), LogText("said once, and to node 0 alone")
-    cable = Cable(port)
-    try:
-        with linked(loop, options(0, port), options(1, cable.port)) as (first, second):
-            second.send(0, said)
-            assert collect(first, 1) == [said]
-            assert said.text.encode() not in cable.heard
-            with socket.create_connection(("127.0.0.1", port), WAIT_S) as stranger, suppress(OSError):
-                stranger.sendall(bytes(cable.heard))  # it grows meanwhile
-                while stranger.recv(1 << 12):
-                    pass
-            second.send(0, LogText("the next one"))
-            assert collect(first, 2) == [REFUSED, LogText("the next one")]
-    finally:
-        cable.close()
+    with (
+        closing(Cable(port)) as cable,
+        linked(loop, options(0, port), options(1, cable.port)) as (first, second),
+    ):
+        second.send(0, said)
+        assert collect(first, 1) == [said]
+        assert said.text.encode() not in cable.heard
+        with socket.create_connection(("127.0.0.1", port), WAIT_S) as stranger, suppress(OSError):
+            stranger.sendall(bytes(cable.heard))  # it grows meanwhile
+            while stranger.recv(1 << 12):
+                pass
+        second.send(0, LogText("the next one"))
+        assert collect(first, 2) == [REFUSED, LogText("the next one")]
 
 
 def test_2000_silent_connections_keep_no_node_out(loop: LinkLoop) -> None:
     port = free_port()
-    with linked(loop, options(0, port)) as (first,), few_files(4 * MAX_STRANGERS):
-        assert first.await_connected(WAIT_S)
-        with subprocess.Popen(
+    with (
+        connected(loop, options(0, port)) as (first,),
+        few_files(4 * MAX_STRANGERS),
+        subprocess.Popen(
             [sys.executable, "-c", SILENT, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as strangers:
-            assert strangers.stdout is not None
-            strangers.stdout.readline()
-            with linked(loop, options(1, port)) as (second,):
-                assert second.await_connected(WAIT_S)
-                second.send(0, LogText("in"))
-                assert collect(first, 2) == [REFUSED, LogText("in")]  # it says so of `PRI`
-            strangers.communicate(b"\n")
+        ) as strangers,
+    ):
+        known(strangers.stdout).readline()
+        with connected(loop, options(1, port)) as (second,):
+            second.send(0, LogText("in"))
+            assert collect(first, 2) == [REFUSED, LogText("in")]  # it says so of `PRI`
+        strangers.communicate(b"\n")

@@ -1,9 +1,9 @@
 """The plan: groups, launches in random order, processes, and what workers get."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.read import read_spec
-from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.estimate import estimate_s
-from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, turns_of
+from gpurun.launcher.plan.launch_config import fit_at_once, turns_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.rundir.records import LaunchConfig, MemoryPeak, ProfileConfig, VariantConfig
-from tests.unit.plan.machines import FakeGpu, FakeMachine
+from tests.unit.plan import machines
+from tests.unit.plan.machines import FakeGpu, FakeMachine, planned
 from tests.wording import Wording
 
 CPU = FakeMachine(8)
@@ -30,25 +29,11 @@ GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
 
 
 def spec_of(**job: Any) -> JobSpec:
-    text = json.dumps({"name": "t", "workload": "gpt", "global_batch": 64, **job})
-    spec, mistakes = read_spec(parse_source(text.encode(), "job.yaml"))
-    assert not mistakes
-    return spec
+    return machines.spec_of(json.dumps({"name": "t", "workload": "gpt", "global_batch": 64, **job}))
 
 
-def configs(spec: JobSpec, machine: FakeMachine) -> list[LaunchConfig]:
-    plan = build_plan(spec, machine)
-    return [
-        launch_config_for(
-            plan,
-            spec,
-            launch,
-            run_dir=Path("/run"),
-            job_dir=Path("/job"),
-            machine=machine,
-        )
-        for launch in plan.launches
-    ]
+def configs(spec: JobSpec, machine: FakeMachine) -> Sequence[LaunchConfig]:
+    return planned(spec, machine)[1]
 
 
 def test_splits_share_one_launch() -> None:

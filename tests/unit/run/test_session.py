@@ -225,6 +225,40 @@ def test_a_failure_costs_only_the_variant_that_caused_it(tmp_path: Path, wording
     assert case.clock.passed_s == pytest.approx(3 + 0.6 + 3, abs=0.5)
 
 
+LATE: Script = [(1.0, stage("round", SPLIT))]
+WRONG: Script = [(2.0, record(1, "NameError", "round", SPLIT)), *exits(1, 1)]
+NOT_BUILT: Script = [(1.0, stage("build")), (2.0, record(0, "RuntimeError", "build")), *exits(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("job", "scripts", "statuses", "slept_s"),
+    [
+        (f"{SPLITS}restarts: 1\n", [KILLED, KILLED, WELL], ["ok", "failed"], [1]),
+        (f"{SPLITS}restarts: 9\ntimeout: 5\n", [LATE, WRONG, WELL], ["ok", "failed"], [1]),
+        (STRATEGIES, [NOT_BUILT, WELL[:-1]], ["failed", "ok"], []),  # `dp` is one process
+        ("script: train.py\n", [[*exits(0), (500.0, Exit(1, 2, 0, 0))]], ["ok"], []),
+        (
+            f"{SPLITS}hang_timeout: 10\n",
+            [[(at_s + 50.0, what) for at_s, what in WELL]],
+            ["ok", "ok"],
+            [],
+        ),
+    ],
+    ids=[
+        "after the last restart it is given up",
+        "a timeout is tried again, a mistake in the program is not",
+        "other failures are no reason to skip other launches",
+        "the last rank of a program may take its time",
+        "nothing hangs before the ranks exist",
+    ],
+)
+def test_what_becomes_of_variants(
+    tmp_path: Path, job: str, scripts: list[Script], statuses: list[str], slept_s: list[float]
+) -> None:
+    case = Case(tmp_path, job, scripts).done()
+    assert (case.statuses(), case.clock.slept_s) == (statuses, slept_s)
+
+
 def test_a_rank_that_lost_its_peer_is_not_the_cause(tmp_path: Path, wording: Wording) -> None:
     script: Script = [
         (2.0, stage("round", SPLIT)),
@@ -302,11 +336,6 @@ def test_a_hang_that_is_only_reported_is_reported_once_until_a_step_is_completed
     wording([text.partition("\n")[0] for text in case.said])
 
 
-def test_nothing_hangs_before_the_ranks_exist(tmp_path: Path) -> None:
-    late: Script = [(at_s + 50.0, what) for at_s, what in WELL]
-    assert Case(tmp_path, f"{SPLITS}hang_timeout: 10\n", [late]).done().statuses() == ["ok", "ok"]
-
-
 def test_transient_failures_are_tried_again_after_pauses_that_double(
     tmp_path: Path, wording: Wording
 ) -> None:
@@ -319,20 +348,6 @@ def test_transient_failures_are_tried_again_after_pauses_that_double(
     wording(case.said, hide=r"(?<=happened on )\S+")
 
 
-def test_after_the_last_restart_the_variant_is_given_up(tmp_path: Path) -> None:
-    case = Case(tmp_path, f"{SPLITS}restarts: 1\n", [KILLED, KILLED, WELL]).done()
-    assert case.clock.slept_s == [1]
-    assert case.statuses() == ["ok", "failed"]
-
-
-def test_a_timeout_is_tried_again_and_a_mistake_in_the_program_is_not(tmp_path: Path) -> None:
-    late: Script = [(1.0, stage("round", SPLIT))]
-    wrong: Script = [(2.0, record(1, "NameError", "round", SPLIT)), *exits(1, 1)]
-    case = Case(tmp_path, f"{SPLITS}restarts: 9\ntimeout: 5\n", [late, wrong, WELL]).done()
-    assert case.clock.slept_s == [1]
-    assert case.statuses() == ["ok", "failed"]
-
-
 def test_the_same_failure_in_building_the_model_is_not_tried_by_other_launches(
     tmp_path: Path, wording: Wording
 ) -> None:
@@ -342,13 +357,6 @@ def test_the_same_failure_in_building_the_model_is_not_tried_by_other_launches(
     assert case.statuses() == ["failed", "failed"]
     wording(case.said[-1])
     assert case.session.mistake is None
-
-
-def test_other_failures_are_no_reason_to_skip_other_launches(tmp_path: Path) -> None:
-    wrong: Script = [(1.0, stage("build")), (2.0, record(0, "RuntimeError", "build")), *exits(1, 1)]
-    well = [*WELL[:-1]]  # one process: `dp`
-    case = Case(tmp_path, STRATEGIES, [wrong, well]).done()
-    assert case.statuses() == ["failed", "ok"]
 
 
 def test_a_mistake_in_the_job_that_only_building_shows_is_the_outcome(tmp_path: Path) -> None:
@@ -365,12 +373,6 @@ def test_a_rank_that_leaves_early_is_waited_for_no_longer_than_seconds(
     case = Case(tmp_path, SPLITS, [[(1.0, stage("round", SPLIT)), *exits(0)], WELL]).done()
     wording(case.status(SPLIT).reason)
     assert case.clock.passed_s == pytest.approx(3 + 8 + 3, abs=0.5)
-
-
-def test_the_last_rank_of_a_program_may_take_its_time(tmp_path: Path) -> None:
-    script: Script = [*exits(0), (500.0, Exit(1, 2, 0, 0))]
-    case = Case(tmp_path, "script: train.py\n", [script]).done()
-    assert case.statuses() == ["ok"]
 
 
 def test_a_program_that_saves_and_leaves_when_it_is_late_is_not_done(tmp_path: Path) -> None:

@@ -148,8 +148,7 @@ def test_threads_and_devices_need_new_ranks_and_a_program_its_own(tmp_path: Path
 def test_a_search_finds_the_fastest_and_says_what_it_left_out(tmp_path: Path) -> None:
     tuning = tuning_of(tmp_path)
     trials = searched(tuning)
-    record = tuning.run.read_search()
-    assert record is not None
+    record = known(tuning.run.read_search())
     own = tuning.space.variants[tuning.space.own].id
     assert {step_ms(tuning.space.plan.variant(one))["step_ms"] for one in record.finalists[:1]} == {9.0}
     assert own in record.finalists
@@ -159,8 +158,7 @@ def test_a_search_finds_the_fastest_and_says_what_it_left_out(tmp_path: Path) ->
     ready = finals(tuning, record)
     assert {variant.id for variant in ready.plan.variants} == set(record.finalists)
     assert ready.plan.baseline == own
-    search = compare_run(tuning.run).search
-    assert search is not None
+    search = known(compare_run(tuning.run).search)
     assert (search.best, search.is_over, search.tried) == (record.finalists[0], True, len(set(trials.tried)))
     assert f"tried {search.tried} of 26 different combinations" in search.summary
 
@@ -268,8 +266,7 @@ def test_what_fails_or_does_not_fit_is_a_result(tmp_path: Path, wording: Wording
         return {**step_ms(variant), "peak_gib": 2.0 if variant.gradient_as_bucket_view else 0.5}
 
     searched(tuning, outcome)
-    record = tuning.run.read_search()
-    assert record is not None
+    record = known(tuning.run.read_search())
     wording({one.reason for one in record.failed})
     search = known(compare_run(tuning.run).search)
     assert {one.status for one in search.combinations} == {"ok", "failed", "too large"}

@@ -18,11 +18,7 @@ from gpurun import Workload
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.headline import is_one_task
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.load import check_source
-from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
@@ -38,7 +34,7 @@ from gpurun.launcher.worker.training.load_workload import load_workload, shown
 from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
 from gpurun.launcher.worker.training.try_out import has_batch_norm, statistics_apart
 from tests.said import notes_of
-from tests.unit.plan.machines import FakeGpu, FakeMachine
+from tests.unit.plan.machines import FakeGpu, FakeMachine, planned, spec_of
 from tests.wording import Wording
 
 
@@ -47,22 +43,13 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def spec_of(text: str) -> JobSpec:
-    return check_source(parse_source(text.encode(), "job.yaml"), Path())
-
-
 def plan_of(text: str, machine: FakeMachine | None = None) -> Plan:
     return build_plan(spec_of(text), machine or FakeMachine(cpu_cores=4))
 
 
 def configs(text: str) -> list[LaunchConfig]:
-    spec, machine = spec_of(text), FakeMachine(cpu_cores=4)
-    plan = build_plan(spec, machine)
-    return [
-        launch_config_for(plan, spec, launch, run_dir=Path(), job_dir=Path(), machine=machine)
-        for launch in plan.launches
-        if launch.repetition == 0
-    ]
+    plan, found = planned(spec_of(text), FakeMachine(cpu_cores=4))
+    return [config for config, launch in zip(found, plan.launches, strict=True) if launch.repetition == 0]
 
 
 def test_what_varies_reaches_the_worker_in_processes_of_its_own() -> None:

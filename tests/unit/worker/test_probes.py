@@ -21,9 +21,6 @@ from gpurun.launcher.compare.figures.size_curves import (
 )
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.kinds import workload_kind
-from gpurun.launcher.jobfile.load import check_source
-from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.report.tensorboard import curve_points
 from gpurun.launcher.report.terminal.table import curve_lines, curve_tables
@@ -46,14 +43,11 @@ from gpurun.workloads.micro_benchmarks import (
     powers,
 )
 from gpurun.workloads.micro_benchmarks import crossover as crossover_probe
-from tests.unit.plan.machines import FakeMachine
+from tests.known import known
+from tests.unit.plan.machines import FakeMachine, spec_of
 from tests.wording import Wording
 
 CPU = Site((torch.device("cpu"),), ("cpu:0",), 1, torch.float32)
-
-
-def spec_of(text: str) -> JobSpec:
-    return check_source(parse_source(text.encode(), "job.yaml"), Path())
 
 
 def test_a_probe_needs_no_batch_and_gives_each_device_one_share() -> None:
@@ -142,15 +136,13 @@ def test_bus_bandwidth_counts_what_crosses_a_link() -> None:
 
 def test_operations_are_shares_of_the_best_and_of_the_peak(wording: Wording) -> None:
     records = [record("m", 64, 1.0, flops=1_000_000), record("m", 128, 2.0, flops=8_000_000)]
-    result = probe_result(records, "matmul", "NVIDIA H200", "bf16")
-    assert result is not None
+    result = known(probe_result(records, "matmul", "NVIDIA H200", "bf16"))
     first, second = result.curves[0].points
     assert (first.ceiling_percent, second.ceiling_percent) == (pytest.approx(25), pytest.approx(100))
     assert second.peak_percent == pytest.approx(100 * 4e12 / 989.4e12)
     assert probe_result([], "matmul", None, "fp32") is None
     wording(probe_summary("matmul", {"v": result}))
-    unknown = probe_result(records, "matmul", None, "fp32")
-    assert unknown is not None
+    unknown = known(probe_result(records, "matmul", None, "fp32"))
     assert unknown.curves[0].points[0].peak_percent is None
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset, TensorDataset
 
 from gpurun.launcher.report.snippet import in_lines, iterable, map_style
 from gpurun.launcher.rundir.records import LossOver
+from tests.integration.ranks import in_group
 from tests.integration.training.own_loop.uneven_worker import SPLIT, new_model, samples
 from tests.unit.compare.test_compare_summary import result
 from tests.whole import IS_WHOLE
@@ -110,11 +109,9 @@ CASES = ALL_CASES if IS_WHOLE else ALL_CASES[:4]
 
 
 def main(rank: int, directory: Path) -> None:
-    store = FileStore(str(directory / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    found = {
-        f"{over} {kind} {which}": trained(lines(over, kind, which), over, kind) for over, kind, which in CASES
-    }
-    torch.save(found, directory / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    with in_group(rank, 2, directory):
+        found = {
+            f"{over} {kind} {which}": trained(lines(over, kind, which), over, kind)
+            for over, kind, which in CASES
+        }
+        torch.save(found, directory / f"{rank}.pt")

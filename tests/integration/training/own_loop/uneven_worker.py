@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gpurun.uneven import UnevenBatches, UnevenStream
+from tests.integration.ranks import in_group
 from tests.whole import IS_WHOLE
 
 SPLIT = (11, 3)
@@ -79,12 +78,9 @@ CASES = ALL_CASES if IS_WHOLE else {"map-style": map_style}
 
 
 def main(rank: int, directory: Path) -> None:
-    store = FileStore(str(directory / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    found = {}
-    for name, batches in CASES.items():
-        network = new_model()
-        found[name] = train(DistributedDataParallel(network), network, batches(SPLIT, rank))
-    torch.save(found, directory / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    with in_group(rank, 2, directory):
+        found = {}
+        for name, batches in CASES.items():
+            network = new_model()
+            found[name] = train(DistributedDataParallel(network), network, batches(SPLIT, rank))
+        torch.save(found, directory / f"{rank}.pt")
