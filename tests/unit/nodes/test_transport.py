@@ -1,8 +1,11 @@
 """The connection between nodes: proof of the secret, order, reconnection, silence."""
 
+import os
 import random
 import re
+import secrets
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -14,18 +17,25 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpurun.launcher.errors import MachineError, NodesEnded, NodesError, SpecError
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.nodes.join import joined
-from gpurun.launcher.nodes.messages import End, LogText, Message, StartRanks
+from gpurun.launcher.nodes.messages import End, LogText, Message, StartRanks, encode
 from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
 from gpurun.launcher.nodes.rendezvous import NodeFlags
-from gpurun.launcher.nodes.transport.credentials import Identity, identity_from
+from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import (
     CLOSED_S,
     LinkOptions,
+    MessageLane,
+    Silence,
+    StreamFrame,
+    decode_frame,
+    encode_frame,
 )
 from gpurun.launcher.nodes.transport.server import MAX_STRANGERS, MOST_REFUSALS, Server
 from tests.integration.command import free_port
@@ -354,3 +364,119 @@ def test_2000_silent_connections_keep_no_node_out(loop: LinkLoop) -> None:
             second.send(0, LogText("in"))
             assert collect(first, 2) == [REFUSED, LogText("in")]  # it says so of `PRI`
         strangers.communicate(b"\n")
+
+
+# What the two ends of a connection know without a network: order, frames, silence
+
+
+@given(st.lists(st.sampled_from(["put", "send", "lose", "reconnect"]), max_size=60))
+def test_every_message_arrives_once_and_in_order_however_often_the_stream_breaks(steps: list[str]) -> None:
+    ours, theirs = MessageLane(), MessageLane()
+    sent: list[bytes] = []
+    arrived: list[bytes] = []
+    lost = False
+
+    def pass_on() -> None:
+        for one, other in ((ours, theirs), (theirs, ours)):
+            while not lost and (frame := one.next_frame()) is not None:
+                payload = other.accept(decode_frame(encode_frame(frame)))
+                arrived.extend([payload] if payload is not None else [])
+
+    for step in [*steps, "reconnect"]:
+        if step == "put":
+            sent.append(str(len(sent)).encode())
+            ours.put(sent[-1])
+        elif step == "lose":
+            lost = True
+            ours.next_frame()
+        elif step == "reconnect":
+            lost = False
+            ours.rewind()
+            theirs.rewind()
+        pass_on()
+    assert arrived == sent
+    assert ours.is_settled
+    assert theirs.is_settled
+
+
+@pytest.mark.parametrize(
+    "frame", [StreamFrame(2, 0), StreamFrame(0, 1), StreamFrame(-1, 0), StreamFrame(2**62, 0)]
+)
+def test_a_frame_that_no_end_would_send_is_refused(frame: StreamFrame) -> None:
+    with pytest.raises(ValueError, match="confirming"):
+        MessageLane().accept(frame)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xc1", b"\x93\x01\x00\xa1x", encode(LogText("x"))])
+def test_other_bytes_are_no_frame(content: bytes) -> None:
+    with pytest.raises(ValueError, match="not a frame"):
+        decode_frame(content)
+
+
+def test_only_silence_while_listening_counts() -> None:
+    silence = Silence(10.0, 0.0)
+    silence.hear(1, 0.0)
+    silence.hear(2, 0.0)
+    for second in range(1, 10):
+        silence.hear(1, float(second))
+        assert silence.check(float(second)) is None
+    assert silence.check(109.5) is None  # this node was busy or suspended
+    assert silence.check(110.4) is None
+    assert silence.check(110.6) == (2, pytest.approx(10.1))
+
+
+def test_a_node_is_lost_sooner_if_ranks_lost_it_or_its_connection_was_closed() -> None:
+    closed, cut, suspected = (Silence(30.0, 0.0) for _ in range(3))
+    for silence in (closed, cut, suspected):
+        silence.hear(1, 0.0)
+    closed.close(1, 1.0)  # by the node's kernel: it was heard a second ago
+    cut.close(1, 15.0)  # by our own keepalive
+    suspected.suspicious = True
+    late = {"closed": closed, "cut": cut, "suspected": suspected}
+    found = {name: _lost_after_s(silence) for name, silence in late.items()}
+    assert found == {"closed": CLOSED_S + 1, "cut": 31.0, "suspected": 16.0}
+
+
+def _lost_after_s(silence: Silence) -> float:
+    return next(second for second in map(float, range(60)) if silence.check(second) is not None)
+
+
+# The secret that the nodes of a job share
+
+
+@pytest.mark.parametrize("weak", ["short", "abcdefghijklmnopqrstuvwxyz123456"])
+def test_a_secret_that_is_refused_is_refused_before_a_node_waits(
+    weak: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPURUN_SECRET", weak)
+    job = load_text("workload: sleep\ndevices: cpu:1\nnodes: 2\nglobal_batch: 8\n", "", (), Path())
+    said: list[str] = []
+    flags = NodeFlags(1, "127.0.0.1:29400")
+    with pytest.raises(SpecError, match=r"GPURUN_SECRET (is shorter|follows a simple pattern)"):
+        joined(job, Path(), flags, inspect_machine(), said.append).__enter__()
+    assert said == []
+
+
+def test_a_secret_is_made_once_for_a_user(tmp_path: Path, wording: Wording) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    secret, path = find_secret(environ), tmp_path / "gpurun" / "secret"
+    assert len(secret) >= 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert find_secret(environ) == secret
+    assert os.listdir(path.parent) == ["secret"]
+    path.chmod(0o640)
+    with wording.raises(MachineError):
+        find_secret(environ)
+
+
+def test_a_secret_from_the_environment_has_to_be_long(tmp_path: Path, wording: Wording) -> None:
+    good = secrets.token_hex(8)
+    assert find_secret({"GPURUN_SECRET": good}) == good.encode()
+    with pytest.raises(SpecError, match="shorter than 16 bytes"):
+        find_secret({"GPURUN_SECRET": "short"})
+    for weak in ("s" * 40, "abcdefghijklmnopqrstuvwxyz", "1234567890123456", "geheim!?" * 2, "0123" * 8):
+        with pytest.raises(SpecError, match="could be guessed"):
+            find_secret({"GPURUN_SECRET": weak})
+    (tmp_path / "file").touch()
+    with wording.raises(MachineError):
+        find_secret({"XDG_CONFIG_HOME": str(tmp_path / "file")})

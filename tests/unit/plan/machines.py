@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.read import read_spec
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.machine.host import Topology
 from gpurun.launcher.plan.build import build_plan
@@ -40,6 +41,13 @@ class FakeMachine:
 def spec_of(text: str) -> JobSpec:
     """A job that is written in YAML."""
     return check_source(parse_source(text.encode(), "job.yaml"), Path())
+
+
+def unchecked(text: str) -> JobSpec:
+    """The same, of which no file and no module has to be there."""
+    spec, mistakes = read_spec(parse_source(text.encode(), "job.yaml"))
+    assert not mistakes, mistakes
+    return spec
 
 
 def planned(spec: JobSpec, machine: FakeMachine) -> tuple[Plan, Sequence[LaunchConfig]]:

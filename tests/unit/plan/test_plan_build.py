@@ -29,7 +29,7 @@ GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
 
 
 def spec_of(**job: Any) -> JobSpec:
-    return machines.spec_of(json.dumps({"name": "t", "workload": "gpt", "global_batch": 64, **job}))
+    return machines.unchecked(json.dumps({"name": "t", "workload": "gpt", "global_batch": 64, **job}))
 
 
 def configs(spec: JobSpec, machine: FakeMachine) -> Sequence[LaunchConfig]:
