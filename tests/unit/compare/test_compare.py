@@ -755,15 +755,13 @@ def test_an_outlying_round_of_many_decides_nothing_and_isnt_named(files: Files) 
     assert "169" not in "\n".join((comparison.summary, *notes_of(comparison)))
 
 
-def test_of_two_outlying_rounds_none_is_named(files: Files) -> None:
-    write_three(files, [60.0, 60.5, 169.0, 61.5, 62.0, 150.0, 63.0])
-    comparison = compare_run(files.run)
-    assert comparison.fastest is None
-    assert "took" not in comparison.headline
-
-
-def test_a_round_like_the_others_isnt_outlying(files: Files) -> None:
-    write_three(files, [64.0, 64.5, 67.5, 65.5, 66.0, 62.5])
+@pytest.mark.parametrize(
+    "third_ms",
+    [[60.0, 60.5, 169.0, 61.5, 62.0, 150.0, 63.0], [64.0, 64.5, 67.5, 65.5, 66.0, 62.5]],
+    ids=["two are", "it is like the others"],
+)
+def test_a_round_that_is_not_the_only_outlying_one_is_not_named(files: Files, third_ms: list[float]) -> None:
+    write_three(files, third_ms)
     comparison = compare_run(files.run)
     assert comparison.fastest is None
     assert "took" not in comparison.headline

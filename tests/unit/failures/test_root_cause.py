@@ -9,13 +9,11 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.failures.root_cause import (
     explain,
@@ -33,6 +31,7 @@ from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import FailureRecord, Status
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.training.load_workload import load_workload
+from tests.sample import COMPARISON
 from tests.unit.compare import hand_made
 from tests.wording import Wording
 
@@ -382,11 +381,6 @@ def test_an_exit_is_shown_without_the_exceptions_that_led_to_it() -> None:
 
 
 # The command's exit code: what counts as a result, and what as a failure
-
-
-COMPARISON = msgspec.json.decode(
-    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
-)
 
 
 @pytest.mark.parametrize(

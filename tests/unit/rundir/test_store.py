@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,11 @@ pytestmark = pytest.mark.usefixtures("empty")
 Files = dict[str, bytes]
 
 
+@dataclass
 class Clock:
     """Simulated seconds."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    now_s: float = 0.0
 
     def __call__(self) -> float:
         return self.now_s
@@ -144,30 +145,29 @@ def test_only_what_has_changed_is_read_again(run: Path, monkeypatch: pytest.Monk
     fetched(HERE)
     (run / "plan.json").write_bytes(b"{ }")
     copier.step()
-    read: list[str] = []
-    get = Store.get
-
-    def get_and_report(self: Store, name: str, target: Path) -> None:
-        read.append(name)
-        get(self, name, target)
-
-    monkeypatch.setattr(Store, "get", get_and_report)
+    read = noted(monkeypatch, "get", lambda store, name, target: name)
     fetched(HERE)
     assert read == ["plan.json"]
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, method: str, what: Callable[..., Any]) -> list[Any]:
+    """What each call of a method of `Store` is about, from now on."""
+    found: list[Any] = []
+    own = getattr(Store, method)
+
+    def noting(*arguments: Any) -> Any:
+        found.append(what(*arguments))
+        return own(*arguments)
+
+    monkeypatch.setattr(Store, method, noting)
+    return found
 
 
 @pytest.mark.parametrize("where", ["here", "in the copy"])
 def test_a_run_that_is_resumed_is_copied_only_as_far_as_it_has_changed(
     run: Path, url: Url, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied: list[str] = []
-    put = Store.put
-
-    def put_and_report(store: Store, source: Path, name: str) -> None:
-        copied.append(name)
-        put(store, source, name)
-
-    monkeypatch.setattr(Store, "put", put_and_report)
+    copied = noted(monkeypatch, "put", lambda store, source, name: name)
     (run / "old").touch()
     Copier(run, Store(url), print).step(final=True)
     resumed = run if where == "here" else fetched(url)
@@ -219,14 +219,8 @@ def test_what_is_shown_of_a_url_is_kept_up_to_date(run: Path, monkeypatch: pytes
 def test_a_store_that_is_away_for_60_s_loses_nothing(
     run: Path, url: Url, s3: S3Server, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    clock, said, tries = Clock(), list[str](), list[float]()
-    put = Store.put
-
-    def put_and_report(store: Store, source: Path, name: str) -> None:
-        tries.append(clock.now_s)
-        put(store, source, name)
-
-    monkeypatch.setattr(Store, "put", put_and_report)
+    clock, said = Clock(), list[str]()
+    tries = noted(monkeypatch, "put", lambda *_: clock.now_s)
     copier = Copier(run, Store(url), said.append, clock)
     (run / "plan.json").write_bytes(b"old")
     assert copier.step()

@@ -11,11 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import msgspec
 import pytest
 
 from gpurun.launcher.compare.figures.size_curves import Balanced, DeviceCost, SplitCost
-from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.claim import claimed, read
@@ -33,6 +31,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import TraceReport
 from tests.known import known
+from tests.sample import COMPARISON
 from tests.unit.trace.trace_files import Event as TraceEvent
 from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
@@ -326,9 +325,6 @@ def test_work_of_other_steps_alone_is_no_idle_time(tmp_path: Path, kind: Kind) -
 # What the tab says of balanced splits and of batches: as the terminal does
 
 
-COMPARISON = msgspec.json.decode(
-    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
-)
 COSTS = tuple(
     DeviceCost(f"cuda:{rank}", 5.0, None, 1.0, None, True, ((8, 13.0), (16, 21.0)), None) for rank in range(2)
 )

@@ -14,7 +14,6 @@ import torch
 import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
 from torch import nn
 
-from gpurun import Workload
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.headline import is_one_task
 from gpurun.launcher.errors import SpecError
@@ -30,11 +29,12 @@ from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.training import gradient_check
 from gpurun.launcher.worker.training.batches import IndexFeed, check_samples
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings, unused_notes
-from gpurun.launcher.worker.training.load_workload import load_workload, shown
+from gpurun.launcher.worker.training.load_workload import shown
 from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
 from gpurun.launcher.worker.training.try_out import has_batch_norm, statistics_apart
 from tests.said import notes_of
 from tests.unit.plan.machines import FakeGpu, FakeMachine, planned, spec_of
+from tests.unit.workloads.loaded import loaded
 from tests.wording import Wording
 
 
@@ -137,8 +137,7 @@ def config(split: tuple[int, ...], **changes: object) -> LaunchConfig:
 def test_any_split_of_a_new_workload_has_the_gradient_of_one_device(
     name: str, params: dict[str, object]
 ) -> None:
-    workload = load_workload(name, params, Path())
-    assert isinstance(workload, Workload)
+    workload = loaded(name, params)
     launch = config((5, 3))
     trainer = Trainer(workload, launch, 0)
     assert check_gradients(trainer, launch, 0)["v"]["gradient_error"] < 1e-12
@@ -168,9 +167,7 @@ def test_a_value_is_shown_in_one_line_that_names_its_class_once() -> None:
 
 
 def test_a_model_with_batch_norm_is_distinguished() -> None:
-    workload = load_workload("resnet56", {}, Path())
-    assert isinstance(workload, Workload)
-    trainer = Trainer(workload, config((2, 1), channels_last=True, precision="fp32"), 0)
+    trainer = Trainer(loaded("resnet56", {}), config((2, 1), channels_last=True, precision="fp32"), 0)
     (warning,) = model_warnings(trainer)
     assert warning.startswith("the model has BatchNorm")
     step = trainer.prepare(VariantConfig("v", (2, 1), 1), 0).load()
@@ -180,9 +177,8 @@ def test_a_model_with_batch_norm_is_distinguished() -> None:
 
 
 def test_channels_last_of_a_model_without_images_is_reported() -> None:
-    workload = load_workload("mlp", {"width": 4}, Path())
-    assert isinstance(workload, Workload)
-    assert "changes nothing" in model_warnings(Trainer(workload, config((2, 1), channels_last=True), 0))[0]
+    trainer = Trainer(loaded("mlp", {"width": 4}), config((2, 1), channels_last=True), 0)
+    assert "changes nothing" in model_warnings(trainer)[0]
 
 
 @pytest.mark.parametrize("unused", [("head.bias",), ("head.weight", "head.bias")])

@@ -13,7 +13,6 @@ from torch import nn
 from gpurun import Workload, device_index, on_device
 from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.jobfile.kinds import default_batch
-from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.try_out import Counting
 from gpurun.workloads import images
 from gpurun.workloads.classics import Bottleneck
@@ -21,6 +20,8 @@ from gpurun.workloads.gpt import corpus, open_corpus, random_windows
 from gpurun.workloads.images import image_workload, read_directory
 from gpurun.workloads.registry import BUILTINS
 from gpurun.workloads.sleep import Sleep
+from tests.known import known
+from tests.unit.workloads.loaded import draw, loaded
 from tests.whole import first
 from tests.wording import Wording
 
@@ -32,12 +33,9 @@ LARGE = {"fcn_s", "alexnet_s", "vit_b16", "resnet50"}
 
 @pytest.mark.parametrize("name", [name for name in TRAINING if name not in LARGE])
 def test_every_builtin_trains(name: str, tmp_path: Path) -> None:
-    workload = load_workload(name, SMALL.get(name, {}), tmp_path)
-    assert isinstance(workload, Workload)
-    assert workload.batch is not None
-    assert workload.loss is not None
-    inputs, targets = workload.batch(5, torch.Generator().manual_seed(0))
-    workload.loss(workload.model(inputs), targets).backward()
+    workload = loaded(name, SMALL.get(name, {}), tmp_path)
+    inputs, targets = draw(workload, 5)
+    known(workload.loss)(workload.model(inputs), targets).backward()
     gradients = [parameter.grad for parameter in workload.model.parameters()]
     assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
     assert any(gradient is not None and gradient.any() for gradient in gradients)
@@ -45,14 +43,12 @@ def test_every_builtin_trains(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TRAINING if name not in LARGE])
 def test_a_batch_depends_on_its_generator_alone(name: str, tmp_path: Path) -> None:
-    workload = load_workload(name, SMALL.get(name, {}), tmp_path)
-    assert isinstance(workload, Workload)
-    assert workload.batch is not None
+    workload = loaded(name, SMALL.get(name, {}), tmp_path)
     torch.manual_seed(1)
-    first = workload.batch(3, torch.Generator().manual_seed(7))
+    first = draw(workload, 3, seed=7)
     torch.manual_seed(2)
-    again = workload.batch(3, torch.Generator().manual_seed(7))
-    other = workload.batch(3, torch.Generator().manual_seed(8))
+    again = draw(workload, 3, seed=7)
+    other = draw(workload, 3, seed=8)
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
     assert not torch.equal(first[0], other[0])
@@ -64,10 +60,8 @@ def test_the_text_is_the_standard_librarys() -> None:
 
 
 def test_targets_of_gpt_are_the_next_bytes(tmp_path: Path) -> None:
-    workload = load_workload("gpt", SMALL["gpt"], tmp_path)
-    assert isinstance(workload, Workload)
-    assert workload.batch is not None
-    inputs, targets = workload.batch(4, torch.Generator().manual_seed(0))
+    workload = loaded("gpt", SMALL["gpt"], tmp_path)
+    inputs, targets = draw(workload, 4)
     assert inputs.shape == targets.shape == (4, 8)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
@@ -78,8 +72,7 @@ def test_windows_reach_the_end_of_the_text() -> None:
 
 
 def test_gpt_sees_no_future(tmp_path: Path) -> None:
-    workload = load_workload("gpt", SMALL["gpt"], tmp_path)
-    assert isinstance(workload, Workload)
+    workload = loaded("gpt", SMALL["gpt"], tmp_path)
     model = workload.model
     tokens = torch.arange(8).unsqueeze(0)
     changed = tokens.clone()
@@ -134,9 +127,7 @@ def on_meta(name: str, **params: object) -> Workload:
     """A workload whose weights take no memory and no time."""
     corpus()  # the text must not be read onto the meta device
     with torch.device("cpu" if name == "lstm" else "meta"):  # an LSTM on meta makes torch import for seconds
-        workload = load_workload(name, params, Path())
-    assert isinstance(workload, Workload)
-    return workload
+        return loaded(name, params, Path())
 
 
 def num_parameters(workload: Workload) -> int:
@@ -154,11 +145,9 @@ def test_classics_are_as_published(name: str) -> None:
 def test_a_step_of_a_classic_takes_the_published_operations(name: str) -> None:
     workload = on_meta(name)
     first = next(workload.model.parameters())
-    assert workload.batch is not None
-    assert workload.loss is not None
-    inputs, targets = workload.batch(2, torch.Generator().manual_seed(0))
+    inputs, targets = draw(workload, 2)
     with Counting() as counting:
-        workload.loss(workload.model(inputs.to(first.device)), targets.to(first.device)).backward()
+        known(workload.loss)(workload.model(inputs.to(first.device)), targets.to(first.device)).backward()
     assert counting.count.known_flops is not None
     assert counting.count.known_flops / 2 * CLASSICS[name][1] / 1e9 == pytest.approx(
         CLASSICS[name][2], abs=0.06
@@ -166,13 +155,10 @@ def test_a_step_of_a_classic_takes_the_published_operations(name: str) -> None:
 
 
 def test_a_step_of_the_lstm_takes_the_published_operations() -> None:
-    workload = load_workload("lstm", {}, Path())  # on the CPU, whose recurrent operator needs our formula
-    assert isinstance(workload, Workload)
-    assert workload.batch is not None
-    assert workload.loss is not None
-    inputs, targets = workload.batch(2, torch.Generator().manual_seed(0))
+    workload = loaded("lstm", {}, Path())  # on the CPU, whose recurrent operator needs our formula
+    inputs, targets = draw(workload, 2)
     with Counting() as counting:
-        workload.loss(workload.model(inputs), targets).backward()
+        known(workload.loss)(workload.model(inputs), targets).backward()
     assert (counting.count.known_flops or 0) / 2 * 128 / 1e9 == pytest.approx(88.7, abs=0.06)
 
 
@@ -244,8 +230,7 @@ def test_broken_images_are_skipped_counted_and_said(tmp_path: Path, wording: Wor
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("not even counted")
-    workload = load_workload("resnet50", {"images": str(tmp_path), "num_workers": 0}, tmp_path)
-    assert isinstance(workload, Workload)
+    workload = loaded("resnet50", {"images": str(tmp_path), "num_workers": 0}, tmp_path)
     assert len(workload.dataset) == 2
     (note,) = workload.notes
     wording(note)
@@ -287,13 +272,9 @@ def test_text_is_that_of_all_files_in_order_and_the_rest_is_said(tmp_path: Path,
     found = open_corpus(str(tmp_path))
     assert bytes(found.text.tolist()) == b"hello world"
     wording(found.notes)
-    workload = load_workload("gpt", {**TINY, "text": str(tmp_path)}, tmp_path)
-    assert isinstance(workload, Workload)
+    workload = loaded("gpt", {**TINY, "text": str(tmp_path)}, tmp_path)
     assert workload.notes == found.notes
-    assert workload.batch is not None
-    assert set(workload.batch(50, torch.Generator().manual_seed(0))[0].flatten().tolist()) <= set(
-        b"hello world"
-    )
+    assert set(draw(workload, 50)[0].flatten().tolist()) <= set(b"hello world")
 
 
 def test_a_few_skipped_files_are_all_named(tmp_path: Path, wording: Wording) -> None:
@@ -314,7 +295,7 @@ def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes | None, w
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ParamsError) as refused:
-        load_workload("gpt", {**TINY, "text": str(path)}, tmp_path)
+        loaded("gpt", {**TINY, "text": str(path)}, tmp_path)
     wording(str(refused.value))
 
 
@@ -325,7 +306,7 @@ def test_a_shape_that_cannot_be_is_refused(
     tmp_path: Path, params: dict[str, object], wording: Wording
 ) -> None:
     with pytest.raises(ParamsError) as refused:
-        load_workload("gpt", params, tmp_path)
+        loaded("gpt", params, tmp_path)
     wording(str(refused.value))
 
 
@@ -333,15 +314,15 @@ def test_a_learning_rate_and_a_number_of_workers_that_cannot_be_are_refused(
     tmp_path: Path, wording: Wording
 ) -> None:
     with wording.raises(ParamsError):
-        load_workload("gpt", {**TINY, "learning_rate": -1}, tmp_path)
+        loaded("gpt", {**TINY, "learning_rate": -1}, tmp_path)
     for count, limit in ((-1, "at least 0"), (100_000, "at most 256")):
         with pytest.raises(ParamsError, match=f"num_workers must be {limit}, but it is {count}"):
-            load_workload("resnet50", {"num_workers": count}, tmp_path)
+            loaded("resnet50", {"num_workers": count}, tmp_path)
 
 
 def test_a_context_that_is_too_long_for_the_built_in_text(tmp_path: Path, wording: Wording) -> None:
     with pytest.raises(ParamsError) as refused:
-        load_workload("gpt", {**TINY, "context": 100_000_000}, tmp_path)
+        loaded("gpt", {**TINY, "context": 100_000_000}, tmp_path)
     wording(str(refused.value))
 
 
@@ -350,8 +331,7 @@ def test_a_home_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "a.txt").write_text("hello")
     photo(tmp_path / "images" / "a.png")
     assert bytes(open_corpus("~/a.txt").text.tolist()) == b"hello"
-    workload = load_workload("resnet50", {"images": "~/images", "num_workers": 0}, tmp_path)
-    assert isinstance(workload, Workload)
+    workload = loaded("resnet50", {"images": "~/images", "num_workers": 0}, tmp_path)
     assert len(workload.dataset) == 1
     with pytest.raises(ValueError, match=f"^the text {tmp_path}/nope does not exist$"):
         open_corpus("~/nope")
