@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from gpurun.launcher.stats.estimates import hodges_lehmann, wilcoxon_interval
 
-K, T = TypeVar("K"), TypeVar("T")
+K = TypeVar("K")
+T = TypeVar("T")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BIN = Path(sys.executable).parent
 

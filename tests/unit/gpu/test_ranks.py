@@ -93,6 +93,7 @@ from tests.gpu.machine import why_none, why_unusable
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda, launch  # noqa: F401 - a fixture
 from tests.unit.gpu.test_drivers import spec_of
 from tests.unit.plan.machines import FakeGpu, FakeMachine, planned
+from tests.unit.worker.test_program_steps import FakeProfiler
 from tests.wording import Wording
 
 # 6: the two ways of asking for TF32
@@ -123,17 +124,7 @@ def test_traced_steps_synchronize_once_at_the_end(
 ) -> None:
     cuda.allocated = {0: 1, 1: 2}
     made: list[str] = []
-
-    class Profiler:
-        def __getattr__(self, name: str) -> Any:
-            def note(*arguments: Any) -> None:
-                made.append(name)
-                if name == "export_chrome_trace":
-                    Path(arguments[0]).write_text("{}")
-
-            return note
-
-    monkeypatch.setattr(profiling, "new_profiler", lambda config, all_threads: Profiler())
+    monkeypatch.setattr(profiling, "new_profiler", lambda config, all_threads: FakeProfiler(made))
     monkeypatch.setattr(cuda, "synchronize", lambda device=None: made.append(f"wait {cuda.index(device)}"))
     profiling.capture(lambda: made.append("step"), ProfileConfig(steps=3), tmp_path / "t.json")
     starting = ["prepare_trace", "step", "wait 1", "wait 0", "start_trace"]

@@ -190,10 +190,6 @@ def profiler_in_use(seen: Evidence) -> Evidence:
     return in_job(TRAINING, logs=log)(first_variant(TRAINING, ranks=ranks)(seen))
 
 
-def no_numa(seen: Evidence) -> Evidence:
-    return with_gpus(seen, lambda gpu: replace(gpu, numa_node=None))
-
-
 def slower_than_before(seen: Evidence) -> Evidence:
     before = DeviceRate("cuda:1", UUIDS[1], 60_000.0, 4096, 0.0)
     return replace(seen, earlier=(EarlierRate(before, "2026-01-01"),))
@@ -250,14 +246,6 @@ def busy(seen: Evidence) -> Evidence:
     return with_gpus(seen, lambda gpu: replace(gpu, used_gib=20.0) if gpu.index == 1 else gpu)
 
 
-def two_slow(seen: Evidence) -> Evidence:
-    return of_rank(2, gflop_per_s=25_000.0)(of_rank(1, gflop_per_s=25_000.0)(seen))
-
-
-def all_slow(seen: Evidence) -> Evidence:
-    return replace(seen, facts=tuple(replace(each, gflop_per_s=15_000.0) for each in seen.facts))
-
-
 NAN = float("nan")
 FORKED = "rank 0 raised RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with …"
 KILLED = "rank 1 was killed by SIGKILL"
@@ -295,7 +283,11 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
     ),
     "no set_device": (no_set_device, "no set_device", "rank 1 was not seen to use memory of its own device"),
     "no energy counter": (of_rank(0, energy_mj=None), "energy", f"cuda:0 is {NOT_REPORTED}"),
-    "NUMA unknown": (no_numa, "NUMA nodes", "cuda:0, cuda:1, cuda:2 is not reported"),
+    "NUMA unknown": (
+        lambda seen: with_gpus(seen, lambda gpu: replace(gpu, numa_node=None)),
+        "NUMA nodes",
+        "cuda:0, cuda:1, cuda:2 is not reported",
+    ),
     "full disk": (lambda seen: replace(seen, free_gib=0.1), "run directory", "0.10 GiB"),
     "profiler in use": (profiler_in_use, "traces", "another profiler is in use"),
     "busy GPU": (busy, "free GPUs", "cuda:1 is used by other processes: 20.0 of 140.0 GiB"),
@@ -305,8 +297,16 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
     "rate no number": (of_rank(1, gflop_per_s=NAN), "device speed", "cuda:1 does nan"),
     "clock no number": (of_rank(1, clock_off=NAN), "device clocks", "cuda:1 is off by nan"),
     "slower by a quarter": (of_rank(1, gflop_per_s=37_500.0), "device speed", "cuda:1 does 37"),
-    "two of three slow": (two_slow, "device speed", "cuda:1 does 25"),
-    "all far below the peak": (all_slow, "device speed", "at its peak"),
+    "two of three slow": (
+        lambda seen: of_rank(2, gflop_per_s=25_000.0)(of_rank(1, gflop_per_s=25_000.0)(seen)),
+        "device speed",
+        "cuda:1 does 25",
+    ),
+    "all far below the peak": (
+        lambda seen: replace(seen, facts=tuple(replace(each, gflop_per_s=15_000.0) for each in seen.facts)),
+        "device speed",
+        "at its peak",
+    ),
     "gradient not compared": (
         first_variant(GRADIENTS, gradient_error=None),
         "gradients",

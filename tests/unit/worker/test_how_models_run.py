@@ -221,26 +221,22 @@ def compile_five() -> bool:
     return Torch26Dynamo.cache_size_limit == 20
 
 
-def make_profiler_config() -> bool:
-    return isinstance(profiling._experimental_config(all_threads=True), Torch26ProfilerConfig)
-
-
 def allow_tf32() -> bool:
     CudaRuntime().allow_tf32(True)
     return bool(torch.backends.cuda.matmul.allow_tf32)
-
-
-def list_calls() -> bool:
-    return profiling.collective_calls(0) == []
 
 
 @pytest.mark.parametrize(
     ("name", "older", "works"),
     [
         ("torch._dynamo.config", Torch26Dynamo, compile_five),
-        (f"{profiling.__name__}._ExperimentalConfig", Torch26ProfilerConfig, make_profiler_config),
+        (
+            f"{profiling.__name__}._ExperimentalConfig",
+            Torch26ProfilerConfig,
+            lambda: isinstance(profiling._experimental_config(all_threads=True), Torch26ProfilerConfig),
+        ),
         ("torch.backends.cuda.matmul", SimpleNamespace(allow_tf32=False), allow_tf32),
-        ("torch._C._distributed_c10d._dump_fr_trace_json", None, list_calls),
+        ("torch._C._distributed_c10d._dump_fr_trace_json", None, lambda: profiling.collective_calls(0) == []),
     ],
 )
 def test_what_torch_26_lacks_is_done_without(

@@ -243,10 +243,10 @@ def test_steps_of_a_gpu_are_written_when_it_has_done_them(tmp_path: Path) -> Non
 
 
 class FakeProfiler:
-    """Keeps its calls, in order."""
+    """Keeps its calls, in order, among what else is said."""
 
-    def __init__(self) -> None:
-        self.said: list[str] = []
+    def __init__(self, said: list[str] | None = None) -> None:
+        self.said: list[str] = [] if said is None else said
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def note(*arguments: Any) -> None:

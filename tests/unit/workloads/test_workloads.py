@@ -294,9 +294,8 @@ def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes | None, w
     path = tmp_path / "text"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ParamsError) as refused:
+    with wording.raises(ParamsError):
         loaded("gpt", {**TINY, "text": str(path)}, tmp_path)
-    wording(str(refused.value))
 
 
 @pytest.mark.parametrize(
@@ -305,9 +304,8 @@ def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes | None, w
 def test_a_shape_that_cannot_be_is_refused(
     tmp_path: Path, params: dict[str, object], wording: Wording
 ) -> None:
-    with pytest.raises(ParamsError) as refused:
+    with wording.raises(ParamsError):
         loaded("gpt", params, tmp_path)
-    wording(str(refused.value))
 
 
 def test_a_learning_rate_and_a_number_of_workers_that_cannot_be_are_refused(
@@ -321,9 +319,8 @@ def test_a_learning_rate_and_a_number_of_workers_that_cannot_be_are_refused(
 
 
 def test_a_context_that_is_too_long_for_the_built_in_text(tmp_path: Path, wording: Wording) -> None:
-    with pytest.raises(ParamsError) as refused:
+    with wording.raises(ParamsError):
         loaded("gpt", {**TINY, "context": 100_000_000}, tmp_path)
-    wording(str(refused.value))
 
 
 def test_a_home_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
