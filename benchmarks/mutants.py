@@ -93,8 +93,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "killed-attempt-forgotten",
         "launcher/run/max_batch.py",
-        'if one.outcome in ("begins", "fails") and one.batch not in ended',
-        'if one.outcome in ("fails",) and one.batch not in ended',
+        'if attempt.outcome in ("begins", "fails") and attempt.batch not in ended',
+        'if attempt.outcome in ("fails",) and attempt.batch not in ended',
         ("tests/unit/run/test_max_batch.py", "tests/integration/run/test_max_batch.py"),
         "`global_batch: max` tries a batch again and again whose process was killed for memory",
     ),

@@ -78,8 +78,13 @@ def test_init_writes_a_job_that_check_accepts_and_never_overwrites(tmp_path: Pat
     assert not (tmp_path / "new").exists()
 
 
-def test_json_is_for_programs(tmp_path: Path) -> None:
+@pytest.fixture
+def _job(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
+
+
+@pytest.mark.usefixtures("_job")
+def test_json_is_for_programs(tmp_path: Path) -> None:
     plan = gpurun(tmp_path, "check", "job.yaml", "--memory", "--json", "--set", "split=[6, 2]").json
     assert plan["memory"][plan["variants"][0]["id"]]["peak"]["parameters"] > 0
     assert plan["variants"][0]["split"] == [6, 2]
@@ -88,9 +93,9 @@ def test_json_is_for_programs(tmp_path: Path) -> None:
     assert gpurun(tmp_path, "schema").json["properties"]["global_batch"]["description"]
 
 
+@pytest.mark.usefixtures("_job")
 @pytest.mark.parametrize("args", first(2, [["check", "job.yaml"], ["devices"], ["--help"], ["schema"]]))
 def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
-    write(tmp_path, "job.yaml", JOB)
     code = (
         "import sys, atexit; atexit.register(lambda: print([m for m in "
         "('torch', 'numpy', 'tensorboard', 'rich') if m in sys.modules], file=sys.stderr));"
@@ -166,16 +171,17 @@ def test_streams_that_are_closed_are_no_one_elses(tmp_path: Path) -> None:
     assert in_shell(tmp_path, "gpurun devices 0<&- >&-").returncode == 0
 
 
+@pytest.mark.usefixtures("_job")
 def test_a_full_disk_behind_the_output_is_reported_and_behind_the_messages_ignored(
     tmp_path: Path, wording: Wording
 ) -> None:
-    write(tmp_path, "job.yaml", JOB)
     done = in_shell(tmp_path, "gpurun check job.yaml --json > /dev/full")
     wording(done.stderr)
     assert done.returncode == 3
     assert in_shell(tmp_path, "gpurun check other.yaml 2> /dev/full").returncode == 2
 
 
+@pytest.mark.usefixtures("_job")
 @pytest.mark.parametrize(
     ("words", "code"),
     first(
@@ -189,14 +195,13 @@ def test_a_full_disk_behind_the_output_is_reported_and_behind_the_messages_ignor
     ),
 )
 def test_a_reader_that_has_enough_changes_no_exit_code(tmp_path: Path, words: str, code: int) -> None:
-    write(tmp_path, "job.yaml", JOB)
     # The reader closes its end before the command can write to it.
     done = in_shell(tmp_path, f"mkfifo pipe; (: < pipe) & exec 3> pipe; wait; {words} >&3; echo $? > code")
     assert ((tmp_path / "code").read_text(), done.stderr) == (f"{code}\n", "")
 
 
+@pytest.mark.usefixtures("_job")
 def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    write(tmp_path, "job.yaml", JOB)
     (tmp_path / "file").touch()
     write(tmp_path, "torch.py", "open('imported', 'w')")
     before = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
@@ -229,8 +234,8 @@ def test_resume_without_a_job_says_what_to_type(tmp_path: Path, wording: Wording
     wording(result.err)
 
 
+@pytest.mark.usefixtures("_job")
 def test_a_directory_with_other_files_is_not_to_be_resumed(tmp_path: Path) -> None:
-    write(tmp_path, "job.yaml", JOB)
     result = gpurun(tmp_path, "job.yaml", "--out", ".").ended(2)
     assert "with other files" in result.err
     assert "--resume" not in result.err
@@ -324,6 +329,7 @@ def test_the_newest_run_is_found_by_name_and_ddp_may_have_one_rank(tmp_path: Pat
         assert again.measured | {"resumed": None} == kept
 
 
+@pytest.mark.usefixtures("_job")
 @pytest.mark.parametrize(
     ("moment", "command"),
     first(
@@ -340,7 +346,6 @@ def test_the_newest_run_is_found_by_name_and_ddp_may_have_one_rank(tmp_path: Pat
 )
 def test_ctrl_c_ends_quietly_at_any_moment(tmp_path: Path, moment: str, command: str) -> None:
     """The signal comes when a module is about to be imported, or when the interpreter shuts down."""
-    write(tmp_path, "job.yaml", JOB)
     code = f"""
         import atexit, os, sys
         def interrupt(name=None, *_):

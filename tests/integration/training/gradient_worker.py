@@ -26,6 +26,7 @@ from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.gradient_check import check_gradients, relative_error
 from gpurun.launcher.worker.training.trainer import Trainer, own_part
 from tests.integration.ranks import in_group
+from tests.launches import launch_config
 from tests.whole import IS_WHOLE
 
 SEED = 5
@@ -176,12 +177,16 @@ def config(
     strategy: str, world: int, variants: tuple[VariantConfig, ...], precision: str = "fp64"
 ) -> LaunchConfig:
     in_groups = STRATEGIES[strategy].has_shard_groups
-    return LaunchConfig(
-        launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
-        devices=("cpu",) * world, backend="gloo" if STRATEGIES[strategy].has_backend else None,
-        precision=precision, seed=SEED, threads=1, variants=variants, baseline=variants[0].id, warmup=1,
-        rounds=1, options={"shard_size": 3 if world == 3 else 2} if in_groups else {},
-    )  # fmt: skip
+    return launch_config(
+        *variants,
+        strategy=strategy,
+        devices=("cpu",) * world,
+        backend="gloo" if STRATEGIES[strategy].has_backend else None,
+        precision=precision,
+        seed=SEED,
+        baseline=variants[0].id,
+        options={"shard_size": 3 if world == 3 else 2} if in_groups else {},
+    )
 
 
 def variants_of(world: int, strategy: str, kind: str = "mean") -> tuple[VariantConfig, ...]:

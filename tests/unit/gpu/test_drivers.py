@@ -174,9 +174,13 @@ def test_a_gpu_that_cannot_be_opened_hides_no_other(wording: Wording) -> None:
     assert [gpu.uuid for gpu in second.gpus] == [UUIDS[2]]  # CUDA's ordinals leave it out
 
 
-def test_a_gpu_that_fell_off_the_bus_hides_no_other() -> None:
-    nvml = fake()
+@pytest.fixture
+def nvml() -> Any:
+    """A driver with three GPUs, to be spoiled."""
+    return fake()
 
+
+def test_a_gpu_that_fell_off_the_bus_hides_no_other(nvml: Any) -> None:
     def uuid(handle: int) -> str:
         if handle == 0:
             raise NVMLError("GPU is lost")
@@ -248,13 +252,12 @@ def test_each_rank_of_a_program_sees_its_own_part_of_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("has_module", [True, False])
-def test_a_driver_without_its_library_is_not_passed_over(tmp_path: Path, has_module: bool) -> None:
+def test_a_driver_without_its_library_is_not_passed_over(nvml: Any, tmp_path: Path, has_module: bool) -> None:
     def missing() -> None:
         raise NVMLErrorLibraryNotFound
 
     if has_module:
         (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-    nvml = fake()
     nvml.nvmlInit = missing
     error = inspect_nvidia_gpus({}, tmp_path, nvml).nvml_error
     assert ("libnvidia-ml.so.1 is missing" in (error or "")) == has_module
@@ -335,13 +338,16 @@ def test_a_part_of_a_gpu_asks_the_whole_one_for_its_clock_and_has_no_energy() ->
     [(True, {0: [97], 1: [97], 2: [97]}, []), (False, {0: [97, 0], 1: [97, 95], 2: [0, 0]}, [1.0])],
 )
 def test_utilisation_alone_makes_no_gpu_busy_unless_processes_are_not_listed(
-    lists_processes: bool, answers: dict[int, list[int]], pauses_s: list[float], wording: Wording
+    nvml: Any,
+    lists_processes: bool,
+    answers: dict[int, list[int]],
+    pauses_s: list[float],
+    wording: Wording,
 ) -> None:
     """A second run right after the first: no process holds the GPU, but the driver's average is high.
 
     Where processes aren't listed, it is looked at twice.
     """
-    nvml = fake()
     nvml.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=answers[handle].pop(0))
     nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=100, used=1)
     nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: []
@@ -365,8 +371,7 @@ def test_utilisation_alone_makes_no_gpu_busy_unless_processes_are_not_listed(
         ({"CUDA_VISIBLE_DEVICES": "GPU-aaaa-0,GPU-cccc-2"}, False),
     ],
 )
-def test_on_unlike_gpus_the_order_is_noted(environ: dict[str, str], noted: bool) -> None:
-    nvml = fake()
+def test_on_unlike_gpus_the_order_is_noted(nvml: Any, environ: dict[str, str], noted: bool) -> None:
     nvml.nvmlDeviceGetName = lambda handle: ("Tesla T4", "NVIDIA A100", "NVIDIA A100")[handle]
     notes = inspect_nvidia_gpus(environ, binding=nvml).notes
     assert ["CUDA_DEVICE_ORDER=PCI_BUS_ID" in note for note in notes] == [True] * noted
@@ -423,16 +428,17 @@ def test_torch_gives_a_collective_up_after_the_command_has() -> None:
 # 42 and 43: drivers that fail, or are old
 
 
-def test_a_driver_that_counts_no_gpus_says_nothing_of_their_health() -> None:
+def test_a_driver_that_counts_no_gpus_says_nothing_of_their_health(nvml: Any) -> None:
     def failing() -> int:
         raise NVMLError("Unknown Error")
 
-    nvml = fake()
     nvml.nvmlDeviceGetCount = failing
     assert inspect_health([0, 1], {}, nvml) == (GpuHealth(), GpuHealth())
 
 
-def test_a_driver_without_the_newest_functions_is_still_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_without_the_newest_functions_is_still_asked(
+    nvml: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """nvidia-ml-py, pynvml.py, `throwOnVersionMismatch`: without `nvmlDeviceGetComputeRunningProcesses_v3`,
     which came with driver 510, it raises an error that is no `NVMLError`."""
 
@@ -440,7 +446,6 @@ def test_a_driver_without_the_newest_functions_is_still_asked(monkeypatch: pytes
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", missing)
-    nvml = fake()
     nvml.NVMLError = pynvml.NVMLError
     if hasattr(pynvml, "NVMLLibraryMismatchError"):  # not in older bindings, nor do they raise it
         nvml.NVMLLibraryMismatchError = pynvml.NVMLLibraryMismatchError

@@ -56,7 +56,6 @@ from gpurun.launcher.rundir.files import RunDir, read_lines
 from gpurun.launcher.rundir.records import (
     Attempt,
     GpuLoad,
-    MaxBatchConfig,
     ProfileConfig,
     RoundTime,
     StepRecord,
@@ -90,6 +89,7 @@ from gpurun.launcher.worker.training.trainer import Trainer, new_scaler
 from gpurun.workloads.base import Workload
 from gpurun.workloads.micro_benchmarks import BenchmarkCase, Cases, Probe
 from tests.gpu.machine import why_none, why_unusable
+from tests.launches import max_batch_config
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda, launch  # noqa: F401 - a fixture
 from tests.unit.gpu.test_drivers import spec_of
 from tests.unit.plan.machines import FakeGpu, FakeMachine, planned
@@ -659,11 +659,7 @@ def test_a_batch_that_fails_otherwise_is_an_upper_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     """As "CUDA error: invalid configuration argument", after which the process can't use its GPU any more."""
-    config = MaxBatchConfig(
-        workload="mlp", job_dir=".", params={}, devices=("cpu",), index=0, num_devices=1, precision="fp32",
-        accumulate=1, keeps_gradients=False, gradients_are_views=False, seed=0, threads=1, limit_bytes=None,
-        attempts=str(tmp_path / "0.jsonl"), fits=0, fails=None,
-    )  # fmt: skip
+    config = max_batch_config(attempts=str(tmp_path / "0.jsonl"))
 
     def attempt(trainer: Any, config: Any, batch: int) -> bool:
         if batch > 5:
@@ -1047,11 +1043,7 @@ def test_the_largest_batch_leaves_room_for_nccl(monkeypatch: pytest.MonkeyPatch)
     """NCCL's buffers are outside of torch's allocator, and as large for one sample as for many."""
     made: list[Any] = []
     monkeypatch.setattr(torch, "empty", lambda size, dtype, device: made.append((size, str(device))))
-    config = MaxBatchConfig(
-        workload="mlp", job_dir=".", params={}, devices=("cuda:0",), index=0, num_devices=1,
-        precision="fp32", accumulate=1, keeps_gradients=True, gradients_are_views=False, seed=0, threads=1,
-        limit_bytes=None, attempts="", fits=0, fails=None,
-    )  # fmt: skip
+    config = max_batch_config(devices=("cuda:0",), keeps_gradients=True)
     max_batch_attempts.reserved_memory(config)
     assert made == [(CUDA.backend_bytes, "cuda:0")]
     max_batch_attempts.reserved_memory(replace(config, devices=("cpu",)))

@@ -150,8 +150,12 @@ class Cable:
                 end.shutdown(socket.SHUT_RDWR)
 
 
-def test_connections_that_break_cost_no_message_and_no_order(loop: LinkLoop) -> None:
-    port = free_port()
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def test_connections_that_break_cost_no_message_and_no_order(port: int, loop: LinkLoop) -> None:
     with (
         connected(loop, options(0, port)) as (first,),
         closing(Cable(port)) as cable,
@@ -167,17 +171,16 @@ def test_connections_that_break_cost_no_message_and_no_order(loop: LinkLoop) -> 
         assert collect(second, len(sent)) == sent
 
 
-def test_connections_and_heartbeats_are_linear_in_the_number_of_nodes(loop: LinkLoop) -> None:
+def test_connections_and_heartbeats_are_linear_in_the_number_of_nodes(port: int, loop: LinkLoop) -> None:
     """Each node has one connection, to node 0. `benchmarks.faults.agents` measures 256 of them."""
-    port, num_nodes = free_port(), 9
+    num_nodes = 9
     with connected(loop, *(options(rank, port, num_nodes=num_nodes) for rank in range(num_nodes))):
         found = [one for one in psutil.net_connections("tcp") if one.status == "ESTABLISHED"]
         assert sum(one.laddr[1:2] == (port,) for one in found) == num_nodes - 1
         assert sum(one.raddr[1:2] == (port,) for one in found) == num_nodes - 1
 
 
-def test_a_message_to_oneself_comes_after_those_that_have_come(loop: LinkLoop) -> None:
-    port = free_port()
+def test_a_message_to_oneself_comes_after_those_that_have_come(port: int, loop: LinkLoop) -> None:
     with linked(loop, options(0, port), options(1, port)) as (first, second):
         second.send(0, LogText("theirs"))
         theirs = collect(first, 1)
@@ -185,8 +188,7 @@ def test_a_message_to_oneself_comes_after_those_that_have_come(loop: LinkLoop) -
         assert [*theirs, *collect(first, 1)] == [LogText("theirs"), LogText("ours")]
 
 
-def test_the_first_end_is_the_end_for_all(loop: LinkLoop) -> None:
-    port = free_port()
+def test_the_first_end_is_the_end_for_all(port: int, loop: LinkLoop) -> None:
     with connected(loop, *(options(rank, port) for rank in range(3))) as links:
         links[2].announce(End(3, "it is over"))
         for link in links:
@@ -195,8 +197,7 @@ def test_the_first_end_is_the_end_for_all(loop: LinkLoop) -> None:
             assert (str(ended.value), ended.value.exit_code) == ("it is over", 3)
 
 
-def test_a_node_that_ends_without_a_word_is_lost(loop: LinkLoop, wording: Wording) -> None:
-    port = free_port()
+def test_a_node_that_ends_without_a_word_is_lost(port: int, loop: LinkLoop, wording: Wording) -> None:
     with linked(loop, options(0, port, silence_s=3.0)) as (first,):
         with connected(loop, options(1, port)):
             pass
@@ -213,10 +214,9 @@ def test_a_node_that_ends_without_a_word_is_lost(loop: LinkLoop, wording: Wordin
     ("was_there", "twin"), [(True, False), (False, False), (False, True)], ids=["True", "False", "twin"]
 )
 def test_a_node_that_comes_too_late_learns_it_and_costs_nothing(
-    loop: LinkLoop, was_there: bool, twin: bool, wording: Wording
+    port: int, loop: LinkLoop, was_there: bool, twin: bool, wording: Wording
 ) -> None:
     """Also one that connects at the moment when the run begins with the others, and a second of a rank."""
-    port = free_port()
     third = replace(options(1, port), own_host="twin") if twin else options(2, port)
     with connected(loop, options(0, port), options(1, port)) as (first, second):
         if not was_there:
@@ -233,8 +233,7 @@ def test_a_node_that_comes_too_late_learns_it_and_costs_nothing(
         assert collect(first, 1) == [LogText("still here")]
 
 
-def test_one_that_is_started_again_waits_until_the_lost_one_is_noticed(loop: LinkLoop) -> None:
-    port = free_port()
+def test_one_that_is_started_again_waits_until_the_lost_one_is_noticed(port: int, loop: LinkLoop) -> None:
     with linked(loop, options(0, port)) as (first,):
         with connected(loop, options(1, port)):
             first.begin(("host0", "host1"))
@@ -245,8 +244,7 @@ def test_one_that_is_started_again_waits_until_the_lost_one_is_noticed(loop: Lin
             assert end.value.starts_again
 
 
-def test_a_node_with_another_secret_learns_it_at_once(loop: LinkLoop) -> None:
-    port = free_port()
+def test_a_node_with_another_secret_learns_it_at_once(port: int, loop: LinkLoop) -> None:
     refused = pytest.raises(MachineError, match="does not have the secret of node 1")
     with linked(loop, options(0, port), options(1, port, OTHER)) as (_, second), refused:
         second.await_connected(WAIT_S)
@@ -276,8 +274,7 @@ def test_insecure_on_one_side_only_is_named_at_once(
         second.await_connected(WAIT_S)
 
 
-def test_node_0_says_once_from_where_a_node_with_another_secret_came(loop: LinkLoop) -> None:
-    port = free_port()
+def test_node_0_says_once_from_where_a_node_with_another_secret_came(port: int, loop: LinkLoop) -> None:
     with linked(loop, options(0, port), options(1, port, OTHER), options(2, port, OTHER)) as (first, *others):
         for other in others:
             with pytest.raises(MachineError, match="does not have the secret"):
@@ -290,16 +287,14 @@ def test_node_0_says_once_from_where_a_node_with_another_secret_came(loop: LinkL
             ]
 
 
-def test_a_rank_out_of_range_ends_at_once_and_node_0_says_so(loop: LinkLoop) -> None:
-    port = free_port()
+def test_a_rank_out_of_range_ends_at_once_and_node_0_says_so(port: int, loop: LinkLoop) -> None:
     with linked(loop, options(0, port), options(7, port)) as (first, other):
         with pytest.raises(MachineError, match=r"7 \(host7\) .* ranks are 0 to 2\n .*--node-rank"):
             other.await_connected(WAIT_S)
         assert "a node was refused: node rank 7 (host7) is out of range" in str(collect(first, 1))
 
 
-def test_node_0_also_hears_of_a_rank_that_the_nodes_own_job_excludes(loop: LinkLoop) -> None:
-    port = free_port()
+def test_node_0_also_hears_of_a_rank_that_the_nodes_own_job_excludes(port: int, loop: LinkLoop) -> None:
     flags = NodeFlags(3, f"127.0.0.1:{port}", insecure=True)
     job = load_text("workload: sleep\ndevices: cpu:1\nnodes: 3\nglobal_batch: 8\n", "", (), Path())
     with linked(loop, options(0, port, None)) as (first,):
@@ -316,8 +311,8 @@ def test_strangers_fill_no_screen() -> None:
     assert len(said) == MOST_REFUSALS
 
 
-def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None:
-    port, chance = free_port(), random.Random(7)
+def test_what_strangers_send_to_the_port_changes_nothing(port: int, loop: LinkLoop) -> None:
+    chance = random.Random(7)
     approaches = (noise, *CRAFTED)
     with connected(loop, options(0, port), options(1, port)) as (first, second):
         for number in range(200):
@@ -333,8 +328,8 @@ def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None
         assert collect(first, 2) == [REFUSED, LogText("still here")]
 
 
-def test_what_was_said_to_node_0_can_be_neither_read_nor_said_again(loop: LinkLoop) -> None:
-    port, said = free_port(), LogText("said once, and to node 0 alone")
+def test_what_was_said_to_node_0_can_be_neither_read_nor_said_again(port: int, loop: LinkLoop) -> None:
+    said = LogText("said once, and to node 0 alone")
     with (
         closing(Cable(port)) as cable,
         linked(loop, options(0, port), options(1, cable.port)) as (first, second),
@@ -350,8 +345,7 @@ def test_what_was_said_to_node_0_can_be_neither_read_nor_said_again(loop: LinkLo
         assert collect(first, 2) == [REFUSED, LogText("the next one")]
 
 
-def test_2000_silent_connections_keep_no_node_out(loop: LinkLoop) -> None:
-    port = free_port()
+def test_2000_silent_connections_keep_no_node_out(port: int, loop: LinkLoop) -> None:
     with (
         connected(loop, options(0, port)) as (first,),
         few_files(4 * MAX_STRANGERS),

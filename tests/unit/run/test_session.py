@@ -162,9 +162,13 @@ def test_launches_wait_for_a_quiet_machine(
         wording(text)
 
 
-def test_other_load_is_reported_once_while_the_run_goes_on(tmp_path: Path, wording: Wording) -> None:
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path, SPLITS, [])
+
+
+def test_other_load_is_reported_once_while_the_run_goes_on(case: Case, wording: Wording) -> None:
     """At the end it is too late to stop what else runs."""
-    case = Case(tmp_path, SPLITS, [])
 
     def blocks() -> None:
         records = [
@@ -190,8 +194,7 @@ def test_a_run_whose_directory_is_removed_ends_with_a_sentence(tmp_path: Path, w
     assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
 
 
-def test_events_that_someone_removes_and_damaged_lines_end_no_run(tmp_path: Path) -> None:
-    case = Case(tmp_path, SPLITS, [])
+def test_events_that_someone_removes_and_damaged_lines_end_no_run(case: Case) -> None:
     attempt = RunningAttempt(case.session.starter, case.plan.launches[0], 1, case.ranks, case.session.relay)
     path = case.run.events(attempt.name)
     append_lines(path, [stage("build"), stage("round", EVEN)])
@@ -203,8 +206,7 @@ def test_events_that_someone_removes_and_damaged_lines_end_no_run(tmp_path: Path
     assert [event.variant for event in attempt.new_events()] == [EVEN, SPLIT]
 
 
-def test_of_a_file_of_events_that_a_rank_has_thinned_out_only_the_new_ones_are_read(tmp_path: Path) -> None:
-    case = Case(tmp_path, SPLITS, [])
+def test_of_a_file_of_events_that_a_rank_has_thinned_out_only_the_new_ones_are_read(case: Case) -> None:
     attempt = RunningAttempt(case.session.starter, case.plan.launches[0], 1, case.ranks, case.session.relay)
     path = case.run.events(attempt.name)
     append_lines(path, [Event.now("round", EVEN, number) for number in range(1, 9)])

@@ -145,8 +145,12 @@ def test_threads_and_devices_need_new_ranks_and_a_program_its_own(tmp_path: Path
     assert keys_of(variants)[0].values == ("1", "1", "2", "2", "not given")
 
 
-def test_a_search_finds_the_fastest_and_says_what_it_left_out(tmp_path: Path) -> None:
-    tuning = tuning_of(tmp_path)
+@pytest.fixture
+def tuning(tmp_path: Path) -> Tuning:
+    return tuning_of(tmp_path)
+
+
+def test_a_search_finds_the_fastest_and_says_what_it_left_out(tuning: Tuning) -> None:
     trials = searched(tuning)
     record = known(tuning.run.read_search())
     own = tuning.space.variants[tuning.space.own].id
@@ -163,8 +167,7 @@ def test_a_search_finds_the_fastest_and_says_what_it_left_out(tmp_path: Path) ->
     assert f"tried {search.tried} of 26 different combinations" in search.summary
 
 
-def test_a_search_says_what_each_value_does_to_the_time(tmp_path: Path, wording: Wording) -> None:
-    tuning = tuning_of(tmp_path)
+def test_a_search_says_what_each_value_does_to_the_time(tuning: Tuning, wording: Wording) -> None:
     searched(tuning)
     search = known(compare_run(tuning.run).search)
     best = tuning.space.plan.variant(known(search.best))
@@ -209,8 +212,7 @@ def test_an_effect_at_the_best_may_be_the_opposite_of_the_average(tmp_path: Path
     wording(*(each.text for each in effects_note(search)), hide=r"[+−]\d.*?\)")
 
 
-def test_where_the_best_was_compared_the_effect_is_that_of_the_comparison(tmp_path: Path) -> None:
-    tuning = tuning_of(tmp_path)
+def test_where_the_best_was_compared_the_effect_is_that_of_the_comparison(tuning: Tuning) -> None:
     searched(tuning)
     record = known(tuning.run.read_search())
     best, other = next(
@@ -225,8 +227,9 @@ def test_where_the_best_was_compared_the_effect_is_that_of_the_comparison(tmp_pa
     assert all(one.percent != 40.0 for one in changes if one.variant != other)
 
 
-def test_what_is_compared_is_the_fastest_by_the_trials(tmp_path: Path, wording: Wording) -> None:
-    tuning = tuning_of(tmp_path)
+def test_what_is_compared_is_the_fastest_by_the_trials(
+    tuning: Tuning, tmp_path: Path, wording: Wording
+) -> None:
     searched(tuning)
     search = known(compare_run(tuning.run).search)
     fastest = sorted(search.combinations, key=lambda one: known(one.step_ms))[:5]
@@ -236,8 +239,7 @@ def test_what_is_compared_is_the_fastest_by_the_trials(tmp_path: Path, wording: 
     wording(search.summary, known(compare_run(few.run).search).summary)
 
 
-def test_a_search_that_was_interrupted_goes_on(tmp_path: Path, wording: Wording) -> None:
-    tuning = tuning_of(tmp_path)
+def test_a_search_that_was_interrupted_goes_on(tuning: Tuning, tmp_path: Path, wording: Wording) -> None:
 
     def interrupted(variant: Variant) -> Mapping[str, Any]:
         if len(tuning.run.read_trials()) == 3:

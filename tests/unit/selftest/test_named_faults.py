@@ -110,6 +110,7 @@ def not_ok(seen: Evidence) -> dict[str, CheckResult]:
     }
 
 
+NO_POOLS: Any = None
 FIRST_TIME = {"speed as before"}
 """There is no earlier self-test on the healthy machine."""
 
@@ -702,9 +703,8 @@ def test_what_was_found_before_an_error_is_kept(tmp_path: Path, monkeypatch: pyt
     def begin(title: str, number: int, count: int) -> NoReturn:
         raise RuntimeError("a bug")
 
-    no_pools: Any = None
     with pytest.raises(RuntimeError):
-        run_selftest(no_pools, "cpu:1", tmp_path / "run", lambda found: None, begin)
+        run_selftest(NO_POOLS, "cpu:1", tmp_path / "run", lambda found: None, begin)
     assert read_json(tmp_path / "run" / SELFTEST, Result).checks
 
 
@@ -1268,10 +1268,9 @@ def test_checks_that_were_not_run_for_one_reason_are_shown_as_one(capsys: pytest
 
 
 def test_a_mistyped_wish_removes_nothing(tmp_path: Path) -> None:
-    no_pools: Any = None
     for wish in ("tpu:3", "cpu:0,cuda:0"):
         with pytest.raises(SpecError):
-            run_selftest(no_pools, wish, tmp_path, lambda finding: None, lambda *part: None)
+            run_selftest(NO_POOLS, wish, tmp_path, lambda finding: None, lambda *part: None)
         assert tmp_path.is_dir()
 
 
@@ -1283,9 +1282,8 @@ def test_nothing_stays_of_a_directory_that_was_made_for_nothing(
         raise MachineError("a device is not there")
 
     monkeypatch.setattr(self_test, "begin_evidence", fails)
-    no_pools: Any = None
     with pytest.raises(MachineError):
-        run_selftest(no_pools, "cpu:1", tmp_path / "a/b/c", lambda one: None, lambda *part: None)
+        run_selftest(NO_POOLS, "cpu:1", tmp_path / "a/b/c", lambda one: None, lambda *part: None)
     assert not list(tmp_path.iterdir())
 
 
@@ -1300,10 +1298,9 @@ def test_on_a_full_disk_no_rank_is_started_and_the_result_is_returned(
 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     monkeypatch.setattr(result_module, "write_json", full)
-    no_pools: Any = None
     shown: list[CheckResult] = []
     result, directory, not_kept = run_selftest(
-        no_pools, "cpu:1", tmp_path / "run", shown.append, lambda *part: pytest.fail("a job has begun")
+        NO_POOLS, "cpu:1", tmp_path / "run", shown.append, lambda *part: pytest.fail("a job has begun")
     )
     assert {each.name for each in result.checks if each.status == "failed"} == {"run directory"}
     assert list(result.checks) == shown

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +31,7 @@ from gpurun.launcher.worker.training.gradient_check import check_gradients, mode
 from gpurun.launcher.worker.training.load_workload import shown
 from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
 from gpurun.launcher.worker.training.try_out import has_batch_norm, statistics_apart
+from tests.launches import launch_config
 from tests.said import notes_of
 from tests.unit.plan.machines import FakeGpu, FakeMachine, planned, spec_of
 from tests.unit.workloads.loaded import loaded
@@ -118,12 +118,7 @@ def test_workloads_are_not_compared_with_each_other(tmp_path: Path, wording: Wor
 
 
 def config(split: tuple[int, ...], **changes: object) -> LaunchConfig:
-    base = LaunchConfig(
-        launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy="dp",
-        devices=("cpu",) * len(split), backend=None, precision="fp64", seed=0, threads=1,
-        variants=(VariantConfig("v", split, 1),), baseline=None, warmup=1, rounds=1,
-    )  # fmt: skip
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return launch_config(VariantConfig("v", split, 1), **{"strategy": "dp", "precision": "fp64", **changes})
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.report.tensorboard import curve_points
 from gpurun.launcher.report.terminal.table import curve_lines, curve_tables
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import LaunchConfig, PointRecord, VariantConfig
+from gpurun.launcher.rundir.records import PointRecord, VariantConfig
 from gpurun.launcher.units import size_text
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Alone
@@ -44,6 +44,7 @@ from gpurun.workloads.micro_benchmarks import (
 )
 from gpurun.workloads.micro_benchmarks import crossover as crossover_probe
 from tests.known import known
+from tests.launches import launch_config
 from tests.unit.plan.machines import FakeMachine, spec_of
 from tests.wording import Wording
 
@@ -97,11 +98,7 @@ class FakeWork:
 
 
 def test_every_round_runs_each_case_for_a_block(tmp_path: Path) -> None:
-    config = LaunchConfig(
-        launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
-        devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3,
-    )  # fmt: skip
+    config = launch_config(VariantConfig("v", (1,), 1), launch="01", run_dir=str(tmp_path), rounds=3)
     work = FakeWork()
     journal = Journal(config, 0)
     ProbeRounds(Probe("bytes", work.cases), CPU, journal, Alone(), lambda: work.now_ns).run()
@@ -193,11 +190,7 @@ def test_where_no_straight_line_fits_none_is_claimed(wording: Wording) -> None:
 
 
 def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path, wording: Wording) -> None:
-    config = LaunchConfig(
-        launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
-        devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3,
-    )  # fmt: skip
+    config = launch_config(VariantConfig("v", (1,), 1), launch="01", run_dir=str(tmp_path), rounds=3)
     work, journal = FakeWork(), Journal(config, 0)
     waited, others = itertools.count(0, 10**15), itertools.count(0, 10**15)
     meter = NoiseMeter(lambda: {"main": next(waited)}, lambda: next(others), lambda: False)
@@ -221,11 +214,8 @@ class Two(Alone):
 def test_what_the_other_rank_computes_is_no_other_load(
     tmp_path: Path, others_ns: int | None, most: float
 ) -> None:
-    config = LaunchConfig(
-        launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="ddp",
-        devices=("cpu", "cpu"), backend="gloo", precision="fp32", seed=0, threads=1,
-        variants=(VariantConfig("v", (1, 1), 2),), baseline=None, warmup=1, rounds=3,
-    )  # fmt: skip
+    ddp = {"strategy": "ddp", "backend": "gloo"}
+    config = launch_config(VariantConfig("v", (1, 1), 2), run_dir=str(tmp_path), rounds=3, **ddp)
     rounds = ProbeRounds(Probe("bytes", FakeWork().cases), CPU, Journal(config, 0), Two())
     noise = BlockNoise(queue_ns=500, others_ns=others_ns, cpu_ns=250, children_ns=50)
     assert rounds.waiting(noise, 1000).most == pytest.approx(most)
