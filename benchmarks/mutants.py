@@ -54,7 +54,7 @@ MUTANTS: list[Mutant] = [
         "launcher/processes/guard.py",
         "        env.pop(SECRET_VARIABLE, None)\n",
         "        env.get(SECRET_VARIABLE, None)\n",
-        ("tests/unit/nodes/test_secrets.py", "tests/integration/nodes/test_nodes.py"),
+        ("tests/unit/nodes/test_transport.py", "tests/integration/nodes/test_nodes.py"),
         "the secret by which nodes know each other stays in the environment of every rank",
     ),
     Mutant(
@@ -79,7 +79,7 @@ MUTANTS: list[Mutant] = [
         "launcher/run/attempts.py",
         "v: max(1, num - done) for v, num in rounds.items()",
         "v: max(done, num) for v, num in rounds.items()",
-        ("tests/unit/run/test_session_resumed.py", "tests/integration/run/test_run.py"),
+        ("tests/unit/run/test_session.py", "tests/integration/run/test_run.py"),
         "a launch that starts again repeats the rounds that are already measured",
     ),
     Mutant(
@@ -87,14 +87,14 @@ MUTANTS: list[Mutant] = [
         "launcher/run/job.py",
         'lost = [v.id for v in variants if v.status in ("failed", "timeout", "hung")]',
         'lost = [v.id for v in variants if v.status in ("failed",)]',
-        ("tests/unit/failures/test_outcome.py", "tests/unit/run"),
+        ("tests/unit/failures/test_root_cause.py", "tests/unit/run"),
         "a run whose variants timed out exits with 0 instead of 4",
     ),
     Mutant(
         "killed-attempt-forgotten",
         "launcher/run/max_batch.py",
-        'if one.outcome in ("begins", "fails") and one.batch not in ended',
-        'if one.outcome in ("fails",) and one.batch not in ended',
+        'if attempt.outcome in ("begins", "fails") and attempt.batch not in ended',
+        'if attempt.outcome in ("fails",) and attempt.batch not in ended',
         ("tests/unit/run/test_max_batch.py", "tests/integration/run/test_max_batch.py"),
         "`global_batch: max` tries a batch again and again whose process was killed for memory",
     ),
@@ -120,7 +120,7 @@ MUTANTS: list[Mutant] = [
         "launcher/nodes/transport/credentials.py",
         "stat.S_IMODE(found.st_mode) & 0o077",
         "stat.S_IMODE(found.st_mode) & 0o007",
-        ("tests/unit/nodes/test_secrets.py",),
+        ("tests/unit/nodes/test_transport.py",),
         "a secret that the user's group can read is accepted",
     ),
     Mutant(
@@ -245,7 +245,7 @@ MUTANTS: list[Mutant] = [
         "launcher/cli/commands/runs.py",
         "    if found != path and path.name != LATEST:\n",
         "    if found == path and path.name == LATEST:\n",
-        ("tests/unit/cli/test_runs.py",),
+        ("tests/unit/cli/test_command_line.py",),
         "`gpurun runs --delete runs/NAME` deletes the newest run in it instead of refusing",
     ),
     Mutant(
@@ -350,7 +350,7 @@ MUTANTS: list[Mutant] = [
         "launcher/stats/estimates.py",
         "if look.launches >= launches",
         "if look.launches > launches",
-        ("tests/unit/stats/test_stats_sequential.py", "tests/unit/stats"),
+        ("tests/unit/stats/test_stats_paired.py", "tests/unit/stats"),
         "an interval is given the level of the look after its own",
     ),
     Mutant(
@@ -374,7 +374,7 @@ MUTANTS: list[Mutant] = [
         "launcher/trace/analysis/digest.py",
         "inside.copies.subtract(inside.compute.join(inside.comm))",
         "inside.copies.subtract(inside.compute)",
-        ("tests/unit/trace/test_trace_intervals.py", "tests/unit/trace"),
+        ("tests/unit/trace/test_trace_steps.py", "tests/unit/trace"),
         "copies that overlap communication count as exposed: the parts of a step add up to more than it",
     ),
     Mutant(

@@ -1,16 +1,23 @@
 """Times whole commands in turn, and writes the results."""
 
 import datetime
+import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar
 
+from gpurun.launcher.stats.estimates import hodges_lehmann, wilcoxon_interval
+
+K = TypeVar("K")
+T = TypeVar("T")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BIN = Path(sys.executable).parent
 
@@ -19,7 +26,13 @@ def wall_s(argv: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None)
     """Seconds that a command takes; its output is shown if it fails."""
     start = time.perf_counter()
     done = subprocess.run(
-        argv, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False
+        argv,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     seconds = time.perf_counter() - start
     if done.returncode != 0:
@@ -27,16 +40,42 @@ def wall_s(argv: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None)
     return seconds
 
 
-def in_turn(commands: Mapping[str, Callable[[], float]], runs: int) -> dict[str, list[float]]:
-    """Figures of all commands, run alternately (A B, B A, …) after one uncounted run each."""
-    figures: dict[str, list[float]] = {name: [] for name in commands}
-    for run in range(runs + 1):
+def in_turn(commands: Mapping[K, Callable[[], T]], runs: int, uncounted: int = 1) -> dict[K, list[T]]:
+    """Figures of all commands, run alternately (A B, B A, …) after so many uncounted runs each."""
+    figures: dict[K, list[T]] = {name: [] for name in commands}
+    for run in range(uncounted + runs):
         order = list(commands) if run % 2 == 0 else list(commands)[::-1]
         for name in order:
-            figure = commands[name]()
-            if run > 0:
-                figures[name].append(figure)
-    return figures
+            figures[name].append(commands[name]())
+    return {name: found[uncounted:] for name, found in figures.items()}
+
+
+def concluded(
+    job: str, *words: str, command: Sequence[str] = (), files: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], float]:
+    """What `gpurun` concludes of a job in a directory of its own, and the seconds that it takes.
+
+    Args:
+        job: its YAML or JSON.
+        words: options.
+        command: of gpurun, if not the one that runs a job.
+        files: by name, next to the job.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        for file, text in {"job.yaml": job, **(files or {})}.items():
+            (directory / file).write_text(text)
+        argv = [sys.executable, "-m", "gpurun", *command, "job.yaml", *words, "--out", "run"]
+        seconds = wall_s(argv, directory)
+        return json.loads((directory / "run" / "comparison.json").read_text()), seconds
+
+
+def centre_and_interval(differences: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Hodges and Lehmann's estimate, and Wilcoxon's exact interval of 95 %."""
+    centre, interval = hodges_lehmann(differences), wilcoxon_interval(differences, 0.05)
+    assert centre is not None
+    assert interval is not None
+    return centre, interval
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

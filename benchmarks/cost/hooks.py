@@ -58,7 +58,3 @@ def main(pairs: int = 9) -> None:
         f"How much longer a step of an unchanged program takes because it is recorded, over {pairs} pairs "
         f"of {STEPS:,} steps on the CPU.\n\n" + table(["median µs", "largest µs", "goal"], [row]),
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,16 @@
 """The cost of measuring: steps run by gpurun against a bare DDP loop, in the same processes."""
 
 import json
+import math
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.timing import BIN, record, table
+from benchmarks.timing import BIN, centre_and_interval, record, table
 
 ROUNDS = 300
 STEPS = 4
@@ -47,15 +49,7 @@ def main() -> None:
 
 
 def row(workload: str, rounds: list[list[float]]) -> list[str]:
-    import math
-    import statistics
-
-    from gpurun.launcher.stats.estimates import hodges_lehmann, wilcoxon_interval
-
-    differences = [math.log(ours / bare) for bare, ours in rounds]
-    centre, interval = hodges_lehmann(differences), wilcoxon_interval(differences, 0.05)
-    assert centre is not None
-    assert interval is not None
+    centre, interval = centre_and_interval([math.log(ours / bare) for bare, ours in rounds])
     bare_ms, ours_ms = (statistics.median(values) / 1e6 for values in zip(*rounds, strict=True))
     low, high = (math.exp(end) for end in interval)
     figures = [f"{bare_ms:.2f}", f"{ours_ms:.2f}", f"{math.exp(centre):.3f}", f"{low:.3f} to {high:.3f}"]
@@ -151,13 +145,12 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
         return sum(timing.step_ns for timing in timings) / num_steps
 
     ours.warm_up(variant)
-    num_steps = STEPS
     bare_ns(20, 0)
     rounds = []
     for round_ in range(ROUNDS):
         blocks = [("bare", bare_ns), ("ours", ours_ns)]
         random.Random(round_).shuffle(blocks)
-        times = {name: run(num_steps, round_ * num_steps) for name, run in blocks}
+        times = {name: run(STEPS, round_ * STEPS) for name, run in blocks}
         rounds.append(ours.peers.maximum([times["bare"], times["ours"]]))
     if rank == 0:
         out.write_text(json.dumps(rounds))

@@ -14,8 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from benchmarks.timing import machine_facts, record, table
-from gpurun.launcher.stats.estimates import hodges_lehmann, wilcoxon_interval
+from benchmarks.timing import centre_and_interval, machine_facts, record, table
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUPS = 10
@@ -55,17 +54,9 @@ def main() -> None:
 
 
 def difference(pairs: Sequence[tuple[float, float]]) -> list[str]:
-    differences = [after - before for before, after in pairs]
-    centre, interval = hodges_lehmann(differences), wilcoxon_interval(differences, 0.05)
-    assert centre is not None
-    assert interval is not None
+    centre, (low, high) = centre_and_interval([after - before for before, after in pairs])
     before_us, after_us = (median(values) for values in zip(*pairs, strict=True))
-    return [
-        f"{before_us:.1f}",
-        f"{after_us:.1f}",
-        f"{centre:+.1f}",
-        f"{interval[0]:+.1f} to {interval[1]:+.1f}",
-    ]
+    return [f"{before_us:.1f}", f"{after_us:.1f}", f"{centre:+.1f}", f"{low:+.1f} to {high:+.1f}"]
 
 
 def group_blocks(chance: random.Random) -> list[dict[str, Block]]:

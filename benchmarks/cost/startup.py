@@ -29,7 +29,3 @@ def main(runs: int = 7) -> None:
         "Start-up",
         f"Seconds, medians of {runs} alternating runs.\n\n" + table(["command", "s", "goal"], rows),
     )
-
-
-if __name__ == "__main__":
-    main()

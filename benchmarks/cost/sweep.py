@@ -138,7 +138,3 @@ def torchrun(directory: Path, split: list[int], blocks: int) -> tuple[float, flo
 
 def half_width(ci: list[float]) -> float:
     return (ci[1] - ci[0]) / 2
-
-
-if __name__ == "__main__":
-    main()

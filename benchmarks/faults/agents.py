@@ -2,7 +2,6 @@
 
 import multiprocessing
 import resource
-import socket
 import tempfile
 import threading
 import time
@@ -24,6 +23,7 @@ from gpurun.launcher.nodes.transport.exchange import LinkOptions
 from gpurun.launcher.plan.model import Node
 from gpurun.launcher.processes.protocol import Exit, StartRequest
 from gpurun.launcher.rundir.files import RunDir, write_json
+from tests.integration.command import free_port
 
 COUNTS = (4, 32, 256)
 PROCESSES = 8
@@ -92,8 +92,7 @@ def main() -> None:
 
 def simulate(num_nodes: int) -> tuple[str, ...]:
     """One run; a row of the table."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = int(server.getsockname()[1])
+    port = free_port()
     with tempfile.TemporaryDirectory() as name, other_nodes(num_nodes, port):
         run = RunDir(Path(name))
         began_s = time.monotonic()

@@ -271,7 +271,3 @@ def errors(kept_ms: npt.NDArray[np.float64], rounds_ms: npt.NDArray[np.float32])
     header = ("round", "all, ms", "sample, ms", "error %", "standard error %")
     lines = [(*row, f"{error:.2f}") for row, error in zip(rows, expected, strict=True)]
     return f"{num:,} of {len(rounds_ms):,} rounds are kept:\n\n{table(header, lines)}"
-
-
-if __name__ == "__main__":
-    main()

@@ -5,8 +5,8 @@ import statistics
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from benchmarks.timing import record, table
@@ -91,25 +91,30 @@ SURVIVED: dict[str, tuple[tuple[str, ...], float]] = {
 
 def survive(args: tuple[str, ...], cut_s: float) -> bool:
     """Whether a run with such a cut in its middle ends well on both nodes, with all steps of all ranks."""
-    with tempfile.TemporaryDirectory() as name, Hosts(Path(name)) as hosts:
+    with two_hosts() as hosts:
         hosts.write("train.py", PROGRAM.replace("STEPS", str(STEPS)))
-        hosts.write("model.py", textwrap.dedent(MODEL) + BODY)
-        hosts.write("job.yaml", JOB)
-        commands = hosts.start_both(*args, "--out", "run")
-        launches, began = hosts.directories[0] / "run" / "launches", hosts.directories[0] / "began"
+        commands, run = hosts.start_both(*args, "--out", "run"), hosts.directories[0] / "run"
         if args is WORKLOAD:
-            await_file(launches / "01-ddp-2" / "events.jsonl", '"round"')
+            await_file(run / "launches" / "01-ddp-2" / "events.jsonl", '"round"')
         else:
-            await_file(began)
+            await_file(hosts.directories[0] / "began")
         with hosts.cut():
             time.sleep(cut_s)
         results = ended(commands)
-        run = hosts.directories[0] / "run"
         (variant,) = json.loads((run / "comparison.json").read_text())["variants"]
         least = WORKLOAD_ROUNDS if args is WORKLOAD else STEPS - 1  # a program's first step ends none
         steps = [len(path.read_text().splitlines()) for path in run.glob("variants/*/rank*.jsonl")]
         is_whole = len(steps) == 2 and len(set(steps)) == 1 and steps[0] >= least
         return all(one.code == 0 for one in results) and variant["status"] == "ok" and is_whole
+
+
+@contextmanager
+def two_hosts() -> Iterator[Hosts]:
+    """With the job and its model."""
+    with tempfile.TemporaryDirectory() as name, Hosts(Path(name)) as hosts:
+        hosts.write("model.py", textwrap.dedent(MODEL) + BODY)
+        hosts.write("job.yaml", JOB)
+        yield hosts
 
 
 def main(times: int = 2, times_cut: int = 4) -> None:
@@ -142,9 +147,7 @@ def main(times: int = 2, times_cut: int = 4) -> None:
 
 def stop_time(blow: Blow) -> tuple[float, list[str]]:
     """Seconds from the event to the end of both commands, and their output."""
-    with tempfile.TemporaryDirectory() as name, Hosts(Path(name)) as hosts:
-        hosts.write("model.py", textwrap.dedent(MODEL) + BODY)
-        hosts.write("job.yaml", JOB)
+    with two_hosts() as hosts:
         commands = hosts.start_both("job.yaml", "--out", "run")
         await_file(hosts.directories[0] / "run" / "launches" / "01-ddp-2" / "events.jsonl", '"warmup"')
         started = time.monotonic()

@@ -179,7 +179,3 @@ def time_to_vanish_s(victim: str, directory: Path, bodies: Sequence[str]) -> flo
 
 _POSITION = {"front": 0, "supervisor": 1, "server": 2}
 """Among the command's processes, parents first."""
-
-
-if __name__ == "__main__":
-    main()

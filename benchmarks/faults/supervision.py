@@ -57,7 +57,3 @@ def cpu_s(pid: int) -> float:
     """CPU seconds of a process so far; source: proc(5), /proc/PID/stat, fields 14 and 15."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import random
-import socket
 import time
 from itertools import chain, repeat
 from pathlib import Path
@@ -12,6 +11,7 @@ from gpurun.launcher.nodes.messages import LogText, Message
 from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
 from gpurun.launcher.nodes.transport.credentials import identity_from
 from gpurun.launcher.nodes.transport.exchange import LinkOptions
+from tests.integration.command import free_port
 from tests.strangers import CRAFTED, REFUSED, approach, noise
 
 WAIT_S = 30.0
@@ -23,8 +23,7 @@ def fuzz_messages(num_random: int = 10_000, num_crafted: int = 1_000, *, least_s
     In less time than `least_s` seconds they are followed by as many others, and so on. Node 0 reports once
     that connections from their address were refused.
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = int(server.getsockname()[1])
+    port = free_port()
     chance, loop = random.Random(1), LinkLoop()
     identity = identity_from(b"of the nodes that are fuzzed")
     place = (2, "localhost", "127.0.0.1", port, "127.0.0.1")

@@ -6,16 +6,14 @@
 import json
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.splitting.bare import bare_ms
-from benchmarks.timing import machine_facts, record, table, wall_s
+from benchmarks.timing import concluded, machine_facts, record, table
 from gpurun.launcher.balance import slowest, solve
-from gpurun.launcher.rundir.files import write_bytes
 
 SEED = 2026
 DRAWS = 50
@@ -181,13 +179,7 @@ def sleep_job(alphas: Sequence[float], betas: Sequence[float], batch: int) -> di
 
 def run(job: dict[str, Any], rounds: int, files: dict[str, str] | None = None) -> Any:
     """The comparison of a job that runs in a directory of its own."""
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        for file, text in (files or {}).items():
-            write_bytes(directory / file, text.encode())
-        (directory / "job.yaml").write_text(json.dumps({"steps": {"rounds": rounds}} | SHORT | job))
-        wall_s([sys.executable, "-m", "gpurun", "job.yaml", "--out", "run"], directory)
-        return json.loads((directory / "run" / "comparison.json").read_text())
+    return concluded(json.dumps({"steps": {"rounds": rounds}} | SHORT | job), files=files)[0]
 
 
 if __name__ == "__main__":

@@ -24,11 +24,12 @@ import time
 import venv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.timing import machine_facts, record, table
+from benchmarks.timing import in_turn, machine_facts, record, table
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT.parent / "shared" / "traces" / "nccl_args_A100" / "rank0of2.json.gz"
@@ -181,10 +182,9 @@ def sizes(events: Repeated, directory: Path) -> None:
     files = [directory / f"trace{size_mb}.json" for size_mb in SIZES_MB]
     for file, size_mb in zip(files, SIZES_MB, strict=True):
         events.write(file, size_mb * MB)
-    found: dict[Path, list[Result]] = {file: [] for file in files}
-    for round_ in range(ROUNDS):
-        for file in files if round_ % 2 == 0 else reversed(files):
-            found[file].append(run("gpurun", sys.executable, OURS, file))
+    found = in_turn(
+        {file: partial(run, "gpurun", sys.executable, OURS, file) for file in files}, ROUNDS, uncounted=0
+    )
     for file in files:
         file.unlink()
     results = [_median(each) for each in found.values()]
@@ -204,10 +204,11 @@ def tables(events: Repeated, directory: Path) -> None:
     facts = machine_facts()
     file = directory / f"trace{SIZES_MB[0]}.json"
     events.write(file, SIZES_MB[0] * MB)
-    found: dict[str, list[Result]] = {name: [] for name in SHOWN}
-    for round_ in range(ROUNDS):
-        for name in SHOWN if round_ % 2 == 0 else reversed(SHOWN):
-            found[name].append(run(name, sys.executable, SHOWN[name], file))
+    found = in_turn(
+        {name: partial(run, name, sys.executable, code, file) for name, code in SHOWN.items()},
+        ROUNDS,
+        uncounted=0,
+    )
     file.unlink()
     medians = _table([_median(each) for each in found.values()])
     text = f"One trace, analysed without and with tables, in turn; medians of {ROUNDS} rounds.\n\n{medians}"

@@ -1,10 +1,8 @@
 """Accuracy of a measured step: steps of a known length, by sleeping, against their formula."""
 
 import json
-import tempfile
-from pathlib import Path
 
-from benchmarks.timing import BIN, record, table, wall_s
+from benchmarks.timing import concluded, record, table
 
 CASES = (
     # ranks, alpha in ms, beta in ms, split, bound in percent
@@ -55,13 +53,5 @@ def step_ms(ranks: int, alpha_ms: float, beta_ms: float, split: tuple[int, ...])
         "profile": {"steps": 0},
         "gradient_check": False,
     }
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        (directory / "job.yaml").write_text(json.dumps(job))
-        wall_s([str(BIN / "gpurun"), "job.yaml", "--out", "run"], directory)
-        comparison = json.loads((directory / "run" / "comparison.json").read_text())
+    comparison, _ = concluded(json.dumps(job))
     return float(comparison["variants"][0]["step_ms"]["estimate"])
-
-
-if __name__ == "__main__":
-    main()

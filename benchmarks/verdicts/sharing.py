@@ -4,17 +4,12 @@
 in ABBA order.
 """
 
-import json
 import math
-import subprocess
 import sys
-import tempfile
-import time
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.timing import machine_facts, record, table
+from benchmarks.timing import concluded, machine_facts, record, table
 
 LAUNCHES = 12
 """That count, of each job."""
@@ -52,14 +47,9 @@ def main(launches: int = LAUNCHES, pairs: int = PAIRS) -> None:
 
 def comparison(how: str, launches: int) -> dict[str, Any]:
     """What a job concludes."""
-    with tempfile.TemporaryDirectory() as directory:
-        job = Path(directory, "job.yaml")
-        sizes = f"steps: {{launches: {launches}, rounds: {launches * ROUNDS}, together: {how}}}\n"
-        job.write_text(JOB + sizes)
-        command = ["gpurun", str(job), "--out", str(Path(directory, "run")), "--json"]
-        began_s = time.monotonic()
-        done = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, check=True, text=True)
-        return {**json.loads(done.stdout), "seconds": time.monotonic() - began_s}
+    sizes = f"steps: {{launches: {launches}, rounds: {launches * ROUNDS}, together: {how}}}\n"
+    found, seconds = concluded(JOB + sizes)
+    return {**found, "seconds": seconds}
 
 
 def row(name: str, runs: list[dict[str, Any]], launches: int) -> list[str]:

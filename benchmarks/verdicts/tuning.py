@@ -9,10 +9,7 @@ two of the keys and a deviation of each combination's own. Steps scatter by 4 %,
 
 import json
 import math
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import machine_facts, record, table
+from benchmarks.timing import concluded, machine_facts, record, table
 from gpurun.launcher.search.policy import Search, Trial
 from gpurun.launcher.search.tune import FIRST_STEPS, MEDIAN_VARIANCE
 
@@ -215,29 +212,8 @@ def examples() -> None:
 
 def ended(*words: str, job: str = JOB) -> tuple[dict[str, Any], float]:
     """What `gpurun` concludes of the job, and the seconds that it takes."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "job.yaml")
-        path.write_text(job)
-        command = [word for word in words if word == "tune"]
-        options = [word for word in words if word != "tune"]
-        argv = [
-            sys.executable,
-            "-m",
-            "gpurun",
-            *command,
-            str(path),
-            *options,
-            "--out",
-            str(Path(directory, "run")),
-            "--json",
-        ]
-        began_s = time.monotonic()
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        seconds = time.monotonic() - began_s
-    if done.returncode:
-        raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found, seconds
+    command = [word for word in words if word == "tune"]
+    return concluded(job, *(word for word in words if word != "tune"), command=command)
 
 
 def named(comparison: dict[str, Any], variant: str) -> str:

@@ -31,8 +31,12 @@ def test_every_view_opens_by_a_click(open_tab: OpenTab, width: int, dark: bool) 
         tab.watched.shoot(f"{view}-{width}-{'dark' if dark else 'light'}")
 
 
-def test_splits_rank_variants_with_verdicts(open_tab: OpenTab) -> None:
-    tab = open_tab("gpt")
+@pytest.fixture
+def tab(open_tab: OpenTab) -> Tab:
+    return open_tab("gpt")
+
+
+def test_splits_rank_variants_with_verdicts(tab: Tab) -> None:
     assert tab.title() == FASTEST
     rows = tab.find(".splits tbody tr")
     first = rows.nth(0)
@@ -71,8 +75,7 @@ def test_what_all_variants_share_is_no_choice(open_tab: OpenTab) -> None:
 
 
 @pytest.mark.slow
-def test_columns_sort(open_tab: OpenTab) -> None:
-    tab = open_tab("gpt")
+def test_columns_sort(tab: Tab) -> None:
     tab.find("[data-key='sort:peak_gib']").click()
     expect(tab.find("th.c-peak_gib")).to_have_attribute("aria-sort", "ascending")
     tab.find("[data-key='sort:peak_gib']").click()
@@ -81,8 +84,7 @@ def test_columns_sort(open_tab: OpenTab) -> None:
 
 
 @pytest.mark.slow
-def test_keys_walk_the_rows_and_open_one(open_tab: OpenTab) -> None:
-    tab = open_tab("gpt")
+def test_keys_walk_the_rows_and_open_one(tab: Tab) -> None:
     tab.find(".splits tr[data-variant]").first.focus()
     tab.page.keyboard.press("ArrowDown")
     tab.page.keyboard.press("Enter")
@@ -127,7 +129,7 @@ def test_operators_sort_search_and_differ(open_tab: OpenTab) -> None:
 @pytest.mark.slow
 def test_one_variant_has_its_figures_but_no_ranking(open_tab: OpenTab) -> None:
     tab = open_tab("one")
-    assert tab.title() == "ddp 32/32: 50.7 ms per step (50.5 to 50.9)."
+    assert tab.title() == "ddp 32/32: 50.7 ± 0.2 ms per step."
     heads = ["variant", "step ms", "", "samples/s", "peak GiB", "slowest rank, 0 to 51 ms"]
     assert [plain(text) for text in tab.find(".splits th").all_inner_texts()] == heads
     cells = tab.find(".splits tbody tr").locator("td:visible").all_inner_texts()
@@ -411,8 +413,7 @@ def test_a_runs_name_is_whole_where_there_is_room(open_tab: OpenTab) -> None:
 
 
 @pytest.mark.slow
-def test_an_index_that_is_being_made_shows_how_far_it_is(open_tab: OpenTab) -> None:
-    tab = open_tab("gpt")
+def test_an_index_that_is_being_made_shows_how_far_it_is(tab: Tab) -> None:
     halfway = {"state": "indexing", "done_bytes": 324e6, "total_bytes": 512e6, "seconds_left": 6.1}
     answers = [halfway, {**halfway, "done_bytes": 480e6, "seconds_left": 1.0}]
 

@@ -44,8 +44,12 @@ def span_ns(tab: Tab) -> int:
     return int(state["to"]) - int(state["from"])
 
 
-def test_wheel_and_keys_zoom_and_pan(open_tab: OpenTab) -> None:
-    tab = timeline(open_tab)
+@pytest.fixture
+def tab(open_tab: OpenTab) -> Tab:
+    return timeline(open_tab)
+
+
+def test_wheel_and_keys_zoom_and_pan(tab: Tab) -> None:
     lanes = tab.find("[data-canvas=lanes]")
     lanes.hover(position={"x": PLOT_X, "y": 40})
     tab.page.mouse.wheel(0, -500)
@@ -76,8 +80,7 @@ def test_window_survives_a_reload(open_tab: OpenTab) -> None:
 
 
 @pytest.mark.slow
-def test_only_what_the_window_shows_is_asked_for(open_tab: OpenTab) -> None:
-    tab = timeline(open_tab)
+def test_only_what_the_window_shows_is_asked_for(tab: Tab) -> None:
     asked: list[str] = []
     tab.page.on(
         "request", lambda request: asked.append(request.url) if "timeline/window" in request.url else None
@@ -94,8 +97,7 @@ def test_only_what_the_window_shows_is_asked_for(open_tab: OpenTab) -> None:
 
 
 @pytest.mark.slow
-def test_a_collective_is_explained_and_followed(open_tab: OpenTab) -> None:
-    tab = timeline(open_tab)
+def test_a_collective_is_explained_and_followed(tab: Tab) -> None:
     tab.find("[data-canvas=lanes]").focus()
     tab.page.keyboard.press("n")
     panel = tab.find(".panel")
@@ -113,8 +115,7 @@ def test_a_collective_is_explained_and_followed(open_tab: OpenTab) -> None:
 
 
 @pytest.mark.slow
-def test_clicks_and_hovers_name_blocks(open_tab: OpenTab) -> None:
-    tab = timeline(open_tab)
+def test_clicks_and_hovers_name_blocks(tab: Tab) -> None:
     lanes = tab.find("[data-canvas=lanes]")
     on_main = labels_along(tab, height_of(tab, "CPU main"))
     assert "forward" in {text.splitlines()[0] for text in on_main}  # a range that the program has named
@@ -127,8 +128,7 @@ def test_clicks_and_hovers_name_blocks(open_tab: OpenTab) -> None:
 
 
 @pytest.mark.slow
-def test_a_stretch_is_summed_up_and_adds_up(open_tab: OpenTab) -> None:
-    tab = timeline(open_tab)
+def test_a_stretch_is_summed_up_and_adds_up(tab: Tab) -> None:
     box = tab.find("[data-canvas=ruler]").bounding_box()
     assert box is not None
     tab.page.mouse.move(box["x"] + 400, box["y"] + 30)
@@ -174,8 +174,7 @@ EVERY = """async () => {
 
 
 @pytest.mark.slow
-def test_search_goes_from_match_to_match(open_tab: OpenTab) -> None:
-    tab = timeline(open_tab)
+def test_search_goes_from_match_to_match(tab: Tab) -> None:
     tab.page.keyboard.press("/")
     tab.page.keyboard.type("gelu")
     expect(tab.find(".matches").first).to_contain_text("found")
@@ -195,8 +194,7 @@ def test_search_goes_from_match_to_match(open_tab: OpenTab) -> None:
 
 
 @pytest.mark.slow
-def test_two_fingers_zoom(open_tab: OpenTab) -> None:
-    tab = timeline(open_tab)
+def test_two_fingers_zoom(tab: Tab) -> None:
     tab.find("[data-canvas=lanes]").evaluate("""(canvas) => {
         const box = canvas.getBoundingClientRect();
         canvas.setPointerCapture = () => {};
@@ -211,8 +209,7 @@ def test_two_fingers_zoom(open_tab: OpenTab) -> None:
 
 
 @pytest.mark.slow
-def test_perfetto_is_asked_only_on_the_click_and_gets_the_trace(open_tab: OpenTab) -> None:
-    tab = timeline(open_tab)
+def test_perfetto_is_asked_only_on_the_click_and_gets_the_trace(tab: Tab) -> None:
     stub = """<script>addEventListener('message', (event) => {
         if (event.data === 'PING') event.source.postMessage('PONG', event.origin);
         else document.title = event.data.perfetto.title + ' ' + event.data.perfetto.buffer.byteLength;
@@ -231,8 +228,7 @@ def test_perfetto_is_asked_only_on_the_click_and_gets_the_trace(open_tab: OpenTa
 
 
 @pytest.mark.slow
-def test_the_merged_trace_is_a_download(open_tab: OpenTab) -> None:
-    tab = timeline(open_tab)
+def test_the_merged_trace_is_a_download(tab: Tab) -> None:
     with tab.page.expect_download() as download:
         tab.find("[data-action=download]").click()
     assert download.value.suggested_filename.endswith(".json.gz")
@@ -240,8 +236,7 @@ def test_the_merged_trace_is_a_download(open_tab: OpenTab) -> None:
 
 
 @pytest.mark.slow
-def test_traces_that_broke_meanwhile_are_no_download(open_tab: OpenTab) -> None:
-    tab = timeline(open_tab)
+def test_traces_that_broke_meanwhile_are_no_download(tab: Tab) -> None:
     broken = {"state": "broken", "problems": [{"file": "rank0.json", "byte": 7, "message": "ends early"}]}
     tab.page.route("**/trace/merged?*", lambda route: route.fulfill(json=broken))
     downloads: list[Download] = []

@@ -5,7 +5,7 @@ import socket
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gpurun.launcher.rundir.records import MEASURED
 from tests import forkserver
@@ -27,6 +27,11 @@ class Result:
     out: str
     err: str
     directory: Path
+
+    def ended(self, code: int = 0) -> Self:
+        """The same; fails with what it said where it ended with another code."""
+        assert self.code == code, self.err
+        return self
 
     @property
     def json(self) -> Any:

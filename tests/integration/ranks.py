@@ -1,5 +1,6 @@
 """Runs `main(rank, directory)` of a module in processes that share one import of torch."""
 
+import gc
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -7,7 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests import forkserver
 
@@ -27,6 +31,18 @@ def run_ranks(module: str, num_ranks: int, directory: Path) -> None:
             os.killpg(family.pid, signal.SIGKILL)
             family.communicate()
     assert family.returncode == 0, said
+
+
+@contextmanager
+def in_group(rank: int, world_size: int, directory: Path, **options: Any) -> Iterator[None]:
+    """With a rank's process group of gloo, which ends when all ranks are done."""
+    dist = importlib.import_module("torch.distributed")
+    store = dist.FileStore(str(directory / f"store{world_size}"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, **options)
+    yield
+    dist.barrier()
+    gc.collect()
+    dist.destroy_process_group()
 
 
 def main(module: str, num_ranks: int, directory: Path) -> int:

@@ -60,8 +60,7 @@ def test_unlike_devices_under_every_strategy_and_split(tmp_path: Path) -> None:
         chain,
         "devices: sim\nglobal_batch: 8\nsteps: {rounds: 2, launches: 1}\n"
         "compare: {strategy: [ddp, dp, single], split: [even, [6, 2], balanced]}\n",
-    )
-    assert result.code == 0, result.err
+    ).ended()
     for name, split in SPLITS.items():
         ddp, dp = f"ddp-2-{name}", f"dp-2-{name}"
         for rank, (samples, phases) in enumerate(zip(split, chain.ddp(split), strict=True)):
@@ -174,8 +173,7 @@ def test_a_launch_that_fails_is_blamed_on_its_rank_where_the_host_learns_of_it(t
         tmp_path,
         chain,
         "devices: sim\nglobal_batch: 8\nsteps: {rounds: 1, launches: 1}\nprofile: {steps: 0}\n",
-    )
-    assert result.code == 4
+    ).ended(4)
     (variant,) = result.comparison["variants"]
     assert variant["reason"].startswith("rank 1 raised RuntimeError: SIM")
     assert "during warmup of ddp-2-even" in result.err

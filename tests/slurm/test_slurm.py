@@ -60,8 +60,7 @@ def submitted(
     """The id of a job whose program does this in every step, on so many devices of each node."""
     write(directory, "train.py", TRAIN.replace("BODY", body))
     write(directory, "job.yaml", JOB.replace("DEVICES", str(devices)).replace("NODES", str(nodes)))
-    result = gpurun(directory, "submit", "job.yaml", "--slurm", *options, env=slurm.env)
-    assert result.code == 0, result.err
+    result = gpurun(directory, "submit", "job.yaml", "--slurm", *options, env=slurm.env).ended()
     found = re.search(r"submitted two as job (\d+)", result.out)
     assert found
     assert f"squeue --job {found[1]}" in result.out

@@ -26,6 +26,7 @@ from gpurun.launcher.worker.base.process_group import init_group, join_store, op
 from gpurun.launcher.worker.profiling import capture
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
+from tests.launches import launch_config
 from tests.truth.plan import Case, Lengths, Series, Session, capture_id, delays_file, lengths_file
 
 WIDTH = 64
@@ -205,7 +206,7 @@ def run_rank(session: Session, rank: int) -> None:
     torch.set_num_threads(1)
     series, case, _ = next(session.captures)
     now = Now(rank, series, case)
-    config = launch_config(session)
+    config = config_of(session)
     init_group(config, rank)
     link = Link(session, rank)
     workload = Workload(Model(now), None, F.mse_loss, dataset=Data(now))
@@ -245,23 +246,20 @@ def trace(trainer: Trainer, now: Now, session: Session, number: int) -> None:
     write_json(lengths_file(session.run_dir, variant_id, now.rank), lengths[1:])
 
 
-def launch_config(session: Session) -> LaunchConfig:
-    return LaunchConfig(
+def config_of(session: Session) -> LaunchConfig:
+    variants = (
+        VariantConfig(capture_id(case, number), case.split, 1) for _, case, number in session.captures
+    )
+    return launch_config(
+        *variants,
         launch="truth",
         run_dir=session.run_dir,
         workload="truth",
         job_dir=session.run_dir,
-        params={},
         strategy="ddp",
         devices=("cpu",) * session.world_size,
         backend="gloo",
-        precision="fp32",
         seed=session.seed,
-        threads=1,
-        variants=tuple(
-            VariantConfig(capture_id(case, number), case.split, 1) for _, case, number in session.captures
-        ),
-        baseline=None,
         warmup=0,
         rounds=0,
     )

@@ -11,6 +11,7 @@ from gpurun.launcher.compare.model import StepTime, VariantResult
 from gpurun.launcher.compare.variant_causes import main_cause
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.trace.causes import OF_HOST, Cause
+from tests.measured import measured
 from tests.truth.on_gpu import retell
 from tests.truth.plan import FAULTS, Case, Lengths, Session, capture_id, delays_file, lengths_file
 
@@ -123,27 +124,10 @@ def result(run: RunDir, case: Case, variant_id: str, on_gpu: bool) -> VariantRes
         for rank, samples in enumerate(case.split)
     )
     step_ms = max(rank.span_ms or 0.0 for rank in ranks)
-    return VariantResult(
-        id=case.id,
-        strategy="ddp",
-        devices=tuple(rank.device for rank in ranks),
-        split=case.split,
-        split_name="",
-        global_batch=sum(case.split),
-        precision="fp32",
-        accumulate=1,
-        varied={},
-        status="ok",
-        reason=None,
-        log=None,
-        rounds=1,
-        launches=1,
+    return measured(
+        case.id,
+        case.split,
         step_ms=StepTime(step_ms, None),
-        samples_per_s=None,
-        vs_baseline=None,
-        scaling_efficiency=None,
-        gradient_error=None,
-        gradient_reference=None,
         exposed_comm_ms=ranks[0].exposed_comm_ms,
         ranks=ranks,
     )

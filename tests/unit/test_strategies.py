@@ -17,13 +17,13 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.kinds import JOB_KINDS, workload_kind
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES, strategy_named
 from gpurun.launcher.worker.strategies.base import Hints, blocks_of, strategy_of
 from gpurun.workloads.registry import BUILTINS
+from tests.unit.plan import machines
 from tests.unit.plan.machines import FakeMachine
 from tests.wording import Wording
 
@@ -63,17 +63,8 @@ def test_a_job_names_no_strategy_of_programs(tmp_path: Path) -> None:
 def planned(tmp_path: Path) -> tuple[Plan, LaunchConfig]:
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
-    spec, machine = load_job(path), FakeMachine()
-    plan = build_plan(spec, machine)
-    config = launch_config_for(
-        plan,
-        spec,
-        plan.launches[0],
-        run_dir=tmp_path,
-        job_dir=tmp_path,
-        machine=machine,
-    )
-    return plan, config
+    plan, configs = machines.planned(load_job(path), FakeMachine())
+    return plan, configs[0]
 
 
 @pytest.mark.parametrize("kind", [Plan, LaunchConfig])

@@ -43,13 +43,19 @@ def test_percent(percent: float, ci: tuple[float, float] | None, signed: bool, t
     assert units.format_percent(percent, ci, signed) == text
 
 
-def test_percent_interval() -> None:
-    assert units.format_percent_interval(13.78, (12.9, 14.6)) == "12.9 to 14.6"
-    assert units.format_percent_interval(8.0, (0.3, 16.2)) == "0.3 to 16"
-    assert units.format_percent_interval(8.0, (0.004, 16.2)) == "0.004 to 16"
-    assert units.format_percent_interval(8.0, (0.0, 16.2)) == "0 to 16"
-    assert units.format_percent_interval(0.3, (-0.4, 0.9)) == "\u22120.4 to +0.9"
-    assert units.format_percent_interval(-3.0, (-3.9, -2.1)) == "\u22123.9 to \u22122.1"
+@pytest.mark.parametrize(
+    ("percent", "ci", "text"),
+    [
+        (13.78, (12.9, 14.6), "12.9 to 14.6"),
+        (8.0, (0.3, 16.2), "0.3 to 16"),
+        (8.0, (0.004, 16.2), "0.004 to 16"),
+        (8.0, (0.0, 16.2), "0 to 16"),
+        (0.3, (-0.4, 0.9), "\u22120.4 to +0.9"),
+        (-3.0, (-3.9, -2.1), "\u22123.9 to \u22122.1"),
+    ],
+)
+def test_percent_interval(percent: float, ci: tuple[float, float], text: str) -> None:
+    assert units.format_percent_interval(percent, ci) == text
 
 
 @pytest.mark.parametrize(
@@ -67,15 +73,24 @@ def test_duration(seconds: float, text: str) -> None:
     assert units.format_duration(seconds) == text
 
 
-def test_count_and_memory() -> None:
-    assert units.format_count(1520) == "1,520"
-    assert units.format_count(999.6) == "1,000"
-    assert units.format_gib(139.82) == "139.8 GiB"
-    assert units.format_gib(0.4249) == "0.42 GiB"
-    assert units.format_gib(0.014) == "14.3 MiB"
-    assert units.format_gib(4e-6) == "4.19 KiB"
-    assert units.format_gib(0.0) == "0.00 GiB"
-    assert units.format_gib(20.0, 2) == "20.00 GiB"
+@pytest.mark.parametrize(("count", "text"), [(1520, "1,520"), (999.6, "1,000")])
+def test_count(count: float, text: str) -> None:
+    assert units.format_count(count) == text
+
+
+@pytest.mark.parametrize(
+    ("gib", "text"),
+    [
+        ((139.82,), "139.8 GiB"),
+        ((0.4249,), "0.42 GiB"),
+        ((0.014,), "14.3 MiB"),
+        ((4e-6,), "4.19 KiB"),
+        ((0.0,), "0.00 GiB"),
+        ((20.0, 2), "20.00 GiB"),
+    ],
+)
+def test_memory(gib: tuple[float, ...], text: str) -> None:
+    assert units.format_gib(*gib) == text  # type: ignore[arg-type]
 
 
 @given(st.floats(1e-3, 1e4), st.floats(1e-4, 1e3))

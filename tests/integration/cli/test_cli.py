@@ -32,8 +32,7 @@ JOB = "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n"
 )
 def test_a_bad_job_file_is_reported_with_its_place(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "job.yaml").write_bytes(content)
-    result = gpurun(tmp_path, "check", "job.yaml")
-    assert result.code == 2
+    result = gpurun(tmp_path, "check", "job.yaml").ended(2)
     assert words in result.err
     assert "Traceback" not in result.err
     assert not (tmp_path / "owned").exists()
@@ -48,18 +47,15 @@ def test_a_missing_argument_is_named_with_what_to_do(tmp_path: Path, command: st
 
 def test_what_is_no_job_file(tmp_path: Path) -> None:
     assert "this is a directory" in gpurun(tmp_path, "check", ".").err
-    missing = gpurun(tmp_path, "nothing.yaml")
-    assert missing.code == 2
+    missing = gpurun(tmp_path, "nothing.yaml").ended(2)
     assert "nothing.yaml" in missing.err
-    typo = gpurun(tmp_path, "chek")
-    assert typo.code == 2
+    typo = gpurun(tmp_path, "chek").ended(2)
     assert "gpurun check" in typo.err
 
 
 def test_gpus_that_are_not_there_are_the_machines_fault(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB.replace("cpu:2", "[cuda:0, cuda:97]"))
-    result = gpurun(tmp_path, "job.yaml", "--out", "run")
-    assert result.code == 3
+    result = gpurun(tmp_path, "job.yaml", "--out", "run").ended(3)
     assert "cuda:97" in result.err or "no GPU" in result.err
     line = next(n for n, text in enumerate(JOB.splitlines(), 1) if "cpu:2" in text)
     assert f"job.yaml:{line}:" in result.err
@@ -71,22 +67,24 @@ def test_init_writes_a_job_that_check_accepts_and_never_overwrites(tmp_path: Pat
     first = (tmp_path / "job.yaml").read_text().partition("\n")[0]
     schema = (tmp_path / first.removeprefix("# yaml-language-server: $schema=")).read_text()
     assert json.loads(schema)["properties"]["compare"]
-    checked = gpurun(tmp_path, "check", "job.yaml")
-    assert checked.code == 0
+    checked = gpurun(tmp_path, "check", "job.yaml").ended()
     assert "2 variants" in checked.out  # it compares something
     (tmp_path / "job.yaml").write_text(JOB)
-    again = gpurun(tmp_path, "init")
-    assert again.code == 2
+    again = gpurun(tmp_path, "init").ended(2)
     assert "--force" in again.err
     assert (tmp_path / "job.yaml").read_text() == JOB
-    nowhere = gpurun(tmp_path, "init", "new/job.yaml")
-    assert nowhere.code == 2
+    nowhere = gpurun(tmp_path, "init", "new/job.yaml").ended(2)
     assert "create it first: mkdir" in nowhere.err
     assert not (tmp_path / "new").exists()
 
 
-def test_json_is_for_programs(tmp_path: Path) -> None:
+@pytest.fixture
+def _job(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
+
+
+@pytest.mark.usefixtures("_job")
+def test_json_is_for_programs(tmp_path: Path) -> None:
     plan = gpurun(tmp_path, "check", "job.yaml", "--memory", "--json", "--set", "split=[6, 2]").json
     assert plan["memory"][plan["variants"][0]["id"]]["peak"]["parameters"] > 0
     assert plan["variants"][0]["split"] == [6, 2]
@@ -95,9 +93,9 @@ def test_json_is_for_programs(tmp_path: Path) -> None:
     assert gpurun(tmp_path, "schema").json["properties"]["global_batch"]["description"]
 
 
+@pytest.mark.usefixtures("_job")
 @pytest.mark.parametrize("args", first(2, [["check", "job.yaml"], ["devices"], ["--help"], ["schema"]]))
 def test_no_heavy_library_is_imported(tmp_path: Path, args: list[str]) -> None:
-    write(tmp_path, "job.yaml", JOB)
     code = (
         "import sys, atexit; atexit.register(lambda: print([m for m in "
         "('torch', 'numpy', 'tensorboard', 'rich') if m in sys.modules], file=sys.stderr));"
@@ -173,16 +171,17 @@ def test_streams_that_are_closed_are_no_one_elses(tmp_path: Path) -> None:
     assert in_shell(tmp_path, "gpurun devices 0<&- >&-").returncode == 0
 
 
+@pytest.mark.usefixtures("_job")
 def test_a_full_disk_behind_the_output_is_reported_and_behind_the_messages_ignored(
     tmp_path: Path, wording: Wording
 ) -> None:
-    write(tmp_path, "job.yaml", JOB)
     done = in_shell(tmp_path, "gpurun check job.yaml --json > /dev/full")
     wording(done.stderr)
     assert done.returncode == 3
     assert in_shell(tmp_path, "gpurun check other.yaml 2> /dev/full").returncode == 2
 
 
+@pytest.mark.usefixtures("_job")
 @pytest.mark.parametrize(
     ("words", "code"),
     first(
@@ -196,20 +195,18 @@ def test_a_full_disk_behind_the_output_is_reported_and_behind_the_messages_ignor
     ),
 )
 def test_a_reader_that_has_enough_changes_no_exit_code(tmp_path: Path, words: str, code: int) -> None:
-    write(tmp_path, "job.yaml", JOB)
     # The reader closes its end before the command can write to it.
     done = in_shell(tmp_path, f"mkfifo pipe; (: < pipe) & exec 3> pipe; wait; {words} >&3; echo $? > code")
     assert ((tmp_path / "code").read_text(), done.stderr) == (f"{code}\n", "")
 
 
+@pytest.mark.usefixtures("_job")
 def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    write(tmp_path, "job.yaml", JOB)
     (tmp_path / "file").touch()
     write(tmp_path, "torch.py", "open('imported', 'w')")
     before = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     for command in ("job.yaml", "run torch.py"):
-        result = gpurun(tmp_path, *command.split(), "--out", "file/run", env=before)
-        assert result.code == 3
+        result = gpurun(tmp_path, *command.split(), "--out", "file/run", env=before).ended(3)
         assert "can't write file/run: " in result.err
         assert "--out" in result.err
         assert "Traceback" not in result.err
@@ -218,33 +215,28 @@ def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_no_file_can_be_made_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = gpurun(tmp_path, "init", "file/job.yaml")
-    assert result.code == 3
+    result = gpurun(tmp_path, "init", "file/job.yaml").ended(3)
     assert "a part of that path is not a directory" in result.err
     assert "--out" not in result.err
     assert "space" not in result.err
 
 
 def test_mistakes_of_gpurun_run_have_the_commands_name_once(tmp_path: Path, wording: Wording) -> None:
-    result = gpurun(tmp_path, "run", "nope.py", "--devices", "cpu:2")
-    assert result.code == 2
+    result = gpurun(tmp_path, "run", "nope.py", "--devices", "cpu:2").ended(2)
     wording(result.err)
-    result = gpurun(tmp_path, "run", "-m", "no_such_package", "--devices", "cpu:2")
-    assert result.code == 2
+    result = gpurun(tmp_path, "run", "-m", "no_such_package", "--devices", "cpu:2").ended(2)
     wording(result.err.splitlines()[0])
     wording(result.err)
 
 
 def test_resume_without_a_job_says_what_to_type(tmp_path: Path, wording: Wording) -> None:
-    result = gpurun(tmp_path, "--resume")
-    assert result.code == 2
+    result = gpurun(tmp_path, "--resume").ended(2)
     wording(result.err)
 
 
+@pytest.mark.usefixtures("_job")
 def test_a_directory_with_other_files_is_not_to_be_resumed(tmp_path: Path) -> None:
-    write(tmp_path, "job.yaml", JOB)
-    result = gpurun(tmp_path, "job.yaml", "--out", ".")
-    assert result.code == 2
+    result = gpurun(tmp_path, "job.yaml", "--out", ".").ended(2)
     assert "with other files" in result.err
     assert "--resume" not in result.err
 
@@ -332,12 +324,12 @@ def test_the_newest_run_is_found_by_name_and_ddp_may_have_one_rank(tmp_path: Pat
     assert (variant["strategy"], ending(variant), variant["gradient_error"]) == ("ddp", "ok", 0.0)
     kept = json.loads((latest.parent / latest.read_text().strip() / "comparison.json").read_text())
     for named in (("job.yaml", "--resume"), ("--resume", "runs/short/latest")):
-        again = gpurun(tmp_path, *named, "--json")
-        assert again.code == 0, again.err
+        again = gpurun(tmp_path, *named, "--json").ended()
         assert (again.measured["resumed"]["launches"], again.measured["resumed"]["not_begun"]) == (1, 0)
         assert again.measured | {"resumed": None} == kept
 
 
+@pytest.mark.usefixtures("_job")
 @pytest.mark.parametrize(
     ("moment", "command"),
     first(
@@ -354,7 +346,6 @@ def test_the_newest_run_is_found_by_name_and_ddp_may_have_one_rank(tmp_path: Pat
 )
 def test_ctrl_c_ends_quietly_at_any_moment(tmp_path: Path, moment: str, command: str) -> None:
     """The signal comes when a module is about to be imported, or when the interpreter shuts down."""
-    write(tmp_path, "job.yaml", JOB)
     code = f"""
         import atexit, os, sys
         def interrupt(name=None, *_):
@@ -387,8 +378,7 @@ def test_an_interrupted_run_keeps_its_rounds_and_can_be_resumed(
     assert not before["complete"]
     assert before["variants"][0]["rounds"] >= 2
     shutil.copytree(made.directory, tmp_path, dirs_exist_ok=True)
-    result = gpurun(tmp_path, "--resume", "run")
-    assert result.code == 0, result.err
+    result = gpurun(tmp_path, "--resume", "run").ended()
     assert result.comparison["complete"]
     # The round that was cut off counts for neither; the half of it that was complete is still there.
     assert {variant["rounds"] for variant in result.comparison["variants"]} <= {4, 5}

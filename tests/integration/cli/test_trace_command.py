@@ -34,8 +34,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds `run`, a finished run of two ranks with traces of two variants."""
     directory = tmp_path_factory.mktemp("trace")
     write(directory, "job.yaml", JOB)
-    result = gpurun(directory, "job.yaml", "--out", "run")
-    assert result.code == 0, result.err
+    gpurun(directory, "job.yaml", "--out", "run").ended()
     return directory
 
 
@@ -44,8 +43,7 @@ def traced(directory: Path, *args: str) -> Result:
 
 
 def test_a_gloo_run_shows_who_waits_for_whom(directory: Path) -> None:
-    result = traced(directory, "run/variants/ddp-2-6-2", "--json")
-    assert result.code == 0, result.err
+    result = traced(directory, "run/variants/ddp-2-6-2", "--json").ended()
     assert not [each for each in result.json["findings"] if each["level"] == "detail"]
     busy, waiting = result.json["ranks"]
     assert [rank["world_size"] for rank in (busy, waiting)] == [2, 2]
@@ -61,8 +59,7 @@ def test_a_gloo_run_shows_who_waits_for_whom(directory: Path) -> None:
 
 
 def test_the_tables_name_the_straggler_and_fit_a_pipe(directory: Path) -> None:
-    result = traced(directory, "run/variants/ddp-2-6-2", "--steps", "2:3")
-    assert result.code == 0, result.err
+    result = traced(directory, "run/variants/ddp-2-6-2", "--steps", "2:3").ended()
     assert "2 ranks on CPU" in result.out
     assert "rank 1 waits" in result.out
     assert "for rank 0's larger batch" in " ".join(result.out.split())
@@ -74,8 +71,7 @@ def test_the_tables_name_the_straggler_and_fit_a_pipe(directory: Path) -> None:
 
 
 def test_all_ranks_in_one_trace(directory: Path) -> None:
-    result = traced(directory, "run/variants/ddp-2-even", "--merge", "all.json.gz", "--steps", "2:3")
-    assert result.code == 0, result.err
+    result = traced(directory, "run/variants/ddp-2-even", "--merge", "all.json.gz", "--steps", "2:3").ended()
     assert "wrote all.json.gz" in result.err
     events = json.loads(gzip.decompress((directory / "all.json.gz").read_bytes()))["traceEvents"]
     assert {event["name"] for event in events if "ProfilerStep" in event["name"]} == {"ProfilerStep#2"}
@@ -83,15 +79,13 @@ def test_all_ranks_in_one_trace(directory: Path) -> None:
 
 
 def test_a_run_of_several_variants_is_not_mixed_up(directory: Path) -> None:
-    result = traced(directory, "run")
-    assert result.code == 2
+    result = traced(directory, "run").ended(2)
     assert "gpurun trace run/variants/ddp-2-6-2" in result.err
 
 
 def test_the_newest_run_is_looked_through(directory: Path) -> None:
     (directory / "latest").write_text("run\n")
-    result = traced(directory, "latest/variants/ddp-2-even", "--json")
-    assert result.code == 0, result.err
+    result = traced(directory, "latest/variants/ddp-2-even", "--json").ended()
     assert len(result.json["ranks"]) == 2
     assert "gpurun trace run/variants/ddp-2-6-2" in traced(directory, "latest").err
     same = "latest/variants/ddp-2-even"
@@ -103,8 +97,7 @@ def test_the_newest_run_is_looked_through(directory: Path) -> None:
 
 def test_the_difference_of_two_variants(directory: Path) -> None:
     a, b = "run/variants/ddp-2-even", "run/variants/ddp-2-6-2"
-    result = gpurun(directory, "diff", a, b, "--json")
-    assert result.code == 0, result.err
+    result = gpurun(directory, "diff", a, b, "--json").ended()
     changes = {change["name"]: change["change_us"] for change in result.json["classes"]}
     assert changes["exposed_wait"] > 25_000  # 120 ms on one of two ranks, less what `even` waits
     assert "exposed wait" in gpurun(directory, "diff", a, b).out
@@ -148,8 +141,7 @@ def test_mistakes_are_explained(
 
 @needs_real
 def test_a_real_capture_of_eight_gpus(tmp_path: Path) -> None:
-    result = traced(tmp_path, str(REAL / "dlrm_8xV100"))
-    assert result.code == 0, result.err
+    result = traced(tmp_path, str(REAL / "dlrm_8xV100")).ended()
     assert "8 ranks on Tesla V100" in result.out
     assert "all_to_all" in result.out
 
@@ -158,8 +150,7 @@ def test_a_real_capture_of_eight_gpus(tmp_path: Path) -> None:
 @needs_real
 def test_more_workers_for_the_data_loader_end_the_wait_for_data(tmp_path: Path) -> None:
     files = [str(REAL / "resnet50_V100" / f"num_workers_{n}.pt.trace.json.gz") for n in (0, 4)]
-    result = gpurun(tmp_path, "diff", *files, "--json")
-    assert result.code == 0, result.err
+    result = gpurun(tmp_path, "diff", *files, "--json").ended()
     classes = {change["name"]: change for change in result.json["classes"]}
     assert classes["idle_data"]["change_us"] < 0
     assert classes["span"]["percent"] < -10

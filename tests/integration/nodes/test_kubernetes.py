@@ -28,8 +28,7 @@ def test_a_job_is_created_looked_after_and_deleted(name: str, tmp_path: Path) ->
     with cluster(tmp_path) as (server, config):
         env = {"KUBECONFIG": str(config), "HOME": str(tmp_path)}
         options = ("--image", "reg/me:1", "--kubectl=--namespace=ml", "--kubectl=--validate=false")
-        done = gpurun(tmp_path, "submit", "job.yaml", "--to", name, *options, env=env)
-        assert done.code == 0, done.err
+        done = gpurun(tmp_path, "submit", "job.yaml", "--to", name, *options, env=env).ended()
         assert {resource for resource, _ in server.objects} == MADE[name]
         assert server.namespaces == {"ml"}
         pods = server.labelled("pods", "")

@@ -19,16 +19,18 @@ JOB = """
 """
 
 
-def test_flags_without_nodes(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def _job(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB)
-    result = gpurun(tmp_path, "job.yaml", "--set", "nodes=1", "--node-rank", "0")
-    assert result.code == 2
+
+
+def test_flags_without_nodes(tmp_path: Path) -> None:
+    result = gpurun(tmp_path, "job.yaml", "--set", "nodes=1", "--node-rank", "0").ended(2)
     assert "job with several nodes" in result.err
 
 
 @pytest.mark.slow
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    write(tmp_path, "job.yaml", JOB)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = gpurun(tmp_path, "job.yaml", "--node-rank", "0", "--rendezvous", f"localhost:{port}")
@@ -38,7 +40,6 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 
 def test_nodes_that_want_different_things_are_refused_on_both(tmp_path: Path) -> None:
-    write(tmp_path, "job.yaml", JOB)
     place = ("--rendezvous", f"localhost:{free_port()}")
     argv = ("gpurun", "job.yaml", "--node-rank", "1", *place, "--set", "global_batch=16")
     other = forkserver.start(*argv, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -51,7 +52,6 @@ def test_nodes_that_want_different_things_are_refused_on_both(tmp_path: Path) ->
 
 
 def test_a_node_that_cannot_join_keeps_no_other_waiting(tmp_path: Path) -> None:
-    write(tmp_path, "job.yaml", JOB)
     ports = {wrong: free_port() for wrong in (0, 1)}
     waiting = {wrong: start(tmp_path, "job.yaml", 1 - wrong, port) for wrong, port in ports.items()}
     for wrong in ports:
@@ -67,7 +67,6 @@ def test_a_node_that_cannot_join_keeps_no_other_waiting(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_only_node_0_needs_a_directory_for_the_run(tmp_path: Path) -> None:
-    write(tmp_path, "job.yaml", JOB)
     no_place = ("--out", "job.yaml/run")
     port = free_port()
     other = start(tmp_path, "job.yaml", 1, port, *no_place)

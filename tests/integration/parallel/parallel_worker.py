@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.profiler import profile
 
 from gpurun.launcher.rundir.records import ProfileConfig
 from gpurun.launcher.worker.profiling import capture, export
+from tests.integration.ranks import in_group
 
 RANKS = 4
 STEPS = 1
@@ -124,24 +124,21 @@ class Pipeline:
 
 def main(rank: int, directory: Path) -> None:
     os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # as in all ranks of gpurun
-    store = FileStore(str(directory / "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    mesh = Mesh(rank)
-    jobs: dict[str, Mesh | Pipeline] = {
-        **dict.fromkeys(MESHES, mesh),
-        "1f1b": Pipeline(rank, 1, STAGE_NAP_S),
-        "interleaved": Pipeline(rank, 2, CHUNK_NAP_S),
-    }
-    for name, job in jobs.items():
-        place = directory / name / f"rank{rank}.pt.trace.json.gz"
-        if isinstance(job, Pipeline):
-            job.step()  # in the first one, stages exchange the shapes of what they pass
-        capture(job.step, ProfileConfig(steps=STEPS), place, align=dist.barrier)
-        took_s = {key: times[-(len(times) * STEPS // (STEPS + 1)) :] for key, times in job.took_s.items()}
-        (directory / name / f"rank{rank}.timed").write_text(json.dumps(took_s))
-    foreign(mesh, directory / "foreign" / f"rank{rank}.pt.trace.json.gz")
-    dist.barrier()
-    dist.destroy_process_group()
+    with in_group(rank, RANKS, directory):
+        mesh = Mesh(rank)
+        jobs: dict[str, Mesh | Pipeline] = {
+            **dict.fromkeys(MESHES, mesh),
+            "1f1b": Pipeline(rank, 1, STAGE_NAP_S),
+            "interleaved": Pipeline(rank, 2, CHUNK_NAP_S),
+        }
+        for name, job in jobs.items():
+            place = directory / name / f"rank{rank}.pt.trace.json.gz"
+            if isinstance(job, Pipeline):
+                job.step()  # in the first one, stages exchange the shapes of what they pass
+            capture(job.step, ProfileConfig(steps=STEPS), place, align=dist.barrier)
+            took_s = {key: times[-(len(times) * STEPS // (STEPS + 1)) :] for key, times in job.took_s.items()}
+            (directory / name / f"rank{rank}.timed").write_text(json.dumps(took_s))
+        foreign(mesh, directory / "foreign" / f"rank{rank}.pt.trace.json.gz")
 
 
 def foreign(mesh: Mesh, place: Path) -> None:

@@ -18,6 +18,7 @@ from gpurun.launcher.rundir.claim import claimed, pid_namespace, read
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_lines
 from gpurun.launcher.rundir.records import Event
 from tests.integration.command import SLEEP_JOB, write
+from tests.known import known
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="making namespaces needs root")
 
@@ -105,8 +106,7 @@ def test_a_claim_of_another_container_may_live(tmp_path: Path) -> None:
     """Host name and boot may be the same there; process numbers mean others."""
     done = unshared("--mount-proc", sys.executable, "-P", "-c", CLAIM, str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
-    found = read(RunDir(tmp_path))
-    assert found is not None
+    found = known(read(RunDir(tmp_path)))
     assert found.pid_namespace not in (0, pid_namespace())
     assert found.may_live
     assert not found.is_here
@@ -156,8 +156,7 @@ def test_neither_a_claim_nor_a_secret_needs_hard_links(
     monkeypatch.setattr(os, "link", link)
     run = RunDir(tmp_path)
     with claimed(run):
-        found = read(run)
-        assert found is not None
+        found = known(read(run))
         assert found.pid == os.getpid()
     assert list(tmp_path.iterdir()) == []
     home = {"XDG_CONFIG_HOME": str(tmp_path)}  # the nodes' secret needs none either

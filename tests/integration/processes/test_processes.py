@@ -20,12 +20,12 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, root_cause
 from gpurun.launcher.inspect.snapshot import observe
 from gpurun.launcher.machine.process_tree import is_alive, kill_descendants
-from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.guard import Guard, split_process
 from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.files import RunDir, write_json
 from tests.known import known
+from tests.launches import launch_config
 from tests.whole import first
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,12 +91,15 @@ def wait_for(pool: WorkerPool, *files: Path) -> None:
 
 
 def config_in(directory: Path, launch: str) -> Path:
-    config = LaunchConfig(
-        launch=launch, run_dir=str(directory), workload="-", job_dir=str(directory), params={},
+    config = launch_config(
+        launch=launch,
+        run_dir=str(directory),
+        job_dir=str(directory),
         strategy="ddp",
-        devices=("cpu",) * WORLD, backend="gloo", precision="fp32", seed=0, threads=1, variants=(),
-        baseline=None, warmup=0, rounds=1,
-    )  # fmt: skip
+        devices=("cpu",) * WORLD,
+        backend="gloo",
+        warmup=0,
+    )
     path = RunDir(directory).launch_config(launch)
     write_json(path, config)
     return path

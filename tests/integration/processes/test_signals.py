@@ -47,19 +47,19 @@ def stop(pid: int) -> None:
         time.sleep(0.01)
 
 
-def family(front: subprocess.Popen[str], directory: Path) -> list[int]:
+@pytest.fixture
+def pids(front: subprocess.Popen[str], tmp_path: Path) -> list[int]:
     """Supervisor, server, ranks and the runaway grandchild."""
     pids = descendants(front.pid)
-    assert int((directory / "grandchild1").read_text()) in pids
+    assert int((tmp_path / "grandchild1").read_text()) in pids
     assert len(pids) == 2 + len(BODIES) + 1
     return pids
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_everything_in_order(
-    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone, number: int
+    pids: list[int], front: subprocess.Popen[str], all_gone: AllGone, number: int
 ) -> None:
-    pids = family(front, tmp_path)
     front.send_signal(number)
     assert all_gone([front.pid, *pids]) == []
     assert front.wait() == 130
@@ -68,9 +68,8 @@ def test_a_signal_ends_everything_in_order(
 
 
 def test_a_stopped_supervisor_is_continued_at_the_end(
-    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone
+    pids: list[int], front: subprocess.Popen[str], all_gone: AllGone
 ) -> None:
-    pids = family(front, tmp_path)
     stop(pids[0])
     front.send_signal(signal.SIGINT)
     assert front.wait() == 130
@@ -80,19 +79,17 @@ def test_a_stopped_supervisor_is_continued_at_the_end(
 
 
 def test_a_killed_command_takes_everything_with_it(
-    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone
+    pids: list[int], front: subprocess.Popen[str], all_gone: AllGone
 ) -> None:
-    pids = family(front, tmp_path)
     front.kill()
     assert all_gone([front.pid, *pids]) == []
 
 
 @pytest.mark.parametrize(("victim", "words"), [(0, "supervising process"), (1, "server that starts")])
 def test_a_killed_helper_ends_the_run_with_a_word(
-    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone, victim: int, words: str
+    pids: list[int], front: subprocess.Popen[str], all_gone: AllGone, victim: int, words: str
 ) -> None:
     """Supervisor, then server: `descendants` lists parents first."""
-    pids = family(front, tmp_path)
     Path(f"/proc/{pids[victim]}/stat").read_text()
     subprocess.run(["kill", "-KILL", str(pids[victim])], check=True)
     assert all_gone([front.pid, *pids]) == []
@@ -103,13 +100,12 @@ def test_a_killed_helper_ends_the_run_with_a_word(
 
 @pytest.mark.parametrize("is_server_stopped", [False, True], ids=["", "server stopped"])
 def test_command_and_supervisor_killed_at_once(
-    front: subprocess.Popen[str], tmp_path: Path, all_gone: AllGone, is_server_stopped: bool
+    pids: list[int], front: subprocess.Popen[str], all_gone: AllGone, is_server_stopped: bool
 ) -> None:
     """The server is left to end what the ranks have started.
 
     If it was stopped, the kernel continues it: its process group has become an orphan.
     """
-    pids = family(front, tmp_path)
     if is_server_stopped:
         stop(pids[1])
     subprocess.run(["kill", "-KILL", str(front.pid), str(pids[0])], check=True)

@@ -34,8 +34,7 @@ def test_a_program_is_run_with_each_of_the_values(tmp_path: Path) -> None:
     assert (refused.code, refused.out) == (2, "")
     compare = (*compare[:3], "env:COLOUR=red,blue")
     line = ("--", "--num-workers=4", "--epochs", "1")
-    ran = gpurun(tmp_path, "run", "train.py", *compare, *SHORT, "--json", *line)
-    assert ran.code == 0, ran.err
+    ran = gpurun(tmp_path, "run", "train.py", *compare, *SHORT, "--json", *line).ended()
     variants = [variant for variant in ran.json["variants"] if ending(variant) == "ok"]
     assert [variant["varied"] for variant in variants] == [
         {"options": {"num_workers": workers}, "env": {"COLOUR": colour}}
@@ -46,8 +45,7 @@ def test_a_program_is_run_with_each_of_the_values(tmp_path: Path) -> None:
     assert [line for log in logs for line in log.read_text().splitlines() if line.startswith("got")] == [
         f"got --num-workers={workers} --epochs 1 {colour}" for workers in "02" for colour in ("red", "blue")
     ]
-    resumed = gpurun(tmp_path, "--resume", "run", "--json")
-    assert resumed.code == 0, resumed.err
+    resumed = gpurun(tmp_path, "--resume", "run", "--json").ended()
     assert [one["varied"] for one in resumed.json["variants"]] == [one["varied"] for one in variants]
 
 

@@ -108,8 +108,7 @@ def test_the_cause_of_a_failure_is_named(ran: Result) -> None:
 def test_a_budget_that_isnt_used_is_said_where_something_was_timed(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", "script: train.py\ndevices: cpu:1\nbudget: 1m\nprofile: {steps: 0}\n")
     program = write(tmp_path, "train.py", "raise SystemExit(3)\n")
-    failed = gpurun(tmp_path, "job.yaml", "--out", "failed")
-    assert failed.code == 4
+    failed = gpurun(tmp_path, "job.yaml", "--out", "failed").ended(4)
     assert "`budget`" not in failed.out + failed.err
     program.write_text("import gpurun\nfor _ in range(40):\n    with gpurun.step():\n        pass\n")
     ran = gpurun(tmp_path, "job.yaml", "--out", "ran", "--require-steps")
@@ -120,8 +119,9 @@ def test_a_budget_that_isnt_used_is_said_where_something_was_timed(tmp_path: Pat
 
 def test_a_program_without_steps_fails_where_steps_are_required(tmp_path: Path) -> None:
     write(tmp_path, "quick.py", "pass\n")
-    ran = gpurun(tmp_path, "run", "--devices", "cpu:1", "--require-steps", "--out", "ran", "quick.py")
-    assert ran.code == 4
+    ran = gpurun(tmp_path, "run", "--devices", "cpu:1", "--require-steps", "--out", "ran", "quick.py").ended(
+        4
+    )
     assert "no step was timed, which --require-steps asks for: " in ran.err
 
 
@@ -192,14 +192,12 @@ def test_a_module_runs_as_with_python_m_without_a_job_file(tmp_path: Path) -> No
         "--epochs",
         "1",
         env={"PYTHONPATH": str(library)},
-    )
-    assert done.code == 0, done.err
+    ).ended()
     variant = done.json["variants"][0]
     assert variant["rounds"] >= 1
     said = (tmp_path / "run/launches/01-script-1/log/rank0.log").read_text()
     assert said.startswith("spec package.train package.helper ['--epochs', '1'] own own\nnamespace own own\n")
-    again = gpurun(tmp_path, "--resume", "run")  # nothing is missing
-    assert again.code == 0, again.err
+    gpurun(tmp_path, "--resume", "run").ended()  # nothing is missing
     assert (tmp_path / "run" / "job.yaml").read_text().startswith('name: "package.train"\nmodule: ')
 
 
@@ -210,8 +208,7 @@ def test_a_program_whose_rank_was_killed_goes_on_from_its_checkpoint_to_the_same
         shutil.copy(EXAMPLES / name, tmp_path)
     both = "compare.args=[[--directory, killed, --steps, 12, --die-at, 7], [--directory, calm, --steps, 12]]"
     brief = ("--set", "profile.steps=0", "--set", "steps.launches=1")
-    done = gpurun(tmp_path, "checkpoint.yaml", "--out", "run", *brief, "--set", "args=[]", "--set", both)
-    assert done.code == 0, done.err
+    gpurun(tmp_path, "checkpoint.yaml", "--out", "run", *brief, "--set", "args=[]", "--set", both).ended()
     said = {}
     for number, name in enumerate(("killed", "calm"), 1):
         attempts = sorted((tmp_path / "run" / "launches").glob(f"0{number}-*"))
@@ -249,8 +246,7 @@ HANGS = """
 def test_a_program_that_makes_no_step_any_more_is_stopped_with_its_stacks(tmp_path: Path) -> None:
     write(tmp_path, "train.py", HANGS)
     job = ("train.py", "--devices", "cpu:2", "--hang-timeout", "10s", "--set", "grace=1s")
-    done = gpurun(tmp_path, "run", *job, "--out", "run")
-    assert done.code == 4, done.err
+    done = gpurun(tmp_path, "run", *job, "--out", "run").ended(4)
     result = done.variant("script-2")
     assert result["status"] == "hung"
     assert "completed for 10 s" in result["reason"]

@@ -24,9 +24,7 @@ JOB = """
 def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
     directory = tmp_path_factory.mktemp("balance")
     write(directory, "job.yaml", JOB)
-    result = gpurun(directory, "job.yaml", "--out", "run")
-    assert result.code == 0, result.err
-    return result
+    return gpurun(directory, "job.yaml", "--out", "run").ended()
 
 
 @pytest.mark.alone
@@ -77,8 +75,7 @@ def test_a_resumed_run_keeps_the_split_that_was_found(run: Result) -> None:
     status = run.directory / "run/variants/ddp-2-balanced/status.json"
     status.write_text(json.dumps({"status": "failed", "reason": "as if"}))
     (run.directory / "run/launches/01-ddp-2/events.jsonl").write_text("")
-    again = gpurun(run.directory, "job.yaml", "--resume", "run")
-    assert again.code == 0, again.err
+    again = gpurun(run.directory, "job.yaml", "--resume", "run").ended()
     assert (run.directory / "run/variants/ddp-2-balanced/balance.json").read_bytes() == before
     config = json.loads((run.directory / "run/launches/01-ddp-2~2/launch.json").read_text())
     assert config["variants"][-1]["split"] == json.loads(before)["best"]["split"]
@@ -90,42 +87,33 @@ def test_the_plan_holds_it_unresolved_and_leaves_out_a_batch_that_is_too_small(t
     plan = gpurun(tmp_path, "check", "job.yaml", "--json").json
     assert [variant["split"] for variant in plan["variants"]] == [[16, 16], []]
     three = ("--set", "devices=cpu:3", "--set", "params.alpha_ms=1", "--set", "params.beta_ms=1")
-    shown = gpurun(tmp_path, "check", "job.yaml", *three, "--set", "global_batch=2")
-    assert shown.code == 0
+    shown = gpurun(tmp_path, "check", "job.yaml", *three, "--set", "global_batch=2").ended()
     assert "2 samples can't give" in shown.out
 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_dp_measures_its_replicas(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "variant", "splits"),
+    [
+        (("strategy=dp",), "dp-2-balanced", ([26, 6], [25, 7], [24, 8])),
+        (("params.alpha_ms=[1, 60]", "min_local_batch=0"), "ddp-2-balanced", ([32, 0],)),
+        (
+            ("global_batch=1", "min_local_batch=0", "compare.split=[balanced]"),
+            "ddp-2-balanced",
+            ([1, 0],),
+        ),
+    ],
+    ids=["replicas of dp", "a device without samples", "fewer samples than devices"],
+)
+def test_every_kind_of_job_may_be_balanced(
+    tmp_path: Path, options: tuple[str, ...], variant: str, splits: tuple[list[int], ...]
+) -> None:
     write(tmp_path, "job.yaml", JOB)
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "strategy=dp", "--set", "steps.rounds=2")
-    assert result.code == 0, result.err
-    found = result.variant("dp-2-balanced")
-    assert 6 <= found["split"][1] <= 8
+    words = (word for option in (*options, "steps.rounds=2") for word in ("--set", option))
+    found = gpurun(tmp_path, "job.yaml", "--out", "run", *words).ended().variant(variant)
+    assert found["split"] in splits
     assert found["gradient_error"] < 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_a_device_may_be_left_without_samples(tmp_path: Path) -> None:
-    write(tmp_path, "job.yaml", JOB)
-    far = ("--set", "params.alpha_ms=[1, 60]", "--set", "min_local_batch=0", "--set", "steps.rounds=2")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", *far)
-    assert result.code == 0, result.err
-    found = result.variant("ddp-2-balanced")
-    assert found["split"] == [32, 0]
-    assert found["gradient_error"] < 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_fewer_samples_than_devices_leave_some_out(tmp_path: Path) -> None:
-    write(tmp_path, "job.yaml", JOB)
-    few = ("--set", "global_batch=1", "--set", "min_local_batch=0", "--set", "compare.split=[balanced]")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", *few, "--set", "steps.rounds=2")
-    assert result.code == 0, result.err
-    assert result.variant("ddp-2-balanced")["split"] == [1, 0]
 
 
 FAILING = """

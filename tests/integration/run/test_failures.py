@@ -56,8 +56,7 @@ def test_rounds_from_before_a_failure_are_kept_and_not_run_again(is_cold: bool, 
     with (tmp_path / "model.py").open("a") as file:
         file.write("\nimport json\nEVENTS = 'run/launches/01-ddp-2/events.jsonl'\n")
         file.write("print('has torch._dynamo:', 'torch._dynamo' in sys.modules)\n")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "steps.rounds=4", is_cold=is_cold)
-    assert result.code == 4, result.err
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "steps.rounds=4", is_cold=is_cold).ended(4)
     assert result.variant("ddp-2-6-2")["status"] == "failed"
     assert result.variant("ddp-2-6-2")["rounds"] == 2
     before_failure = timed_before(tmp_path / "run", "01-ddp-2", 3, "ddp-2-6-2")
@@ -81,8 +80,7 @@ def timed_before(run: Path, launch: str, round_: int, variant: str) -> set[str]:
 
 
 def test_a_hang_is_stopped_and_blamed_on_the_rank_that_the_others_wait_for(canonical_run: Made) -> None:
-    result = canonical_run("hang")
-    assert result.code == 4, result.err
+    result = canonical_run("hang").ended(4)
     late = result.variant("ddp-2-6-2")
     assert late["status"] == "timeout"
     place = f"model.py:{line_of(result.directory, 'time.sleep(1000)')}"
@@ -111,8 +109,9 @@ def with_optimizer(rank):
 
     return Workload(Model(), batch, torch.nn.functional.cross_entropy, optimizer)
 """)
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "workload=model.py:with_optimizer")
-    assert result.code == 4, result.err
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "workload=model.py:with_optimizer").ended(
+        4
+    )
     assert len(result.comparison["variants"]) == 6
     for variant in result.comparison["variants"]:
         assert variant["status"] == "failed"
@@ -126,8 +125,7 @@ def with_optimizer(rank):
 
 
 def test_resume_runs_what_failed_and_out_of_memory_is_a_result(canonical_run: Made) -> None:
-    result = canonical_run("out_of_memory")
-    assert result.code == 0, result.err
+    result = canonical_run("out_of_memory").ended()
     assert "measures ddp-2-6-2 again, next to the baseline ddp-2-even: it failed (rank 0" in result.err
     assert "leaves ddp-2-7-1 out" in result.err
     assert ending(result.variant("ddp-2-6-2")) == "ok"
@@ -144,8 +142,7 @@ def test_resume_runs_what_failed_and_out_of_memory_is_a_result(canonical_run: Ma
 def test_a_device_that_fails_while_it_is_measured_costs_that_variant_alone(tmp_path: Path) -> None:
     job = MODEL_JOB.replace("[6, 2], [5, 3]", "balanced")
     misbehaving(tmp_path, "if x.shape[0] == 1: raise ValueError('not one')", job)
-    result = gpurun(tmp_path, "job.yaml", "--out", "run")
-    assert result.code == 4, result.err
+    result = gpurun(tmp_path, "job.yaml", "--out", "run").ended(4)
     lost = result.variant("ddp-2-balanced")
     assert lost["status"] == "failed"
     assert "ValueError: not one" in lost["reason"]
@@ -165,8 +162,7 @@ def test_a_mistake_in_build_is_reported_with_its_line_and_costs_no_traceback_of_
         """,
     )
     misbehaving(tmp_path, "pass", BROKEN_JOB)
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", env={"PYTHONPATH": python_path(tmp_path)})
-    assert result.code == 4, result.err
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", env={"PYTHONPATH": python_path(tmp_path)}).ended(4)
     assert "broken.py:2" in result.err
     assert result.err.count("NameError: name 'undefined_name'") == 1
     assert "same way: not started" in result.err

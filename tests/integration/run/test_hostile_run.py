@@ -63,8 +63,7 @@ def test_an_id_leads_to_no_other_directory(run: RunDir, identity: str) -> None:
     plan = run.plan.read_text()
     name = json.loads(plan)["variants"][0]["id"]
     run.plan.write_text(plan.replace(json.dumps(name), json.dumps(identity)))  # in its launches, too
-    done = gpurun(run.path.parent, "report", "run")
-    assert done.code == 2
+    done = gpurun(run.path.parent, "report", "run").ended(2)
     assert "is no id of" in done.err
     assert "read from outside" not in done.out
 
@@ -97,8 +96,7 @@ def test_nothing_is_opened_through_a_link_and_nothing_waits(
     plant(run)
     before = sorted(run.path.parent.rglob("*"))
     more = ["run"] if command == "diff" else ["--format", "html,tensorboard"] if command == "report" else []
-    done = gpurun(run.path.parent, command, "run", *more)
-    assert done.code == 2
+    done = gpurun(run.path.parent, command, "run", *more).ended(2)
     assert "no run of gpurun" in done.err
     assert sorted(run.path.parent.rglob("*")) == before
 
@@ -108,8 +106,7 @@ def test_no_text_of_a_run_controls_the_terminal(run: RunDir) -> None:
         status.update(status="failed", reason=f"before {ESCAPES}after")
 
     change(next((run.path / "variants").glob("*/status.json")), forge)
-    shown = gpurun(run.path.parent, "report", "run")
-    assert shown.code == 0
+    shown = gpurun(run.path.parent, "report", "run").ended()
     assert_harmless(shown)
     change(run.plan, lambda plan: plan.update(name=ESCAPES))
     (run.path / "launches" / "x").mkdir()
@@ -140,8 +137,7 @@ def test_no_process_that_a_run_names_gets_a_signal(run: RunDir, handler: str) ->
         assert victim.stdout is not None
         victim.stdout.readline()
         forge_running(run, victim.pid)
-        done = gpurun(run.path.parent, "stacks", "run")
-        assert done.code == 0
+        gpurun(run.path.parent, "stacks", "run").ended()
         victim.send_signal(signal.SIGKILL)
         assert victim.wait() == -signal.SIGKILL
 
@@ -191,6 +187,5 @@ def test_only_a_run_of_ones_own_is_resumed(run: RunDir, place: str) -> None:
 
 def test_a_run_that_everyone_may_change_is_not_resumed(run: RunDir) -> None:
     run.path.chmod(0o777)
-    done = gpurun(run.path.parent, "--resume", "run")
-    assert done.code == 2
+    done = gpurun(run.path.parent, "--resume", "run").ended(2)
     assert "chmod -R go-w" in done.err

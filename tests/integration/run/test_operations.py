@@ -88,8 +88,7 @@ def test_a_running_job_answers_from_another_terminal_and_ends_by_sigterm(
         assert all(rank["collectives"][0]["name"] == "all_reduce" for rank in seen["ranks"])
         assert "rank 1 (process " in gpurun(tmp_path, "stacks", "run").out
 
-        captured = gpurun(tmp_path, "capture", "run", "--steps", "2", "--ranks", "1")
-        assert captured.code == 0, captured.err
+        captured = gpurun(tmp_path, "capture", "run", "--steps", "2", "--ranks", "1").ended()
         (trace,) = (tmp_path / captured.out.strip()).iterdir()
         assert trace.name == "rank1.pt.trace.json.gz"
         report = gpurun(tmp_path, "trace", str(trace), "--json").json
@@ -124,8 +123,7 @@ def test_a_hang_is_reported_and_the_job_goes_on(tmp_path: Path) -> None:
     """On a busy machine the start may look like a hang as well, and is reported too."""
     misbehaving(tmp_path, "if calls == 30 and os.environ['RANK'] == '1': time.sleep(6)")
     job = ["--set", "hang_timeout=2s", "--set", "on_hang=continue", "--set", "compare.split=[even]"]
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", *job)
-    assert result.code == 0, result.err
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", *job).ended()
     assert "completed for 2 s" in result.err
     assert "rank 0 waits in all_reduce #" in result.err
     assert re.search(r"rank 1 is at \S+/model\.py:\d+ in misbehave", result.err)
@@ -143,8 +141,7 @@ def test_what_may_pass_is_tried_again_and_counted(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         """,
     )
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "restarts=2")
-    assert result.code == 0, result.err
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "restarts=2").ended()
     assert result.comparison["restarts"] == 1
     assert {ending(variant) for variant in result.comparison["variants"]} == {"ok"}
     assert any(each["text"].startswith("1 restart after") for each in result.comparison["findings"])
@@ -156,8 +153,7 @@ def test_what_may_pass_is_tried_again_and_counted(tmp_path: Path) -> None:
 
 def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
     misbehaving(tmp_path, "import no_such_module")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "restarts=3", "--set", "grace=1s")
-    assert result.code == 4
+    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "restarts=3", "--set", "grace=1s").ended(4)
     assert "no_such_module" in result.err
     assert result.comparison["restarts"] == 0
 
@@ -166,15 +162,15 @@ def test_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
 def test_ranks_run_on_the_cores_that_they_are_bound_to(tmp_path: Path) -> None:
     misbehaving(tmp_path, "if calls == 1: print(sorted(os.sched_getaffinity(0)), flush=True)")
     brief = ("--set", "compare.split=[even]", "--set", "steps.rounds=1")
-    result = gpurun(tmp_path, "job.yaml", "--out", "run", "--set", "bind=cores", "--only-rank", "1", *brief)
-    assert result.code == 0, result.err
+    result = gpurun(
+        tmp_path, "job.yaml", "--out", "run", "--set", "bind=cores", "--only-rank", "1", *brief
+    ).ended()
     binding = json.loads((tmp_path / "run" / "host.json").read_text())["binding"]
     assert binding["bind"] == "cores"
     assert f"[rank 1] {binding['cpus']['ddp-2']['1']}" in result.err
     assert "[rank 0]" not in result.err
     alone = ("--set", "devices=cpu:1", "--set", "strategy=single", "--set", "gradient_check=false")
-    quiet = gpurun(tmp_path, "job.yaml", "--out", "run2", "--quiet", *brief, *alone)
-    assert quiet.code == 0, quiet.err
+    quiet = gpurun(tmp_path, "job.yaml", "--out", "run2", "--quiet", *brief, *alone).ended()
     assert "[rank" not in quiet.err
 
 

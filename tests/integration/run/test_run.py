@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,13 @@ Made = Callable[[str], Result]
 @pytest.fixture
 def naps(canonical_run: Made) -> Path:
     """A finished run of the sleep job; its directory holds `job.yaml` and `run`."""
-    result = canonical_run("splits")
-    assert result.code == 0, result.err
-    return result.directory
+    return canonical_run("splits").ended().directory
+
+
+@pytest.fixture
+def comparison(canonical_run: Made) -> Any:
+    """What that run has recorded."""
+    return canonical_run("splits").ended().comparison
 
 
 FORMULA_MS = {"ddp-2-even": 25.0, "ddp-2-6-2": 35.0}
@@ -41,17 +46,15 @@ def by_formula(naps: Path, tmp_path: Path) -> Result:
                 "others_ns": 0,
             }
         steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = gpurun(tmp_path, "report", "run")
-    assert result.code == 0, result.err
-    return result
+    return gpurun(tmp_path, "report", "run").ended()
 
 
 def test_the_run_itself_ends_with_the_table_its_sentence_and_how_to_look_further(
-    naps: Path, canonical_run: Made
+    comparison: Any, canonical_run: Made
 ) -> None:
     said = canonical_run("splits").out
     assert "\nBars: " in said
-    assert json.loads((naps / "run" / "comparison.json").read_text())["findings"][0]["text"] in said
+    assert comparison["findings"][0]["text"] in said
     assert "gpurun view run" in said
 
 
@@ -78,15 +81,14 @@ def test_the_figures_are_those_of_the_formula(by_formula: Result) -> None:
     assert low <= comparison["noise"]["aa_percent"] <= high
 
 
-def test_a_sleep_never_undershoots(naps: Path) -> None:
+def test_a_sleep_never_undershoots(comparison: Any) -> None:
     """How far it overshoots is the machine's affair, and a benchmark's."""
-    even, uneven = json.loads((naps / "run" / "comparison.json").read_text())["variants"]
+    even, uneven = comparison["variants"]
     assert even["step_ms"]["estimate"] >= 25
     assert uneven["step_ms"]["estimate"] >= 35
 
 
-def test_rank_1_sleeps_less_and_waits_in_the_backward_pass(naps: Path) -> None:
-    comparison = json.loads((naps / "run" / "comparison.json").read_text())
+def test_rank_1_sleeps_less_and_waits_in_the_backward_pass(comparison: Any) -> None:
     busy, waiting = comparison["variants"][1]["ranks"]
     slept_longer_ms = busy["phases_ms"]["forward"] - waiting["phases_ms"]["forward"]
     waited_ms = waiting["phases_ms"]["backward"] - busy["phases_ms"]["backward"]
@@ -99,8 +101,7 @@ def test_rank_1_sleeps_less_and_waits_in_the_backward_pass(naps: Path) -> None:
     assert busy["memory_gib"]["parameters"] > 0
 
 
-def test_every_gradient_was_checked_before_the_timing(naps: Path) -> None:
-    comparison = json.loads((naps / "run" / "comparison.json").read_text())
+def test_every_gradient_was_checked_before_the_timing(comparison: Any) -> None:
     for variant in comparison["variants"]:
         assert variant["gradient_error"] < 1e-5
         assert variant["gradient_reference"] == "one device"
@@ -119,8 +120,7 @@ def test_every_rank_has_a_trace_that_was_taken_apart_from_the_timing(naps: Path)
             assert any(name.startswith("ProfilerStep") for name in names)
 
 
-def test_the_trace_shows_what_each_rank_does_and_that_rank_1_waits(naps: Path) -> None:
-    comparison = json.loads((naps / "run" / "comparison.json").read_text())
+def test_the_trace_shows_what_each_rank_does_and_that_rank_1_waits(naps: Path, comparison: Any) -> None:
     parts = ("compute_ms", "exposed_transfer_ms", "exposed_wait_ms", "exposed_memcpy_ms", "idle_ms")
     for variant in comparison["variants"]:
         # How traced steps compare with timed ones is the machine's affair; that traces could be read isn't.
@@ -137,8 +137,8 @@ def test_the_trace_shows_what_each_rank_does_and_that_rank_1_waits(naps: Path) -
     assert comparison["variants"][1]["exposed_comm_ms"]["trace"] == busy["exposed_comm_ms"]["trace"]
 
 
-def test_leaving_communication_out_saves_what_rank_1_waits(naps: Path) -> None:
-    uneven = json.loads((naps / "run" / "comparison.json").read_text())["variants"][1]
+def test_leaving_communication_out_saves_what_rank_1_waits(naps: Path, comparison: Any) -> None:
+    uneven = comparison["variants"][1]
     busy, waiting = (rank["exposed_comm_ms"]["ablation"] for rank in uneven["ranks"])
     assert waiting >= 10
     assert busy < waiting / 2
@@ -149,7 +149,9 @@ def test_leaving_communication_out_saves_what_rank_1_waits(naps: Path) -> None:
         assert {step["round"] for step in steps if step["kind"] == "ablation"} == set(range(1, 7))
 
 
-def test_reports_come_from_the_run_directory_alone_and_without_torch(naps: Path, tmp_path: Path) -> None:
+def test_reports_come_from_the_run_directory_alone_and_without_torch(
+    naps: Path, comparison: Any, tmp_path: Path
+) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.argv = ['gpurun', *sys.argv[1:]];"
         "from gpurun.launcher.cli.main import main; main()"
@@ -160,13 +162,12 @@ def test_reports_come_from_the_run_directory_alone_and_without_torch(naps: Path,
         [sys.executable, "-c", code, *args], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    comparison = json.loads((naps / "run" / "comparison.json").read_text())
     assert comparison["findings"][0]["text"] in done.stdout
 
 
-def test_json_is_the_comparison_with_its_figures(naps: Path) -> None:
+def test_json_is_the_comparison_with_its_figures(naps: Path, comparison: Any) -> None:
     result = gpurun(naps, "report", "run", "--format", "json")
-    assert result.measured == json.loads((naps / "run" / "comparison.json").read_text())
+    assert result.measured == comparison
 
 
 def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> None:
@@ -174,8 +175,7 @@ def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> Non
     assert (same.code, same.err) == (0, "A and B are the same run: run\n")
     assert "A: run   B: run" in same.out.splitlines()
     assert not [line for line in same.out.splitlines() if line.endswith("…") or line.startswith("    ")]
-    result = gpurun(naps, "diff", "run", "run", "--fail-slower", "1%", "--json")
-    assert result.code == 6
+    result = gpurun(naps, "diff", "run", "run", "--fail-slower", "1%", "--json").ended(6)
     assert "undecided at 1 %" in result.err
     found = result.json["gate"]
     assert found["outcome"] == "undecided"
@@ -185,34 +185,29 @@ def test_a_gate_over_single_launches_is_undecided_and_says_so(naps: Path) -> Non
     }
 
 
-def test_resuming_a_finished_run_measures_nothing(naps: Path, tmp_path: Path) -> None:
+def test_resuming_a_finished_run_measures_nothing(naps: Path, comparison: Any, tmp_path: Path) -> None:
     naps = shutil.copytree(naps, tmp_path / "naps")
     steps = (naps / "run" / "variants" / "ddp-2-even" / "rank0.jsonl").read_bytes()
-    result = gpurun(naps, "--resume", "run")
-    assert result.code == 0, result.err
+    result = gpurun(naps, "--resume", "run").ended()
     assert (naps / "run" / "variants" / "ddp-2-even" / "rank0.jsonl").read_bytes() == steps
-    assert json.loads((naps / "run" / "comparison.json").read_text())["findings"][0]["text"] in result.out
+    assert comparison["findings"][0]["text"] in result.out
 
 
 def test_another_job_is_not_resumed(naps: Path) -> None:
     result = gpurun(
         naps, "job.yaml", "--resume", "run", "--set", "global_batch=16", "--set", "compare.split=[even]"
-    )
-    assert result.code == 2
+    ).ended(2)
     assert "another job" in result.err
 
 
 def test_a_new_run_never_overwrites_one(naps: Path) -> None:
-    result = gpurun(naps, "job.yaml", "--out", "run")
-    assert result.code == 2
+    result = gpurun(naps, "job.yaml", "--out", "run").ended(2)
     assert "--resume run" in result.err
 
 
 @pytest.fixture
 def strategies(canonical_run: Made) -> Result:
-    result = canonical_run("strategies")
-    assert result.code == 0, result.err
-    return result
+    return canonical_run("strategies").ended()
 
 
 def test_strategies_share_processes_after_their_first_launches(strategies: Result) -> None:

@@ -21,8 +21,7 @@ def test_a_run_on_s3_is_read_and_continued(tmp_path: Path, server: S3Server) -> 
     env = {**server.env, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     write(tmp_path, "job.yaml", SLEEP_JOB)
     job = ("job.yaml", "--set", "compare.split=[even]", "--set", "gradient_check=false")
-    result = gpurun(tmp_path, *job, "--out", RUN, env=env)
-    assert result.code == 0, result.err
+    result = gpurun(tmp_path, *job, "--out", RUN, env=env).ended()
     assert f"the run is also at {RUN}" in result.err
     local = gpurun(tmp_path, "report", "runs/naps/latest", "--json")
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
@@ -33,8 +32,7 @@ def test_a_run_on_s3_is_read_and_continued(tmp_path: Path, server: S3Server) -> 
     assert [rank["rank"] for rank in traced.json["ranks"]] == [0, 1]
 
     before = last_modified(server, "plan.json")
-    resumed = gpurun(tmp_path, "--resume", RUN, "--json", env=env)
-    assert resumed.code == 0, resumed.err
+    resumed = gpurun(tmp_path, "--resume", RUN, "--json", env=env).ended()
     assert f"the run is also at {RUN}" in resumed.err
     assert resumed.json["variants"] == local.json["variants"]
     assert json.loads(local.out)["complete"]

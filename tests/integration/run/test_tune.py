@@ -67,8 +67,7 @@ def test_a_search_is_interrupted_and_goes_on_where_it_was_kept(tmp_path: Path, s
     assert f"the run is also at {URL}" in err
     known = trials.read_bytes()
     (tmp_path / "run").rename(tmp_path / "elsewhere")
-    done = gpurun(tmp_path, "tune", "--resume", URL, "--budget", "20s", "--json", env=env)
-    assert done.code == 0, done.err
+    done = gpurun(tmp_path, "tune", "--resume", URL, "--budget", "20s", "--json", env=env).ended()
     assert done.err.count(f"the run is also at {URL}") == 1
     assert gpurun(tmp_path, "report", URL, "--json", env=env).json == done.json
     (trials,) = tmp_path.glob("cache/gpurun/stores/*/run/trials.jsonl")
@@ -85,6 +84,5 @@ def test_a_search_is_interrupted_and_goes_on_where_it_was_kept(tmp_path: Path, s
     attempts = {path.parent.name for path in trials.parent.glob("screening/launches/*/events.jsonl")}
     failures = sum(one["status"] == "failed" for one in records)
     assert len(attempts) <= failures + 4  # each command starts `ddp`, `single`, and one after a failure
-    again = gpurun(tmp_path, "--resume", URL, env=env)
-    assert again.code == 2
+    again = gpurun(tmp_path, "--resume", URL, env=env).ended(2)
     assert f"gpurun tune --resume {URL}" in again.err

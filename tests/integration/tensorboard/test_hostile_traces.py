@@ -17,6 +17,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import Indexes
 from gpurun.launcher.tensorboard_plugin.view import open_view
 from tests.integration.tensorboard.test_tab import get, of, trace
+from tests.known import known
 from tests.whole import first
 
 STANDARD_MODULES = ("ctypes", "gzip", "json", "pickle", "signal", "tempfile")
@@ -77,9 +78,7 @@ print(len(parallel.read_all([Path(each) for each in sys.argv[1:]], None)))
 
 def traces_of(directory: Path) -> Traces:
     (listed,) = Listing(str(directory)).all().values()
-    found = listed.indexed("traces")
-    assert found is not None
-    return found
+    return known(listed.indexed("traces"))
 
 
 def index_of(directory: Path) -> Index:
@@ -143,8 +142,7 @@ def test_an_index_that_came_with_the_traces_is_not_used(downloaded: Path) -> Non
 
 
 def test_an_index_is_in_a_directory_that_is_ours_alone(downloaded: Path) -> None:
-    home = find(traces_of(downloaded), index_of(downloaded).version)
-    assert home is not None
+    home = known(find(traces_of(downloaded), index_of(downloaded).version))
     assert not home.is_relative_to(downloaded)
     for directory in (home, home.parent, home.parent.parent, home.parent.parent.parent):
         status = directory.stat()

@@ -13,24 +13,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 import psutil
 import pytest
 from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
-from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.report.tensorboard import write_tensorboard
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.tensorboard_plugin.view import TensorBoardServer, open_view
 from tests.known import known
+from tests.sample import COMPARISON
 from tests.whole import IS_WHOLE
 
-COMPARISON = msgspec.json.decode(
-    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
-)
 RUNS = {f"variants/{variant.id}" for variant in COMPARISON.variants if variant.step_ms}
 HPARAMS = "experiment/defaultExperimentId/data/plugin/hparams"
 VIEW = """\
@@ -185,8 +181,7 @@ def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_port_in_use_is_named(url: str, logdir: Path) -> None:
-    port = urlsplit(url).port
-    assert port is not None
+    port = known(urlsplit(url).port)
     with pytest.raises(MachineError, match=str(port)), open_view(logdir, port=port):
         pass
 

@@ -3,8 +3,8 @@
 Results go to DIRECTORY/RANK.json: case → relative error, and findings.
 """
 
-import gc
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,22 +12,24 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from gpurun import Workload
 from gpurun.launcher.plan.rank_config import LaunchConfig
-from gpurun.launcher.rundir.records import VariantConfig
+from gpurun.launcher.rundir.records import (
+    VariantConfig,
+)
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
 from gpurun.launcher.worker.training import forward_backward
 from gpurun.launcher.worker.training.batches import step_generator
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.gradient_check import check_gradients, relative_error
 from gpurun.launcher.worker.training.trainer import Trainer, own_part
+from tests.integration.ranks import in_group
+from tests.launches import launch_config
 from tests.whole import IS_WHOLE
 
 SEED = 5
@@ -138,25 +140,26 @@ class Samples(torch.utils.data.Dataset[Any]):
 def workload(kind: str, num_workers: int = 0) -> Workload:
     """A fresh workload with the same weights every time."""
     torch.manual_seed(0)
-    if kind == "sum":
-        return Workload(Net(), draw, sum_loss, reduction="sum")
-    if kind == "masked-sum":
-        return Workload(Net(), draw_masked, sum_loss, reduction="sum")
-    if kind == "masked":
-        return Workload(Net(), draw_masked, F.cross_entropy, count=count_valid)
-    if kind == "two-inputs":
-        return Workload(TwoInputs(), draw_tuple, F.cross_entropy)
-    if kind == "own-loss":
-        return Workload(OwnLoss("mean"), draw_dict, count=lambda batch: count_valid(batch["labels"]))
-    if kind == "own-sum":
-        return Workload(OwnLoss("sum"), draw_dict, reduction="sum")
-    if kind == "unused":
-        return Workload(PartlyUsed(), draw, F.cross_entropy)
-    if kind == "dataset":
-        return Workload(Net(), None, F.cross_entropy, dataset=Samples(False), num_workers=num_workers)
-    if kind == "masked-dataset":
-        return Workload(Net(), None, F.cross_entropy, dataset=Samples(True), count=count_valid)
-    return Workload(Net(), draw, F.cross_entropy)
+    made = WORKLOADS[kind]()
+    return replace(made, num_workers=num_workers) if kind == "dataset" else made
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "mean": lambda: Workload(Net(), draw, F.cross_entropy),
+    "sum": lambda: Workload(Net(), draw, sum_loss, reduction="sum"),
+    "masked": lambda: Workload(Net(), draw_masked, F.cross_entropy, count=count_valid),
+    "masked-sum": lambda: Workload(Net(), draw_masked, sum_loss, reduction="sum"),
+    "two-inputs": lambda: Workload(TwoInputs(), draw_tuple, F.cross_entropy),
+    "own-loss": lambda: Workload(
+        OwnLoss("mean"), draw_dict, count=lambda batch: count_valid(batch["labels"])
+    ),
+    "own-sum": lambda: Workload(OwnLoss("sum"), draw_dict, reduction="sum"),
+    "unused": lambda: Workload(PartlyUsed(), draw, F.cross_entropy),
+    "dataset": lambda: Workload(Net(), None, F.cross_entropy, dataset=Samples(False)),
+    "masked-dataset": lambda: Workload(
+        Net(), None, F.cross_entropy, dataset=Samples(True), count=count_valid
+    ),
+}
 
 
 SAME = {"two-inputs": "mean", "own-loss": "masked", "own-sum": "masked-sum"}
@@ -176,12 +179,16 @@ def kinds_of(strategy: str, world: int) -> tuple[str, ...]:
 def config(
     strategy: str, world: int, variants: tuple[VariantConfig, ...], precision: str = "fp64"
 ) -> LaunchConfig:
-    return LaunchConfig(
-        launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
-        devices=("cpu",) * world, backend="gloo" if STRATEGIES[strategy].has_backend else None,
-        precision=precision, seed=SEED, threads=1, variants=variants, baseline=variants[0].id, warmup=1,
-        rounds=1, shard_size=3 if world == 3 else 2,
-    )  # fmt: skip
+    return launch_config(
+        *variants,
+        strategy=strategy,
+        devices=("cpu",) * world,
+        backend="gloo" if STRATEGIES[strategy].has_backend else None,
+        precision=precision,
+        seed=SEED,
+        baseline=variants[0].id,
+        shard_size=3 if world == 3 else 2,
+    )
 
 
 def variants_of(world: int, strategy: str, kind: str = "mean") -> tuple[VariantConfig, ...]:
@@ -351,6 +358,21 @@ def limits_of_groups() -> list[float]:
     return [backend.options._timeout.total_seconds() for backend in backends]
 
 
+def found_in_group(world: int, rank: int) -> dict[str, Any]:
+    """What a rank finds in a group of so many."""
+    found: dict[str, Any] = {}
+    for strategy in IN_PROCESSES:
+        found |= gradient_errors(strategy, world, rank) | weights_after_steps(strategy, world, rank)
+        for precision in SMALLER if IS_WHOLE or world == 2 else ():
+            found |= errors_in(precision, strategy, world, rank)
+    if world == 2:
+        found |= {"checks": checks(rank), "weights": weight_checks(rank)}
+    # Only four ranks make groups of which one has replicas.
+    for strategy in (name for name in IN_PROCESSES if world == 2 or STRATEGIES[name].has_shard_groups):
+        found[f"ablation of {strategy} on {world}"] = ablation(strategy, world, rank)
+    return found | {f"limits on {world}": limits_of_groups()}
+
+
 @mock.patch.object(DTensor, "full_tensor", None)  # it crashes over gloo on GPUs
 def main(rank: int, directory: Path) -> None:
     results: dict[str, Any] = {}
@@ -359,21 +381,7 @@ def main(rank: int, directory: Path) -> None:
         for world in WORLDS:
             results |= gradient_errors("dp", world, 0) | weights_after_steps("dp", world, 0)
     for world in WORLDS:
-        if rank >= world:
-            continue
-        store = FileStore(str(directory / f"store{world}"), world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=LIMIT)
-        for strategy in IN_PROCESSES:
-            results |= gradient_errors(strategy, world, rank) | weights_after_steps(strategy, world, rank)
-            for precision in SMALLER if IS_WHOLE or world == 2 else ():
-                results |= errors_in(precision, strategy, world, rank)
-        if world == 2:
-            results |= {"checks": checks(rank), "weights": weight_checks(rank)}
-        # Only four ranks make groups of which one has replicas.
-        for strategy in (name for name in IN_PROCESSES if world == 2 or STRATEGIES[name].has_shard_groups):
-            results[f"ablation of {strategy} on {world}"] = ablation(strategy, world, rank)
-        results[f"limits on {world}"] = limits_of_groups()
-        dist.barrier()
-        gc.collect()
-        dist.destroy_process_group()
+        if rank < world:
+            with in_group(rank, world, directory, timeout=LIMIT):
+                results |= found_in_group(world, rank)
     (directory / f"{rank}.json").write_text(json.dumps(results))

@@ -3,7 +3,6 @@
 Results go to DIRECTORY/RANK.json.
 """
 
-import gc
 import itertools
 import json
 from dataclasses import replace
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,6 +22,7 @@ from gpurun.launcher.worker.strategies.ddp import Ddp
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.gradient_check import check_gradients
 from gpurun.launcher.worker.training.trainer import Trainer
+from tests.integration.ranks import in_group
 from tests.integration.training.gradient_worker import IN_PROCESSES, adam, config, few_of, workload
 from tests.whole import IS_WHOLE
 
@@ -153,14 +152,10 @@ class Names(TorchDispatchMode):
 
 
 def main(rank: int, directory: Path) -> None:
-    store = FileStore(str(directory / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    results = {
-        "collectives": collectives(rank),
-        "ddp": ddp_settings(rank),
-        "layers": layers_and_optimizers(rank),
-    }
-    dist.barrier()
-    gc.collect()
-    dist.destroy_process_group()
+    with in_group(rank, 2, directory):
+        results = {
+            "collectives": collectives(rank),
+            "ddp": ddp_settings(rank),
+            "layers": layers_and_optimizers(rank),
+        }
     (directory / f"{rank}.json").write_text(json.dumps(results))

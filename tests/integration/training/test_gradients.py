@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gpurun import Workload
-from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.records import BalanceConfig, VariantConfig
 from gpurun.launcher.strategies import IN_JOBS
 from gpurun.launcher.worker.training.forward_backward import NoClock
@@ -23,6 +22,7 @@ from tests.integration.ranks import run_ranks
 from tests.integration.training import gradient_worker as worker
 from tests.integration.training import settings_worker
 from tests.known import known
+from tests.launches import launch_config
 from tests.whole import first
 
 NUM_PROCESSES = 4
@@ -218,7 +218,7 @@ def test_what_is_not_known_before_a_run_is_not_estimated() -> None:
     refusals = [
         refusal(replace(ddp, compile=True), even),
         refusal(ddp, balanced),
-        refusal(replace(ddp, comm_hook="fp16"), even),
+        refusal(replace(ddp, options={"comm_hook": "fp16"}), even),
         refusal(replace(worker.config("dp", 2, (even,)), devices=("cuda:0", "cuda:1")), even),
         estimate(replace(ddp, workload="matmul"), even).reason,
         estimate(replace(ddp, workload="nothing.py:build"), even).reason,
@@ -241,12 +241,7 @@ def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def check(model: nn.Module, precision: str = "fp64") -> dict[str, Any]:
     """The check's facts about an uneven split of `dp` on two CPU devices."""
-    variants = (VariantConfig("uneven", (48, 16), 2),)
-    launch = LaunchConfig(
-        launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy="dp", devices=("cpu", "cpu"),
-        backend=None, precision=precision, seed=0, threads=1, variants=variants, baseline=None, warmup=1,
-        rounds=1,
-    )  # fmt: skip
+    launch = launch_config(VariantConfig("uneven", (48, 16), 2), strategy="dp", precision=precision)
     trainer = Trainer(Workload(model, batch, F.cross_entropy), launch, 0)
     return check_gradients(trainer, launch, 0)["uneven"]
 

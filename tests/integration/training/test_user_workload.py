@@ -25,6 +25,7 @@ from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.workloads.base import Workload
 from tests.known import known
+from tests.launches import launch_config
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 GOOD = """\
@@ -52,11 +53,8 @@ def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(strategy: str = "single", device: str = "cpu", split: tuple[int, ...] = (8,)) -> LaunchConfig:
-    return LaunchConfig(
-        launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy=strategy,
-        devices=(device,) * len(split), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantConfig("v", split, 1),), baseline=None, warmup=1, rounds=1,
-    )  # fmt: skip
+    devices = (device,) * len(split)
+    return launch_config(VariantConfig("v", split, 1), strategy=strategy, devices=devices)
 
 
 def built(name: str, params: dict[str, Any], directory: Path) -> Workload:

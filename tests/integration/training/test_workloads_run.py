@@ -18,8 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_an_allreduce_becomes_a_curve(tmp_path: Path) -> None:
     job = "workload: allreduce\nparams: {max_mib: 1}\ndevices: cpu:2\nsteps: {rounds: 2}\n"
     write(tmp_path, "job.yaml", job)
-    result = gpurun(tmp_path, "job.yaml", "--out", "run")
-    assert result.code == 0, result.err
+    result = gpurun(tmp_path, "job.yaml", "--out", "run").ended()
     assert "global batch" not in result.err
     assert "bus GB/s" in result.out
     assert "all-reduce: " in result.out
@@ -36,8 +35,7 @@ def test_an_allreduce_becomes_a_curve(tmp_path: Path) -> None:
     ]
     assert all(point["time_us"] > 0 for point in curve["points"])
     assert all(point["bus_gb_per_s"] == point["gb_per_s"] for point in curve["points"])  # 2·(2−1)/2 = 1
-    again = gpurun(tmp_path, "report", "run", "--format", "table,tensorboard")
-    assert again.code == 0
+    again = gpurun(tmp_path, "report", "run", "--format", "table,tensorboard").ended()
     assert "bus GB/s" in again.out
     assert "bus GB/s" in summary_markdown(read_json(RunDir(tmp_path / "run").comparison, Comparison))
 
@@ -59,8 +57,7 @@ def test_classics_run_on_their_own_batches_and_are_shown_next_to_the_published(t
         gradient_check: false
         """,
     )
-    result = gpurun(tmp_path, "job.yaml", "--out", "run")
-    assert result.code == 0, result.err
+    result = gpurun(tmp_path, "job.yaml", "--out", "run").ended()
     assert "2 workloads, each" in result.out
     for variant in result.comparison["variants"]:
         assert variant["flop_per_s"] > 0
@@ -91,6 +88,5 @@ def test_skipped_text_is_said_next_to_the_figures(tmp_path: Path) -> None:
         profile: {steps: 0}
         """,
     )
-    result = gpurun(tmp_path, "job.yaml", "--out", "run")
-    assert result.code == 0, result.err
+    gpurun(tmp_path, "job.yaml", "--out", "run").ended()
     assert "b.bin (binary)" in gpurun(tmp_path, "report", "run", "--details").out

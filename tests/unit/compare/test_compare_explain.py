@@ -54,8 +54,7 @@ UNEVEN = variant("ddp-48-16", (48, 16), 60.2, rank(0, 48, 60.0), rank(1, 16, 48.
 
 
 def why_text(slower: VariantResult, faster: VariantResult) -> str:
-    loss = why_slower(slower, faster)
-    assert loss is not None
+    loss = known(why_slower(slower, faster))
     return said_of(loss, slower).text
 
 
@@ -137,8 +136,7 @@ def test_what_a_healthy_step_loses_too_is_distinguished(part: str, wording: Word
     work_ms = 50.0 if part == "transfer" else 65.0
     fast = variant("fast", (32, 32), 54.0, *(rank(i, 32, work_ms - 11.0, **{part: 4.0}) for i in (0, 1)))
     slow = variant("slow", (32, 32), 65.0, *(rank(i, 32, work_ms, **{part: 15.0}) for i in (0, 1)))
-    cause = main_cause(slow, fast)
-    assert cause is not None
+    cause = known(main_cause(slow, fast))
     assert (cause.saved_ns, cause.more_ns) == (15e6, 11e6)
     wording(known(cause).text)
 
@@ -146,8 +144,7 @@ def test_what_a_healthy_step_loses_too_is_distinguished(part: str, wording: Word
 @pytest.mark.parametrize("part", ["memcpy", "input", "host"])
 def test_a_rank_that_is_late_for_a_reason_of_its_own_is_no_slower_device(part: str) -> None:
     late = variant("late", (32, 32), 65.0, rank(0, 32, 50.0, 15.0), rank(1, 32, 65.0, **{part: 15.0}))
-    cause = main_cause(late, EVEN)
-    assert cause is not None
+    cause = known(main_cause(late, EVEN))
     kind = {"memcpy": "copies", "host": "python"}.get(part, part)
     assert (cause.part, cause.ranks, cause.saved_ns) == (kind, (1,), 15e6)
     assert cause.text.startswith("rank 1 ")
@@ -156,8 +153,7 @@ def test_a_rank_that_is_late_for_a_reason_of_its_own_is_no_slower_device(part: s
 def test_data_that_takes_longer_for_more_samples_is_the_split() -> None:
     more = rank(0, 48, 75.0, input=30.0)
     slow = variant("slow", (48, 16), 75.0, more, rank(1, 16, 25.0, 50.0, input=10.0))
-    cause = main_cause(slow, EVEN)
-    assert cause is not None
+    cause = known(main_cause(slow, EVEN))
     assert (cause.part, cause.ranks, cause.saved_ns) == ("split", (0,), 50e6)
 
 

@@ -1,16 +1,17 @@
 """Programs: what counts of steps that no plan has arranged."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, product
+from typing import Any
 
 import pytest
 from msgspec.structs import replace as changed
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.recorded import step_numbers
-from gpurun.launcher.compare.model import Noise
+from gpurun.launcher.compare.model import Comparison, Noise
 from gpurun.launcher.plan.model import Launch, Variant
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.records import Event, StepRecord
@@ -31,6 +32,36 @@ files = hand_made.files
 PROGRAM = Variant(
     id="script-2", strategy="script", devices=("cpu:0", "cpu:1"), split=(), split_name="-", varied={}
 )
+ALONE = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+
+
+def steps_of(times_ms: Iterable[float], warm: int = 0, name: str = "01") -> list[StepRecord]:
+    """Steps of a launch of a program; those from number `warm` on are timed, in rounds of five."""
+    steps = [
+        StepRecord(name, 0, 0, number, "warmup", round(ms * 1e6), {}, None)
+        for number, ms in enumerate(times_ms)
+    ]
+    return [
+        changed(step, kind="timed", round=step.step // 5 + 1) if step.step >= warm else step for step in steps
+    ]
+
+
+def compared(
+    files: Files,
+    program: Variant,
+    *ranks: Sequence[StepRecord],
+    launches: Sequence[str] = ("01",),
+    ended: bool = True,
+    **status: Any,
+) -> Comparison:
+    """What a run of one program comes to, whose ranks made these steps."""
+    for rank, steps in enumerate(ranks):
+        append_lines(files.run.steps(program.id, rank), steps)
+    planned = [launch(name, program.id, place, [program]) for place, name in enumerate(launches)]
+    write_json(files.run.plan, plan([program], planned, program.id))
+    if ended:
+        files.close(program, **status)
+    return compare_run(files.run)
 
 
 @pytest.mark.parametrize(("ended", "timed"), [(True, 0), (False, 0), (True, 7)])
@@ -38,16 +69,8 @@ def test_a_program_that_never_got_steady_shows_its_last_half(
     files: Files, ended: bool, timed: int, wording: Wording
 ) -> None:
     """Not while it runs: then the rest is still to come. If one rank got steady, no round is of all."""
-    program = PROGRAM
-    for rank, num_steps in enumerate((12, 13)):
-        lines = [step_of(number, 100 if number < 6 else 50) for number in range(num_steps)]
-        warm = len(lines) - rank * timed
-        lines[warm:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[warm:]]
-        append_lines(files.run.steps(program.id, rank), lines)
-    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-2", 0, [program])], program.id))
-    if ended:
-        files.close(program)
-    (found,) = compare_run(files.run).variants
+    ranks = [steps_of([100] * 6 + [50] * (num - 6), num - rank * timed) for rank, num in enumerate((12, 13))]
+    (found,) = compared(files, PROGRAM, *ranks, ended=ended).variants
     if not ended:
         assert found.step_ms is None
         return
@@ -69,13 +92,7 @@ def test_programs_without_steps_leave_nothing_to_resume(files: Files) -> None:
 def test_a_program_that_ended_soon_after_its_warm_up_shows_its_last_half(
     files: Files, wording: Wording
 ) -> None:
-    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
-    lines = [step_of(number, 50 + number % 2) for number in range(12)]
-    lines[10:] = [changed(line, kind="timed", round=3) for line in lines[10:]]
-    append_lines(files.run.steps(program.id, 0), lines)
-    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
-    files.close(program)
-    comparison = compare_run(files.run)
+    comparison = compared(files, ALONE, steps_of([50, 51] * 6, 10))
     (found,) = comparison.variants
     assert known(found.step_ms).ci == pytest.approx((49.9, 51.1), abs=0.05)  # of six steps of 50 or 51 ms
     wording(warnings_of(comparison, found))
@@ -87,25 +104,13 @@ def test_rounds_that_are_not_whole_show_no_scatter_between_rounds(
     files: Files, timed: int, shown: float | None
 ) -> None:
     """Steps 13 to 15 are the end of a round of five, those that the program ended in the beginning of one."""
-    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
-    lines = [step_of(number, 50 + 2 * (number // 5) % 4) for number in range(12 + timed)]
-    lines[12:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[12:]]
-    append_lines(files.run.steps(program.id, 0), lines)
-    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
-    files.close(program)
-    found = compare_run(files.run).noise.round_scatter_percent
+    steps = steps_of((50 + 2 * (number // 5) % 4 for number in range(12 + timed)), 12)
+    found = compared(files, ALONE, steps).noise.round_scatter_percent
     assert found == (shown and pytest.approx(100 * math.log(52 / 50) / math.sqrt(2)))
 
 
 def test_the_last_half_is_the_same_on_a_rank_that_got_steady_earlier(files: Files) -> None:
-    for rank, steady in enumerate((10, 4)):
-        lines = [step_of(number, 50) for number in range(12)]
-        lines[steady:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[steady:]]
-        append_lines(files.run.steps(PROGRAM.id, rank), lines)
-    launches = [launch("01-script-2", "script-2", 0, [PROGRAM])]
-    write_json(files.run.plan, plan([PROGRAM], launches, PROGRAM.id))
-    files.close(PROGRAM)
-    comparison = compare_run(files.run)
+    comparison = compared(files, PROGRAM, *(steps_of([50] * 12, steady) for steady in (10, 4)))
     assert "(6 steps)" in notes_of(comparison)[0]
     assert "from 6 steps of" in warnings_of(comparison, comparison.variants[0])[0]
 
@@ -118,30 +123,17 @@ def test_a_program_whose_steps_grow_or_shrink_all_the_time_has_a_warning(
     files: Files, ms_per_step: float, queue_ms: int, warns: bool
 ) -> None:
     """A pattern of 7 steps hides the growth from the windows of the warm-up; other load explains it."""
-    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
-    steps = [step_of(number, 60 + 10 * (number % 7) + ms_per_step * number) for number in range(35)]
-    lines = [changed(step, queue_ns=queue_ms * 10**6, others_ns=queue_ms * 10**6) for step in steps]
-    lines[10:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
-    append_lines(files.run.steps(program.id, 0), lines)
-    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
-    files.close(program)
-    comparison = compare_run(files.run)
+    steps = steps_of((60 + 10 * (number % 7) + ms_per_step * number for number in range(35)), 10)
+    waiting = [changed(step, queue_ns=queue_ms * 10**6, others_ns=queue_ms * 10**6) for step in steps]
+    comparison = compared(files, ALONE, waiting)
     (found,) = comparison.variants
     assert any("during a launch" in text for text in warnings_of(comparison, found)) == warns
 
 
 def test_of_a_program_that_failed_only_the_failure_is_said(files: Files) -> None:
-    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
-    for launch_id in ("01", "02"):
-        lines = [changed(step_of(number, 60 + 3 * number), launch=launch_id) for number in range(35)]
-        lines[10:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
-        append_lines(files.run.steps(program.id, 0), lines)
-    launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(("01", "02"))]
-    write_json(files.run.plan, plan([program], launches, program.id))
-    files.close(
-        program, status="failed", reason="rank 0 raised ValueError: no", log="launches/02/log/rank0.log"
-    )
-    comparison = compare_run(files.run)
+    steps = [step for name in ("01", "02") for step in steps_of(range(60, 165, 3), 10, name)]
+    reason, log = "rank 0 raised ValueError: no", "launches/02/log/rank0.log"
+    comparison = compared(files, ALONE, steps, launches=("01", "02"), status="failed", reason=reason, log=log)
     assert (warnings_of(comparison, comparison.variants[0]), notes_of(comparison), comparison.noise) == (
         (),
         (),
@@ -154,31 +146,31 @@ def test_of_a_program_that_failed_only_the_failure_is_said(files: Files) -> None
 def test_a_program_that_is_compared_and_alone_so_far_is_named_so(
     files: Files, args: tuple[str, ...], wording: Wording
 ) -> None:
-    one = replace(PROGRAM, id="script-1-a", devices=("cpu:0",), varied={"args": args})
+    one = replace(ALONE, id="script-1-a", varied={"args": args})
     other = replace(one, id="script-1-b", varied={"args": ("--other",)})
-    lines = [changed(step_of(number, 50 + number % 2), launch="01") for number in range(40)]
-    lines[10:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
-    append_lines(files.run.steps(one.id, 0), lines)
+    append_lines(files.run.steps(one.id, 0), steps_of([50, 51] * 20, 10))
     launches = [launch("01", one.id, 0, [one]), launch("02", other.id, 0, [other])]
     write_json(files.run.plan, plan([one, other], launches, one.id))
     wording(compare_run(files.run).headline)
 
 
-def test_launches_that_were_steady_late_and_soon_both_count(files: Files, wording: Wording) -> None:
-    """A launch without timed steps is no launch that is missing."""
-    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
-    for launch_id, warm in (("01", 19), ("02", 10)):
-        lines = [changed(step_of(number, 50 + number % 2), launch=launch_id) for number in range(19)]
-        lines[warm:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[warm:]]
-        append_lines(files.run.steps(program.id, 0), lines)
-        append_lines(files.run.events(launch_id), [Event(1, "run", program.id), Event(2, "done", program.id)])
-    launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(("01", "02"))]
-    write_json(files.run.plan, plan([program], launches, program.id))
-    files.close(program)
-    comparison = compare_run(files.run)
+@pytest.mark.parametrize(
+    ("nums", "warm", "launches"),
+    [((19, 19), (19, 10), 2), ((40, 2), (10, 10), None)],
+    ids=["steady late", "too few steps"],
+)
+def test_a_launch_without_timed_steps_is_no_launch_that_is_missing(
+    files: Files, nums: tuple[int, int], warm: tuple[int, int], launches: int | None, wording: Wording
+) -> None:
+    steps: list[StepRecord] = []
+    for name, num, timed in zip(("01", "02"), nums, warm, strict=True):
+        steps += steps_of((50 + number % 2 for number in range(num)), timed, name)
+        append_lines(files.run.events(name), [Event(1, "run", ALONE.id), Event(2, "done", ALONE.id)])
+    comparison = compared(files, ALONE, steps, launches=("01", "02"))
     assert comparison.complete
-    assert comparison.variants[0].launches == 2
-    wording(*warnings_of(comparison, comparison.variants[0]))
+    if launches:
+        assert comparison.variants[0].launches == launches
+        wording(*warnings_of(comparison, comparison.variants[0]))
 
 
 @pytest.mark.parametrize(
@@ -188,13 +180,8 @@ def test_long_steps_count_and_that_most_are_shorter_is_said(
     files: Files, every: int, mean_ms: float, is_said: bool, wording: Wording
 ) -> None:
     """A validation of 300 ms after every 25th step of 30 ms; after every 5th it is in all rounds."""
-    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
-    steps = [step_of(number, 330 if number % every == every - 1 else 30) for number in range(200)]
-    timed = [changed(step, kind="timed", round=step.step // 5 + 1) for step in steps]
-    append_lines(files.run.steps(program.id, 0), timed)
-    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
-    files.close(program)
-    comparison = compare_run(files.run)
+    steps = steps_of(330 if number % every == every - 1 else 30 for number in range(200))
+    comparison = compared(files, ALONE, steps)
     (found,) = comparison.variants
     assert known(found.step_ms).estimate == pytest.approx(mean_ms)
     said = [text for text in warnings_of(comparison, found) if "raise the mean" in text]
@@ -206,13 +193,7 @@ def test_long_steps_count_and_that_most_are_shorter_is_said(
 def test_that_ranks_made_different_numbers_of_steps_is_said(
     files: Files, nums: tuple[int, int], is_said: bool, wording: Wording
 ) -> None:
-    for rank, num in enumerate(nums):
-        steps = [changed(step_of(number, 30), kind="timed") for number in range(num)]
-        timed = [changed(step, round=step.step // 5 + 1) for step in steps]
-        append_lines(files.run.steps(PROGRAM.id, rank), timed)
-    write_json(files.run.plan, plan([PROGRAM], [launch("01-script-2", PROGRAM.id, 0, [PROGRAM])], PROGRAM.id))
-    files.close(PROGRAM)
-    comparison = compare_run(files.run)
+    comparison = compared(files, PROGRAM, *(steps_of([30] * num) for num in nums))
     (found,) = comparison.variants
     assert known(found.step_ms).estimate == pytest.approx(30)
     said = [text for text in warnings_of(comparison, found) if " made " in text]
@@ -224,13 +205,7 @@ def test_that_ranks_made_different_numbers_of_steps_is_said(
 def test_a_rank_that_is_late_in_some_steps_counts_once(files: Files, late_every: int) -> None:
     """Rank 1 makes 60 ms more of each such step. Rank 0 waits for it within its own next one."""
     lengths = [10 + (60 if number % late_every == late_every - 1 else 0) for number in range(101)]
-    for rank, of_rank in enumerate((lengths[:-1], lengths[1:])):
-        steps = [changed(step_of(number, ms), kind="timed") for number, ms in enumerate(of_rank)]
-        timed = [changed(step, round=step.step // 5 + 1) for step in steps]
-        append_lines(files.run.steps(PROGRAM.id, rank), timed)
-    write_json(files.run.plan, plan([PROGRAM], [launch("01-script-2", PROGRAM.id, 0, [PROGRAM])], PROGRAM.id))
-    files.close(PROGRAM)
-    (found,) = compare_run(files.run).variants
+    (found,) = compared(files, PROGRAM, steps_of(lengths[:-1]), steps_of(lengths[1:])).variants
     assert known(found.step_ms).estimate == pytest.approx(sum(lengths) / 101, rel=0.02)
 
 
@@ -239,16 +214,15 @@ def test_programs_are_compared_by_their_steps_which_may_do_different_work(
     files: Files, nums: tuple[int, int], batch: int | None, wording: Wording
 ) -> None:
     """Unless the job says how many samples each has."""
-    one = replace(PROGRAM, devices=("cpu:0",), global_batch=batch)
+    one = replace(ALONE, global_batch=batch)
     programs = [replace(one, id=f"script-1-{args}", varied={"args": (args,)}) for args in ("16", "32")]
     launches = []
     for repetition in range(6):
         for program, num, ms in zip(programs, nums, (20, 28), strict=True):
             name = f"{repetition}-{program.id}"
             launches.append(launch(name, program.id, repetition, [program]))
-            steps = [step_of(number, ms + 0.1 * (number % 3) + 0.1 * repetition) for number in range(num)]
-            timed = [changed(step, launch=name, kind="timed", round=step.step // 5 + 1) for step in steps]
-            append_lines(files.run.steps(program.id, 0), timed)
+            times_ms = (ms + 0.1 * (number % 3) + 0.1 * repetition for number in range(num))
+            append_lines(files.run.steps(program.id, 0), steps_of(times_ms, 0, name))
             run = Event(0, "run", program.id, monotonic_ns=1)
             end = replace(run, stage="done", monotonic_ns=num * ms * 10**6)
             append_lines(files.run.events(name), [run, end])
@@ -263,17 +237,15 @@ def test_the_first_launch_of_a_run_says_little_about_length_and_memory(
     files: Files, num_launches: int, is_compared: bool
 ) -> None:
     """It runs for 9 s and takes 3 GiB, all others 4 s and 1 or 2 GiB; the second program is slower."""
-    programs = [replace(PROGRAM, id=name, devices=("cpu:0",), varied={"args": (name,)}) for name in "ab"]
+    programs = [replace(ALONE, id=name, varied={"args": (name,)}) for name in "ab"]
     launches: list[Launch] = []
     for repetition, program in product(range(num_launches), programs):
         name = f"0{len(launches)}"
         launches.append(launch(name, program.id, repetition, [program]))
         is_first, is_a = name == "00", program.id == "a"
         gib = 3 if is_first else 1 + is_a
-        for number in range(60 if is_a else 30):
-            step = changed(step_of(number, 20 if is_a else 30), launch=name, kind="timed")
-            step = changed(step, round=number // 5 + 1, peak_bytes=gib << 30)
-            append_lines(files.run.steps(program.id, 0), [step])
+        steps = steps_of([20] * 60 if is_a else [30] * 30, 0, name)
+        append_lines(files.run.steps(program.id, 0), [changed(step, peak_bytes=gib << 30) for step in steps])
         run = Event(0, "run", program.id, monotonic_ns=1)
         end = replace(run, stage="done", monotonic_ns=1 + (9 if is_first else 4) * 10**9)
         append_lines(files.run.events(name), [run, end])
@@ -299,42 +271,22 @@ def test_the_first_launch_of_a_run_says_little_about_length_and_memory(
 def test_the_report_says_where_the_time_outside_of_steps_went(
     files: Files, launches_s: Sequence[tuple[float, float, float] | None], said: bool, wording: Wording
 ) -> None:
-    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     names = [f"0{number}" for number in range(1, len(launches_s) + 1)]
     for name, parts in zip(names, launches_s, strict=True):
         begun, first, last, end = (round(1e9 * s) for s in accumulate((5, *(parts or (1, 1, 1)))))
-        run = Event(0, "run", program.id, monotonic_ns=begun)
+        run = Event(0, "run", ALONE.id, monotonic_ns=begun)
         steps = replace(run, round=20, monotonic_ns=end, steps_ns=(first, last) if parts else None)
-        append_lines(files.run.events(name), [run, steps, Event(0, "done", program.id, monotonic_ns=end)])
-    launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(names)]
-    write_json(files.run.plan, plan([program], launches, program.id))
-    files.close(program)
-    found = [note for note in notes_of(compare_run(files.run)) if " ran for " in note]
+        append_lines(files.run.events(name), [run, steps, Event(0, "done", ALONE.id, monotonic_ns=end)])
+    found = [note for note in notes_of(compared(files, ALONE, launches=names)) if " ran for " in note]
     assert len(found) == said
     wording(*found)
 
 
-def test_a_launch_of_too_few_steps_is_not_missing(files: Files) -> None:
-    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
-    for launch_id, num in (("01", 40), ("02", 2)):
-        lines = [changed(step_of(number, 50 + number % 2), launch=launch_id) for number in range(num)]
-        lines[10:] = [changed(line, kind="timed", round=line.step // 5 + 1) for line in lines[10:]]
-        append_lines(files.run.steps(program.id, 0), lines)
-        append_lines(files.run.events(launch_id), [Event(1, "run", program.id), Event(2, "done", program.id)])
-    launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(("01", "02"))]
-    write_json(files.run.plan, plan([program], launches, program.id))
-    files.close(program)
-    assert compare_run(files.run).complete
-
-
 def test_figures_of_a_long_program_are_those_of_a_sample(files: Files, wording: Wording) -> None:
-    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     numbers = (*range(10), *range(50_000, 50_010), 123_456)
-    lines = [changed(step_of(number, 50), kind="timed", round=number // 5 + 1) for number in numbers]
-    append_lines(files.run.steps(program.id, 0), lines)
-    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
-    files.close(program)
-    comparison = compare_run(files.run)
+    steps = zip(steps_of([50] * len(numbers)), numbers, strict=True)
+    lines = [changed(step, step=number, round=number // 5 + 1) for step, number in steps]
+    comparison = compared(files, ALONE, lines)
     (found,) = comparison.variants
     wording(warnings_of(comparison, found))
     again = [changed(line, launch="02") for line in lines]
@@ -359,26 +311,17 @@ def test_launches_that_go_on_from_another_are_a_finding(
     files: Files, steps: dict[str, int], replaced: tuple[str, ...], said: str | None
 ) -> None:
     """By attempts, of which those with `!` failed."""
-    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
+    records: list[StepRecord] = []
     for attempt, num in steps.items():
         name = attempt.removesuffix("!")
-        records = [changed(step_of(step, 50), launch=name, round=1, kind="timed") for step in range(num)]
-        append_lines(files.run.steps(program.id, 0), records)
-        events = [Event(1, "run", program.id), Event(2, "done", program.id)]
+        records += [changed(step, round=1) for step in steps_of([50] * num, 0, name)]
+        events = [Event(1, "run", ALONE.id), Event(2, "done", ALONE.id)]
         append_lines(files.run.events(name), events[: 1 if attempt.endswith("!") else 2])
     write_json(files.run.replaced, replaced)
-    launches = [launch(name, "script-1", place, [program]) for place, name in enumerate(("01", "02"))]
-    write_json(files.run.plan, plan([program], launches, program.id))
-    files.close(program)
-    comparison = compare_run(files.run)
+    comparison = compared(files, ALONE, records, launches=("01", "02"))
     (found,) = comparison.variants
     made = [text.partition(":")[0] for text in warnings_of(comparison, found) if "its launches made" in text]
     assert made == ([said] if said else [])
-
-
-def step_of(number: int, ms: float) -> StepRecord:
-    """A step of a program that is still warming up."""
-    return StepRecord("01-script-2", 0, 0, number, "warmup", round(ms * 1e6), {}, None)
 
 
 @pytest.mark.parametrize(("waited_ms", "is_used"), [(0, False), (50, True)])
@@ -386,16 +329,13 @@ def test_traced_steps_are_compared_with_timed_ones_without_what_other_load_expla
     files: Files, waited_ms: int, is_used: bool
 ) -> None:
     """Traced steps of 45 ms, timed ones of 100: the load may have ended in between."""
-    program = replace(PROGRAM, id="script-1", devices=("cpu:0",))
     waited_ns = waited_ms * 10**6
-    for number in range(60):
-        step = changed(step_of(number, 100), kind="timed", round=number // 5 + 1)
-        append_lines(files.run.steps(program.id, 0), [changed(step, queue_ns=waited_ns, others_ns=waited_ns)])
+    steps = [changed(step, queue_ns=waited_ns, others_ns=waited_ns) for step in steps_of([100] * 60)]
     events = [traced_step(number, 1e5 * number, 4.5e4) for number in (1, 2, 3)]
-    write(files.run.trace(program.id, 0), [span("cpu_op", "aten::mm", 1e5, 1e4), *events], **rank_info(0, 1))
-    write_json(files.run.plan, plan([program], [launch("01-script-2", "script-1", 0, [program])], program.id))
-    files.close(program)
-    comparison = compare_run(files.run)
+    trace = files.run.trace(ALONE.id, 0)
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    write(trace, [span("cpu_op", "aten::mm", 1e5, 1e4), *events], **rank_info(0, 1))
+    comparison = compared(files, ALONE, steps)
     (found,) = comparison.variants
     assert (found.ranks[0].span_ms is not None, found.traced_steps is not None) == (is_used, is_used)
     assert any("where the rest goes" in text for text in warnings_of(comparison, found)) != is_used

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gpurun.launcher.compare.figures.ranks import ExposedComm
 from gpurun.launcher.compare.headline import conclude, ranking_findings
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
@@ -16,6 +15,7 @@ from gpurun.launcher.findings.finding import Finding
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.records import Status
 from gpurun.launcher.stats.schedule import only_warmup_text
+from tests.measured import measured
 from tests.wording import Wording
 
 NOTHING = Difference(None, None, "inconclusive")
@@ -33,29 +33,19 @@ def result(
     launches: int = 1,
     **more: Any,
 ) -> VariantResult:
-    return VariantResult(
-        id=variant_id,
+    return measured(
+        variant_id,
+        split,
+        **{"rounds": 28, **more},
         strategy=strategy,
         devices=("cpu:0", "cpu:1"),
-        split=split,
         split_name="even",
         global_batch=64,
-        precision="fp32",
-        accumulate=1,
-        varied=more.get("varied", {}),
         status=status,
-        reason=None,
-        log=None,
-        rounds=more.get("rounds", 28),
         launches=launches,
         step_ms=StepTime(ms, None) if ms else None,
         samples_per_s=64e3 / ms if ms else None,
         vs_baseline=vs,
-        scaling_efficiency=None,
-        gradient_error=None,
-        gradient_reference=None,
-        exposed_comm_ms=ExposedComm(),
-        ranks=(),
     )
 
 

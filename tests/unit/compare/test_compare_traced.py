@@ -87,16 +87,14 @@ def test_a_stages_bubble_is_of_the_steps_that_its_other_figures_are_of(tmp_path:
     run.trace("v", 0).parent.mkdir(parents=True)
     for rank, events in job.events.items():
         write(run.trace("v", rank), events, **rank_info(rank, 2))
-    traced = read_traced(run, "v")
-    assert traced is not None
+    traced = known(read_traced(run, "v"))
     assert traced.steps == (2, 3)
     assert traced.bubbles == {0: Bubble(0, (1,), 5.0), 1: Bubble(1, (0,), 35.0)}
     assert read_traced(run, "v") == traced
 
 
 def test_the_mean_of_all_ranks_adds_up_to_the_nanosecond(run: RunDir) -> None:
-    traced = read_traced(run, "v")
-    assert traced is not None
+    traced = known(read_traced(run, "v"))
     assert traced.notes == ()
     busy, waiting = traced.ranks[0], traced.ranks[1]
     assert traced.steps == (2, 3)  # in step 1 no rank waits: both are busy all the time
@@ -118,8 +116,7 @@ def test_what_was_found_out_is_kept_until_a_trace_changes(run: RunDir) -> None:
     assert read_traced(run, "v") == first
     assert run.traced("v").stat().st_mtime_ns == 0  # not written again
     record(run, 1, {1: 50, 2: 45, 3: 30})
-    again = read_traced(run, "v")
-    assert again is not None
+    again = known(read_traced(run, "v"))
     assert again.ranks[1].compute_ns == 37_500
     assert run.traced("v").read_bytes() != kept
 
@@ -134,12 +131,10 @@ def test_nothing_is_written_into_a_strangers_run(run: RunDir, monkeypatch: pytes
 def test_a_gpu_whose_work_was_not_recorded_has_no_figures_of_the_cpu(run: RunDir, wording: Wording) -> None:
     """Another profiler has CUPTI: Kineto then writes a trace of the CPU alone."""
     write(run.trace("v", 1), [step(2, 2000, 100), span("cpu_op", "aten::mm", 2000, 50)], **rank_info(1, 2))
-    found = read_traced(run, "v")
-    assert found is not None
+    found = known(read_traced(run, "v"))
     assert found.ranks[1].compute_ns == 50_000
     assert of_devices(found, ("cpu:0", "cpu:1")) == found
-    of_gpus = of_devices(found, ("cuda:0", "cuda:1"))
-    assert of_gpus is not None
+    of_gpus = known(of_devices(found, ("cuda:0", "cuda:1")))
     assert of_gpus.ranks == {0: found.ranks[0]}
     wording(of_gpus.notes[-1].text)
 
@@ -186,14 +181,12 @@ def test_a_kept_file_with_a_note_that_no_trace_has_is_made_again(
 def test_a_broken_trace_is_a_warning_and_costs_only_itself(run: RunDir) -> None:
     path = run.trace("v", 1)
     path.write_bytes(path.read_bytes()[:60])
-    traced = read_traced(run, "v")
-    assert traced is not None
+    traced = known(read_traced(run, "v"))
     assert set(traced.ranks) == {0}
     assert traced.ranks[0].wait_ns is None
     assert any(note.text.startswith("variants/v/rank1.pt.trace.json.gz") for note in traced.notes)
     run.trace("v", 0).write_bytes(b"no trace")
-    traced = read_traced(run, "v")
-    assert traced is not None
+    traced = known(read_traced(run, "v"))
     assert (traced.steps, traced.ranks) == ((), {})
     assert "rank0.pt.trace.json.gz" in traced.notes[0].text
 
@@ -210,8 +203,7 @@ def test_the_mean_is_of_the_half_in_which_all_ranks_were_busy_least(tmp_path: Pa
         path = run.trace("v", rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, [span("cpu_op", "aten::mm", 999, 1), *events], **rank_info(rank, 2))
-    traced = read_traced(run, "v")
-    assert traced is not None
+    traced = known(read_traced(run, "v"))
     assert (traced.steps, traced.num_steps) == ((2, 4, 5), 5)
     assert [rank.span_ns for rank in traced.ranks.values()] == [96_667, 96_333]
 
@@ -228,8 +220,7 @@ def test_long_steps_that_come_back_count_and_one_that_does_not_is_left_out(
     events = [step(number, 1000 * number, busy) for number, busy in enumerate(busy_us, 1)]
     run.trace("v", 0).parent.mkdir(parents=True)
     write(run.trace("v", 0), [span("cpu_op", "aten::mm", 999, 1), *events], **rank_info(0, 1))
-    found = read_traced(run, "v")
-    assert found is not None
+    found = known(read_traced(run, "v"))
     assert len(found.steps) == used
     assert found.ranks[0].span_ns == pytest.approx(1000 * sum(sorted(busy_us)[:used]) / used, abs=1)
 
@@ -239,8 +230,7 @@ def test_traces_of_far_shorter_steps_than_timed_ones_have_no_figures(
     run: RunDir, step_ms: float | None, is_used: bool, wording: Wording
 ) -> None:
     """Of 100 µs: what takes the rest of the timed step isn't in them."""
-    found = of_timed(read_traced(run, "v"), {1: step_ms} if step_ms else {})
-    assert found is not None
+    found = known(of_timed(read_traced(run, "v"), {1: step_ms} if step_ms else {}))
     assert (bool(found.ranks), bool(found.steps), not found.notes) == (is_used, is_used, is_used)
     wording(*(note.text for note in found.notes))
 
@@ -250,8 +240,7 @@ def test_a_step_with_long_waiting_is_as_good_as_another(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     record(run, 0, {1: 60, 2: 62, 3: 60})
     record(run, 1, {1: 30, 2: 20, 3: 50})
-    traced = read_traced(run, "v")
-    assert traced is not None
+    traced = known(read_traced(run, "v"))
     assert traced.steps == (1, 2)
     assert traced.ranks[1].exposed_wait_ns == (30_000 + 42_000) // 2
 
@@ -302,6 +291,5 @@ def test_of_ranks_that_are_alike_without_communication_the_awaited_one_is_the_sl
         replace(one, step_ms=23.8, exposed_comm_ms=replace(one.exposed_comm_ms, ablation=ms))
         for one, ms in known_ms
     ]
-    found = slowest_rank(ranks)
-    assert found is not None
+    found = known(slowest_rank(ranks))
     assert found.rank == slowest

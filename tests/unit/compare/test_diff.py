@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.cli.output import check_gate
 from gpurun.launcher.compare.diff import diff_runs, gated
-from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
+from gpurun.launcher.compare.figures.ranks import RankFigures
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.compare.model import Comparison, Difference, Gate, Noise, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import opposite
@@ -19,6 +19,7 @@ from gpurun.launcher.errors import GateError, UndecidedError
 from gpurun.launcher.rundir.records import CodeVersion, Status
 from gpurun.launcher.stats.estimates import percent_from_log
 from tests.known import known
+from tests.measured import measured
 from tests.unit.compare.test_compare_explain import rank
 from tests.wording import Wording
 
@@ -26,29 +27,15 @@ from tests.wording import Wording
 def result(
     variant_id: str, medians_ms: list[float], status: Status = "ok", global_batch: int = 64
 ) -> VariantResult:
-    return VariantResult(
-        id=variant_id,
-        strategy="ddp",
-        devices=("cpu:0", "cpu:1"),
-        split=(global_batch // 2, global_batch // 2),
+    return measured(
+        variant_id,
+        (global_batch // 2, global_batch // 2),
         split_name="even",
-        global_batch=global_batch,
-        precision="fp32",
-        accumulate=1,
-        varied={},
         status=status,
-        reason=None,
-        log=None,
         rounds=28,
         launches=len(medians_ms),
         step_ms=StepTime(sorted(medians_ms)[len(medians_ms) // 2], None) if medians_ms else None,
         samples_per_s=1.0 if medians_ms else None,
-        vs_baseline=None,
-        scaling_efficiency=None,
-        gradient_error=None,
-        gradient_reference=None,
-        exposed_comm_ms=ExposedComm(),
-        ranks=(),
         launch_ms=tuple(medians_ms),
     )
 

@@ -128,35 +128,42 @@ def test_programs_time_on_the_cores_that_may_be_used() -> None:
         cores_ns(STAT, {7})
 
 
-def test_the_meter_adds_up_what_others_ran() -> None:
-    counts = iter([100, 150, 200, 190])
-    meter = NoiseMeter(dict, lambda: next(counts))
+@pytest.mark.parametrize(
+    ("waited", "others_ns", "expected"),
+    [
+        (({},) * 4, (100, 150, 200, 190), (0, 10)),
+        (
+            (
+                {"main": 5, "other": 0},
+                {"main": 25, "other": 8},
+                {"main": 25, "new": 3},
+                {"main": 45, "new": 4},
+            ),
+            (0,) * 4,
+            (10, 0),
+        ),
+    ],
+    ids=["what others ran", "the thread that waited longest"],
+)
+def test_the_meter_adds_up(
+    waited: tuple[dict[str, int], ...], others_ns: tuple[int, ...], expected: tuple[int, int]
+) -> None:
+    threads, others = iter(waited), iter(others_ns)
+    meter = NoiseMeter(lambda: next(threads), lambda: next(others))
     meter.clear()
     for _ in range(2):
         with meter.counting():
             pass
-    assert meter.per_step(4).others_ns == 10
+    found = meter.per_step(4)
+    assert (found.queue_ns, found.others_ns) == expected
     meter.clear()
-    assert meter.per_step(4).others_ns == 0
+    found = meter.per_step(4)
+    assert (found.queue_ns, found.others_ns) == (0, 0)
 
 
 def test_a_reason_counts_if_most_blocks_end_with_it() -> None:
     assert throttled([step(1, 0, "hot"), step(2, 0, "hot"), step(3, 0)]) == "hot"
     assert throttled([step(1, 0, "hot"), step(2, 0), step(3, 0)]) is None
-
-
-def test_the_meter_takes_the_thread_that_waited_longest() -> None:
-    counts = iter(
-        [{"main": 5, "other": 0}, {"main": 25, "other": 8}, {"main": 25, "new": 3}, {"main": 45, "new": 4}]
-    )
-    meter = NoiseMeter(lambda: next(counts), lambda: 0)
-    meter.clear()
-    for _ in range(2):
-        with meter.counting():
-            pass
-    assert meter.per_step(4).queue_ns == 10
-    meter.clear()
-    assert meter.per_step(1).queue_ns == 0
 
 
 def test_without_counters_nothing_is_known() -> None:
@@ -210,8 +217,7 @@ def test_a_thread_that_ended_still_counts() -> None:
     thread = threading.Thread(target=note_end, name="gone-by-now")
     thread.start()
     thread.join()
-    found = waited_ns()
-    assert found is not None
+    found = known(waited_ns())
     assert "gone-by-now" in found
     assert Counter(found)["gone-by-now"] >= 0
 
@@ -285,8 +291,7 @@ def test_a_hot_gpu_leaves_nothing_ranked_and_says_what_to_do(files: Any, wording
     assert "cool down" in comparison.summary
     assert (comparison.leader, comparison.fastest) == (None, None)
     assert [one.id for one in by_rank(comparison)[0]] == [one.id for one in comparison.variants]
-    pasted = lines_to_paste(comparison)
-    assert pasted is not None
+    pasted = known(lines_to_paste(comparison))
     wording(pasted)
 
 

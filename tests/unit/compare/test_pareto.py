@@ -2,24 +2,21 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.compare.headline import fitting_in
-from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
+from gpurun.launcher.compare.model import Difference, VariantResult
 from gpurun.launcher.compare.notes import memory_notes
 from gpurun.launcher.compare.ranking import opposite, pareto_front
 from gpurun.launcher.units import GIB
 from tests.known import known
+from tests.sample import COMPARISON
 from tests.wording import Wording
 
-ONE = msgspec.json.decode(
-    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
-).variants[0]
+ONE = COMPARISON.variants[0]
 
 
 def variants(*times_and_peaks: tuple[float, float | None]) -> list[VariantResult]:

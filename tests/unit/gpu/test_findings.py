@@ -76,8 +76,7 @@ FINDINGS = {
         "test_memory_that_runs_out_while_others_wait_in_a_collective_ends_the_rank"
     ],
     "18: auto drops GPUs by their utilisation": [
-        "test_utilisation_alone_makes_no_gpu_busy",
-        "test_where_processes_are_not_listed_utilisation_is_looked_at_twice",
+        "test_utilisation_alone_makes_no_gpu_busy_unless_processes_are_not_listed",
     ],
     "19: ordinals on mixed machines": ["test_on_unlike_gpus_the_order_is_noted"],
     "20: the tab shows ranks next to the wrong GPUs": ["test_the_tab_calls_a_gpu_as_the_run_does"],

@@ -3,13 +3,17 @@
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import takewhile
 from typing import TypeGuard
 
 import pytest
 
 from gpurun.launcher import FLOORS
+from gpurun.launcher.jobfile.kinds import JOB_KINDS
+from gpurun.launcher.strategies import STRATEGIES
+from tests.conftest import SNAPSHOTS
 from tests.unit.house.source import (
     FACE,
     ROOT,
@@ -19,6 +23,7 @@ from tests.unit.house.source import (
     imported_by_variable,
     modules,
     package_of,
+    page,
     planted,
 )
 
@@ -327,3 +332,182 @@ def test_however_a_line_names_a_kind_of_device_it_is_found(line: str) -> None:
     texts = (node.value for node in nodes if isinstance(node, ast.Constant))
     named = any(DEVICE_WORD.search(str(text)) for text in texts)
     assert named or any(uses_cuda(node) or compares_a_type(node) for node in nodes)
+
+
+# Only the command line prints; each module and each snapshot is needed
+
+
+def test_only_the_command_line_prints() -> None:
+    found = [
+        f"{module.path}:{node.lineno}"
+        for module in modules().values()
+        if not module.name.startswith("gpurun.launcher.cli")
+        for node in module.nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not found, f"return it, or pass it to what the command line shows: {found}"
+
+
+@cache
+def importers() -> dict[str, frozenset[str]]:
+    """Who imports each module, by name."""
+    found = defaultdict(set)
+    for module, imported in everything_imported():
+        if module.name != imported.module:
+            found[imported.module].add(module.name)
+    return {name: frozenset(names) for name, names in found.items()}
+
+
+@cache
+def started_by_name() -> set[str]:
+    """Modules that are started or loaded by their dotted name, as entry points of processes are."""
+    text = "".join(module.text for module in modules().values()) + (ROOT / "pyproject.toml").read_text()
+    return set(re.findall(r"[\"'](gpurun\.[.\w]+)", text))
+
+
+def judged() -> list[Module]:
+    """The modules that a rule about importers holds for.
+
+    Left out: `__init__`, `__main__` and other entry points (they are started by name), and the files of
+    tables: workloads are loaded by their names in `workloads/registry.py`, commands and schedulers have
+    a file each.
+    """
+    named = started_by_name()
+    return [
+        module
+        for module in modules().values()
+        if not module.is_init and module.path.name != "__main__.py" and module.name not in named
+        if module.package not in {FACE, "workloads", "schedulers"} and not is_command(module)
+    ]
+
+
+def test_every_snapshot_of_words_has_its_test() -> None:
+    wording = SNAPSHOTS / "wording"
+    tests = (
+        SNAPSHOTS.parent / path.relative_to(wording).with_suffix(".py") for path in wording.rglob("*.txt")
+    )
+    assert not [str(path) for path in tests if not path.exists() or "wording" not in path.read_text()]
+
+
+def test_every_module_is_imported() -> None:
+    unused = [str(module.path) for module in judged() if module.name not in importers()]
+    assert not unused
+
+
+def is_command(module: Module) -> bool:
+    """Each command has a file, which is named like it: `gpurun report`."""
+    return "cli/commands" in module.path.as_posix()
+
+
+# Tables are exhaustive: an unknown name is an error, and no code branches over the names of a table
+
+
+NAMES = {*STRATEGIES, *(kind for kind in JOB_KINDS if kind != "program")}
+BY_NAME = {"STRATEGIES", "KINDS", "JOB_KINDS", "ACCELERATORS", "SCHEDULERS"}
+"""Tables in which an unknown name is an error, so that no `.get` may answer for it."""
+TABLES = {"launcher/strategies.py", "launcher/jobfile/kinds.py", "workloads/registry.py"}
+
+# `script` is also a key of job files; these are about the key.
+ABOUT_THE_KEY = {
+    ("launcher/jobfile/checks/rules.py", "dict of script"): "what each key takes, in an example",
+    ("launcher/jobfile/load.py", "dict of script"): "the key, added to a job of the command line",
+}
+
+
+def branches() -> dict[tuple[str, str], str]:
+    """Places that compare with a name of a strategy or of a kind of job, or map one: by file and form."""
+    return {
+        (str(module.path), what): f"{module.path}:{line}: {what}"
+        for module in modules().values()
+        if str(module.path) not in TABLES
+        for line, what in branches_in(module.nodes)
+    }
+
+
+def branches_in(nodes: Iterable[ast.AST]) -> list[tuple[int, str]]:
+    found = ((node, _branch(node)) for node in nodes)
+    return [(getattr(node, "lineno", 0), what) for node, what in found if what]
+
+
+def _branch(node: ast.AST) -> str:
+    match node:
+        case ast.Compare(left=left, comparators=others):
+            sides = (inner for side in (left, *others) for inner in ast.walk(side))
+            return "comparison" if any(map(_is_name, sides)) else ""
+        case ast.Dict(keys=keys):
+            names = [key.value for key in keys if isinstance(key, ast.Constant) and _is_name(key)]
+            return f"dict of {', '.join(map(str, names))}" if names else ""
+        case ast.MatchValue(value=value):
+            return "case" if _is_name(value) else ""
+        case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[_, _]):
+            return "get" if _is_table(table) else ""
+        case ast.Call(func=ast.Attribute(value=table, attr="get"), keywords=[_, *_]):
+            return "get" if _is_table(table) else ""
+        case ast.BoolOp(op=ast.Or(), values=[ast.Call(func=ast.Attribute(value=table, attr="get")), *_]):
+            return "get" if _is_table(table) else ""
+    return ""
+
+
+def _is_name(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value in NAMES
+
+
+def _is_table(node: ast.expr) -> bool:
+    return (
+        getattr(node, "id", "") in BY_NAME
+        or getattr(node, "attr", "") in BY_NAME
+        or (isinstance(node, ast.Dict) and any(key is not None and _is_name(key) for key in node.keys))
+    )
+
+
+def test_no_branch_over_names_is_left() -> None:
+    found = branches()
+    assert found.keys() >= ABOUT_THE_KEY.keys(), "an exception that is needed no more"
+    left = [text for place, text in found.items() if place not in ABOUT_THE_KEY]
+    assert not left, "\n".join(left)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'STRATEGIES.get(name, STRATEGIES["single"])',
+        "kinds.JOB_KINDS.get(name, TRAINING)",
+        "SCHEDULERS.get(name) or slurm",
+        'ACCELERATORS.get(name, default="cpu")',
+        '{"ddp": 1}.get(name, 2)',
+        '{"ddp": 1}[name]',
+        'name == "script"',
+        'name in ("script", "dp")',
+        'match name:\n    case "single":\n        pass',
+    ],
+)
+def test_every_form_of_a_branch_over_names_is_found(source: str) -> None:
+    assert branches_in(planted(source).nodes)
+
+
+# Percentages and thousands are written one way
+
+
+def test_percentages_have_one_format() -> None:
+    """`22 %`, as `format_percent` writes them; Python's own `%` format would leave the space out."""
+    assert not (found := formatted_with("%")), "\n".join(found)
+
+
+def test_thousands_have_one_format() -> None:
+    """`1,520`, by `format_number` and those that use it; the page's are by `number`, which does the same."""
+    assert {place.partition(":")[0] for place in formatted_with(",")} == {"launcher/units.py"}
+    script = (ROOT / "launcher/tensorboard_plugin/static/shared/format.js").read_text()
+    assert "replace(/\\B(?=(\\d{3})+$)/g, ',')" in script
+    others = [path for path in page() if "toLocaleString" in (ROOT / path).read_text()]
+    assert not others, "grouped by the browser's language, not by `number`"
+
+
+def formatted_with(sign: str) -> list[str]:
+    """Where a value is formatted with the sign; not in workloads, which can't import the formatter."""
+    return [
+        f"{module.path}:{node.lineno}"
+        for module in modules().values()
+        if module.package != "workloads"
+        for node in module.nodes
+        if isinstance(node, ast.FormattedValue) and node.format_spec and sign in ast.unparse(node.format_spec)
+    ]

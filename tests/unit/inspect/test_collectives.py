@@ -19,6 +19,7 @@ from gpurun.launcher.inspect.snapshot import (
 )
 from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, Activity, Frame, Thread
 from gpurun.launcher.units import ranks_text
+from tests.known import known
 from tests.wording import Wording
 
 
@@ -60,8 +61,7 @@ def test_the_rank_that_has_not_called_it_is_missing() -> None:
 
 def test_the_collective_is_the_first_one_that_is_missing_not_the_newest() -> None:
     ahead = (*REDUCED_TWICE, CalledCollective("0", 119, "broadcast"))
-    gap = find_gap({0: ahead, 1: REDUCED_ONCE})
-    assert gap is not None
+    gap = known(find_gap({0: ahead, 1: REDUCED_ONCE}))
     assert str(gap.collective) == "all_reduce #118"
 
 
@@ -124,8 +124,7 @@ def test_a_group_concerns_its_members_only(wording: Wording) -> None:
     only_first = history(("0", 5, "barrier"))
     assert find_gap({0: both, 1: both, 2: only_first}) is None
     ahead = (*both, CalledCollective("1", 2, "all_gather"))
-    gap = find_gap({0: ahead, 1: both, 2: only_first})
-    assert gap is not None
+    gap = known(find_gap({0: ahead, 1: both, 2: only_first}))
     wording(str(gap.collective))
     assert gap.missing == (1,)
 

@@ -1,17 +1,23 @@
 """What ranks were doing, from stacks as faulthandler writes them."""
 
 import faulthandler
+import os
+import subprocess
+import sys
 import sysconfig
+import threading
+from dataclasses import replace
 from tempfile import TemporaryFile
 from textwrap import dedent
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from gpurun.launcher.cli.commands.runs import outside_launcher, render_stacks
-from gpurun.launcher.inspect.hang_diagnosis import Hang, RankView, find_hang
-from gpurun.launcher.inspect.snapshot import ask_stacks
+from gpurun.launcher.inspect import snapshot
+from gpurun.launcher.inspect.hang_diagnosis import Hang, RankView, diagnose, find_hang
+from gpurun.launcher.inspect.snapshot import RankSnapshot, ask_gpus, ask_stacks, utilisation
 from gpurun.launcher.inspect.stacks import (
     BACKWARD,
     COLLECTIVE,
@@ -25,6 +31,8 @@ from gpurun.launcher.inspect.stacks import (
     is_workload,
     parse_threads,
 )
+from gpurun.launcher.machine.gpus.gpu import Gpu, GpuProcess, Gpus
+from gpurun.launcher.machine.process_tree import cpu_s
 from gpurun.launcher.rundir.control import ControlDir, RankState
 from tests.known import known
 from tests.wording import Wording
@@ -94,8 +102,7 @@ IN_TORCH = stack("torch/nn/functional.py:7 linear", "torch/nn/parallel/distribut
     ],
 )
 def test_waiting_differs_from_working(text: str, waiting: str | None, place: str) -> None:
-    doing = activity(parse_threads(f"step 3\n{text}"))
-    assert doing is not None
+    doing = known(activity(parse_threads(f"step 3\n{text}")))
     assert doing.waiting == waiting
     assert place in str(doing.frame)
 
@@ -103,8 +110,7 @@ def test_waiting_differs_from_working(text: str, waiting: str | None, place: str
 def test_a_replica_or_an_autograd_thread_shows_where_the_main_thread_waits_for_it() -> None:
     replica = stack(f"{USER}:25 forward", "~/worker/strategies/cpu_parallel.py:40 run", header="Thread")
     main = stack(f"{STDLIB}/threading.py:320 wait", "~/worker/strategies/cpu_parallel.py:60 join")
-    doing = activity(parse_threads(f"{replica}\n{main}"))
-    assert doing is not None
+    doing = known(activity(parse_threads(f"{replica}\n{main}")))
     assert (doing.waiting, str(doing.frame)) == (None, f"{USER}:25 in forward")
 
 
@@ -112,8 +118,7 @@ def test_a_users_thread_in_the_background_counts_for_nothing() -> None:
     reader = stack(f"{USER}:5 read_ahead", header="Thread").replace(
         TOP[0], '  File "t.py", line 1 in _bootstrap'
     )
-    doing = activity(parse_threads(f"{reader}\n{IN_BACKWARD}"))
-    assert doing is not None
+    doing = known(activity(parse_threads(f"{reader}\n{IN_BACKWARD}")))
     assert doing.waiting == BACKWARD
 
 
@@ -182,8 +187,7 @@ CRASH = dedent(f"""\
 
 
 def test_a_crash_is_reported_as_far_as_the_users_line() -> None:
-    fatal = fatal_error(CRASH)
-    assert fatal is not None
+    fatal = known(fatal_error(CRASH))
     assert (fatal.what, len(fatal.frames), str(fatal.place)) == (
         "Segmentation fault",
         2,
@@ -322,3 +326,58 @@ def test_each_look_shows_where_ranks_are_now() -> None:
 
     ((thread,),) = ask_stacks(cast(ControlDir, Control()), {0: cast(RankState, None)}).values()
     assert thread.frames[0].function == "now"
+
+
+# What ranks use of a machine, seen from outside
+
+
+RANK, OTHER, OUTSIDE = (GpuProcess(pid, name, 1.0) for pid, name in ((7, "p"), (8, "p"), (9, None)))
+
+
+def gpu(percent: int | None, *users: GpuProcess) -> Gpu:
+    unknown: Any = dict.fromkeys(
+        ("memory_gib", "used_gib", "sm_clock_mhz", "max_sm_clock_mhz", "power_w", "power_limit_w",
+         "temperature_c")
+    )  # fmt: skip
+    return Gpu(0, "GPU-a", "x", utilisation_percent=percent, processes=users, peer_links={}, **unknown)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "percent"),
+    [
+        ((), 0),
+        ((gpu(0, RANK), gpu(90, OTHER)), 0),
+        ((gpu(3, RANK, OTHER),), 3),
+        ((gpu(0, RANK), gpu(5, OUTSIDE)), 5),  # in a container it may be this rank
+        ((gpu(5),), 5),
+        ((replace(gpu(5), processes=None),), 5),
+        ((gpu(None, RANK),), None),
+        ((gpu(None, OTHER),), 0),
+    ],
+)
+def test_a_rank_uses_each_gpu_that_is_not_surely_anothers(gpus: tuple[Gpu, ...], percent: int | None) -> None:
+    assert utilisation(Gpus(gpus), (RANK.pid,)) == percent
+
+
+def test_of_drivers_that_do_not_answer_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert utilisation(Gpus(nvml_error="GPU is lost"), (7,)) is utilisation(None, (7,)) is None
+    answers = threading.Event()
+    monkeypatch.setattr(snapshot, "inspect_gpus", lambda environ: answers.wait())
+    monkeypatch.setattr(snapshot, "GPUS_S", 0.0)
+    assert ask_gpus() is None
+    answers.set()
+
+
+def test_a_process_has_the_cpu_time_of_its_children_too() -> None:
+    before_s = cpu_s([os.getpid()])
+    subprocess.run([sys.executable, "-S", "-c", "x = sum(range(5_000_000))"], check=True)
+    assert cpu_s([os.getpid()]) >= before_s + 0.02
+    assert cpu_s([]) == 0
+
+
+def test_a_program_that_waits_for_processes_of_its_own_gets_advice(wording: Wording) -> None:
+    spawns = parse_threads(stack("torch/multiprocessing/spawn.py:340 spawn", f"{USER}:9 main"))
+    seen = [RankSnapshot(rank, 7, 0, spawns, ()) for rank in (0, 1)]
+    wording(diagnose(seen).details)
+    for other in (replace(seen[1], steps=1), replace(seen[1], threads=parse_threads(IN_FORWARD))):
+        assert len(diagnose([seen[0], other]).details) == 2

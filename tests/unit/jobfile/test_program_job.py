@@ -196,9 +196,8 @@ def test_gpurun_run_means_a_job_that_can_be_written_down(tmp_path: Path) -> None
 
 
 def test_mistakes_of_gpurun_run_have_no_line(tmp_path: Path, wording: Wording) -> None:
-    with pytest.raises(SpecError) as caught:
+    with wording.raises(SpecError):
         load_text(program_job("nope.py", None, [], "cpu:2"), "", [], tmp_path)
-    wording(str(caught.value))
 
 
 def test_a_rank_that_there_will_not_be_can_not_be_shown(tmp_path: Path, wording: Wording) -> None:

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from gpurun.launcher.compare.diff import diff_runs
-from gpurun.launcher.compare.figures.ranks import ExposedComm
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Noise, VariantResult
 from gpurun.launcher.errors import SpecError
@@ -30,6 +29,7 @@ from gpurun.launcher.run.attempts import model_of
 from gpurun.launcher.rundir.records import ProgramConfig, VariantConfig
 from gpurun.launcher.search.space import keys_of, processes_for
 from gpurun.launcher.strategies import IN_JOBS, STRATEGIES
+from tests.measured import measured
 from tests.unit.house.source import identifiers, modules
 from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.wording import Wording
@@ -119,33 +119,12 @@ def two_variants(tmp_path: Path, name: str) -> list[Variant]:
 
 
 def result_of(variant: Variant) -> VariantResult:
-    return VariantResult(
-        id=variant.id,
-        strategy=variant.strategy,
-        devices=variant.devices,
-        split=variant.split,
-        split_name=variant.split_name,
-        global_batch=variant.global_batch,
-        precision=variant.precision,
-        accumulate=variant.accumulate,
-        varied=variant.varied,
-        status="ok",
-        reason=None,
-        log=None,
-        rounds=1,
-        launches=1,
-        step_ms=None,
-        samples_per_s=None,
-        vs_baseline=None,
-        scaling_efficiency=None,
-        gradient_error=None,
-        gradient_reference=None,
-        exposed_comm_ms=ExposedComm(),
-        ranks=(),
-        launch_ms=(1.0, 1.0),
-        workload=variant.workload,
-        threads=variant.threads,
-    )
+    names = [
+        *("strategy", "devices", "split_name", "global_batch", "precision", "accumulate", "varied"),
+        *("workload", "threads"),
+    ]
+    settings = {name: getattr(variant, name) for name in names}
+    return measured(variant.id, variant.split, launch_ms=(1.0, 1.0), **settings)
 
 
 def comparison_of(spec: JobSpec) -> Comparison:

@@ -1,11 +1,14 @@
 """`workload` and `params` against the source of the function, without running it."""
 
 import inspect
+import json
+import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, Literal
 
 import pytest
@@ -18,9 +21,13 @@ from gpurun.launcher.jobfile.load import check_source, load_job
 from gpurun.launcher.jobfile.params import (
     MAX_BYTES,
     Signature,
+    catalogue,
     read_module,
+    render_catalogue,
+    render_entry,
     signature_of,
     signature_of_function,
+    workload_reference,
 )
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.run.open import Invocation, load_invocation
@@ -197,10 +204,8 @@ def test_a_modules_function_is_checked_by_its_source(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(builtin_workloads()))
 def test_the_source_of_a_builtin_shows_what_the_function_takes(name: str) -> None:
-    module = read_module(builtin_file(name))
-    assert module is not None
-    signature = signature_of(module, BUILTINS[name].function)
-    assert signature is not None
+    module = known(read_module(builtin_file(name)))
+    signature = known(signature_of(module, BUILTINS[name].function))
     real = inspect.signature(BUILTINS[name].load()).parameters
     assert [param.name for param in signature.params] == list(real)
     assert [param.is_required for param in signature.params] == [p.default is p.empty for p in real.values()]
@@ -221,8 +226,7 @@ def test_source_and_function_have_one_signature(params: str, tmp_path: Path) -> 
     module, names = read_module(tmp_path / "train.py"), dict[str, Any]()
     exec(source, names)
     assert module is not None
-    read = signature_of(module, "build")
-    assert read is not None
+    read = known(signature_of(module, "build"))
     found = signature_of_function(names["build"])
     assert found.is_open == read.is_open
     assert [replace(param, default=None) for param in found.params] == [
@@ -333,3 +337,61 @@ def test_a_check_and_a_run_look_for_these_files_and_what_is_run_elsewhere_does_n
     assert submitted.exit_code == 0
     (tmp_path / "nope").write_text("there")
     assert load_invocation(Invocation(job, ())).params == {"text": "nope"}
+
+
+# The list of built-in workloads: complete, explained, and made without torch
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_docs_hold_the_catalogue_as_it_is_made() -> None:
+    assert (ROOT / "docs" / "workloads.md").read_text() == workload_reference()  # to renew it: make docs
+
+
+def test_the_catalogue_has_every_workload_and_every_parameter() -> None:
+    entries = {entry.name: entry for entry in catalogue()}
+    assert entries.keys() == builtin_workloads().keys()
+    assert all(entry.bound_by and entry.about and entry.summary for entry in entries.values())
+    assert all(param.meaning and param.default for entry in entries.values() for param in entry.params)
+    assert entries["gpt"].params[0].default == "'tiny'"
+    assert entries["fcn_s"].global_batch == 64
+    assert entries["allreduce"].kind == "micro-benchmark"
+    assert all(len(line) <= 60 for line in render_catalogue(60).splitlines())
+
+
+def test_one_workload_is_shown_with_what_its_parameters_mean(wording: Wording) -> None:
+    shown = CliRunner().invoke(cli, ["workloads", "gpt"]).output
+    (entry,) = [entry for entry in catalogue() if entry.name == "gpt"]
+    wording(shown)
+    assert all(f"\n  {param.name}={param.default}\n" in shown for param in entry.params)
+    assert "resnet50" not in shown
+    assert all(len(line) <= 40 for line in render_entry(entry, 40).splitlines())
+    listed = json.loads(CliRunner().invoke(cli, ["workloads", "lstm", "gpt", "--json"]).output)
+    assert [one["name"] for one in listed["workloads"]] == ["gpt", "lstm"]
+
+
+@pytest.mark.parametrize("words", [["gtp"], ["gpt", "zzz"]])
+def test_names_that_are_no_workloads_are_mistakes(words: list[str], wording: Wording) -> None:
+    refused = CliRunner().invoke(cli, ["workloads", *words])
+    assert isinstance(refused.exception, SpecError)
+    wording(str(refused.exception))
+
+
+def test_listing_needs_no_torch() -> None:
+    program = dedent("""
+        import sys
+        sys.modules["torch"] = None
+        sys.argv = ["gpurun", "workloads", "--json"]
+        from gpurun.launcher.cli.main import main
+        main()
+    """)
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=ROOT)
+    listed = json.loads(done.stdout)
+    assert [entry["name"] for entry in listed["workloads"]] == list(builtin_workloads())
+
+
+def test_defaults_are_in_the_signature() -> None:
+    module = known(read_module(ROOT / "workloads" / "gpt.py"))
+    signature = known(signature_of(module, "build"))
+    assert {param.name: param.default for param in signature.params}["learning_rate"] == "0.0003"

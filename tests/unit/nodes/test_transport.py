@@ -1,33 +1,45 @@
 """The connection between nodes: proof of the secret, order, reconnection, silence."""
 
+import os
 import random
 import re
+import secrets
 import socket
+import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpurun.launcher.errors import MachineError, NodesEnded, NodesError, SpecError
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.nodes.join import joined
-from gpurun.launcher.nodes.messages import End, LogText, Message, StartRanks
+from gpurun.launcher.nodes.messages import End, LogText, Message, StartRanks, encode
 from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
 from gpurun.launcher.nodes.rendezvous import NodeFlags
-from gpurun.launcher.nodes.transport.credentials import Identity, identity_from
+from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import (
     CLOSED_S,
     LinkOptions,
+    MessageLane,
+    Silence,
+    StreamFrame,
+    decode_frame,
+    encode_frame,
 )
 from gpurun.launcher.nodes.transport.server import MAX_STRANGERS, MOST_REFUSALS, Server
+from tests.integration.command import free_port
+from tests.known import known
 from tests.strangers import CRAFTED, REFUSED, SILENT, approach, few_files, noise
 from tests.wording import Wording
 
@@ -67,11 +79,19 @@ def linked(loop: LinkLoop, *chosen: LinkOptions) -> Iterator[list[NodeLink]]:
     try:
         yield links
     finally:
-        closing = [threading.Thread(target=link.close, args=(0.1,)) for link in links]
-        for thread in closing:
+        ending = [threading.Thread(target=link.close, args=(0.1,)) for link in links]
+        for thread in ending:
             thread.start()
-        for thread in closing:
+        for thread in ending:
             thread.join()
+
+
+@contextmanager
+def connected(loop: LinkLoop, *chosen: LinkOptions) -> Iterator[list[NodeLink]]:
+    """The same, once all are connected."""
+    with linked(loop, *chosen) as links:
+        assert all(link.await_connected(WAIT_S) for link in links)
+        yield links
 
 
 def collect(link: NodeLink, count: int) -> list[Message]:
@@ -81,11 +101,6 @@ def collect(link: NodeLink, count: int) -> list[Message]:
         assert more, f"nothing came in {WAIT_S} s after {found}"
         found += more
     return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Cable:
@@ -135,39 +150,37 @@ class Cable:
                 end.shutdown(socket.SHUT_RDWR)
 
 
-def test_connections_that_break_cost_no_message_and_no_order(loop: LinkLoop) -> None:
-    port = free_port()
-    with linked(loop, options(0, port)) as (first,):
-        assert first.await_connected(WAIT_S)
-        cable = Cable(port)
-        try:
-            with linked(loop, options(1, cable.port)) as (second,):
-                assert second.await_connected(WAIT_S)
-                sent: list[Message] = [LogText(str(number)) for number in range(60)]
-                for number, message in enumerate(sent):
-                    second.send(0, message)
-                    first.send(1, message)
-                    if number % 20 == 10:
-                        cable.cut()
-                assert collect(first, len(sent)) == sent
-                assert collect(second, len(sent)) == sent
-        finally:
-            cable.close()
+@pytest.fixture
+def port() -> int:
+    return free_port()
 
 
-def test_connections_and_heartbeats_are_linear_in_the_number_of_nodes(loop: LinkLoop) -> None:
+def test_connections_that_break_cost_no_message_and_no_order(port: int, loop: LinkLoop) -> None:
+    with (
+        connected(loop, options(0, port)) as (first,),
+        closing(Cable(port)) as cable,
+        connected(loop, options(1, cable.port)) as (second,),
+    ):
+        sent: list[Message] = [LogText(str(number)) for number in range(60)]
+        for number, message in enumerate(sent):
+            second.send(0, message)
+            first.send(1, message)
+            if number % 20 == 10:
+                cable.cut()
+        assert collect(first, len(sent)) == sent
+        assert collect(second, len(sent)) == sent
+
+
+def test_connections_and_heartbeats_are_linear_in_the_number_of_nodes(port: int, loop: LinkLoop) -> None:
     """Each node has one connection, to node 0. `benchmarks.faults.agents` measures 256 of them."""
-    port, num_nodes = free_port(), 9
-    with linked(loop, *(options(rank, port, num_nodes=num_nodes) for rank in range(num_nodes))) as links:
-        for link in links:
-            assert link.await_connected(WAIT_S)
+    num_nodes = 9
+    with connected(loop, *(options(rank, port, num_nodes=num_nodes) for rank in range(num_nodes))):
         found = [one for one in psutil.net_connections("tcp") if one.status == "ESTABLISHED"]
         assert sum(one.laddr[1:2] == (port,) for one in found) == num_nodes - 1
         assert sum(one.raddr[1:2] == (port,) for one in found) == num_nodes - 1
 
 
-def test_a_message_to_oneself_comes_after_those_that_have_come(loop: LinkLoop) -> None:
-    port = free_port()
+def test_a_message_to_oneself_comes_after_those_that_have_come(port: int, loop: LinkLoop) -> None:
     with linked(loop, options(0, port), options(1, port)) as (first, second):
         second.send(0, LogText("theirs"))
         theirs = collect(first, 1)
@@ -175,25 +188,19 @@ def test_a_message_to_oneself_comes_after_those_that_have_come(loop: LinkLoop) -
         assert [*theirs, *collect(first, 1)] == [LogText("theirs"), LogText("ours")]
 
 
-def test_the_first_end_is_the_end_for_all(loop: LinkLoop) -> None:
-    port = free_port()
-    with linked(loop, *(options(rank, port) for rank in range(3))) as links:
-        for link in links:
-            assert link.await_connected(WAIT_S)
+def test_the_first_end_is_the_end_for_all(port: int, loop: LinkLoop) -> None:
+    with connected(loop, *(options(rank, port) for rank in range(3))) as links:
         links[2].announce(End(3, "it is over"))
-        said = []
         for link in links:
             with pytest.raises(NodesEnded) as ended:
                 link.poll(WAIT_S)
-            said.append((str(ended.value), ended.value.exit_code))
-        assert said == [("it is over", 3)] * 3
+            assert (str(ended.value), ended.value.exit_code) == ("it is over", 3)
 
 
-def test_a_node_that_ends_without_a_word_is_lost(loop: LinkLoop, wording: Wording) -> None:
-    port = free_port()
+def test_a_node_that_ends_without_a_word_is_lost(port: int, loop: LinkLoop, wording: Wording) -> None:
     with linked(loop, options(0, port, silence_s=3.0)) as (first,):
-        with linked(loop, options(1, port)) as (second,):
-            assert second.await_connected(WAIT_S)
+        with connected(loop, options(1, port)):
+            pass
         with wording.raises(NodesError):
             collect(first, 1)
     with linked(loop, options(1, port)) as (second,):
@@ -203,18 +210,18 @@ def test_a_node_that_ends_without_a_word_is_lost(loop: LinkLoop, wording: Wordin
             collect(second, 1)
 
 
-@pytest.mark.parametrize("was_there", [True, False])
+@pytest.mark.parametrize(
+    ("was_there", "twin"), [(True, False), (False, False), (False, True)], ids=["True", "False", "twin"]
+)
 def test_a_node_that_comes_too_late_learns_it_and_costs_nothing(
-    loop: LinkLoop, was_there: bool, wording: Wording
+    port: int, loop: LinkLoop, was_there: bool, twin: bool, wording: Wording
 ) -> None:
-    """Also one that connects at the moment when the run begins with the others."""
-    port = free_port()
-    with linked(loop, options(0, port), options(1, port)) as (first, second):
-        assert first.await_connected(WAIT_S)
-        assert second.await_connected(WAIT_S)
+    """Also one that connects at the moment when the run begins with the others, and a second of a rank."""
+    third = replace(options(1, port), own_host="twin") if twin else options(2, port)
+    with connected(loop, options(0, port), options(1, port)) as (first, second):
         if not was_there:
             first.begin(("host0", "host1"))
-        with linked(loop, options(2, port)) as (late,):
+        with linked(loop, third) as (late,):
             if was_there:
                 assert late.await_connected(WAIT_S)
                 first.begin(("host0", "host1"))
@@ -226,38 +233,18 @@ def test_a_node_that_comes_too_late_learns_it_and_costs_nothing(
         assert collect(first, 1) == [LogText("still here")]
 
 
-def test_a_second_node_of_a_rank_learns_that_the_run_has_begun_with_another(
-    loop: LinkLoop, wording: Wording
-) -> None:
-    port = free_port()
-    with linked(loop, options(0, port), options(1, port)) as (first, second):
-        assert second.await_connected(WAIT_S)
-        first.begin(("host0", "host1"))
-        with linked(loop, replace(options(1, port), own_host="twin")) as (twin,):
-            with wording.raises(NodesEnded) as end:
-                twin.poll(WAIT_S)
-            assert end.value.exit_code == 3
-            twin.announce(End(1, "this is heard by no one"))
-        second.send(0, LogText("still here"))
-        assert collect(first, 1) == [LogText("still here")]
-
-
-def test_one_that_is_started_again_waits_until_the_lost_one_is_noticed(loop: LinkLoop) -> None:
-    port = free_port()
+def test_one_that_is_started_again_waits_until_the_lost_one_is_noticed(port: int, loop: LinkLoop) -> None:
     with linked(loop, options(0, port)) as (first,):
-        with linked(loop, options(1, port)) as (second,):
-            assert second.await_connected(WAIT_S)
+        with connected(loop, options(1, port)):
             first.begin(("host0", "host1"))
-        with linked(loop, options(1, port)) as (again,):
-            assert again.await_connected(WAIT_S)
+        with connected(loop, options(1, port)) as (again,):
             first.announce(End(3, "it is lost", starts_again=True))
             with pytest.raises(NodesEnded, match="it is lost") as end:
                 again.poll(WAIT_S)
             assert end.value.starts_again
 
 
-def test_a_node_with_another_secret_learns_it_at_once(loop: LinkLoop) -> None:
-    port = free_port()
+def test_a_node_with_another_secret_learns_it_at_once(port: int, loop: LinkLoop) -> None:
     refused = pytest.raises(MachineError, match="does not have the secret of node 1")
     with linked(loop, options(0, port), options(1, port, OTHER)) as (_, second), refused:
         second.await_connected(WAIT_S)
@@ -287,8 +274,7 @@ def test_insecure_on_one_side_only_is_named_at_once(
         second.await_connected(WAIT_S)
 
 
-def test_node_0_says_once_from_where_a_node_with_another_secret_came(loop: LinkLoop) -> None:
-    port = free_port()
+def test_node_0_says_once_from_where_a_node_with_another_secret_came(port: int, loop: LinkLoop) -> None:
     with linked(loop, options(0, port), options(1, port, OTHER), options(2, port, OTHER)) as (first, *others):
         for other in others:
             with pytest.raises(MachineError, match="does not have the secret"):
@@ -301,16 +287,14 @@ def test_node_0_says_once_from_where_a_node_with_another_secret_came(loop: LinkL
             ]
 
 
-def test_a_rank_out_of_range_ends_at_once_and_node_0_says_so(loop: LinkLoop) -> None:
-    port = free_port()
+def test_a_rank_out_of_range_ends_at_once_and_node_0_says_so(port: int, loop: LinkLoop) -> None:
     with linked(loop, options(0, port), options(7, port)) as (first, other):
         with pytest.raises(MachineError, match=r"7 \(host7\) .* ranks are 0 to 2\n .*--node-rank"):
             other.await_connected(WAIT_S)
         assert "a node was refused: node rank 7 (host7) is out of range" in str(collect(first, 1))
 
 
-def test_node_0_also_hears_of_a_rank_that_the_nodes_own_job_excludes(loop: LinkLoop) -> None:
-    port = free_port()
+def test_node_0_also_hears_of_a_rank_that_the_nodes_own_job_excludes(port: int, loop: LinkLoop) -> None:
     flags = NodeFlags(3, f"127.0.0.1:{port}", insecure=True)
     job = load_text("workload: sleep\ndevices: cpu:1\nnodes: 3\nglobal_batch: 8\n", "", (), Path())
     with linked(loop, options(0, port, None)) as (first,):
@@ -327,11 +311,10 @@ def test_strangers_fill_no_screen() -> None:
     assert len(said) == MOST_REFUSALS
 
 
-def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None:
-    port, chance = free_port(), random.Random(7)
+def test_what_strangers_send_to_the_port_changes_nothing(port: int, loop: LinkLoop) -> None:
+    chance = random.Random(7)
     approaches = (noise, *CRAFTED)
-    with linked(loop, options(0, port), options(1, port)) as (first, second):
-        assert second.await_connected(WAIT_S)
+    with connected(loop, options(0, port), options(1, port)) as (first, second):
         for number in range(200):
             approach(port, approaches[number % len(approaches)], chance)
         launch = StartRanks(1, "01", "workload", b"{}", (), {})
@@ -345,35 +328,149 @@ def test_what_strangers_send_to_the_port_changes_nothing(loop: LinkLoop) -> None
         assert collect(first, 2) == [REFUSED, LogText("still here")]
 
 
-def test_what_was_said_to_node_0_can_be_neither_read_nor_said_again(loop: LinkLoop) -> None:
-    port, said = free_port(), LogText("said once, and to node 0 alone")
-    cable = Cable(port)
-    try:
-        with linked(loop, options(0, port), options(1, cable.port)) as (first, second):
-            second.send(0, said)
-            assert collect(first, 1) == [said]
-            assert said.text.encode() not in cable.heard
-            with socket.create_connection(("127.0.0.1", port), WAIT_S) as stranger, suppress(OSError):
-                stranger.sendall(bytes(cable.heard))  # it grows meanwhile
-                while stranger.recv(1 << 12):
-                    pass
-            second.send(0, LogText("the next one"))
-            assert collect(first, 2) == [REFUSED, LogText("the next one")]
-    finally:
-        cable.close()
+def test_what_was_said_to_node_0_can_be_neither_read_nor_said_again(port: int, loop: LinkLoop) -> None:
+    said = LogText("said once, and to node 0 alone")
+    with (
+        closing(Cable(port)) as cable,
+        linked(loop, options(0, port), options(1, cable.port)) as (first, second),
+    ):
+        second.send(0, said)
+        assert collect(first, 1) == [said]
+        assert said.text.encode() not in cable.heard
+        with socket.create_connection(("127.0.0.1", port), WAIT_S) as stranger, suppress(OSError):
+            stranger.sendall(bytes(cable.heard))  # it grows meanwhile
+            while stranger.recv(1 << 12):
+                pass
+        second.send(0, LogText("the next one"))
+        assert collect(first, 2) == [REFUSED, LogText("the next one")]
 
 
-def test_2000_silent_connections_keep_no_node_out(loop: LinkLoop) -> None:
-    port = free_port()
-    with linked(loop, options(0, port)) as (first,), few_files(4 * MAX_STRANGERS):
-        assert first.await_connected(WAIT_S)
-        with subprocess.Popen(
+def test_2000_silent_connections_keep_no_node_out(port: int, loop: LinkLoop) -> None:
+    with (
+        connected(loop, options(0, port)) as (first,),
+        few_files(4 * MAX_STRANGERS),
+        subprocess.Popen(
             [sys.executable, "-c", SILENT, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as strangers:
-            assert strangers.stdout is not None
-            strangers.stdout.readline()
-            with linked(loop, options(1, port)) as (second,):
-                assert second.await_connected(WAIT_S)
-                second.send(0, LogText("in"))
-                assert collect(first, 2) == [REFUSED, LogText("in")]  # it says so of `PRI`
-            strangers.communicate(b"\n")
+        ) as strangers,
+    ):
+        known(strangers.stdout).readline()
+        with connected(loop, options(1, port)) as (second,):
+            second.send(0, LogText("in"))
+            assert collect(first, 2) == [REFUSED, LogText("in")]  # it says so of `PRI`
+        strangers.communicate(b"\n")
+
+
+# What the two ends of a connection know without a network: order, frames, silence
+
+
+@given(st.lists(st.sampled_from(["put", "send", "lose", "reconnect"]), max_size=60))
+def test_every_message_arrives_once_and_in_order_however_often_the_stream_breaks(steps: list[str]) -> None:
+    ours, theirs = MessageLane(), MessageLane()
+    sent: list[bytes] = []
+    arrived: list[bytes] = []
+    lost = False
+
+    def pass_on() -> None:
+        for one, other in ((ours, theirs), (theirs, ours)):
+            while not lost and (frame := one.next_frame()) is not None:
+                payload = other.accept(decode_frame(encode_frame(frame)))
+                arrived.extend([payload] if payload is not None else [])
+
+    for step in [*steps, "reconnect"]:
+        if step == "put":
+            sent.append(str(len(sent)).encode())
+            ours.put(sent[-1])
+        elif step == "lose":
+            lost = True
+            ours.next_frame()
+        elif step == "reconnect":
+            lost = False
+            ours.rewind()
+            theirs.rewind()
+        pass_on()
+    assert arrived == sent
+    assert ours.is_settled
+    assert theirs.is_settled
+
+
+@pytest.mark.parametrize(
+    "frame", [StreamFrame(2, 0), StreamFrame(0, 1), StreamFrame(-1, 0), StreamFrame(2**62, 0)]
+)
+def test_a_frame_that_no_end_would_send_is_refused(frame: StreamFrame) -> None:
+    with pytest.raises(ValueError, match="confirming"):
+        MessageLane().accept(frame)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xc1", b"\x93\x01\x00\xa1x", encode(LogText("x"))])
+def test_other_bytes_are_no_frame(content: bytes) -> None:
+    with pytest.raises(ValueError, match="not a frame"):
+        decode_frame(content)
+
+
+def test_only_silence_while_listening_counts() -> None:
+    silence = Silence(10.0, 0.0)
+    silence.hear(1, 0.0)
+    silence.hear(2, 0.0)
+    for second in range(1, 10):
+        silence.hear(1, float(second))
+        assert silence.check(float(second)) is None
+    assert silence.check(109.5) is None  # this node was busy or suspended
+    assert silence.check(110.4) is None
+    assert silence.check(110.6) == (2, pytest.approx(10.1))
+
+
+def test_a_node_is_lost_sooner_if_ranks_lost_it_or_its_connection_was_closed() -> None:
+    closed, cut, suspected = (Silence(30.0, 0.0) for _ in range(3))
+    for silence in (closed, cut, suspected):
+        silence.hear(1, 0.0)
+    closed.close(1, 1.0)  # by the node's kernel: it was heard a second ago
+    cut.close(1, 15.0)  # by our own keepalive
+    suspected.suspicious = True
+    late = {"closed": closed, "cut": cut, "suspected": suspected}
+    found = {name: _lost_after_s(silence) for name, silence in late.items()}
+    assert found == {"closed": CLOSED_S + 1, "cut": 31.0, "suspected": 16.0}
+
+
+def _lost_after_s(silence: Silence) -> float:
+    return next(second for second in map(float, range(60)) if silence.check(second) is not None)
+
+
+# The secret that the nodes of a job share
+
+
+@pytest.mark.parametrize("weak", ["short", "abcdefghijklmnopqrstuvwxyz123456"])
+def test_a_secret_that_is_refused_is_refused_before_a_node_waits(
+    weak: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPURUN_SECRET", weak)
+    job = load_text("workload: sleep\ndevices: cpu:1\nnodes: 2\nglobal_batch: 8\n", "", (), Path())
+    said: list[str] = []
+    flags = NodeFlags(1, "127.0.0.1:29400")
+    with pytest.raises(SpecError, match=r"GPURUN_SECRET (is shorter|follows a simple pattern)"):
+        joined(job, Path(), flags, inspect_machine(), said.append).__enter__()
+    assert said == []
+
+
+def test_a_secret_is_made_once_for_a_user(tmp_path: Path, wording: Wording) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    secret, path = find_secret(environ), tmp_path / "gpurun" / "secret"
+    assert len(secret) >= 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert find_secret(environ) == secret
+    assert os.listdir(path.parent) == ["secret"]
+    path.chmod(0o640)
+    with wording.raises(MachineError):
+        find_secret(environ)
+
+
+def test_a_secret_from_the_environment_has_to_be_long(tmp_path: Path, wording: Wording) -> None:
+    good = secrets.token_hex(8)
+    assert find_secret({"GPURUN_SECRET": good}) == good.encode()
+    with pytest.raises(SpecError, match="shorter than 16 bytes"):
+        find_secret({"GPURUN_SECRET": "short"})
+    for weak in ("s" * 40, "abcdefghijklmnopqrstuvwxyz", "1234567890123456", "geheim!?" * 2, "0123" * 8):
+        with pytest.raises(SpecError, match="could be guessed"):
+            find_secret({"GPURUN_SECRET": weak})
+    (tmp_path / "file").touch()
+    with wording.raises(MachineError):
+        find_secret({"XDG_CONFIG_HOME": str(tmp_path / "file")})

@@ -1,9 +1,9 @@
 """The plan: groups, launches in random order, processes, and what workers get."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -14,16 +14,19 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.read import read_spec
-from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.estimate import estimate_s
-from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, turns_of
+from gpurun.launcher.plan.launch_config import fit_at_once, turns_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.report.terminal.plan import headlines
-from gpurun.launcher.rundir.records import MemoryPeak, ProfileConfig, VariantConfig
-from tests.unit.plan.machines import FakeGpu, FakeMachine
+from gpurun.launcher.rundir.records import (
+    MemoryPeak,
+    ProfileConfig,
+    VariantConfig,
+)
+from tests.unit.plan import machines
+from tests.unit.plan.machines import FakeGpu, FakeMachine, planned
 from tests.wording import Wording
 
 CPU = FakeMachine(8)
@@ -31,25 +34,11 @@ GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
 
 
 def spec_of(**job: Any) -> JobSpec:
-    text = json.dumps({"name": "t", "workload": "gpt", "global_batch": 64, **job})
-    spec, mistakes = read_spec(parse_source(text.encode(), "job.yaml"))
-    assert not mistakes
-    return spec
+    return machines.unchecked(json.dumps({"name": "t", "workload": "gpt", "global_batch": 64, **job}))
 
 
-def configs(spec: JobSpec, machine: FakeMachine) -> list[LaunchConfig]:
-    plan = build_plan(spec, machine)
-    return [
-        launch_config_for(
-            plan,
-            spec,
-            launch,
-            run_dir=Path("/run"),
-            job_dir=Path("/job"),
-            machine=machine,
-        )
-        for launch in plan.launches
-    ]
+def configs(spec: JobSpec, machine: FakeMachine) -> Sequence[LaunchConfig]:
+    return planned(spec, machine)[1]
 
 
 def test_splits_share_one_launch() -> None:
@@ -214,7 +203,6 @@ def test_a_config_holds_all_that_workers_need() -> None:
         job_dir="/job",
         params={"width": 8},
         strategy="ddp",
-        device_count=2,
         devices=("cpu", "cpu"),
         backend="gloo",
         precision="fp32",
@@ -232,6 +220,7 @@ def test_a_config_holds_all_that_workers_need() -> None:
         memory=True,
         ablation_rounds=6,
         draw="/run",
+        device_count=2,
         bucket_mb=25,
         first_bucket_mb=1,
         reshard=False,

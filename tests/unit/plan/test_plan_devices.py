@@ -8,7 +8,6 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import check_source
-from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import build_plan
@@ -20,7 +19,7 @@ from gpurun.launcher.plan.devices import (
     resolve_devices,
     with_free_cores,
 )
-from tests.unit.plan.machines import FakeGpu, FakeMachine
+from tests.unit.plan.machines import FakeGpu, FakeMachine, spec_of
 from tests.wording import Wording
 
 TWO_GPUS = FakeMachine(16, (FakeGpu("GPU-a"), FakeGpu("GPU-b")))
@@ -102,10 +101,6 @@ def test_gpus_may_be_named_by_uuid(wording: Wording) -> None:
         resolve_devices(("GPU-aa",), mig)
     with wording.raises(MachineError):
         resolve_devices(("GPU-b",), mig)
-
-
-def spec_of(text: str) -> JobSpec:
-    return check_source(parse_source(text.encode(), "job.yaml"), Path())
 
 
 def looked(job: str, cores: int = 4, gpus: tuple[FakeGpu, ...] = ()) -> int | None:

@@ -32,11 +32,9 @@ from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
 from gpurun.launcher.tensorboard_plugin.html import STATIC, report_data
 from gpurun.launcher.tensorboard_plugin.logdir import read_comparison
+from tests.sample import COMPARISON as RECORDED
 from tests.wording import Wording
 
-RECORDED = msgspec.json.decode(
-    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
-)
 MEASURED = [one for one in RECORDED.variants if one.step_ms]
 COMPARISON = replace(
     RECORDED,

@@ -15,7 +15,6 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.commands.runs import render_stacks
 from gpurun.launcher.cli.main import cli
-from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.inspect.hang_diagnosis import RankView
 from gpurun.launcher.inspect.stacks import activity, parse_threads
 from gpurun.launcher.report.markdown import summary_markdown
@@ -30,15 +29,13 @@ from gpurun.launcher.tensorboard_plugin.html import report_data
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.diff import diff_traces
 from tests.known import known
+from tests.sample import COMPARISON
 from tests.unit.inspect import test_stacks
 from tests.unit.machine import test_host
 from tests.unit.report import test_diff_report, test_plan_report
 from tests.unit.trace import test_trace_report
 
 Snapshot = Callable[[str, str], None]
-COMPARISON = msgspec.json.decode(
-    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
-)
 RUN = "runs/gpt-splits/latest"
 capture = test_trace_report.capture
 

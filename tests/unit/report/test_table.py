@@ -31,11 +31,9 @@ from gpurun.launcher.report.terminal.table import (
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Status
 from gpurun.launcher.units import format_rate
+from tests.sample import COMPARISON
 from tests.wording import Wording
 
-COMPARISON = msgspec.json.decode(
-    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
-)
 RUN = "runs/gpt-splits/latest"
 
 

@@ -15,7 +15,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from gpurun.launcher.compare.figures.ranks import ExposedComm
-from gpurun.launcher.compare.model import Comparison, StepTime
+from gpurun.launcher.compare.model import StepTime
 from gpurun.launcher.report.markdown import escape, summary_markdown
 from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.report.tensorboard import (
@@ -28,10 +28,8 @@ from gpurun.launcher.report.tensorboard import (
 )
 from gpurun.launcher.rundir.files import RunDir, append_lines
 from gpurun.launcher.rundir.records import Event, Kind, StepRecord
+from tests.sample import COMPARISON
 
-COMPARISON = msgspec.json.decode(
-    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
-)
 LAUNCH = "01-ddp-2"
 MS = 1_000_000
 ROUND_NS = 10**9

@@ -17,19 +17,17 @@ from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.records import Event, FailureRecord, VariantStatus
+from gpurun.launcher.rundir.records import (
+    Event,
+    FailureRecord,
+    VariantStatus,
+)
+from tests.unit.plan.machines import FakeMachine
 from tests.unit.run.fake_ranks import FakeClock, FakeRanks, Script
 
 EVEN, SPLIT = "ddp-2-even", "ddp-2-6-2"
 SPLITS = "compare: {split: [even, [6, 2]]}\n"
 STRATEGIES = "compare: {strategy: [ddp, dp]}\n"
-
-
-@dataclass(frozen=True)
-class FakeMachine:
-    cpu_cores: int = 8
-    gpus: tuple[Any, ...] = ()
-    free_cores: int | None = None
 
 
 @dataclass
@@ -52,7 +50,7 @@ class Case:
             (self.directory / "train.py").write_text("")
             text = f"devices: cpu:2\n{self.job}"
         spec = load_text(text, "job.yaml", (), self.directory)
-        machine: Any = FakeMachine()
+        machine: Any = FakeMachine(cpu_cores=8)
         self.plan = build_plan(spec, machine)
         self.run = RunDir(self.directory / "run")
         write_json(self.run.plan, self.plan)

@@ -33,7 +33,7 @@ from gpurun.launcher.run.max_batch import (
     with_margin,
 )
 from gpurun.launcher.rundir.files import append_lines, read_lines
-from gpurun.launcher.rundir.records import MAX_STEP_S, Attempt, MaxBatchConfig, NodeRooms, Room
+from gpurun.launcher.rundir.records import MAX_STEP_S, Attempt, NodeRooms, Room
 from gpurun.launcher.worker.training import max_batch_attempts
 from gpurun.launcher.worker.training.max_batch_attempts import (
     MAX_SAMPLES,
@@ -41,6 +41,7 @@ from gpurun.launcher.worker.training.max_batch_attempts import (
     next_attempt,
     too_long,
 )
+from tests.launches import max_batch_config
 from tests.unit.plan.machines import FakeMachine
 from tests.wording import Wording
 
@@ -214,11 +215,7 @@ def test_where_the_dataset_ends_no_margin_is_due(
         max_batch_attempts, "attempt", lambda _, config, batch: batch < 200 or not config.index
     )
     for index in range(2):
-        config = MaxBatchConfig(
-            workload="w", job_dir=".", params={}, devices=("cpu",), index=index, num_devices=2,
-            precision="fp32", accumulate=1, keeps_gradients=False, gradients_are_views=False, seed=0,
-            threads=1, limit_bytes=None, attempts=str(tmp_path / f"{index}.jsonl"), fits=0, fails=None,
-        )  # fmt: skip
+        config = max_batch_config(index=index, num_devices=2, attempts=str(tmp_path / f"{index}.jsonl"))
         max_batch_attempts.search(config)
     search = search_in(tmp_path)
     assert [search.found(index).samples for index in range(2)] == [256, 186]
@@ -242,11 +239,7 @@ def test_where_nothing_fails_the_searchs_own_limit_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     """No memory runs out in steps that take none."""
-    config = MaxBatchConfig(
-        workload="sleep", job_dir=".", params={}, devices=("cpu",), index=0, num_devices=1, precision="fp32",
-        accumulate=1, keeps_gradients=False, gradients_are_views=False, seed=0, threads=1, limit_bytes=None,
-        attempts=str(tmp_path / "0.jsonl"), fits=MAX_SAMPLES // 2, fails=None,
-    )  # fmt: skip
+    config = max_batch_config(workload="sleep", attempts=str(tmp_path / "0.jsonl"), fits=MAX_SAMPLES // 2)
     monkeypatch.setattr(max_batch_attempts, "attempt", lambda *_: True)
     max_batch_attempts.search(config)
     last = list(read_lines(tmp_path / "0.jsonl", Attempt))[-1]

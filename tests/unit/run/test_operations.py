@@ -168,8 +168,12 @@ def test_a_block_counts_and_rings(tmp_path: Path) -> None:
     assert not (tmp_path / "control").exists()
 
 
-def test_a_run_belongs_to_one_command(tmp_path: Path, wording: Wording) -> None:
-    run = RunDir(tmp_path)
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+def test_a_run_belongs_to_one_command(run: RunDir, wording: Wording) -> None:
     with claimed(run):
         with wording.raises(SpecError, hide="(?<=process ).*(?=;)"), claimed(run):
             pass
@@ -188,16 +192,14 @@ def claim(**changes: object) -> Running:
     return replace(me, **changes)  # type: ignore[arg-type]
 
 
-def test_a_stale_claim_is_in_no_ones_way(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
+def test_a_stale_claim_is_in_no_ones_way(run: RunDir) -> None:
     for stale in (claim(start_ticks=1), claim(boot_id="another"), claim(pid=2**22 + 1)):
         run.running.write_bytes(msgspec.json.encode(stale))
         with claimed(run):
             assert read(run) == claim()
 
 
-def test_of_another_host_nothing_is_known(tmp_path: Path, wording: Wording) -> None:
-    run = RunDir(tmp_path)
+def test_of_another_host_nothing_is_known(run: RunDir, wording: Wording) -> None:
     run.running.write_bytes(msgspec.json.encode(claim(host="elsewhere", launch="01")))
     with pytest.raises(SpecError, match=r"on elsewhere.*\n.*remove .*running.json"), claimed(run):
         pass
@@ -205,8 +207,8 @@ def test_of_another_host_nothing_is_known(tmp_path: Path, wording: Wording) -> N
         running_launch(run)
 
 
-def test_of_two_commands_one_gets_the_run(tmp_path: Path) -> None:
-    run, got, barrier = RunDir(tmp_path), [], threading.Barrier(8, timeout=60)
+def test_of_two_commands_one_gets_the_run(run: RunDir) -> None:
+    got, barrier = [], threading.Barrier(8, timeout=60)
     run.running.write_bytes(msgspec.json.encode(claim(pid=2**22 + 1)))  # each of them finds a stale one first
 
     def attempt() -> None:

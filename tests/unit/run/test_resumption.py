@@ -13,11 +13,12 @@ from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.run.attempts import Begun, Remaining, is_tried_again, resumption, resumption_text
 from gpurun.launcher.rundir.records import VariantStatus
-from tests.unit.run.session_case import EVEN, SPLIT, FakeMachine
+from tests.unit.plan.machines import FakeMachine
+from tests.unit.run.session_case import EVEN, SPLIT
 from tests.wording import Wording
 
 THIRD = "ddp-2-7-1"
-MACHINE: Any = FakeMachine()
+MACHINE: Any = FakeMachine(cpu_cores=8)
 PLAN = build_plan(
     load_text(
         "workload: gpt\nglobal_batch: 8\ndevices: cpu:2\ncompare: {split: [even, [6, 2], [7, 1]]}\n"

@@ -1,24 +1,47 @@
-"""A session with ranks that follow a script and a clock that never waits: what it starts, stops and keeps."""
+"""A session with ranks that follow a script and a clock that never waits: starts, budgets, resumed runs."""
 
-from collections.abc import Callable
+import random
+import re
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.compare.notes import quiet_notes
-from gpurun.launcher.errors import Interrupted, MachineError, ParamsError
+from gpurun.launcher.errors import Interrupted, MachineError, NodesError, ParamsError, SpecError
 from gpurun.launcher.inspect.snapshot import RankSnapshot
+from gpurun.launcher.jobfile.load import load_text
+from gpurun.launcher.machine.host import inspect_machine
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.protocol import Exit
-from gpurun.launcher.run import session
-from gpurun.launcher.run.job import finish
+from gpurun.launcher.run import job, session
+from gpurun.launcher.run.attempts import has_ended, let_run_again, resumption_text
+from gpurun.launcher.run.job import Output, Prepared, attended, carry_out, check_store, finish
+from gpurun.launcher.run.open import Invocation, as_planned_for, open_run, plan_difference, run_to_resume
 from gpurun.launcher.run.running_attempt import RunningAttempt
-from gpurun.launcher.rundir.files import append_lines, keep_lines
-from gpurun.launcher.rundir.records import Event, StepRecord
+from gpurun.launcher.rundir import store
+from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, read_json, write_json
+from gpurun.launcher.rundir.paths import Url
+from gpurun.launcher.rundir.records import (
+    Event,
+    Look,
+    MemoryPeak,
+    StepRecord,
+)
+from gpurun.launcher.rundir.store import Store, keep_at
 from tests.said import notes_of
-from tests.unit.run.fake_ranks import OfRank, Removed, Script
+from tests.unit.plan.machines import FakeMachine
+from tests.unit.run.fake_ranks import FakeClock, OfRank, Removed, Script
 from tests.unit.run.session_case import (
+    CTRL_C,
     EVEN,
     KILLED,
     SPLIT,
@@ -30,6 +53,7 @@ from tests.unit.run.session_case import (
     record,
     stage,
 )
+from tests.whole import first
 from tests.wording import Wording
 
 
@@ -144,9 +168,13 @@ def test_launches_wait_for_a_quiet_machine(
         wording(text)
 
 
-def test_other_load_is_reported_once_while_the_run_goes_on(tmp_path: Path, wording: Wording) -> None:
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path, SPLITS, [])
+
+
+def test_other_load_is_reported_once_while_the_run_goes_on(case: Case, wording: Wording) -> None:
     """At the end it is too late to stop what else runs."""
-    case = Case(tmp_path, SPLITS, [])
 
     def blocks() -> None:
         records = [
@@ -172,8 +200,7 @@ def test_a_run_whose_directory_is_removed_ends_with_a_sentence(tmp_path: Path, w
     assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
 
 
-def test_events_that_someone_removes_and_damaged_lines_end_no_run(tmp_path: Path) -> None:
-    case = Case(tmp_path, SPLITS, [])
+def test_events_that_someone_removes_and_damaged_lines_end_no_run(case: Case) -> None:
     attempt = RunningAttempt(case.session.starter, case.plan.launches[0], 1, case.ranks, case.session.relay)
     path = case.run.events(attempt.name)
     append_lines(path, [stage("build"), stage("round", EVEN)])
@@ -185,8 +212,7 @@ def test_events_that_someone_removes_and_damaged_lines_end_no_run(tmp_path: Path
     assert [event.variant for event in attempt.new_events()] == [EVEN, SPLIT]
 
 
-def test_of_a_file_of_events_that_a_rank_has_thinned_out_only_the_new_ones_are_read(tmp_path: Path) -> None:
-    case = Case(tmp_path, SPLITS, [])
+def test_of_a_file_of_events_that_a_rank_has_thinned_out_only_the_new_ones_are_read(case: Case) -> None:
     attempt = RunningAttempt(case.session.starter, case.plan.launches[0], 1, case.ranks, case.session.relay)
     path = case.run.events(attempt.name)
     append_lines(path, [Event.now("round", EVEN, number) for number in range(1, 9)])
@@ -223,6 +249,40 @@ def test_a_failure_costs_only_the_variant_that_caused_it(tmp_path: Path, wording
     wording(case.status(SPLIT).reason)
     assert case.status(SPLIT).log == "launches/01-ddp-2/log/rank1.log"
     assert case.clock.passed_s == pytest.approx(3 + 0.6 + 3, abs=0.5)
+
+
+LATE: Script = [(1.0, stage("round", SPLIT))]
+WRONG: Script = [(2.0, record(1, "NameError", "round", SPLIT)), *exits(1, 1)]
+NOT_BUILT: Script = [(1.0, stage("build")), (2.0, record(0, "RuntimeError", "build")), *exits(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("job", "scripts", "statuses", "slept_s"),
+    [
+        (f"{SPLITS}restarts: 1\n", [KILLED, KILLED, WELL], ["ok", "failed"], [1]),
+        (f"{SPLITS}restarts: 9\ntimeout: 5\n", [LATE, WRONG, WELL], ["ok", "failed"], [1]),
+        (STRATEGIES, [NOT_BUILT, WELL[:-1]], ["failed", "ok"], []),  # `dp` is one process
+        ("script: train.py\n", [[*exits(0), (500.0, Exit(1, 2, 0, 0))]], ["ok"], []),
+        (
+            f"{SPLITS}hang_timeout: 10\n",
+            [[(at_s + 50.0, what) for at_s, what in WELL]],
+            ["ok", "ok"],
+            [],
+        ),
+    ],
+    ids=[
+        "after the last restart it is given up",
+        "a timeout is tried again, a mistake in the program is not",
+        "other failures are no reason to skip other launches",
+        "the last rank of a program may take its time",
+        "nothing hangs before the ranks exist",
+    ],
+)
+def test_what_becomes_of_variants(
+    tmp_path: Path, job: str, scripts: list[Script], statuses: list[str], slept_s: list[float]
+) -> None:
+    case = Case(tmp_path, job, scripts).done()
+    assert (case.statuses(), case.clock.slept_s) == (statuses, slept_s)
 
 
 def test_a_rank_that_lost_its_peer_is_not_the_cause(tmp_path: Path, wording: Wording) -> None:
@@ -302,11 +362,6 @@ def test_a_hang_that_is_only_reported_is_reported_once_until_a_step_is_completed
     wording([text.partition("\n")[0] for text in case.said])
 
 
-def test_nothing_hangs_before_the_ranks_exist(tmp_path: Path) -> None:
-    late: Script = [(at_s + 50.0, what) for at_s, what in WELL]
-    assert Case(tmp_path, f"{SPLITS}hang_timeout: 10\n", [late]).done().statuses() == ["ok", "ok"]
-
-
 def test_transient_failures_are_tried_again_after_pauses_that_double(
     tmp_path: Path, wording: Wording
 ) -> None:
@@ -319,20 +374,6 @@ def test_transient_failures_are_tried_again_after_pauses_that_double(
     wording(case.said, hide=r"(?<=happened on )\S+")
 
 
-def test_after_the_last_restart_the_variant_is_given_up(tmp_path: Path) -> None:
-    case = Case(tmp_path, f"{SPLITS}restarts: 1\n", [KILLED, KILLED, WELL]).done()
-    assert case.clock.slept_s == [1]
-    assert case.statuses() == ["ok", "failed"]
-
-
-def test_a_timeout_is_tried_again_and_a_mistake_in_the_program_is_not(tmp_path: Path) -> None:
-    late: Script = [(1.0, stage("round", SPLIT))]
-    wrong: Script = [(2.0, record(1, "NameError", "round", SPLIT)), *exits(1, 1)]
-    case = Case(tmp_path, f"{SPLITS}restarts: 9\ntimeout: 5\n", [late, wrong, WELL]).done()
-    assert case.clock.slept_s == [1]
-    assert case.statuses() == ["ok", "failed"]
-
-
 def test_the_same_failure_in_building_the_model_is_not_tried_by_other_launches(
     tmp_path: Path, wording: Wording
 ) -> None:
@@ -342,13 +383,6 @@ def test_the_same_failure_in_building_the_model_is_not_tried_by_other_launches(
     assert case.statuses() == ["failed", "failed"]
     wording(case.said[-1])
     assert case.session.mistake is None
-
-
-def test_other_failures_are_no_reason_to_skip_other_launches(tmp_path: Path) -> None:
-    wrong: Script = [(1.0, stage("build")), (2.0, record(0, "RuntimeError", "build")), *exits(1, 1)]
-    well = [*WELL[:-1]]  # one process: `dp`
-    case = Case(tmp_path, STRATEGIES, [wrong, well]).done()
-    assert case.statuses() == ["failed", "ok"]
 
 
 def test_a_mistake_in_the_job_that_only_building_shows_is_the_outcome(tmp_path: Path) -> None:
@@ -365,12 +399,6 @@ def test_a_rank_that_leaves_early_is_waited_for_no_longer_than_seconds(
     case = Case(tmp_path, SPLITS, [[(1.0, stage("round", SPLIT)), *exits(0)], WELL]).done()
     wording(case.status(SPLIT).reason)
     assert case.clock.passed_s == pytest.approx(3 + 8 + 3, abs=0.5)
-
-
-def test_the_last_rank_of_a_program_may_take_its_time(tmp_path: Path) -> None:
-    script: Script = [*exits(0), (500.0, Exit(1, 2, 0, 0))]
-    case = Case(tmp_path, "script: train.py\n", [script]).done()
-    assert case.statuses() == ["ok"]
 
 
 def test_a_program_that_saves_and_leaves_when_it_is_late_is_not_done(tmp_path: Path) -> None:
@@ -397,3 +425,455 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, wording: Wording) -> None:
     assert isinstance(error, MachineError)
     wording(str(error))
     assert f"log: {case.run.log('01-ddp-2', 1)}" in str(error)
+
+
+# A run with a budget: when it ends, what it measures next, and what it leaves open
+
+
+FOUR = "profile: {steps: 0}\ncompare: {strategy: [ddp, dp], split: [even, [6, 2]]}\n"
+MS = 1_000_000
+
+
+def ranks_that_take(run: RunDir, step_ms: Mapping[str, float]) -> Callable[[LaunchConfig], Script]:
+    """Ranks that measure each variant with about this step, in blocks of 0.2 s, after 1 s of building.
+
+    Launches scatter by 1 %, rounds by 1 %.
+    """
+    noise = random.Random(1)
+    shifts: dict[tuple[str, str], float] = {}
+
+    def measure(config: LaunchConfig, variant: str, round_: int, world: int) -> Callable[[], None]:
+        def write() -> None:
+            drift = shifts[config.launch, variant] + noise.gauss(0, 0.01)
+            kinds: list[Any] = ["timed", *(["aa"] if variant == config.baseline else [])]
+            for kind, rank in product(kinds, range(world)):
+                ns = round(step_ms[variant] * MS * (1 + drift + noise.gauss(0, 0.01)))
+                record = StepRecord(config.launch, round_, 0, round_, kind, ns, {}, None)
+                append_lines(run.steps(variant, rank), [record])
+
+        return write
+
+    def script(config: LaunchConfig) -> Script:
+        world = config.world_size
+        variants = [(part, variant) for part in config.parts for variant in part.variants]
+        shifts.update({(config.launch, variant.id): noise.gauss(0, 0.01) for _, variant in variants})
+        lines: list[Any] = [(0.0, stage("build"))]
+        at_s = 1.0
+        for round_ in range(1, config.rounds + 1):
+            for part, variant in variants:
+                if round_ <= (variant.rounds or config.rounds):
+                    lines += [
+                        (at_s, stage("round", variant.id)),
+                        (at_s, measure(part, variant.id, round_, part.world_size)),
+                    ]
+                    at_s += 0.2
+        ends = [(at_s, Exit(rank, 100 + rank, 0, 0)) for rank in range(world)]
+        return [*lines, (at_s, stage("done")), *ends]
+
+    return script
+
+
+def with_budget(
+    directory: Path, step_ms: Mapping[str, float], budget_s: int = 100, together: str = "never"
+) -> Case:
+    job = f"budget: {budget_s}s\n{FOUR}steps: {{together: {together}}}\n"
+    return Case(directory, job, ranks_that_take(RunDir(directory / "run"), step_ms))
+
+
+CLEAR = {"ddp-2-even": 100.0, "ddp-2-6-2": 110.0, "dp-2-even": 200.0, "dp-2-6-2": 300.0}
+CLOSE = {**CLEAR, "ddp-2-6-2": 100.2}
+
+
+def configs(case: Case) -> list[LaunchConfig]:
+    paths = sorted(case.run.path.glob("launches/*/launch.json"))
+    return [read_json(path, LaunchConfig) for path in paths]
+
+
+def test_a_run_ends_when_all_is_decided(tmp_path: Path) -> None:
+    case = with_budget(tmp_path, CLEAR).done()
+    assert [look.launches for look in case.run.read_looks()] == [6]
+    assert len(configs(case)) == 2 * 6
+    comparison = read_json(case.run.comparison, Comparison)
+    assert comparison.fastest == EVEN
+    assert comparison.complete
+    assert case.clock.passed_s < 60
+
+
+@pytest.mark.slow
+def test_strategies_that_take_turns_are_dropped_from_their_launches_too(tmp_path: Path) -> None:
+    """The last ones have the ranks that they need, the first ones don't count."""
+    case = with_budget(tmp_path, CLOSE, budget_s=70, together="auto")
+    host = {"memory_available_gib": 8.0, "gpus": []}
+    write_json(case.run.host, host)
+    for variant in case.plan.variants:
+        write_json(case.run.memory(variant.id, 0), MemoryPeak(parameters=1 << 20))
+    case.done()
+    found = configs(case)
+    assert [[part.strategy for part in config.parts] for config in found[:3]] == [
+        ["ddp"],
+        ["dp"],
+        ["ddp", "dp"],
+    ]
+    assert found[2].takes_turns
+    assert [part.strategy for part in found[-1].parts] == ["ddp"]
+    assert 55 < case.clock.passed_s <= 70
+    comparison = read_json(case.run.comparison, Comparison)
+    verdicts = {one.id: one.vs_baseline.verdict for one in comparison.variants if one.vs_baseline}
+    assert verdicts["dp-2-even"] == verdicts["dp-2-6-2"] == "slower"
+    assert {one.launches for one in comparison.variants if one.strategy == "ddp"} == {len(found) - 2}
+
+
+@pytest.mark.slow
+def test_clear_losers_get_fewer_rounds_and_leave_when_that_is_established(tmp_path: Path) -> None:
+    case = with_budget(tmp_path, CLOSE, budget_s=70).done()
+    first, *_, last = configs(case)
+    assert [variant.rounds for variant in first.variants] == [None, None]
+    dp = [config for config in configs(case) if config.strategy == "dp"]
+    assert [(dp[0].rounds, len(dp[0].variants)), (dp[-1].rounds, len(dp))] == [(3, 2), (1, 6)]
+    assert last.strategy == "ddp"
+    assert len(configs(case)) > 2 * 6
+
+
+def test_a_spent_budget_leaves_open_what_it_can_not_decide(tmp_path: Path, wording: Wording) -> None:
+    case = with_budget(tmp_path, CLOSE, budget_s=45).done()
+    assert case.run.read_looks()[-1].fraction == 1.0
+    assert 35 < case.clock.passed_s <= 45
+    comparison = read_json(case.run.comparison, Comparison)
+    assert comparison.complete
+    assert comparison.fastest is None
+    (open_,) = comparison.open
+    assert {open_.variant, comparison.leader} == {EVEN, SPLIT}
+    (spent,) = (note for note in notes_of(comparison) if "of the budget" in note)
+    wording(spent, notes_of(comparison)[-1])
+    assert len(configs(case)) == 22
+
+
+@pytest.mark.parametrize(
+    ("late_s", "launches"),
+    first(
+        2,
+        [
+            ({"01-ddp-2": 20.0}, 2),  # another one may take as long
+            ({"07-ddp-2": 30.0}, 7),  # the other launch of its repetition isn't begun
+            ({"01-ddp-2": 10.0}, 18),  # what the first launch takes is a part of the budget
+            ({"04-ddp-2": 5.0}, 21),
+        ],
+    ),
+)
+def test_no_launch_begins_that_does_not_fit_in_the_budget(
+    tmp_path: Path, late_s: dict[str, float], launches: int
+) -> None:
+    case = with_budget(tmp_path, CLOSE, budget_s=45)
+    play = case.ranks.scripts
+    assert callable(play)
+
+    def late(config: LaunchConfig) -> Script:
+        (at_s, first), *rest = play(config)
+        return [(at_s, first), *((at_s + late_s.get(config.launch, 0.0), what) for at_s, what in rest)]
+
+    case.ranks.scripts = late
+    comparison = read_json(case.done().run.comparison, Comparison)
+    assert (len(configs(case)), case.clock.passed_s <= 45) == (launches, True)
+    assert comparison.complete
+    (spent,) = (note for note in notes_of(comparison) if "of the budget" in note)
+    assert spent.startswith(f"{launches} launches took ")
+
+
+def test_a_budget_for_less_than_two_launches_measures_every_variant_once(
+    tmp_path: Path, wording: Wording
+) -> None:
+    case = with_budget(tmp_path, CLOSE, budget_s=2).done()
+    wording("\n".join(notes_of(read_json(case.run.comparison, Comparison))))
+    assert len(configs(case)) == 2
+    assert case.run.read_looks() == (Look(1, 1.0),)
+    assert case.statuses() == ["ok"] * 4
+
+
+def test_an_interrupted_run_with_a_budget_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = with_budget(tmp_path, CLEAR)
+    play = first.ranks.scripts
+    assert callable(play)
+
+    def until_third(config: LaunchConfig) -> Script:
+        return [(1.0, CTRL_C)] if config.launch == "03-dp-2" else play(config)
+
+    first.ranks.scripts = until_third
+    assert first.fails() is CTRL_C
+    assert read_json(first.run.comparison, Comparison).complete is False
+    second = with_budget(tmp_path, CLEAR).done()
+    assert second.ranks.log[0] == "start 03-dp-2~2"
+    assert [look.launches for look in second.run.read_looks()] == [6]
+    assert read_json(second.run.comparison, Comparison).fastest == EVEN
+    assert with_budget(tmp_path, CLEAR).done().ranks.log == []
+
+
+def test_a_run_whose_budget_is_spent_begins_no_launch(tmp_path: Path) -> None:
+    """The last look has spent the error, so what is measured after it would only widen the intervals."""
+    case = with_budget(tmp_path, CLEAR)
+    append_lines(case.run.looks, [Look(1, 1.0)])
+    case.done()
+    assert case.ranks.log[::2] == ["start 01-ddp-2", "start 02-dp-2"]
+    assert len(configs(case)) == 2
+    assert has_ended(case.run, case.plan)
+
+
+# Runs that are interrupted, and those that go on with one
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        SPLITS,
+        "script: train.py\ncompare: {args: [[--width, 64], [--width, 128]]}\n",
+        "script: train.py\ncompare: {env: [{A: 1}, {A: 2}]}\n",
+        "compare: {split: [even, [6, 2]], params: [{layers: 1}, {layers: 2}]}\n",
+    ],
+)
+def test_a_run_is_resumed_by_the_job_that_it_was_made_from(tmp_path: Path, job: str) -> None:
+    case = Case(tmp_path, job, [])
+    assert run_to_resume(case.run.path, case.plan).path == case.run.path
+
+
+def test_a_run_that_goes_on_keeps_its_threads(tmp_path: Path) -> None:
+    """The cores that were free when it began are those of `host.json`, whatever is free now."""
+    spec = load_text("workload: gpt\nglobal_batch: 8\ndevices: cpu:1\n", "", (), tmp_path)
+    machine = replace(inspect_machine(), cpu_cores=4, free_cores=2)
+    given = Invocation(Path("gpurun run"), (), tmp_path, "")
+    run = open_run(given, spec, build_plan(spec, machine), machine, tmp_path / "run")
+    again = as_planned_for(spec, replace(machine, free_cores=None), run.path)
+    assert again == machine
+    assert run_to_resume(run.path, build_plan(spec, again)).path == run.path
+    run.host.unlink()
+    assert as_planned_for(spec, machine, run.path).free_cores is None, "of a run before this was kept"
+
+
+TORCH = ({"torch": "2.7.0", "Python": "3.11.9"}, {"torch": "2.8.0", "Python": "3.11.9"})
+
+
+def with_step(launch: LaunchConfig, run: RunDir) -> Script:
+    """The launch ends well, with a step of each of its variants."""
+
+    def steps() -> None:
+        for variant in launch.variants:
+            record = StepRecord(launch.launch, 1, 0, 1, "timed", 10**8, {}, None, 0)
+            append_lines(run.steps(variant.id, 0), [record])
+
+    return [(1.0, steps), (3.0, stage("done")), *exits(*[0] * launch.world_size)]
+
+
+def test_an_incomplete_pair_of_launches_is_measured_again_with_other_software(
+    tmp_path: Path, wording: Wording
+) -> None:
+    """The second pair, `03-dp-2` and `04-ddp-2`, which was interrupted in its second half."""
+    cases = [
+        Case(tmp_path, f"{STRATEGIES}steps: {{rounds: 3, launches: 2, together: never}}\n", []) for _ in TORCH
+    ]
+    ended = iter((True, True, True, False))
+    first, second = cases
+    first.ranks.scripts = lambda one: with_step(one, first.run) if next(ended) else [(1.0, CTRL_C)]
+    second.ranks.scripts = lambda one: with_step(one, second.run)
+    for case, software in zip(cases, TORCH, strict=True):
+        case.session.starter = replace(case.session.starter, software=software)
+    with pytest.raises(Interrupted):
+        first.session.execute()
+    found = [let_run_again(first.run, first.plan, one) for one in (*TORCH, TORCH[1])]
+    assert [one.replaced for one in found] == [(), ("03-dp-2", "04-ddp-2"), ()]
+    wording(*map(resumption_text, found))
+    comparison = second.session.execute()
+    assert [step.launch for step in second.run.read_steps("dp-2-even")[0]] == ["02-dp-2", "03-dp-2~2"]
+    said = "The software has changed during this run: 2 launches with torch 2.7.0 and 2 launches with torch"
+    assert any(note.startswith(said) for note in notes_of(comparison))
+
+
+def test_of_what_ran_out_of_memory_only_what_the_kernel_killed_is_tried_again(
+    tmp_path: Path, wording: Wording
+) -> None:
+    killed = replace(exits(0, -9)[1][1], oom_killed=True)
+    script: Script = [(1.0, stage("round", SPLIT)), (1.0, OfRank(1, stage("round", SPLIT))), (2.0, killed)]
+    too_large = replace(record(0, "OutOfMemoryError", "round", EVEN), kind="oom")
+    case = Case(tmp_path, SPLITS, [script, [(1.0, too_large), *exits(1, 1)]]).done()
+    assert case.statuses() == ["oom", "oom"]
+    found = let_run_again(case.run, case.plan, {})
+    assert case.statuses() == ["oom", None]
+    wording(resumption_text(found))
+
+
+@pytest.mark.parametrize("at", ["build", "round", "done"])
+def test_ctrl_c_stops_the_ranks_and_keeps_what_was_measured(
+    tmp_path: Path, at: str, wording: Wording
+) -> None:
+    before = [line for line in WELL if isinstance(line[1], Event) and line[1].stage != at]
+    case = Case(tmp_path, STRATEGIES, [[*before, (3.0, CTRL_C)]])
+    finished = finish(case.session)
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+    wording(str(finished.error))
+    wording(case.said[0])
+    assert case.run.comparison.exists()
+    assert not case.run.control("01-ddp-2").exists()
+
+
+@pytest.mark.parametrize("last", [None, CTRL_C])
+def test_a_run_whose_results_never_reach_the_store_ends_with_an_error(
+    tmp_path: Path,
+    last: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wording: Wording,
+) -> None:
+    def away(*_: object) -> None:
+        raise OSError("connection refused")
+
+    monkeypatch.setattr(Store, "put", away)
+    monkeypatch.setattr(store, "FIRST_PAUSE_S", 100.0)  # too long for another try
+    case = Case(tmp_path, STRATEGIES, [[*WELL[:-1], (3.0, last)] if last else WELL] * 2)
+    keep_at(case.run.path, Url("memory://bucket/run"))
+    finished = attended(case.run, lambda _: finish(case.session))
+    assert isinstance(finished.error, Interrupted if last else MachineError)
+    assert finished.comparison.variants
+    said = re.findall(r".*memory:.*(?:\n    .*)*", capsys.readouterr().err)
+    wording(*said, str(finished.error), hide=r"\b\d+(?= (of|files))")
+
+
+@pytest.mark.parametrize(
+    ("cause", "limit_s", "answers"),
+    [
+        ("Ctrl-C", 0.0, False),
+        ("SIGTERM", store.INTERRUPTED_S, False),
+        ("SIGTERM", store.INTERRUPTED_S, True),
+    ],
+)
+def test_a_signal_during_the_last_copy_loses_no_results(
+    tmp_path: Path,
+    cause: str,
+    limit_s: float,
+    answers: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wording: Wording,
+) -> None:
+    may_answer, waited_s, join = threading.Event(), list[float](), threading.Thread.join
+
+    def join_interrupted(thread: threading.Thread, timeout: float) -> None:
+        waited_s.append(timeout)
+        if len(waited_s) == 1:
+            raise Interrupted(cause)
+        if answers:
+            may_answer.set()
+            join(thread)
+
+    monkeypatch.setattr(Store, "put", lambda *_: may_answer.wait())
+    case = Case(tmp_path, STRATEGIES, [WELL] * 2)
+    keep_at(case.run.path, Url("memory://bucket/run"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", join_interrupted)
+        finished = attended(case.run, lambda _: finish(case.session))
+    may_answer.set()
+    assert waited_s == [store.FINAL_S, limit_s]
+    assert finished.comparison.variants
+    said = re.findall(r".*memory:.*(?:\n    .*)*", capsys.readouterr().err)
+    wording(*said, str(finished.error), hide=r"\b\d+(?= (of|files))")
+
+
+def test_only_the_node_that_copies_a_run_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case, url = Case(tmp_path, STRATEGIES, [WELL] * 2), f"memory://bucket/{tmp_path.name}"
+    on_other_nodes: list[str] = []
+    starter, machine = case.session.starter, replace(inspect_machine(), gpus=())
+    keep_at(case.run.path, Url(url))
+    monkeypatch.setattr(job, "Session", lambda **_: case.session)
+    ready = Prepared(case.plan, starter.spec, case.run, tmp_path, machine)
+    carry_out(ready, case.ranks, Output(quiet=True), on_other_nodes.append)
+    assert f"the run is also at {url}" in capsys.readouterr().err
+    assert on_other_nodes == []
+
+
+def test_a_run_is_kept_where_it_was_before_and_over_no_other(tmp_path: Path, wording: Wording) -> None:
+    before, other = (Url(f"memory://bucket/{tmp_path.name}/{name}") for name in ("before", "other"))
+    case, latest = Case(tmp_path, STRATEGIES, []), tmp_path / "latest"
+    latest.write_text("run\n")
+    for url in (before, other):
+        Store(url).put(case.run.plan, "plan.json")
+    keep_at(case.run.path, before)
+    for wanted in (None, before, Url(f"{other}-new")):
+        check_store(wanted, latest)
+    with wording.raises(SpecError, hide=r"(?<=bucket/)\w+"):
+        check_store(other, latest)
+
+
+def test_ctrl_c_while_ranks_are_started_stops_them(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [], broken={"breaks_start": CTRL_C})
+    assert case.fails() is CTRL_C
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+
+
+def test_ctrl_c_in_the_pause_before_a_restart_has_nothing_to_stop(tmp_path: Path) -> None:
+    clock = FakeClock(breaks_sleep=CTRL_C)
+    case = Case(tmp_path, f"{SPLITS}restarts: 3\n", [KILLED], clock=clock)
+    assert case.fails() is CTRL_C
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+    assert case.said[-1].startswith("restart 1 of 3")
+
+
+def test_ctrl_c_while_ranks_are_stopped_is_not_lost(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [WELL], broken={"breaks_stop": CTRL_C})
+    assert case.fails() is CTRL_C
+    assert not case.run.control("01-ddp-2").exists()
+
+
+def test_the_loss_of_a_node_that_shows_while_ranks_are_stopped_is_the_error(tmp_path: Path) -> None:
+    lost = NodesError("node 1 is gone")
+    case = Case(tmp_path, SPLITS, [[(1.0, MachineError("odd"))]], broken={"breaks_stop": lost})
+    assert case.fails() is lost
+
+
+def test_a_bug_of_ours_stops_the_ranks_too(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [[(1.0, ZeroDivisionError())]])
+    with pytest.raises(ZeroDivisionError):
+        case.session.execute()
+    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+
+
+def test_a_resumed_run_does_only_what_is_missing(tmp_path: Path, wording: Wording) -> None:
+    first = Case(tmp_path, STRATEGIES, [WELL, [(1.0, CTRL_C)]])
+    assert first.fails() is CTRL_C
+    wording(resumption_text(let_run_again(first.run, first.plan, {})))
+    second = Case(tmp_path, STRATEGIES, [[*WELL[:-1]]]).done()
+    assert second.ranks.log == ["start 02-dp-2~2", "stop 02-dp-2~2"]
+    assert second.statuses() == ["ok", "ok"]
+    third = Case(tmp_path, STRATEGIES, [])
+    wording(resumption_text(let_run_again(third.run, third.plan, {})))
+    assert third.done().ranks.log == []
+
+
+def test_a_resumption_says_why_a_variant_is_measured_again(tmp_path: Path, wording: Wording) -> None:
+    """And that its baseline is, in the rounds that are paired; JSON has the same."""
+    job = f"{SPLITS}steps: {{rounds: 6, launches: 2}}\n"
+    case = Case(tmp_path, job, [KILLED, WELL, [(1.0, CTRL_C)]])
+    assert case.fails() is CTRL_C
+    again = Case(tmp_path, job, [WELL, WELL])
+    again.session.resumed = found = let_run_again(case.run, case.plan, {})
+    wording(resumption_text(found))
+    assert again.session.execute().resumed == found
+    assert Case(tmp_path, job, []).session.execute().resumed is None
+
+
+def test_a_run_keeps_its_budget(tmp_path: Path, wording: Wording) -> None:
+    """A look has spent error by its share of the budget, which may not depend on the results."""
+    case, longer = (Case(tmp_path / "x", f"budget: {s}s\n{SPLITS}", []) for s in (60, 90))
+    write_json(case.run.plan, case.plan)
+    with wording.raises(SpecError):
+        run_to_resume(case.run.path, longer.plan)
+
+
+def test_a_run_of_another_job_is_refused_with_what_differs(wording: Wording) -> None:
+    def plan_of(text: str) -> Plan:
+        machine: Any = FakeMachine(cpu_cores=8)
+        text = f"workload: gpt\nglobal_batch: 8\ndevices: cpu:2\n{text}"
+        return build_plan(load_text(text, "job.yaml", (), Path()), machine)
+
+    before = plan_of("seed: 1\n")
+    wording(plan_difference(before, plan_of("seed: 2\n")))
+    other = "the job no longer has ddp-2-even"
+    assert plan_difference(before, plan_of("seed: 1\nsplit: [6, 2]\n")) == other
+    wording(plan_difference(before, replace(before, notes=("new",))))

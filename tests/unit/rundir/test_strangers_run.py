@@ -1,25 +1,33 @@
 """A stranger's run directory, damaged on purpose: the table as ever, or a sentence, and never a traceback."""
 
+import gzip
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from gpurun.launcher.cli.commands.report import keep_if_other
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.build import MAX_MAPPING_BYTES, compare_run
 from gpurun.launcher.compare.figures.ranks import read_traced
+from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.logs.relay import all_lines, not_shown
 from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Plan
-from gpurun.launcher.run.find import MAX_RECORDS_BYTES, find_run
-from gpurun.launcher.run.open import read_invocation
+from gpurun.launcher.report.tensorboard import SUFFIX, write_tensorboard
+from gpurun.launcher.run.find import MAX_RECORDS_BYTES, checked_run, find_run
+from gpurun.launcher.run.open import (
+    read_invocation,
+)
 from gpurun.launcher.rundir.files import (
     MAX_BYTES,
     MAX_EVENTS_BYTES,
@@ -29,13 +37,17 @@ from gpurun.launcher.rundir.files import (
     read_json,
 )
 from gpurun.launcher.rundir.paths import rank_files
+from gpurun.launcher.tensorboard_plugin.html import write_html
+from gpurun.launcher.trace.analysis.analyse import analyse
+from gpurun.launcher.trace.analysis.discover import FoundTraces, find_traces
 from gpurun.launcher.trace.kineto import trace_file
-from tests.whole import IS_WHOLE
+from gpurun.launcher.trace.merge import merge_traces
+from tests.whole import IS_WHOLE, first
 from tests.wording import Wording
 
 RECORDED = Path("docs/runs/balanced")
 NESTED = b'{"a":' * 100_000
-Plant = Callable[[RunDir], None]
+Plant = Callable[[RunDir], object]
 
 
 @pytest.fixture
@@ -91,26 +103,6 @@ def sparse(path: Path, num_bytes: int) -> None:
         file.truncate(num_bytes)
 
 
-def nested_status(run: RunDir) -> None:
-    (variant(run) / "status.json").write_bytes(b'{"unknown":' + NESTED)
-
-
-def nested_plan(run: RunDir) -> None:
-    run.plan.write_bytes(NESTED)
-
-
-def endless_plan(run: RunDir) -> None:
-    sparse(run.plan, MAX_BYTES + 1)
-
-
-def endless_steps(run: RunDir) -> None:
-    sparse(variant(run) / "rank0.jsonl", MAX_LINES_BYTES + 1)
-
-
-def endless_line(run: RunDir) -> None:
-    sparse(variant(run) / "rank0.jsonl", MAX_LINES_BYTES // 4)
-
-
 def test_steps_that_fill_the_memory_cost_their_own_variant_alone(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,36 +140,12 @@ def many_tables(run: RunDir) -> None:
         sparse(run.path / f"variants/{number}/trace.json", MAX_RECORDS_BYTES // 8)
 
 
-def large_mapping(run: RunDir) -> None:
-    run.host.write_bytes(b'{"a": [' + b"[]," * (MAX_MAPPING_BYTES // 3) + b"[]]}")
-
-
-def unknown_baseline(run: RunDir) -> None:
-    run.plan.write_bytes(run.plan.read_bytes().replace(b'"baseline":', b'"baseline": "even", "was":'))
-
-
-def unknown_variant(run: RunDir) -> None:
-    run.plan.write_bytes(run.plan.read_bytes().replace(b'"id": "ddp-2-even"', b'"id": "even"', 1))
-
-
-def parts_without_device(run: RunDir) -> None:
-    run.plan.write_bytes(re.sub(rb'("split": ?\[)', rb"\g<1>1,", run.plan.read_bytes(), count=1))
-
-
 def planned(run: RunDir, key: str, times: int) -> None:
     """Repeats what the first entry of a list in the plan has of something."""
     plan = json.loads(run.plan.read_bytes())
     first = plan["variants" if key == "devices" else "launches"][0]
     first |= {key: first[key] * times, "split": []}
     run.plan.write_text(json.dumps(plan))
-
-
-def many_devices(run: RunDir) -> None:
-    planned(run, "devices", MAX_DEVICES_OF_ALL)
-
-
-def many_processes(run: RunDir) -> None:
-    planned(run, "processes", MAX_PROCESSES)
 
 
 def pipe_for_plan(run: RunDir) -> None:
@@ -190,29 +158,69 @@ def dead_link_for_plan(run: RunDir) -> None:
     run.plan.symlink_to("nowhere")
 
 
-DAMAGES: dict[Plant, str] = {
-    pipe_for_plan: "plan.json is not a regular file, which no run of gpurun contains; remove it",
-    dead_link_for_plan: "plan.json is a symbolic link, which no run of gpurun contains; remove it",
-    many_devices: "plan.json: 600,004 devices in one plan; at most 300,000 are allowed",
-    many_processes: r"plan.json: 40,\d+ processes in one plan; at most 20,000 are allowed",
-    parts_without_device: "3 parts of the batch for 2 devices",
-    unknown_baseline: "the plan has no variant 'even'",
-    unknown_variant: "the plan has no variant 'ddp-2-even'",
-    nested_status: "nested too deeply",
-    nested_plan: "nested too deeply",
-    endless_plan: "larger than any file that gpurun writes there; remove it",
-    endless_steps: "larger than any file that gpurun writes there; remove it",
-    many_tables: "has larger records than any run",
-    large_mapping: "larger than any file that gpurun writes there; remove it",
-    events_without_end: "launches has more events than gpurun writes",
-    endless_line: "larger than any file that gpurun writes there; remove it",
+def in_plan(run: RunDir, pattern: bytes, replacement: bytes) -> None:
+    run.plan.write_bytes(re.sub(pattern, replacement, run.plan.read_bytes(), count=1))
+
+
+DAMAGES: dict[str, tuple[Plant, str]] = {
+    "pipe for plan": (
+        pipe_for_plan,
+        "plan.json is not a regular file, which no run of gpurun contains; remove it",
+    ),
+    "dead link for plan": (
+        dead_link_for_plan,
+        "plan.json is a symbolic link, which no run of gpurun contains; remove it",
+    ),
+    "many devices": (
+        lambda run: planned(run, "devices", MAX_DEVICES_OF_ALL),
+        "plan.json: 600,004 devices in one plan; at most 300,000 are allowed",
+    ),
+    "many processes": (
+        lambda run: planned(run, "processes", MAX_PROCESSES),
+        r"plan.json: 40,\d+ processes in one plan; at most 20,000 are allowed",
+    ),
+    "parts without device": (
+        lambda run: in_plan(run, rb'("split": ?\[)', rb"\g<1>1,"),
+        "3 parts of the batch for 2 devices",
+    ),
+    "unknown baseline": (
+        lambda run: in_plan(run, b'"baseline":', b'"baseline": "even", "was":'),
+        "the plan has no variant 'even'",
+    ),
+    "unknown variant": (
+        lambda run: in_plan(run, b'"id": "ddp-2-even"', b'"id": "even"'),
+        "the plan has no variant 'ddp-2-even'",
+    ),
+    "nested status": (
+        lambda run: (variant(run) / "status.json").write_bytes(b'{"unknown":' + NESTED),
+        "nested too deeply",
+    ),
+    "nested plan": (lambda run: run.plan.write_bytes(NESTED), "nested too deeply"),
+    "endless plan": (
+        lambda run: sparse(run.plan, MAX_BYTES + 1),
+        "larger than any file that gpurun writes there; remove it",
+    ),
+    "endless steps": (
+        lambda run: sparse(variant(run) / "rank0.jsonl", MAX_LINES_BYTES + 1),
+        "larger than any file that gpurun writes there; remove it",
+    ),
+    "many tables": (many_tables, "has larger records than any run"),
+    "large mapping": (
+        lambda run: run.host.write_bytes(b'{"a": [' + b"[]," * (MAX_MAPPING_BYTES // 3) + b"[]]}"),
+        "larger than any file that gpurun writes there; remove it",
+    ),
+    "events without end": (events_without_end, "launches has more events than gpurun writes"),
+    "endless line": (
+        lambda run: sparse(variant(run) / "rank0.jsonl", MAX_LINES_BYTES // 4),
+        "larger than any file that gpurun writes there; remove it",
+    ),
 }
 
 
-@pytest.mark.parametrize("plant", DAMAGES, ids=lambda plant: plant.__name__)
-def test_what_cannot_be_read_is_named(run: RunDir, plant: Plant) -> None:
+@pytest.mark.parametrize(("plant", "words"), DAMAGES.values(), ids=DAMAGES)
+def test_what_cannot_be_read_is_named(run: RunDir, plant: Plant, words: str) -> None:
     plant(run)
-    with pytest.raises((MachineError, SpecError), match=DAMAGES[plant]):
+    with pytest.raises((MachineError, SpecError), match=words):
         compare_run(find_run(run.path))
 
 
@@ -384,3 +392,153 @@ def test_a_log_that_its_owner_keeps_private_is_named(run: RunDir, wording: Wordi
     open_to_all(log)
     with as_another_user(), wording.raises(MachineError):
         list(all_lines(run, None, log.parent.name, colour=False))
+
+
+# A stranger's run or directory that changes while it is read: nothing elsewhere is read or written
+
+
+def swapped(place: Path, target: Path) -> None:
+    place.rename(place.with_name("was"))
+    place.symlink_to(target)
+
+
+MINE = ("report.html", "trace.json", "comparison.json", f"events.out.tfevents.1{SUFFIX}")
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A directory in which there is a file by each name that a report may write."""
+    (tmp_path / "mine").mkdir()
+    for name in MINE:
+        (tmp_path / "mine" / name).write_text("mine")
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def traced_run(tmp_path: Path) -> RunDir:
+    shutil.copytree("docs/runs/gpt-splits", tmp_path / "traced")
+    return find_run(tmp_path / "traced")
+
+
+@pytest.mark.parametrize("place", first(1, [".", "variants/ddp-2-even"]))
+@pytest.mark.parametrize("format", ["html", "tensorboard", "table"])
+def test_no_report_is_written_to_where_a_link_leads_that_was_put_there_meanwhile(
+    traced_run: RunDir, mine: Path, place: str, format: str
+) -> None:
+    for table in traced_run.path.glob("variants/*/trace.json"):
+        table.unlink()
+    comparison = compare_run(traced_run)
+    (traced_run.path / "variants/ddp-2-even/trace.json").unlink()
+    swapped(traced_run.path / place if place != "." else traced_run.path, mine)
+    writers: dict[str, Callable[[Comparison, RunDir], object]] = {
+        "html": write_html,
+        "tensorboard": write_tensorboard,
+        "table": keep_if_other,
+    }
+    with suppress(MachineError):
+        writers[format](replace(comparison, conclusions=1000), traced_run)
+    with suppress(MachineError):
+        read_traced(traced_run, "ddp-2-even")
+    assert {each.name: each.read_text() for each in mine.iterdir()} == dict.fromkeys(MINE, "mine")
+
+
+def test_no_report_is_written_into_a_run_of_ones_own_that_was_put_in_the_place(
+    traced_run: RunDir, tmp_path: Path
+) -> None:
+    shutil.copytree("docs/runs/balanced", tmp_path / "run")
+    run = RunDir(tmp_path / "run")
+    comparison = compare_run(traced_run)
+    swapped(traced_run.path, run.path)
+    with pytest.raises(MachineError, match="another directory was put in the place of the run"):
+        write_html(comparison, traced_run)
+    assert not (run.path / "report.html").exists()
+
+
+def test_a_merged_trace_goes_where_its_directory_was_when_it_was_named(
+    traced_run: RunDir, tmp_path: Path, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+
+    def analyse_and_swap(*arguments: Any, **named: Any) -> Any:
+        swapped(tmp_path / "out", mine)
+        return analyse(*arguments, **named)
+
+    monkeypatch.setattr("gpurun.launcher.trace.merge.analyse", analyse_and_swap)
+    merge_traces([traced_run.variant("ddp-2-even")], tmp_path / "out/trace.json")
+    assert (mine / "trace.json").read_text() == "mine"
+    assert (tmp_path / "was/trace.json").exists()
+
+
+VARIANT = "variants/ddp-2-even"
+PLACES = (".", "plan.json", "variants", VARIANT, f"{VARIANT}/status.json", "launches/02-ddp-2/log")
+COMMANDS = (
+    "report R --format json,html",
+    "logs R",
+    f"trace R/{VARIANT} --merge M",
+    f"diff docs/runs/gpt-splits/{VARIANT} R/{VARIANT} --show operators",
+)
+
+
+SWAPS = [(COMMANDS[number % len(COMMANDS)], place) for number, place in enumerate(PLACES)]
+SWAPS += [swap for swap in product(COMMANDS, PLACES) if swap not in SWAPS]
+
+
+@pytest.fixture
+def outside(traced_run: RunDir, tmp_path: Path) -> Path:
+    """A run of the user's own, whose every name and sentence says so; the stranger's has the same files."""
+    log = traced_run.log("02-ddp-2", 0)
+    log.parent.mkdir()
+    log.write_text("a line of a log\n")
+    shutil.copytree(traced_run.path, tmp_path / "outside")
+    for path in (each for each in (tmp_path / "outside").rglob("*") if each.is_file()):
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for word in (b"gpt-splits", b"aten::addmm", b"a line"):
+            text = text.replace(word, b"OUTSIDE")
+        if path.name == "status.json":
+            text = b'{"status": "failed", "reason": "OUTSIDE"}'
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return tmp_path / "outside"
+
+
+def shown(command: str, run: Path) -> str:
+    """All that a command prints and writes into the run."""
+    merged = run.parent / "merged.json"
+    words = command.replace("R", str(run)).replace("M", str(merged)).split()
+    done = CliRunner().invoke(cli, words)
+    made = [each.read_text() for each in (merged, run / "report.html") if each.exists()]
+    return "".join([done.output, *made])
+
+
+@pytest.mark.parametrize("command", first(1, COMMANDS[1:] + COMMANDS[:1]))
+def test_the_exploit_would_show(outside: Path, command: str) -> None:
+    assert "OUTSIDE" in shown(command, outside)
+
+
+@pytest.mark.parametrize(("command", "place"), first(len(PLACES), SWAPS))
+def test_nothing_is_read_through_a_link_that_was_put_there_after_the_check(
+    traced_run: RunDir, outside: Path, place: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The swap comes as soon as the run has been checked, or the traces have been found."""
+    for table in traced_run.path.glob("variants/*/trace.json"):
+        table.unlink()
+    left = [traced_run.path / place if place != "." else traced_run.path]
+
+    def check_and_swap(directory: Path) -> RunDir:
+        found = checked_run(directory)
+        swap()
+        return found
+
+    def find_and_swap(paths: Any, within: Any) -> FoundTraces:
+        found = find_traces(paths, within)
+        if paths[0].is_relative_to(traced_run.path):
+            swap()
+        return found
+
+    def swap() -> None:
+        if left:
+            swapped(victim := left.pop(), outside / victim.relative_to(traced_run.path))
+
+    monkeypatch.setattr("gpurun.launcher.run.find.checked_run", check_and_swap)
+    monkeypatch.setattr("gpurun.launcher.trace.analysis.analyse.find_traces", find_and_swap)
+    assert "OUTSIDE" not in shown(command, traced_run.path)
+    assert not left

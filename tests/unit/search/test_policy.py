@@ -21,6 +21,7 @@ from gpurun.launcher.search.policy import (
     missed,
     posterior,
 )
+from tests.known import known
 
 SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
 
@@ -149,8 +150,7 @@ def test_what_may_be_missed_shrinks_with_what_is_known() -> None:
     trials = searched(search, times, 1e9, 0.01)
     first = measured(trials[: len(design(levels, 0))])
     early = posterior(levels, first[:4])
-    found = search.found(trials)
-    assert found is not None
+    found = known(search.found(trials))
     assert found.finalists[0] == 0
     others = [one for one in range(len(levels)) if one not in found.finalists]
     assert found.missed is not None
@@ -161,12 +161,10 @@ def test_nothing_is_said_of_values_that_no_trial_had() -> None:
     """By a single trial the model would know others to 20 %."""
     search = Search(levels_of((2, 3)))
     one = Trial(0, math.log(0.06), 1e-4, 1.0)
-    found = search.found([one])
-    assert found is not None
+    found = known(search.found([one]))
     assert (found.missed, found.unknown) == (None, frozenset(range(1, 6)))
     others = [Trial(number, math.log(0.06), 1e-4, 1.0) for number in (4, 2)]
-    found = search.found([one, *others])
-    assert found is not None
+    found = known(search.found([one, *others]))
     assert found.missed is not None
     assert not found.unknown
 

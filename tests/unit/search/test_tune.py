@@ -145,11 +145,14 @@ def test_threads_and_devices_need_new_ranks_and_a_program_its_own(tmp_path: Path
     assert keys_of(variants)[0].values == ("1", "1", "2", "2", "not given")
 
 
-def test_a_search_finds_the_fastest_and_says_what_it_left_out(tmp_path: Path) -> None:
-    tuning = tuning_of(tmp_path)
+@pytest.fixture
+def tuning(tmp_path: Path) -> Tuning:
+    return tuning_of(tmp_path)
+
+
+def test_a_search_finds_the_fastest_and_says_what_it_left_out(tuning: Tuning) -> None:
     trials = searched(tuning)
-    record = tuning.run.read_search()
-    assert record is not None
+    record = known(tuning.run.read_search())
     own = tuning.space.variants[tuning.space.own].id
     assert {step_ms(tuning.space.plan.variant(one))["step_ms"] for one in record.finalists[:1]} == {9.0}
     assert own in record.finalists
@@ -159,14 +162,12 @@ def test_a_search_finds_the_fastest_and_says_what_it_left_out(tmp_path: Path) ->
     ready = finals(tuning, record)
     assert {variant.id for variant in ready.plan.variants} == set(record.finalists)
     assert ready.plan.baseline == own
-    search = compare_run(tuning.run).search
-    assert search is not None
+    search = known(compare_run(tuning.run).search)
     assert (search.best, search.is_over, search.tried) == (record.finalists[0], True, len(set(trials.tried)))
     assert f"tried {search.tried} of 26 different combinations" in search.summary
 
 
-def test_a_search_says_what_each_value_does_to_the_time(tmp_path: Path, wording: Wording) -> None:
-    tuning = tuning_of(tmp_path)
+def test_a_search_says_what_each_value_does_to_the_time(tuning: Tuning, wording: Wording) -> None:
     searched(tuning)
     search = known(compare_run(tuning.run).search)
     best = tuning.space.plan.variant(known(search.best))
@@ -211,8 +212,7 @@ def test_an_effect_at_the_best_may_be_the_opposite_of_the_average(tmp_path: Path
     wording(*(each.text for each in effects_note(search)), hide=r"[+−]\d.*?\)")
 
 
-def test_where_the_best_was_compared_the_effect_is_that_of_the_comparison(tmp_path: Path) -> None:
-    tuning = tuning_of(tmp_path)
+def test_where_the_best_was_compared_the_effect_is_that_of_the_comparison(tuning: Tuning) -> None:
     searched(tuning)
     record = known(tuning.run.read_search())
     best, other = next(
@@ -227,8 +227,9 @@ def test_where_the_best_was_compared_the_effect_is_that_of_the_comparison(tmp_pa
     assert all(one.percent != 40.0 for one in changes if one.variant != other)
 
 
-def test_what_is_compared_is_the_fastest_by_the_trials(tmp_path: Path, wording: Wording) -> None:
-    tuning = tuning_of(tmp_path)
+def test_what_is_compared_is_the_fastest_by_the_trials(
+    tuning: Tuning, tmp_path: Path, wording: Wording
+) -> None:
     searched(tuning)
     search = known(compare_run(tuning.run).search)
     fastest = sorted(search.combinations, key=lambda one: known(one.step_ms))[:5]
@@ -238,8 +239,7 @@ def test_what_is_compared_is_the_fastest_by_the_trials(tmp_path: Path, wording: 
     wording(search.summary, known(compare_run(few.run).search).summary)
 
 
-def test_a_search_that_was_interrupted_goes_on(tmp_path: Path, wording: Wording) -> None:
-    tuning = tuning_of(tmp_path)
+def test_a_search_that_was_interrupted_goes_on(tuning: Tuning, tmp_path: Path, wording: Wording) -> None:
 
     def interrupted(variant: Variant) -> Mapping[str, Any]:
         if len(tuning.run.read_trials()) == 3:
@@ -268,8 +268,7 @@ def test_what_fails_or_does_not_fit_is_a_result(tmp_path: Path, wording: Wording
         return {**step_ms(variant), "peak_gib": 2.0 if variant.gradient_as_bucket_view else 0.5}
 
     searched(tuning, outcome)
-    record = tuning.run.read_search()
-    assert record is not None
+    record = known(tuning.run.read_search())
     wording({one.reason for one in record.failed})
     search = known(compare_run(tuning.run).search)
     assert {one.status for one in search.combinations} == {"ok", "failed", "too large"}

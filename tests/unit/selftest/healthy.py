@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace as changed
 
-from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures
+from gpurun.launcher.compare.figures.ranks import RankFigures
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.machine.accelerators import CUDA
 from gpurun.launcher.machine.gpus.nvml import GpuHealth, inspect_health
@@ -21,6 +21,7 @@ from gpurun.launcher.selftest.evidence import (
     RanJob,
 )
 from gpurun.launcher.selftest.run_checks import FAULTY, GRAPH, NUM_STEPS, PROGRAM_NAMES, SOUND
+from tests.measured import measured
 from tests.unit.machine.fake_driver import UUIDS, well
 from tests.unit.machine.test_host import machine
 
@@ -77,30 +78,8 @@ def variant(strategy: str = "ddp", split: tuple[int, ...] = (8, 8, 8), **more: A
         RankFigures(rank, DEVICES[rank], None, 1.0, {}, 1.0, "trace", compute_ms=1.0, wait_ms=0.1)
         for rank in range(len(DEVICES))
     )
-    values: dict[str, Any] = {
-        "id": f"{strategy}-{split}",
-        "strategy": strategy,
-        "devices": DEVICES,
-        "split": split,
-        "split_name": "",
-        "global_batch": sum(split),
-        "precision": "fp32",
-        "accumulate": 1,
-        "varied": {},
-        "status": "ok",
-        "reason": None,
-        "log": None,
-        "rounds": 1,
-        "launches": 1,
-        "step_ms": None,
-        "vs_baseline": None,
-        "scaling_efficiency": None,
-        "gradient_error": 2e-7,
-        "gradient_reference": "one device",
-        "exposed_comm_ms": ExposedComm(),
-        "ranks": ranks,
-    }
-    return VariantResult(**{**values, **more})
+    traced = {"devices": DEVICES, "gradient_error": 2e-7, "gradient_reference": "one device", "ranks": ranks}
+    return measured(f"{strategy}-{split}", split, strategy=strategy, **{**traced, **more})
 
 
 def faulty(fault: str, status: str, reason: str | None) -> VariantResult:

@@ -103,8 +103,12 @@ class FakeTime:
         return pass_time
 
 
-def test_a_device_is_as_fast_as_its_fastest_block(monkeypatch: Patch) -> None:
-    clock = FakeTime(monkeypatch, device_program)
+@pytest.fixture
+def clock(monkeypatch: Patch) -> FakeTime:
+    return FakeTime(monkeypatch, device_program)
+
+
+def test_a_device_is_as_fast_as_its_fastest_block(clock: FakeTime, monkeypatch: Patch) -> None:
     durations = iter([*[400_000] * 4, *[100_000] * 12, *[200_000] * 100])
     monkeypatch.setattr(torch, "mm", lambda *args, out: clock.taking(next(durations))())
     best_ns, _, host_ns = device_program.blocks(torch.ones(2, 2), HostClock(), lambda: None)
@@ -137,15 +141,13 @@ class LateClock(HostClock):
         self.lose_the_core()
 
 
-def test_no_clock_is_off_by_what_a_busy_machine_takes(monkeypatch: Patch) -> None:
-    clock = FakeTime(monkeypatch, device_program)
+def test_no_clock_is_off_by_what_a_busy_machine_takes(clock: FakeTime, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch, "mm", lambda *args, out: clock.taking(5_000_000)())
     _, off, host_ns = device_program.blocks(torch.ones(2, 2), LateClock(clock), lambda: None)
     assert (off, host_ns) == (0, clock.now_ns)
 
 
-def test_a_device_whose_clock_is_fast_is_named(monkeypatch: Patch) -> None:
-    clock = FakeTime(monkeypatch, device_program)
+def test_a_device_whose_clock_is_fast_is_named(clock: FakeTime, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch, "mm", lambda *args, out: clock.taking(5_000_000)())
     _, off, _ = device_program.blocks(torch.ones(2, 2), FastClock(lambda: clock.now_ns), lambda: None)
     seen = evidence()
@@ -214,9 +216,8 @@ def test_sums_of_every_size_whose_rate_is_measured_are_checked(monkeypatch: Patc
     assert sizes[torch.float32][-2:] == [size // 4 for size in device_program.REDUCED_BYTES[True]]
 
 
-def test_a_slow_link_is_measured_and_named(monkeypatch: Patch) -> None:
+def test_a_slow_link_is_measured_and_named(clock: FakeTime, monkeypatch: Patch) -> None:
     """Of three ranks: this one is rank 0, whose messages to rank 2 take 80 times as long."""
-    clock = FakeTime(monkeypatch, device_program)
     one_way_ns = {1: 25, 2: 2000}
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     monkeypatch.setattr(dist, "barrier", clock.taking(10**9))
@@ -232,8 +233,10 @@ def test_a_slow_link_is_measured_and_named(monkeypatch: Patch) -> None:
     assert device_program.parsed_pairs("0-2,1-13") == [(0, 2), (1, 13)]
 
 
-def test_an_all_reduce_is_as_fast_as_its_slowest_rank_and_fastest_repetition(monkeypatch: Patch) -> None:
-    clock, durations_ns = FakeTime(monkeypatch, device_program), iter([900, 500, 700, 800, 900, 600])
+def test_an_all_reduce_is_as_fast_as_its_slowest_rank_and_fastest_repetition(
+    clock: FakeTime, monkeypatch: Patch
+) -> None:
+    durations_ns = iter([900, 500, 700, 800, 900, 600])
 
     def slower_elsewhere(times_ns: Tensor, op: Any) -> None:
         assert op == dist.ReduceOp.MAX

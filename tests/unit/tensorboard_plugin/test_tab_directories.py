@@ -35,8 +35,8 @@ from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, RequestRefu
 from gpurun.launcher.tensorboard_plugin.timeline import index_store
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, home_of, making
 from gpurun.launcher.tensorboard_plugin.view import is_empty
+from tests.sample import COMPARISON, SAMPLE
 
-COMPARISON = Path(__file__).resolve().parents[2] / "data" / "comparison.json"
 PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 SECRET = "a secret of the machine"
 
@@ -53,7 +53,7 @@ def logdir(tmp_path: Path) -> Path:
     """A log directory with one run, next to a directory that may not be read."""
     run = tmp_path / "log" / "job" / "2026-11-21_14-02-11"
     (run / "variants" / "ddp-2-even").mkdir(parents=True)
-    shutil.copy(COMPARISON, run / "comparison.json")
+    shutil.copy(SAMPLE, run / "comparison.json")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "host.json").write_text(json.dumps({"hostname": SECRET}))
     (tmp_path / "outside" / "plan.json").write_text("{}")
@@ -136,7 +136,7 @@ def test_only_variants_of_the_run_lead_anywhere(logdir: Path, variant: str) -> N
 
 
 def test_a_run_that_names_directories_elsewhere_has_no_such_variants(logdir: Path) -> None:
-    comparison: Any = json.loads(COMPARISON.read_text())
+    comparison: Any = json.loads(SAMPLE.read_text())
     for number, name in enumerate(("../../../../outside", "..", "/etc", "ddp-2-even")):
         comparison["variants"][number]["id"] = name
     del comparison["variants"][4:]
@@ -249,10 +249,9 @@ def test_a_damaged_comparison_counts_as_none(logdir: Path, content: bytes) -> No
 
 def test_the_answer_about_a_run_is_its_comparison_and_more(logdir: Path) -> None:
     answer = msgspec.json.decode(msgspec.json.encode(run_answer(only(logdir))))
-    comparison = msgspec.json.decode(COMPARISON.read_bytes(), type=Comparison)
-    assert msgspec.convert(answer["comparison"], Comparison) == comparison
-    assert [each["id"] for each in answer["variants"]] == [each.id for each in comparison.variants]
-    assert {each["status"] for each in answer["variants"]} == {each.status for each in comparison.variants}
+    assert msgspec.convert(answer["comparison"], Comparison) == COMPARISON
+    assert [each["id"] for each in answer["variants"]] == [each.id for each in COMPARISON.variants]
+    assert {each["status"] for each in answer["variants"]} == {each.status for each in COMPARISON.variants}
 
 
 def test_a_run_without_a_writer_has_stopped(logdir: Path) -> None:

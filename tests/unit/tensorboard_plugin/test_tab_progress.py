@@ -9,9 +9,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from gpurun.launcher.compare.figures.size_curves import Balanced, DeviceCost, SplitCost
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.claim import claimed, read
@@ -20,10 +22,18 @@ from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.tensorboard_plugin import logdir
 from gpurun.launcher.tensorboard_plugin.answers import live
 from gpurun.launcher.tensorboard_plugin.answers.live import LiveDevices, progress_answer
+from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS, Kind, operators_answer
 from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, steps_answer
+from gpurun.launcher.tensorboard_plugin.answers.sentences import cost_sentences
 from gpurun.launcher.tensorboard_plugin.html import without_host
-from gpurun.launcher.tensorboard_plugin.logdir import Kept, Listed, stamp_of, status
+from gpurun.launcher.tensorboard_plugin.logdir import Kept, Listed, Listing, choose, stamp_of, status
+from gpurun.launcher.tensorboard_plugin.timeline.format import Header
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.model import TraceReport
 from tests.known import known
+from tests.sample import COMPARISON
+from tests.unit.trace.trace_files import Event as TraceEvent
+from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
 
 IDS = ("ddp-2-even", "ddp-2-48-16")
@@ -94,11 +104,11 @@ def test_of_a_program_launches_that_have_ended_are_done(run: RunDir, ended: int,
     programs = tuple(replace(each, strategy="script") for each in plan.variants)
     launches = tuple(replace(each, rounds=1) for each in plan.launches)
     write_json(run.plan, replace(plan, variants=programs, launches=launches))
-    for number, launch in enumerate(launches):
-        run.events(launch.id).unlink()
+    for number, one in enumerate(launches):
+        run.events(one.id).unlink()
         steps = [Event(time.time_ns(), "run", IDS[0], 280)]
         more = [Event(time.time_ns(), "done", IDS[0])] if number < ended else []
-        append_lines(run.events(launch.id), [*steps, *more])
+        append_lines(run.events(one.id), [*steps, *more])
     found = progress_answer(own(run), LiveDevices())
     assert found["done"] == done
     assert (found["seconds_left"] is None) == (done is None)
@@ -225,3 +235,138 @@ def test_a_report_to_send_names_neither_the_host_nor_its_directories() -> None:
         deep = [deep]
     with pytest.raises(MachineError, match="nested more deeply"):
         without_host({"deep": deep}, host)
+
+
+# The tab's operators: rows, rest and overlap add up to the step, and the rest is never less than nothing
+
+
+SIDE_BY_SIDE = {
+    "streams": [launch(0, 1, 1), launch(2, 1, 2), kernel("a", 5, 80, 1), kernel("b", 5, 90, 2, stream=8)],
+    "threads": [span("cpu_op", "aten::a", 5, 80), span("cpu_op", "aten::b", 5, 90, tid=2)],
+    "outside": [launch(150, 1, 1), kernel("a", 155, 300, 1)],
+}
+
+
+def header_of(report: TraceReport) -> Header:
+    """As much of an index as the table of operators is made from."""
+    return cast(Header, SimpleNamespace(ranks=report.ranks))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("events", SIDE_BY_SIDE.values(), ids=SIDE_BY_SIDE)
+def test_the_rest_is_never_negative(tmp_path: Path, events: list[TraceEvent], kind: Kind) -> None:
+    report = analyse_paths([write(tmp_path / "rank0.json", [step(1, 0, 100), *events])])
+    answer = operators_answer(header_of(report), None, kind)
+    rows_ms = sum(row["self_ms"] for row in answer["rows"])
+    assert answer["rest_ms"] >= report.ranks[0].steps[0].idle_us / 1000
+    assert answer["overlap_ms"] >= 0
+    assert rows_ms + answer["rest_ms"] - answer["overlap_ms"] == pytest.approx(answer["step_ms"])
+
+
+RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+BY_HAND = [
+    span("cpu_op", "aten::mm", 0, 5),
+    *(launch(1, 1, 1), kernel("gemm", 10, 50, 1)),
+    span("cpu_op", "aten::copy_", 6, 5),
+    *(launch(7, 1, 2), kernel("Memcpy HtoD", 60, 10, 2) | {"cat": "gpu_memcpy"}),
+    *(launch(20, 1, 3), kernel(RING, 70, 20, 3, stream=20)),
+    *(launch(22, 1, 4), kernel("triton_mm", 90, 7, 4)),
+]
+
+
+def test_what_no_operator_launched_has_rows_of_its_class(tmp_path: Path) -> None:
+    report = analyse_paths([write(tmp_path / "rank0.json", [step(1, 0, 100), *BY_HAND])])
+    shown = {kind: operators_answer(header_of(report), None, kind) for kind in KINDS}
+    rows = {kind: {row["name"]: row for row in answer["rows"]} for kind, answer in shown.items()}
+    assert {name: (row["class"], row["self_ms"], row["named"]) for name, row in rows["ops"].items()} == {
+        "aten::mm": ("compute", 0.05, True),
+        "aten::copy_": ("copy", 0.01, True),
+        "collectives that no operator launched": ("transfer", 0.02, False),
+        "compute that no operator launched": ("compute", 0.007, False),
+    }
+    assert {(row["class"], row["self_ms"]) for row in rows["modules"].values()} == {
+        ("compute", 0.057), ("transfer", 0.02), ("copy", 0.01),
+    }  # fmt: skip
+    assert all(answer["rest_ms"] == pytest.approx(0.013) for answer in shown.values())
+    assert all(answer["overlap_ms"] == pytest.approx(0) for answer in shown.values())
+
+
+def test_on_the_cpu_what_ran_outside_of_modules_is_no_idle_time(tmp_path: Path) -> None:
+    events = [span("cpu_op", "aten::a", 5, 80), span("cpu_op", "gloo:all_reduce", 85, 10, tid=2)]
+    report = analyse_paths([write(tmp_path / "rank0.json", [step(1, 0, 100), *events])])
+    answer = operators_answer(header_of(report), None, "modules")
+    assert {row["name"]: (row["class"], row["self_ms"]) for row in answer["rows"]} == {
+        "compute outside of modules": ("compute", 0.08),
+        "collectives": ("transfer", 0.01),
+    }
+    assert answer["rest_ms"] == pytest.approx(0.01)
+
+
+def test_a_collectives_row_says_how_much_of_it_is_waiting(tmp_path: Path) -> None:
+    for rank, start in enumerate((10, 40)):
+        events = [step(1, 0, 60), span("cpu_op", "nccl:all_reduce", 1, 5), launch(2, 1, 1)]
+        events.append(kernel(RING, start, 50 - start, 1, stream=20))
+        write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2))
+    report = analyse_paths([tmp_path])
+    (row,) = operators_answer(header_of(replace(report, ranks=report.ranks[:1])), None, "ops")["rows"]
+    assert (row["self_ms"], row["wait_ms"]) == (pytest.approx(0.04), pytest.approx(0.03))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_work_of_other_steps_alone_is_no_idle_time(tmp_path: Path, kind: Kind) -> None:
+    events = [step(1, 0, 50), launch(1, 1, 1), kernel("a", 10, 20, 1), kernel("lost", 32, 8)]
+    report = analyse_paths([write(tmp_path / "rank0.json", events)])
+    answer = operators_answer(header_of(report), None, kind)
+    (other,) = (row for row in answer["rows"] if row["class"] == "other_steps")
+    assert (other["name"], other["named"], other["self_ms"]) == ("only work of other steps", False, 0.008)
+    assert (answer["rest_ms"], answer["overlap_ms"]) == (pytest.approx(0.022), pytest.approx(0))
+
+
+# What the tab says of balanced splits and of batches: as the terminal does
+
+
+COSTS = tuple(
+    DeviceCost(f"cuda:{rank}", 5.0, None, 1.0, None, True, ((8, 13.0), (16, 21.0)), None) for rank in range(2)
+)
+FOUND = Balanced(COSTS, 37.0, 0.5, 37.5, 38.0, 37 / 38, SplitCost((32, 32), 37.5), None, ("ddp-2-even",))
+
+
+def test_of_a_balanced_split_it_says_what_the_terminal_says(wording: Wording) -> None:
+    even = replace(COMPARISON.variants[0], id="ddp-2-even")
+    one = replace(even, id="ddp-2-balanced", split_name="balanced", balanced=FOUND)
+    other = replace(one, id="ddp-2-other")
+    wording(cost_sentences(one, (even, one, other)))
+    assert cost_sentences(even, (even, one)) == []
+
+
+# Which runs a tab lists of a directory that holds much else
+
+
+def files(directory: Path, count: int) -> None:
+    directory.mkdir(parents=True)
+    for number in range(count):
+        (directory / f"{number}.jpg").touch()
+
+
+def test_neither_data_nor_a_virtual_environment_hides_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logdir, "MAX_ENTRIES", 40)
+    files(tmp_path / "data", 100)
+    files(tmp_path / "datasets/a", 100)
+    files(tmp_path / "env/lib/python3.11/site-packages/a", 100)
+    (tmp_path / "env/pyvenv.cfg").touch()
+    run = tmp_path / "runs/gpt/2026-11-21_14-02-11"
+    run.mkdir(parents=True)
+    (run / "plan.json").write_text("{}")
+    assert list(Listing(str(tmp_path)).all()) == ["runs/gpt/2026-11-21_14-02-11"]
+
+
+def test_steps_are_thinned_out_but_the_slowest_stay() -> None:
+    values = [float(i % 97) for i in range(5000)]
+    values[1234] = 1e9
+    chosen = choose(values, 300)
+    assert len(chosen) <= 300
+    assert 1234 in chosen
+    assert chosen == sorted(set(chosen))
+    assert choose(values, 5000) == list(range(5000))

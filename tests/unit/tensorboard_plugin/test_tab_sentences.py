@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
@@ -27,11 +26,9 @@ from gpurun.launcher.tensorboard_plugin.answers.sentences import (
 )
 from tests.known import known
 from tests.said import warnings_of
+from tests.sample import COMPARISON
 from tests.wording import Wording
 
-COMPARISON = msgspec.json.decode(
-    (Path(__file__).resolve().parents[2] / "data" / "comparison.json").read_bytes(), type=Comparison
-)
 RECORDED = Path(__file__).resolve().parents[3] / "docs/runs/gpt-splits"
 
 

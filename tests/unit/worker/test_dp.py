@@ -53,34 +53,35 @@ class Recorder(nn.Module):
         return result
 
 
-def test_textbook_a_batch_of_50_on_two_devices_is_25_and_25() -> None:
-    model = Recorder()
+@pytest.fixture
+def model() -> Recorder:
+    return Recorder()
+
+
+def test_textbook_a_batch_of_50_on_two_devices_is_25_and_25(model: Recorder) -> None:
     outputs = CpuDataParallel(model, 2)(torch.randn(50, 3), (25, 25))
     assert {index: seen[0] for index, seen in model.seen.items()} == {0: 25, 1: 25}
     assert outputs.shape == (50, 2)
 
 
-def test_outputs_are_in_the_order_of_the_inputs() -> None:
-    model, x = Recorder(), torch.randn(9, 3)
+def test_outputs_are_in_the_order_of_the_inputs(model: Recorder) -> None:
+    x = torch.randn(9, 3)
     torch.testing.assert_close(CpuDataParallel(model, 3)(x, (1, 6, 2)), model.linear(x))
 
 
-def test_only_replica_0_updates_buffers() -> None:
-    model = Recorder()
+def test_only_replica_0_updates_buffers(model: Recorder) -> None:
     CpuDataParallel(model, 3)(torch.randn(6, 3), (2, 2, 2))
     assert model.calls.item() == 1
 
 
-def test_a_device_without_samples_does_not_run() -> None:
-    model = Recorder()
+def test_a_device_without_samples_does_not_run(model: Recorder) -> None:
     CpuDataParallel(model, 2)(torch.randn(4, 3), (0, 4))
     assert set(model.seen) == {1}
     assert model.calls.item() == 0
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_grad_mode_and_autocast_reach_the_threads(grad: bool) -> None:
-    model = Recorder()
+def test_grad_mode_and_autocast_reach_the_threads(model: Recorder, grad: bool) -> None:
     with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = CpuDataParallel(model, 2)(torch.randn(4, 3), (2, 2))
     assert outputs.dtype == torch.bfloat16

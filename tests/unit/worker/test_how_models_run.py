@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +13,10 @@ import torch
 import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
 from torch import nn
 
-from gpurun import Workload
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.headline import is_one_task
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.load import check_source
-from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.report.terminal.table import render_table
@@ -35,11 +29,13 @@ from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.training import gradient_check
 from gpurun.launcher.worker.training.batches import IndexFeed, check_samples
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings, unused_notes
-from gpurun.launcher.worker.training.load_workload import load_workload, shown
+from gpurun.launcher.worker.training.load_workload import shown
 from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
 from gpurun.launcher.worker.training.try_out import has_batch_norm, statistics_apart
+from tests.launches import launch_config
 from tests.said import notes_of
-from tests.unit.plan.machines import FakeGpu, FakeMachine
+from tests.unit.plan.machines import FakeGpu, FakeMachine, planned, spec_of
+from tests.unit.workloads.loaded import loaded
 from tests.wording import Wording
 
 
@@ -48,22 +44,13 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def spec_of(text: str) -> JobSpec:
-    return check_source(parse_source(text.encode(), "job.yaml"), Path())
-
-
 def plan_of(text: str, machine: FakeMachine | None = None) -> Plan:
     return build_plan(spec_of(text), machine or FakeMachine(cpu_cores=4))
 
 
 def configs(text: str) -> list[LaunchConfig]:
-    spec, machine = spec_of(text), FakeMachine(cpu_cores=4)
-    plan = build_plan(spec, machine)
-    return [
-        launch_config_for(plan, spec, launch, run_dir=Path(), job_dir=Path(), machine=machine)
-        for launch in plan.launches
-        if launch.repetition == 0
-    ]
+    plan, found = planned(spec_of(text), FakeMachine(cpu_cores=4))
+    return [config for config, launch in zip(found, plan.launches, strict=True) if launch.repetition == 0]
 
 
 def test_what_varies_reaches_the_worker_in_processes_of_its_own() -> None:
@@ -132,12 +119,7 @@ def test_workloads_are_not_compared_with_each_other(tmp_path: Path, wording: Wor
 
 
 def config(split: tuple[int, ...], **changes: object) -> LaunchConfig:
-    base = LaunchConfig(
-        launch="l", run_dir=".", workload="w", job_dir=".", params={}, strategy="dp",
-        devices=("cpu",) * len(split), backend=None, precision="fp64", seed=0, threads=1,
-        variants=(VariantConfig("v", split, 1),), baseline=None, warmup=1, rounds=1,
-    )  # fmt: skip
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return launch_config(VariantConfig("v", split, 1), **{"strategy": "dp", "precision": "fp64", **changes})
 
 
 @pytest.mark.parametrize(
@@ -151,8 +133,7 @@ def config(split: tuple[int, ...], **changes: object) -> LaunchConfig:
 def test_any_split_of_a_new_workload_has_the_gradient_of_one_device(
     name: str, params: dict[str, object]
 ) -> None:
-    workload = load_workload(name, params, Path())
-    assert isinstance(workload, Workload)
+    workload = loaded(name, params)
     launch = config((5, 3))
     trainer = Trainer(workload, launch, 0)
     assert check_gradients(trainer, launch, 0)["v"]["gradient_error"] < 1e-12
@@ -182,9 +163,7 @@ def test_a_value_is_shown_in_one_line_that_names_its_class_once() -> None:
 
 
 def test_a_model_with_batch_norm_is_distinguished() -> None:
-    workload = load_workload("resnet56", {}, Path())
-    assert isinstance(workload, Workload)
-    trainer = Trainer(workload, config((2, 1), channels_last=True, precision="fp32"), 0)
+    trainer = Trainer(loaded("resnet56", {}), config((2, 1), channels_last=True, precision="fp32"), 0)
     (warning,) = model_warnings(trainer)
     assert warning.startswith("the model has BatchNorm")
     step = trainer.prepare(VariantConfig("v", (2, 1), 1), 0).load()
@@ -194,9 +173,8 @@ def test_a_model_with_batch_norm_is_distinguished() -> None:
 
 
 def test_channels_last_of_a_model_without_images_is_reported() -> None:
-    workload = load_workload("mlp", {"width": 4}, Path())
-    assert isinstance(workload, Workload)
-    assert "changes nothing" in model_warnings(Trainer(workload, config((2, 1), channels_last=True), 0))[0]
+    trainer = Trainer(loaded("mlp", {"width": 4}), config((2, 1), channels_last=True), 0)
+    assert "changes nothing" in model_warnings(trainer)[0]
 
 
 @pytest.mark.parametrize("unused", [("head.bias",), ("head.weight", "head.bias")])
@@ -239,26 +217,22 @@ def compile_five() -> bool:
     return Torch26Dynamo.cache_size_limit == 20
 
 
-def make_profiler_config() -> bool:
-    return isinstance(profiling._experimental_config(all_threads=True), Torch26ProfilerConfig)
-
-
 def allow_tf32() -> bool:
     CudaRuntime().allow_tf32(True)
     return bool(torch.backends.cuda.matmul.allow_tf32)
-
-
-def list_calls() -> bool:
-    return profiling.collective_calls(0) == []
 
 
 @pytest.mark.parametrize(
     ("name", "older", "works"),
     [
         ("torch._dynamo.config", Torch26Dynamo, compile_five),
-        (f"{profiling.__name__}._ExperimentalConfig", Torch26ProfilerConfig, make_profiler_config),
+        (
+            f"{profiling.__name__}._ExperimentalConfig",
+            Torch26ProfilerConfig,
+            lambda: isinstance(profiling._experimental_config(all_threads=True), Torch26ProfilerConfig),
+        ),
         ("torch.backends.cuda.matmul", SimpleNamespace(allow_tf32=False), allow_tf32),
-        ("torch._C._distributed_c10d._dump_fr_trace_json", None, list_calls),
+        ("torch._C._distributed_c10d._dump_fr_trace_json", None, lambda: profiling.collective_calls(0) == []),
     ],
 )
 def test_what_torch_26_lacks_is_done_without(

@@ -21,11 +21,7 @@ from gpurun.launcher.compare.figures.size_curves import (
 )
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.kinds import workload_kind
-from gpurun.launcher.jobfile.load import check_source
-from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.report.tensorboard import curve_points
 from gpurun.launcher.report.terminal.table import curve_lines, curve_tables
 from gpurun.launcher.rundir.files import RunDir
@@ -47,14 +43,12 @@ from gpurun.workloads.micro_benchmarks import (
     powers,
 )
 from gpurun.workloads.micro_benchmarks import crossover as crossover_probe
-from tests.unit.plan.machines import FakeMachine
+from tests.known import known
+from tests.launches import launch_config
+from tests.unit.plan.machines import FakeMachine, spec_of
 from tests.wording import Wording
 
 CPU = Site((torch.device("cpu"),), ("cpu:0",), 1, torch.float32)
-
-
-def spec_of(text: str) -> JobSpec:
-    return check_source(parse_source(text.encode(), "job.yaml"), Path())
 
 
 def test_a_probe_needs_no_batch_and_gives_each_device_one_share() -> None:
@@ -104,11 +98,7 @@ class FakeWork:
 
 
 def test_every_round_runs_each_case_for_a_block(tmp_path: Path) -> None:
-    config = LaunchConfig(
-        launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
-        devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3,
-    )  # fmt: skip
+    config = launch_config(VariantConfig("v", (1,), 1), launch="01", run_dir=str(tmp_path), rounds=3)
     work = FakeWork()
     journal = Journal(config, 0)
     ProbeRounds(Probe("bytes", work.cases), CPU, journal, Peers(), lambda: work.now_ns).run()
@@ -143,15 +133,13 @@ def test_bus_bandwidth_counts_what_crosses_a_link() -> None:
 
 def test_operations_are_shares_of_the_best_and_of_the_peak(wording: Wording) -> None:
     records = [record("m", 64, 1.0, flops=1_000_000), record("m", 128, 2.0, flops=8_000_000)]
-    result = probe_result(records, "matmul", "NVIDIA H200", "bf16")
-    assert result is not None
+    result = known(probe_result(records, "matmul", "NVIDIA H200", "bf16"))
     first, second = result.curves[0].points
     assert (first.ceiling_percent, second.ceiling_percent) == (pytest.approx(25), pytest.approx(100))
     assert second.peak_percent == pytest.approx(100 * 4e12 / 989.4e12)
     assert probe_result([], "matmul", None, "fp32") is None
     wording(probe_summary("matmul", {"v": result}))
-    unknown = probe_result(records, "matmul", None, "fp32")
-    assert unknown is not None
+    unknown = known(probe_result(records, "matmul", None, "fp32"))
     assert unknown.curves[0].points[0].peak_percent is None
 
 
@@ -202,11 +190,7 @@ def test_where_no_straight_line_fits_none_is_claimed(wording: Wording) -> None:
 
 
 def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path, wording: Wording) -> None:
-    config = LaunchConfig(
-        launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="single",
-        devices=("cpu",), backend=None, precision="fp32", seed=0, threads=1,
-        variants=(VariantConfig("v", (1,), 1),), baseline=None, warmup=1, rounds=3,
-    )  # fmt: skip
+    config = launch_config(VariantConfig("v", (1,), 1), launch="01", run_dir=str(tmp_path), rounds=3)
     work, journal = FakeWork(), Journal(config, 0)
     waited, others = itertools.count(0, 10**15), itertools.count(0, 10**15)
     meter = NoiseMeter(lambda: {"main": next(waited)}, lambda: next(others), lambda: False)
@@ -230,11 +214,8 @@ class Two(Peers):
 def test_what_the_other_rank_computes_is_no_other_load(
     tmp_path: Path, others_ns: int | None, most: float
 ) -> None:
-    config = LaunchConfig(
-        launch="01", run_dir=str(tmp_path), workload="x", job_dir=".", params={}, strategy="ddp",
-        devices=("cpu", "cpu"), backend="gloo", precision="fp32", seed=0, threads=1,
-        variants=(VariantConfig("v", (1, 1), 2),), baseline=None, warmup=1, rounds=3,
-    )  # fmt: skip
+    ddp = {"strategy": "ddp", "backend": "gloo"}
+    config = launch_config(VariantConfig("v", (1, 1), 2), run_dir=str(tmp_path), rounds=3, **ddp)
     rounds = ProbeRounds(Probe("bytes", FakeWork().cases), CPU, Journal(config, 0), Two())
     noise = BlockNoise(queue_ns=500, others_ns=others_ns, cpu_ns=250, children_ns=50)
     assert rounds.waiting(noise, 1000).most == pytest.approx(most)

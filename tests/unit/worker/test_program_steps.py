@@ -82,10 +82,6 @@ def steps_of(recorder: StepRecorder) -> list[StepRecord]:
     return recorder.run.read_steps("script-1").get(0, [])
 
 
-def a_layer() -> torch.nn.Linear:
-    return torch.nn.Linear(4, 2)
-
-
 def train(
     layer: torch.nn.Module, optimizers: list[torch.optim.Optimizer], steps: int, micro_batches: int = 1
 ) -> None:
@@ -97,20 +93,22 @@ def train(
             optimizer.zero_grad()
 
 
-def test_a_step_is_from_call_to_call(recorder: StepRecorder) -> None:
-    layer = a_layer()
+@pytest.fixture
+def layer() -> torch.nn.Linear:
+    return torch.nn.Linear(4, 2)
+
+
+def test_a_step_is_from_call_to_call(layer: torch.nn.Linear, recorder: StepRecorder) -> None:
     train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 4)
     assert [step.step_ns for step in steps_of(recorder)] == [TICK_NS] * 3
 
 
-def test_accumulated_micro_batches_are_one_step(recorder: StepRecorder) -> None:
-    layer = a_layer()
+def test_accumulated_micro_batches_are_one_step(layer: torch.nn.Linear, recorder: StepRecorder) -> None:
     train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 3, micro_batches=4)
     assert len(steps_of(recorder)) == 2
 
 
-def test_two_optimizers_in_turn_make_one_step(recorder: StepRecorder) -> None:
-    layer = a_layer()
+def test_two_optimizers_in_turn_make_one_step(layer: torch.nn.Linear, recorder: StepRecorder) -> None:
     pair: list[torch.optim.Optimizer] = [
         torch.optim.SGD([layer.weight], 0.1),
         torch.optim.Adam([layer.bias], 0.1),
@@ -119,8 +117,9 @@ def test_two_optimizers_in_turn_make_one_step(recorder: StepRecorder) -> None:
     assert len(steps_of(recorder)) == 4
 
 
-def test_a_closure_that_is_called_many_times_is_one_step(recorder: StepRecorder) -> None:
-    layer = a_layer()
+def test_a_closure_that_is_called_many_times_is_one_step(
+    layer: torch.nn.Linear, recorder: StepRecorder
+) -> None:
     optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=5)
     calls: list[torch.Tensor] = []
 
@@ -137,8 +136,9 @@ def test_a_closure_that_is_called_many_times_is_one_step(recorder: StepRecorder)
     assert len(steps_of(recorder)) == 2
 
 
-def test_an_optimizer_per_parameter_in_the_backward_pass(recorder: StepRecorder) -> None:
-    layer = a_layer()
+def test_an_optimizer_per_parameter_in_the_backward_pass(
+    layer: torch.nn.Linear, recorder: StepRecorder
+) -> None:
     optimizers = {parameter: torch.optim.SGD([parameter], 0.1) for parameter in layer.parameters()}
     for parameter in layer.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
@@ -147,8 +147,9 @@ def test_an_optimizer_per_parameter_in_the_backward_pass(recorder: StepRecorder)
     assert len(steps_of(recorder)) == 3
 
 
-def test_steps_that_a_grad_scaler_skips_are_distinguished(recorder: StepRecorder) -> None:
-    layer = a_layer()
+def test_steps_that_a_grad_scaler_skips_are_distinguished(
+    layer: torch.nn.Linear, recorder: StepRecorder
+) -> None:
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     for factor in (1.0, 1.0, float("inf"), 1.0):
@@ -161,8 +162,7 @@ def test_steps_that_a_grad_scaler_skips_are_distinguished(recorder: StepRecorder
     assert recorder.classifier.num_skipped == 1
 
 
-def test_a_disabled_scaler_skips_nothing(recorder: StepRecorder) -> None:
-    layer = a_layer()
+def test_a_disabled_scaler_skips_nothing(layer: torch.nn.Linear, recorder: StepRecorder) -> None:
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for _ in range(3):
@@ -171,8 +171,7 @@ def test_a_disabled_scaler_skips_nothing(recorder: StepRecorder) -> None:
     assert [step.kind for step in steps_of(recorder)] == ["warmup", "warmup"]
 
 
-def test_marked_steps_count_instead_of_the_optimizers(recorder: StepRecorder) -> None:
-    layer = a_layer()
+def test_marked_steps_count_instead_of_the_optimizers(layer: torch.nn.Linear, recorder: StepRecorder) -> None:
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     for _ in range(3):
         with gpurun.step(), gpurun.step():  # an inner one means nothing
@@ -244,10 +243,10 @@ def test_steps_of_a_gpu_are_written_when_it_has_done_them(tmp_path: Path) -> Non
 
 
 class FakeProfiler:
-    """Keeps its calls, in order."""
+    """Keeps its calls, in order, among what else is said."""
 
-    def __init__(self) -> None:
-        self.said: list[str] = []
+    def __init__(self, said: list[str] | None = None) -> None:
+        self.said: list[str] = [] if said is None else said
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def note(*arguments: Any) -> None:
@@ -318,10 +317,11 @@ class CaptureOf:
         return not waits and self.first <= self.count <= self.last
 
 
-def test_captured_steps_and_the_one_in_which_they_are_written_are_not_timed(recorder: StepRecorder) -> None:
+def test_captured_steps_and_the_one_in_which_they_are_written_are_not_timed(
+    layer: torch.nn.Linear, recorder: StepRecorder
+) -> None:
     capture = CaptureOf(first=3, steps=2)
     recorder.capture = capture  # type: ignore[assignment]
-    layer = a_layer()
     train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 10)
     assert [step.kind for step in steps_of(recorder)][3:7] == ["profile"] * 3 + ["warmup"]
     assert capture.count == 9
@@ -336,7 +336,7 @@ def test_a_capture_puts_the_programs_own_trace_off(recorder: StepRecorder, tmp_p
 
 
 def test_steps_have_their_share_of_the_time_that_the_rank_waited_for_a_core(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layer: torch.nn.Linear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a clock that ticks at each look; half of the time the rank waits."""
     now_ns = [0]
@@ -349,14 +349,15 @@ def test_steps_have_their_share_of_the_time_that_the_rank_waited_for_a_core(
     half = NoiseMeter(lambda: {"main": now_ns[0] // 2}, lambda: now_ns[0], lambda: False)
     recorder = StepRecorder(program_config(tmp_path), 0, RunDir(tmp_path), stamps=Ticks(), noise=half)
     recorder._flushed_ns = now_ns[0]
-    layer = a_layer()
     with watch_steps(recorder):
         train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 20)
     timed = [step for step in steps_of(recorder) if step.kind == "timed"]
     assert queue_percent(waiting_of_ranks({0: timed}, {})[0]) == pytest.approx(50, abs=1)
 
 
-def test_of_a_long_program_a_sample_and_the_last_step_are_kept(recorder: StepRecorder) -> None:
+def test_of_a_long_program_a_sample_and_the_last_step_are_kept(
+    layer: torch.nn.Linear, recorder: StepRecorder
+) -> None:
     """The file also has lines of an earlier launch, one of them damaged, which stay as they are."""
     path, launch = recorder.run.steps("script-1", 0), recorder.config.launch
     earlier = [StepRecord("00", 1, 0, number, "timed", 1, {}, None) for number in range(3)]
@@ -364,7 +365,6 @@ def test_of_a_long_program_a_sample_and_the_last_step_are_kept(recorder: StepRec
     path.write_bytes(path.read_bytes() + b"{damaged\n")
     before = path.read_bytes()
     recorder.kept.sample.most = 8
-    layer = a_layer()
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     for _ in range(20):
         train(layer, [optimizer], 20)
@@ -382,9 +382,11 @@ def test_of_a_long_program_a_sample_and_the_last_step_are_kept(recorder: StepRec
     assert events[-1].round == recorder.classifier.count
 
 
-def test_the_last_report_of_progress_says_when_steps_began_and_ended(recorder: StepRecorder) -> None:
+def test_the_last_report_of_progress_says_when_steps_began_and_ended(
+    layer: torch.nn.Linear, recorder: StepRecorder
+) -> None:
     recorder.report_progress()
-    layer, before = a_layer(), time.monotonic_ns()
+    before = time.monotonic_ns()
     train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 3)
     after = time.monotonic_ns()
     steps_of(recorder)

@@ -4,9 +4,11 @@ import gzip
 import inspect
 import json
 import os
+import random
 import re
 import sys
 import tracemalloc
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpurun.launcher.errors import TraceError
+from gpurun.launcher.errors import GpurunError, TraceError
+from gpurun.launcher.report.terminal.trace import render_tables, render_trace
 from gpurun.launcher.trace import parallel
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.discover import find_traces
 from gpurun.launcher.trace.kineto import columns as trace_events
 from gpurun.launcher.trace.kineto import trace_file
 from gpurun.launcher.trace.kineto.read_trace import read_trace
+from gpurun.launcher.trace.model import TABLES
+from tests.damage.content import damaged
 from tests.said import trace_notes
 from tests.unit.trace.several_ranks.generated_job import Job
-from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
+from tests.unit.trace.trace_files import REAL, kernel, launch, rank_info, span, step, write
 from tests.whole import first
 from tests.wording import Wording
 
@@ -387,3 +392,121 @@ def test_groups_are_listed_once_however_large(tmp_path: Path) -> None:
     assert [*report.groups] == names
     assert [report.groups[name] for name in names] == [tuple(range(250_000)), *map(tuple, middle)]
     assert len(msgspec.json.encode(report)) < 2 * 7 * 250_000
+
+
+# Damaged trace files: where the damage is, and what a slip of a writer costs
+
+
+@pytest.mark.parametrize("block_bytes", [100, trace_file.BLOCK_BYTES])
+@pytest.mark.parametrize("header_last", [False, True])
+def test_damage_is_reported_where_it_is_and_not_where_the_file_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, header_last: bool
+) -> None:
+    """Every bracket, quote, colon and comma of the third of ten events in turn is lost, or doubled."""
+    monkeypatch.setattr(trace_file, "BLOCK_BYTES", block_bytes)
+    events = [json.dumps(kernel("k", 10 * i, 1)).encode() for i in range(10)]
+    header = b'"device": {"name": "x"}'
+    head, tail = (b"{", b"," + header + b"}") if header_last else (b"{" + header + b",", b"}")
+    text = head + b'"traceEvents": [' + b", ".join(events) + b"]" + tail
+    begin = text.index(events[2])
+    path = tmp_path / "t.json"
+    for at in range(begin, begin + len(events[2])):
+        for wrong in (b"", text[at : at + 1] * 2):
+            if text[at : at + 1] in b'{}":,':
+                path.write_bytes(text[:at] + wrong + text[at + 1 :])
+                found = re.search(r"damaged at byte (\d+)", message(path))
+                assert found is not None, text[at - 9 : at + 9]
+                assert begin - 2 <= int(found[1]) <= begin + len(events[2]) + len(wrong) + 4
+
+
+def test_damage_around_the_events_is_reported_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    for text, place in (
+        ('{"a" 1, "traceEvents": []}', 5),
+        ('{"traceEvents": [] , "b": x}', 26),
+        ('{"a: 1, "b": 2, "c": [3]}', 9),
+        ('\ufeff{"a" 1, "traceEvents": []}', 8),
+    ):
+        path.write_text(text)
+        assert f"damaged at byte {place}" in message(path)
+
+
+def test_half_a_surrogate_pair_costs_only_its_letter(tmp_path: Path) -> None:
+    events = json.dumps([kernel(name, 10 * i, 1) for i, name in enumerate(("a1b", "a2b", "a3b", "a4b", "c"))])
+    for mark, escape in (("a1", r"\ud800"), ("a2", r"\uDC00"), ("a3", r"\ud83d\ude00"), ("a4", r"\\ud800")):
+        events = events.replace(mark, escape)
+    path = tmp_path / "t.json"
+    path.write_text(f'{{"by": "\\udbff", "traceEvents": {events}}}')
+    trace = read_trace(path)
+    assert trace.gpu_names == ("\ufffdb", "\U0001f600b", "\\ud800b", "c")
+    assert not trace.skipped
+
+
+def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
+    def analysed(name: str, spell: Callable[[int], Any]) -> tuple[Any, ...]:
+        sizes = {"dtype": "Float", **{key: spell(4) for key in ("In msg nelems", "Group size", "Seq")}}
+        ring = kernel("ncclDevKernel_AllReduce_RING", 30, 9, spell(3), **sizes)
+        events = [step(1, 0, 9), launch(1, 1, spell(2)), kernel("k", 20, 5, spell(2)), ring]
+        report = analyse_paths([write(tmp_path / name, events)])
+        return report.ranks[0].steps, report.collectives, report.ranks[0].total
+
+    assert analysed("text.json", str) == analysed("numbers.json", int)
+    assert analysed("text.json", str)[0][0].num_kernels == 1
+    nonsense = [launch(1, 1, "²"), kernel("k", 20, 5, "9" * 5000), kernel("k", 30, 5, "x")]
+    assert analyse_paths([write(tmp_path / "x.json", nonsense)]).ranks[0].total.num_kernels == 2
+
+
+def test_gigabytes_of_zeros_after_a_trace_are_not_read(tmp_path: Path) -> None:
+    """`gzip` would look at each of them; a file without blocks on the disk is that long at no cost."""
+    path = write(tmp_path / "rank0.json.gz", [step(1, 0, 10), launch(1, 2, 1), kernel("k", 2, 5, 1)])
+    packed = path.read_bytes()
+    whole = analyse_paths([path])
+    path.write_bytes(packed + b"\0" * 1000)
+    assert analyse_paths([path]) == whole
+    os.truncate(path, 20 << 30)
+    assert analyse_paths([path]).ranks == whole.ranks
+
+
+def test_a_gzip_file_may_have_several_members(tmp_path: Path, wording: Wording) -> None:
+    path = write(tmp_path / "rank0.json", [step(1, 0, 10), launch(1, 2, 1), kernel("k", 2, 5, 1)])
+    whole, text = analyse_paths([path]).ranks, path.read_bytes()
+    path.write_bytes(gzip.compress(text[:70]) + b"\0" * 9 + gzip.compress(text[70:]))
+    assert analyse_paths([path]).ranks == whole
+    path.write_bytes(gzip.compress(text[:70]) + b"no member")
+    wording(message(path))
+
+
+# Real files with bytes flipped and cut: a message or a report, never a traceback
+
+
+pytestmark = pytest.mark.skipif(
+    not REAL.is_dir(), reason="needs the directory of real traces next to the repository"
+)
+FILES = ("dlrm_8xV100/worker7_step_12.1694128201553.pt.trace.json.gz", "ddp_2of128/sampled_rank-0.json.gz")
+ROUNDS = 10
+
+
+@pytest.mark.parametrize("seed", first(4, range(ROUNDS)))
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_files_never_end_in_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
+) -> None:
+    monkeypatch.setattr(trace_file, "BLOCK_BYTES", 1 << 16)
+    chance = random.Random(f"{name} {seed}")
+    packed = (REAL / name).read_bytes()
+    if seed % 5 == 0:
+        path = tmp_path / "rank0.json.gz"
+        path.write_bytes(damaged(packed, chance))
+    else:
+        path = tmp_path / "rank0.json"
+        path.write_bytes(damaged(gzip.decompress(packed), chance))
+    try:
+        report = analyse_paths([tmp_path], None, frozenset(TABLES))
+    except GpurunError as error:
+        problem: str | None = str(error)
+    else:
+        problem = None
+        assert render_trace(report, 100)
+        assert render_tables(report, TABLES, 100)
+        assert msgspec.json.decode(msgspec.json.encode(report))["schema"] == 3
+    assert problem is None or ("rank0.json" in problem and "byte" in problem)
