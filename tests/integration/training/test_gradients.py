@@ -218,7 +218,7 @@ def test_what_is_not_known_before_a_run_is_not_estimated() -> None:
     refusals = [
         refusal(replace(ddp, compile=True), even),
         refusal(ddp, balanced),
-        refusal(replace(ddp, options={"comm_hook": "fp16"}), even),
+        refusal(replace(ddp, comm_hook="fp16"), even),
         refusal(replace(worker.config("dp", 2, (even,)), devices=("cuda:0", "cuda:1")), even),
         estimate(replace(ddp, workload="matmul"), even).reason,
         estimate(replace(ddp, workload="nothing.py:build"), even).reason,
