@@ -38,7 +38,7 @@ JOB = """
     profile: {steps: 0}
     gradient_check: false
 """
-MOST_FILES = 66
+MOST_FILES = 70
 """Of `launcher/`, entered before ranks are asked for; whoever needs more says why in the commit."""
 MOST_FILES_OF_A_TIME = 9
 
