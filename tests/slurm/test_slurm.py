@@ -85,7 +85,7 @@ def check_limit(directory: Path, job_id: int) -> None:
     said = (directory / f"slurm-{job_id}.out").read_text()
     assert "interrupted by SIGTERM" in said
     run = f"runs/two/slurm-{job_id}"
-    assert f"start all nodes as before, node 0 with --resume {run}" in " ".join(said.split())
+    assert f"start all nodes as before, node 0 with `--resume {run}`" in " ".join(said.split())
     assert f"scontrol requeue {job_id}" in said
     comparison = json.loads((directory / run / "comparison.json").read_text())
     assert not comparison["complete"]

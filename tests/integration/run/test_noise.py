@@ -86,4 +86,4 @@ def test_a_program_on_one_core_affects_both_strategies_and_the_report_says_so(tm
     for variant in result.comparison["variants"]:
         assert any((rank["queue_percent"] or 0.0) > QUEUE_PERCENT for rank in variant["ranks"])
     assert result.comparison["fastest"] is None
-    assert "of a step spent waiting for cores" in " ".join(result.out.split())
+    assert "of a step waits for cores" in " ".join(result.out.split())
