@@ -65,9 +65,10 @@ def format_factor_interval(ci: Interval) -> str:
     return f"{low} to {high}×"
 
 
-def times_as_fast(percent: float) -> float:
-    """Percent more of the speed: 50 % less time is 100 % more."""
-    return 100 * percent / (100 - percent)
+def more_speed(saved: Interval) -> Interval:
+    """Percent of time saved as percent more of the speed: 50 % less time is 100 % more."""
+    low, high = (100 * end / (100 - end) if end < 100 else math.inf for end in saved)
+    return low, high
 
 
 def change_text(percent: float) -> str:

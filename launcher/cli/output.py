@@ -68,10 +68,11 @@ def print_comparison(
         reported: what stderr has shown of failures; not repeated if stdout goes there too.
         details: show all that was found.
     """
-    from gpurun.launcher.report.footnotes import with_next_step
-    from gpurun.launcher.rundir.claim import progress_text
+    if not comparison.complete:
+        from gpurun.launcher.report.footnotes import with_next_step
+        from gpurun.launcher.rundir.claim import progress_text
 
-    comparison = with_next_step(comparison, run.path.name, progress_text(run))
+        comparison = with_next_step(comparison, run.path.name, progress_text(run))
     if as_json:
         from gpurun.launcher.report.metrics import with_figures
 

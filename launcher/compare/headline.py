@@ -46,8 +46,8 @@ from gpurun.launcher.units import (
     half_width,
     interval_figures,
     is_lopsided,
+    more_speed,
     plural,
-    times_as_fast,
 )
 
 
@@ -262,7 +262,7 @@ def _clear_lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) 
     by: dict[str, Any] = {"how": FASTER[_measure(leader, reference)], "by": format_percent(percent, ci)}
     figures = _shown(percent, ci, difference)
     if percent >= HALF and ci is not None:
-        faster, interval = times_as_fast(percent), (times_as_fast(ci[0]), times_as_fast(ci[1]))
+        (faster, _), interval = more_speed((percent, percent)), more_speed(ci)
         by = {"how": AS_FAST[_measure(leader, reference)], "by": format_factor(faster, interval)}
         figures |= {"ci": None, "ratio_ci": tuple(1 + end / 100 for end in interval)}
     answer = finding(

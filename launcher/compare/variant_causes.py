@@ -201,6 +201,8 @@ def _by_ablation(slower: VariantResult, faster: VariantResult) -> Cause | None:
     before_ms, lost_ms = (each.exposed_comm_ms.ablation or 0.0 for each in (faster, slower))
     if rank is None or longer_ms is None or slower.step_ms is None or slower.traced_steps is not None:
         return None
+    if faster.exposed_comm_ms.ablation is None and len(faster.ranks) > 1:
+        return None  # it may lose as much
     figures = {"who": f"rank {rank.rank}", "of": "its step", "case": "untraced"}
     found = Cause("communication", (rank.rank,), 1e6 * lost_ms, 1e6 * slower.step_ms.estimate, figures)
     before = replace(found, saved_ns=1e6 * max(0.0, before_ms))

@@ -31,9 +31,9 @@ from gpurun.launcher.units import (
     is_lopsided,
     least_decimals,
     listed,
+    more_speed,
     plural,
     round_up,
-    times_as_fast,
 )
 
 WIDE = 5.0
@@ -63,8 +63,8 @@ def verdict_text(difference: Difference | None) -> Text:
     if difference.verdict == "slower" and percent >= TWICE:
         return Text(f"{format_factor(percent, difference.ci)} as long", style)
     if difference.verdict == "faster" and percent >= HALF and (saved := _directed(difference)):
-        faster = times_as_fast(saved[0]), times_as_fast(saved[1])
-        return Text(f"{format_factor(times_as_fast(percent), faster)} as fast", style)
+        (faster, _) = more_speed((percent, percent))
+        return Text(f"{format_factor(faster, more_speed(saved))} as fast", style)
     shown = format_percent(percent, _directed(difference), signed=not directed)
     return Text(f"{shown} {difference.verdict}", style)
 
@@ -78,8 +78,7 @@ def uncertainty_text(difference: Difference | None) -> Text:
     if difference.verdict == "slower" and difference.percent >= TWICE:
         return Text(format_factor_interval(difference.ci), "dim")
     if difference.verdict == "faster" and -difference.percent >= HALF and (saved := _directed(difference)):
-        faster = times_as_fast(saved[0]), times_as_fast(saved[1])
-        return Text(format_factor_interval(faster), "dim")
+        return Text(format_factor_interval(more_speed(saved)), "dim")
     half = half_width(difference.percent, difference.ci)
     if is_lopsided(difference.percent, difference.ci, AS_LONG if half > WIDE else LOPSIDED):
         sign = -1 if difference.verdict == "faster" else 1

@@ -1,17 +1,22 @@
 """Why a variant is slower: only what the figures of its ranks show."""
 
+import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, disagreement
 from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
 from gpurun.launcher.compare.notes import never_communicate
 from gpurun.launcher.compare.variant_causes import cause as said_of
 from gpurun.launcher.compare.variant_causes import largest_loss, losses, main_cause, remaining, why_slower
 from gpurun.launcher.jobfile.kinds import JOB_KINDS
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.units import more_speed
 from tests.known import known
 from tests.unit.compare.test_compare_summary import result, sentence
 from tests.wording import Wording
@@ -414,3 +419,18 @@ def test_where_python_is_known_of_one_rank_only_the_other_is_not_late_for_it() -
     waiting = rank(1, 2, 62.0, 122.0, host=50.0)
     (wait,) = (loss for loss in losses((late, waiting)) if loss.is_wait)
     assert (wait.part, wait.ranks, wait.saved_ns) == ("split", (0,), 122e6)
+
+
+def test_without_traces_communication_is_a_cause_as_far_as_it_is_known_of_both() -> None:
+    found = compare_run(RunDir(Path("docs/runs/tune")))
+    ddp, single, *_ = found.variants
+    assert known(why_slower(ddp, single)).part == "communication"
+    unknown = replace(single, ranks=ddp.ranks)
+    assert why_slower(ddp, unknown) is None  # its ranks communicate; how long, nothing says
+    small = replace(ddp, exposed_comm_ms=ExposedComm(ablation=10.0))
+    assert why_slower(small, single) is None  # that isn't most of the difference
+
+
+def test_nothing_is_infinitely_fast_without_being_shown_so() -> None:
+    assert more_speed((50.0, 75.0)) == (100.0, 300.0)
+    assert more_speed((0.0, 100.0)) == (0.0, math.inf)
