@@ -49,7 +49,7 @@ class Strategy:
     max_batch_refusal: str = ""
     """Why one device alone can't show the largest batch; empty where it can."""
     transfer_advice: str = ""
-    """The advice to shorten communication that nothing overlaps; empty: as for any data parallel training."""
+    """The case of the advice to shorten exposed communication; empty: as for any data parallel training."""
     compile_refusal: str = ""
     """Why `torch.compile` can't be used with it; empty where it can."""
     checkpointing_refusal: str = ""
@@ -125,7 +125,7 @@ _FSDP = Strategy(
     shards_parameters=True,
     max_batch_refusal=_IN_PARTS,
     loop="FSDP2",
-    transfer_advice="try larger batches; if the memory suffices, `reshard: false` or `ddp`",
+    transfer_advice="transfer-sharded",
     compile_refusal="gpurun compiles the whole model, but FSDP2 needs its blocks compiled one by one",
     precision_refusals={
         "fp16": "loss scaling communicates in every step, also in those measured without communication"
@@ -173,7 +173,7 @@ _ALL = (
         shards_optimizer=True,
         max_batch_refusal=_IN_PARTS,
         loop="DistributedDataParallel and ZeroRedundancyOptimizer",
-        transfer_advice="try larger batches, gradient accumulation or, if the memory suffices, `ddp`",
+        transfer_advice="transfer-zero",
     ),
     _FSDP,
     replace(
@@ -184,7 +184,7 @@ _ALL = (
         collectives=(*_GATHERS, *_AVERAGES),
         has_shard_groups=True,
         loop="FSDP2 with a mesh of two dimensions",
-        transfer_advice="try larger batches, or another `shard_size`",
+        transfer_advice="transfer-shard-size",
     ),
     Strategy(
         PROGRAM,

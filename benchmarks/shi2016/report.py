@@ -18,8 +18,9 @@ from benchmarks.shi2016.published import (
     table7,
 )
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.interference import interference_of
+from gpurun.launcher.compare.interference import interference_in
 from gpurun.launcher.errors import SpecError
+from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.machine.accelerators import accelerator_of, recorded_names
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.run.find import find_run
@@ -88,7 +89,7 @@ def ours_of(comparison: Any) -> list[Ours]:
                 version=params.get("version"),
                 threads=None if _on_gpu(variant) else variant.threads * len(variant.devices) or None,
                 seconds_ci=_in_seconds(variant.step_ms.ci),
-                caveats=(*interference_of(variant)[:1], *_unsteadiness(variant)),
+                caveats=(*(reason(**load) for load in interference_in([variant])), *_unsteadiness(variant)),
             )
         )
     return found

@@ -70,9 +70,9 @@ def print_comparison(
     """
     if not comparison.complete:
         from gpurun.launcher.report.footnotes import with_next_step
-        from gpurun.launcher.rundir.claim import progress_text
+        from gpurun.launcher.rundir.claim import progress_of
 
-        comparison = with_next_step(comparison, run.path.name, progress_text(run))
+        comparison = with_next_step(comparison, run.path.name, progress_of(run))
     if as_json:
         from gpurun.launcher.report.metrics import with_figures
 

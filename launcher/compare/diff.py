@@ -7,13 +7,12 @@ from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.compare.gate import changed_files, gate_findings, gate_of, row_of
-from gpurun.launcher.compare.interference import LESS_AT_ONCE, interference_in, is_hot
+from gpurun.launcher.compare.interference import STOP_OTHERS, interference_in, is_hot
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_causes import cause, why_slower
 from gpurun.launcher.findings.finding import Finding, finding, ranked, reason
-from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.jobfile.settings import SETTINGS, settings_for
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import resolved_setting
@@ -150,7 +149,7 @@ def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> 
     """The largest change and its cause; or that nothing is surely different."""
     if not variants:
         yield finding("not-measured", case="other-work")
-        yield to_do("not-measured", ADVICE["unlike"].in_torch)
+        yield to_do("not-measured", "unlike")
         return
     changed = [variant for variant in variants if variant.difference.verdict in ("slower", "faster")]
     known = [variant for variant in changed or variants if variant.difference.percent is not None]
@@ -187,7 +186,7 @@ def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> 
     slower, faster = results if is_longer else results[::-1]
     if loss := why_slower(slower, faster):
         yield cause(loss, slower, weight=1, than="A" if is_longer else "B")
-    yield to_do("changed", ADVICE["past_runs"].in_torch)
+    yield to_do("changed", "past-runs")
 
 
 def _label_of_both(a: VariantResult, b: VariantResult) -> str:
@@ -214,8 +213,8 @@ def _with_defaults(*jobs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _interference_marks(a: Comparison, b: Comparison) -> Iterator[str]:
     """Runs whose splits could not even be ranked: what else ran there is in their times."""
     for name, run in (("A", a), ("B", b)):
-        if reasons := interference_in(run.variants):
-            yield reason("loaded", run=name, reason=reasons[0])
+        if found := interference_in(run.variants):
+            yield reason("loaded", run=name, reason=reason(**found[0]))
 
 
 def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:
@@ -242,8 +241,8 @@ def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:
         for variant in diff.not_comparable
     ]
     gate = gate_of(percent, "in run A", rows)
-    less = (to_do("affected-by-load", LESS_AT_ONCE),) if refused else ()
-    past = to_do("gate", ADVICE["past_runs"].in_torch)
+    less = (STOP_OTHERS,) if refused else ()
+    past = to_do("gate", "past-runs")
     return replace(diff, gate=gate, findings=ranked((*gate_findings(gate, less), past)))
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.compare.interference import (
-    LESS_AT_ONCE,
+    STOP_OTHERS,
     cool_down,
     is_hot,
     load_percent,
@@ -18,7 +18,6 @@ from gpurun.launcher.compare.model import Difference, Gate, GateRow, VariantResu
 from gpurun.launcher.compare.ranking import Differences, differences_of, in_cpu_time, is_ranked
 from gpurun.launcher.compare.variant_causes import cause, why_slower
 from gpurun.launcher.findings.finding import Finding, finding, reason, with_figures
-from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.findings.run_cases import GATED, LONGER_BY
 from gpurun.launcher.plan.model import GatePlan, Metric, Plan, Side
 from gpurun.launcher.rundir.records import Look
@@ -216,26 +215,26 @@ def gate_of_run(
     )
     lacks = {each.text: each for pair in pairs for each in pair.lacks(plan.budget_s or 0.0, looks)}
     load = load_percent(results) if gate.metric == "wall" else None  # CPU time has no waiting in it
-    less = () if load is None else (to_do("affected-by-load", LESS_AT_ONCE),)
+    less = () if load is None else (replace(STOP_OTHERS, weight=0.0),)
     slowest = max(found.of(SLOWER), key=lambda row: row.percent or 0.0, default=None)
     grown = () if slowest is None else _grown(slowest.label, by_id[slowest.a], by_id[slowest.b])
     said = gate_findings(found, (*lacks.values(), *less), load, grown)
     if gate.a.python == gate.b.python and all(pair.has_same_code for pair in pairs):
-        said = (*said, _advice("same_code", weight=1.0))
+        said = (*said, _advice("same-code", weight=1.0))
     return found, said
 
 
 def _grown(label: str, a: VariantResult, b: VariantResult) -> tuple[Finding, ...]:
     """The cause that traces of both versions show, and where more is to be seen."""
     if a.traced_steps is None or b.traced_steps is None:
-        return (_advice("no_versions"),)
+        return (_advice("no-versions"),)
     found = why_slower(b, a)
     why = (with_figures(cause(found, b, 1.0, "the version before"), where=label),) if found else ()
-    return (*why, to_do("gate", ADVICE["versions"].in_torch.format(a=a.id, b=b.id)))
+    return (*why, to_do("gate", "versions", a=a.id, b=b.id))
 
 
 def _advice(name: str, weight: float = 0.0) -> Finding:
-    return to_do("gate", ADVICE[name].in_torch, weight)
+    return to_do("gate", name, weight)
 
 
 @dataclass(frozen=True)
@@ -346,7 +345,7 @@ class _Pair:
                 "scatter-hides-it", case="gate", scatter_percent=scatter_percent, long=long, weight=1
             )
             has_load = self.gate.metric == "wall" and load_percent((self.a, self.b))
-            return (noise, _advice("cpu_time", weight=0.5) if has_load else _advice("scatter"))
+            return (noise, _advice("cpu-time", weight=0.5) if has_load else _advice("scatter"))
         return (
             finding("near-threshold", threshold_percent=threshold, long=long, weight=1),
             _advice("threshold"),

@@ -6,8 +6,7 @@ from typing import Any
 
 from gpurun.launcher.compare.figures.size_curves import probe_summary
 from gpurun.launcher.compare.interference import (
-    LESS_AT_ONCE,
-    MOST_NAMED,
+    STOP_OTHERS,
     cool_down,
     is_hot,
     load_percent,
@@ -22,14 +21,13 @@ from gpurun.launcher.compare.ranking import (
     Standings,
     fastest_first,
     is_baseline,
-    is_ranked,
     opposite,
     standings,
     time_per_sample,
 )
 from gpurun.launcher.compare.variant_causes import cause, largest_loss, remaining, why_slower
 from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding, with_figures, worded
-from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
+from gpurun.launcher.findings.finding_kinds import KINDS
 from gpurun.launcher.findings.run_cases import AS_FAST, ENDED, FASTER, SLOWER, TIMES
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Plan, Variant
@@ -57,7 +55,7 @@ def conclude(
     standings: Standings | None,
     complete: bool = True,
     within: int = 0,
-    less_load: str = LESS_AT_ONCE,
+    less_load: Finding = STOP_OTHERS,
 ) -> tuple[Finding, ...]:
     """Which variant is fastest, by how much and how surely; or why none is.
 
@@ -75,19 +73,14 @@ def conclude(
         return (_separate_work(plan, results), *waiting_findings(results, less_load))
     ran = [result for result in results if result.wall_s is not None]
     if standings is None and ran:
-        return (_without_steps(plan, ran), to_do("without-steps", ADVICE["unmarked"].in_torch))
+        return (_without_steps(plan, ran), to_do("without-steps", "unmarked"))
     if standings is None:
         found: tuple[Finding, ...] = (nothing_measured(plan, complete, results),)
         if complete and results:
-            found = (*found, to_do("not-measured", ADVICE["ended"].in_torch))
+            found = (*found, to_do("not-measured", "ended"))
     elif is_hot(results) and standings.rivals:
-        hot = [
-            text
-            for result in results
-            if is_ranked(result)
-            for text in throttled_in(result, variant_label(result))
-        ]
-        return (finding("not-ranked", reasons=hot[:MOST_NAMED]), cool_down())
+        first, *others = throttled_in(results)
+        return (finding("not-ranked", num_more=len(others) or None, **first), cool_down())
     else:
         found = ranking_findings(standings, plan.baseline, within, load_percent(results))
     rival = _named_rival(standings, plan.baseline) if standings else None
@@ -368,7 +361,7 @@ def _close_race(
             answer,
             finding("scatter-hides-it", closest.result.id, case=case, num_launches=leader.launches, weight=1),
         )
-    return (answer, to_do(code, KINDS[code].todo.removesuffix("."), 0.5))
+    return (answer, to_do(code, "other-figure", 0.5))
 
 
 def _may_differ_in_work(result: VariantResult) -> bool:

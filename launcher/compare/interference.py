@@ -5,56 +5,65 @@ Next to it is what is known of the same machine without load, from the times les
 clocks change isn't known. Threads of one run that wait for each other are part of its step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpurun.launcher.compare.figures.recorded import queue_percent, sharing
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult, WithoutLoad
 from gpurun.launcher.compare.ranking import Rival, is_ranked
 from gpurun.launcher.findings.finding import Finding, finding, reason
-from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.machine.accelerators import CPU
-from gpurun.launcher.plan.devices import cores_text
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waiting_of_ranks
 from gpurun.launcher.trace.causes import to_do
 
-MOST_NAMED = 2
-LESS_AT_ONCE = ADVICE["stop_others"].in_torch
 BLOCKS_TO_WARN = 3
 TIME_TO_WARN_S = 2.0
 """Fewer blocks of a rank, or less time, may be a short burst."""
+Load = Mapping[str, Any]
+"""The case of a reason why times depend on the machine, and its figures."""
 
 
-def interference_in(results: Sequence[VariantResult]) -> tuple[str, ...]:
+def interference_in(results: Sequence[VariantResult]) -> tuple[Load, ...]:
     """Other load during each variant that has times, for its worst rank; the worst variant first."""
     ranked = [result for result in results if is_ranked(result)]
-    ranked.sort(key=lambda result: -max((rank.queue_percent or 0.0 for rank in result.ranks), default=0.0))
-    return tuple(
-        reasons[0] for result in ranked if (reasons := interference_of(result, variant_label(result)))
-    )
+    ranked.sort(key=lambda result: -_queue_percent(result))
+    return tuple(found[0] for result in ranked if (found := (*_queued_in(result), *throttled_in([result]))))
+
+
+def _queue_percent(result: VariantResult) -> float:
+    """The share of a step for which its worst rank waited for cores."""
+    return max((rank.queue_percent or 0.0 for rank in result.ranks), default=0.0)
 
 
 def cool_down() -> Finding:
     """The next step where clocks were throttled."""
-    return to_do("not-ranked", ADVICE["throttled"].in_torch)
+    return to_do("not-ranked", "throttled")
 
 
 def is_hot(results: Sequence[VariantResult]) -> bool:
     """Whether the clock of a GPU was low in a variant that has times."""
-    return any(rank.throttled for result in results if is_ranked(result) for rank in result.ranks)
+    return bool(throttled_in(results))
 
 
 def load_percent(results: Sequence[VariantResult]) -> float | None:
     """The largest share of a step for which a rank waited for cores under other load; `None` without any."""
-    waited = [rank.queue_percent or 0.0 for result in results if is_ranked(result) for rank in result.ranks]
-    worst = max(waited, default=0.0)
+    worst = max((_queue_percent(result) for result in results if is_ranked(result)), default=0.0)
     return worst if worst > QUEUE_PERCENT else None
 
 
-def less_load(results: Sequence[VariantResult], cores: int | None) -> str:
+def _less(case: str, **figures: Any) -> Finding:
+    return to_do("affected-by-load", case, 0.8, **figures)
+
+
+STOP_OTHERS = _less("stop-others")
+"""The next step where ranks waited for cores, whatever they may do without."""
+
+
+def less_load(results: Sequence[VariantResult], cores: int | None) -> Finding:
     """The next step where ranks waited for cores: fewer threads or devices, by how many cores were free.
 
     Args:
@@ -64,18 +73,18 @@ def less_load(results: Sequence[VariantResult], cores: int | None) -> str:
     ranked = [result for result in results if is_ranked(result) and result.devices[0].startswith(CPU.name)]
     others = [rank.other_cores for result in ranked for rank in result.ranks if rank.other_cores is not None]
     if not others or cores is None:
-        return LESS_AT_ONCE
+        return STOP_OTHERS
     if any(len(set(result.split or ())) > 1 for result in results) and all(
         result.threads <= 1 for result in ranked
     ):
-        return LESS_AT_ONCE  # fewer devices don't have these splits
+        return STOP_OTHERS  # fewer devices don't have these splits
     widest = max(ranked, key=lambda result: len(result.devices) * max(1, result.threads))
     fewer = less_at_once(len(widest.devices), widest.threads, max(1, round(cores - max(others))))
-    return fewer or LESS_AT_ONCE
+    return fewer or STOP_OTHERS
 
 
 def waiting_findings(
-    results: Sequence[VariantResult], less: str, rival: Rival | None = None
+    results: Sequence[VariantResult], less: Finding, rival: Rival | None = None
 ) -> tuple[Finding, ...]:
     """Other load: whether the verdict holds without it, and the next step; nothing where there was none.
 
@@ -84,13 +93,11 @@ def waiting_findings(
         less: what to do about other load.
         rival: the variant whose difference the answer names.
     """
-    reasons = interference_in(results)
-    if not reasons:
+    found = interference_in(results)
+    if not found:
         return ()
-    step = cool_down() if is_hot(results) else to_do("affected-by-load", less, 0.8)
-    load = finding(
-        "affected-by-load", found=reasons[:MOST_NAMED], num_more=max(0, len(reasons) - MOST_NAMED) or None
-    )
+    step = cool_down() if is_hot(results) else less
+    load = finding("affected-by-load", num_more=len(found) - 1 or None, **found[0])
     if is_hot(results) or rival is None or rival.behind.verdict not in ("slower", "faster"):
         return (load, step)
     quiet = rival.behind.without_load or WithoutLoad()
@@ -109,21 +116,27 @@ def _without_load(rival: Rival, quiet: WithoutLoad) -> Finding:
     )
 
 
-def interference_of(result: VariantResult, label: str | None = None) -> tuple[str, ...]:
-    """Other load during one variant, the worst first; with its label if one is given."""
-    queued = [rank for rank in result.ranks if (rank.queue_percent or 0) > QUEUE_PERCENT]
-    worst_first = sorted(queued, key=lambda rank: -(rank.queue_percent or 0))
-    waited = (
-        reason("queued", rank=rank.rank, where=label, queued=queued_text(rank.queue_percent or 0.0))
-        for rank in worst_first
-    )
-    return (*waited, *throttled_in(result, label))
+def _queued_in(result: VariantResult) -> tuple[Load, ...]:
+    """The rank that waited longest for cores, if any did."""
+    percent = _queue_percent(result)
+    if percent <= QUEUE_PERCENT:
+        return ()
+    rank = next(rank.rank for rank in result.ranks if rank.queue_percent == percent)
+    load = {"case": "queued", "rank": rank, "where": variant_label(result), "queued": queued_text(percent)}
+    return (load,)
 
 
-def throttled_in(result: VariantResult, label: str | None = None) -> tuple[str, ...]:
-    """Which GPUs of a variant had low clocks, and why."""
+def throttled_in(results: Sequence[VariantResult]) -> tuple[Load, ...]:
+    """Which GPUs of variants that have times had low clocks, and why."""
     return tuple(
-        reason("throttled-of", device=rank.device, where=label, reason=rank.throttled)
+        {
+            "case": "throttled-of",
+            "device": rank.device,
+            "where": variant_label(result),
+            "reason": rank.throttled,
+        }
+        for result in results
+        if is_ranked(result)
         for rank in result.ranks
         if rank.throttled
     )
@@ -149,7 +162,7 @@ def is_long_enough(timed: Sequence[StepRecord]) -> bool:
     return num_blocks >= BLOCKS_TO_WARN or sum(step.step_ns for step in timed) / 1e9 >= TIME_TO_WARN_S
 
 
-def less_at_once(num_devices: int, threads: int, free: int) -> str | None:
+def less_at_once(num_devices: int, threads: int, free: int) -> Finding | None:
     """The next step where CPU devices take more cores than were free: fewer threads, else fewer devices.
 
     `None` where they don't, or where nothing is left to reduce.
@@ -162,6 +175,8 @@ def less_at_once(num_devices: int, threads: int, free: int) -> str | None:
     threads = max(1, threads)
     if num_devices * threads <= free or num_devices == threads == 1:
         return None
-    fewer = f"threads: {max(1, free // num_devices)}" if threads > 1 else f"devices: cpu:{free}"
-    were = "1 was" if free == 1 else f"{free} were"
-    return f"Set `{fewer}`: {cores_text(num_devices, threads)}, and {were} free."
+    case, fewer = ("fewer-threads", max(1, free // num_devices)) if threads > 1 else ("fewer-devices", free)
+    num_cores = num_devices * threads
+    return _less(
+        case, fewer=fewer, num_devices=num_devices, threads=threads, num_cores=num_cores, num_free=free
+    )

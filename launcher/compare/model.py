@@ -251,7 +251,7 @@ class Fitting:
     """All that fit, fastest first."""
 
 
-CONCLUSIONS = 33
+CONCLUSIONS = 34
 """Version of what follows from the files of a run; raised where they now give other figures or sentences."""
 
 

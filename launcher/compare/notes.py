@@ -18,7 +18,6 @@ from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.compare.variant_causes import is_far_from_timed
 from gpurun.launcher.findings.finding import Finding, finding, noticed
-from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.findings.run_cases import ENDED, UNUSED_BUDGET
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan
@@ -362,7 +361,7 @@ def dangers(results: Sequence[VariantResult]) -> list[Finding]:
         if any(is_ranked(each) for each in results)  # else the answer says it
     ]
     is_to_mend = failed and any(result.status in ("failed", "hung") for result in results)
-    mend = [to_do("variant-failed", ADVICE["ended"].in_torch, 0.85)] if is_to_mend else []
+    mend = [to_do("variant-failed", "ended", 0.85)] if is_to_mend else []
     return [*_wrong_gradients(wrong, len(results)), *failed, *mend]
 
 
@@ -374,7 +373,7 @@ def _wrong_gradients(wrong: Sequence[VariantResult], num_variants: int) -> list[
     worst = f"{max(errors):.2g}" if errors else None
     danger = _of_variants(wrong, finding("gradient-differs", of="", error=worst), num_variants)
     each = ((result, finding("gradient-not-exact", of="", found=result.gradient_warning)) for result in wrong)
-    advice = to_do("gradient-differs", ADVICE["gradient"].in_torch, weight=2.0)
+    advice = to_do("gradient-differs", "gradient", weight=2.0)
     return [danger, *named_once(each, num_variants), advice]
 
 

@@ -14,7 +14,6 @@ from gpurun.launcher.compare.figures.size_curves import DeviceCost
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding
-from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.findings.trace_cases import OF_TRACED_STEP
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.stats.busy import QUEUE_PERCENT
@@ -327,13 +326,13 @@ def remaining(fastest: VariantResult, is_explained: bool = False) -> tuple[Findi
     """
     found, where = largest_loss(fastest.ranks), variant_label(fastest)
     if found is None and is_explained and len(set(fastest.split or ())) > 1:
-        return (to_do("fastest", ADVICE["uneven"].in_torch),)
+        return (to_do("fastest", "uneven"),)
     if found is None and any(rank.trace for rank in fastest.ranks):
-        return (to_do("noticed", ADVICE["far"].in_torch),)
+        return (to_do("noticed", "far"),)
     if found is None:
-        return (to_do("not-recorded", ADVICE["untraced"].in_torch),)
+        return (to_do("not-recorded", "untraced"),)
     if _other_timed_ms(found, fastest) is not None:
-        return (to_do("noticed", ADVICE["far"].in_torch),)
+        return (to_do("noticed", "far"),)
     if found.share < MENTION_FROM:
         most = max(1, math.ceil(100 * found.share))
         return (finding("nothing-left", fastest.id, where=where, most=most),)
@@ -353,7 +352,7 @@ def advice(found: Cause, variant: VariantResult) -> str:
     of_program = variant.kind.runs_program
     has_no_other_split = variant.split_name == "balanced" or of_program
     strategy = STRATEGIES[variant.strategy]
-    of_transfer = ADVICE["buckets"].in_torch if _fills_buckets(variant) else strategy.transfer_advice
+    of_transfer = "transfer-buckets" if _fills_buckets(variant) else strategy.transfer_advice
     return advice_for(found, not of_program, has_no_other_split, of_transfer)
 
 

@@ -160,11 +160,12 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "not-ranked": Kind(
         "answer",
-        "these splits can't be ranked: {reasons}",
+        "these splits can't be ranked: {case}[; {num_more} more like that]",
         "The clock of a GPU was throttled; by how much longer steps took isn't known.",
         _NVML,
         _COOL,
         "Answer",
+        {"throttled-of": run_cases.LOADED["throttled-of"]},
     ),
     "traced": Kind(
         "answer",
@@ -359,102 +360,126 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Advice:
-    """The advice about a part of a step."""
-
-    in_torch: str
-    spent: str = ""
-    """How the time is spent, where only its share is named."""
-    in_keys: str = ""
-    """The same in the keys of a job; empty: in these words."""
-    if_balanced: str = ""
-    """Where no other split can be had; empty: the same."""
-
-
-LESS_WORK = ", or give it less work"
-"""The end of advice about a slow rank; not where it has no more to do than others."""
-_LATE_RANK = "look at what RANK does before it comes: `gpurun view DIR` draws the timeline"
-_SLOW_RANK = "find out what slows RANK down (`gpurun stacks` during the next run)"
-ADVICE: Mapping[str, Advice] = {
-    "input": Advice(
-        "raise num_workers, or do less work per sample",
-        "waiting for data",
-        "raise `workers`, or do less work per sample",
-    ),
-    "copies": Advice("pin the memory and copy with non_blocking=True", "on copies"),
-    "pinned_copies": Advice("copy less, or on another stream while the device computes", "on copies"),
-    "host": Advice("try larger batches, torch.compile or CUDA graphs", "waiting for the CPU"),
-    "python": Advice("try larger batches, fewer operators, or torch.compile", "in Python"),
-    "outside": Advice(
-        "record the profiler's with_stack=True",
-        "outside of operators",
-        "`profile: {stacks: true}` shows what runs there",
-    ),
-    "unseen": Advice("record the device's work as well", "outside of operators"),
-    "communication": Advice("record the traces of all ranks", "in communication"),
-    "unknown": Advice("record the CPU as well (ProfilerActivity.CPU)", "in gaps"),
-    "gaps": Advice("look for synchronisation and dependencies in the timeline", "in gaps"),
-    "transfer": Advice(
-        "try larger batches or gradient accumulation",
-        "on transfers",
-        "raise `global_batch` or `accumulate`",
-    ),
-    "buckets": Advice("raise `global_batch` or `accumulate`, or change `bucket_mb`"),
-    "model_transfer": Advice(
-        "overlap it with compute, or place its ranks where links are fastest", "on transfers"
-    ),
-    "blocked": Advice("`gpurun stacks` during the next run shows what its ranks wait for", "blocked"),
-    "compute": Advice("compare the operators of both traces: `gpurun diff`", "on compute"),
-    "split": Advice(
-        "try split: even or balanced",
-        "waiting for a larger batch",
-        if_balanced=("find out why the ranks' times differ from those that were measured to find this split"),
-    ),
-    "straggler": Advice(
-        _LATE_RANK + LESS_WORK,
-        "waiting for a slower rank",
-        f"{_SLOW_RANK}{LESS_WORK} (split: balanced)",
-        _SLOW_RANK,
-    ),
-    "gradient": Advice("mend the gradients first: weigh losses by samples (docs/your-model.md)"),
-    "far": Advice("run again with `--set profile.steps=16`: the traced steps are unlike the timed ones"),
-    "untraced": Advice("run again with `--set profile.steps=4`: traces show where the time of a step goes"),
-    "unmarked": Advice("mark each step of the program: `with gpurun.step():`"),
-    "uneven": Advice("`gpurun report RUN --details` prints the code that trains with this split"),
-    "unlike": Advice(
-        "for two versions of the code, run one job file with each; for two settings, list both under "
-        "`compare` of one job; `--allow params` compares variants that differ in `params` alone"
-    ),
-    "parts": Advice("`gpurun diff A B --show operators` shows the modules and operators that grew"),
-    "past_runs": Advice(
-        "two past runs can't show whether the code or the machine changed; `gpurun gate JOB.yaml --against "
-        "REF` launches both versions in turns"
-    ),
-    "ended": Advice(
-        "mend what the reason in the table names (`gpurun logs RUN` has more), then `gpurun --resume RUN`"
-    ),
-    "throttled": Advice("let the GPUs cool down, or lower their power limit, then run again"),
-    "versions": Advice("`gpurun diff RUN/variants/{a} RUN/variants/{b} --show operators` shows what grew"),
-    "no_versions": Advice("set `profile: {steps: 4}` in the job: traces of both versions show what grew"),
-    "environments": Advice(
-        "give each version an environment of its own (`--python-a`, `--python-b`): a package is installed "
-        "from the working copy (editable)"
-    ),
-    "committed": Advice("if the version before lacks files that aren't committed, name them by `--with`"),
-    "same_code": Advice("both versions loaded the same code, file by file: see what `--against` names"),
-    "stop_others": Advice("stop other programs on this machine, or use fewer devices, then run again"),
-    "cpu_time": Advice("compare the CPU time, which has no waiting for cores in it: `--metric cpu`"),
-    "scatter": Advice("use a machine that does nothing else, or a job whose launches are shorter"),
-    "threshold": Advice("choose another threshold (`--fail-slower`)"),
-    "bubble": Advice(
-        "try more micro-batches per step, or an interleaved schedule", "waiting for other stages"
-    ),
+_LATE_RANK = "look at what {who} does before it comes: `gpurun view DIR` draws the timeline"
+_SLOW_RANK = "find out what slows {who} down (`gpurun stacks` during the next run)"
+_LESS_WORK = ", or give it less work"
+_TAKEN = ": {num_devices:device} × {threads:thread} need {num_cores:core} (free: {num_free})"
+SPENT: Mapping[str, str] = {
+    "input": "waiting for data",
+    "copies": "on copies",
+    "pinned_copies": "on copies",
+    "host": "waiting for the CPU",
+    "python": "in Python",
+    "outside": "outside of operators",
+    "unseen": "outside of operators",
+    "communication": "in communication",
+    "unknown": "in gaps",
+    "gaps": "in gaps",
+    "transfer": "on transfers",
+    "model_transfer": "on transfers",
+    "blocked": "blocked",
+    "compute": "on compute",
+    "split": "waiting for a larger batch",
+    "straggler": "waiting for a slower rank",
+    "bubble": "waiting for other stages",
 }
-"""By the part of a step; of transfers a strategy may have its own."""
+"""How the time of a part of a step is spent, where only its share is named."""
+_ON_PARTS: Mapping[str, Mapping[str, str]] = {
+    "input": {
+        "": "raise num_workers, or do less work per sample",
+        "in-job": "raise `workers`, or do less work per sample",
+    },
+    "copies": {"": "pin the memory and copy with non_blocking=True"},
+    "pinned_copies": {"": "copy less, or on another stream while the device computes"},
+    "host": {"": "try larger batches, torch.compile or CUDA graphs"},
+    "python": {"": "try larger batches, fewer operators, or torch.compile"},
+    "outside": {
+        "": "record the profiler's with_stack=True",
+        "in-job": "`profile: {stacks: true}` shows what runs there",
+    },
+    "unseen": {"": "record the device's work as well"},
+    "communication": {"": "record the traces of all ranks"},
+    "unknown": {"": "record the CPU as well (ProfilerActivity.CPU)"},
+    "gaps": {"": "look for synchronisation and dependencies in the timeline"},
+    "transfer": {
+        "": "try larger batches or gradient accumulation",
+        "in-job": "raise `global_batch` or `accumulate`",
+        "buckets": "raise `global_batch` or `accumulate`, or change `bucket_mb`",
+        "sharded": "try larger batches; if the memory suffices, `reshard: false` or `ddp`",
+        "shard-size": "try larger batches, or another `shard_size`",
+        "zero": "try larger batches, gradient accumulation or, if the memory suffices, `ddp`",
+    },
+    "model_transfer": {"": "overlap it with compute, or place its ranks where links are fastest"},
+    "blocked": {"": "`gpurun stacks` during the next run shows what its ranks wait for"},
+    "compute": {"": "compare the operators of both traces: `gpurun diff`"},
+    "split": {
+        "": "try split: even or balanced",
+        "balanced": "find out why the ranks' times differ from those that were measured to find this split",
+    },
+    "straggler": {
+        "": _LATE_RANK + _LESS_WORK,
+        "alike": _LATE_RANK,
+        "in-job": f"{_SLOW_RANK}{_LESS_WORK} (split: balanced)",
+        "balanced": _SLOW_RANK,
+    },
+    "bubble": {"": "try more micro-batches per step, or an interleaved schedule"},
+}
+"""By the part of a step, and to whom it is given: `in-job` may set the keys of a job, `balanced` may choose
+no other split, `alike` is about a rank that has no more to do than others; of transfers also by strategy."""
+
+
+def advice_case(part: str, form: str = "") -> str:
+    """The case of the advice about a part of a step."""
+    return f"{part.replace('_', '-')}{'-' if form else ''}{form}"
+
+
+ADVICE: Mapping[str, str] = {
+    **{
+        advice_case(part, form): f"[{{where}} spends {{percent}} of its step {SPENT[part]}: ]{words}"
+        for part, forms in _ON_PARTS.items()
+        for form, words in forms.items()
+    },
+    "settings": "set {settings} in the job",
+    "fewer-threads": "set `threads: {fewer}`" + _TAKEN,
+    "fewer-devices": "set `devices: cpu:{fewer}`" + _TAKEN,
+    "stop-others": "stop other programs on this machine, or use fewer devices, then run again",
+    "gradient": "mend the gradients first: weigh losses by samples (docs/your-model.md)",
+    "far": "run again with `--set profile.steps=16`: the traced steps are unlike the timed ones",
+    "untraced": "run again with `--set profile.steps=4`: traces show where the time of a step goes",
+    "unmarked": "mark each step of the program: `with gpurun.step():`",
+    "uneven": "`gpurun report RUN --details` prints the code that trains with this split",
+    "other-figure": _OTHER_FIGURE.removesuffix("."),
+    "unlike": "for two versions of the code, run one job file with each; for two settings, list both under "
+    "`compare` of one job; `--allow params` compares variants that differ in `params` alone",
+    "parts": "`gpurun diff A B --show operators` shows the modules and operators that grew",
+    "past-runs": "two past runs can't show whether the code or the machine changed; `gpurun gate JOB.yaml "
+    "--against REF` launches both versions in turns",
+    "ended": "mend what the reason in the table names (`gpurun logs RUN` has more), then "
+    "`gpurun --resume RUN`",
+    "throttled": "let the GPUs cool down, or lower their power limit, then run again",
+    "versions": "`gpurun diff RUN/variants/{a} RUN/variants/{b} --show operators` shows what grew",
+    "no-versions": "set `profile: {steps: 4}` in the job: traces of both versions show what grew",
+    "environments": "give each version an environment of its own (`--python-a`, `--python-b`): a package is "
+    "installed from the working copy (editable)",
+    "committed": "if the version before lacks files that aren't committed, name them by `--with`",
+    "same-code": "both versions loaded the same code, file by file: see what `--against` names",
+    "cpu-time": "compare the CPU time, which has no waiting for cores in it: `--metric cpu`",
+    "scatter": "use a machine that does nothing else, or a job whose launches are shorter",
+    "threshold": "choose another threshold (`--fail-slower`)",
+    "in-progress": "this run is still in progress: process {pid} on {place} measures what is missing",
+    "may-be-in-progress": "unless it was killed, process {pid} on {place} still measures what is missing of "
+    "this run",
+    "resume": "this run is not complete: `{command} --resume RUN` measures what is missing",
+    "resume-nodes": "this run is not complete: to measure what is missing, [use `{requeue}` while "
+    "{scheduler} knows the job, or ]start all nodes as before, node 0 with `--resume RUN`",
+    "gate-again": "this gate is not complete: start it again",
+    "check": "{todo}",
+}
+"""What to do, by its case."""
 _CASES: Mapping[str, run_cases.Cases] = {
     "not-recorded": trace_cases.NOT_RECORDED,
     "without-load": run_cases.WITHOUT_LOAD,
+    "affected-by-load": run_cases.AFFECTED,
     "plan-note": run_cases.PLAN,
     "within-launches": run_cases.WITHIN,
     "time-spent": run_cases.TIME_SPENT,
@@ -514,10 +539,11 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "act-on-cause": Kind(
         "remedy",
-        "[{where} spends {percent} of its step {spent}: ][{advice}][set {settings} in the job]",
+        "{case}",
         "The next step: what would shorten the fastest variant's step most, or what the answer lacks.",
         "By failures, wrong gradients and other load; then the largest loss in traced steps, of 5 % or more.",
         "As it says: change the job or the program so, and run again.",
+        cases=ADVICE,
     ),
     "measure-longer": Kind(
         "remedy",
@@ -570,9 +596,9 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
         "Run again on a quiet machine.",
     ),
     "affected-by-load": (
-        "interference: {found}[; {num_more} more like that]; these times depend on other load",
-        "Other programs used the cores of the ranks.",
-        _QUEUE,
+        "{case}",
+        "Other programs used the cores of the ranks, or the clock of a GPU was throttled.",
+        f"{_QUEUE} {_NVML}",
         "Use fewer threads or devices, or stop other programs.",
     ),
     "plan-note": (

@@ -126,6 +126,15 @@ NOTICED: Cases = {
 }
 UNUSED_BUDGET = "`budget` is not used"
 """How the note begins."""
+LOADED: Cases = {
+    "queued": "rank {rank} of {where} waited for a free core in {queued} of its step",
+    "throttled-of": "the clock of {device} was throttled in {where}: {reason}",
+}
+_LIKEWISE = "[; {num_more:other variant} likewise]"
+AFFECTED: Cases = {
+    "queued": f"{LOADED['queued']}{_LIKEWISE}: these times depend on other load",
+    "throttled-of": f"{LOADED['throttled-of']}{_LIKEWISE}: these times depend on that clock",
+}
 REASONS: Cases = {
     "unused-budget": f"{UNUSED_BUDGET}, since no variant is compared with another; {{setting}} says how much "
     "is measured",
@@ -138,8 +147,7 @@ REASONS: Cases = {
     "scattered": "its launches differ too much from each other",
     "other-work": "none does the same work in both",
     "throttled": "the clock of a GPU was throttled",
-    "throttled-of": "the clock of {device} was throttled[ in {where}]: {reason}",
-    "queued": "rank {rank}[ of {where}] waited for a free core in {queued} of its step",
+    **LOADED,
     "not-yet": "not measured yet[ at {where}]",
     "no-steps": "no steps at {where}",
     "strayed": "at {where} it loaded {file}[ and {num_more:other file}] of {other}",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor, log10
 from sys import float_info
+from typing import Any
 
 from rich.text import Text
 
@@ -153,32 +154,32 @@ def _closely(error: float) -> str:
     return "" if error <= 0 else f" to {_one_digit_up(error)}"
 
 
-def with_next_step(comparison: Comparison, name: str, in_progress: str | None = None) -> Comparison:
+def with_next_step(
+    comparison: Comparison, name: str, in_progress: Mapping[str, Any] | None = None
+) -> Comparison:
     """The comparison; of a run that isn't complete the next step is to go on with it.
 
     Args:
         comparison: of the run.
         name: of its directory.
-        in_progress: what a command that works on the run now does.
+        in_progress: the case of the next step where a command works on the run now, and its figures.
     """
     if comparison.complete:
         return comparison
-    said = (in_progress or _to_complete(comparison, name)).removesuffix(".")
-    return replace(comparison, findings=ranked((to_do("not-measured", said, weight=1), *comparison.findings)))
+    step = to_do("not-measured", weight=1, **(in_progress or _to_complete(comparison, name)))
+    return replace(comparison, findings=ranked((step, *comparison.findings)))
 
 
-def _to_complete(comparison: Comparison, name: str) -> str:
-    """The advice for a run that was stopped; the versions of a gate are gone with it."""
+def _to_complete(comparison: Comparison, name: str) -> Mapping[str, Any]:
+    """The case of the advice for a run that was stopped, and its figures; a gate's versions are gone."""
     if comparison.gate is not None:
-        return "this gate is not complete: start it again"
-    command = "gpurun tune" if comparison.search else "gpurun"
+        return {"case": "gate-again"}
     if node_bounds(comparison.job.get("nodes") or 1)[1] <= 1:
-        return f"this run is not complete: `{command} --resume RUN` measures what is missing"
+        return {"case": "resume", "command": "gpurun tune" if comparison.search else "gpurun"}
     from gpurun.launcher.schedulers import how_to_requeue  # few runs need it
 
-    requeued = how_to_requeue(name)
-    ways = [*([requeued] if requeued else []), "start all nodes as before, node 0 with `--resume RUN`"]
-    return f"this run is not complete: to measure what is missing, {', or '.join(ways)}"
+    command, scheduler = how_to_requeue(name) or (None, None)
+    return {"case": "resume-nodes", "requeue": command, "scheduler": scheduler}
 
 
 def detail_lines(comparison: Comparison, with_codes: bool = False) -> list[str]:

@@ -7,9 +7,10 @@ import os
 import platform
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -142,15 +143,13 @@ def in_use(path: Path, found: Running | None) -> str:
     return text
 
 
-def progress_text(run: RunDir) -> str | None:
-    """The text that a command works on the run now; `None`: none does."""
+def progress_of(run: RunDir) -> Mapping[str, Any] | None:
+    """The case of the next step that a command works on the run now, and its figures; `None`: none does."""
     found = read(run)
     if found is None or not found.may_live:
         return None
-    who = f"process {found.pid} on {found.host}"
-    if found.is_here:
-        return f"This run is still in progress: {who} measures what is missing."
-    return f"Unless it was killed, {who} still measures what is missing of this run."
+    case = "in-progress" if found.is_here else "may-be-in-progress"
+    return {"case": case, "pid": found.pid, "place": found.host}
 
 
 def entered(run: RunDir, launch: str | None) -> None:

@@ -28,11 +28,11 @@ def scheduler_here(environ: Environ) -> Scheduler | None:
     return next((scheduler for scheduler in known if scheduler.node_rank(environ) is not None), None)
 
 
-def how_to_requeue(directory: str) -> str:
-    """`use scontrol requeue 42 while Slurm knows the job`, from the name of a run's directory; else empty."""
+def how_to_requeue(directory: str) -> tuple[str, str] | None:
+    """`scontrol requeue 42`, and who knows the job, `Slurm`, from the name of a run's directory."""
     queues = (
         (scheduler.name, scheduler.queue.requeue(directory))
         for scheduler in SCHEDULERS.values()
         if scheduler.queue
     )
-    return next((f"use `{command}` while {name} knows the job" for name, command in queues if command), "")
+    return next(((command, name) for name, command in queues if command), None)

@@ -110,7 +110,9 @@ def findings_of(checks: Sequence[CheckResult]) -> tuple[Finding, ...]:
         for each in lost
         for figures in each.figures
     )
-    return ranked((answer, *failed, *(to_do("check-failed", each.remedy) for each in lost if each.remedy)))
+    return ranked(
+        (answer, *failed, *(to_do("check-failed", "check", todo=each.remedy) for each in lost if each.remedy))
+    )
 
 
 def earlier_rates(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
-from gpurun.launcher.findings.finding_kinds import ADVICE, LESS_WORK
+from gpurun.launcher.findings.finding_kinds import ADVICE, advice_case
 from gpurun.launcher.findings.trace_cases import NOT_RECORDED
 from gpurun.launcher.trace.model import StragglerReport
 from gpurun.launcher.units import format_ms, listed
@@ -369,52 +369,49 @@ def _bubble(measured: MeasuredRanks) -> Cause | None:
     return Cause("bubble", bubble.ranks, bubble.wait_ns, bubble.span_ns, figures)
 
 
-def to_do(about: str, advice: str, weight: float = 0.0) -> Finding:
-    """Advice about a kind of finding, by its code."""
-    return finding("act-on-cause", weight=weight, advice=advice, what=about)
+def to_do(about: str, case: str, weight: float = 0.0, **figures: Any) -> Finding:
+    """Advice about a kind of finding, by its code.
+
+    Args:
+        case: of `ADVICE`, which has slots for the figures.
+    """
+    return finding("act-on-cause", weight=weight, case=case, what=about, **figures)
 
 
-def advice_finding(
-    cause: Cause,
-    advice: str,
-    variant: str | None = None,
-    where: str | None = None,
-) -> Finding:
+def advice_finding(cause: Cause, case: str, variant: str | None = None, where: str | None = None) -> Finding:
     """The advice about a cause; with its share where the cause itself isn't shown.
 
     Args:
         cause: the cause.
-        advice: of `advice_for`, or of a strategy.
+        case: of `advice_for`, or of a strategy.
         variant: the id of the variant that it is about.
-        where: the label of that variant, to name the cause by its code and share.
+        where: the label of that variant, to name the part of its step and the share.
     """
     return finding(
         "act-on-cause",
         variant,
         cause.ranks,
         weight=cause.share,
-        advice=advice,
+        case=case,
         where=where,
         percent=100 * cause.share if where else None,
-        spent=ADVICE[cause.part].spent,
+        who=f"rank {cause.ranks[0]}" if cause.ranks else "the last rank",
         what=cause.code,
     )
 
 
 def advice_for(found: Cause, of_job: bool = False, is_balanced: bool = False, of_transfer: str = "") -> str:
-    """The advice about a part of a step: in the keys of a job, or in torch's terms for anything else.
+    """The case of the advice about a part of a step: in the keys of a job, or in torch's terms for others.
 
     Args:
         found: what takes the time.
         of_job: whether a job of ours can set its keys.
         is_balanced: whether no other split can be chosen.
-        of_transfer: the advice about transfers; by default that of data parallel training.
+        of_transfer: the case of the advice about transfers; by default that of data parallel training.
     """
     if found.part == "transfer" and of_transfer:
         return of_transfer
-    advice = ADVICE[found.part]
-    has_less_to_do = found.part == "straggler" and "other_work_ms" not in found.figures
-    words = advice.in_keys if of_job and advice.in_keys else advice.in_torch
-    words = advice.if_balanced if is_balanced and advice.if_balanced else words
-    words = words.partition(LESS_WORK)[0] if has_less_to_do else words
-    return words.replace("RANK", f"rank {found.ranks[0]}" if found.ranks else "the last rank")
+    is_alike = found.part == "straggler" and "other_work_ms" not in found.figures
+    forms = {"balanced": is_balanced or (of_job and is_alike), "alike": is_alike, "in-job": of_job}
+    cases = (advice_case(found.part, form) for form, is_so in forms.items() if is_so)
+    return next((case for case in cases if case in ADVICE), advice_case(found.part))

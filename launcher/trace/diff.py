@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpurun.launcher.findings.finding import Finding, finding, noticed, of_level, with_figures
-from gpurun.launcher.findings.finding_kinds import ADVICE
+from gpurun.launcher.findings.finding_kinds import SPENT
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, TraceReport
 from gpurun.launcher.units import change_text, listed
@@ -128,12 +128,12 @@ def _findings(diff: TraceDiff) -> Iterator[Finding]:
     name = PART_NAMES.get(most.name) or most.name.replace("_", " ")
     yield finding("part-grew", part=name, a_ms=most.a_us / 1000, b_ms=most.b_us / 1000, weight=1)
     if diff.operators is None:
-        yield to_do("part-grew", ADVICE["parts"].in_torch)
+        yield to_do("part-grew", "parts")
 
 
 PART_NAMES = {
-    "idle_data": ADVICE["input"].spent,
-    "idle_host": ADVICE["host"].spent,
+    "idle_data": SPENT["input"],
+    "idle_host": SPENT["host"],
     "idle_other": "idle time for another reason",
     "idle_unknown": "idle time for an unknown reason",
 }

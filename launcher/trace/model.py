@@ -534,6 +534,6 @@ class TraceReport:
         if not causes:
             known = (each for each in self.findings if {"percent", "num_cut"} & {*each.figures})
             return " ".join(each.sentence for each in known)
-        advice = {(each.figures["what"], each.ranks): each.figures["advice"] for each in steps}
+        advice = {(each.figures["what"], each.ranks): each.text for each in steps}
         said = [(each.sentence, advice.get((each.code, each.ranks))) for each in causes]
         return " ".join(f"{text.removesuffix('.')}: {more}." if more else text for text, more in said)

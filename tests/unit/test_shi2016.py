@@ -73,6 +73,7 @@ def variant(**changes: Any) -> SimpleNamespace:
         "workload": "resnet50", "step_ms": SimpleNamespace(estimate=500.0, ci=(400.0, 700.0)), "varied": {},
         "global_batch": 16, "status": "ok", "reason": None, "ranks": (),
         "devices": ("cpu:0",), "threads": 1, "strategy": "single", "split": (16,), "precision": "fp32",
+        "kind": SimpleNamespace(is_ranked=True, runs_program=False), "split_name": "16",
     }  # fmt: skip
     return SimpleNamespace(**{**usual, **changes})
 

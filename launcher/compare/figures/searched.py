@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.findings.finding import Finding, finding, reason
+from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Effect, SearchRecord, TimeChange, TrialRecord, Unmeasured
 from gpurun.launcher.units import (
@@ -152,15 +153,21 @@ def winner_findings(search: SearchResult, is_settled: bool) -> tuple[Finding, ..
     keys = dict.fromkeys(effect.key for effect in search.effects)
     other = [f"`{key}: {best[key]}`" for key in keys if key in best and best[key] != own.get(key)]
     has_step = is_settled and other and own
-    use_it = (finding("act-on-cause", weight=0.5, settings=other, what="fastest"),) if has_step else ()
+    use_it = (
+        (finding("act-on-cause", weight=0.5, case="settings", settings=other, what="fastest"),)
+        if has_step
+        else ()
+    )
     return (*(costly_value(search) if len(other) > 1 else ()), *use_it)  # else the answer says it
 
 
 def untried(found: Sequence[Finding], search: SearchResult | None) -> tuple[Finding, ...]:
     """The findings without advice about keys whose values the search has tried."""
     tried = {f"`{effect.key}`" for effect in search.effects} if search else set()
-    advice = {id(each): str(each.figures.get("advice")) for each in found if each.code == "act-on-cause"}
-    return tuple(each for each in found if not any(key in advice.get(id(each), "") for key in tried))
+    advice = (ADVICE[each.figures["case"]] if each.code == "act-on-cause" else "" for each in found)
+    return tuple(
+        each for each, words in zip(found, advice, strict=True) if not any(key in words for key in tried)
+    )
 
 
 def costly_value(search: SearchResult) -> tuple[Finding, ...]:

@@ -82,12 +82,13 @@ def test_the_cpu_time_of_a_process_is_that_of_its_own_clock() -> None:
         (1, 2, 2, None),
         (2, 1, 2, None),
         (2, 0, 2, None),
-        (1, 2, 1, "Set `threads: 1`: 1 device with 2 threads takes 2 cores, and 1 was free."),
-        (2, 4, 6, "Set `threads: 3`: 2 devices with 4 threads each take 8 cores, and 6 were free."),
-        (4, 2, 3, "Set `threads: 1`: 4 devices with 2 threads each take 8 cores, and 3 were free."),
-        (4, 1, 3, "Set `devices: cpu:3`: 4 devices with 1 thread each take 4 cores, and 3 were free."),
-        (2, 0, 1, "Set `devices: cpu:1`: 2 devices with 1 thread each take 2 cores, and 1 was free."),
+        (1, 2, 1, "Set `threads: 1`: 1 device × 2 threads need 2 cores (free: 1)."),
+        (2, 4, 6, "Set `threads: 3`: 2 devices × 4 threads need 8 cores (free: 6)."),
+        (4, 2, 3, "Set `threads: 1`: 4 devices × 2 threads need 8 cores (free: 3)."),
+        (4, 1, 3, "Set `devices: cpu:3`: 4 devices × 1 thread need 4 cores (free: 3)."),
+        (2, 0, 1, "Set `devices: cpu:1`: 2 devices × 1 thread need 2 cores (free: 1)."),
     ],
 )
 def test_what_to_reduce(num_devices: int, threads: int, free: int, step: str | None) -> None:
-    assert less_at_once(num_devices, threads, free) == step
+    found = less_at_once(num_devices, threads, free)
+    assert (found and found.sentence) == step

@@ -93,7 +93,7 @@ def lost(**changes: object) -> Callable[[Comparison], Comparison]:
 
 
 def of_load(comparison: Comparison) -> Comparison:
-    load = finding("affected-by-load", found="rank 0 of ddp 24/8 waited for cores in 20 % of its step")
+    load = finding("affected-by-load", case="queued", rank=0, where="ddp 24/8", queued="20 %")
     return replace(comparison, findings=ranked((*comparison.findings, load)))
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS
+from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS, SPENT
 from gpurun.launcher.trace.causes import (
     PARTS,
     Cause,
@@ -68,7 +68,7 @@ def test_a_rank_that_is_late_for_want_of_data_is_not_called_slow(last: Straggler
 def test_every_part_of_a_step_is_a_kind_with_advice() -> None:
     assert set(PARTS.values()) <= KINDS.keys()
     assert {code for code, kind in KINDS.items() if kind.level == "cause"} > set(PARTS.values())
-    assert PARTS.keys() - {"transfer"} <= ADVICE.keys()
+    assert PARTS.keys() == SPENT.keys()
     for part in PARTS:
         cause = Cause(part, (0,), 1.0, 2.0, {})
-        assert all(advice_for(cause, *of) for of in ((), (True,), (True, True)))
+        assert {advice_for(cause, *of) for of in ((), (True,), (True, True))} <= ADVICE.keys()

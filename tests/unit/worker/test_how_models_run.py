@@ -114,7 +114,9 @@ def test_workloads_are_not_compared_with_each_other(tmp_path: Path, wording: Wor
     assert comparison.variants[1].vs_baseline is None
     assert comparison.variants[1].samples_per_s == pytest.approx(102_400)
     wording(comparison.headline)
-    assert "of its step; these times depend on other load." in "".join(notes_of(comparison))
+    assert "of its step; 1 other variant likewise: these times depend on other load." in "".join(
+        notes_of(comparison)
+    )
     assert comparison.findings[0].text in render_table(comparison, 100, True)
 
 
