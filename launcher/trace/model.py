@@ -528,12 +528,17 @@ class TraceReport:
     """The meaning of these figures, and what was noticed."""
 
     @property
-    def conclusion(self) -> str:
-        """The findings in sentences: each cause with what to do about it."""
+    def sentences(self) -> tuple[str, ...]:
+        """The findings: each cause with what to do about it."""
         causes, steps = (of_level(self.findings, level) for level in ("cause", "remedy"))
         if not causes:
             known = (each for each in self.findings if {"percent", "num_cut"} & {*each.figures})
-            return " ".join(each.sentence for each in known)
+            return tuple(each.sentence for each in known)
         advice = {(each.figures["what"], each.ranks): each.text for each in steps}
         said = [(each.sentence, advice.get((each.code, each.ranks))) for each in causes]
-        return " ".join(f"{text.removesuffix('.')}: {more}." if more else text for text, more in said)
+        return tuple(f"{text.removesuffix('.')}: {more}." if more else text for text, more in said)
+
+    @property
+    def conclusion(self) -> str:
+        """The sentences as one text."""
+        return " ".join(self.sentences)

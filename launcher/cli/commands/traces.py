@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Table
 
 
+_details = click.option("--details", is_flag=True, help="Show all that was found.")
+
+
 @click.command()
 @click.argument("a", type=READ, metavar="A")
 @click.argument("b", type=READ, metavar="B")
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     help="Of traces, show the tree of modules and operators instead: "
     "what is new, gone, slower or faster, and what calls it.",
 )
+@_details
 @json_option
 def diff(
     a: Path,
@@ -50,6 +54,7 @@ def diff(
     fail_slower_percent: float | None,
     may_differ: tuple[str, ...],
     show: str | None,
+    details: bool,
     as_json: bool,
 ) -> None:
     """Compare run B with run A, variant by variant, or two directories of traces.
@@ -68,7 +73,7 @@ def diff(
     if are_runs(a, b):
         if show:
             raise SpecError(f"--show {show} compares traces; name their directories: RUN/variants/ID")
-        diff_two_runs(a, b, fail_slower_percent, may_differ, as_json)
+        diff_two_runs(a, b, fail_slower_percent, may_differ, details, as_json)
     elif fail_slower_percent is not None:
         raise SpecError(
             "--fail-slower applies to runs: a trace has too few steps to distinguish a change from noise"
@@ -76,11 +81,16 @@ def diff(
     elif may_differ:
         raise SpecError("--allow applies to runs; traces of different work can always be compared")
     else:
-        diff_two_captures(a, b, show is not None, as_json)
+        diff_two_captures(a, b, show is not None, details, as_json)
 
 
 def diff_two_runs(
-    a: Path, b: Path, fail_slower_percent: float | None, may_differ: tuple[str, ...], as_json: bool
+    a: Path,
+    b: Path,
+    fail_slower_percent: float | None,
+    may_differ: tuple[str, ...],
+    details: bool,
+    as_json: bool,
 ) -> None:
     """How run B differs from run A, and whether that is too much."""
 
@@ -104,7 +114,7 @@ def diff_two_runs(
     else:
         from gpurun.launcher.report.terminal.changes import render_diff
 
-        click.echo(render_diff(difference, line_width()))
+        click.echo(render_diff(difference, line_width(), details))
     if difference.gate is not None:
         check_gate(difference.gate)
 
@@ -124,7 +134,7 @@ def check_settings(names: tuple[str, ...]) -> None:
             raise SpecError(f"--allow {name}: {near_or_all(name, known, 'settings')}")
 
 
-def diff_two_captures(a: Path, b: Path, as_tree: bool, as_json: bool) -> None:
+def diff_two_captures(a: Path, b: Path, as_tree: bool, details: bool, as_json: bool) -> None:
     """Operators and kernels that grew from the traces in A to those in B; `as_tree`: by what calls them."""
     from gpurun.launcher.run.find import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
@@ -141,7 +151,7 @@ def diff_two_captures(a: Path, b: Path, as_tree: bool, as_json: bool) -> None:
     from gpurun.launcher.report.terminal.changes import render_operator_changes, render_trace_diff
 
     render = render_operator_changes if as_tree else render_trace_diff
-    click.echo(render(difference, width()), nl=False)
+    click.echo(render(difference, width(), details), nl=False)
 
 
 @click.command()
@@ -162,12 +172,14 @@ def diff_two_captures(a: Path, b: Path, as_tree: bool, as_json: bool) -> None:
     metavar="OUT.json.gz",
     help="Also write one trace of all ranks, on one clock, for Perfetto.",
 )
+@_details
 @json_option
 def trace(
     paths: tuple[Path, ...],
     steps: slice | None,
     show: "tuple[Table, ...] | None",
     merge: Path | None,
+    details: bool,
     as_json: bool,
 ) -> None:
     """Show where the time goes in Kineto traces of gpurun or any other program.
@@ -193,11 +205,11 @@ def trace(
     if show and not as_json:
         from gpurun.launcher.report.terminal.trace import render_tables
 
-        click.echo(render_tables(analysis, show, width()), nl=False)
+        click.echo(render_tables(analysis, show, width(), details), nl=False)
         return
     if as_json:
         show_json(analysis)
         return
     from gpurun.launcher.report.terminal.trace import render_trace
 
-    click.echo(render_trace(analysis, width()), nl=False)
+    click.echo(render_trace(analysis, width(), details), nl=False)

@@ -13,8 +13,8 @@ from gpurun.launcher.plan.model import Metric
 from gpurun.launcher.report.footnotes import confidence_text, uncertainty_text, verdict_text
 from gpurun.launcher.report.tables_on_request import Cell, ShownRow, ShownTable, TableContent
 from gpurun.launcher.report.terminal.grid import cut, fitted
-from gpurun.launcher.report.terminal.layout import clean, plain, screen_lines, table_of, text_of
-from gpurun.launcher.report.terminal.trace import INDENT, MAX_NAMES, MAX_ROWS, note_lines
+from gpurun.launcher.report.terminal.layout import clean, detail_lines, plain, screen_lines, table_of, text_of
+from gpurun.launcher.report.terminal.trace import INDENT, MAX_NAMES, MAX_ROWS, notes_in
 from gpurun.launcher.stats.estimates import ALPHA
 from gpurun.launcher.trace.diff import Change, OperatorChange, TraceDiff, without_steps
 from gpurun.launcher.units import (
@@ -34,20 +34,19 @@ MAX_PERCENT = 1000
 """Percent from which on a growth reads better as a factor."""
 
 
-def render_diff(diff: Diff, width: int) -> str:
+def render_diff(diff: Diff, width: int, details: bool = True) -> str:
     """Plain text at most `width` wide: the answer, a table, then reasons to doubt it."""
     header = ("variant", "A: step ms", "B: step ms", "B against A", "±")
     rows = [_row(variant) for variant in diff.variants]
     screen = screen_of(diff.findings)
     lines = [*(line.plain for line in screen_lines(screen, width)), ""]
     lines += [f"A: {diff.name_a}   B: {diff.name_b}"]
+    more: list[str] = []
     if diff.gate is not None and diff.gate.rows:
         lines += ["", *gate_table(diff.gate, width), ""]
     elif rows:
         lines += ["", *fitted(header, rows, (1, 2, 4), width), ""]
-        said = [text for _, text in screen.lines]
-        notes = [note for note in _notes(diff.variants) if note not in said]
-        lines += [line for note in notes for line in _item(note, width)]
+        more += _notes(diff.variants)
     for unlike in diff.not_comparable:
         lines += _item(f"{unlike.label}: not comparable, since the work differs: {unlike.reason}", width)
     lines += _only(diff.only_in_a, "A", width) + _only(diff.only_in_b, "B", width)
@@ -58,9 +57,11 @@ def render_diff(diff: Diff, width: int) -> str:
         and diff.gate is None
         and any(variant.difference.ci for variant in diff.variants)
     ):
-        lines += _item(confidence_text(1 - ALPHA, diff.ci_level), width)
-    for each in screen.details:
-        lines += _item(each.sentence, width)
+        more.append(confidence_text(1 - ALPHA, diff.ci_level))
+    more += [each.sentence for each in screen.details]
+    said = [text for _, text in screen.lines]
+    for each in detail_lines([each for each in more if each not in said], details):
+        lines += _item(each, width) or [""]
     return "\n".join(lines)
 
 
@@ -149,14 +150,14 @@ def _change_cells(each: Change) -> tuple[Cell, ...]:
     )
 
 
-def render_operator_changes(diff: TraceDiff, width: int) -> str:
+def render_operator_changes(diff: TraceDiff, width: int, details: bool = True) -> str:
     """The tree of operators that changed, as text, `width` columns wide."""
     rows = _most_changed(diff.operators or ())
     more = len(diff.operators or ()) - len(rows)
     parts: list[RenderableType] = [*screen_lines(screen_of(diff.findings), width), "", _of_what(diff), ""]
     parts.append(_changes(OPERATOR_TREE, rows) if rows else NO_OPERATOR_CHANGED)
     parts += [f"… and {more} more; --json has all"] if more else []
-    parts += note_lines(diff.findings)
+    parts += detail_lines(notes_in(diff.findings), details)
     return text_of(Group(*map(plain, parts)), width)
 
 
@@ -179,7 +180,7 @@ def _of_what(diff: TraceDiff) -> str:
     return f"A: {plural(a, 'rank')}, B: {plural(b, 'rank')}; {_per(diff)}"
 
 
-def render_trace_diff(diff: TraceDiff, width: int) -> str:
+def render_trace_diff(diff: TraceDiff, width: int, details: bool = True) -> str:
     """The changes as text, `width` columns wide."""
     parts: list[RenderableType] = [*screen_lines(screen_of(diff.findings), width), "", _of_what(diff), ""]
     parts.append(_changes("", [each for each in diff.classes if each.a_us or each.b_us]))
@@ -191,7 +192,7 @@ def render_trace_diff(diff: TraceDiff, width: int) -> str:
         if changes:
             moved = sorted(changes, key=lambda change: -abs(change.change_us))[:MAX_NAMES]
             parts += ["", _changes(title, sorted(moved, key=lambda change: -change.change_us))]
-    parts += note_lines(diff.findings)
+    parts += detail_lines(notes_in(diff.findings), details)
     return text_of(Group(*map(plain, parts)), width)
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpurun.launcher.findings.finding import Screen
+from gpurun.launcher.units import plural
 
 GAP = 2
 """Spaces between columns: `awk -F '  +'` can split a piped table."""
@@ -170,6 +171,13 @@ def clean(text: str) -> str:
 
 def plain(part: RenderableType) -> RenderableType:
     return Text(part) if isinstance(part, str) else part
+
+
+def detail_lines(details: Sequence[str], are_shown: bool) -> list[str]:
+    """What else was found, after an empty line; or only how much, and how it is shown."""
+    if not details:
+        return []
+    return ["", *(details if are_shown else [f"{plural(len(details), 'detail')}: add --details"])]
 
 
 def text_of(what: RenderableType, width: int) -> str:

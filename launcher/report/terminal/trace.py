@@ -15,6 +15,7 @@ from gpurun.launcher.report.terminal.layout import (
     GAP,
     Column,
     clean,
+    detail_lines,
     fit,
     header_line,
     plain,
@@ -45,7 +46,6 @@ from gpurun.launcher.units import format_count, format_number, format_percent, u
 
 MAX_STEPS = 20
 MAX_NAMES = 10
-MAX_NOTES = 20
 BAR_WIDTH = 20
 _BAR: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("▇", lambda each: each.compute_us),
@@ -95,12 +95,13 @@ MESSAGE_WIDTH = 9
 LABEL_WIDTH = 20
 
 
-def render_trace(report: TraceReport, width: int) -> str:
+def render_trace(report: TraceReport, width: int, details: bool = True) -> str:
     """The report as text, `width` columns wide: ranks, steps, collectives, kernels, and what it means.
 
     Args:
         report: of the traces.
         width: in columns.
+        details: show all that was found, not only how much.
     """
     screen = screen_of(report.findings)
     parts: list[RenderableType] = [
@@ -120,9 +121,8 @@ def render_trace(report: TraceReport, width: int) -> str:
     time_us = _device_us if on_gpu else _host_us
     parts += _names("operators", [rank.ops for rank in whole_ranks(report.ranks)], time_us)
     parts += _names("modules", [rank.modules for rank in whole_ranks(report.ranks)], time_us)
-    parts += note_lines(report.findings)
-    more = replace(report, findings=screen.details).conclusion
-    parts += ["", more] if more else []
+    more = replace(report, findings=screen.details).sentences
+    parts += detail_lines([*more, *notes_in(report.findings)], details)
     return text_of(Group(*map(plain, parts)), width)
 
 
@@ -254,12 +254,9 @@ def _names(
     return ["", table]
 
 
-def note_lines(findings: Sequence[Finding]) -> list[RenderableType]:
-    """The notes of a report; the first of them, where there are many."""
-    notes = of_level(findings, "detail")
-    shown: list[RenderableType] = [f"note: {clean(each.text)}" for each in notes[:MAX_NOTES]]
-    more = len(notes) - MAX_NOTES
-    return ["", *shown, *([f"… and {more} more notes"] if more > 0 else [])] if shown else []
+def notes_in(findings: Sequence[Finding]) -> list[str]:
+    """What was noticed in traces."""
+    return [f"note: {clean(each.text)}" for each in of_level(findings, "detail")]
 
 
 def parallelism_tables(report: TraceReport, width: int) -> list[RenderableType]:
@@ -334,12 +331,12 @@ CURVE_WIDTH = 60
 INDENT = "  "
 
 
-def render_tables(report: TraceReport, show: Sequence[Table], width: int) -> str:
+def render_tables(report: TraceReport, show: Sequence[Table], width: int, details: bool = True) -> str:
     """The tables in `show`, in that order, `width` columns wide."""
     parts: list[RenderableType] = [f"{capture_text(report)}; times in ms"]
     for name in show:
         parts += _parts(shown_table(report, name))
-    parts += note_lines(report.findings)
+    parts += detail_lines(notes_in(report.findings), details)
     return text_of(Group(*map(plain, parts)), width)
 
 

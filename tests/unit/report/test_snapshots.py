@@ -81,12 +81,12 @@ def test_devices(width: int, snapshot: Snapshot) -> None:
 
 
 def test_diff(snapshot: Snapshot) -> None:
-    snapshot("diff.txt", render_diff(test_diff_report.DIFF, 80) + "\n")
+    snapshot("diff.txt", render_diff(test_diff_report.DIFF, 80, details=False) + "\n")
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_trace(width: int, capture: Path, snapshot: Snapshot) -> None:
-    snapshot(f"trace-{width}.txt", render_trace(analyse_paths([capture]), width))
+    snapshot(f"trace-{width}.txt", render_trace(analyse_paths([capture]), width, details=width > 80))
 
 
 def test_a_diff_of_traces(capture: Path, snapshot: Snapshot) -> None:
