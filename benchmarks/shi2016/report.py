@@ -18,7 +18,7 @@ from benchmarks.shi2016.published import (
     table7,
 )
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.interference import interference_in
+from gpurun.launcher.compare.load_findings import interference_in
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.machine.accelerators import accelerator_of, recorded_names

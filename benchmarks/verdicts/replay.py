@@ -27,7 +27,7 @@ from benchmarks.timing import machine_facts, record, table
 from gpurun.launcher.compare.figures.recorded import MeasuredVariant, read_measured
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.stats.busy import RoundKey
+from gpurun.launcher.stats.core_waiting import RoundKey
 from tests.unit.stats.simulate import Model, is_false, run_until_decided
 
 SEED = 20261127

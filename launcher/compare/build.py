@@ -42,8 +42,8 @@ from gpurun.launcher.compare.figures.variant import (
 )
 from gpurun.launcher.compare.gate import UNDECIDED, gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, fitting_in, is_one_task
-from gpurun.launcher.compare.interference import less_load
 from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.load_findings import less_load
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
     Comparison,
@@ -84,7 +84,7 @@ from gpurun.launcher.plan.model import Node, Plan, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Command, Event, Look, Restart, TimeChange
-from gpurun.launcher.stats.busy import QUEUE_PERCENT
+from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.stats.estimates import ALPHA, is_spent
 
 SCHEMA = 3

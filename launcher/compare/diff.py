@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.compare.gate import changed_files, gate_findings, gate_of, row_of
-from gpurun.launcher.compare.interference import STOP_OTHERS, interference_in, is_hot
 from gpurun.launcher.compare.label import value_text, variant_label
+from gpurun.launcher.compare.load_findings import STOP_OTHERS, interference_in, is_hot
 from gpurun.launcher.compare.model import Comparison, Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_causes import cause, why_slower
@@ -18,7 +18,7 @@ from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import resolved_setting
 from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.splits import BALANCED
-from gpurun.launcher.stats.busy import waiting_bias
+from gpurun.launcher.stats.core_waiting import waiting_bias
 from gpurun.launcher.stats.estimates import (
     ALPHA,
     MIN_LAUNCHES,

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from gpurun.launcher.compare.interference import (
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.load_findings import (
     STOP_OTHERS,
     cool_down,
     is_hot,
     load_percent,
 )
-from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import Differences, differences_of, in_cpu_time, is_ranked
 from gpurun.launcher.compare.variant_causes import cause, why_slower

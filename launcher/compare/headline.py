@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpurun.launcher.compare.figures.size_curves import probe_summary
-from gpurun.launcher.compare.interference import (
+from gpurun.launcher.compare.label import variant_label, varied_texts
+from gpurun.launcher.compare.load_findings import (
     STOP_OTHERS,
     cool_down,
     is_hot,
@@ -13,7 +14,6 @@ from gpurun.launcher.compare.interference import (
     throttled_in,
     waiting_findings,
 )
-from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.model import Difference, Fitting, VariantResult
 from gpurun.launcher.compare.ranking import (
     Pairwise,
@@ -30,7 +30,7 @@ from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding, with_f
 from gpurun.launcher.findings.finding_kinds import KINDS
 from gpurun.launcher.findings.run_cases import AS_FAST, ENDED, FASTER, SLOWER, TIMES
 from gpurun.launcher.machine.accelerators import CPU
-from gpurun.launcher.plan.model import Plan, Variant
+from gpurun.launcher.plan.model import Identity, Plan
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.causes import MENTION_FROM, to_do
 from gpurun.launcher.units import (
@@ -204,7 +204,7 @@ def _without_steps(plan: Plan, ran: Sequence[VariantResult]) -> Finding:
     return finding("without-steps", leader=name, run_s=run_s, reason=result.reason or None)
 
 
-def _name(plan: Plan, variant: Variant | VariantResult) -> str:
+def _name(plan: Plan, variant: Identity) -> str:
     """The varied values, or else what ran: `train.py on 2 devices`."""
     return (
         " ".join(varied_texts(variant.varied))

@@ -11,8 +11,7 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 
 if TYPE_CHECKING:
-    from gpurun.launcher.compare.model import VariantResult
-    from gpurun.launcher.plan.model import SkippedCombination, Variant
+    from gpurun.launcher.plan.model import Identity, SkippedCombination
 
 OF_A_PROGRAM = frozenset({"args", "options", "env"})
 """Settings whose values say what they are, without the setting's name."""
@@ -20,7 +19,7 @@ LONGEST_SPLIT = 16
 """Characters; a longer list of samples is written as runs."""
 
 
-def variant_label(variant: "Variant | VariantResult") -> str:
+def variant_label(variant: "Identity") -> str:
     """`ddp 48/16`, with what else varies: `ddp 48/16 precision=bf16`; of a program all that varies.
 
     Where nothing varies, `script on 2 devices`. A micro-benchmark has no split: `2 devices`.
@@ -35,7 +34,7 @@ def variant_label(variant: "Variant | VariantResult") -> str:
     return " ".join((variant.strategy, *_split_words(variant), *varied_texts(variant.varied)))
 
 
-def _split_words(variant: "Variant | VariantResult") -> tuple[str, ...]:
+def _split_words(variant: "Identity") -> tuple[str, ...]:
     """`48/16`; `balanced 46/18`, which may be the samples of another split too; nothing without a split."""
     if not STRATEGIES[variant.strategy].has_split:
         return ()
@@ -43,7 +42,7 @@ def _split_words(variant: "Variant | VariantResult") -> tuple[str, ...]:
     return (*word, split_text(variant.split)) if variant.split else word
 
 
-def split_label(variant: "Variant | VariantResult") -> str:
+def split_label(variant: "Identity") -> str:
     """The samples per device, with the job's word where they don't say it; empty without a split."""
     if not STRATEGIES[variant.strategy].has_split:
         return ""

@@ -6,7 +6,6 @@ What does not apply is `None` (`null`), never 0. Schema version 3.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, TracedSteps
@@ -15,8 +14,13 @@ from gpurun.launcher.compare.figures.searched import SearchResult
 from gpurun.launcher.compare.figures.size_curves import Balanced, BatchCurve, ProbeResult
 from gpurun.launcher.findings.finding import Finding, of_level
 from gpurun.launcher.findings.finding_kinds import KINDS
-from gpurun.launcher.jobfile.kinds import JobKind, variant_kind
-from gpurun.launcher.plan.model import NAMES, Metric, refuse_unknown_names, refuse_unknown_names_in_job
+from gpurun.launcher.plan.model import (
+    NAMES,
+    Identity,
+    Metric,
+    refuse_unknown_names,
+    refuse_unknown_names_in_job,
+)
 from gpurun.launcher.rundir.records import CodeVersion, LossOver, Resumption, Status
 from gpurun.launcher.stats.estimates import Outcome
 from gpurun.launcher.units import Interval
@@ -113,18 +117,9 @@ class OpenPair:
 
 
 @dataclass(frozen=True)
-class VariantResult(Rates):
+class VariantResult(Identity, Rates):
     """One variant's figures and how it ended."""
 
-    id: str
-    strategy: str
-    devices: tuple[str, ...]
-    split: tuple[int, ...]
-    split_name: str
-    global_batch: int | None
-    precision: str | None
-    accumulate: int | None
-    varied: Mapping[str, Any]
     status: Status
     reason: str | None
     log: str | None
@@ -141,9 +136,6 @@ class VariantResult(Rates):
     """Step of each launch, by repetition: what two runs are compared by."""
     balanced: Balanced | None = None
     """`None` for every split that the job names by itself."""
-    workload: str = ""
-    threads: int = 0
-    """Intra-op threads of one device; 0 in runs that are older than this field."""
     probe: ProbeResult | None = None
     """The result of a micro-benchmark, which has no steps."""
     wall_s: float | None = None
@@ -164,11 +156,6 @@ class VariantResult(Rates):
     def __post_init__(self) -> None:
         """Refuses names that no table has, in a comparison that is read back too."""
         refuse_unknown_names({key: getattr(self, key) for key in NAMES if hasattr(self, key)})
-
-    @cached_property
-    def kind(self) -> JobKind:
-        """The kind of job that it belongs to."""
-        return variant_kind(self.strategy, self.workload)
 
     @property
     def peak_gib(self) -> float | None:

@@ -34,7 +34,7 @@ from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import node_of_device
 from gpurun.launcher.rundir.records import MEASURED, Look, RoundTime
-from gpurun.launcher.stats.busy import cpu_ns_of_rounds
+from gpurun.launcher.stats.core_waiting import cpu_ns_of_rounds
 from gpurun.launcher.stats.estimates import (
     ALPHA,
     MIN_LAUNCHES,
@@ -258,19 +258,19 @@ def differences_of(
     found = Differences(measured, baseline, Family(values, tuple(taken)), control, unit, share)
     return replace(
         found,
-        quiet=tuple(_quiet(found, bound) for bound in BOUNDS),
+        quiet=tuple(_less_all_waiting(found, bound) for bound in BOUNDS),
         is_throttled=len(counted) > 1 and any(is_throttled(variant) for variant in counted),
     )
 
 
-def _quiet(differences: Differences, bound: Bound) -> Differences:
+def _less_all_waiting(differences: Differences, bound: Bound) -> Differences:
     """The differences less the waiting for other load, where that is known of variants; looked at once."""
-    known = {name: found for name, x in differences.measured.items() if (found := _without_load(x, bound))}
+    known = {name: found for name, x in differences.measured.items() if (found := _less_waiting(x, bound))}
     values, _ = _launch_values(known, "")
     return replace(differences, measured=known, family=Family(values), quiet=())
 
 
-def _without_load(measured: MeasuredVariant, bound: Bound) -> MeasuredVariant | None:
+def _less_waiting(measured: MeasuredVariant, bound: Bound) -> MeasuredVariant | None:
     """The variant's rounds less the waiting; `None` where it isn't known, on GPUs and on other nodes."""
     shares = shares_of_rounds(
         measured.waiting, [(round_.launch, round_.round) for round_ in measured.timed], bound

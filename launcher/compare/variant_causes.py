@@ -16,7 +16,7 @@ from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding
 from gpurun.launcher.findings.trace_cases import OF_TRACED_STEP
 from gpurun.launcher.machine.accelerators import CPU
-from gpurun.launcher.stats.busy import QUEUE_PERCENT
+from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.causes import (
     MENTION_FROM,

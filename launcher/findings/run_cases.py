@@ -170,6 +170,7 @@ REASONS: Cases = {
     "probe-point": "{series}: {last}",
     "probe-bent": "{series}: {first} and {last}; no straight line fits all sizes (the best one is off by up "
     "to {ratio}×)",
+    "effect": "{key}={value} instead of {against}[ {at_best}][, on average {average}]",
     "tried": "The search tried {num_tried} of {num_distinct} different combinations[, of which {num_failed} "
     "failed]",
     "searching": "The search is not over: {num_tried} of {num_distinct} different combinations have been "

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile import values
-from gpurun.launcher.jobfile.kinds import is_workload, no_such_builtin
+from gpurun.launcher.jobfile.kinds import JobKind, is_workload, no_such_builtin, variant_kind
 from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings, settings_of
 from gpurun.launcher.jobfile.values import with_options
 from gpurun.launcher.machine import LOOPBACK
@@ -233,14 +233,15 @@ def refuse_endless(*numbers: float | None) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variant(Settings):
-    """One way of running the workload, measured on its own: a value for every setting, and its devices.
+class Identity:
+    """What tells a variant from others, in plans and in comparisons.
 
     What its kind of job or its strategy doesn't have is absent: `None`, 0 or empty.
     """
 
     id: str
     """`strategy-count-split[-key-value…]`, unique in a plan and safe as a file name."""
+    strategy: str = Settings.strategy
     devices: tuple[str, ...]
     """Global device names, one per chunk of the batch: `cpu:0`, `cuda:1`; of several nodes `cuda:1@0`."""
     split: tuple[int, ...]
@@ -255,12 +256,22 @@ class Variant(Settings):
     """The workload's name in the job; empty for programs, and in plans of runs older than this field."""
     global_batch: int | None = None
     """`None` for a program whose job doesn't state it; it decides all this itself."""
-    # A job's are never absent, so that `Settings` has narrower types.
-    precision: str | None = None  # type: ignore[assignment]
-    accumulate: int | None = None  # type: ignore[assignment]
-    seed: int | None = None  # type: ignore[assignment]
+    precision: str | None = None
+    accumulate: int | None = None
     threads: int = 0
     """Intra-op threads of one device; 0 for programs, and in plans of runs that are older than this field."""
+
+    @cached_property
+    def kind(self) -> JobKind:
+        """The kind of job that it belongs to."""
+        return variant_kind(self.strategy, self.workload)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant(Identity, Settings):
+    """One way of running the workload, measured on its own: a value for every setting, and its devices."""
+
+    seed: int | None = None  # type: ignore[assignment]
     side: SideName = ""
     """Which version of the code it runs, where a gate compares two."""
 

@@ -8,8 +8,8 @@ from itertools import zip_longest
 from typing import Literal
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.interference import load_so_far
 from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.load_findings import load_so_far
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import Interrupted, ParamsError
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text

@@ -781,7 +781,7 @@ class SearchRecord:
     space: int
     """Combinations of what the job compares."""
     distinct: int
-    """The number of possible combinations that differ."""
+    """The number of possible combinations that differ, with the job's own setting."""
     own: str | None
     """The variant that is the job's own setting; `None`: that can't be."""
     budget_s: float
@@ -790,6 +790,7 @@ class SearchRecord:
     best: str | None = None
     """The fastest by the trials."""
     left_out: tuple[Unmeasured, ...] = ()
+    """Combinations that can't be, and those that weren't tried."""
     failed: tuple[Unmeasured, ...] = ()
     at_most_missed_percent: float | None = None
     """The bound by the model, with 95 % confidence: no other combination is faster than the best by more."""

@@ -19,7 +19,7 @@ from gpurun.launcher.selftest.evidence import (
     ok,
     skipped,
 )
-from gpurun.launcher.stats.busy import QUEUE_PERCENT
+from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.units import format_gib, format_rate, numbers_text, percent_decimals, round_up, size_text
 
 _SERIAL = re.compile("[0-9a-f]{16}")

@@ -61,7 +61,7 @@ from gpurun.launcher.selftest.evidence import (
 )
 from gpurun.launcher.selftest.machine_checks import comparable, rates_of
 from gpurun.launcher.selftest.run_checks import job_of
-from gpurun.launcher.stats.busy import QUEUE_PERCENT
+from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import GIB
 

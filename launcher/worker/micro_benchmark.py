@@ -13,7 +13,7 @@ import torch
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import append_lines
 from gpurun.launcher.rundir.records import PointRecord
-from gpurun.launcher.stats.busy import QUEUE_PERCENT, Waiting, queued_text, waiting
+from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT, Waiting, queued_text, waiting
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of

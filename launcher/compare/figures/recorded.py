@@ -34,7 +34,7 @@ from gpurun.launcher.rundir.records import (
     VariantStatus,
     elapsed_s,
 )
-from gpurun.launcher.stats.busy import (
+from gpurun.launcher.stats.core_waiting import (
     MOST_PERCENT,
     RoundKey,
     Sharing,

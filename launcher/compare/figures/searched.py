@@ -10,7 +10,7 @@ from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.findings.finding import Finding, finding, reason
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Effect, SearchRecord, TimeChange, TrialRecord, Unmeasured
+from gpurun.launcher.rundir.records import Effect, SearchRecord, TimeChange, TrialRecord
 from gpurun.launcher.units import (
     change_text,
     format_percent,
@@ -62,43 +62,25 @@ class Tried:
         return self.ms_per_sample or self.step_ms or math.inf
 
 
-@dataclass(frozen=True)
-class SearchResult:
-    """Results of `gpurun tune`."""
+@dataclass(frozen=True, kw_only=True)
+class SearchResult(SearchRecord):
+    """The record with what follows from it; `best` leads the comparison at the end, if that has begun."""
 
-    space: int
-    """Combinations of what the job compares."""
-    distinct: int
-    """The number of possible combinations that differ, with the job's own setting."""
     tried: int
-    left_out: tuple[Unmeasured, ...]
-    """Combinations that can't be, and those that weren't tried."""
-    failed: tuple[Unmeasured, ...]
-    best: str | None
-    """The variant that leads the comparison at the end; before it, the fastest by its trials."""
     against_own: float | None
     """How many percent slower the best is than the job's own setting, negative where it is faster; interval
     and verdict are that variant's. `None` while that isn't known, or where it is that setting."""
-    at_most_missed_percent: float | None
-    """With 95 % confidence by the model, no other combination is faster than the best of those compared at
-    the end by more."""
     combinations: tuple[Tried, ...]
     """In the order in which they were tried."""
     is_over: bool
     """Whether the comparison of the best has begun."""
     summary: str
-    own: str | None = None
-    """The variant that is the job's own setting."""
-    finalists: tuple[str, ...] = ()
-    """The variants that are compared in the end; empty before."""
     front: tuple[str, ...] = ()
     """The combinations than which no other is both as fast and as small, by their trials, the fastest first;
     empty where global batches differ or the memory of one isn't known."""
     effects: tuple[Effect, ...] = ()
     """The effect of each value on the time of a step, or of a sample where global batches differ: at `best`,
     and on average."""
-    memory_gib: float | None = None
-    """The memory that a combination may take, where the job states `memory`."""
 
 
 def search_result(
@@ -117,24 +99,18 @@ def search_result(
         return None
     tried = _tried(run.read_trials(), record.memory_gib)
     best = best or record.best
-    return SearchResult(
-        space=record.space,
-        distinct=record.distinct,
-        tried=len(tried),
-        left_out=record.left_out,
-        failed=record.failed,
-        best=best,
-        against_own=percent if best != record.own else None,
-        at_most_missed_percent=record.at_most_missed_percent,
-        combinations=tried,
-        is_over=bool(record.finalists),
-        summary=_summary(record, tried),
-        own=record.own,
-        finalists=record.finalists,
-        front=_front(tried),
-        effects=tuple(_compared(effect, behind or {}) for effect in record.effects_at.get(best or "", ())),
-        memory_gib=record.memory_gib,
-    )
+    effects = (_compared(effect, behind or {}) for effect in record.effects_at.get(best or "", ()))
+    derived = {
+        "best": best,
+        "tried": len(tried),
+        "against_own": percent if best != record.own else None,
+        "combinations": tried,
+        "is_over": bool(record.finalists),
+        "summary": _summary(record, tried),
+        "front": _front(tried),
+        "effects": tuple(effects),
+    }
+    return SearchResult(**{**vars(record), **derived})
 
 
 def _compared(effect: Effect, behind: Mapping[str, TimeChange]) -> Effect:
@@ -218,9 +194,14 @@ def _largest(effects: Sequence[tuple[Effect, TimeChange]]) -> list[tuple[Effect,
 
 def _effect_text(effect: Effect) -> str:
     """`strategy=dp instead of ddp +40 % (36 to 44), on average −31 % (−45 to −13)`."""
-    at_best = _change_text(effect.at_best) if effect.at_best else "not measured"
-    average = f", on average {_change_text(effect.average)}" if effect.average else ""
-    return f"{effect.key}={effect.value} instead of {effect.against} {at_best}{average}"
+    return reason(
+        "effect",
+        key=effect.key,
+        value=str(effect.value),
+        against=str(effect.against),
+        at_best=effect.at_best and _change_text(effect.at_best),
+        average=effect.average and _change_text(effect.average),
+    )
 
 
 def _change_text(change: TimeChange) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import fmean, median
 from typing import Any
 
@@ -27,6 +27,7 @@ from gpurun.launcher.compare.label import varied_texts
 from gpurun.launcher.compare.model import Difference, Noise, Scatter, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import Differences, is_ranked
 from gpurun.launcher.jobfile.settings import Settings
+from gpurun.launcher.plan.model import Identity
 from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
 from gpurun.launcher.stats.estimates import (
     MOST_LOG,
@@ -43,6 +44,7 @@ from gpurun.launcher.stats.estimates import (
 from gpurun.launcher.strategies import STRATEGIES, Reach
 from gpurun.launcher.units import Interval
 
+_IDENTITY = [each.name for each in fields(Identity)]
 CI_ALPHA = 0.05
 """Level of figures by themselves; verdicts have the level of the comparison."""
 
@@ -62,15 +64,7 @@ def variant_result(
     middle_ms = step_ms.estimate if step_ms else None
     rates = throughput(measured, middle_ms, host)
     return VariantResult(
-        id=variant.id,
-        strategy=variant.strategy,
-        devices=variant.devices,
-        split=variant.split,
-        split_name=variant.split_name,
-        global_batch=variant.global_batch,
-        precision=variant.precision,
-        accumulate=variant.accumulate,
-        varied=variant.varied,
+        **{name: getattr(variant, name) for name in _IDENTITY},
         status=status.status,
         reason=status.reason,
         log=status.log,
@@ -88,8 +82,6 @@ def variant_result(
         ranks=ranks,
         launch_ms=launch_ms(measured, differences),
         balanced=balanced(measured, step_ms, differences),
-        workload=variant.workload,
-        threads=variant.threads,
         probe=probe_result(
             measured.points, variant.workload, gpu_names(variant.devices, host)[0], variant.precision or ""
         ),

@@ -13,7 +13,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.machine.accelerators import recorded_gpus
-from gpurun.launcher.plan.model import Variant
+from gpurun.launcher.plan.model import Identity
 from gpurun.launcher.report.footnotes import detail_lines, with_next_step
 from gpurun.launcher.report.markdown import lines_after
 from gpurun.launcher.report.metrics import PARTS, PHASES, answer_figures, described, figures_of, timed_parts
@@ -255,13 +255,11 @@ def variant_ids(listed: Listed) -> list[str]:
     if listed.kind == "traces":
         return [TRACES]
     comparison, plan = read_comparison(listed), read_plan(listed)
-    source: Sequence[Variant | VariantResult] = (
-        comparison.variants if comparison else plan.variants if plan else ()
-    )
+    source: Sequence[Identity] = comparison.variants if comparison else plan.variants if plan else ()
     return [each.id for each in source if is_name(each.id)]
 
 
-def _entry(listed: Listed, variant: Variant | VariantResult, explained: str | None) -> dict[str, Any]:
+def _entry(listed: Listed, variant: Identity, explained: str | None) -> dict[str, Any]:
     ended = (variant.status, variant.reason) if isinstance(variant, VariantResult) else ("planned", None)
     return {
         "id": variant.id,

@@ -20,7 +20,7 @@ from torch import Tensor
 from gpurun.launcher.machine.accelerators import Accelerator, accelerator_of
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import DeviceFacts, GpuLoad, PairRate, ReduceRate
-from gpurun.launcher.stats.busy import waited_for_others_ns
+from gpurun.launcher.stats.core_waiting import waited_for_others_ns
 from gpurun.launcher.stepping import step as marked_step
 from gpurun.launcher.worker.accelerators.clock import Clock
 from gpurun.launcher.worker.accelerators.runtime import runtime_of

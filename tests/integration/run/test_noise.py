@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.stats.busy import QUEUE_PERCENT
+from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.worker.meters.cpu_time import waited_ns
 from tests.integration.command import gpurun, write
 

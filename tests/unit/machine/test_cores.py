@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.compare.interference import less_at_once
+from gpurun.launcher.compare.load_findings import less_at_once
 from gpurun.launcher.machine import process_tree
 from gpurun.launcher.machine.process_tree import Reading, becomes_quiet, cpu_ns, free_cores, left_by_others
 

@@ -22,7 +22,7 @@ from gpurun.launcher.rundir.records import (
     StepRecord,
     VariantRef,
 )
-from gpurun.launcher.stats.busy import waiting_of_ranks
+from gpurun.launcher.stats.core_waiting import waiting_of_ranks
 from gpurun.launcher.worker import profiling
 from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter

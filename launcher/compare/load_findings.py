@@ -17,7 +17,7 @@ from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.stats.busy import QUEUE_PERCENT, queued_text, waiting_of_ranks
+from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT, queued_text, waiting_of_ranks
 from gpurun.launcher.trace.causes import to_do
 
 BLOCKS_TO_WARN = 3

@@ -13,14 +13,14 @@ import pytest
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.recorded import queue_percent, shares_of_rounds, sharing, throttled
-from gpurun.launcher.compare.interference import interference_in, is_long_enough
+from gpurun.launcher.compare.load_findings import interference_in, is_long_enough
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.machine.process_tree import TICK_NS, cores_ns
 from gpurun.launcher.plan.model import Process
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import StepRecord
-from gpurun.launcher.stats.busy import Waiting, waiting_of_ranks
+from gpurun.launcher.stats.core_waiting import Waiting, waiting_of_ranks
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter, children_ns, note_end, waited_ns
 from tests.known import known
 from tests.unit.compare import hand_made
