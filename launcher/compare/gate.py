@@ -9,7 +9,6 @@ from typing import Any
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.load_findings import (
-    STOP_OTHERS,
     cool_down,
     is_hot,
     load_percent,
@@ -215,7 +214,7 @@ def gate_of_run(
     )
     lacks = {each.text: each for pair in pairs for each in pair.lacks(plan.budget_s or 0.0, looks)}
     load = load_percent(results) if gate.metric == "wall" else None  # CPU time has no waiting in it
-    less = () if load is None else (replace(STOP_OTHERS, weight=0.0),)
+    less = () if load is None else (to_do("affected-by-load", "stop-others"),)
     slowest = max(found.of(SLOWER), key=lambda row: row.percent or 0.0, default=None)
     grown = () if slowest is None else _grown(slowest.label, by_id[slowest.a], by_id[slowest.b])
     said = gate_findings(found, (*lacks.values(), *less), load, grown)

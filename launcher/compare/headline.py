@@ -7,9 +7,9 @@ from typing import Any
 from gpurun.launcher.compare.figures.size_curves import probe_summary
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.load_findings import (
-    STOP_OTHERS,
     cool_down,
     is_hot,
+    less_load,
     load_percent,
     throttled_in,
     waiting_findings,
@@ -55,7 +55,7 @@ def conclude(
     standings: Standings | None,
     complete: bool = True,
     within: int = 0,
-    less_load: Finding = STOP_OTHERS,
+    less: Finding | None = None,
 ) -> tuple[Finding, ...]:
     """Which variant is fastest, by how much and how surely; or why none is.
 
@@ -67,10 +67,11 @@ def conclude(
         standings: leader and rivals; `None` if nothing was measured, or variants do different work.
         complete: whether nothing is left to measure.
         within: the launches that verdicts are limited to; 0: they cover what other launches would show.
-        less_load: what to do about other load.
+        less: what to do about other load, where that is known.
     """
+    less = less or less_load(results, None)
     if not is_one_task(plan):
-        return (_separate_work(plan, results), *waiting_findings(results, less_load))
+        return (_separate_work(plan, results), *waiting_findings(results, less))
     ran = [result for result in results if result.wall_s is not None]
     if standings is None and ran:
         return (_without_steps(plan, ran), to_do("without-steps", "unmarked"))
@@ -84,7 +85,7 @@ def conclude(
     else:
         found = ranking_findings(standings, plan.baseline, within, load_percent(results))
     rival = _named_rival(standings, plan.baseline) if standings else None
-    return (*found, *waiting_findings(results, less_load, rival))
+    return (*found, *waiting_findings(results, less, rival))
 
 
 def fitting_in(

@@ -55,12 +55,8 @@ def load_percent(results: Sequence[VariantResult]) -> float | None:
     return worst if worst > QUEUE_PERCENT else None
 
 
-def _less(case: str, **figures: Any) -> Finding:
+def _less(case: str = "stop-others", **figures: Any) -> Finding:
     return to_do("affected-by-load", case, 0.8, **figures)
-
-
-STOP_OTHERS = _less("stop-others")
-"""The next step where ranks waited for cores, whatever they may do without."""
 
 
 def less_load(results: Sequence[VariantResult], cores: int | None) -> Finding:
@@ -73,14 +69,14 @@ def less_load(results: Sequence[VariantResult], cores: int | None) -> Finding:
     ranked = [result for result in results if is_ranked(result) and result.devices[0].startswith(CPU.name)]
     others = [rank.other_cores for result in ranked for rank in result.ranks if rank.other_cores is not None]
     if not others or cores is None:
-        return STOP_OTHERS
+        return _less()
     if any(len(set(result.split or ())) > 1 for result in results) and all(
         result.threads <= 1 for result in ranked
     ):
-        return STOP_OTHERS  # fewer devices don't have these splits
+        return _less()  # fewer devices don't have these splits
     widest = max(ranked, key=lambda result: len(result.devices) * max(1, result.threads))
     fewer = less_at_once(len(widest.devices), widest.threads, max(1, round(cores - max(others))))
-    return fewer or STOP_OTHERS
+    return fewer or _less()
 
 
 def waiting_findings(

@@ -387,7 +387,7 @@ SPENT: Mapping[str, str] = {
 _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "input": {
         "": "raise num_workers, or do less work per sample",
-        "in-job": "raise `workers`, or do less work per sample",
+        "-in-job": "raise `workers`, or do less work per sample",
     },
     "copies": {"": "pin the memory and copy with non_blocking=True"},
     "pinned_copies": {"": "copy less, or on another stream while the device computes"},
@@ -395,7 +395,7 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "python": {"": "try larger batches, fewer operators, or torch.compile"},
     "outside": {
         "": "record the profiler's with_stack=True",
-        "in-job": "`profile: {stacks: true}` shows what runs there",
+        "-in-job": "`profile: {stacks: true}` shows what runs there",
     },
     "unseen": {"": "record the device's work as well"},
     "communication": {"": "record the traces of all ranks"},
@@ -403,39 +403,32 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "gaps": {"": "look for synchronisation and dependencies in the timeline"},
     "transfer": {
         "": "try larger batches or gradient accumulation",
-        "in-job": "raise `global_batch` or `accumulate`",
-        "buckets": "raise `global_batch` or `accumulate`, or change `bucket_mb`",
-        "sharded": "try larger batches; if the memory suffices, `reshard: false` or `ddp`",
-        "shard-size": "try larger batches, or another `shard_size`",
-        "zero": "try larger batches, gradient accumulation or, if the memory suffices, `ddp`",
+        "-in-job": "raise `global_batch` or `accumulate`",
+        "-buckets": "raise `global_batch` or `accumulate`, or change `bucket_mb`",
+        "-sharded": "try larger batches; if the memory suffices, `reshard: false` or `ddp`",
+        "-shard-size": "try larger batches, or another `shard_size`",
+        "-zero": "try larger batches, gradient accumulation or, if the memory suffices, `ddp`",
     },
     "model_transfer": {"": "overlap it with compute, or place its ranks where links are fastest"},
     "blocked": {"": "`gpurun stacks` during the next run shows what its ranks wait for"},
     "compute": {"": "compare the operators of both traces: `gpurun diff`"},
     "split": {
         "": "try split: even or balanced",
-        "balanced": "find out why the ranks' times differ from those that were measured to find this split",
+        "-balanced": "find out why the ranks' times differ from those that were measured to find this split",
     },
     "straggler": {
         "": _LATE_RANK + _LESS_WORK,
-        "alike": _LATE_RANK,
-        "in-job": f"{_SLOW_RANK}{_LESS_WORK} (split: balanced)",
-        "balanced": _SLOW_RANK,
+        "-alike": _LATE_RANK,
+        "-in-job": f"{_SLOW_RANK}{_LESS_WORK} (split: balanced)",
+        "-balanced": _SLOW_RANK,
     },
     "bubble": {"": "try more micro-batches per step, or an interleaved schedule"},
 }
-"""By the part of a step, and to whom it is given: `in-job` may set the keys of a job, `balanced` may choose
-no other split, `alike` is about a rank that has no more to do than others; of transfers also by strategy."""
-
-
-def advice_case(part: str, form: str = "") -> str:
-    """The case of the advice about a part of a step."""
-    return f"{part.replace('_', '-')}{'-' if form else ''}{form}"
-
-
+"""By the part of a step, and to whom it is given: `-in-job` may set the keys of a job, `-balanced` may choose
+no other split, `-alike` is about a rank that has no more to do than others; of transfers also by strategy."""
 ADVICE: Mapping[str, str] = {
     **{
-        advice_case(part, form): f"[{{where}} spends {{percent}} of its step {SPENT[part]}: ]{words}"
+        part.replace("_", "-") + form: f"[{{where}} spends {{percent}} of its step {SPENT[part]}: ]{words}"
         for part, forms in _ON_PARTS.items()
         for form, words in forms.items()
     },

@@ -774,9 +774,9 @@ class Unmeasured:
     reason: str
 
 
-@dataclass(frozen=True)
-class SearchRecord:
-    """The space of a search, and its result; `search.json`."""
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """The space of a search, and what was found in it."""
 
     space: int
     """Combinations of what the job compares."""
@@ -784,20 +784,26 @@ class SearchRecord:
     """The number of possible combinations that differ, with the job's own setting."""
     own: str | None
     """The variant that is the job's own setting; `None`: that can't be."""
-    budget_s: float
     finalists: tuple[str, ...] = ()
     """The combinations that are compared in the end; empty while combinations are tried."""
     best: str | None = None
-    """The fastest by the trials."""
+    """The fastest by the trials; in a result, the one that leads the comparison at the end."""
     left_out: tuple[Unmeasured, ...] = ()
     """Combinations that can't be, and those that weren't tried."""
     failed: tuple[Unmeasured, ...] = ()
     at_most_missed_percent: float | None = None
     """The bound by the model, with 95 % confidence: no other combination is faster than the best by more."""
-    effects_at: Mapping[str, tuple[Effect, ...]] = field(default_factory=dict)
-    """The effects of values, for each combination that may turn out to be the best."""
     memory_gib: float | None = None
     """The memory that a combination may take, where the job states `memory`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRecord(SearchSpace):
+    """A search as `search.json` keeps it."""
+
+    budget_s: float
+    effects_at: Mapping[str, tuple[Effect, ...]] = field(default_factory=dict)
+    """The effects of values, for each combination that may turn out to be the best."""
 
     def __post_init__(self) -> None:
         refuse_no_time(self.budget_s)

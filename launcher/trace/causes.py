@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
-from gpurun.launcher.findings.finding_kinds import ADVICE, advice_case
+from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.findings.trace_cases import NOT_RECORDED
 from gpurun.launcher.trace.model import StragglerReport
 from gpurun.launcher.units import format_ms, listed
@@ -413,5 +413,6 @@ def advice_for(found: Cause, of_job: bool = False, is_balanced: bool = False, of
         return of_transfer
     is_alike = found.part == "straggler" and "other_work_ms" not in found.figures
     forms = {"balanced": is_balanced or (of_job and is_alike), "alike": is_alike, "in-job": of_job}
-    cases = (advice_case(found.part, form) for form, is_so in forms.items() if is_so)
-    return next((case for case in cases if case in ADVICE), advice_case(found.part))
+    part = found.part.replace("_", "-")
+    cases = (f"{part}-{form}" for form, is_so in forms.items() if is_so)
+    return next((case for case in cases if case in ADVICE), part)

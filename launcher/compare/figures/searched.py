@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import geometric_mean
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.findings.finding import Finding, finding, reason
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Effect, SearchRecord, TimeChange, TrialRecord
+from gpurun.launcher.rundir.records import Effect, SearchRecord, SearchSpace, TimeChange, TrialRecord
 from gpurun.launcher.units import (
     change_text,
     format_percent,
@@ -63,8 +63,8 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult(SearchRecord):
-    """The record with what follows from it; `best` leads the comparison at the end, if that has begun."""
+class SearchResult(SearchSpace):
+    """What was found, and what follows from it."""
 
     tried: int
     against_own: float | None
@@ -110,7 +110,7 @@ def search_result(
         "front": _front(tried),
         "effects": tuple(effects),
     }
-    return SearchResult(**{**vars(record), **derived})
+    return SearchResult(**{each.name: getattr(record, each.name) for each in fields(SearchSpace)} | derived)
 
 
 def _compared(effect: Effect, behind: Mapping[str, TimeChange]) -> Effect:
