@@ -54,7 +54,7 @@ MUTANTS: list[Mutant] = [
         "launcher/processes/guard.py",
         "        env.pop(SECRET_VARIABLE, None)\n",
         "        env.get(SECRET_VARIABLE, None)\n",
-        ("tests/unit/nodes/test_transport.py", "tests/integration/nodes/test_nodes.py"),
+        ("tests/integration/programs/test_secrets.py", "tests/integration/nodes/test_nodes.py"),
         "the secret by which nodes know each other stays in the environment of every rank",
     ),
     Mutant(

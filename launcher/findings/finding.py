@@ -179,6 +179,7 @@ _BY_UNIT: Mapping[str, Callable[[float], str]] = {
     "_per_s": format_rate,
     "_s": format_duration,
     "_mhz": _mhz,
+    "pid": str,
     "_step": str,
     "_byte": str,
 }

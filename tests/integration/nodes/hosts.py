@@ -15,6 +15,8 @@ from typing import Self
 TIMEOUT_S = 180
 """A command that takes longer hangs."""
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
+SECRET = {"GPURUN_SECRET": "f5c1a7e09b3d4826"}
+"""By which both know each other."""
 NAMES = ("hosta", "hostb")
 _ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
 """A host has a name, and knows those of both."""
@@ -91,7 +93,7 @@ class Hosts:
         with said.open("w") as stderr:
             process = subprocess.Popen(
                 [*argv, sys.executable, "-m", "gpurun", *args],
-                env={**os.environ, "TMPDIR": str(self.temporary[host]), **(env or {})},
+                env={**os.environ, **SECRET, "TMPDIR": str(self.temporary[host]), **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

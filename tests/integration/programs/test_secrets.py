@@ -16,6 +16,7 @@ PROGRAM = f"""
     import os
     values = os.environ["HF_TOKEN"], os.environ["API_KEY"], os.environ["SHELL_SECRET"]
     assert values == {(STATED, OVERRIDDEN, EXPORTED)}
+    assert "GPURUN_SECRET" not in os.environ  # by which nodes know each other
     open("ran", "a").write("x")
     if not os.path.exists("mended"):
         raise ConnectionError("401 for", values)
@@ -33,7 +34,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Result, Resu
     directory = tmp_path_factory.mktemp("secrets")
     write(directory, "program.py", PROGRAM)
     write(directory, "job.yaml", JOB)
-    env = {"SHELL_SECRET": EXPORTED}
+    env = {"SHELL_SECRET": EXPORTED, "GPURUN_SECRET": "f5c1a7e09b3d4826"}
     old = os.umask(0o077)
     try:
         first = gpurun(directory, "job.yaml", "--set", f"env.API_KEY={OVERRIDDEN}", "--out", "run", env=env)
