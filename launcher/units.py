@@ -10,7 +10,7 @@ GIB = 1 << 30
 """Bytes."""
 MINUS = "\u2212"
 _BYTES = ("B", "KiB", "MiB", "GiB")
-TWICE = 100.0
+TWICE = 99.5
 """Percent from which on a difference reads better as a factor."""
 HALF = 50.0
 """Percent of time saved from which on a factor of the speed reads better."""
@@ -139,7 +139,7 @@ def plural(count: int, noun: str) -> str:
 def first_of(words: Sequence[str], most: int) -> str:
     """The first `most` words, and how many there are besides: `a, b and 3 more`."""
     more = len(words) - most
-    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
+    return listed([*words[:most], *([f"{more} more"] if more > 0 else [])])
 
 
 def listed(words: Sequence[str]) -> str:

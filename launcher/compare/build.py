@@ -267,7 +267,11 @@ def _notes(
     has_any = any(variant.counts for variant in measured.values())
     spent_s = sum(took_s.values())
     once = once_note(plan, measured, recorded.looks, spent_s) if is_open else None
-    still_open = open_notes(plan, found.open, recorded.looks, spent_s) if is_open else ()
+    still_open = (
+        open_notes(plan, found.leader, found.open, recorded.looks, spent_s)
+        if is_open and found.leader
+        else ()
+    )
     return (
         *notes(plan, measured, within, once, has_remedy=bool(still_open)),
         *(few_rounds_notes(found, measured) if found.gate is None and once is None else ()),

@@ -9,7 +9,7 @@ from typing import Any
 from gpurun.launcher.compare.gate import changed_files, gate_findings, gate_of, row_of
 from gpurun.launcher.compare.label import value_text, variant_label
 from gpurun.launcher.compare.load_findings import interference_in, is_hot
-from gpurun.launcher.compare.model import Comparison, Difference, Gate, GateRow, VariantResult
+from gpurun.launcher.compare.model import IN_RUN_A, Comparison, Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_causes import cause, why_slower
 from gpurun.launcher.findings.finding import Finding, finding, ranked, reason
@@ -240,7 +240,7 @@ def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:
         )
         for variant in diff.not_comparable
     ]
-    gate = gate_of(percent, "in run A", rows)
+    gate = gate_of(percent, IN_RUN_A, rows)
     less = (to_do("affected-by-load", "stop-others"),) if refused else ()
     past = to_do("gate", "past-runs")
     return replace(diff, gate=gate, findings=ranked((*gate_findings(gate, less), past)))

@@ -208,7 +208,7 @@ def gate_of_run(
     pairs = [_Pair(gate, by_id[a], by_id[b], differences) for a, b in gate.pairs]
     found = gate_of(
         gate.threshold_percent,
-        f"at {gate.a.name}",
+        f"{'at' if gate.a.commit else 'in'} {gate.a.name}",
         [each.row(looks, len(pairs)) for each in pairs],
         gate.metric,
     )

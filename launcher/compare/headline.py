@@ -73,18 +73,20 @@ def conclude(
     if not is_one_task(plan):
         return (_separate_work(plan, results), *waiting_findings(results, less))
     ran = [result for result in results if result.wall_s is not None]
+    rival = _named_rival(standings, plan.baseline) if standings else None
     if standings is None and ran:
         return (_without_steps(plan, ran), to_do("without-steps", "unmarked"))
     if standings is None:
         found: tuple[Finding, ...] = (nothing_measured(plan, complete, results),)
         if complete and results:
-            found = (*found, to_do("not-measured", "ended"))
+            is_short = all(result.status == "oom" for result in results)
+            found = (*found, to_do("not-measured", "oom" if is_short else "ended"))
     elif is_hot(results) and standings.rivals:
         first, *others = throttled_in(results)
         return (finding("not-ranked", num_more=len(others) or None, **first), cool_down())
     else:
-        found = ranking_findings(standings, plan.baseline, within, load_percent(results))
-    rival = _named_rival(standings, plan.baseline) if standings else None
+        named = [standings.leader, *([rival.result] if rival else [])]
+        found = ranking_findings(standings, plan.baseline, within, load_percent(named))
     return (*found, *waiting_findings(results, less, rival))
 
 

@@ -210,6 +210,10 @@ class GateRow:
     """Whether more launches may decide it."""
 
 
+IN_RUN_A = "in run A"
+"""The origin of A in a gate over two past runs."""
+
+
 @dataclass(frozen=True)
 class Gate:
     """The result of a gate."""
@@ -218,7 +222,7 @@ class Gate:
     outcome: Outcome
     """`slower` if one variant is; `not slower` if none is, beyond doubt."""
     before: str
-    """The origin of A, as a sentence names it: `at main`, `in run A`."""
+    """The origin of A, as a sentence names it: `at main`, `in ./old`, `in run A`."""
     rows: tuple[GateRow, ...]
     metric: Metric = "wall"
 

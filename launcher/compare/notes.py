@@ -106,12 +106,13 @@ def once_note(
 
 
 def open_notes(
-    plan: Plan, undecided: Sequence[OpenPair], looks: Sequence[Look], spent_s: float
+    plan: Plan, leader: str, undecided: Sequence[OpenPair], looks: Sequence[Look], spent_s: float
 ) -> tuple[Finding, ...]:
     """The differences that a spent budget has left open, and how long it would take to decide them.
 
     Args:
         plan: of the run.
+        leader: the variant that they are from.
         undecided: the differences.
         looks: all that the run has taken.
         spent_s: the time of all launches: more than the budget, where launching each variant once took more.
@@ -119,17 +120,23 @@ def open_notes(
     if plan.budget_s is None or not looks or looks[-1].launches < 2:
         return ()  # of one launch there is `once_note`
     launch_s = max(plan.budget_s, spent_s) / looks[-1].launches
-    return (_time_to_decide(plan, undecided, launch_s, looks[-1].launches),) if undecided else ()
+    return (_time_to_decide(plan, leader, undecided, launch_s, looks[-1].launches),) if undecided else ()
 
 
-def _time_to_decide(plan: Plan, undecided: Sequence[OpenPair], launch_s: float, so_far: int) -> Finding:
-    what = first_of([variant_label(plan.variant(pair.variant)) for pair in undecided], MOST_OPEN)
+def _time_to_decide(
+    plan: Plan, leader: str, undecided: Sequence[OpenPair], launch_s: float, so_far: int
+) -> Finding:
+    """How long deciding takes; of those that would take too long, that."""
+    most = min(MOST_BUDGET_S / launch_s, MOST_REPETITIONS)
     # None of those that there were has decided it.
-    launches = max(next_look(so_far), *(pair.launches or math.inf for pair in undecided))
-    if launches > min(MOST_BUDGET_S / launch_s, MOST_REPETITIONS):
-        return finding("cannot-be-decided", what=what, long=too_long(launch_s), weight=1)
-    minutes = math.ceil(launch_s * launches / 60)
-    return finding("measure-longer", what=what, num_minutes=minutes, weight=1)
+    needed = {pair.variant: max(next_look(so_far), pair.launches or math.inf) for pair in undecided}
+    endless = [variant for variant, launches in needed.items() if launches > most]
+    labels = [variant_label(plan.variant(variant)) for variant in endless or needed]
+    what, first = first_of(labels, MOST_OPEN), variant_label(plan.variant(leader))
+    if endless:
+        return finding("cannot-be-decided", what=what, leader=first, long=too_long(launch_s), weight=1)
+    minutes = math.ceil(launch_s * max(needed.values()) / 60)
+    return finding("measure-longer", what=what, leader=first, num_minutes=minutes, weight=1)
 
 
 UNDECIDED_CODES = ("not-distinguished", "fastest-on-average")
@@ -361,7 +368,7 @@ def dangers(results: Sequence[VariantResult]) -> list[Finding]:
         if any(is_ranked(each) for each in results)  # else the answer says it
     ]
     is_to_mend = failed and any(result.status in ("failed", "hung") for result in results)
-    mend = [to_do("variant-failed", "ended", 0.85)] if is_to_mend else []
+    mend = [to_do("variant-failed", "ended", 1.5)] if is_to_mend else []
     return [*_wrong_gradients(wrong, len(results)), *failed, *mend]
 
 
@@ -373,7 +380,8 @@ def _wrong_gradients(wrong: Sequence[VariantResult], num_variants: int) -> list[
     worst = f"{max(errors):.2g}" if errors else None
     danger = _of_variants(wrong, finding("gradient-differs", of="", error=worst), num_variants)
     each = ((result, finding("gradient-not-exact", of="", found=result.gradient_warning)) for result in wrong)
-    advice = to_do("gradient-differs", "gradient", weight=2.0)
+    is_model = any(len(set(result.split)) == 1 for result in wrong)  # weighing changes nothing there
+    advice = to_do("gradient-differs", "gradient-even" if is_model else "gradient", weight=2.0)
     return [danger, *named_once(each, num_variants), advice]
 
 

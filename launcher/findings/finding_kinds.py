@@ -349,7 +349,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     ),
     "computes-longer": (
         "[in {where} ]{who} computes for {percent} of {of} ({lost_ms} of {whole_ms} ms"
-        "[; timed steps take {timed_ms} ms]), {more_ms} ms more than in {than}[, mostly in {grown_ms}]"
+        "[; timed steps take {timed_ms} ms]), {more_ms} ms more than in {than}[; what grew most: {grown_ms}]"
         "[, at {sm_clock_mhz} instead of {other_sm_clock_mhz}]"
         "[, while torch released its cache {num_retries:time}]"
         "[, for {num_samples:sample} instead of {other_samples}]",
@@ -437,6 +437,8 @@ ADVICE: Mapping[str, str] = {
     "fewer-devices": "set `devices: cpu:{fewer}`" + _TAKEN,
     "stop-others": "stop other programs on this machine, or use fewer devices, then run again",
     "gradient": "mend the gradients first: weigh losses by samples (docs/your-model.md)",
+    "gradient-even": "mend the gradients first: with an even split they are off, too "
+    "(`gpurun report RUN --details` has the likely reason)",
     "far": "run again with `--set profile.steps=16`: the traced steps are unlike the timed ones",
     "untraced": "run again with `--set profile.steps=4`: traces show where the time of a step goes",
     "unmarked": "mark each step of the program: `with gpurun.step():`",
@@ -444,11 +446,13 @@ ADVICE: Mapping[str, str] = {
     "other-figure": _OTHER_FIGURE.removesuffix("."),
     "unlike": "for two versions of the code, run one job file with each; for two settings, list both under "
     "`compare` of one job; `--allow params` compares variants that differ in `params` alone",
-    "parts": "`gpurun diff A B --show operators` shows the modules and operators that grew",
+    "parts": "`gpurun diff A B --show operators` shows the modules and operators that changed",
     "past-runs": "two past runs can't show whether the code or the machine changed; `gpurun gate JOB.yaml "
     "--against REF` launches both versions in turns",
     "ended": "mend what the reason in the table names (`gpurun logs RUN` has more), then "
     "`gpurun --resume RUN`",
+    "oom": "take a smaller batch, accumulate gradients (`accumulate`), or store fewer activations "
+    "(`checkpointing: full`)",
     "throttled": "let the GPUs cool down, or lower their power limit, then run again",
     "versions": "`gpurun diff RUN/variants/{a} RUN/variants/{b} --show operators` shows what grew",
     "no-versions": "set `profile: {steps: 4}` in the job: traces of both versions show what grew",
@@ -483,12 +487,12 @@ CAUSES: Mapping[str, Kind] = {
         code: Kind("cause", sentence, means, f"{decided} {_TRACED}", todo, cases=_CASES.get(code) or {})
         for code, (sentence, means, decided, todo) in _CAUSES.items()
     },
-    "part-grew": Kind(
+    "part-changed": Kind(
         "cause",
         "{part} takes {b_ms} instead of {a_ms} ms of it",
         "The part of a traced step that changed most from one capture to another.",
         "The mean of all traced steps and ranks of each capture.",
-        "`gpurun diff --show operators` shows the modules and operators that grew.",
+        "`gpurun diff --show operators` shows the modules and operators that changed.",
     ),
     "value-costs": Kind(
         "cause",
@@ -540,7 +544,7 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "measure-longer": Kind(
         "remedy",
-        "[{num_minutes:minute} may separate {what} from the fastest (`budget: {num_minutes}m` in a new "
+        "[{num_minutes:minute} may separate {what} from {leader} (`budget: {num_minutes}m` in a new "
         "run)]"
         "[a `--budget` of about {decides_minutes:minute} may decide it]",
         "The budget ended before every difference was decided.",
@@ -549,7 +553,7 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "cannot-be-decided": Kind(
         "remedy",
-        "separating {what} from the fastest would take {long}; choose by another figure, such as memory",
+        "separating {what} from {leader} would take {long}; choose by another figure, such as memory",
         "The difference is too small for what launches differ by.",
         _POWER,
         "Treat the variants as equally fast.",

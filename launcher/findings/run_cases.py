@@ -165,7 +165,7 @@ REASONS: Cases = {
     "probe-nothing": "{workload} has measured nothing.",
     "gpu-slower": "The GPU is slower at every size up to {num_rows} rows, transfer included",
     "gpu-faster": "The GPU is faster from {num_rows} rows on, transfer included",
-    "probe-rate": "{series}: at most {rate} GFLOP/s",
+    "probe-rate": "{series}: up to {rate} GFLOP/s",
     "probe-line": "{series}: {latency} + size / {rate} GB/s",
     "probe-point": "{series}: {last}",
     "probe-bent": "{series}: {first} and {last}; no straight line fits all sizes (the best one is off by up "

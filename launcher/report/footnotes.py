@@ -140,6 +140,8 @@ def measured_line(comparison: Comparison) -> str:
         parts.append("gradients don't all agree")
     elif errors and max(errors) <= DISAGREEMENT:
         parts.append(f"gradients agree{_closely(max(errors))}")
+    elif errors:
+        parts.append(f"gradients differ by up to {max(errors):.2g}")
     return ", ".join(parts)
 
 

@@ -68,6 +68,8 @@ class TraceDiff:
     operators: tuple[OperatorChange, ...] | None = None
     """The tree of what calls what: rows that changed, and those around them; by growth within each.
     `None` unless asked for."""
+    devices: tuple[str, str] = ("", "")
+    """The models of the ranks' devices: of others, times differ whatever changed."""
     findings: tuple[Finding, ...] = ()
     """The answer, the part that changed most, the next step, and what was noticed about both captures."""
 
@@ -96,6 +98,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
         schema=3,
         num_ranks=(len(a.ranks), len(b.ranks)),
         num_steps=(_num_steps(a), _num_steps(b)),
+        devices=(_devices(a), _devices(b)),
         per=per,
         classes=tuple(_change(name, _mean(a, of, per), _mean(b, of, per)) for name, of in classes),
         kernels=_changes(a, b, lambda rank: _rows(rank, per, "kernels"), True, per),
@@ -126,9 +129,9 @@ def _findings(diff: TraceDiff) -> Iterator[Finding]:
     )
     most = max(parts, key=lambda part: sign * part.change_us)
     name = PART_NAMES.get(most.name) or most.name.replace("_", " ")
-    yield finding("part-grew", part=name, a_ms=most.a_us / 1000, b_ms=most.b_us / 1000, weight=1)
+    yield finding("part-changed", part=name, a_ms=most.a_us / 1000, b_ms=most.b_us / 1000, weight=1)
     if diff.operators is None:
-        yield to_do("part-grew", "parts")
+        yield to_do("part-changed", "parts")
 
 
 PART_NAMES = {
@@ -142,6 +145,10 @@ PART_NAMES = {
 def without_steps(diff: TraceDiff, a: str = "A", b: str = "B") -> str:
     """The sides that mark no steps; `a` and `b` are their names."""
     return listed([name for name, steps in zip((a, b), diff.num_steps, strict=True) if not steps]) or "a rank"
+
+
+def _devices(report: TraceReport) -> str:
+    return listed(sorted({rank.device for rank in report.ranks}))
 
 
 def _num_steps(report: TraceReport) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -63,7 +63,10 @@ def explain(report: TraceReport) -> tuple[Finding, ...]:
     if any(cause.is_wait for cause in named):
         waits = [cause for cause in found if cause.is_wait and cause.share >= MENTION_FROM]
         named = [cause for cause in found if cause in named or cause in waits]
-    return ranked((_traced(report), *(each for cause in named for each in _said(cause))))
+    most = max(cause.share for cause in named)  # the first says most, though another may take more
+    said = [(cause, each) for cause in named for each in _said(cause)]
+    weighed = (replace(each, weight=most) if cause is first else each for cause, each in said)
+    return ranked((_traced(report), *weighed))
 
 
 def _said(cause: Cause) -> tuple[Finding, ...]:

@@ -517,11 +517,11 @@ def ablation_ms(steps: Iterable[StepRecord]) -> float | None:
 
 
 APART_OF_ABLATION = 0.3
-APART_OF_STEP = 0.02
+APART_OF_STEP = 0.05
 
 
 def disagreement(exposed: ExposedComm, interval: Interval | None, step_ms: float) -> tuple[Finding, ...]:
-    """A finding where trace and ablation differ by more than 30 % of the ablation and 2 % of the step.
+    """A finding where trace and ablation differ by more than 30 % of the ablation and 5 % of the step.
 
     The ablation also holds what communication costs while compute goes on: contention, and copies to buckets.
 

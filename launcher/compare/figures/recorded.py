@@ -143,11 +143,12 @@ def _trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[Finding,
             launches.setdefault(step.launch, []).append((step.block_ns or step.step_ns) / 1e6)
     found = [trend(_thinned(steps_ms)) for steps_ms in launches.values()]
     large = [ends for ends in found if ends and abs(ends[1] - ends[0]) >= LEAST_TREND * min(ends)]
-    if 2 * len(large) <= len(found):
-        return ()
-    first_ms, last_ms = large[-1]
-    case = "steps-grow" if last_ms > first_ms else "steps-shrink"
-    return (noticed(case, first_ms=first_ms, last_ms=last_ms),)
+    for case, sign in (("steps-grow", 1), ("steps-shrink", -1)):
+        alike = [ends for ends in large if sign * (ends[1] - ends[0]) > 0]
+        if 2 * len(alike) > len(found):
+            first_ms, last_ms = alike[-1]
+            return (noticed(case, first_ms=first_ms, last_ms=last_ms),)
+    return ()
 
 
 def _thinned(values: Sequence[float]) -> list[float]:

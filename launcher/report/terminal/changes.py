@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from gpurun.launcher.compare.diff import Diff, Unpaired, VariantDiff
-from gpurun.launcher.compare.model import Gate, GateRow
+from gpurun.launcher.compare.model import IN_RUN_A, Gate, GateRow
 from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.plan.model import Metric
 from gpurun.launcher.report.footnotes import confidence_text, uncertainty_text, verdict_text
@@ -84,7 +84,7 @@ def gate_table(gate: Gate, width: int) -> list[str]:
 
 def bounds_note(gate: Gate) -> list[str]:
     """The origin of A, where no line above has it, and the meaning of the bounds, if the table has any."""
-    origin = f"A is {gate.before}." if gate.before.startswith("at ") else ""
+    origin = f"A is {gate.before}." if gate.before != IN_RUN_A else ""
     bounds = "At least, at most: one-sided 95 % bounds."
     said = " ".join(filter(None, (origin, bounds if any(row.ci for row in gate.rows) else "")))
     return [said] if said else []
@@ -176,8 +176,11 @@ def _most_changed(rows: Sequence[OperatorChange]) -> list[OperatorChange]:
 
 
 def _of_what(diff: TraceDiff) -> str:
-    a, b = diff.num_ranks
-    return f"A: {plural(a, 'rank')}, B: {plural(b, 'rank')}; {_per(diff)}"
+    a, b = (
+        f"{plural(num, 'rank')}{f' on {device}' if device else ''}"
+        for num, device in zip(diff.num_ranks, diff.devices, strict=True)
+    )
+    return f"A: {a}, B: {b}; {_per(diff)}"
 
 
 def render_trace_diff(diff: TraceDiff, width: int, details: bool = True) -> str:

@@ -160,8 +160,8 @@ BAR_HEADER = "slowest rank"
 BAR_CELLS = (len(BAR_HEADER), 40)
 """Least and most width of a bar; a narrower one wouldn't make its column narrower."""
 VALUE_CHARS = 32
-LEAST_HEADER = 8
-"""Characters to which the header of a column of names may be cut."""
+LEAST_HEADERS = (8, 4)
+"""Characters to which the headers of columns of names may be cut, the second where the first isn't enough."""
 REASON_LINES = 3
 """A longer reason is cut; the log has all of it."""
 STATUS_STYLES = {"oom": "red", "failed": "red", "timeout": "red", "hung": "red", "skipped": "dim"}
@@ -267,14 +267,17 @@ def _name_columns(variants: Sequence[VariantResult]) -> list[Column]:
 
 def _shortened(names: list[Column], room: int) -> list[Column]:
     """The columns of names with headers as short as their cells, where they need more than `room`."""
-    if total_width(names) <= room:
-        return names
-    return [
-        replace(column, header=f"{column.header[: width - 1]}…", legend=column.header)
-        if (width := max(LEAST_HEADER, *(cell.cell_len for cell in column.cells))) < len(column.header)
-        else column
-        for column in names
-    ]
+    shown = names
+    for least in LEAST_HEADERS:
+        if total_width(shown) <= room:
+            break
+        shown = [
+            replace(column, header=f"{column.header[: width - 1]}…", legend=column.header)
+            if (width := max(least, *(cell.cell_len for cell in column.cells))) < len(column.header)
+            else column
+            for column in names
+        ]
+    return shown
 
 
 def _in_a_cell(value: str) -> str:

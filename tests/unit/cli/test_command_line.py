@@ -194,7 +194,7 @@ def test_a_path_that_is_no_run_is_answered_with_the_runs_that_there_are(
     def end_of(path: str) -> str:
         return ended(monkeypatch, capsys, "report", path).rstrip().partition("; ")[2]
 
-    every = "the newest runs are runs/mlp/latest, runs/gpt/latest"
+    every = "the newest runs are runs/mlp/latest and runs/gpt/latest"
     assert [end_of(path) for path in ("runs", "nope", "runs/lstm/latest")] == [every] * 3
     near = "did you mean runs/gpt/latest?"
     alike = ("runs/gpt/lastest", "runs/GPT/latest", "runs/gtp/latest", "gpt", "gtp", "gpt/latest")

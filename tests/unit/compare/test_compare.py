@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -168,6 +168,17 @@ def test_without_its_baseline_nothing_is_compared(files: Files, wording: Wording
     assert [result.vs_baseline for result in comparison.variants] == [None, None]
     wording(notes_of(comparison))
     assert comparison.fastest == "ddp-2-48-16"
+
+
+@pytest.mark.parametrize(("status", "case"), [("oom", "oom"), ("failed", "ended")])
+def test_what_to_do_where_nothing_fitted_is_not_to_read_logs(
+    files: Files, status: Literal["oom", "failed"], case: str
+) -> None:
+    write_json(files.run.plan, splits_plan())
+    files.close(EVEN, status="oom", reason="no memory")
+    files.close(UNEVEN, status=status, reason="no memory")
+    found = compare_run(files.run).findings
+    assert [each.figures["case"] for each in found if each.code == "act-on-cause"] == [case]
 
 
 def test_facts_notes_and_combinations_left_out_are_carried(files: Files, wording: Wording) -> None:
@@ -586,7 +597,7 @@ def test_rounds_of_launches_are_by_repetition() -> None:
 def test_the_budget_that_is_proposed_is_larger_than_the_one_that_was_spent(wording: Wording) -> None:
     """By chance a difference may be open after as many launches as mostly decide one of its size."""
     pair = OpenPair(UNEVEN.id, 5.0, (-0.1, 10.4), 8)
-    (note,) = open_notes(splits_plan(budget_s=300.0), [pair], [Look(12, 1.0)], 290.0)
+    (note,) = open_notes(splits_plan(budget_s=300.0), EVEN.id, [pair], [Look(12, 1.0)], 290.0)
     wording(note.text)
 
 
@@ -594,7 +605,7 @@ def test_the_budget_that_is_proposed_is_larger_than_the_one_that_was_spent(wordi
 def test_how_long_it_takes_to_decide_what_is_open(launches: int | None, wording: Wording) -> None:
     pair = OpenPair(UNEVEN.id, 5.0, (-22.1, 34.4), launches)
     close = OpenPair(EVEN.id, 9.0, (-1.0, 19.0), 20)
-    notes = open_notes(splits_plan(budget_s=300.0), [pair, close], [Look(12, 1.0)], 290.0)
+    notes = open_notes(splits_plan(budget_s=300.0), EVEN.id, [pair, close], [Look(12, 1.0)], 290.0)
     wording("\n".join(each.text for each in notes))
 
 

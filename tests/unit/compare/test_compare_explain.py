@@ -224,7 +224,8 @@ def test_what_both_lose_is_no_reason() -> None:
             "5.00 ms when measured by disabling it; ranks that don't communicate may compete",
         ),
         (9.0, 5.0, (1.0, 9.5), None),  # chance
-        (2.0, -1.0, None, "−1.0 ms when measured by disabling it"),
+        (4.0, -1.0, None, "−1.0 ms when measured by disabling it"),
+        (2.0, -0.9, None, None),  # less than 5 % of the step
         (2.0, 61.0, None, "61.0 ms when measured by disabling it; that is more than a step"),
         (None, 5.0, None, None),
         (5.0, None, None, None),

@@ -191,6 +191,9 @@ SITUATIONS: Mapping[str, Callable[[Path], Situation]] = {
     "recorded, balanced": recorded("balanced"),
     "recorded, a search": recorded("tune"),
     "a wrong gradient": recorded("gpt-splits", lost(gradient_error=0.3, gradient_warning="wrong")),
+    "a wrong gradient of an even split": recorded(
+        "gpt-splits", lost(gradient_error=0.5, gradient_warning="wrong", split=(32, 32))
+    ),
     "out of memory": recorded("gpt-splits", lost(status="oom", step_ms=None, reason="no memory")),
     "a hang": recorded("gpt-splits", lost(status="hung", step_ms=None, reason="no step for 60 s")),
     "other load": recorded("gpt-splits", of_load),

@@ -566,7 +566,7 @@ def test_a_range_is_checked_for_every_number_of_nodes_that_may_come(
     found = submitted("2..4")
     if name in ("slurm", "ray"):
         assert found.exit_code == 0
-        assert "the job can't run on 3, 4 nodes; on 3: " in found.stderr
+        assert "the job can't run on 3 and 4 nodes; on 3: " in found.stderr
     else:
         assert "the job uses 4" in str(found.exception)
     assert isinstance(submitted("3..4").exception, SpecError)
