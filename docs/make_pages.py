@@ -136,8 +136,8 @@ def earlier_limits() -> str:
 
 
 def report(run: Path, width: int | None) -> str:
-    """The run's table in a terminal of `width` columns, or piped; without the commands below it."""
-    text = render_table(compared(run), width or 80, plain=width is None)
+    """The run's table in a terminal of `width` columns, or piped."""
+    text = render_table(compared(run), width or 80, width is None, f"runs/{run.name}/latest")
     lines = _COLOUR.sub("", text).splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)
 

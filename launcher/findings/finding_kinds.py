@@ -553,7 +553,7 @@ REMEDIES: Mapping[str, Kind] = {
     ),
     "cannot-be-decided": Kind(
         "remedy",
-        "separating {what} from {leader} would take {long}; choose by another figure, such as memory",
+        "separating {what} from {leader} would take {long}; choose by another figure",
         "The difference is too small for what launches differ by.",
         _POWER,
         "Treat the variants as equally fast.",

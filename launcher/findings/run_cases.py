@@ -152,7 +152,7 @@ REASONS: Cases = {
     "no-steps": "no steps at {where}",
     "strayed": "at {where} it loaded {file}[ and {num_more:other file}] of {other}",
     "hour": "more than an hour",
-    "launches": "more than {most} launches of each, the most that a run makes",
+    "launches": "more than {most} launches of each",
     "unsteady": "the step time did not settle within {num_steps} warm-up steps",
     "only-warmup": "{num_steps:step}, all warm-up; nothing was timed. Run more than {least} steps.",
     "short": "[in {num_short} of {num_launches:launch} ]only {num_steps:step} were recorded, each from one "

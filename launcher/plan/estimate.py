@@ -16,6 +16,8 @@ ABLATION_ROUNDS = 6
 
 _STEP_S = 0.03
 """A step of a small model; warm-up, gradient check and trace are counted in steps."""
+_LATER_START = 0.25
+"""Share of the time of a first start: torch is imported by then (0.3 to 0.5 of 2 s on CPU devices)."""
 _BLOCK_OVERHEAD = 1.25
 """A block lasts at least as long as the kind of device asks for, plus a step and its barriers."""
 _STEADY_STEPS = 10
@@ -149,4 +151,5 @@ def _launch_s(plan: Plan, spec: JobSpec, launch: Launch) -> float:
     extra_steps = spec.profile.steps + spec.gradient_check if launch.repetition == 0 else 0
     steps = num_variants * (max(spec.steps.warmup, _STEADY_STEPS) + extra_steps)
     block_s = max(_BLOCK_OVERHEAD * kind.block_ms / 1e3, plan.step_s)
-    return plan.crowding * (kind.start_s + blocks * block_s + steps * max(_STEP_S, plan.step_s))
+    start_s = kind.start_s * (_LATER_START if launch.repetition else 1.0)
+    return plan.crowding * (start_s + blocks * block_s + steps * max(_STEP_S, plan.step_s))

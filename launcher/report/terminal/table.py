@@ -273,7 +273,8 @@ def _shortened(names: list[Column], room: int) -> list[Column]:
             break
         shown = [
             replace(column, header=f"{column.header[: width - 1]}…", legend=column.header)
-            if (width := max(least, *(cell.cell_len for cell in column.cells))) < len(column.header)
+            if column is not names[0]
+            and (width := max(least, *(cell.cell_len for cell in column.cells))) < len(column.header)
             else column
             for column in names
         ]
