@@ -8,6 +8,8 @@ import { last, Scale } from '../shared/scale.js';
 const REACHES = [12, 25, 50, 100];
 /** The nearest reach is taken that shows at least this share of the variants with their intervals. */
 const ENOUGH = 0.5;
+/** All are shown where that takes at most so many times the reach. */
+const MOST_WIDER = 5;
 /** Ticks that all have their figure on a narrow page. */
 const MOST_NARROW = 5;
 /** Differences within this, in percent, count as the same. */
@@ -38,13 +40,16 @@ function isKnown(difference) {
 
 /** @param {KnownDifference[]} differences */
 function reachOf(differences) {
-  /** @param {number} reach */
-  const shown = (reach) => differences.filter((one) => farthest(one) <= reach).length;
-  const near = REACHES.find((reach) => shown(reach) >= ENOUGH * differences.length);
-  if (near != null) return near;
-  let reach = last(REACHES);
-  while (shown(reach) < ENOUGH * differences.length) reach *= 2;
-  return reach;
+  /** @param {number} share @returns {number} the least that shows so many of them */
+  const showing = (share) => {
+    /** @param {number} reach */
+    const isEnough = (reach) => differences.filter((one) => farthest(one) <= reach).length >= share * differences.length;
+    let reach = REACHES.find(isEnough) ?? last(REACHES);
+    while (!isEnough(reach)) reach *= 2;
+    return reach;
+  };
+  const [near, all] = [showing(ENOUGH), showing(1)];
+  return all <= MOST_WIDER * near ? all : near;
 }
 
 /** @param {KnownDifference} difference @returns {number} how far it or its interval goes, in percent */
