@@ -168,7 +168,12 @@ def test_the_axis_reaches_every_difference_that_most_have(open_tab: OpenTab) -> 
             return [scale.high >= Math.max(...all), (scale.high - scale.low) / step <= 8];
         });
     }"""
-    assert open_tab("batches").page.evaluate(ends) == [[True, True], [False, True], [False, True], [True, True]]
+    assert open_tab("batches").page.evaluate(ends) == [
+        [True, True],
+        [False, True],
+        [False, True],
+        [True, True],
+    ]
 
 
 def test_an_option_is_not_broken_at_its_hyphens(open_tab: OpenTab) -> None:
