@@ -40,6 +40,8 @@ EFFECTS = (0, 10, 20, 40)
 """Percent by which the second variant is slower."""
 ROUNDS = 5
 """Of a recorded launch: more than that say the same again."""
+MOST_LAUNCHES = 100
+"""Of a run."""
 LOADS = {"none": 0, "50 %": 50, "bursts": -60, "100 %": 100, "25 %": 25}
 """Percent of a core; negative: in bursts."""
 LOAD = """
@@ -205,10 +207,14 @@ def other_load(percent: float, seed: int = 7) -> Iterator[None]:
 
 
 def measured(name: str, seconds: float) -> Recorded:
-    """As many launches as take so long, of which the first ones aren't counted."""
-    tried = launched(name, 3)
-    num = max(8, min(200, round(seconds / tried.launch_s)))
-    return launched(name, num)
+    """As many launches as take so long, in runs, of each of which the first ones aren't counted."""
+    num = max(8, round(seconds / launched(name, 3).launch_s))
+    runs = [launched(name, min(MOST_LAUNCHES, max(8, num - done))) for done in range(0, num, MOST_LAUNCHES)]
+    return Recorded(
+        [launch for one in runs for launch in one.launches],
+        [load for one in runs for load in one.loads],
+        fmean(one.launch_s for one in runs),
+    )
 
 
 def launched(name: str, num: int) -> Recorded:
