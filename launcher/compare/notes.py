@@ -359,7 +359,8 @@ def _other_batches(baseline: MeasuredVariant, others: list[MeasuredVariant]) -> 
 def dangers(results: Sequence[VariantResult]) -> list[Finding]:
     """Variants that train another model, or have no figures, and what to do about those that failed."""
     wrong = [result for result in results if result.gradient_warning]
-    ended = [(result, ENDED[result.status]) for result in results if result.status in ENDED]
+    by_status = sorted(results, key=lambda result: result.status == "oom")  # that is a result
+    ended = [(result, ENDED[result.status]) for result in by_status if result.status in ENDED]
     failed = [
         finding(
             "variant-failed", result.id, where=variant_label(result), ended=how, reason=short_reason(result)

@@ -130,7 +130,8 @@ ANSWERS: Mapping[str, Kind] = {
         "{case}",
         "No variant has times yet, or all have ended without.",
         "The status of each variant.",
-        "Read the reason next to each variant, and its log: `gpurun logs RUN`; then `gpurun --resume RUN`.",
+        "Read the reason next to each variant, and its log: `gpurun logs RUN`; then `gpurun --resume RUN`. "
+        "Of two runs, compare those of the same work.",
         "Answer",
         run_cases.NOT_MEASURED,
     ),
@@ -360,7 +361,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
 }
 
 
-_LATE_RANK = "look at what {who} does before it comes: `gpurun view DIR` draws the timeline"
+_LATE_RANK = "look at what {who} does before it comes (`gpurun view DIR` draws the timeline)"
 _SLOW_RANK = "find out what slows {who} down (`gpurun stacks` during the next run)"
 _LESS_WORK = ", or give it less work"
 _TAKEN = ": {num_devices:device} × {threads:thread} need {num_cores:core} (free: {num_free})"
@@ -443,7 +444,7 @@ ADVICE: Mapping[str, str] = {
     "untraced": "run again with `--set profile.steps=4`: traces show where the time of a step goes",
     "unmarked": "mark each step of the program: `with gpurun.step():`",
     "uneven": "`gpurun report RUN --details` prints the code that trains with this split",
-    "other-figure": _OTHER_FIGURE.removesuffix("."),
+    "other-figure": "choose by another figure, such as memory",
     "unlike": "for two versions of the code, run one job file with each; for two settings, list both under "
     "`compare` of one job; `--allow params` compares variants that differ in `params` alone",
     "parts": "`gpurun diff A B --show operators` shows the modules and operators that changed",
@@ -687,7 +688,7 @@ def cases_of(sentences: Mapping[str, str]) -> list[str]:
 
 def outline(sentence: str) -> str:
     """The longest form of a sentence, with `…` in its slots: `… of … ranks are present`."""
-    whole = re.sub(r"[][]", "", sentence.removeprefix("[{file}: ]"))
+    whole = re.sub(r"[][]", "", re.sub(r"^\[\{(file|where)\}[^]]*\]", "", sentence))
     whole = re.sub(r"\{\w+:(\w[\w ]*)\}", lambda slot: f"… {plural(2, slot[1])[2:]}", whole)
     return re.sub(r"\{\w+\}", "…", whole)
 

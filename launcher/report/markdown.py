@@ -113,7 +113,8 @@ def junit_xml(comparison: Comparison, gate: Gate, versions: str) -> str:
     """A test case per variant: a failure if it is slower, an error if that is undecided."""
     failures = len(gate.of(SLOWER))
     errors = len(gate.rows) - failures - len(gate.of(NOT_SLOWER))
-    said = " ".join(each.sentence for each in comparison.findings if not each.variant)
+    screen = screen_of(comparison.findings, len(comparison.findings))
+    said = " ".join((comparison.headline, *lines_after(screen), *(f"{text}." for text in screen.dangers)))
     cases = "\n".join(_test_case(comparison.name, gate, row) for row in gate.rows)
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
