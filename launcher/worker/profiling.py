@@ -278,6 +278,16 @@ class StepCapture:
             self._begin(self._request)
         return self._profiler is not None
 
+    def give_up(self) -> None:
+        """Ends a trace that is being taken without writing it: another profiler is to begin."""
+        if self._profiler is not None and self._mark is not None:
+            self._mark.__exit__(None, None, None)
+            stop(self._profiler.stop)
+            print_to_log(
+                "gpurun: the capture has ended without a trace: the program's own profiler has begun"
+            )
+            self._request = self._profiler = self._mark = None
+
     def _begin(self, request: CaptureRequest) -> None:
         assert self.block is not None
         if request.ranks is not None and self.rank not in request.ranks:
@@ -332,6 +342,19 @@ class StepTracer:
     def is_tracing(self) -> bool:
         """Whether its profiler is in use."""
         return self._profiler is not None
+
+    def give_up(self) -> None:
+        """Ends a trace without writing it, and takes no other; waits for one that is being written."""
+        if self._writer is not None:
+            self._writer.join()
+        elif self._profiler is not None:
+            if self._annotation is None:  # only prepared: torch can't take that back otherwise
+                self._profiler.start_trace()
+            else:
+                self._annotation.__exit__(None, None, None)
+            stop(self._profiler.stop_trace)
+            self._profiler = None
+        self.done = True
 
     def postpone(self, step: int) -> None:
         """Another trace is being taken in step number `step`: its own begins two steps later, if not yet."""

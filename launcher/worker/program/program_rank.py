@@ -44,6 +44,7 @@ from gpurun.launcher.rundir.records import (
     VariantFacts,
 )
 from gpurun.launcher.stats.schedule import only_warmup_text
+from gpurun.launcher.units import listed
 from gpurun.launcher.worker.accelerators.clock import Stamps
 from gpurun.launcher.worker.accelerators.runtime import runtime_of, used_runtime
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
@@ -51,6 +52,7 @@ from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling import StepCapture, StepTracer, open_block
+from gpurun.launcher.worker.program.own_profilers import OwnProfilers
 from gpurun.launcher.worker.program.step_rules import Classifier, KeptSteps, StepBoundary
 
 P = ParamSpec("P")
@@ -100,6 +102,8 @@ class StepRecorder:
     tracer: StepTracer | None = None
     capture: StepCapture | None = None
     """Counts the steps for observers, and takes the traces that they request."""
+    profilers: OwnProfilers = field(init=False)
+    """Those of the program, next to which nothing is traced."""
     stamps: Stamps | None = None
     """Chosen at the first step, when it is known whether the program uses CUDA."""
     calls: int = 0
@@ -131,6 +135,13 @@ class StepRecorder:
         self._read = self.noise.read()
         self.classifier = Classifier(self.config.launch, self.config.warmup)
         self.kept = KeptSteps(self.config.launch)
+        self.profilers = OwnProfilers(self.stop_tracing)
+
+    def stop_tracing(self) -> None:
+        """Ends traces that are being taken, since a profiler of the program begins; takes no other."""
+        for each in (self.tracer, self.capture):
+            if each is not None:
+                each.give_up()
 
     @harmless
     def optimizer_stepped(self, optimizer: object, skipped: bool = False) -> None:
@@ -297,9 +308,12 @@ class StepRecorder:
         """Whether tracing slows the step that begins now; only one profiler can run."""
         was_captured, tracer = self._is_captured, self.tracer
         if self.capture is not None:
-            self._is_captured = self.capture.between_steps(waits=tracer is not None and tracer.is_tracing)
+            waits = self.profilers.are_in_use() or (tracer is not None and tracer.is_tracing)
+            self._is_captured = self.capture.between_steps(waits)
         if self._is_captured and tracer is not None:
             tracer.postpone(self._num_ended)
+        if tracer is not None and self.profilers.num_begun:
+            tracer.done = True
         is_traced = tracer is not None and tracer.before(self._num_ended)
         if self._is_slowed and self.stamps is not None:
             is_traced |= accelerator_of(self.stamps.device.type).is_slow_after_trace
@@ -380,6 +394,8 @@ class ProgramRank:
         warnings = []
         if steps.count == 0:
             warnings.append(NO_STEPS)
+        elif self.recorder.profilers.num_begun:
+            warnings.append(f"{NO_TRACE}{own_traces_text(self.recorder.profilers.traces)}")
         elif completed and tracer is not None and steps.count < (last := tracer.first + tracer.config.steps):
             warnings.append(
                 f"{NO_TRACE}the program ended before step {last + 1}, "
@@ -394,6 +410,13 @@ class ProgramRank:
             only_warmup_text(steps.count, self.config.warmup) if steps.count > steps.num_timed == 0 else None
         )
         return VariantFacts(warnings=tuple(warnings), unsteady=steps.unsteady, untimed=untimed, code=code)
+
+
+def own_traces_text(paths: Sequence[str]) -> str:
+    """That the program's own profiler ran, and where its traces are, if it wrote any."""
+    directories = listed(sorted({os.path.dirname(os.path.abspath(path)) for path in paths}))
+    where = f"; its traces are in {directories} (`gpurun trace {directories}`)" if directories else ""
+    return f"the program's own profiler ran{where}"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -479,6 +502,7 @@ def watch_steps(recorder: StepRecorder) -> ExitStack:
     hooks.callback(watch_skipped_steps(recorder))
     stepping.observe(recorder)
     hooks.callback(stepping.stop_observing)
+    hooks.enter_context(recorder.profilers.watch())
     return hooks
 
 

@@ -1,0 +1,85 @@
+"""Profilers that a program starts itself. Only one can run in a process, and the program's has precedence."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.profiler import emit_itt, emit_nvtx
+from torch.autograd.profiler import profile as autograd_profile
+from torch.profiler.profiler import _KinetoProfile, profile
+
+from gpurun.launcher.worker.profiling import CallProfile
+
+BEGINS: tuple[tuple[type, str, str], ...] = (
+    (profile, "start", "stop"),
+    (_KinetoProfile, "start", "stop"),
+    (autograd_profile, "__enter__", "__exit__"),
+    (emit_nvtx, "__enter__", "__exit__"),
+    (emit_itt, "__enter__", "__exit__"),
+)
+"""The methods by which a profiler begins and ends; one with a schedule may record much later."""
+
+
+@dataclass
+class OwnProfilers:
+    """The profilers of the program: those that have begun, and where they write traces."""
+
+    give_up: Callable[[], None]
+    """Ends a trace of ours; called before one of the program's begins."""
+    num_begun: int = 0
+    traces: list[str] = field(default_factory=list)
+    """The files that `export_chrome_trace` was asked for, as `tensorboard_trace_handler` does, too."""
+    _active: set[int] = field(default_factory=set)
+
+    def are_in_use(self) -> bool:
+        """Whether one records, or may at any time by its schedule."""
+        return bool(self._active) or torch._C._autograd._profiler_enabled()
+
+    def watch(self) -> ExitStack:
+        """Notices them from now on; closing the returned stack ends it."""
+        hooks = ExitStack()
+        for owner, begin, end in BEGINS:
+            hooks.callback(_wrapped(owner, begin, before=self._begins))
+            hooks.callback(_wrapped(owner, end, after=self._ends))
+        hooks.callback(_wrapped(_KinetoProfile, "export_chrome_trace", before=self._exports))
+        return hooks
+
+    def _begins(self, profiler: object, *_: object) -> None:
+        self.num_begun += not self._active
+        if not self._active:
+            self.give_up()
+        self._active.add(id(profiler))
+
+    def _ends(self, profiler: object, *_: object) -> None:
+        self._active.discard(id(profiler))
+
+    def _exports(self, _: object, path: object, *__: object) -> None:
+        self.traces.append(str(path))
+
+
+def _wrapped(
+    owner: type,
+    name: str,
+    before: Callable[..., None] = lambda *_: None,
+    after: Callable[..., None] = lambda *_: None,
+) -> Callable[[], None]:
+    """Has a method call these around it, except on profilers of ours; returns what undoes that."""
+    original: Any = vars(owner)[name]
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, CallProfile):
+            return original(self, *args, **kwargs)
+        before(self, *args, *kwargs.values())
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            after(self)
+
+    setattr(owner, name, method)
+    return lambda: setattr(owner, name, original)

@@ -1,0 +1,82 @@
+"""Programs that profile themselves: their profiler works as it does without gpurun."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.command import Result, ending, gpurun, write
+
+PROGRAM = """
+    import os, sys
+    import torch
+    from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+    mode = sys.argv[2]
+    model = torch.nn.Linear(64, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    place = os.path.join(os.environ["GPURUN_LAUNCH_DIR"], "mine")
+    how = {"activities": [ProfilerActivity.CPU], "on_trace_ready": tensorboard_trace_handler(place)}
+    schedules = {
+        "scheduled": schedule(wait=5, warmup=2, active=30, repeat=2),
+        "cyclic": schedule(wait=4, warmup=1, active=3, repeat=0),
+    }
+
+
+    def step():
+        model(torch.randn(64, 64)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+    if mode == "autograd":
+        with torch.autograd.profiler.profile() as profiler:
+            for _ in range(60):
+                step()
+        assert "aten::addmm" in profiler.key_averages().table()
+    else:
+        late = {"late": 31, "ended": 0}.get(mode, 0)
+        for _ in range(late):
+            step()
+        profiler = profile(schedule=schedules.get(mode), **how)
+        profiler.start()
+        for number in range(10 if mode == "ended" else 80):
+            step()
+            profiler.step()
+        profiler.stop()
+        for _ in range(50 if mode == "ended" else 0):
+            step()
+            profiler.step()
+    names = os.listdir(place) if os.path.isdir(place) else []
+    print("traces", len(names))
+"""
+TRACES = {"whole": 1, "scheduled": 2, "cyclic": 10, "late": 1, "ended": 1, "autograd": 0}
+"""How many traces each program writes by itself, as it does under Python alone."""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    directory = tmp_path_factory.mktemp("profilers")
+    write(directory, "train.py", PROGRAM)
+    compared = f"mode={','.join(TRACES)}"
+    words = ("--devices", "cpu:1", "--set", "steps.launches=1", "--out", "run", "--json")
+    return gpurun(directory, "run", "train.py", "--compare", compared, *words)
+
+
+def launch_of(ran: Result, mode: str) -> Path:
+    (path,) = (ran.directory / "run" / "launches").glob(f"*{mode}")
+    return path
+
+
+@pytest.mark.parametrize("mode", TRACES)
+def test_its_profiler_works_as_without_gpurun(ran: Result, mode: str) -> None:
+    (variant,) = [each for each in ran.json["variants"] if each["id"].endswith(mode)]
+    assert ending(variant) == "ok", ran.err
+    assert f"traces {TRACES[mode]}\n" in (launch_of(ran, mode) / "log" / "rank0.log").read_text()
+
+
+@pytest.mark.parametrize("mode", TRACES)
+def test_the_report_says_whose_traces_there_are(ran: Result, mode: str) -> None:
+    (variant,) = [each for each in ran.json["variants"] if each["id"].endswith(mode)]
+    about = [each for each in ran.json["findings"] if variant["id"] in each["figures"].get("variants", ())]
+    assert any("the program's own profiler ran" in each["text"] for each in about), about
+    assert not list((ran.directory / "run" / "variants" / variant["id"]).glob("*.pt.trace.json.gz"))
