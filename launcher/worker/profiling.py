@@ -357,7 +357,7 @@ class StepTracer:
         self.done = True
 
     def postpone(self, step: int) -> None:
-        """Another trace is being taken in step number `step`: its own begins two steps later, if not yet."""
+        """Another profiler is in use in step number `step`: its own begins two steps later, if not yet."""
         if not self.is_tracing and not self.done:
             self.first = max(self.first, step + 2)
 

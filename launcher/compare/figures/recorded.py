@@ -132,7 +132,7 @@ def _uneven_ranks(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[str, ...]:
     return (said,)
 
 
-def _trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[Finding, ...]:
+def trend_of_steps(steps: Mapping[int, Sequence[StepRecord]]) -> tuple[Finding, ...]:
     """The finding about a program whose steps grow or shrink by a tenth or more in most of its launches.
 
     Short windows of the warm-up can't show that. The first steps don't count, nor those that were skipped.
@@ -507,7 +507,7 @@ def read_measured(
     of_steps: tuple[str, ...] = ()
     trends: tuple[Finding, ...] = ()
     if status is None or status.status in MEASURED:  # else the failure is what there is to say
-        trends = _trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
+        trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
         uneven = _uneven_ranks(steps) if variant.kind.runs_program and status is not None else ()
         of_steps = (*_sample_of_steps(steps), *short, *uneven)
     facts = replace(facts, warnings=(*facts.warnings, *read.damage, *of_steps))

@@ -314,7 +314,7 @@ def _figure_text(figure: Figure | None) -> Text:
     return Text.assemble(figure.text, (f" {figure.uncertainty}" if figure.uncertainty else "", "dim"))
 
 
-SHOWN_FROM = ((160, math.inf), (120, 8), (100, 5), (0, 2))
+SHOWN_FROM = ((160, math.inf), (120, 8), (100, 3), (0, 1))
 """The highest `drop` of a column, by the width from which on it is shown, whatever other cells hold."""
 
 

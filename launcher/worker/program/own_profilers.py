@@ -50,8 +50,10 @@ class OwnProfilers:
         return hooks
 
     def _begins(self, profiler: object, *_: object) -> None:
-        self.num_begun += not self._active
+        if not getattr(profiler, "enabled", True):
+            return  # `torch.autograd.profiler.profile(enabled=False)` records nothing
         if not self._active:
+            self.num_begun += 1
             self.give_up()
         self._active.add(id(profiler))
 

@@ -137,6 +137,7 @@ class StepRecorder:
         self.kept = KeptSteps(self.config.launch)
         self.profilers = OwnProfilers(self.stop_tracing)
 
+    @harmless
     def stop_tracing(self) -> None:
         """Ends traces that are being taken, since a profiler of the program begins; takes no other."""
         for each in (self.tracer, self.capture):
@@ -310,10 +311,8 @@ class StepRecorder:
         if self.capture is not None:
             waits = self.profilers.are_in_use() or (tracer is not None and tracer.is_tracing)
             self._is_captured = self.capture.between_steps(waits)
-        if self._is_captured and tracer is not None:
+        if tracer is not None and (self._is_captured or self.profilers.are_in_use()):
             tracer.postpone(self._num_ended)
-        if tracer is not None and self.profilers.num_begun:
-            tracer.done = True
         is_traced = tracer is not None and tracer.before(self._num_ended)
         if self._is_slowed and self.stamps is not None:
             is_traced |= accelerator_of(self.stamps.device.type).is_slow_after_trace
@@ -394,7 +393,7 @@ class ProgramRank:
         warnings = []
         if steps.count == 0:
             warnings.append(NO_STEPS)
-        elif self.recorder.profilers.num_begun:
+        elif tracer is not None and not tracer.written and self.recorder.profilers.num_begun:
             warnings.append(f"{NO_TRACE}{own_traces_text(self.recorder.profilers.traces)}")
         elif completed and tracer is not None and steps.count < (last := tracer.first + tracer.config.steps):
             warnings.append(
@@ -414,8 +413,8 @@ class ProgramRank:
 
 def own_traces_text(paths: Sequence[str]) -> str:
     """That the program's own profiler ran, and where its traces are, if it wrote any."""
-    directories = listed(sorted({os.path.dirname(os.path.abspath(path)) for path in paths}))
-    where = f"; its traces are in {directories} (`gpurun trace {directories}`)" if directories else ""
+    places = listed(sorted({os.path.dirname(os.path.abspath(path)) for path in paths}))
+    where = f"; `gpurun trace` reads what it wrote to {places}" if places else ""
     return f"the program's own profiler ran{where}"
 
 

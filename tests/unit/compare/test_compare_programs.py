@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.recorded import step_numbers
+from gpurun.launcher.compare.figures.recorded import step_numbers, trend_of_steps
 from gpurun.launcher.compare.model import Comparison, Noise
 from gpurun.launcher.plan.model import Launch, Variant
 from gpurun.launcher.rundir.files import append_lines, write_json
@@ -339,3 +339,20 @@ def test_traced_steps_are_compared_with_timed_ones_without_what_other_load_expla
     (found,) = comparison.variants
     assert (found.ranks[0].span_ms is not None, found.traced_steps is not None) == (is_used, is_used)
     assert any("where the rest goes" in text for text in warnings_of(comparison, found)) != is_used
+
+
+@pytest.mark.parametrize(
+    ("slopes", "case"),
+    [((1, 1, -1), "steps-grow"), ((-1, -1, 1), "steps-shrink"), ((1, -1), None), ((1, 0, -1), None)],
+)
+def test_a_trend_is_that_of_most_launches(slopes: tuple[int, ...], case: str | None) -> None:
+    """Launches that go in two directions show nothing about the number of steps."""
+    steps = [
+        StepRecord(
+            f"0{launch}-script-1", 0, 0, number, "timed", 10_000_000 + slope * 100_000 * number, {}, None
+        )
+        for launch, slope in enumerate(slopes)
+        for number in range(60)
+    ]
+    found = trend_of_steps({0: steps})
+    assert [each.figures["case"] for each in found] == ([case] if case else [])

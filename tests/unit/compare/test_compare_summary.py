@@ -10,6 +10,7 @@ import pytest
 from gpurun.launcher.compare.headline import conclude, ranking_findings
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
+from gpurun.launcher.compare.notes import dangers
 from gpurun.launcher.compare.ranking import opposite, standings
 from gpurun.launcher.findings.finding import Finding
 from gpurun.launcher.plan.model import Variant
@@ -199,3 +200,9 @@ def test_programs_without_steps_have_run_all_the_same(wording: Wording) -> None:
     wording(said(conclude(plan, [failed], None)))
     waiting = conclude(plan, [failed], None, complete=False)
     wording(said(waiting))
+
+
+def test_what_failed_comes_before_what_ran_out_of_memory() -> None:
+    """The latter is a result, and of many only the first are written out."""
+    found = dangers([EVEN, replace(SLOW, status="oom"), replace(DP, status="failed")])
+    assert [each.variant for each in found if each.code == "variant-failed"] == [DP.id, SLOW.id]

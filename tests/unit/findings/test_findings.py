@@ -27,7 +27,7 @@ from gpurun.launcher.findings.finding import (
     with_figures,
     worded,
 )
-from gpurun.launcher.findings.finding_kinds import KINDS, Kind, cases_of, outline
+from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS, SPENT, Kind, cases_of, outline
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir
 
@@ -66,6 +66,16 @@ def test_every_case_of_traces_is_found_somewhere() -> None:
     sources = [path.read_text() for path in (ROOT / "launcher").rglob("*.py") if path != table]
     unused = [case for case in trace_cases.NOTICED if not any(f'"{case}"' in source for source in sources)]
     assert unused == []
+
+
+def test_every_advice_is_given_somewhere() -> None:
+    """That about a part of a step by `advice_for`, which makes its name."""
+    table = ROOT / "launcher" / "findings" / "finding_kinds.py"
+    sources = [path.read_text() for path in (ROOT / "launcher").rglob("*.py") if path != table]
+    parts = {part.replace("_", "-") for part in SPENT}
+    forms = {f"{part}-{form}" for part in parts for form in ("balanced", "alike", "in-job")}
+    named = [case for case in ADVICE if case not in parts | forms]
+    assert [case for case in named if not any(f'"{case}"' in source for source in sources)] == []
 
 
 @pytest.mark.parametrize("code", KINDS)

@@ -253,6 +253,18 @@ def test_varied_keys_have_columns_of_their_own() -> None:
     assert row.index("width=256") == header.index("params")
 
 
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_a_width_has_the_same_columns_whatever_the_cells_hold(width: int) -> None:
+    """Those of settings apart, which a job chooses."""
+
+    def columns(ci: tuple[float, float], split: tuple[int, int]) -> list[str]:
+        against = Difference(5.0, ci, "slower")
+        other = replace(variant("ddp-2-40-24"), vs_baseline=against, split=split, split_name=str(split))
+        return re.split("  +", lines_of(shown(with_variants(variant("ddp-2-even"), other), width))[0].strip())
+
+    assert columns((4.9, 5.1), (8, 8)) == columns((0.3, 17.2), (40, 24)) != []
+
+
 def test_warnings_are_shown_once_and_name_their_variants(wording: Wording) -> None:
     warned, other = variant("ddp-2-even"), variant("ddp-2-40-24")
     said = [(warned, noticed("noticed", "BatchNorm sees 32 samples per rank", others=False))]
