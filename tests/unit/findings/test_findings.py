@@ -30,6 +30,7 @@ from gpurun.launcher.findings.finding import (
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS, SPENT, Kind, cases_of, outline
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir
+from tests.said import num_literals
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS = sorted((ROOT / "docs" / "runs").iterdir())
@@ -66,6 +67,11 @@ def test_every_case_of_traces_is_found_somewhere() -> None:
     sources = [path.read_text() for path in (ROOT / "launcher").rglob("*.py") if path != table]
     unused = [case for case in trace_cases.NOTICED if not any(f'"{case}"' in source for source in sources)]
     assert unused == []
+
+
+def test_few_texts_are_outside_of_the_table() -> None:
+    """There were 859 by this count before the table."""
+    assert num_literals() <= 0.6 * 859
 
 
 def test_every_advice_is_given_somewhere() -> None:
