@@ -50,7 +50,7 @@ SENTENCES_OF = (
 
 
 def num_literals() -> int:
-    """How many texts of three words and more there are in that code, docstrings apart, JavaScript's included."""
+    """How many texts of three words and more that code has, docstrings apart, with those of JavaScript."""
     paths = [path for name in SENTENCES_OF for path in (LAUNCHER / name, *(LAUNCHER / name).rglob("*.[pj]*"))]
     python = [text for path in paths if path.suffix == ".py" for text in _python_texts(path.read_text())]
     scripts = [path.read_text() for path in paths if path.suffix == ".js"]
