@@ -25,6 +25,7 @@ from gpurun.launcher.rundir.control import ControlBlock, ControlDir, capture_nam
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import CaptureRequest, ProfileConfig
 from gpurun.launcher.trace.analysis.collectives.local_collectives import CALLS_KEY, CLOCK_KEY, CallRecord
+from gpurun.launcher.trace.kineto.classify import STEP_MARK
 from gpurun.launcher.trace.model import RANK_KEY, RankFacts
 from gpurun.launcher.worker.accelerators.runtime import used_runtime
 from gpurun.launcher.worker.base.exit import print_to_log
@@ -50,7 +51,7 @@ def capture(
     snapshot: Path | None = None,
     samples: int | None = None,
 ) -> None:
-    """Writes a gzipped Kineto trace of `config.steps` steps to `path`, each marked as `ProfilerStep#N`.
+    """Writes a gzipped Kineto trace of `config.steps` steps to `path`, each with its mark.
 
     Before them it runs one more step, in which the profiler starts.
 
@@ -77,7 +78,7 @@ def capture(
     begun_ns, waited_ns = time.thread_time_ns(), thread_waited_ns()
     with memory_history(snapshot):
         for number in range(1, config.steps + 1):
-            with record_function(f"ProfilerStep#{number}"):
+            with step_mark(number):
                 run_one_step()
         synchronize()  # not after each step: the host runs ahead of the GPU here as it does in timed steps
         if samples is not None:
@@ -94,6 +95,14 @@ def run_unrecorded(run_one_step: Callable[[], None], steps: int, align: Callable
     align()
     for _ in range(steps):
         run_one_step()
+
+
+def step_mark(number: int) -> ExitStack:
+    """Marks the current range as a step in the trace, until it is closed: for gpurun, and for other tools."""
+    marks = ExitStack()
+    for name in (STEP_MARK, "ProfilerStep#"):
+        marks.enter_context(record_function(f"{name}{number}"))
+    return marks
 
 
 def new_profiler(config: ProfileConfig, all_threads: bool) -> profile:
@@ -257,7 +266,7 @@ class StepCapture:
     answered: int = 0
     _request: CaptureRequest | None = None
     _profiler: profile | None = None
-    _mark: record_function | None = None
+    _mark: ExitStack | None = None
     _recorded: int = 0
 
     def between_steps(self, waits: bool = False) -> bool:
@@ -281,7 +290,7 @@ class StepCapture:
     def give_up(self) -> None:
         """Ends a trace that is being taken without writing it: another profiler is to begin."""
         if self._profiler is not None and self._mark is not None:
-            self._mark.__exit__(None, None, None)
+            self._mark.close()
             stop(self._profiler.stop)
             print_to_log(
                 "gpurun: the capture has ended without a trace: the program's own profiler has begun"
@@ -301,7 +310,7 @@ class StepCapture:
     def _go_on(self, profiler: profile) -> None:
         assert self._request is not None
         assert self._mark is not None
-        self._mark.__exit__(None, None, None)
+        self._mark.close()
         if self._recorded < self._request.steps:
             self._enter_step()
             return
@@ -316,8 +325,7 @@ class StepCapture:
 
     def _enter_step(self) -> None:
         self._recorded += 1
-        self._mark = record_function(f"ProfilerStep#{self._recorded}")
-        self._mark.__enter__()  # type: ignore[no-untyped-call]
+        self._mark = step_mark(self._recorded)
 
 
 @dataclass
@@ -333,7 +341,7 @@ class StepTracer:
     first: int
     new_profiler: Callable[[], Any] | None = None
     _profiler: Any = None
-    _annotation: Any = None
+    _mark: ExitStack | None = None
     _writer: threading.Thread | None = None
     done: bool = False
     written: bool = False
@@ -348,10 +356,10 @@ class StepTracer:
         if self._writer is not None:
             self._writer.join()
         elif self._profiler is not None:
-            if self._annotation is None:  # only prepared: torch can't take that back otherwise
+            if self._mark is None:  # only prepared: torch can't take that back otherwise
                 self._profiler.start_trace()
             else:
-                self._annotation.__exit__(None, None, None)
+                self._mark.close()
             stop(self._profiler.stop_trace)
             self._profiler = None
         self.done = True
@@ -370,11 +378,10 @@ class StepTracer:
             self._prepare()
         if position == 0:
             self._profiler.start_trace()
-        elif position > 0:
-            self._annotation.__exit__(None, None, None)
+        elif self._mark is not None:
+            self._mark.close()
         if 0 <= position < self.config.steps:
-            self._annotation = record_function(f"ProfilerStep#{position + 1}")
-            self._annotation.__enter__()
+            self._mark = step_mark(position + 1)
         elif position >= self.config.steps:
             self._finish()
         return True

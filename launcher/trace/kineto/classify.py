@@ -124,8 +124,10 @@ SEND_RECV = "send_recv"
 SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier"})
 """Kinds that carry equal bytes on all ranks; an all-to-all may differ."""
 
+STEP_MARK = "gpurun::step#"
+"""How the marks of steps begin in traces that gpurun takes; in them, it reads no others as such."""
 _HOST_NAMES = (
-    (HostKind.STEP, re.compile(r"ProfilerStep#\d{1,15}$")),
+    (HostKind.STEP, re.compile(rf"({STEP_MARK}|ProfilerStep#)\d{{1,15}}$")),
     (HostKind.DATA, re.compile(r"enumerate\(DataLoader\)#.*__next__$|enumerate\(DataPipe\)#|gpurun::data$")),
     (HostKind.COMM, re.compile(r"gloo:|ucc:|mpi:")),
     (HostKind.COMM_CALL, re.compile(r"c10d::|nccl:|record_param_comms$|_c10d_functional::wait_tensor$")),

@@ -22,6 +22,7 @@ from gpurun.launcher.trace.kineto.classify import (
     MODULE_PREFIX,
     OP_CATEGORIES,
     PYTHON_CATEGORIES,
+    STEP_MARK,
     WAIT_CATEGORIES,
     GpuKind,
     HostKind,
@@ -291,7 +292,7 @@ class Reader:
             op_kinds=self.op_names.kinds,
             modules=Spans(*_spans(self.modules)),
             module_names=tuple(self.module_names),
-            ranges=tuple(self.ranges),
+            ranges=tuple(_with_one_sort_of_steps(self.ranges)),
             skipped=tuple(self._skipped(skipped)),
             cut=cut,
             other_categories=self.roles.others,
@@ -353,6 +354,19 @@ def _of(role: Role, events: list[TraceEvent], roles: bytes) -> list[TraceEvent]:
 def _numbers(table: dict[Any, int], keys: Iterable[Hashable], count: int) -> NDArray[np.int32]:
     """The number of each key; unknown keys get new numbers from `table`."""
     return np.fromiter(map(table.__getitem__, keys), dtype=np.int32, count=count)
+
+
+def _with_one_sort_of_steps(ranges: Sequence[HostRange]) -> list[HostRange]:
+    """Without marks of steps of other profilers where there are ours.
+
+    Next to each of ours is one for other tools, and a program may make others at any time.
+    """
+    has_ours = any(each.name.startswith(STEP_MARK) for each in ranges if each.kind is HostKind.STEP)
+    return [
+        each
+        for each in ranges
+        if not has_ours or each.kind is not HostKind.STEP or each.name.startswith(STEP_MARK)
+    ]
 
 
 def _spans(columns: Columns, thread: str = "thread") -> tuple[Int64, Int64, Int32, Int32]:
